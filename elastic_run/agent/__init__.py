@@ -1,0 +1,40 @@
+"""The agent of one node, under torch's names; each is loaded when it is first used."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from elastic_run.agent.api import (
+        ElasticAgent as ElasticAgent,
+        RunResult as RunResult,
+        Worker as Worker,
+        WorkerGroup as WorkerGroup,
+        WorkerSpec as WorkerSpec,
+        WorkerState as WorkerState,
+    )
+    from elastic_run.agent.local_elastic_agent import LocalElasticAgent as LocalElasticAgent
+    from elastic_run.agent.simple_elastic_agent import SimpleElasticAgent as SimpleElasticAgent
+
+_HOMES = {
+    "ElasticAgent": "api",
+    "LocalElasticAgent": "local_elastic_agent",
+    "RunResult": "api",
+    "SimpleElasticAgent": "simple_elastic_agent",
+    "Worker": "api",
+    "WorkerGroup": "api",
+    "WorkerSpec": "api",
+    "WorkerState": "api",
+}
+
+__all__ = [  # noqa: PLE0604 - the keys are the names
+    *_HOMES,
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        message = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(message)
+    import importlib  # noqa: PLC0415 - only for those who use the Python names
+
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,0 +1,97 @@
+"""The environment and the arguments of a worker: torchrun's contract, as pure functions.
+
+Source: torch 2.13, LocalElasticAgent._start_workers; the variables of our own are in `contract`.
+"""
+
+from __future__ import annotations
+
+from elastic_run import contract
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from elastic_run.agent.api import Worker, WorkerGroup
+
+
+def worker_environment(
+    group: WorkerGroup,
+    worker: Worker,
+    parent: Mapping[str, str],
+    *,
+    run_id: str,
+    restart_count: int,
+    max_restarts: int,
+    use_agent_store: bool,
+) -> dict[str, str]:
+    """Return the variables that a worker gets on top of the launcher's own environment.
+
+    Args:
+        group: The round's group, with its master address.
+        worker: The worker, with its ranks.
+        parent: The launcher's environment.
+        run_id: The job.
+        restart_count: Restarts so far.
+        max_restarts: Restarts that are allowed.
+        use_agent_store: Whether the store at the master address is served by the agent.
+
+    Returns:
+        Names and values.
+
+    Raises:
+        ValueError: With virtual local ranks, more workers than devices in CUDA_VISIBLE_DEVICES.
+    """
+    spec = group.spec
+    env = {
+        contract.ENV_LOCAL_RANK: str(worker.local_rank),
+        contract.ENV_RANK: str(worker.global_rank),
+        contract.ENV_GROUP_RANK: str(group.group_rank),
+        contract.ENV_ROLE_RANK: str(worker.role_rank),
+        contract.ENV_ROLE_NAME: spec.role,
+        contract.ENV_LOCAL_WORLD_SIZE: str(spec.local_world_size),
+        contract.ENV_WORLD_SIZE: str(worker.world_size),
+        contract.ENV_GROUP_WORLD_SIZE: str(group.group_world_size),
+        contract.ENV_ROLE_WORLD_SIZE: str(worker.role_world_size),
+        contract.ENV_MASTER_ADDR: str(group.master_addr),
+        contract.ENV_MASTER_PORT: str(group.master_port),
+        contract.ENV_RESTART_COUNT: str(restart_count),
+        contract.ENV_MAX_RESTARTS: str(max_restarts),
+        contract.ENV_RUN_ID: run_id,
+        contract.ENV_USE_AGENT_STORE: str(use_agent_store),
+        contract.ENV_NCCL_ASYNC_ERROR_HANDLING: parent.get(contract.ENV_NCCL_ASYNC_ERROR_HANDLING, "1"),
+    }
+    if spec.virtual_local_rank:
+        env[contract.ENV_LOCAL_RANK] = "0"
+        env[contract.ENV_CUDA_VISIBLE_DEVICES] = _virtual_device(worker.local_rank, parent)
+    return env
+
+
+def _virtual_device(local_rank: int, parent: Mapping[str, str]) -> str:
+    visible = parent.get(contract.ENV_CUDA_VISIBLE_DEVICES)
+    if visible is None:
+        return str(local_rank)
+    devices = visible.split(",")
+    if local_rank >= len(devices):
+        message = (
+            f"--virtual-local-rank: local rank {local_rank} has no device in "
+            f"{contract.ENV_CUDA_VISIBLE_DEVICES}={visible}"
+        )
+        raise ValueError(message)
+    return devices[local_rank].strip()
+
+
+def assign_ranks(group: WorkerGroup, *, group_rank: int, group_world_size: int) -> None:
+    """Give a group's workers their ranks, where every node runs as many workers of one role.
+
+    Args:
+        group: Its workers are changed.
+        group_rank: Number of this node.
+        group_world_size: Nodes.
+    """
+    size = group.spec.local_world_size
+    for worker in group.workers:
+        rank = group_rank * size + worker.local_rank
+        worker.global_rank = worker.role_rank = rank
+        worker.world_size = worker.role_world_size = group_world_size * size
+    group.group_rank = group_rank
+    group.group_world_size = group_world_size

@@ -1,0 +1,457 @@
+"""The driver of one agent: brings events to `core.supervision`, performs its commands, and tells the story at the end.
+
+Rules
+- Nothing is decided here. Every event goes through `_feed`, one at a time and in order.
+- The loop's thread does all; a rendezvous that blocks (a foreign handler) waits in a thread of its own, so that a signal
+  is answered at any moment.
+- Signals need the main thread. Elsewhere the program we run in stops us through `SimpleElasticAgent._shutdown`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections import deque
+
+from elastic_run import contract
+from elastic_run.agent.environment import assign_ranks
+from elastic_run.agent.round import Round
+from elastic_run.core import supervision
+from elastic_run.core.policy import Failure, RestartPolicy
+from elastic_run.core.rootcause import failure_signature, find_root_cause, is_deterministic
+from elastic_run.loop import Loop
+from elastic_run.multiprocessing import processes
+from elastic_run.multiprocessing.guardian import Guardian
+from elastic_run.multiprocessing.output import Console
+from elastic_run.store.worker_store import choose_worker_store, open_worker_store
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from elastic_run.agent.api import WorkerGroup
+    from elastic_run.core.rootcause import WorkerEnd
+    from elastic_run.core.supervision import Command, Event
+    from elastic_run.multiprocessing.logs import LogsSpecs
+    from elastic_run.report import Attempt, Ending
+    from elastic_run.store.worker_store import WorkerStore
+
+#: Seconds that the guardian gets to leave after the farewell.
+_FAREWELL = 2.0
+_EXIT_CODES = {name: code for code, name, _ in contract.EXIT_CODES if isinstance(code, int)}
+
+
+class AgentOptions:
+    """What the user asked of the agent beyond torch's fields.
+
+    Args:
+        policy: Restart policy.
+        shutdown_timeout: The grace period in seconds, on every stop path.
+        signals: Signals that stop the job.
+        forwarded: Signals that are passed on to the workers.
+        worker_store: `auto`, `agent`, `torch` or `rank0`.
+        capture: Whether the workers' stderr passes through the agent for the report.
+        prefix_template: Prefix of tee'd lines.
+        affinities: Logical CPUs by local rank.
+        is_whole_process: Whether the launcher is all that runs in this process.
+        stuck_timeout: Seconds that a worker may be in uninterruptible sleep; 0 for any time.
+    """
+
+    __slots__ = (
+        "affinities",
+        "capture",
+        "forwarded",
+        "is_whole_process",
+        "policy",
+        "prefix_template",
+        "shutdown_timeout",
+        "signals",
+        "stuck_timeout",
+        "worker_store",
+    )
+
+    def __init__(
+        self,
+        *,
+        policy: RestartPolicy,
+        shutdown_timeout: float = contract.DEFAULT_SHUTDOWN_TIMEOUT,
+        signals: tuple[int, ...] = (),
+        forwarded: tuple[int, ...] = (),
+        worker_store: str = "auto",
+        capture: bool = True,
+        prefix_template: str = contract.DEFAULT_PREFIX_TEMPLATE,
+        affinities: Mapping[int, frozenset[int]] | None = None,
+        is_whole_process: bool = False,
+        stuck_timeout: float = 0.0,
+    ) -> None:
+        self.policy = policy
+        self.shutdown_timeout = shutdown_timeout
+        self.signals = signals
+        self.forwarded = forwarded
+        self.worker_store = worker_store
+        self.capture = capture
+        self.prefix_template = prefix_template
+        self.affinities = affinities or {}
+        self.is_whole_process = is_whole_process
+        self.stuck_timeout = stuck_timeout
+
+
+class Surroundings:
+    """What the rounds of one agent share."""
+
+    __slots__ = (
+        "_announced",
+        "console",
+        "group",
+        "guardian",
+        "hostname",
+        "inherited_token",
+        "logs_specs",
+        "loop",
+        "options",
+        "run_id",
+    )
+
+    def __init__(self, group: WorkerGroup, logs_specs: LogsSpecs, options: AgentOptions, loop: Loop) -> None:
+        self.group = group
+        self.logs_specs = logs_specs
+        self.options = options
+        self.loop = loop
+        self.console = Console(loop)
+        self.hostname = os.uname().nodename
+        self.run_id = group.spec.rdzv_handler.get_run_id()
+        token = f"{os.getpid():x}-{os.urandom(8).hex()}"
+        outer = os.environ.get(contract.ENV_TOKEN)
+        self.inherited_token = f"{outer}:{token}" if outer else token
+        self.guardian = Guardian(token, is_exec=not options.is_whole_process)
+        self._announced = False
+
+    @property
+    def log_directory(self) -> str:
+        """Where this run's log files are kept, or an empty string."""
+        directory = getattr(self.logs_specs, "run_log_dir", None) or ""
+        return "" if getattr(self.logs_specs, "is_temporary", False) else directory
+
+    def announce_log_directory(self) -> None:
+        """Tell the guardian, once, of a directory that has to go with the launcher."""
+        if not self._announced and getattr(self.logs_specs, "is_temporary", False):
+            self.guardian.remove_at_end(self.logs_specs.run_log_dir or "")  # type: ignore[attr-defined]
+            self._announced = True
+
+
+class Supervisor:
+    """Runs the rounds of one agent to their end.
+
+    Args:
+        group: The workers; their ranks and states are kept up to date.
+        logs_specs: Where output goes.
+        options: What the user asked for.
+    """
+
+    def __init__(self, group: WorkerGroup, logs_specs: LogsSpecs, options: AgentOptions) -> None:
+        self._group = group
+        self._options = options
+        self._loop = Loop()
+        self._around = Surroundings(group, logs_specs, options, self._loop)
+        self._agent = supervision.Agent(
+            policy=options.policy,
+            local_world_size=group.spec.local_world_size,
+            forwarded=frozenset(options.forwarded),
+        )
+        self._events: deque[Event] = deque()
+        self._is_feeding = False
+        self._is_closing = False
+        self._round: Round | None = None
+        self._store: WorkerStore | None = None
+        self._use_torch_store = False
+        self._attempts: list[Attempt] = []
+        self._ends: tuple[WorkerEnd, ...] = ()
+        self._root: WorkerEnd | None = None
+        self._survivors: tuple[tuple[int, str], ...] = ()
+        self._finish: supervision.Finish | None = None
+        self.console = self._around.console
+
+    def __enter__(self) -> Supervisor:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def request_stop(self, number: int) -> None:
+        """Stop as if this signal had come; may be called from any thread."""
+        self._loop.call_soon_threadsafe(lambda: self._feed(supervision.Signalled(number)))
+
+    def run(self) -> Ending:
+        """Run to the end.
+
+        Returns:
+            What happened, for the report.
+        """
+        self._watch_signals()
+        self._start_guardian()
+        self._agent, commands = supervision.begin(self._agent)
+        self._perform_all(commands)
+        self._loop.run_until(lambda: self._finish is not None)
+        return self._conclude()
+
+    def close(self) -> None:
+        """Give back everything: store, guardian, temporary files, console, signal handlers."""
+        self._is_closing = True
+        if self._store is not None:
+            self._store.close()
+        cleanup = getattr(self._around.logs_specs, "cleanup", None)
+        if cleanup is not None:
+            cleanup()
+        self._dismiss_guardian()
+        self.console.flush(None)
+        self.console.close()
+        self._loop.close()
+
+    # --- signals and the guardian ----------------------------------------------------------------------------------
+    def _watch_signals(self) -> None:
+        try:
+            self._loop.watch_signals(
+                (*self._options.signals, *self._options.forwarded),
+                lambda number: self._feed(supervision.Signalled(number)),
+            )
+            self._loop.watch_signals((signal.SIGWINCH,), lambda _: self._resize())
+            if os.getpid() == 1:
+                self._loop.reap_strangers()
+        except ValueError:
+            # Not the main thread: the program we run in has the signals.
+            pass
+
+    def _resize(self) -> None:
+        if self._round is not None:
+            self._round.output.resize()
+
+    def _start_guardian(self) -> None:
+        self._loop.watch_exit(self._around.guardian.start(), lambda _: self._replace_guardian())
+
+    def _replace_guardian(self) -> None:
+        if not self._is_closing:
+            self.console.say("the guardian process was killed; starting another")
+            self._start_guardian()
+
+    def _dismiss_guardian(self) -> None:
+        guardian = self._around.guardian
+        guardian.dismiss()
+        self._loop.run_until(lambda: processes.is_gone(guardian.pid), self._loop.now() + _FAREWELL)
+
+    # --- events and commands ---------------------------------------------------------------------------------------
+    def _feed(self, event: Event) -> None:
+        self._events.append(event)
+        if self._is_feeding:
+            return
+        self._is_feeding = True
+        try:
+            while self._events:
+                jitter = int.from_bytes(os.urandom(2), "big") / 65536
+                before = self._agent
+                self._agent, commands = supervision.decide(before, self._events.popleft(), self._loop.now(), jitter)
+                self._tell(before, commands)
+                self._perform_all(commands)
+        finally:
+            self._is_feeding = False
+
+    def _perform_all(self, commands: tuple[Command, ...]) -> None:
+        for command in commands:
+            self._perform(command)
+
+    def _perform(self, command: Command) -> None:
+        if isinstance(command, supervision.Join):
+            self._join(command)
+        elif isinstance(command, supervision.StartWorkers):
+            self._start_workers(command)
+        elif isinstance(command, supervision.StopWorkers):
+            self._stop_workers(command)
+        elif isinstance(command, supervision.Hurry) and self._round is not None:
+            self._round.workers.hurry()
+        elif isinstance(command, supervision.Forward) and self._round is not None:
+            self._round.workers.forward(command.signal)
+        elif isinstance(command, supervision.Pause):
+            number = command.round
+            self._loop.call_later(command.delay, lambda: self._feed(supervision.PauseOver(number)))
+        elif isinstance(command, supervision.Finish):
+            self._finish = command
+
+    # --- joining ---------------------------------------------------------------------------------------------------
+    def _join(self, command: supervision.Join) -> None:
+        handler = self._group.spec.rdzv_handler
+        offer = getattr(handler, "offer_worker_store", None)
+        try:
+            if offer is not None:
+                self._store = self._open_store()
+                offer(self._store.host, self._store.port, use_agent_store=self._store.use_agent_store)
+        except OSError as error:
+            self._feed(supervision.RoundFailed(command.round, verdict="cannot_start", detail=str(error)))
+            return
+        if getattr(handler, "is_immediate", False):
+            self._rendezvous(command.round)
+        else:
+            import threading  # noqa: PLC0415 - only for handlers that block
+
+            threading.Thread(target=self._rendezvous, args=(command.round,), daemon=True).start()
+
+    def _open_store(self) -> WorkerStore:
+        if self._store is not None and not self._use_torch_store:
+            return self._store.renew()
+        spec = self._group.spec
+        mode = choose_worker_store(self._options.worker_store, spec.local_world_size, os.environ)
+        if self._use_torch_store and mode == "agent":
+            mode = "torch"
+        if self._store is not None:
+            self._store.close()
+            self._use_torch_store = False
+        python = os.environ.get(contract.ENV_PYTHON_EXEC, sys.executable)
+        return open_worker_store(mode, loop=self._loop, port=spec.master_port, python=python, env=os.environ)
+
+    def _rendezvous(self, number: int) -> None:
+        """Ask the handler, in whatever thread this is, and bring the answer to the loop's thread."""
+        from elastic_run.rendezvous.api import RendezvousError, RendezvousGracefulExitError  # noqa: PLC0415
+
+        event: Event
+        try:
+            found = self._group.spec.rdzv_handler.next_rendezvous()
+        except RendezvousGracefulExitError as error:
+            event = supervision.RoundFailed(number, verdict="success", detail=str(error))
+        except (RendezvousError, OSError, RuntimeError, ValueError) as error:
+            event = supervision.RoundFailed(number, verdict="rendezvous", detail=f"{type(error).__name__}: {error}")
+        else:
+            self._take_place(found)
+            event = supervision.RoundFormed(number)
+        self._loop.call_soon_threadsafe(lambda: self._feed(event))
+
+    def _take_place(self, found: Any) -> None:  # noqa: ANN401 - a foreign handler's class
+        group, spec = self._group, self._group.spec
+        group.store = found.store
+        info = found.bootstrap_store_info
+        is_ours = self._store is not None
+        group.master_addr = info.master_addr if is_ours else spec.master_addr or info.master_addr
+        group.master_port = info.master_port if is_ours else spec.master_port or info.master_port
+        assign_ranks(group, group_rank=found.rank, group_world_size=found.world_size)
+
+    # --- the round's workers ---------------------------------------------------------------------------------------
+    def _start_workers(self, command: supervision.StartWorkers) -> None:
+        number = command.round
+        handler = self._group.spec.rdzv_handler
+        self._round = Round(
+            self._around,
+            number=number,
+            restart_count=self._agent.restart_count,
+            use_agent_store=self._store.use_agent_store if self._store is not None else handler.use_agent_store,
+            on_exit=lambda rank, code: self._feed(
+                supervision.WorkerExited(number, local_rank=rank, exitcode=code)
+            ),
+        )
+        try:
+            self._round.start()
+        except (OSError, ValueError) as error:
+            self._feed(_start_failed(number, error, str(self._group.spec.entrypoint)))
+
+    def _stop_workers(self, command: supervision.StopWorkers) -> None:
+        if self._round is not None:
+            self._round.workers.stop(command.signal, self._options.shutdown_timeout, self._on_gone)
+
+    def _on_gone(self, survivors: list[int]) -> None:
+        current = self._round
+        if current is None:
+            return
+        self._survivors = tuple((pid, processes.wait_channel(pid)) for pid in survivors)
+        self._ends = current.close()
+        self._root = find_root_cause(self._ends)
+        failure = _failure(self._root, current.uptime) if self._root is not None else None
+        self._feed(supervision.GroupGone(current.number, failure=failure, is_unkillable=bool(survivors)))
+
+    # --- telling ---------------------------------------------------------------------------------------------------
+    def _tell(self, before: supervision.Agent, commands: tuple[Command, ...]) -> None:
+        """Say in one line what changes while the job goes on; the end is told by the report."""
+        from elastic_run.report import lines  # noqa: PLC0415 - only when there is something to say
+
+        size = self._group.spec.local_world_size
+        after = self._agent
+        if after.restart_count > before.restart_count and self._root is not None:
+            self._remember_attempt()
+            pause = next((command.delay for command in commands if isinstance(command, supervision.Pause)), 0.0)
+            self.console.say(
+                lines.restarting(self._root, size, after.restart_count, self._options.policy.max_restarts, pause)
+            )
+        elif after.signal is not None and before.signal is None and after.state == supervision.STOPPING:
+            self.console.say(lines.stopping(after.signal, size, self._options.shutdown_timeout))
+        elif after.is_hurried and not before.is_hurried:
+            self.console.say(lines.hurrying())
+
+    def _remember_attempt(self) -> None:
+        from elastic_run.report import Attempt  # noqa: PLC0415
+
+        if self._round is not None and self._root is not None:
+            self._attempts.append(
+                Attempt(
+                    restart_count=self._round.restart_count,
+                    root=self._root,
+                    started_at=self._round.started_at,
+                    uptime=self._round.uptime,
+                )
+            )
+
+    def _conclude(self) -> Ending:
+        from elastic_run.report import Ending  # noqa: PLC0415
+
+        finish = self._finish or supervision.Finish("internal_error")
+        spec = self._group.spec
+        return Ending(
+            verdict=finish.verdict,
+            exit_code=_exit_code(finish, self._root),
+            entrypoint=_program(spec.entrypoint, spec.args),
+            role=spec.role,
+            run_id=self._around.run_id,
+            root=self._root,
+            ends=self._ends,
+            attempts=tuple(self._attempts),
+            restarts_used=self._agent.restart_count,
+            max_restarts=self._options.policy.max_restarts,
+            log_dir=self._around.log_directory,
+            detail=finish.detail,
+            signal=finish.signal,
+            world_size=self._group.workers[0].world_size,
+            nnodes=self._group.group_world_size or 1,
+            survivors=self._survivors,
+            ended_at=time.time(),
+        )
+
+
+def _failure(root: WorkerEnd, uptime: float) -> Failure:
+    code = root.exitcode
+    return Failure(
+        exit_code=code if code >= 0 else contract.EXIT_SIGNAL_BASE - code,
+        signature=failure_signature(root),
+        is_deterministic=is_deterministic(root),
+        uptime=uptime,
+    )
+
+
+def _start_failed(number: int, error: Exception, program: str) -> supervision.RoundFailed:
+    if isinstance(error, FileNotFoundError):
+        return supervision.RoundFailed(number, verdict="not_found", detail=f"{program}: no such program")
+    if isinstance(error, PermissionError):
+        return supervision.RoundFailed(number, verdict="not_executable", detail=f"{program} may not be executed")
+    return supervision.RoundFailed(number, verdict="cannot_start", detail=f"{program} can't be started: {error}")
+
+
+def _exit_code(finish: supervision.Finish, root: WorkerEnd | None) -> int:
+    if finish.signal is not None:
+        return contract.EXIT_SIGNAL_BASE + finish.signal
+    if finish.verdict == "worker_failed":
+        code = root.exitcode if root is not None else contract.EXIT_FAILURE
+        return code if code > 0 else contract.EXIT_SIGNAL_BASE - code
+    return _EXIT_CODES[finish.verdict]
+
+
+def _program(entrypoint: object, args: tuple[object, ...]) -> str:
+    """Return what the user would call the program: the script rather than the interpreter."""
+    if entrypoint == sys.executable or entrypoint == os.environ.get(contract.ENV_PYTHON_EXEC):
+        return next((str(arg) for arg in args if not str(arg).startswith("-")), str(entrypoint))
+    return str(entrypoint)

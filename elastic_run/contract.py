@@ -1,0 +1,91 @@
+"""Every name that somebody outside depends on: environment variables, exit codes, file names.
+
+Rules: constants only, standard library only, no behaviour. A name that torch 2.13 uses keeps torch's spelling; a
+name of our own starts with ``ELASTIC_RUN_``. A scheduler may decide by the exit codes, so a code is never reused.
+"""
+
+from __future__ import annotations
+
+# --- exit codes ------------------------------------------------------------------------------------------------
+# 0, 2, 1..127 and 128+n mean what they mean to a shell. Our own verdicts lie above 128 + 64, the highest signal, so
+# that they can't be mistaken for a signal. A worker may return any of them too: `failure.json` says whose it was.
+EXIT_SUCCESS = 0
+EXIT_FAILURE = 1
+EXIT_USAGE = 2
+EXIT_NOT_EXECUTABLE = 126
+EXIT_NOT_FOUND = 127
+EXIT_SIGNAL_BASE = 128
+EXIT_NOT_IN_THIS_RELEASE = 200
+EXIT_RENDEZVOUS = 201
+EXIT_REPEATED_FAILURE = 202
+EXIT_UNKILLABLE_WORKER = 203
+EXIT_CANNOT_START = 204
+EXIT_INTERNAL_ERROR = 205
+
+#: Code, name in `failure.json`, and what it tells a scheduler. The table in docs/exit-codes.md is made from it.
+EXIT_CODES: tuple[tuple[int | str, str, str], ...] = (
+    (EXIT_SUCCESS, "success", "Every worker ended with 0."),
+    ("1–255", "worker_failed", "The exit code of the worker that failed first; restarts are used up."),
+    (EXIT_USAGE, "usage", "The command line is wrong. Nothing was started; running it again can't help."),
+    (EXIT_NOT_EXECUTABLE, "not_executable", "The program is there but may not be executed."),
+    (EXIT_NOT_FOUND, "not_found", "The program to run does not exist."),
+    ("128+n", "signal", "The first failing worker, or the launcher itself, was ended by signal n (143: SIGTERM)."),
+    (EXIT_NOT_IN_THIS_RELEASE, "not_in_this_release", "A valid request that this release has no engine for yet."),
+    (EXIT_RENDEZVOUS, "rendezvous", "The nodes could not come together."),
+    (EXIT_REPEATED_FAILURE, "repeated_failure", "The same failure twice at start-up: a restart can't help."),
+    (EXIT_UNKILLABLE_WORKER, "unkillable_worker", "A worker did not die of SIGKILL: this node needs a look."),
+    (EXIT_CANNOT_START, "cannot_start", "The system refused to start a worker (memory, processes, descriptors)."),
+    (EXIT_INTERNAL_ERROR, "internal_error", "A defect of elastic-run itself. Please report it."),
+)
+
+# --- environment: set for workers ------------------------------------------------------------------------------
+ENV_LOCAL_RANK = "LOCAL_RANK"
+ENV_RANK = "RANK"
+ENV_GROUP_RANK = "GROUP_RANK"
+ENV_ROLE_RANK = "ROLE_RANK"
+ENV_ROLE_NAME = "ROLE_NAME"
+ENV_LOCAL_WORLD_SIZE = "LOCAL_WORLD_SIZE"
+ENV_WORLD_SIZE = "WORLD_SIZE"
+ENV_GROUP_WORLD_SIZE = "GROUP_WORLD_SIZE"
+ENV_ROLE_WORLD_SIZE = "ROLE_WORLD_SIZE"
+ENV_MASTER_ADDR = "MASTER_ADDR"
+ENV_MASTER_PORT = "MASTER_PORT"
+ENV_RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
+ENV_MAX_RESTARTS = "TORCHELASTIC_MAX_RESTARTS"
+ENV_RUN_ID = "TORCHELASTIC_RUN_ID"
+ENV_USE_AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+ENV_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+ENV_NCCL_ASYNC_ERROR_HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+ENV_OMP_NUM_THREADS = "OMP_NUM_THREADS"
+ENV_CUDA_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+#: One token per launcher that this process descends from, joined by colons: a descendant that left its session is
+#: found by it, and a launcher nested in a worker keeps the outer launcher's token in front of its own.
+ENV_TOKEN = "ELASTIC_RUN_TOKEN"  # noqa: S105 - a name, not a secret
+
+# --- environment: read by the launcher -------------------------------------------------------------------------
+ENV_FLAG_PREFIX = "PET_"
+ENV_PYTHON_EXEC = "PYTHON_EXEC"
+ENV_LOG_LINE_PREFIX_TEMPLATE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
+ENV_SIGNALS_TO_HANDLE = "TORCHELASTIC_SIGNALS_TO_HANDLE"
+ENV_SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+ENV_UNINTERRUPTIBLE_STATE_TIMEOUT = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
+ENV_DISABLE_SHARED_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+
+# --- files and plug-ins ----------------------------------------------------------------------------------------
+STDOUT_LOG = "stdout.log"
+STDERR_LOG = "stderr.log"
+FILTERED_STDOUT_LOG = "filtered_stdout.log"
+FILTERED_STDERR_LOG = "filtered_stderr.log"
+ERROR_FILE = "error.json"
+FAILURE_FILE = "failure.json"
+ATTEMPT_DIR_PREFIX = "attempt_"
+RENDEZVOUS_ENTRY_POINTS = "torchrun.handlers"
+LOGS_SPECS_ENTRY_POINTS = "torchrun.logs_specs"
+
+# --- defaults --------------------------------------------------------------------------------------------------
+DEFAULT_MASTER_PORT = 29500
+DEFAULT_SIGNALS_TO_HANDLE = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+DEFAULT_SHUTDOWN_TIMEOUT = 30
+DEFAULT_PREFIX_TEMPLATE = "[${role_name}${local_rank}]:"
+#: Bytes of each rank's stderr that are kept for the report.
+CAPTURE_BYTES = 64 * 1024

@@ -1,0 +1,174 @@
+"""Whether a failed round is tried again: the restart budget, its window, early failures, and the pause before.
+
+Pure: time and randomness come in as arguments. The rules, in the order in which they are asked:
+
+1. An exit code that the user listed is never retried.
+2. The same failure twice, each before the minimum uptime, is not retried: a third time can't help. Without
+   ``--min-uptime`` that holds only for failures that can't go away by themselves (ImportError, SyntaxError).
+3. The budget: ``max_restarts`` for the whole job, or so many per window, or both.
+4. The first restart is immediate. From the second early failure in a row on there is a pause that doubles.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: Seconds. A round that lived shorter failed early, as far as the pause is concerned.
+EARLY = 10.0
+#: Seconds. An error of the program itself (an import, a syntax error) shows up within this time.
+DETERMINISTIC_EARLY = 60.0
+FIRST_PAUSE = 0.1
+
+
+class RestartPolicy:
+    """What the user said about restarts.
+
+    Args:
+        max_restarts: Restarts in the whole job. With a window and 0 here only the window counts.
+        window_count: Restarts per window, or None.
+        window_seconds: Length of the window in seconds, or None.
+        min_uptime: Seconds that a round has to live to count as healthy, or None for the built-in rule.
+        no_restart_exit_codes: Exit codes (128+n for signals) that end the job at once.
+        max_backoff: Longest pause before a restart in seconds; 0 for none.
+    """
+
+    __slots__ = ("max_backoff", "max_restarts", "min_uptime", "no_restart_exit_codes", "window_count", "window_seconds")
+
+    def __init__(
+        self,
+        max_restarts: int = 0,
+        *,
+        window_count: int | None = None,
+        window_seconds: float | None = None,
+        min_uptime: float | None = None,
+        no_restart_exit_codes: frozenset[int] = frozenset(),
+        max_backoff: float = 30.0,
+    ) -> None:
+        self.max_restarts = max_restarts
+        self.window_count = window_count
+        self.window_seconds = window_seconds
+        self.min_uptime = min_uptime
+        self.no_restart_exit_codes = no_restart_exit_codes
+        self.max_backoff = max_backoff
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RestartPolicy) and all(
+            getattr(self, name) == getattr(other, name) for name in self.__slots__
+        )
+
+    __hash__ = None  # type: ignore[assignment]  # it can be changed, so it can't be a key
+
+    def __repr__(self) -> str:
+        return f"RestartPolicy({', '.join(f'{name}={getattr(self, name)!r}' for name in self.__slots__)})"
+
+
+class Failure:
+    """One failed round, as far as the policy cares.
+
+    Args:
+        exit_code: The root cause's exit code, 128+n for a signal.
+        signature: Equal for two failures that look the same.
+        is_deterministic: Whether it can't go away by itself.
+        uptime: Seconds that the round lived.
+    """
+
+    __slots__ = ("exit_code", "is_deterministic", "signature", "uptime")
+
+    def __init__(
+        self, *, exit_code: int, signature: object = None, is_deterministic: bool = False, uptime: float = 0.0
+    ) -> None:
+        self.exit_code = exit_code
+        self.signature = signature
+        self.is_deterministic = is_deterministic
+        self.uptime = uptime
+
+
+class Restart:
+    """Try again after a pause of `delay` seconds."""
+
+    __slots__ = ("delay",)
+
+    def __init__(self, delay: float) -> None:
+        self.delay = delay
+
+
+class GiveUp:
+    """End the job.
+
+    Args:
+        verdict: A name from `contract.EXIT_CODES`.
+        detail: One sentence for the user; empty when the budget is simply used up.
+    """
+
+    __slots__ = ("detail", "verdict")
+
+    def __init__(self, verdict: str, detail: str = "") -> None:
+        self.verdict = verdict
+        self.detail = detail
+
+
+def decide_restart(
+    policy: RestartPolicy, failures: Sequence[Failure], restart_times: Sequence[float], now: float, jitter: float
+) -> Restart | GiveUp:
+    """Decide what follows a failed round.
+
+    Args:
+        policy: What the user said.
+        failures: The job's failures, oldest first; the last is the one to decide on.
+        restart_times: Monotonic seconds at which the job restarted before.
+        now: Monotonic seconds.
+        jitter: A random number in [0, 1).
+
+    Returns:
+        `Restart` with its pause, or `GiveUp` with the verdict.
+    """
+    failure = failures[-1]
+    if failure.exit_code in policy.no_restart_exit_codes:
+        return GiveUp("worker_failed", f"exit code {failure.exit_code} is listed in --no-restart-exit-codes")
+    if not _has_budget(policy, len(restart_times)):
+        return GiveUp("worker_failed")
+    if len(failures) > 1 and _is_repeated(policy, failures[-2], failure):
+        return GiveUp("repeated_failure", _repeated_detail(policy, failure))
+    if policy.window_count is not None and policy.window_seconds is not None:
+        recent = sum(1 for time in restart_times if now - time < policy.window_seconds)
+        if recent >= policy.window_count:
+            return GiveUp(
+                "worker_failed",
+                f"{recent} restarts in the last {policy.window_seconds:g} s are all that --restart-window allows",
+            )
+    return Restart(_pause(policy, failures, jitter))
+
+
+def _has_budget(policy: RestartPolicy, used: int) -> bool:
+    is_only_window = policy.window_count is not None and policy.max_restarts == 0
+    return is_only_window or used < policy.max_restarts
+
+
+def _is_repeated(policy: RestartPolicy, before: Failure, failure: Failure) -> bool:
+    if before.signature is None or before.signature != failure.signature:
+        return False
+    limit = policy.min_uptime
+    if limit is None:
+        limit = DETERMINISTIC_EARLY if failure.is_deterministic else 0.0
+    return before.uptime < limit and failure.uptime < limit
+
+
+def _repeated_detail(policy: RestartPolicy, failure: Failure) -> str:
+    if policy.min_uptime is None:
+        return "the same error of the program twice: a restart can't help"
+    return f"the same failure twice before --min-uptime {policy.min_uptime:g} s (after {failure.uptime:.1f} s)"
+
+
+def _pause(policy: RestartPolicy, failures: Sequence[Failure], jitter: float) -> float:
+    early = EARLY if policy.min_uptime is None else policy.min_uptime
+    in_a_row = 0
+    for failure in reversed(failures):
+        if failure.uptime >= early:
+            break
+        in_a_row += 1
+    if in_a_row < 2:  # noqa: PLR2004 - the first restart is immediate
+        return 0.0
+    # 2**40 pauses are years: the cap keeps the float finite.
+    return min(policy.max_backoff, FIRST_PAUSE * 2.0 ** min(in_a_row - 2, 40)) * (0.5 + jitter / 2)

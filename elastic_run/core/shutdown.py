@@ -1,0 +1,104 @@
+"""How a worker is stopped: its leader first, its group late, SIGKILL to all of it at the end.
+
+Pure. A worker is a session leader; its DataLoader processes and shells are in its group, and a trainer that is asked
+to save a checkpoint still needs them. So within the one grace period of a stop
+
+- at once, the leader gets the signal;
+- when the leader is gone, or after `LATE` of the grace, whatever else lives in its session gets it;
+- at the end, or when the user hurries, everything left gets SIGKILL;
+- `KILL_PATIENCE` later whatever still lives is in uninterruptible sleep: it is reported and not waited for.
+"""
+
+from __future__ import annotations
+
+#: Part of the grace period after which the group is told too.
+LATE = 0.8
+#: Seconds that the kernel gets to carry out SIGKILL.
+KILL_PATIENCE = 5.0
+
+
+class Stop:
+    """One stop of a round's workers, as far as it has gone.
+
+    Args:
+        started_at: Monotonic seconds.
+        signal: What the workers are told.
+        grace: Seconds until SIGKILL.
+    """
+
+    __slots__ = ("grace", "group_told", "killed_at", "leader_told", "signal", "started_at")
+
+    def __init__(self, *, started_at: float, signal: int, grace: float) -> None:
+        self.started_at = started_at
+        self.signal = signal
+        self.grace = grace
+        self.leader_told = False
+        self.group_told = False
+        self.killed_at: float | None = None
+
+    def replace(self, **changes: object) -> Stop:
+        """Return a copy with some fields changed."""
+        copy = Stop(started_at=self.started_at, signal=self.signal, grace=self.grace)
+        for name in self.__slots__:
+            setattr(copy, name, changes.get(name, getattr(self, name)))
+        return copy
+
+
+class Step:
+    """What to do now.
+
+    Args:
+        tell_leaders: Send the signal to the leaders that live.
+        tell_groups: Send the signal to all that lives in the sessions.
+        kill: Send SIGKILL to all that lives in the sessions.
+        give_up: Stop waiting; what lives is unkillable.
+        next_at: Monotonic seconds at which to ask again, or None.
+    """
+
+    __slots__ = ("give_up", "kill", "next_at", "tell_groups", "tell_leaders")
+
+    def __init__(
+        self,
+        *,
+        tell_leaders: bool = False,
+        tell_groups: bool = False,
+        kill: bool = False,
+        give_up: bool = False,
+        next_at: float | None = None,
+    ) -> None:
+        self.tell_leaders = tell_leaders
+        self.tell_groups = tell_groups
+        self.kill = kill
+        self.give_up = give_up
+        self.next_at = next_at
+
+
+def advance(stop: Stop, *, leaders_alive: bool, is_hurried: bool, now: float) -> tuple[Stop, Step]:
+    """Decide the next step of a stop.
+
+    Args:
+        stop: How far it has gone.
+        leaders_alive: Whether any worker itself still runs.
+        is_hurried: Whether the user asked twice.
+        now: Monotonic seconds.
+
+    Returns:
+        The stop after this step, and the step.
+    """
+    if stop.killed_at is not None:
+        give_up_at = stop.killed_at + KILL_PATIENCE
+        return stop, Step(give_up=now >= give_up_at, next_at=give_up_at)
+    kill_at = stop.started_at + stop.grace
+    if is_hurried or now >= kill_at:
+        return stop.replace(leader_told=True, group_told=True, killed_at=now), Step(
+            kill=True, next_at=now + KILL_PATIENCE
+        )
+    late_at = stop.started_at + stop.grace * LATE
+    tell_leaders = not stop.leader_told
+    tell_groups = not stop.group_told and (not leaders_alive or now >= late_at)
+    after = stop.replace(leader_told=True, group_told=stop.group_told or tell_groups)
+    return after, Step(
+        tell_leaders=tell_leaders and leaders_alive,
+        tell_groups=tell_groups,
+        next_at=kill_at if after.group_told else late_at,
+    )

@@ -1,0 +1,328 @@
+"""LaunchConfig and the launch itself: the one place that wires the parts together.
+
+`elastic_launch` and `launch_agent` keep torch's behaviour for programs: results returned, failures raised.
+`launch_job` is the same for the command line: it tells the story on the console and returns the exit code.
+Source of the names, fields and defaults: torch 2.13, torch.distributed.launcher.api.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+from elastic_run import contract
+from elastic_run.agent.api import WorkerSpec
+from elastic_run.agent.local_elastic_agent import LocalElasticAgent, parse_signals
+from elastic_run.agent.supervisor import AgentOptions
+from elastic_run.core.policy import RestartPolicy
+from elastic_run.multiprocessing.logs import DefaultLogsSpecs
+from elastic_run.rendezvous.api import RendezvousParameters
+from elastic_run.rendezvous.registry import get_rendezvous_handler
+from elastic_run.rendezvous.utils import parse_rendezvous_endpoint
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from elastic_run.cluster.numa import NumaOptions
+    from elastic_run.multiprocessing.logs import LogsSpecs
+    from elastic_run.multiprocessing.output import Console
+    from elastic_run.report import Ending
+
+__all__ = ["LaunchConfig", "elastic_launch", "launch_agent", "launch_job"]
+
+_DEFAULT_RENDEZVOUS_TIMEOUT = 900
+
+
+@dataclass
+class LaunchConfig:
+    """How a job is launched.
+
+    The fields down to `shutdown_timeout` are torch's, in torch's order; those after it are ours.
+
+    Args:
+        min_nodes: Fewest nodes that the job runs on.
+        max_nodes: Most nodes that the job runs on.
+        nproc_per_node: Workers on each node.
+        logs_specs: Where output goes.
+        run_id: Name of the job, the same on all its nodes.
+        role: Name of the workers' role.
+        rdzv_endpoint: HOST:PORT of the rendezvous.
+        rdzv_backend: Name of the rendezvous backend.
+        rdzv_configs: Keys and values for the backend.
+        rdzv_timeout: Former way to give `rdzv_configs["timeout"]`, in seconds.
+        max_restarts: Restarts of the job before it fails.
+        monitor_interval: Seconds between two looks at the workers, where an agent has to look.
+        start_method: How function workers are started.
+        log_line_prefix_template: Prefix of tee'd lines.
+        metrics_cfg: Configuration of metrics.
+        local_addr: Address of this node, or None.
+        event_log_handler: Name of the handler of events.
+        numa_options: How workers are bound to CPUs, or None.
+        signals_to_handle: Signals that stop the job, by name, separated by commas.
+        duplicate_stdout_filters: Copy tee'd stdout lines that hold one of these into one file.
+        duplicate_stderr_filters: The same for stderr.
+        virtual_local_rank: Every worker sees its device as device 0, and itself as local rank 0.
+        shutdown_timeout: Seconds that workers get to stop; None takes TORCH_ELASTIC_SHUTDOWN_TIMEOUT, or 30.
+        restart_policy: Window, minimum uptime, listed exit codes and backoff; None restarts `max_restarts` times.
+        forward_signals: Signals that are passed on to the workers, by name, separated by commas.
+        worker_store: Who serves the workers' store: `auto`, `agent`, `torch` or `rank0`.
+        capture: Whether the workers' stderr passes through the agent, so that the report can show its end.
+
+    Raises:
+        ValueError: `shutdown_timeout` is negative.
+    """
+
+    min_nodes: int
+    max_nodes: int
+    nproc_per_node: int
+    logs_specs: LogsSpecs | None = None
+    run_id: str = ""
+    role: str = "default_role"
+    rdzv_endpoint: str = ""
+    rdzv_backend: str = "etcd"
+    rdzv_configs: dict[str, Any] = field(default_factory=dict)
+    rdzv_timeout: int = -1
+    max_restarts: int = 3
+    monitor_interval: float = 0.1
+    start_method: str = "spawn"
+    log_line_prefix_template: str | None = None
+    metrics_cfg: dict[str, str] = field(default_factory=dict)
+    local_addr: str | None = None
+    event_log_handler: str = "null"
+    numa_options: NumaOptions | None = None
+    signals_to_handle: str = contract.DEFAULT_SIGNALS_TO_HANDLE
+    duplicate_stdout_filters: list[str] | None = None
+    duplicate_stderr_filters: list[str] | None = None
+    virtual_local_rank: bool = False
+    shutdown_timeout: int | None = None
+    restart_policy: RestartPolicy | None = None
+    forward_signals: str = ""
+    worker_store: str = "auto"
+    capture: bool = True
+
+    def __post_init__(self) -> None:
+        if self.rdzv_timeout != -1:
+            self.rdzv_configs["timeout"] = self.rdzv_timeout
+        else:
+            self.rdzv_configs.setdefault("timeout", _DEFAULT_RENDEZVOUS_TIMEOUT)
+        if self.logs_specs is None:
+            self.logs_specs = DefaultLogsSpecs()
+        if self.shutdown_timeout is None:
+            self.shutdown_timeout = int(
+                os.environ.get(contract.ENV_SHUTDOWN_TIMEOUT, contract.DEFAULT_SHUTDOWN_TIMEOUT)
+            )
+        elif self.shutdown_timeout < 0:
+            message = f"shutdown_timeout must be 0 or more seconds, got {self.shutdown_timeout}"
+            raise ValueError(message)
+
+
+class elastic_launch:  # noqa: N801 - torch's name
+    """Launches a job from a program.
+
+    Args:
+        config: How.
+        entrypoint: The command to run as each worker.
+        health_check_server: Kept for torch's signature.
+    """
+
+    def __init__(
+        self,
+        config: LaunchConfig,
+        entrypoint: Callable[..., Any] | str | None,
+        health_check_server: Any = None,  # noqa: ANN401 - torch's argument
+    ) -> None:
+        self._config = config
+        self._entrypoint = entrypoint
+        self._health_check_server = health_check_server
+
+    def __call__(self, *args: Any) -> dict[int, Any]:  # noqa: ANN401 - the workers' arguments
+        """Run the job; see `launch_agent`."""
+        return launch_agent(self._config, self._entrypoint, list(args), self._health_check_server)
+
+
+def launch_agent(
+    config: LaunchConfig,
+    entrypoint: Callable[..., Any] | str | None,
+    args: list[Any],
+    health_check_server: Any = None,  # noqa: ANN401 - torch's argument
+) -> dict[int, Any]:
+    """Run this node's part of a job.
+
+    Args:
+        config: How.
+        entrypoint: The command to run as each worker.
+        args: Its arguments; `${local_rank}` stands for the worker's number on this node.
+        health_check_server: Kept for torch's signature.
+
+    Returns:
+        An entry per global rank of this node.
+
+    Raises:
+        ChildFailedError: A worker failed and restarts are used up.
+        SignalException: The launcher was stopped by a signal.
+        RendezvousError: The nodes could not come together.
+        TypeError: The entrypoint is a function.
+    """
+    from elastic_run import events, metrics  # noqa: PLC0415 - the command line needs neither by default
+    from elastic_run.multiprocessing.api import SignalException  # noqa: PLC0415
+    from elastic_run.multiprocessing.errors import ChildFailedError  # noqa: PLC0415
+
+    agent = make_agent(config, entrypoint, args, is_whole_process=False, health_check_server=health_check_server)
+    handler = agent.get_worker_group().spec.rdzv_handler
+    # A stop by signal is no end of the job: other nodes may go on with this rendezvous.
+    is_over = True
+    try:
+        metrics.initialize_metrics(metrics.MetricsConfig(config.metrics_cfg))
+        result = agent.run()
+        events.record(agent.get_event_succeeded(), config.event_log_handler)
+        if result.is_failed():
+            raise ChildFailedError(agent.get_worker_group().spec.get_entrypoint_name(), result.failures)
+        return result.return_values
+    except ChildFailedError:
+        raise
+    except SignalException:
+        is_over = False
+        events.record(agent.get_event_failed(), config.event_log_handler)
+        raise
+    except Exception:
+        events.record(agent.get_event_failed(), config.event_log_handler)
+        raise
+    finally:
+        if is_over:
+            handler.shutdown()
+
+
+def launch_job(config: LaunchConfig, entrypoint: str, args: list[str]) -> int:
+    """Run this node's part of a job for the command line: report on the console, answer with an exit code.
+
+    Args:
+        config: How.
+        entrypoint: The command to run as each worker.
+        args: Its arguments.
+
+    Returns:
+        The exit code; `contract.EXIT_CODES` lists them.
+    """
+    agent = make_agent(config, entrypoint, args, is_whole_process=True)
+    with agent.supervise() as supervisor:
+        ending = supervisor.run()
+        agent.record_ending(ending)
+        if ending.verdict != "success":
+            _tell_ending(ending, supervisor.console)
+    if ending.signal is None:
+        agent.get_worker_group().spec.rdzv_handler.shutdown()
+    return ending.exit_code
+
+
+def _tell_ending(ending: Ending, console: Console) -> None:
+    """Print the report, and leave it in the log directory and in the parent launcher's error file."""
+    from elastic_run.multiprocessing.errors import write_parent_error_file  # noqa: PLC0415 - only after a failure
+    from elastic_run.report import render, write_failure_file  # noqa: PLC0415
+
+    console.write(2, ("\n".join(render(ending, color=_is_terminal(2))) + "\n").encode(errors="replace"))
+    if ending.log_dir:
+        write_failure_file(ending, ending.log_dir)
+    if ending.root is not None:
+        write_parent_error_file(ending.root, os.environ)
+
+
+def _is_terminal(fd: int) -> bool:
+    return os.isatty(fd) and os.environ.get("TERM") != "dumb" and "NO_COLOR" not in os.environ
+
+
+def make_agent(
+    config: LaunchConfig,
+    entrypoint: Callable[..., Any] | str | None,
+    args: list[Any],
+    *,
+    is_whole_process: bool,
+    health_check_server: Any = None,  # noqa: ANN401 - torch's argument
+) -> LocalElasticAgent:
+    """Wire the parts of this node's agent together.
+
+    Args:
+        config: How the job is launched. Without a run id it gets a random one, as with torch.
+        entrypoint: The command to run as each worker.
+        args: Its arguments.
+        is_whole_process: Whether the launcher is all that runs in this process.
+        health_check_server: Kept for torch's signature.
+
+    Returns:
+        The agent, not yet running.
+
+    Raises:
+        RendezvousError: The backend is not in this release.
+        ValueError: The backend is unknown.
+        TypeError: The entrypoint is a function.
+    """
+    if not config.run_id:
+        config.run_id = str(int.from_bytes(os.urandom(16), "big"))
+    parameters = RendezvousParameters(
+        backend=config.rdzv_backend,
+        endpoint=config.rdzv_endpoint,
+        run_id=config.run_id,
+        min_nodes=config.min_nodes,
+        max_nodes=config.max_nodes,
+        local_addr=config.local_addr,
+        **config.rdzv_configs,
+    )
+    master_addr, master_port = _master(parameters)
+    spec = WorkerSpec(
+        role=config.role,
+        local_world_size=config.nproc_per_node,
+        entrypoint=entrypoint,
+        args=tuple(args),
+        rdzv_handler=get_rendezvous_handler(parameters),
+        max_restarts=config.max_restarts,
+        monitor_interval=config.monitor_interval,
+        master_addr=master_addr,
+        master_port=master_port,
+        local_addr=config.local_addr,
+        event_log_handler=config.event_log_handler,
+        numa_options=config.numa_options,
+        duplicate_stdout_filters=config.duplicate_stdout_filters,
+        duplicate_stderr_filters=config.duplicate_stderr_filters,
+        virtual_local_rank=config.virtual_local_rank,
+    )
+    return LocalElasticAgent(
+        spec,
+        config.logs_specs or DefaultLogsSpecs(),
+        config.start_method,
+        log_line_prefix_template=config.log_line_prefix_template,
+        shutdown_timeout=config.shutdown_timeout or 0,
+        health_check_server=health_check_server,
+        options=_options(config, is_whole_process=is_whole_process),
+    )
+
+
+def _master(parameters: RendezvousParameters) -> tuple[str | None, int | None]:
+    """Return the workers' store's address where the user fixed it, as `static` does."""
+    if parameters.backend != "static":
+        return None, None
+    host, port = parse_rendezvous_endpoint(parameters.endpoint, default_port=-1)
+    if port == -1:
+        message = f"--rdzv-endpoint {parameters.endpoint!r} has no port: give --master-port or HOST:PORT"
+        raise ValueError(message)
+    return host, port
+
+
+def _options(config: LaunchConfig, *, is_whole_process: bool) -> AgentOptions:
+    affinities = {}
+    if config.numa_options is not None:
+        from elastic_run.cluster.numa import worker_affinities  # noqa: PLC0415 - only with --numa-binding
+
+        affinities = worker_affinities(config.numa_options, config.nproc_per_node)
+    return AgentOptions(
+        policy=config.restart_policy or RestartPolicy(config.max_restarts),
+        shutdown_timeout=float(config.shutdown_timeout or 0),
+        signals=parse_signals(config.signals_to_handle),
+        forwarded=parse_signals(config.forward_signals) if config.forward_signals else (),
+        worker_store=config.worker_store,
+        capture=config.capture,
+        prefix_template=config.log_line_prefix_template or contract.DEFAULT_PREFIX_TEMPLATE,
+        affinities=affinities,
+        is_whole_process=is_whole_process,
+        stuck_timeout=float(os.environ.get(contract.ENV_UNINTERRUPTIBLE_STATE_TIMEOUT) or 0),
+    )

@@ -1,0 +1,333 @@
+"""One selectors loop: descriptors, timers, child exits, signals, and wake-ups from other threads.
+
+Rules
+- One thread runs the loop and owns everything registered with it. Other threads may only `call_soon_threadsafe`.
+- Callbacks never block. An exception in a callback is a defect and leaves `run_until`.
+- Nothing polls. A child's exit is a readable pidfd; where the kernel or a seccomp filter refuses pidfds, one thread
+  per child blocks in waitid(WNOWAIT). Rejected: SIGCHLD alone (coalesced, main thread only, and inside somebody's
+  process it belongs to them), wait4(-1) (takes children that are not ours).
+- Signal handlers only note the number; the wake-up descriptor wakes the loop, which then acts. A signal that was
+  inherited as ignored stays ignored (`nohup`), and what was installed before is put back on `close`.
+- The clock is monotonic.
+"""
+
+from __future__ import annotations
+
+import errno
+import heapq
+import os
+import selectors
+import signal
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from types import FrameType, TracebackType
+
+_WAKE = b"\0"
+#: An exit status that somebody else collected (a SIGCHLD handler of the program we run in) can't be known.
+UNKNOWN_EXIT_CODE = 255
+
+
+class Timer:
+    """A call that is due at a time; `cancel` takes it back."""
+
+    __slots__ = ("callback", "when")
+
+    def __init__(self, when: float, callback: Callable[[], None]) -> None:
+        self.when = when
+        self.callback: Callable[[], None] | None = callback
+
+    def cancel(self) -> None:
+        """Forget the call; harmless when it was made already."""
+        self.callback = None
+
+
+class Loop:
+    """Waits for descriptors, timers, child exits and signals, and calls back.
+
+    Use it as a context manager, or call `close`.
+    """
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._readers: dict[int, Callable[[], None]] = {}
+        self._writers: dict[int, Callable[[], None]] = {}
+        self._timers: list[tuple[float, int, Timer]] = []
+        self._sequence = 0
+        self._soon: list[Callable[[], None]] = []
+        self._children: dict[int, Callable[[int], None]] = {}
+        self._pidfds: dict[int, int] = {}
+        self._signals: list[int] = []
+        self._signal_callbacks: dict[int, Callable[[int], None]] = {}
+        self._previous_handlers: dict[int, object] = {}
+        self._previous_wakeup_fd: int | None = None
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
+        self.add_reader(self._wake_read, self._drain_wake_ups)
+
+    def __enter__(self) -> Loop:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- time ----------------------------------------------------------------------------------------------------
+    def now(self) -> float:
+        """Return the monotonic clock in seconds."""
+        return time.monotonic()
+
+    def call_at(self, when: float, callback: Callable[[], None]) -> Timer:
+        """Call once the clock has reached a time.
+
+        Args:
+            when: Monotonic time in seconds.
+            callback: What to call.
+
+        Returns:
+            The timer, which can be cancelled.
+        """
+        timer = Timer(when, callback)
+        self._sequence += 1
+        heapq.heappush(self._timers, (when, self._sequence, timer))
+        return timer
+
+    def call_later(self, delay: float, callback: Callable[[], None]) -> Timer:
+        """Call after a delay in seconds; returns the timer."""
+        return self.call_at(time.monotonic() + delay, callback)
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        """Call in the loop's next turn."""
+        self._soon.append(callback)
+
+    def call_soon_threadsafe(self, callback: Callable[[], None]) -> None:
+        """Call in the loop's next turn; may be used from any thread."""
+        self._soon.append(callback)
+        self._wake()
+
+    # --- descriptors ---------------------------------------------------------------------------------------------
+    def add_reader(self, fd: int, callback: Callable[[], None]) -> None:
+        """Call whenever a descriptor is readable, at end of file, or in error."""
+        self._readers[fd] = callback
+        self._register(fd)
+
+    def remove_reader(self, fd: int) -> None:
+        """Stop watching a descriptor for reading; harmless when it isn't watched."""
+        if self._readers.pop(fd, None) is not None:
+            self._register(fd)
+
+    def add_writer(self, fd: int, callback: Callable[[], None]) -> None:
+        """Call whenever a descriptor can take more."""
+        self._writers[fd] = callback
+        self._register(fd)
+
+    def remove_writer(self, fd: int) -> None:
+        """Stop watching a descriptor for writing; harmless when it isn't watched."""
+        if self._writers.pop(fd, None) is not None:
+            self._register(fd)
+
+    def _register(self, fd: int) -> None:
+        events = (selectors.EVENT_READ if fd in self._readers else 0) | (
+            selectors.EVENT_WRITE if fd in self._writers else 0
+        )
+        is_known = fd in self._selector.get_map()
+        if not events:
+            if is_known:
+                self._selector.unregister(fd)
+        elif is_known:
+            self._selector.modify(fd, events)
+        else:
+            self._selector.register(fd, events)
+
+    # --- children ------------------------------------------------------------------------------------------------
+    def watch_exit(self, pid: int, callback: Callable[[int], None]) -> None:
+        """Call once a child of this process has ended, after reaping it.
+
+        Args:
+            pid: The child.
+            callback: Gets the exit code, or minus the signal's number.
+        """
+        self._children[pid] = callback
+        pidfd = open_pidfd(pid)
+        if pidfd is None:
+            self._watch_exit_in_thread(pid)
+            return
+        self._pidfds[pid] = pidfd
+        self.add_reader(pidfd, lambda: self._reap(pid))
+
+    def _watch_exit_in_thread(self, pid: int) -> None:
+        import threading  # noqa: PLC0415 - only where there are no pidfds
+
+        def wait_exit() -> None:
+            try:
+                # WNOWAIT leaves the zombie, so the pid can't be reused before the loop's thread has reaped it.
+                os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+            except ChildProcessError:
+                pass
+            self.call_soon_threadsafe(lambda: self._reap(pid))
+
+        threading.Thread(target=wait_exit, name=f"wait-{pid}", daemon=True).start()
+
+    def _reap(self, pid: int) -> None:
+        try:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            code = os.waitstatus_to_exitcode(status)
+        except ChildProcessError:
+            ended, code = pid, UNKNOWN_EXIT_CODE
+        if not ended:
+            return
+        pidfd = self._pidfds.pop(pid, None)
+        if pidfd is not None:
+            self.remove_reader(pidfd)
+            os.close(pidfd)
+        callback = self._children.pop(pid, None)
+        if callback is not None:
+            callback(code)
+
+    def reap_strangers(self) -> None:
+        """Collect ended children that nobody here started, as PID 1 of a container must.
+
+        Raises:
+            ValueError: Outside the main thread.
+        """
+
+        def reap_all(_: int = 0) -> None:
+            while True:
+                try:
+                    found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                except ChildProcessError:
+                    return
+                if found is None:
+                    return
+                if found.si_pid in self._children:
+                    self._reap(found.si_pid)
+                else:
+                    os.waitpid(found.si_pid, os.WNOHANG)
+
+        self._install(signal.SIGCHLD, reap_all)
+
+    # --- signals -------------------------------------------------------------------------------------------------
+    def watch_signals(self, signals: Iterable[int], callback: Callable[[int], None]) -> None:
+        """Call for every one of these signals, unless it was inherited as ignored.
+
+        Args:
+            signals: Signal numbers.
+            callback: Gets the number.
+
+        Raises:
+            ValueError: Outside the main thread, where Python can't install handlers.
+        """
+        for number in signals:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._install(number, callback)
+
+    def _install(self, number: int, callback: Callable[[int], None]) -> None:
+        previous = signal.signal(number, self._note_signal)
+        self._previous_handlers.setdefault(number, previous)
+        self._signal_callbacks[number] = callback
+        if self._previous_wakeup_fd is None:
+            self._previous_wakeup_fd = signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+
+    def _note_signal(self, number: int, _frame: FrameType | None) -> None:
+        self._signals.append(number)
+
+    def _restore_signals(self) -> None:
+        for number, previous in self._previous_handlers.items():
+            # None: a handler that C code installed. Python can't put it back; the default is the nearest.
+            signal.signal(number, signal.SIG_DFL if previous is None else previous)  # type: ignore[arg-type]
+        self._previous_handlers.clear()
+        if self._previous_wakeup_fd is not None:
+            signal.set_wakeup_fd(self._previous_wakeup_fd)
+            self._previous_wakeup_fd = None
+
+    # --- running -------------------------------------------------------------------------------------------------
+    def run_until(self, is_done: Callable[[], bool], deadline: float | None = None) -> bool:
+        """Run the loop until a condition holds.
+
+        Args:
+            is_done: Asked after every turn; changes nothing.
+            deadline: Monotonic time in seconds after which to give up; None waits for ever.
+
+        Returns:
+            Whether the condition holds.
+        """
+        while not is_done():
+            now = time.monotonic()
+            if deadline is not None and now >= deadline:
+                return False
+            self._turn(self._timeout(now, deadline))
+        return True
+
+    def _timeout(self, now: float, deadline: float | None) -> float | None:
+        if self._soon or self._signals:
+            return 0.0
+        while self._timers and self._timers[0][2].callback is None:
+            heapq.heappop(self._timers)
+        due = [when for when in (deadline, self._timers[0][0] if self._timers else None) if when is not None]
+        return max(0.0, min(due) - now) if due else None
+
+    def _turn(self, timeout: float | None) -> None:
+        for key, events in self._selector.select(timeout):
+            # A callback earlier in this turn may have removed or replaced this one.
+            if events & selectors.EVENT_READ and (reader := self._readers.get(key.fd)) is not None:
+                reader()
+            if events & selectors.EVENT_WRITE and (writer := self._writers.get(key.fd)) is not None:
+                writer()
+        signals, self._signals = self._signals, []
+        for number in signals:
+            self._signal_callbacks[number](number)
+        soon, self._soon = self._soon, []
+        for callback in soon:
+            callback()
+        self._fire_timers(time.monotonic())
+
+    def _fire_timers(self, now: float) -> None:
+        while self._timers and self._timers[0][0] <= now:
+            timer = heapq.heappop(self._timers)[2]
+            if timer.callback is not None:
+                timer.callback()
+
+    def _wake(self) -> None:
+        try:
+            os.write(self._wake_write, _WAKE)
+        except OSError as error:
+            # EAGAIN: a wake-up is pending already. EBADF: the loop was closed meanwhile.
+            if error.errno not in (errno.EAGAIN, errno.EBADF):
+                raise
+
+    def _drain_wake_ups(self) -> None:
+        try:
+            while len(os.read(self._wake_read, 4096)) == 4096:
+                pass
+        except BlockingIOError:
+            pass
+
+    def close(self) -> None:
+        """Put the signal handlers back and close what the loop owns; children are not touched."""
+        if self._wake_read < 0:
+            return
+        self._restore_signals()
+        self._selector.close()
+        for fd in (*self._pidfds.values(), self._wake_read, self._wake_write):
+            os.close(fd)
+        self._pidfds.clear()
+        self._wake_read = self._wake_write = -1
+
+
+def open_pidfd(pid: int) -> int | None:
+    """Open a descriptor that becomes readable when a process ends.
+
+    Args:
+        pid: Any process that this one may see.
+
+    Returns:
+        The descriptor, or None where the system has none to give (no such system call, seccomp, no such process).
+    """
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return None

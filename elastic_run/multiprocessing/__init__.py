@@ -1,0 +1,34 @@
+"""Start worker processes, watch them, and take their output; torch's names, each loaded when it is first used."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from elastic_run.multiprocessing.api import SignalException as SignalException
+    from elastic_run.multiprocessing.logs import (
+        DefaultLogsSpecs as DefaultLogsSpecs,
+        LogsDest as LogsDest,
+        LogsSpecs as LogsSpecs,
+        Std as Std,
+        to_map as to_map,
+    )
+
+_HOMES = {
+    "DefaultLogsSpecs": "logs",
+    "LogsDest": "logs",
+    "LogsSpecs": "logs",
+    "SignalException": "api",
+    "Std": "logs",
+    "to_map": "logs",
+}
+
+__all__ = [*_HOMES]  # noqa: PLE0604 - the keys are the names
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        message = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(message)
+    import importlib  # noqa: PLC0415 - only for those who use the Python names
+
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,0 +1,88 @@
+"""Start a worker process: a session of its own, exactly the descriptors it should have, exec in one system call.
+
+Rules
+- posix_spawn (a vfork in C) and no Python between fork and exec: safe with threads, cheap in a large process. Rejected:
+  os.fork (a copy of page tables per worker, Python code in the child of a threaded process), subprocess (10 ms to import).
+- Our own descriptors are close-on-exec. Those that we inherited inheritable are closed in the child, as torchrun does.
+- CPU affinity is set on this thread, inherited by the child, and set back: it holds before the child's first instruction,
+  and libraries freeze their thread counts at import.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+#: CPython ignores these at start; a program that we exec expects the default action.
+_RESTORED_SIGNALS = tuple(
+    getattr(signal, name) for name in ("SIGPIPE", "SIGXFSZ", "SIGXFZ") if hasattr(signal, name)
+)
+
+
+def spawn(
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    *,
+    stdout: int = 1,
+    stderr: int = 2,
+    affinity: frozenset[int] | None = None,
+    stdin: int = 0,
+) -> int:
+    """Start a program as the leader of a new session.
+
+    Args:
+        argv: The program, looked up in PATH unless it has a slash, and its arguments.
+        env: Its whole environment.
+        stdout: Descriptor that it gets as 1.
+        stderr: Descriptor that it gets as 2.
+        affinity: Logical CPUs to run on, or None to inherit.
+        stdin: Descriptor that it gets as 0.
+
+    Returns:
+        The pid, which is the session's and the group's number too.
+
+    Raises:
+        OSError: The program can't be executed, or the system refuses a process.
+    """
+    actions: list[tuple[int, int] | tuple[int, int, int]] = [
+        (os.POSIX_SPAWN_DUP2, source, target) for target, source in ((0, stdin), (1, stdout), (2, stderr))
+        if source != target
+    ]
+    actions += [(os.POSIX_SPAWN_CLOSE, fd) for fd in inheritable_descriptors()]
+    saved = _bind(affinity)
+    try:
+        return os.posix_spawnp(
+            argv[0], list(argv), dict(env), file_actions=actions, setsid=True, setsigdef=_RESTORED_SIGNALS
+        )
+    finally:
+        _bind(saved)
+
+
+def _bind(affinity: frozenset[int] | None) -> frozenset[int] | None:
+    """Bind this thread; return what it was bound to, or None where nothing was changed."""
+    if affinity is None:
+        return None
+    before = frozenset(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, affinity)
+    return before
+
+
+def inheritable_descriptors() -> list[int]:
+    """Return this process's descriptors above 2 that a child would inherit."""
+    try:
+        names = os.listdir("/proc/self/fd")
+    except OSError:
+        return []
+    found = []
+    for name in names:
+        fd = int(name)
+        try:
+            if fd > 2 and os.get_inheritable(fd):  # noqa: PLR2004 - above the standard ones
+                found.append(fd)
+        except OSError:
+            pass  # the descriptor of the listing itself, closed by now
+    return found

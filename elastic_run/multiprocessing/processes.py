@@ -1,0 +1,161 @@
+"""Find and signal what is left of a worker: by session, by process group, and by the token in its environment.
+
+Rules
+- A process is gone when it is absent or a zombie: under a slow PID 1 zombies linger.
+- A descendant that left the session (a daemon, a nested launcher's worker) still carries the token of every launcher
+  above it in its environment; a process older than the launcher can't be a descendant and is never looked into.
+- /proc/PID/environ takes the process's memory lock; a process in uninterruptible sleep may hold it for ever, so those are
+  never opened.
+- Standard library only, and little of it: the guardian runs this on its own after the launcher has died.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+_GONE_STATES = (b"Z", b"X", b"x")
+
+
+class ProcessStat:
+    """What /proc/PID/stat says.
+
+    Args:
+        state: One letter; `D` is uninterruptible sleep.
+        session: Number of the session.
+        started_at: Clock ticks since boot.
+    """
+
+    __slots__ = ("parent", "session", "started_at", "state")
+
+    def __init__(self, *, state: bytes, parent: int, session: int, started_at: int) -> None:
+        self.state = state
+        self.parent = parent
+        self.session = session
+        self.started_at = started_at
+
+
+def read_stat(pid: int | str) -> ProcessStat | None:
+    """Read a process's state.
+
+    Args:
+        pid: A pid, or "self".
+
+    Returns:
+        The state, or None when there is no such process or no /proc.
+    """
+    try:
+        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        # The name in parentheses may hold spaces and parentheses itself: fields count from the last one.
+        fields = os.read(fd, 4096).rpartition(b")")[2].split()
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+    return ProcessStat(state=fields[0], parent=int(fields[1]), session=int(fields[3]), started_at=int(fields[19]))
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process is absent or a zombie."""
+    stat = read_stat(pid)
+    return stat is None or stat.state in _GONE_STATES
+
+
+def find_survivors(sessions: Collection[int], token: str, *, since: int, ignored: Collection[int] = ()) -> list[int]:
+    """Find what still lives of some workers.
+
+    Args:
+        sessions: Sessions of the workers.
+        token: The launcher's token; empty to look at sessions only.
+        since: Start time of the launcher in clock ticks; older processes are not descendants.
+        ignored: Pids that don't count.
+
+    Returns:
+        Pids, in no order.
+    """
+    needle = token.encode()
+    found = []
+    for name in _list_pids():
+        pid = int(name)
+        stat = read_stat(pid)
+        if stat is None or stat.state in _GONE_STATES or pid in ignored or stat.started_at < since:
+            continue
+        if stat.session in sessions or (needle and stat.state != b"D" and _carries(pid, needle)):
+            found.append(pid)
+    return found
+
+
+def _list_pids() -> list[str]:
+    try:
+        return [name for name in os.listdir("/proc") if name.isdigit()]
+    except OSError:
+        return []
+
+
+def _carries(pid: int, token: bytes) -> bool:
+    try:
+        fd = os.open(f"/proc/{pid}/environ", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        text = b""
+        while chunk := os.read(fd, 1 << 16):
+            text += chunk
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return token in text
+
+
+def is_recycled(session: int, token: str) -> bool:
+    """Whether a session's number belongs to a stranger by now.
+
+    A pid is not given out again while it is the number of a session or group with members. So when there is a process
+    of that number and it doesn't carry our token, our session was empty long ago.
+    """
+    stat = read_stat(session)
+    if stat is None or stat.state in (*_GONE_STATES, b"D"):
+        return False
+    return not _carries(session, token.encode())
+
+
+def signal_groups(groups: Iterable[int], number: int) -> None:
+    """Send a signal to process groups; those that are gone are passed over."""
+    for group in groups:
+        try:
+            os.killpg(group, number)
+        except (ProcessLookupError, PermissionError):
+            pass
+
+
+def signal_processes(pids: Iterable[int], number: int) -> None:
+    """Send a signal to processes; those that are gone are passed over."""
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except (ProcessLookupError, PermissionError):
+            pass
+
+
+def kill_all(sessions: Collection[int], pids: Collection[int] = ()) -> None:
+    """Send SIGKILL to the sessions' groups and to single processes."""
+    signal_groups(sessions, signal.SIGKILL)
+    signal_processes(pids, signal.SIGKILL)
+
+
+def wait_channel(pid: int) -> str:
+    """Return the kernel function in which a process sleeps, or an empty string."""
+    try:
+        with open(f"/proc/{pid}/wchan", encoding="ascii") as file:
+            text = file.read().strip()
+    except OSError:
+        return ""
+    return "" if text == "0" else text

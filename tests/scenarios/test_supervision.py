@@ -1,0 +1,137 @@
+"""Scenario scripts of one agent: events in, the whole trace of states and commands out.
+
+A script in `supervision/` begins with what the agent is and then has one event per `>` line; the lines below each are the
+trace that `decide` gives. After a deliberate change rewrite them all with `ELASTIC_RUN_REWRITE=1` and review the diff.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from elastic_run.core import supervision
+from elastic_run.core.policy import Failure, RestartPolicy
+
+SCRIPTS = sorted((Path(__file__).parent / "supervision").glob("*.txt"))
+_FAILURE_FIELDS = ("exit_code", "signature", "uptime", "is_deterministic")
+
+
+def _values(words: list[str]) -> dict[str, object]:
+    pairs = (word.split("=", 1) for word in words)
+    return {name: _value(text) for name, text in pairs}
+
+
+def _value(text: str) -> object:
+    if text in ("True", "False"):
+        return text == "True"
+    try:
+        return float(text) if "." in text else int(text)
+    except ValueError:
+        return text
+
+
+def _make_agent(words: list[str]) -> supervision.Agent:
+    values = _values(words)
+    size = values.pop("workers", 2)
+    forwarded = values.pop("forward", None)
+    assert isinstance(size, int)
+    return supervision.Agent(
+        policy=RestartPolicy(**values),  # type: ignore[arg-type]
+        local_world_size=size,
+        forwarded=frozenset() if forwarded is None else frozenset({forwarded}),  # type: ignore[arg-type]
+    )
+
+
+def _make_event(name: str, values: dict[str, object]) -> supervision.Event:
+    kind = getattr(supervision, name)
+    if name == "GroupGone":
+        fields = {field: values.pop(field) for field in _FAILURE_FIELDS if field in values}
+        values["failure"] = Failure(**fields) if fields else None  # type: ignore[arg-type]
+    event = kind(**values)
+    assert isinstance(event, supervision.Event)
+    return event
+
+
+def _describe(command: supervision.Command) -> str:
+    slots = [slot for slot in type(command).__slots__ if getattr(command, slot) not in ("", None)]
+    return f"{type(command).__name__}({', '.join(f'{slot}={getattr(command, slot)!r}' for slot in slots)})"
+
+
+def _trace(agent: supervision.Agent, commands: tuple[supervision.Command, ...]) -> str:
+    return "  ".join([f"    {agent.state}", *map(_describe, commands)])
+
+
+def play(script: str) -> str:
+    """Return the script with the trace that `decide` gives today."""
+    lines: list[str] = []
+    agent = None
+    now = 0.0
+    for line in script.splitlines():
+        if line.startswith("    "):
+            continue
+        lines.append(line)
+        if line.startswith("agent"):
+            agent, commands = supervision.begin(_make_agent(line.split()[1:]))
+            lines.append(_trace(agent, commands))
+        elif line.startswith("> "):
+            assert agent is not None
+            name, *words = line[2:].split()
+            values = _values(words)
+            now = float(values.pop("at", now))  # type: ignore[arg-type]
+            try:
+                agent, commands = supervision.decide(agent, _make_event(name, values), now, 0.5)
+                lines.append(_trace(agent, commands))
+            except supervision.IllegalTransitionError as error:
+                lines.append(f"    illegal: {error}")
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_scenario(path: Path) -> None:
+    """The trace of a scenario is the one that was reviewed."""
+    script = path.read_text()
+    played = play(script)
+    if os.environ.get("ELASTIC_RUN_REWRITE"):
+        path.write_text(played)
+        script = played
+    assert played == script
+
+
+def test_every_transition_is_told() -> None:
+    """Every move that the table allows is seen in some scenario."""
+    seen = set()
+    for path in SCRIPTS:
+        state = ""
+        event = ""
+        for line in path.read_text().splitlines():
+            if line.startswith("> "):
+                event = line[2:].split()[0]
+            elif line.startswith("    ") and not line.startswith("    illegal"):
+                after = line.split()[0]
+                if event:
+                    seen.add((state, event, after))
+                state = after
+            elif line.startswith("agent"):
+                event = ""
+    allowed = {
+        (state, event.__name__, after) for (state, event), afters in supervision.TRANSITIONS.items() for after in afters
+    }
+    assert allowed <= seen
+
+
+def test_a_step_that_is_not_in_the_table_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reaction that leads to a state which the table does not name is refused."""
+    monkeypatch.setitem(supervision.TRANSITIONS, (supervision.JOINING, supervision.RoundFormed), ())
+    agent = supervision.Agent(policy=RestartPolicy(), local_world_size=1)
+    with pytest.raises(supervision.IllegalTransitionError, match="from joining to running"):
+        supervision.decide(agent, supervision.RoundFormed(0), 0.0)
+
+
+def test_the_diagram_has_every_transition() -> None:
+    """The diagram of the documentation is drawn from the table."""
+    diagram = supervision.state_diagram()
+    for (state, event), afters in supervision.TRANSITIONS.items():
+        for after in afters:
+            assert f"{state} --> {after}: {event.__name__}" in diagram
