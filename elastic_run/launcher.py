@@ -8,7 +8,6 @@ Source of the names, fields and defaults: torch 2.13, torch.distributed.launcher
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
 
 from elastic_run import contract
 from elastic_run.agent.api import WorkerSpec
@@ -23,12 +22,15 @@ from elastic_run.rendezvous.utils import parse_rendezvous_endpoint
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from dataclasses import dataclass, field
     from typing import Any
 
     from elastic_run.cluster.numa import NumaOptions
     from elastic_run.multiprocessing.logs import LogsSpecs
     from elastic_run.multiprocessing.output import Console
     from elastic_run.report import Ending
+else:
+    from elastic_run.utils.light_dataclass import dataclass, field
 
 __all__ = ["LaunchConfig", "elastic_launch", "launch_agent", "launch_job"]
 

@@ -18,6 +18,7 @@ from collections import deque
 from elastic_run import contract
 from elastic_run.agent.environment import assign_ranks
 from elastic_run.agent.round import Round
+from elastic_run.agent.stuck import StuckWatch
 from elastic_run.core import supervision
 from elastic_run.core.policy import Failure, RestartPolicy
 from elastic_run.core.rootcause import failure_signature, find_root_cause, is_deterministic
@@ -166,6 +167,7 @@ class Supervisor:
         self._is_closing = False
         self._round: Round | None = None
         self._store: WorkerStore | None = None
+        self._stuck_watch: StuckWatch | None = None
         self._use_torch_store = False
         self._attempts: list[Attempt] = []
         self._ends: tuple[WorkerEnd, ...] = ()
@@ -351,8 +353,17 @@ class Supervisor:
             self._round.start()
         except (OSError, ValueError) as error:
             self._feed(_start_failed(number, error, str(self._group.spec.entrypoint)))
+        workers = self._round.workers
+        self._stuck_watch = StuckWatch(
+            self._loop,
+            self._options.stuck_timeout,
+            pids=lambda: [workers.pids[rank] for rank in workers.alive],
+            on_stuck=lambda _: self._feed(supervision.WorkerStuck(number)),
+        )
 
     def _stop_workers(self, command: supervision.StopWorkers) -> None:
+        if self._stuck_watch is not None:
+            self._stuck_watch.close()
         if self._round is not None:
             self._round.workers.stop(command.signal, self._options.shutdown_timeout, self._on_gone)
 
@@ -369,10 +380,16 @@ class Supervisor:
     # --- telling ---------------------------------------------------------------------------------------------------
     def _tell(self, before: supervision.Agent, commands: tuple[Command, ...]) -> None:
         """Say in one line what changes while the job goes on; the end is told by the report."""
-        from elastic_run.report import lines  # noqa: PLC0415 - only when there is something to say
-
         size = self._group.spec.local_world_size
         after = self._agent
+        if (after.restart_count, after.signal, after.is_hurried) == (
+            before.restart_count,
+            before.signal,
+            before.is_hurried,
+        ):
+            return
+        from elastic_run.report import lines  # noqa: PLC0415 - only when there is something to say
+
         if after.restart_count > before.restart_count and self._root is not None:
             self._remember_attempt()
             pause = next((command.delay for command in commands if isinstance(command, supervision.Pause)), 0.0)

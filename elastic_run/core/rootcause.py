@@ -16,9 +16,10 @@ Imported by the agent before the first worker starts: cheap, and expressions are
 
 from __future__ import annotations
 
+from elastic_run.contract import EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, EXIT_SIGNAL_BASE, EXIT_USAGE
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import re
     from collections.abc import Sequence
 
 #: Severity of a failure, the cause first.
@@ -26,59 +27,14 @@ OWN_EXCEPTION = 0
 BARE_END = 1
 CONSEQUENCE = 2
 
-SIGNAL_BASE = 128
-EXIT_USAGE = 2
-EXIT_NOT_EXECUTABLE = 126
-EXIT_NOT_FOUND = 127
 SIGABRT = 6
 
 #: Errors of the program itself: they come back however often it is started.
 _DETERMINISTIC_TYPES = frozenset(
     ("ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError", "TabError", "NameError")
 )
-#: What the interpreter or the shell says on stderr when a program can't even begin.
-_CANNOT_BEGIN = r": can't open file '|: No module named |: No such file or directory$|: command not found$|: error: "
-#: What other ranks see of a rank that is dead or late. Sources: torch 2.13's c10d (TCPStore, ProcessGroupNCCL, gloo).
-_CONSEQUENCE = "|".join(
-    (
-        r"connection (was )?(closed|reset|refused|aborted)",
-        r"connection was likely closed",
-        r"broken pipe",
-        r"failed to recv|recvvalue|sendbytes|recvbytes",
-        r"socket timeout",
-        r"timed out waiting \d+ ?ms for (send|recv)",
-        r"timed out after \d+ seconds waiting for clients",
-        r"client socket has timed out",
-        r"wait timeout after|application timeout caused pair closure",
-        r"watchdog caught collective operation timeout|collective operation timeout",
-        r"heartbeat monitor timed out|unable to get heartbeat",
-        r"ncclremoteerror|remote process exited or there was a network error",
-        r"nccl communicator (was|has been|encountered) (aborted|error)|communicator was aborted",
-        r"failed to pass monitoredbarrier|ranks? .*failed to reach",
-        r"timed ?out .*(allreduce|all_reduce|barrier|broadcast|rendezvous|store)",
-    )
-)
-#: Types that only ever come from talking to another rank.
-_CONSEQUENCE_TYPES = frozenset(
-    (
-        "BrokenPipeError",
-        "ConnectionAbortedError",
-        "ConnectionRefusedError",
-        "ConnectionResetError",
-        "DistBackendError",
-        "DistNetworkError",
-        "DistStoreError",
-    )
-)
-#: The same types, but the rank's own fault.
-_OWN_FAULT = (
-    r"eaddrinuse|address already in use|duplicate gpu|ncclinvalid|invalid (usage|argument)|unhandled cuda error"
-    r"|out of memory|no backend type"
-)
-#: How a program ends that obeys a signal, or whose DataLoader processes were told to stop with it.
-_OBEYED = r"KeyboardInterrupt|SystemExit|SignalException|SIGTERM|SIGINT|DataLoader worker .*(exited|killed)"
 #: What differs between two runs of the same failure: paths of temporary files, hex, and every number.
-_VARYING = r"0x[0-9a-fA-F]+|\b[0-9a-f]{8,}\b|/tmp/\S+|\d+(\.\d+)?(e[-+]?\d+)?"  # noqa: S108 - a pattern, not a file
+_VARYING = r"0x[0-9a-fA-F]+|\b[0-9a-f]{8,}\b|/tmp/\S+|\d+(?:\.\d+)?(?:e[-+]?\d+)?"
 
 
 class ExceptionText:
@@ -115,6 +71,12 @@ class ExceptionText:
     def name(self) -> str:
         """The class's name without its module."""
         return self.type.replace("::", ".").rpartition(".")[2]
+
+    @property
+    def summary(self) -> str:
+        """Type and the first line of the message."""
+        first = self.message.partition("\n")[0]
+        return f"{self.type}: {first}" if first else self.type
 
 
 class WorkerEnd:
@@ -156,7 +118,7 @@ class WorkerEnd:
         "was_stopped",
     )
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - a record
         self,
         *,
         rank: int,
@@ -196,8 +158,8 @@ class WorkerEnd:
         """The signal that ended it, also where a shell between us and it said so by 128+n."""
         if self.exitcode < 0:
             return -self.exitcode
-        is_reported = SIGNAL_BASE < self.exitcode <= SIGNAL_BASE + 64
-        return self.exitcode - SIGNAL_BASE if is_reported else None
+        is_reported = EXIT_SIGNAL_BASE < self.exitcode <= EXIT_SIGNAL_BASE + 64
+        return self.exitcode - EXIT_SIGNAL_BASE if is_reported else None
 
 
 def parse_exception(text: str, *, exitcode: int | None = None) -> ExceptionText | None:
@@ -253,13 +215,12 @@ def severity(end: WorkerEnd) -> int:
     Returns:
         The smaller, the more likely the cause.
     """
+    from elastic_run.core import consequences  # noqa: PLC0415 - only after a failure
+
     exception = end.exception
     if exception is None:
-        is_aborted = end.signal == SIGABRT and _pattern(_CONSEQUENCE).search("\n".join(end.stderr_tail)) is not None
-        return CONSEQUENCE if is_aborted else BARE_END
-    if _pattern(_OWN_FAULT).search(exception.message):
-        return OWN_EXCEPTION
-    if exception.name in _CONSEQUENCE_TYPES or _pattern(_CONSEQUENCE).search(exception.message):
+        return CONSEQUENCE if end.signal == SIGABRT and consequences.is_lost_peer(end.stderr_tail) else BARE_END
+    if consequences.is_consequence(exception.name, exception.message):
         return CONSEQUENCE
     return BARE_END if end.exitcode < 0 else OWN_EXCEPTION
 
@@ -277,8 +238,7 @@ def failure_signature(end: WorkerEnd) -> tuple[int | str, ...]:
     exception = end.exception
     if exception is not None:
         return (end.exitcode, exception.type, _normalise(exception.message), exception.where)
-    last = next((line for line in reversed(end.stderr_tail) if line.strip()), "")
-    return (end.exitcode, _normalise(last))
+    return (end.exitcode, _normalise(_last_line(end)))
 
 
 def is_deterministic(end: WorkerEnd) -> bool:
@@ -294,14 +254,22 @@ def is_deterministic(end: WorkerEnd) -> bool:
         return end.exception.name in _DETERMINISTIC_TYPES
     if end.exitcode in (EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND):
         return True
-    last = next((line for line in reversed(end.stderr_tail) if line.strip()), "")
-    return end.exitcode in (1, EXIT_USAGE) and _pattern(_CANNOT_BEGIN).search(last) is not None
+    last = _last_line(end)
+    if end.exitcode == EXIT_USAGE:
+        return ": can't open file '" in last or ": error: " in last
+    return end.exitcode == 1 and ": No module named " in last
 
 
 def _failed_before_its_stop(end: WorkerEnd) -> bool:
-    if severity(end) != OWN_EXCEPTION or end.exception is None:
+    from elastic_run.core import consequences  # noqa: PLC0415 - only after a failure
+
+    if end.exception is None or severity(end) != OWN_EXCEPTION:
         return False
-    return _pattern(_OBEYED).search(f"{end.exception.type}: {end.exception.message}") is None
+    return not consequences.is_obedience(end.exception.type, end.exception.message)
+
+
+def _last_line(end: WorkerEnd) -> str:
+    return next((line for line in reversed(end.stderr_tail) if line.strip()), "")
 
 
 def _order(end: WorkerEnd) -> tuple[int, float, int]:
@@ -309,11 +277,6 @@ def _order(end: WorkerEnd) -> tuple[int, float, int]:
 
 
 def _normalise(text: str) -> str:
-    return _pattern(_VARYING).sub("#", text[:4096].strip())
-
-
-def _pattern(expression: str) -> re.Pattern[str]:
-    """Compile an expression, which Python itself remembers."""
     import re  # noqa: PLC0415 - not before something failed
 
-    return re.compile(expression, re.IGNORECASE)
+    return re.sub(_VARYING, "#", text[:4096].strip())

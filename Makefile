@@ -1,0 +1,52 @@
+# make demo and make test set up all they need in .venv (tools/setup.sh) and run. The rest is for contributors.
+SHELL := /bin/bash
+PYTHON_IN_VENV := .venv/bin/python
+# More arguments for pytest: make test PYTEST="-k tee -x"
+PYTEST :=
+# Compiled files are part of what users get; a shell that forbids them would make every start slower.
+unexport PYTHONDONTWRITEBYTECODE
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test cover lint format types docs bench build clean
+
+help: ## show this list
+	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | sort | column -t -s $$'\t' 2>/dev/null || true
+
+setup: ## make or refresh .venv; does nothing when it is up to date
+	@tools/setup.sh
+
+demo: setup ## train on 2 workers, kill one, restart, resume, end with a lower loss
+	@$(PYTHON_IN_VENV) examples/resume/demo.py
+
+test: setup ## the whole test suite
+	@tools/test-tools.sh
+	$(PYTHON_IN_VENV) -m pytest $(PYTEST)
+
+cover: setup ## unit tests; every branch of the pure core must be taken
+	$(PYTHON_IN_VENV) -m coverage run -m pytest -q --durations=0 tests/unit tests/scenarios
+	$(PYTHON_IN_VENV) -m coverage report --include='elastic_run/core/*' --fail-under=100
+
+lint: setup ## ruff, all rules, and the format
+	$(PYTHON_IN_VENV) -m ruff check .
+	$(PYTHON_IN_VENV) -m ruff format --check .
+
+format: setup ## mend what ruff can mend
+	$(PYTHON_IN_VENV) -m ruff check --fix-only .
+	$(PYTHON_IN_VENV) -m ruff format .
+
+types: setup ## mypy, strict
+	$(PYTHON_IN_VENV) -m mypy
+
+docs: setup ## build the pages into site/
+	NO_MKDOCS_2_WARNING=1 $(PYTHON_IN_VENV) -m mkdocs build --strict --quiet
+
+bench: setup ## figures beside torchrun's and a bare loop's; a quiet machine helps
+	@tools/test-tools.sh
+	$(PYTHON_IN_VENV) -m pytest -s --durations=0 tests/benchmarks $(PYTEST)
+
+build: setup ## wheel and source archive into dist/
+	$(PYTHON_IN_VENV) -m pip wheel --quiet --no-deps --wheel-dir dist .
+
+clean: ## remove what was built; .venv stays
+	rm -rf site dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

@@ -1,0 +1,264 @@
+"""Which GPUs a worker will see, found out without torch and without a driver's library.
+
+NVIDIA
+- The driver lists its GPUs in /proc/driver/nvidia/gpus, named by PCI address, with minor number and UUID. A container
+  may see them all there and yet have the device files (/dev/nvidia0) of some only: those count.
+- No driver directory but device files: they count. Neither (WSL, for one): `nvidia-smi -L` is asked.
+- CUDA_VISIBLE_DEVICES has indices or UUIDs (also beginnings of UUIDs). CUDA stops reading at the first that is wrong,
+  and takes a repeated one as an error, which leaves none. Of MIG devices a process sees the first only.
+- CUDA may number unequal GPUs by speed; we number by PCI address, as nvidia-smi and CUDA_DEVICE_ORDER=PCI_BUS_ID do.
+
+AMD: the nodes of the kernel's topology (kfd) with SIMD units and a device file. Intel: the discrete cards, one device
+for each of their tiles.
+
+torch's build has the last word: a torch without CUDA sees no GPU. Its version file says what it was built for, and is
+read as text.
+"""
+
+from __future__ import annotations
+
+import os
+
+from elastic_run.cluster.cpus import ROOT, cpu_count, read_text
+from elastic_run.validation import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_NVIDIA_SMI = ("nvidia-smi", "/usr/lib/wsl/lib/nvidia-smi")
+_NVIDIA_SMI_TIMEOUT = 30.0
+
+
+class Device:
+    """A GPU.
+
+    Args:
+        pci_address: As in /sys/bus/pci/devices, or empty if not known.
+        uuid: NVIDIA's name for it, or empty.
+    """
+
+    __slots__ = ("pci_address", "uuid")
+
+    def __init__(self, pci_address: str = "", uuid: str = "") -> None:
+        self.pci_address = pci_address
+        self.uuid = uuid
+
+
+def device_count(word: str, environ: Mapping[str, str], *, root: str = ROOT) -> int:
+    """Find out how many workers `--nproc-per-node WORD` means here.
+
+    Args:
+        word: auto, cpu, gpu or xpu.
+        environ: Environment, for the variables that hide devices.
+        root: Root of the file system.
+
+    Returns:
+        At least 1.
+
+    Raises:
+        UsageError: There is no such device here.
+    """
+    if word == "cpu":
+        return cpu_count(root=root)
+    build = torch_build(environ)
+    gpus = len(visible_gpus(environ, root=root)) if build is None or build & {"cuda", "hip"} else 0
+    xpus = len(visible_xpus(environ, root=root)) if build is None or "xpu" in build else 0
+    if word == "auto":
+        return gpus or xpus or _metal_count() or cpu_count(root=root)
+    found = gpus if word == "gpu" else xpus
+    if not found:
+        message = f"--nproc-per-node: {word!r}, but {_why_none(word, environ, build)}; 'auto' takes the CPUs then"
+        raise UsageError(message)
+    return found
+
+
+def _why_none(word: str, environ: Mapping[str, str], build: frozenset[str] | None) -> str:
+    needed = {"cuda", "hip"} if word == "gpu" else {"xpu"}
+    if build is not None and not build & needed:
+        return f"the installed torch is built without {' and '.join(sorted(needed))}"
+    hidden = environ.get("CUDA_VISIBLE_DEVICES" if word == "gpu" else "ZE_AFFINITY_MASK")
+    return f"no {word} is visible here" + (f" (CUDA_VISIBLE_DEVICES={hidden!r})" if hidden is not None else "")
+
+
+def _metal_count() -> int:
+    """Apple's processors have one GPU, and torch counts it."""
+    name = os.uname()
+    return 1 if (name.sysname, name.machine) == ("Darwin", "arm64") else 0
+
+
+def visible_gpus(environ: Mapping[str, str], *, root: str = ROOT) -> list[Device]:
+    """Find the GPUs that a worker will see, NVIDIA's or AMD's, in the order of their numbers there.
+
+    Args:
+        environ: Environment, for the variables that hide devices.
+        root: Root of the file system.
+    """
+    nvidia = find_nvidia(root=root)
+    if nvidia:
+        return select_cuda(nvidia, environ.get("CUDA_VISIBLE_DEVICES"))
+    amd = select_by_index(find_amd(root=root), environ.get("ROCR_VISIBLE_DEVICES"))
+    return select_by_index(amd, environ.get("HIP_VISIBLE_DEVICES", environ.get("CUDA_VISIBLE_DEVICES")))
+
+
+def find_nvidia(*, root: str = ROOT) -> list[Device]:
+    """Find NVIDIA's GPUs, by PCI address."""
+    driver = os.path.join(root, "proc/driver/nvidia/gpus")
+    files = {name for name in _list(os.path.join(root, "dev")) if name[:6] == "nvidia" and name[6:].isdecimal()}
+    found = []
+    for address in sorted(_list(driver)):
+        facts = _read_facts(os.path.join(driver, address, "information"), ":")
+        # The files are made when the first program uses the GPUs: none at all says nothing.
+        if not files or "nvidia" + facts.get("Device Minor", "") in files:
+            found.append(Device(address.lower(), facts.get("GPU UUID", "")))
+    if found or files:
+        return found or [Device() for _ in files]
+    return _ask_nvidia_smi() if root == ROOT else []
+
+
+def _ask_nvidia_smi() -> list[Device]:
+    """Have nvidia-smi list the GPUs: a second or two, so it comes last."""
+    from elastic_run.cluster.programs import find_program  # noqa: PLC0415 - rarely needed
+
+    program = next((path for name in _NVIDIA_SMI if (path := find_program(name, os.environ))), None)
+    if program is None:
+        return []
+    import subprocess  # noqa: PLC0415 - slow, and rarely needed
+
+    try:
+        answer = subprocess.run(
+            [program, "-L"], capture_output=True, text=True, timeout=_NVIDIA_SMI_TIMEOUT, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return parse_nvidia_smi(answer.stdout)
+
+
+def parse_nvidia_smi(text: str) -> list[Device]:
+    """Read what `nvidia-smi -L` prints; the indented lines of MIG devices don't count."""
+    lines = (line for line in text.splitlines() if line.startswith("GPU "))
+    return [Device(uuid=line.partition("(UUID: ")[2].rstrip(")")) for line in lines]
+
+
+def select_cuda(devices: Sequence[Device], mask: str | None) -> list[Device]:
+    """Apply CUDA_VISIBLE_DEVICES.
+
+    Args:
+        devices: All GPUs.
+        mask: The variable's value; None if it is not set.
+
+    Returns:
+        Those that CUDA will see, in its order.
+    """
+    if mask is None:
+        return list(devices)
+    chosen: list[Device] = []
+    for entry in (part.strip() for part in mask.split(",")):
+        if entry.startswith("MIG-"):
+            parents = [device for device in devices if device.uuid and device.uuid in entry]
+            return chosen or parents or [Device()]
+        found = _find_cuda(devices, entry)
+        if found is None:
+            break
+        if found in chosen:
+            return []
+        chosen.append(found)
+    return chosen
+
+
+def _find_cuda(devices: Sequence[Device], entry: str) -> Device | None:
+    if entry.isdecimal():
+        return devices[int(entry)] if int(entry) < len(devices) else None
+    found = [device for device in devices if entry.startswith("GPU-") and device.uuid.startswith(entry)]
+    return found[0] if len(found) == 1 else None
+
+
+def select_by_index(devices: Sequence[Device], mask: str | None) -> list[Device]:
+    """Keep the devices whose indices are listed, up to the first entry that is wrong; None keeps all."""
+    if mask is None:
+        return list(devices)
+    chosen = []
+    for entry in (part.strip() for part in mask.split(",")):
+        if not entry.isdecimal() or int(entry) >= len(devices):
+            break
+        chosen.append(devices[int(entry)])
+    return chosen
+
+
+def find_amd(*, root: str = ROOT) -> list[Device]:
+    """Find AMD's GPUs, in the order of the kernel's topology."""
+    nodes = os.path.join(root, "sys/class/kfd/kfd/topology/nodes")
+    files = _list(os.path.join(root, "dev/dri"))
+    found = []
+    for node in sorted((name for name in _list(nodes) if name.isdecimal()), key=int):
+        facts = _read_facts(os.path.join(nodes, node, "properties"), " ")
+        if facts.get("simd_count", "0") != "0" and f"renderD{facts.get('drm_render_minor')}" in files:
+            found.append(Device(_amd_address(facts)))
+    return found
+
+
+def _amd_address(facts: Mapping[str, str]) -> str:
+    """The location is bus, device and function in 8, 5 and 3 bits."""
+    location = int(facts.get("location_id", "0"))
+    domain = int(facts.get("domain", "0"))
+    return f"{domain:04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.{location & 0x7}"
+
+
+def visible_xpus(environ: Mapping[str, str], *, root: str = ROOT) -> list[Device]:
+    """Find Intel's discrete GPUs that a worker will see, one device for each tile.
+
+    Args:
+        environ: Environment, for ZE_AFFINITY_MASK.
+        root: Root of the file system.
+    """
+    cards = os.path.join(root, "sys/class/drm")
+    found = []
+    for name in sorted(_list(cards)):
+        device = os.path.join(cards, name, "device")
+        if not name.startswith("renderD") or read_text(os.path.join(device, "vendor")).strip() != "0x8086":
+            continue
+        address = os.path.basename(os.path.realpath(device))
+        if address.startswith("0000:00:02."):  # the one inside the processor
+            continue
+        tiles = sum(1 for entry in _list(device) if entry[:4] == "tile" and entry[4:].isdecimal())
+        found += [Device(address)] * max(tiles, 1)
+    return select_by_index(found, environ.get("ZE_AFFINITY_MASK"))
+
+
+def torch_build(environ: Mapping[str, str], directory: str | None = None) -> frozenset[str] | None:
+    """Find out what the installed torch was built for.
+
+    Args:
+        environ: Environment; with PYTHON_EXEC the workers' torch is another one, which we can't see.
+        directory: Directory of the torch package; None looks for it.
+
+    Returns:
+        Names out of cuda, hip and xpu; None if that can't be found out.
+    """
+    if directory is None:
+        directory = "" if environ.get("PYTHON_EXEC") else _torch_directory()
+    text = read_text(os.path.join(directory, "version.py")) if directory else ""
+    if not text:
+        return None
+    lines = [line.partition("=") for line in text.splitlines()]
+    values = {name.partition(":")[0].strip(): value.strip() for name, _, value in lines}
+    return frozenset(name for name in ("cuda", "hip", "xpu") if values.get(name, "None") != "None")
+
+
+def _torch_directory() -> str:
+    from importlib.machinery import PathFinder  # noqa: PLC0415 - nobody pays for it who doesn't need it
+
+    spec = PathFinder.find_spec("torch")
+    return os.path.dirname(spec.origin) if spec is not None and spec.origin else ""
+
+
+def _list(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except OSError:
+        return []
+
+
+def _read_facts(path: str, separator: str) -> dict[str, str]:
+    lines = (line.partition(separator) for line in read_text(path).splitlines())
+    return {name.strip(): value.strip() for name, _, value in lines}

@@ -1,0 +1,229 @@
+"""Which CPUs each worker is bound to, so that it stays near its GPU.
+
+The names and the meaning of the modes are those of torch.numa.binding: worker N belongs to GPU N. torch asks CUDA for
+the GPUs' PCI addresses and runs workers under numactl; we read /sys and the agent sets the affinity itself. Everything
+below `worker_affinities` is a pure function over a file tree.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from enum import Enum
+
+from elastic_run.cluster.cpus import ROOT, available_cpus, read_text
+from elastic_run.cluster.devices import visible_gpus
+from elastic_run.validation import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
+
+__all__ = ["AffinityMode", "NumaError", "NumaOptions", "worker_affinities"]
+
+
+class NumaError(UsageError):
+    """The workers can't be bound as asked for."""
+
+
+class AffinityMode(str, Enum):
+    """What a worker is bound to."""
+
+    NODE = "node"
+    """All CPUs of its GPU's NUMA node."""
+    SOCKET = "socket"
+    """All CPUs of all NUMA nodes of that node's socket."""
+    EXCLUSIVE = "exclusive"
+    """A share of the node's cores that no other GPU of the node gets."""
+    CORE_COMPLEX = "core-complex"
+    """The cores of the node that share one last-level cache; another one for each GPU as far as they go."""
+
+
+@dataclass(frozen=True)
+class NumaOptions:
+    """How workers are bound.
+
+    Args:
+        affinity_mode: To what.
+        should_fall_back_if_binding_fails: Run unbound where binding is impossible, instead of an error.
+    """
+
+    affinity_mode: AffinityMode
+    should_fall_back_if_binding_fails: bool = False
+
+
+def worker_affinities(
+    options: NumaOptions, count: int, *, environ: Mapping[str, str] | None = None, root: str = ROOT
+) -> dict[int, frozenset[int]]:
+    """Find the CPUs for each worker of this node.
+
+    Args:
+        options: How they are bound.
+        count: Number of workers.
+        environ: Environment, for the variables that hide GPUs; None for the process's.
+        root: Root of the file system.
+
+    Returns:
+        Numbers of CPUs by local rank.
+
+    Raises:
+        NumaError: There are fewer GPUs than workers, or the machine doesn't say what is near what.
+    """
+    try:
+        gpu_nodes = find_gpu_nodes(os.environ if environ is None else environ, root=root)
+        if len(gpu_nodes) < count:
+            message = f"each worker needs a GPU to be near to: {count} wanted, {len(gpu_nodes)} visible"
+            raise NumaError(message)  # noqa: TRY301 - one place adds what all errors share
+        machine = Machine(gpu_nodes, available_cpus(), root=root)
+        return {rank: machine.cpus_near(rank, options.affinity_mode) for rank in range(count)}
+    except NumaError as error:
+        if options.should_fall_back_if_binding_fails:
+            return {}
+        message = f"--numa-binding: {options.affinity_mode.value!r} is impossible here: {error}"
+        raise NumaError(message) from None
+
+
+def find_gpu_nodes(environ: Mapping[str, str], *, root: str = ROOT) -> list[int]:
+    """Find the NUMA node of each visible GPU.
+
+    Args:
+        environ: Environment, for the variables that hide GPUs.
+        root: Root of the file system.
+
+    Returns:
+        Numbers of nodes, by GPU.
+
+    Raises:
+        NumaError: A GPU's place is not known.
+    """
+    nodes = []
+    for index, gpu in enumerate(visible_gpus(environ, root=root)):
+        text = read_text(os.path.join(root, "sys/bus/pci/devices", gpu.pci_address, "numa_node")).strip()
+        if not gpu.pci_address or not text:
+            message = f"the system doesn't say on which NUMA node GPU {index} is"
+            raise NumaError(message)
+        nodes.append(max(int(text), 0))  # -1: there is one node only
+    return nodes
+
+
+class Machine:
+    """The CPUs of a machine and the GPUs near them.
+
+    Args:
+        gpu_nodes: NUMA node of each GPU.
+        allowed: CPUs that may be used at all.
+        root: Root of the file system.
+    """
+
+    def __init__(self, gpu_nodes: Sequence[int], allowed: AbstractSet[int], *, root: str = ROOT) -> None:
+        self._gpu_nodes = gpu_nodes
+        self._allowed = allowed
+        self._system = os.path.join(root, "sys/devices/system")
+
+    def cpus_near(self, gpu: int, mode: AffinityMode) -> frozenset[int]:
+        """Choose the CPUs for a worker.
+
+        Args:
+            gpu: Number of its GPU.
+            mode: What it is bound to.
+
+        Returns:
+            Numbers of CPUs, at least one.
+
+        Raises:
+            NumaError: There is none, or too few for all GPUs.
+        """
+        choose = {
+            AffinityMode.NODE: self._node,
+            AffinityMode.SOCKET: self._socket,
+            AffinityMode.EXCLUSIVE: self._share,
+            AffinityMode.CORE_COMPLEX: self._core_complex,
+        }[mode]
+        cpus = choose(gpu)
+        if not cpus:
+            message = f"this process may use no CPU near GPU {gpu} (NUMA node {self._gpu_nodes[gpu]})"
+            raise NumaError(message)
+        return cpus
+
+    def _node(self, gpu: int) -> frozenset[int]:
+        return self._cpus_of_node(self._gpu_nodes[gpu])
+
+    def _socket(self, gpu: int) -> frozenset[int]:
+        # By all CPUs of a node, not only those allowed: with torch a node without an allowed one is an error.
+        wanted = self._socket_of_node(self._gpu_nodes[gpu])
+        nodes = parse_ranges(read_text(os.path.join(self._system, "node/possible")))
+        cpus: frozenset[int] = frozenset()
+        for node in nodes:
+            if self._socket_of_node(node) == wanted:
+                cpus |= self._cpus_of_node(node)
+        return cpus
+
+    def _share(self, gpu: int) -> frozenset[int]:
+        """Deal the node's cores out; the first GPUs get one more where it doesn't come out even."""
+        cores = self._group(self._node(gpu), self._core_of_cpu)
+        place, neighbours = self._place_on_node(gpu)
+        if len(cores) < neighbours:
+            message = f"{neighbours} GPUs share the {len(cores)} cores of NUMA node {self._gpu_nodes[gpu]}"
+            raise NumaError(message)
+        size, extra = divmod(len(cores), neighbours)
+        start = place * size + min(place, extra)
+        return frozenset().union(*cores[start : start + size + (place < extra)])
+
+    def _core_complex(self, gpu: int) -> frozenset[int]:
+        """The caches with most allowed CPUs come first."""
+        groups = sorted(self._group(self._node(gpu), self._cache_of_cpu), key=lambda cpus: (-len(cpus), min(cpus)))
+        place, _ = self._place_on_node(gpu)
+        return groups[place % len(groups)] if groups else frozenset()
+
+    def _place_on_node(self, gpu: int) -> tuple[int, int]:
+        """Return which of its node's GPUs it is, and how many they are."""
+        neighbours = [other for other, node in enumerate(self._gpu_nodes) if node == self._gpu_nodes[gpu]]
+        return neighbours.index(gpu), len(neighbours)
+
+    def _group(self, cpus: AbstractSet[int], key: Callable[[int], frozenset[int]]) -> list[frozenset[int]]:
+        """Put together the CPUs that belong to one thing; the things in the order of their lowest CPU."""
+        groups: dict[int, set[int]] = {}
+        for cpu in sorted(cpus):
+            groups.setdefault(min(key(cpu) or {cpu}), set()).add(cpu)
+        return [frozenset(groups[lowest]) for lowest in sorted(groups)]
+
+    def _all_cpus_of_node(self, node: int) -> frozenset[int]:
+        return parse_ranges(read_text(os.path.join(self._system, f"node/node{node}/cpulist")))
+
+    def _cpus_of_node(self, node: int) -> frozenset[int]:
+        return self._all_cpus_of_node(node) & self._allowed
+
+    def _socket_of_node(self, node: int) -> str | None:
+        cpus = self._all_cpus_of_node(node)
+        if not cpus:  # memory without CPUs
+            return None
+        return read_text(os.path.join(self._system, f"cpu/cpu{min(cpus)}/topology/physical_package_id")).strip()
+
+    def _core_of_cpu(self, cpu: int) -> frozenset[int]:
+        return parse_ranges(read_text(os.path.join(self._system, f"cpu/cpu{cpu}/topology/thread_siblings_list")))
+
+    def _cache_of_cpu(self, cpu: int) -> frozenset[int]:
+        """Return the CPUs that share the last-level cache with this one."""
+        directory = os.path.join(self._system, f"cpu/cpu{cpu}/cache")
+        caches = [os.path.join(directory, name) for name in _list(directory) if name[5:].isdecimal()]
+        data = [cache for cache in caches if read_text(os.path.join(cache, "type")).strip() in {"Unified", "Data"}]
+        last = max(data, key=lambda cache: int(read_text(os.path.join(cache, "level")) or 0), default="")
+        return parse_ranges(read_text(os.path.join(last, "shared_cpu_list"))) if last else frozenset()
+
+
+def parse_ranges(text: str) -> frozenset[int]:
+    """Read the kernel's notation for sets of numbers, as in ``0-2,4``."""
+    numbers: set[int] = set()
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        if first:
+            numbers.update(range(int(first), int(last or first) + 1))
+    return frozenset(numbers)
+
+
+def _list(directory: str) -> list[str]:
+    try:
+        return [name for name in os.listdir(directory) if name.startswith("index")]
+    except OSError:
+        return []

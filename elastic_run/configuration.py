@@ -1,0 +1,232 @@
+"""From checked arguments to a LaunchConfig and the command that each worker runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from elastic_run import contract
+from elastic_run.flags import FLAGS
+from elastic_run.validation import UsageError, node_range
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, MutableMapping
+    from typing import Any
+
+    from elastic_run.cluster.numa import NumaOptions
+    from elastic_run.command_line import AnyArguments
+    from elastic_run.core.policy import RestartPolicy
+    from elastic_run.launcher import LaunchConfig
+    from elastic_run.multiprocessing.logs import LogsSpecs
+
+#: What a worker runs under --run-path. torch calls runpy in a process forked from its launcher; our workers are always
+#: executed, so it is a command. Not -m with a module of ours: then the workers' interpreter would have to find us.
+RUN_PATH_CODE = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
+
+
+def complete_arguments(args: AnyArguments) -> None:
+    """Give a namespace from a foreign parser, such as torch's, the flags that it doesn't have.
+
+    Args:
+        args: The command line.
+    """
+    for flag in FLAGS:
+        if flag.dest not in {"help", "version"} and not hasattr(args, flag.dest):
+            setattr(args, flag.dest, flag.default)
+
+
+def choose_rendezvous(args: AnyArguments) -> None:
+    """Fill in the rendezvous of a job that has this node only, and the default port of the others.
+
+    Args:
+        args: The command line.
+    """
+    names_place = args.rdzv_backend != "static" or args.rdzv_endpoint or args.master_port
+    if args.standalone or (node_range(args.nnodes)[1] == 1 and not names_place):
+        args.nnodes = "1:1"
+        args.rdzv_backend = "local"
+        args.rdzv_endpoint = ""
+        args.rdzv_id = unique_id()
+    if not args.master_port:
+        args.master_port = contract.DEFAULT_MASTER_PORT
+
+
+def unique_id() -> str:
+    """Make a random id in the form of a version 4 UUID, without importing uuid."""
+    digits = list(os.urandom(16).hex())
+    digits[12] = "4"
+    digits[16] = "89ab"[int(digits[16], 16) & 3]
+    text = "".join(digits)
+    return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
+
+
+def get_rdzv_endpoint(args: AnyArguments) -> str:
+    """Return the endpoint; for the static backend the master's address and port stand in for it.
+
+    Args:
+        args: The command line.
+    """
+    if args.rdzv_backend == "static" and not args.rdzv_endpoint:
+        return f"{args.master_addr}:{args.master_port}"
+    return str(args.rdzv_endpoint)
+
+
+def get_use_env(args: AnyArguments) -> bool:
+    """Whether workers learn their local rank from the environment only: always, but at the legacy front door.
+
+    Args:
+        args: The command line.
+    """
+    return bool(getattr(args, "use_env", True))
+
+
+def make_config(
+    args: AnyArguments, workers: int, environ: MutableMapping[str, str]
+) -> tuple[LaunchConfig, str, list[str]]:
+    """Turn arguments into a configuration and the command of the workers.
+
+    Args:
+        args: The command line.
+        workers: Workers on this node.
+        environ: The environment; OMP_NUM_THREADS is set in it, as torch does, so that the workers inherit it.
+
+    Returns:
+        The configuration, the program, and its arguments.
+
+    Raises:
+        UsageError: No plug-in has the name that was given.
+    """
+    from elastic_run.launcher import LaunchConfig  # noqa: PLC0415 - after all checks: it imports the most
+
+    least, most = node_range(args.nnodes)
+    config = LaunchConfig(
+        min_nodes=least,
+        max_nodes=most,
+        nproc_per_node=workers,
+        run_id=args.rdzv_id,
+        role=args.role,
+        rdzv_endpoint=get_rdzv_endpoint(args),
+        rdzv_backend=args.rdzv_backend,
+        rdzv_configs=_rdzv_configs(args),
+        max_restarts=args.max_restarts,
+        monitor_interval=args.monitor_interval,
+        start_method=args.start_method,
+        log_line_prefix_template=args.log_line_prefix_template or environ.get(contract.ENV_LOG_LINE_PREFIX_TEMPLATE),
+        local_addr=args.local_addr,
+        logs_specs=_logs_specs(args),
+        event_log_handler=args.event_log_handler,
+        numa_options=_numa_options(args),
+        signals_to_handle=args.signals_to_handle,
+        duplicate_stdout_filters=args.duplicate_stdout_filters,
+        duplicate_stderr_filters=args.duplicate_stderr_filters,
+        virtual_local_rank=args.virtual_local_rank,
+        shutdown_timeout=args.shutdown_timeout,
+        restart_policy=_restart_policy(args),
+        forward_signals=args.forward_signals,
+        worker_store=args.worker_store,
+        capture=not args.no_capture,
+    )
+    command, command_args = make_command(args, environ)
+    _limit_threads(workers, environ)
+    return config, command, command_args
+
+
+def make_command(args: AnyArguments, environ: Mapping[str, str]) -> tuple[str, list[str]]:
+    """Return the program of the workers and its arguments.
+
+    Args:
+        args: The command line.
+        environ: The environment, for PYTHON_EXEC.
+
+    Raises:
+        UsageError: --no-python and -m are both given.
+    """
+    local_rank = [] if get_use_env(args) else ["--local-rank=${local_rank}"]
+    rest = [*local_rank, *args.training_script_args]
+    if args.run_path:
+        return sys.executable, ["-u", "-c", RUN_PATH_CODE, args.training_script, *rest]
+    if args.no_python:
+        if args.module:
+            message = "--no-python: doesn't go with -m: the one runs a program as it is, the other a module"
+            raise UsageError(message)
+        return args.training_script, rest
+    python = environ.get(contract.ENV_PYTHON_EXEC) or sys.executable
+    return python, ["-u", *(["-m"] if args.module else []), args.training_script, *rest]
+
+
+def say(text: str) -> None:
+    """Tell the user something, in one line of the launcher's."""
+    if sys.stderr is not None:  # closed by whoever started us
+        sys.stderr.write(f"elastic-run: {text}\n")
+
+
+def _limit_threads(workers: int, environ: MutableMapping[str, str]) -> None:
+    """Give each worker one OpenMP thread unless the user decides."""
+    if workers > 1 and contract.ENV_OMP_NUM_THREADS not in environ:
+        environ[contract.ENV_OMP_NUM_THREADS] = "1"
+        say(f"{contract.ENV_OMP_NUM_THREADS} is not set: each of the {workers} workers gets 1 (set it to tune)")
+
+
+def _rdzv_configs(args: AnyArguments) -> dict[str, Any]:
+    configs: dict[str, Any] = {}
+    if args.rdzv_conf:
+        from elastic_run.rendezvous.utils import parse_rendezvous_config  # noqa: PLC0415 - most jobs have none
+
+        configs.update(parse_rendezvous_config(args.rdzv_conf))
+    if args.rdzv_backend == "static":
+        configs["rank"] = args.node_rank
+    return configs
+
+
+def _restart_policy(args: AnyArguments) -> RestartPolicy:
+    from elastic_run.core.policy import RestartPolicy  # noqa: PLC0415 - after all checks
+
+    window_count, window_seconds = args.restart_window or (None, None)
+    return RestartPolicy(
+        args.max_restarts,
+        window_count=window_count,
+        window_seconds=window_seconds,
+        min_uptime=args.min_uptime,
+        no_restart_exit_codes=args.no_restart_exit_codes,
+        max_backoff=args.max_backoff,
+    )
+
+
+def _logs_specs(args: AnyArguments) -> LogsSpecs:
+    from elastic_run.multiprocessing.logs import DefaultLogsSpecs, Std  # noqa: PLC0415 - after all checks
+
+    specs_class = DefaultLogsSpecs if args.logs_specs is None else _load_logs_specs(args.logs_specs)
+    ranks = {int(rank) for rank in args.local_ranks_filter.split(",")} if args.local_ranks_filter else None
+    return specs_class(
+        log_dir=args.log_dir,
+        redirects=Std.from_str(args.redirects),
+        tee=Std.from_str(args.tee),
+        local_ranks_filter=ranks,
+    )
+
+
+def _load_logs_specs(name: str) -> type[LogsSpecs]:
+    from importlib.metadata import entry_points  # noqa: PLC0415 - slow, and only when asked for
+
+    plugins = entry_points(group=contract.LOGS_SPECS_ENTRY_POINTS)
+    for plugin in plugins:
+        if plugin.name == name:
+            try:
+                specs_class: type[LogsSpecs] = plugin.load()
+            except Exception as error:
+                reason = " ".join(f"{type(error).__name__}: {error}".split())
+                message = f"--logs-specs: plug-in {name!r} ({plugin.value}) can't be loaded: {reason}"
+                raise UsageError(message) from error
+            return specs_class
+    known = ", ".join(sorted(plugins.names)) or "none is installed"
+    message = f"--logs-specs: {name!r} is no plug-in of the group {contract.LOGS_SPECS_ENTRY_POINTS} ({known})"
+    raise UsageError(message)
+
+
+def _numa_options(args: AnyArguments) -> NumaOptions | None:
+    if args.numa_binding is None:
+        return None
+    from elastic_run.cluster.numa import AffinityMode, NumaOptions  # noqa: PLC0415 - only when asked for
+
+    return NumaOptions(AffinityMode(args.numa_binding))

@@ -1,0 +1,132 @@
+"""Events of a job's life, written to a logging handler that is chosen by name: torch's names and format.
+
+With the destination "null", the default, nothing is built, imported or written: neither logging nor the event's class.
+Ask `is_recorded` before building an event on the way to the first worker.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from elastic_run.events.handlers import get_logging_handler, is_recorded, logger_name
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import logging
+
+    from elastic_run.events.api import Event, EventMetadataValue, EventSource, NodeState, RdzvEvent
+
+__all__ = [
+    "Event",
+    "EventMetadataValue",
+    "EventSource",
+    "NodeState",
+    "RdzvEvent",
+    "construct_and_record_rdzv_event",
+    "get_logging_handler",
+    "is_recorded",
+    "record",
+    "record_rdzv_event",
+]
+
+_RENDEZVOUS = "dynamic_rendezvous"
+_events_loggers: dict[str, logging.Logger] = {}
+
+
+def record(event: Event, destination: str = "null") -> None:
+    """Write an event.
+
+    Args:
+        event: The event.
+        destination: Name of the handler: "console", "null" or "dynamic_rendezvous".
+
+    Raises:
+        ValueError: There is no handler of that name, or LOGLEVEL is not the name of a level.
+    """
+    if is_recorded(destination):
+        _get_or_create_logger(destination).info(event.serialize())
+
+
+def record_rdzv_event(event: RdzvEvent) -> None:
+    """Write an event of a rendezvous to the handler "dynamic_rendezvous".
+
+    Args:
+        event: The event.
+    """
+    if is_recorded(_RENDEZVOUS):
+        _get_or_create_logger(_RENDEZVOUS).info(event.serialize())
+
+
+def construct_and_record_rdzv_event(  # noqa: PLR0913, PLR0917 - torch's signature
+    run_id: str,
+    message: str,
+    node_state: NodeState,
+    name: str = "",
+    hostname: str = "",
+    pid: int | None = None,
+    master_endpoint: str = "",
+    local_id: int | None = None,
+    rank: int | None = None,
+) -> None:
+    """Build an event of a rendezvous and write it. Its name becomes ``<calling file>:<name>``.
+
+    Args:
+        run_id: Id of the job.
+        message: What happened, for a reader.
+        node_state: State of this node; for FAILED the exception being handled is added.
+        name: Name of the event; empty for the calling function's.
+        hostname: This node's name; empty for the kernel's (torch asks the name server, which may not answer).
+        pid: Process id; None for this process.
+        master_endpoint: Endpoint of the store, if known.
+        local_id: Number of this handler within its process, if known.
+        rank: Rank of this node, if known.
+    """
+    if not is_recorded(_RENDEZVOUS):
+        return
+    from elastic_run.events.api import NodeState, RdzvEvent  # noqa: PLC0415 - it imports dataclasses and json
+    from elastic_run.utils.distributed import get_hostname  # noqa: PLC0415 - it imports socket
+
+    caller = sys._getframe(1).f_code  # noqa: SLF001 - inspect.stack reads the source of every frame
+    record_rdzv_event(
+        RdzvEvent(
+            name=f"{caller.co_filename.rpartition(os.sep)[2]}:{name or caller.co_name}",
+            run_id=run_id,
+            message=message,
+            hostname=hostname or get_hostname(),
+            pid=pid or os.getpid(),
+            node_state=node_state,
+            master_endpoint=master_endpoint,
+            rank=rank,
+            local_id=local_id,
+            error_trace=_current_traceback() if node_state == NodeState.FAILED else "",
+        )
+    )
+
+
+def _current_traceback() -> str:
+    import traceback  # noqa: PLC0415 - only for failures
+
+    return traceback.format_exc()
+
+
+def _get_or_create_logger(destination: str) -> logging.Logger:
+    """Return the destination's logger; it doesn't propagate, so that each event is written once."""
+    if destination not in _events_loggers:
+        import logging  # noqa: PLC0415 - slow to import, and most jobs record no events
+
+        logger = logging.getLogger(logger_name(destination))
+        logger.setLevel(os.environ.get("LOGLEVEL", "INFO"))
+        logger.propagate = False
+        logger.addHandler(get_logging_handler(destination))
+        _events_loggers[destination] = logger
+    return _events_loggers[destination]
+
+
+def __getattr__(name: str) -> object:
+    if name not in ("Event", "EventMetadataValue", "EventSource", "NodeState", "RdzvEvent"):
+        message = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(message)
+    from elastic_run.events import api  # noqa: PLC0415 - it imports dataclasses and json
+
+    return getattr(api, name)

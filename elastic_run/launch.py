@@ -1,0 +1,62 @@
+"""The legacy front door, `python -m elastic_run.launch`: torch.distributed.launch's.
+
+It takes the same flags and --use-env. Without that one every worker gets --local-rank=N as the first argument of its
+script, as scripts of that time expect.
+"""
+
+from __future__ import annotations
+
+from elastic_run.flags import FLAGS, USE_ENV
+from elastic_run.run import exit_unless_successful, parse_with, run
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from elastic_run.command_line import AnyArguments, Arguments
+
+__all__ = ["launch", "main", "parse_args"]
+
+
+def parse_args(args: Sequence[str] | None) -> Arguments:
+    """Read a command line; a wrong one is told in one line.
+
+    Args:
+        args: The words behind the command; None for those of this process.
+
+    Returns:
+        The values by the flags' names.
+
+    Raises:
+        SystemExit: It is wrong (2), or asks for the help or the version (0).
+    """
+    return parse_with((*FLAGS, USE_ENV), args)
+
+
+def launch(args: AnyArguments) -> None:
+    """Run a job, as torch's function of this name does.
+
+    Args:
+        args: The command line.
+
+    Raises:
+        UsageError: The job can't be started as asked for.
+        ChildFailedError: A worker failed and restarts are used up.
+    """
+    run(args)
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Run a job from the command line.
+
+    Args:
+        args: The words behind the command; None for those of this process.
+
+    Raises:
+        SystemExit: The job didn't succeed; the code is one of `contract.EXIT_CODES`.
+    """
+    exit_unless_successful(parse_args(args))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""Metrics of the launcher and of whoever wants to add some: the names of ``torch.distributed.elastic.metrics``.
+
+The launcher publishes in the group ``torchelastic``: ``workers.<role>.…`` and ``agent.….duration.ms``. Choose a
+handler with `configure`; without one they are dropped.
+"""
+
+from __future__ import annotations
+
+from elastic_run.metrics.api import (
+    ConsoleMetricHandler,
+    MetricData,
+    MetricHandler,
+    MetricsConfig,
+    NullMetricHandler,
+    configure,
+    get_elapsed_time_ms,
+    getStream,
+    prof,
+    profile,
+    publish_metric,
+    put_metric,
+)
+
+__all__ = [
+    "ConsoleMetricHandler",
+    "MetricData",
+    "MetricHandler",
+    "MetricsConfig",
+    "NullMetricHandler",
+    "configure",
+    "getStream",
+    "get_elapsed_time_ms",
+    "initialize_metrics",
+    "prof",
+    "profile",
+    "publish_metric",
+    "put_metric",
+]
+
+
+def initialize_metrics(cfg: MetricsConfig | None = None) -> None:
+    """Do nothing: a place for a site's own set-up, called once by the launcher, as in torch.
+
+    Args:
+        cfg: Settings.
+    """

@@ -1,0 +1,46 @@
+"""Errors of workers, from process to process: torch's names, each loaded when it is first used.
+
+A training script may import this without torch and without the launcher::
+
+    from elastic_run.multiprocessing.errors import record
+
+    @record
+    def main() -> None: ...
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from elastic_run.multiprocessing.errors.error_file import ErrorFile as ErrorFile
+    from elastic_run.multiprocessing.errors.error_file import find_exception as find_exception
+    from elastic_run.multiprocessing.errors.error_file import read_error_file as read_error_file
+    from elastic_run.multiprocessing.errors.error_file import write_parent_error_file as write_parent_error_file
+    from elastic_run.multiprocessing.errors.error_handler import ErrorHandler as ErrorHandler
+    from elastic_run.multiprocessing.errors.failures import ChildFailedError as ChildFailedError
+    from elastic_run.multiprocessing.errors.failures import ProcessFailure as ProcessFailure
+    from elastic_run.multiprocessing.errors.handlers import get_error_handler as get_error_handler
+    from elastic_run.multiprocessing.errors.recording import record as record
+
+_HOMES = {
+    "ChildFailedError": "failures",
+    "ErrorFile": "error_file",
+    "ErrorHandler": "error_handler",
+    "ProcessFailure": "failures",
+    "find_exception": "error_file",
+    "get_error_handler": "handlers",
+    "read_error_file": "error_file",
+    "record": "recording",
+    "write_parent_error_file": "error_file",
+}
+
+__all__ = [*_HOMES]  # noqa: PLE0604 - the keys are the names
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        message = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(message)
+    import importlib  # noqa: PLC0415 - only for those who use the names
+
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

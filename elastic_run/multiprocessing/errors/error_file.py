@@ -1,0 +1,173 @@
+"""error.json, read with suspicion and written as torch writes it.
+
+A worker's file is whatever the worker left there: none, half a one, a directory, gigabytes. Reading never raises; what
+is wrong with the file becomes one short clause for the report.
+
+The parent's file: a launcher may itself run under one that looks for TORCHELASTIC_ERROR_FILE. torch copies the root
+cause's error.json there with `errorCode` put in, and writes nothing where the root cause left no error.json. We do the
+first, and in place of nothing write the same structure from what stderr or the exit told, since a scheduler that reads
+the file is better served by the cause than by its absence.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+
+from elastic_run.contract import ENV_ERROR_FILE
+from elastic_run.core.rootcause import ExceptionText, parse_exception
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from elastic_run.core.rootcause import WorkerEnd
+
+#: Bytes of an error.json that are read; a larger one is not torch's.
+_LIMIT = 4 * 1024 * 1024
+
+
+class ErrorFile:
+    """What stands in an error.json.
+
+    Args:
+        data: Its contents, with a key `message`, or None where it can't be used.
+        exception: The exception that it records, or None.
+        timestamp: Whole seconds since the epoch at which it was recorded, or None.
+        problem: A clause that says what is wrong with it, or "".
+    """
+
+    __slots__ = ("data", "exception", "problem", "timestamp")
+
+    def __init__(
+        self,
+        data: dict[str, Any] | None = None,
+        exception: ExceptionText | None = None,
+        timestamp: int | None = None,
+        problem: str = "",
+    ) -> None:
+        self.data = data
+        self.exception = exception
+        self.timestamp = timestamp
+        self.problem = problem
+
+
+def read_error_file(path: str) -> ErrorFile:
+    """Read a worker's error.json.
+
+    Args:
+        path: Where it would be; "" for nowhere.
+
+    Returns:
+        What stands in it; nothing and no problem where there is none.
+    """
+    if not path:
+        return ErrorFile()
+    try:
+        text = _read(path)
+        data = json.loads(text)
+    except FileNotFoundError:
+        return ErrorFile()
+    except OSError as error:
+        return ErrorFile(problem=f"its error.json can't be read: {error.strerror or error}")
+    except (ValueError, RecursionError):
+        return ErrorFile(problem="its error.json is not valid JSON")
+    if not isinstance(data, dict) or "message" not in data:
+        return ErrorFile(problem="its error.json has no message")
+    return ErrorFile(data, _exception(data["message"]), _timestamp(data))
+
+
+def find_exception(error_file: str, stderr: str, exitcode: int) -> ErrorFile:
+    """Find out what a worker died of: from its error.json if it left one, else from its stderr.
+
+    Args:
+        error_file: Path of its error.json, or "".
+        stderr: The end of its stderr.
+        exitcode: Its exit code, or minus the signal's number.
+
+    Returns:
+        The exception if there was one, and what is wrong with the error.json if something is.
+    """
+    file = read_error_file(error_file)
+    if file.exception is None and stderr:
+        file.exception = parse_exception(stderr, exitcode=exitcode)
+    return file
+
+
+def write_parent_error_file(root: WorkerEnd, environ: Mapping[str, str]) -> None:
+    """Tell a launcher above this one about the root cause, if it asked by TORCHELASTIC_ERROR_FILE.
+
+    Args:
+        root: The worker that failed first.
+        environ: This process's environment.
+    """
+    path = environ.get(ENV_ERROR_FILE)
+    if not path:
+        return
+    data = read_error_file(root.error_file).data or _compose(root)
+    if isinstance(data["message"], dict) and root.exitcode:
+        data["message"]["errorCode"] = root.exitcode
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(data, file)
+    except OSError:
+        return  # it is a courtesy to the launcher above; our own report has told everything
+
+
+def _read(path: str) -> str:
+    status = os.stat(path)
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(21, "it is a directory")
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(22, "it is not a file")  # a pipe would block us
+    if status.st_size > _LIMIT:
+        raise OSError(27, f"it has {status.st_size} bytes")
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return file.read(_LIMIT)
+
+
+def _exception(message: object) -> ExceptionText | None:
+    """Return the exception of an error.json's message: its callstack is a whole traceback."""
+    if isinstance(message, str):
+        return _from_summary(message)
+    if not isinstance(message, dict):
+        return None
+    extra = message.get("extraInfo")
+    callstack = extra.get("py_callstack") if isinstance(extra, dict) else None
+    summary = message.get("message")
+    exception = parse_exception(callstack) if isinstance(callstack, str) else None
+    if exception is None and isinstance(summary, str):
+        return _from_summary(summary)
+    return exception
+
+
+def _from_summary(summary: str) -> ExceptionText | None:
+    name, colon, message = summary.partition(": ")
+    if colon and name.replace(".", "").isidentifier():
+        return ExceptionText(name, message, (summary,))
+    return ExceptionText("error", summary, (summary,)) if summary.strip() else None
+
+
+def _timestamp(data: dict[str, Any]) -> int | None:
+    message = data["message"]
+    extra = message.get("extraInfo") if isinstance(message, dict) else data
+    try:
+        return int(extra["timestamp"]) if isinstance(extra, dict) else None
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return None
+
+
+def _compose(root: WorkerEnd) -> dict[str, Any]:
+    """Write an error.json for a worker that left none."""
+    exception = root.exception
+    if exception is not None:
+        said = f"{exception.name}: {exception.message}"
+        callstack = "\n".join(["Traceback (most recent call last):", *exception.lines, ""])
+    else:
+        said = f"exit code {root.exitcode}" if root.exitcode >= 0 else f"signal {-root.exitcode}"
+        said = f"rank {root.rank} ended with {said}"
+        callstack = "\n".join(root.stderr_tail)
+    extra = {"py_callstack": callstack, "timestamp": str(int(root.ended_at))}
+    return {"message": {"message": said, "extraInfo": extra}}

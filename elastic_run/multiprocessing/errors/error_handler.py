@@ -1,0 +1,136 @@
+"""Writes an exception where the launcher finds it: the file that TORCHELASTIC_ERROR_FILE names.
+
+The class, its methods and the file's format are torch 2.13's (torch.distributed.elastic.multiprocessing.errors); the
+file of one may be read by the other. Different on purpose: where the file can't be written or read, that is a warning
+and never an exception that takes the place of the one to be recorded.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+from elastic_run.contract import ENV_ERROR_FILE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+class ErrorHandler:
+    """Records exceptions in a file; subclasses may record them elsewhere."""
+
+    def initialize(self) -> None:
+        """Prepare to record: Python's faulthandler writes the stack of a crash in native code to stderr."""
+        import faulthandler  # noqa: PLC0415
+
+        try:
+            faulthandler.enable(all_threads=True)
+        except (OSError, RuntimeError, ValueError, AttributeError) as error:
+            # stderr may be closed, or an object without a descriptor.
+            _warn(f"faulthandler can't be enabled: {type(error).__name__}: {error}")
+
+    def record_exception(self, e: BaseException) -> None:
+        """Write an exception to the error file, if there is one.
+
+        Args:
+            e: The exception that is being handled.
+        """
+        path = self._get_error_file_path()
+        if not path:
+            return
+        extra = {"py_callstack": _format(e), "timestamp": str(int(time.time()))}
+        message = f"{type(e).__name__}: {_text(e)}"
+        self._write_error_file(path, json.dumps({"message": {"message": message, "extraInfo": extra}}))
+
+    def override_error_code_in_rootcause_data(
+        self, rootcause_error_file: str, rootcause_error: dict[str, Any], error_code: int = 0
+    ) -> None:
+        """Put the exit code into what a child recorded, which could not know it.
+
+        Args:
+            rootcause_error_file: Where the child recorded it, for messages.
+            rootcause_error: What it recorded; is changed.
+            error_code: Its exit code, or minus the signal's number.
+        """
+        message = rootcause_error.get("message")
+        if isinstance(message, dict):
+            message["errorCode"] = error_code
+        else:
+            _log().warning("%s has no message with fields: no place for exit code %s", rootcause_error_file, error_code)
+
+    def dump_error_file(self, rootcause_error_file: str, error_code: int = 0) -> None:
+        """Copy a child's error file to this process's own, with the exit code put in.
+
+        Args:
+            rootcause_error_file: The child's file; one that can't be read is replaced by a sentence that says so.
+            error_code: The child's exit code, or minus the signal's number; 0 leaves the code out.
+        """
+        path = self._get_error_file_path()
+        if not path:
+            _log().info("no error file of our own to copy %s to", rootcause_error_file)
+            return
+        error = _load(rootcause_error_file)
+        if error_code:
+            self.override_error_code_in_rootcause_data(rootcause_error_file, error, error_code)
+        self._rm(path)
+        self._write_error_file(path, json.dumps(error))
+
+    def _get_error_file_path(self) -> str | None:
+        return os.environ.get(ENV_ERROR_FILE)
+
+    def _write_error_file(self, file_path: str, error_msg: str) -> None:
+        try:
+            with open(file_path, "w", encoding="utf-8") as file:
+                file.write(error_msg)
+        except OSError as error:
+            _warn(f"the error file {file_path} can't be written: {error.strerror}")
+
+    def _rm(self, my_error_file: str) -> None:
+        """Remove what a child that shares our environment may have left there, and note it in the log."""
+        try:
+            with open(my_error_file, encoding="utf-8", errors="replace") as file:
+                _log().warning("%s is overwritten; it held:\n%s", my_error_file, file.read(_LOGGED))
+            os.remove(my_error_file)
+        except OSError:
+            return  # usually there is none; and where it can't be removed, writing will say why
+
+
+#: Characters of an overwritten file that are logged.
+_LOGGED = 16 * 1024
+
+
+def _load(path: str) -> dict[str, Any]:
+    from elastic_run.multiprocessing.errors.error_file import read_error_file  # noqa: PLC0415 - it imports this module
+
+    file = read_error_file(path)
+    if file.data is not None:
+        return file.data
+    extra = {"py_callstack": "", "timestamp": str(int(time.time()))}
+    return {"message": {"message": f"{path}: {file.problem or 'there is none'}", "extraInfo": extra}}
+
+
+def _format(error: BaseException) -> str:
+    import traceback  # noqa: PLC0415 - only after a failure
+
+    return "".join(traceback.format_exception(type(error), error, error.__traceback__))
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as broken:  # noqa: BLE001 - any class's __str__ runs here, and the failure has to be told
+        return f"<its __str__ raised {type(broken).__name__}>"
+
+
+def _warn(text: str) -> None:
+    import warnings  # noqa: PLC0415 - only where something is wrong
+
+    warnings.warn(text, stacklevel=3)
+
+
+def _log() -> Any:  # noqa: ANN401 - a logger, whose module is imported only here
+    import logging  # noqa: PLC0415
+
+    return logging.getLogger(__name__)

@@ -1,0 +1,180 @@
+"""A failed worker, and the exception that says so, with torch 2.13's names and fields.
+
+Different on purpose: an error.json that is empty, cut short or something else entirely is said so in the message, where
+torch raises JSONDecodeError and loses the failure.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+#: torch's words where there is no error file, and no data from one.
+NOT_AVAILABLE = "<N/A>"
+_NO_DATA = "<NONE>"
+_TITLE_WIDTH = 60
+
+
+@dataclass
+class ProcessFailure:
+    """A worker that failed, and what it recorded of it.
+
+    Args:
+        local_rank: Its number on its node.
+        pid: Its process.
+        exitcode: Its exit code, or minus the number of the signal that ended it.
+        error_file: Path of its error.json; becomes "<N/A>" where there is none.
+
+    Attributes:
+        error_file_data: The contents of its error file.
+        message: What it recorded (a dict with `message` and `extraInfo`), or a sentence.
+        timestamp: Seconds since the epoch at which it failed, whole as torch has them.
+    """
+
+    local_rank: int
+    pid: int
+    exitcode: int
+    error_file: str
+    error_file_data: dict[str, Any] = field(init=False)
+    message: Any = field(init=False)  # torch says str, and puts a dict there
+    timestamp: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.timestamp = int(time.time())
+        self.error_file_data = {"message": _NO_DATA}
+        self.message = ""
+        problem = ""
+        if self.error_file and os.path.exists(self.error_file):
+            problem = self._read_error_file()
+        else:
+            self.error_file = NOT_AVAILABLE
+        if not self.message:
+            self.message = self._own_message(problem)
+
+    def _read_error_file(self) -> str:
+        from elastic_run.multiprocessing.errors.error_file import read_error_file  # noqa: PLC0415 - if there is one
+
+        file = read_error_file(self.error_file)
+        if file.data is None:
+            return file.problem
+        self.error_file_data = file.data
+        self.message = file.data["message"]
+        if file.timestamp is not None:
+            self.timestamp = file.timestamp
+        return ""
+
+    def _own_message(self, problem: str) -> str:
+        clause = f" ({problem})" if problem else ""
+        if self.exitcode < 0:
+            return f"Signal {-self.exitcode} ({self.signal_name()}) received by PID {self.pid}{clause}"
+        # torch's marks for a scheduler that looks for them.
+        self.error_file_data["errorTraits"] = {"category": "system_terminated_error", "retryability": "False"}
+        return f"exit code {self.exitcode}; what it said stands on its stderr{clause}"
+
+    def signal_name(self) -> str:
+        """Return the name of the signal that ended the worker.
+
+        Returns:
+            `SIGKILL`, or "<N/A>" if none did or it has no name.
+        """
+        import signal  # noqa: PLC0415
+
+        try:
+            return signal.Signals(-self.exitcode).name
+        except ValueError:
+            return NOT_AVAILABLE
+
+    def timestamp_isoformat(self) -> str:
+        """Return the time of the failure.
+
+        Returns:
+            Local time, `2026-01-31_23:59:59`.
+        """
+        return time.strftime("%Y-%m-%d_%H:%M:%S", time.localtime(self.timestamp))
+
+
+class ChildFailedError(Exception):
+    """Workers failed, and restarts are used up.
+
+    Args:
+        name: Name of what the workers ran.
+        failures: By global rank, not empty.
+        root_rank: Rank whose failure was the cause, if that is known better than by whole seconds.
+
+    Raises:
+        AssertionError: There are no failures (torch's exception).
+    """
+
+    def __init__(self, name: str, failures: dict[int, ProcessFailure], root_rank: int | None = None) -> None:
+        if not failures:
+            message = "a ChildFailedError needs at least one failure"
+            raise AssertionError(message)
+        self.name = name
+        self.failures = failures
+        self.root_rank = root_rank if root_rank in failures else None
+        super().__init__(self.format_msg())
+
+    def __reduce__(self) -> tuple[type[ChildFailedError], tuple[str, dict[int, ProcessFailure], int | None]]:
+        return (type(self), (self.name, self.failures, self.root_rank))
+
+    def get_first_failure(self) -> tuple[int, ProcessFailure]:
+        """Return the root cause.
+
+        Returns:
+            Its global rank and the failure: the root rank's if it was given, else the earliest.
+        """
+        rank = self.root_rank
+        if rank is None:
+            rank = min(self.failures, key=lambda rank: self.failures[rank].timestamp)
+        return rank, self.failures[rank]
+
+    def format_msg(self, boarder_delim: str = "=", section_delim: str = "-") -> str:
+        """Return the failures as text, the root cause last, where a traceback of this exception ends.
+
+        Args:
+            boarder_delim: Character of the outer lines.
+            section_delim: Character of the inner line.
+
+        Returns:
+            The text.
+        """
+        root_rank, root = self.get_first_failure()
+        others = [_describe(rank, failure) for rank, failure in self.failures.items() if rank != root_rank]
+        title = f"{self.name} failed"
+        return "\n".join(
+            [
+                "",
+                boarder_delim * _TITLE_WIDTH,
+                title,
+                *(f"also: {other}" for other in others[:_MOST_OTHERS]),
+                *([f"... and {len(others) - _MOST_OTHERS} more"] if len(others) > _MOST_OTHERS else []),
+                section_delim * _TITLE_WIDTH,
+                f"root cause: {_describe(root_rank, root)}",
+                *_callstack(root),
+                boarder_delim * _TITLE_WIDTH,
+            ]
+        )
+
+
+#: Failures beside the root cause that the text tells one by one.
+_MOST_OTHERS = 8
+
+
+def _describe(rank: int, failure: ProcessFailure) -> str:
+    how = f"exit code {failure.exitcode}" if failure.exitcode >= 0 else failure.signal_name()
+    said = failure.message
+    if isinstance(said, dict):
+        said = said.get("message", NOT_AVAILABLE)
+    who = f"rank {rank} (local rank {failure.local_rank}, pid {failure.pid})"
+    return f"{who}, {how}, {failure.timestamp_isoformat()}: {said}"
+
+
+def _callstack(failure: ProcessFailure) -> list[str]:
+    extra = failure.message.get("extraInfo") if isinstance(failure.message, dict) else None
+    text = extra.get("py_callstack") if isinstance(extra, dict) else None
+    return [f"  {line}" for line in str(text).rstrip().splitlines()] if text else []

@@ -1,0 +1,53 @@
+"""The decorator for a worker's main function that tells the launcher what it died of."""
+
+from __future__ import annotations
+
+import functools
+
+from elastic_run.multiprocessing.errors.failures import NOT_AVAILABLE, ChildFailedError
+from elastic_run.multiprocessing.errors.handlers import get_error_handler
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import ParamSpec, TypeVar
+
+    from elastic_run.multiprocessing.errors.error_handler import ErrorHandler
+
+    R = TypeVar("R")
+    P = ParamSpec("P")
+
+
+def record(fn: Callable[P, R], error_handler: ErrorHandler | None = None) -> Callable[P, R | None]:
+    """Record an exception that leaves a function, for the launcher; use it on the main function.
+
+    elastic-run reports exceptions without it too. It is for launchers and schedulers that read error files.
+
+    Args:
+        fn: The function.
+        error_handler: Who records; None for the one that `get_error_handler` returns.
+
+    Returns:
+        The function. It raises what `fn` raises, except that `SystemExit(0)` becomes a return of None, as with torch.
+    """
+    handler = error_handler or get_error_handler()
+
+    @functools.wraps(fn)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R | None:
+        handler.initialize()
+        try:
+            return fn(*args, **kwargs)
+        except SystemExit as end:
+            if end.code == 0:
+                return None
+            raise
+        except ChildFailedError as error:
+            _, failure = error.get_first_failure()
+            if failure.error_file != NOT_AVAILABLE:
+                handler.dump_error_file(failure.error_file, failure.exitcode)
+            raise
+        except Exception as error:
+            handler.record_exception(error)
+            raise
+
+    return wrapper

@@ -1,0 +1,343 @@
+"""What must hold before anything is started: flags that contradict each other, and what is not there on this machine.
+
+A single value has been checked when it was read (validation.py). Here values meet each other and the machine. Nothing
+that was tried out is left behind. Each finding is one line that names the flag, the
+value and what to do.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from elastic_run import contract
+from elastic_run.cluster.programs import find_program, is_executable
+from elastic_run.validation import BUILT_IN_BACKENDS, UsageError, count, nearest, node_range
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from elastic_run.command_line import AnyArguments
+
+_EVENT_HANDLERS = ("null", "console", "dynamic_rendezvous")
+_LATER_BACKENDS = ("etcd", "etcd-v2", "etcd-v3")
+_MACROS = ("${local_rank}", "$local_rank")
+
+
+def check_arguments(args: AnyArguments, worker_count: int, environ: Mapping[str, str]) -> None:
+    """Check what the flags say together, and against this machine.
+
+    Args:
+        args: The command line.
+        worker_count: Workers on this node.
+        environ: The environment.
+
+    Raises:
+        UsageError: The job can't be started as asked for.
+    """
+    _check_rendezvous(args)
+    _check_ranks(args, worker_count)
+    _check_signals(args)
+    _check_shutdown_timeout(args, environ)
+    _check_event_log_handler(args)
+    _check_log_dir(args)
+    _check_numa_binding(args, worker_count)
+    _check_program(args, environ)
+
+
+def name_source(message: str, args: AnyArguments, environ: Mapping[str, str]) -> str:
+    """Put the variable in front of a message instead of the flag, where the value comes from the environment.
+
+    Args:
+        message: A finding, which begins with the flag and a colon.
+        args: The command line.
+        environ: The environment.
+    """
+    flag, colon, rest = message.partition(":")
+    dest = flag[2:].replace("-", "_")
+    variable = contract.ENV_FLAG_PREFIX + dest.upper()
+    value = getattr(args, dest, None)
+    text = str(int(value) if isinstance(value, bool) else value)
+    return variable + colon + rest if flag.startswith("--") and environ.get(variable) == text else message
+
+
+def find_unserved(args: AnyArguments) -> str | None:
+    """Find what is valid but has no engine in this release.
+
+    Args:
+        args: The command line.
+
+    Returns:
+        One sentence, or None if the job can be served.
+    """
+    if node_range(args.nnodes)[1] > 1:
+        return (
+            f"--nnodes: {args.nnodes!r}: jobs of more than one node come with a later release, this one has --nnodes=1"
+        )
+    if args.rdzv_backend in _LATER_BACKENDS:
+        return (
+            f"--rdzv-backend: {args.rdzv_backend!r} comes with a later release; a job of one node needs no backend: "
+            f"leave the flag out"
+        )
+    return None
+
+
+def find_notices(args: AnyArguments, environ: Mapping[str, str]) -> list[str]:
+    """Find what the user should know though the job can run: a sentence each.
+
+    Args:
+        args: The command line, as given.
+        environ: The environment.
+    """
+    notices = [*_unused_flags(args), *_interpreter_notices(args, environ)]
+    if args.run_path and environ.get(contract.ENV_PYTHON_EXEC):
+        notices.append(f"{contract.ENV_PYTHON_EXEC} is not used with --run-path: workers run {sys.executable}")
+    return notices
+
+
+def _unused_flags(args: AnyArguments) -> list[str]:
+    """Name flags of the static backend that another backend ignores, as torch does without a word or with one."""
+    if args.rdzv_backend == "static" and not args.standalone:
+        return []
+    backend = "--standalone" if args.standalone else f"--rdzv-backend={args.rdzv_backend}"
+    given = (
+        ("--master-port", args.master_port, None),
+        ("--master-addr", args.master_addr, "127.0.0.1"),
+        ("--node-rank", args.node_rank, 0),
+    )
+    return [
+        f"{name}={value} is not used: it belongs to --rdzv-backend=static, this is {backend}"
+        for name, value, default in given
+        if value != default
+    ]
+
+
+def _interpreter_notices(args: AnyArguments, environ: Mapping[str, str]) -> list[str]:
+    """Compare the active environment with the interpreter that will run the workers."""
+    if environ.get(contract.ENV_PYTHON_EXEC) or (args.no_python and not args.run_path):
+        return []
+    variable = "VIRTUAL_ENV" if environ.get("VIRTUAL_ENV") else "CONDA_PREFIX"
+    active = environ.get(variable)
+    if not active or os.path.realpath(active) == os.path.realpath(sys.prefix):
+        return []
+    return [
+        (
+            f"{variable} is {active}, but workers run {sys.executable}; "
+            f"install elastic-run there, or set {contract.ENV_PYTHON_EXEC}"
+        )
+    ]
+
+
+def port_taken_message(port: int, owner: str | None) -> str:
+    """Say that the port of --master-port is in use.
+
+    Args:
+        port: The port.
+        owner: Who has it, as in "pid 4711 (python)", if that is known.
+    """
+    by = f" by {owner}" if owner else ""
+    return f"--master-port: {port} is taken{by}; choose another port, or leave the flag out for a free one"
+
+
+# --- flags among themselves ------------------------------------------------------------------------------------
+
+
+def _check_rendezvous(args: AnyArguments) -> None:
+    least, most = node_range(args.nnodes)
+    if args.standalone and least > 1:
+        message = f"--standalone: is for one node, but --nnodes={args.nnodes} wants {least} or more"
+        raise UsageError(message)
+    if args.rdzv_backend == "static" and args.node_rank >= most and not args.standalone:
+        message = f"--node-rank: {args.node_rank} is not below the number of nodes (--nnodes={args.nnodes})"
+        raise UsageError(message)
+    if args.rdzv_backend not in BUILT_IN_BACKENDS:
+        _check_plugin_backend(args.rdzv_backend)
+    if args.rdzv_endpoint and args.rdzv_backend in BUILT_IN_BACKENDS:
+        _check_endpoint(args)
+
+
+def _check_endpoint(args: AnyArguments) -> None:
+    from elastic_run.rendezvous.utils import parse_rendezvous_endpoint  # noqa: PLC0415 - most jobs have none
+
+    try:
+        _, port = parse_rendezvous_endpoint(args.rdzv_endpoint, default_port=-1)
+    except ValueError as error:
+        message = f"--rdzv-endpoint: {error}"
+        raise UsageError(message) from None
+    if port < 0 and args.rdzv_backend == "static":
+        message = f"--rdzv-endpoint: {args.rdzv_endpoint!r} has no port, which the static backend needs"
+        raise UsageError(message)
+
+
+def _check_plugin_backend(name: str) -> None:
+    from importlib.metadata import entry_points  # noqa: PLC0415 - slow, and only when asked for
+
+    known = [*BUILT_IN_BACKENDS, *sorted(entry_points(group=contract.RENDEZVOUS_ENTRY_POINTS).names)]
+    if name not in known:
+        message = f"--rdzv-backend: {name!r} is none of {', '.join(known)}{nearest(name, known)}"
+        raise UsageError(message)
+
+
+def _check_ranks(args: AnyArguments, worker_count: int) -> None:
+    named = (
+        (
+            "--redirects",
+            args.redirects,
+            [entry.partition(":")[0] for entry in args.redirects.split(",") if ":" in entry],
+        ),
+        ("--tee", args.tee, [entry.partition(":")[0] for entry in args.tee.split(",") if ":" in entry]),
+        (
+            "--local-ranks-filter",
+            args.local_ranks_filter,
+            [part for part in args.local_ranks_filter.split(",") if part],
+        ),
+    )
+    workers = "is 1 worker" if worker_count == 1 else f"are {worker_count} workers"
+    for name, value, ranks in named:
+        for rank in ranks:
+            if int(rank) >= worker_count:
+                message = f"{name}: {value!r} names local rank {int(rank)}, but there {workers} here, counted from 0"
+                raise UsageError(message)
+
+
+def _check_signals(args: AnyArguments) -> None:
+    handled = [name.strip() for name in args.signals_to_handle.split(",")]
+    for name in (name.strip() for name in args.forward_signals.split(",")):
+        if name and name in handled:
+            message = f"--forward-signals: {name} is in --signals-to-handle too, where it stops the job: choose"
+            raise UsageError(message)
+
+
+def _check_shutdown_timeout(args: AnyArguments, environ: Mapping[str, str]) -> None:
+    text = environ.get(contract.ENV_SHUTDOWN_TIMEOUT)
+    if args.shutdown_timeout is None and text is not None:
+        try:
+            count(text)
+        except ValueError:
+            message = f"{contract.ENV_SHUTDOWN_TIMEOUT}: {text!r} is not a whole number of seconds from 0 up"
+            raise UsageError(message) from None
+
+
+def _check_event_log_handler(args: AnyArguments) -> None:
+    if args.event_log_handler in _EVENT_HANDLERS:
+        return
+    from elastic_run.events import get_logging_handler  # noqa: PLC0415 - a program may have added one
+
+    try:
+        get_logging_handler(args.event_log_handler)
+    except ValueError:
+        hint = nearest(args.event_log_handler, _EVENT_HANDLERS)
+        message = f"--event-log-handler: {args.event_log_handler!r} is none of {', '.join(_EVENT_HANDLERS)}{hint}"
+        raise UsageError(message) from None
+
+
+# --- flags against the machine ---------------------------------------------------------------------------------
+
+
+def _check_log_dir(args: AnyArguments) -> None:
+    """Try it out in the directory, or in the nearest one above it that exists, and leave nothing behind.
+
+    Permissions alone don't tell: not to root, not on a network's file system, not on a full disk.
+    """
+    if args.log_dir is None:
+        return
+    place = os.path.abspath(args.log_dir)
+    while not os.path.lexists(place):
+        place = os.path.dirname(place)
+    probe = os.path.join(place, f".elastic-run-{os.urandom(8).hex()}")
+    try:
+        os.mkdir(probe)
+        os.rmdir(probe)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        message = f"--log-dir: {args.log_dir!r} is not a directory that can be written to: {place}: {reason}"
+        raise UsageError(message) from None
+
+
+def _check_numa_binding(args: AnyArguments, worker_count: int) -> None:
+    if args.numa_binding is not None:
+        from elastic_run.cluster import numa  # noqa: PLC0415 - only when asked for
+
+        numa.worker_affinities(numa.NumaOptions(numa.AffinityMode(args.numa_binding)), worker_count)
+
+
+def _check_program(args: AnyArguments, environ: Mapping[str, str]) -> None:
+    name = args.training_script
+    if args.no_python and not getattr(args, "use_env", True):
+        message = "--no-python: needs --use-env here, or the program would get a --local-rank it doesn't know"
+        raise UsageError(message)
+    if args.run_path:
+        _check_script(name)
+        return
+    if args.no_python:
+        if args.module:
+            message = "--no-python: doesn't go with -m: the one runs a program as it is, the other a module"
+            raise UsageError(message)
+        _check_no_python(name, environ)
+        return
+    _check_interpreter(environ)
+    if not args.module:
+        _check_script(name)
+    elif os.sep in name or not name:
+        message = f"-m: {name!r} is not the name of a module; leave out -m to run a file"
+        raise UsageError(message)
+
+
+def _check_interpreter(environ: Mapping[str, str]) -> None:
+    chosen = environ.get(contract.ENV_PYTHON_EXEC)
+    if chosen and find_program(chosen, environ) is None:
+        message = f"{contract.ENV_PYTHON_EXEC}: {chosen!r} is not a program that can be executed"
+        raise UsageError(message)
+    if not chosen and not sys.executable:
+        message = f"{contract.ENV_PYTHON_EXEC}: is needed, since Python doesn't know its own interpreter here"
+        raise UsageError(message)
+
+
+def _check_no_python(name: str, environ: Mapping[str, str]) -> None:
+    if _has_macro(name) or find_program(name, environ) is not None:
+        return
+    if os.path.isdir(name):
+        message = f"--no-python: {name!r} is a directory"
+        raise UsageError(message)
+    if os.path.dirname(name):
+        why = "is not executable (chmod +x)" if os.path.exists(name) else "does not exist"
+        message = f"--no-python: program {name!r} {why}"
+        raise UsageError(message)
+    here = os.path.join(os.curdir, name)
+    hint = f", did you mean {here!r}?" if is_executable(here) else ""
+    message = f"--no-python: program {name!r} is not on PATH{hint}"
+    raise UsageError(message)
+
+
+def _check_script(name: str) -> None:
+    """A directory or a zip file with a __main__.py is a script to Python; so is "-", and any pipe."""
+    if name == "-" or _has_macro(name):
+        return
+    if not os.path.exists(name):
+        message = f"script {name!r} does not exist{_script_hint(name)}"
+        raise UsageError(message)
+    if os.path.isdir(name) and not os.path.isfile(os.path.join(name, "__main__.py")):
+        message = f"script {name!r} is a directory without a __main__.py"
+        raise UsageError(message)
+    if not os.access(name, os.R_OK):
+        message = f"script {name!r} is not readable: no permission"
+        raise UsageError(message)
+
+
+def _has_macro(name: str) -> bool:
+    """A name that differs from worker to worker is known only then."""
+    return any(macro in name for macro in _MACROS)
+
+
+def _script_hint(name: str) -> str:
+    if os.path.isfile(name + ".py"):
+        return f", did you mean {name + '.py'!r}?"
+    if not name.endswith(".py") and all(part.isidentifier() for part in name.split(".")):
+        return f", did you mean -m {name}?"
+    directory, base = os.path.split(name)
+    try:
+        found = nearest(base, [entry for entry in os.listdir(directory or os.curdir) if entry.endswith(".py")])
+    except OSError:
+        return ""
+    return found

@@ -1,0 +1,337 @@
+"""The interface between an agent and a rendezvous backend, with torch's names, signatures and meaning.
+
+A handler brings this node together with the others: each `next_rendezvous` is one round, and says which rank this
+node has among how many and where the workers' store is. A backend is a function from parameters to a handler, kept
+by name in a registry. Foreign handlers come written against torch's classes, so nothing in elastic-run may ask
+`isinstance(handler, RendezvousHandler)`, nor rely on more than torch's methods.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from elastic_run.rendezvous.errors import (
+    NotInThisReleaseError,
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousGracefulExitError,
+    RendezvousStateError,
+    RendezvousTimeoutError,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, ClassVar, Protocol
+
+    class Store(Protocol):
+        """The part of torch.distributed.Store that is used here; torch's stores and ours have it."""
+
+        def set(self, key: str, value: bytes, /) -> object: ...
+        def get(self, key: str, /) -> bytes: ...
+
+
+__all__ = [
+    "NotInThisReleaseError",
+    "RendezvousClosedError",
+    "RendezvousConnectionError",
+    "RendezvousError",
+    "RendezvousGracefulExitError",
+    "RendezvousHandler",
+    "RendezvousHandlerCreator",
+    "RendezvousHandlerRegistry",
+    "RendezvousInfo",
+    "RendezvousParameters",
+    "RendezvousStateError",
+    "RendezvousStoreInfo",
+    "RendezvousTimeoutError",
+    "rendezvous_handler_registry",
+]
+
+_TRUE = ("1", "true", "t", "yes", "y")
+_FALSE = ("0", "false", "f", "no", "n")
+
+
+class RendezvousStoreInfo:
+    """Where the workers find the store through which they set up their process groups.
+
+    A plain class and not a dataclass as in torch: importing dataclasses costs more than starting a worker.
+
+    Args:
+        master_addr: Host name or address; MASTER_ADDR of the workers.
+        master_port: Port; MASTER_PORT of the workers.
+    """
+
+    MASTER_ADDR_KEY: ClassVar[str] = "MASTER_ADDR"
+    MASTER_PORT_KEY: ClassVar[str] = "MASTER_PORT"
+    __match_args__ = ("master_addr", "master_port")
+
+    def __init__(self, master_addr: str, master_port: int) -> None:
+        self.master_addr = master_addr
+        self.master_port = master_port
+
+    @staticmethod
+    def build(rank: int, store: Store, local_addr: str | None, server_port: int | None = None) -> RendezvousStoreInfo:
+        """Agree on the address through a store: rank 0 writes its own, everybody reads it.
+
+        Args:
+            rank: Rank of this node.
+            store: Store that all nodes of the round share.
+            local_addr: Address of this node; None for its fully qualified name.
+            server_port: Port on which rank 0 already serves a store; None for a free one.
+
+        Returns:
+            The address of rank 0, the same on every node.
+        """
+        if rank == 0:
+            import socket  # noqa: PLC0415 - only foreign handlers come here
+
+            from elastic_run.utils.distributed import get_free_port  # noqa: PLC0415 - ditto
+
+            store.set(RendezvousStoreInfo.MASTER_ADDR_KEY, (local_addr or socket.getfqdn()).encode())
+            store.set(RendezvousStoreInfo.MASTER_PORT_KEY, str(server_port or get_free_port()).encode())
+        return RendezvousStoreInfo(
+            master_addr=store.get(RendezvousStoreInfo.MASTER_ADDR_KEY).decode(),
+            master_port=int(store.get(RendezvousStoreInfo.MASTER_PORT_KEY).decode()),
+        )
+
+    def __repr__(self) -> str:
+        return f"RendezvousStoreInfo(master_addr={self.master_addr!r}, master_port={self.master_port!r})"
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return (self.master_addr, self.master_port) == (other.master_addr, other.master_port)
+
+    __hash__ = None  # type: ignore[assignment]  # mutable and compared by value, like torch's
+
+
+class RendezvousInfo:
+    """The result of one round.
+
+    Args:
+        store: Store that the agents of the round share; not the workers' store.
+        rank: This node's rank.
+        world_size: Number of nodes.
+        bootstrap_store_info: Where the workers' store is.
+    """
+
+    def __init__(self, store: Store, rank: int, world_size: int, bootstrap_store_info: RendezvousStoreInfo) -> None:
+        self._store = store
+        self._rank = rank
+        self._world_size = world_size
+        self._bootstrap_store_info = bootstrap_store_info
+
+    @property
+    def store(self) -> Store:
+        """Store that the agents of the round share."""
+        return self._store
+
+    @property
+    def rank(self) -> int:
+        """Rank of this node in the round."""
+        return self._rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of nodes in the round."""
+        return self._world_size
+
+    @property
+    def bootstrap_store_info(self) -> RendezvousStoreInfo | None:
+        """Where the workers' store is."""
+        return self._bootstrap_store_info
+
+
+class RendezvousHandler(ABC):
+    """One node's view of the rendezvous of one job. Subclass it to bring a backend of your own."""
+
+    @abstractmethod
+    def get_backend(self) -> str:
+        """Return the name under which this backend is registered."""
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Whether the agent's side serves the workers' store, for the application's whole life."""
+        return False
+
+    @abstractmethod
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Join the next round and block until it is formed with this node in it.
+
+        Returns:
+            This node's rank, the number of nodes and the address of the workers' store.
+
+        Raises:
+            RendezvousClosedError: The job is over.
+            RendezvousConnectionError: The backend can't be reached.
+            RendezvousStateError: The backend's state makes no sense.
+            RendezvousTimeoutError: Too few nodes came in time.
+        """
+
+    @abstractmethod
+    def is_closed(self) -> bool:
+        """Return whether the job is over, as far as this node knows; news may take a while to arrive."""
+
+    @abstractmethod
+    def set_closed(self) -> None:
+        """Declare the job over, for all nodes."""
+
+    @abstractmethod
+    def num_nodes_waiting(self) -> int:
+        """Return how many nodes came too late for this round and wait for the next."""
+
+    @abstractmethod
+    def get_run_id(self) -> str:
+        """Return the id of the job."""
+
+    @abstractmethod
+    def shutdown(self) -> bool:
+        """Release everything that the handler holds.
+
+        Returns:
+            Whether that worked.
+        """
+
+
+class RendezvousParameters:
+    """What a backend needs to know to build a handler.
+
+    Args:
+        backend: Name of the backend.
+        endpoint: Where the backend lives, mostly ``host[:port]``.
+        run_id: Id of the job.
+        min_nodes: Smallest number of nodes to run with.
+        max_nodes: Largest number of nodes to run with.
+        local_addr: Address of this node; None to find it out.
+        **kwargs: The backend's own settings (``--rdzv-conf``).
+
+    Raises:
+        ValueError: The backend has no name, or the numbers of nodes are not ``1 <= min <= max``.
+    """
+
+    def __init__(
+        self,
+        backend: str,
+        endpoint: str,
+        run_id: str,
+        min_nodes: int,
+        max_nodes: int,
+        local_addr: str | None = None,
+        **kwargs: Any,  # noqa: ANN401 - settings are whatever the backend takes
+    ) -> None:
+        if not backend:
+            message = "the name of the rendezvous backend is empty"
+            raise ValueError(message)
+        if min_nodes < 1:
+            message = f"the minimum number of nodes is {min_nodes}; it must be 1 or more"
+            raise ValueError(message)
+        if max_nodes < min_nodes:
+            message = f"the maximum number of nodes, {max_nodes}, is less than the minimum, {min_nodes}"
+            raise ValueError(message)
+        self.backend = backend
+        self.endpoint = endpoint
+        self.run_id = run_id
+        self.min_nodes = min_nodes
+        self.max_nodes = max_nodes
+        self.config = kwargs
+        self.local_addr = local_addr
+
+    def get(self, key: str, default: Any = None) -> Any:  # noqa: ANN401 - ditto
+        """Return the setting `key`, or `default` where it is not given."""
+        return self.config.get(key, default)
+
+    def get_as_bool(self, key: str, default: bool | None = None) -> bool | None:  # noqa: FBT001 - torch's signature
+        """Return the setting `key` as a truth value: 1/0, true/false, t/f, yes/no, y/n in any case.
+
+        Raises:
+            ValueError: It is none of these.
+        """
+        value = self.get(key, default)
+        if value is None or isinstance(value, bool):
+            return value
+        word = str(value).lower() if isinstance(value, int | str) else ""
+        if word in _TRUE or word in _FALSE:
+            return word in _TRUE
+        message = f"rendezvous setting {key}={value!r}: not one of {', '.join((*_TRUE, *_FALSE))}"
+        raise ValueError(message)
+
+    def get_as_int(self, key: str, default: int | None = None) -> int | None:
+        """Return the setting `key` as a whole number.
+
+        Raises:
+            ValueError: It is not one.
+        """
+        value = self.get(key, default)
+        if value is None:
+            return None
+        try:
+            return int(value)
+        except (TypeError, ValueError) as error:
+            message = f"rendezvous setting {key}={value!r}: not a whole number"
+            raise ValueError(message) from error
+
+
+class RendezvousHandlerRegistry:
+    """Backends by name."""
+
+    _registry: dict[str, RendezvousHandlerCreator]
+
+    def __init__(self) -> None:
+        self._registry = {}
+
+    def register(self, backend: str, creator: RendezvousHandlerCreator) -> None:
+        """Make a backend known. Registering the same creator again changes nothing.
+
+        Args:
+            backend: Name of the backend.
+            creator: Builds a handler from parameters.
+
+        Raises:
+            ValueError: The name is empty, or taken by another creator.
+        """
+        if not backend:
+            message = "the name of the rendezvous backend is empty"
+            raise ValueError(message)
+        current = self._registry.setdefault(backend, creator)
+        if current != creator:
+            message = f"rendezvous backend {backend!r} can't be {creator!r}: it is {current!r} already"
+            raise ValueError(message)
+
+    def create_handler(self, params: RendezvousParameters) -> RendezvousHandler:
+        """Build the handler of ``params.backend``.
+
+        Raises:
+            ValueError: No such backend is registered.
+            RuntimeError: The handler says that it belongs to another backend.
+        """
+        creator = self._registry.get(params.backend)
+        if creator is None:
+            known = ", ".join(sorted(self._registry)) or "none"
+            message = f"rendezvous backend {params.backend!r} is not registered; registered: {known}"
+            raise ValueError(message)
+        handler = creator(params)
+        if handler.get_backend() != params.backend:
+            message = (
+                f"rendezvous backend {params.backend!r} was asked for, but its handler says that it is "
+                f"{handler.get_backend()!r}: get_backend() must return the name under which it is registered"
+            )
+            raise RuntimeError(message)
+        return handler
+
+
+if TYPE_CHECKING:
+    RendezvousHandlerCreator = Callable[[RendezvousParameters], RendezvousHandler]
+
+#: The backends that the launcher can use; programs that embed it add their own here.
+rendezvous_handler_registry = RendezvousHandlerRegistry()
+
+
+def __getattr__(name: str) -> object:
+    if name == "RendezvousHandlerCreator":
+        from collections.abc import Callable  # noqa: PLC0415 - an alias for annotations, rarely wanted at run time
+
+        return Callable[[RendezvousParameters], RendezvousHandler]
+    message = f"module {__name__!r} has no attribute {name!r}"
+    raise AttributeError(message)

@@ -1,0 +1,151 @@
+"""From the name of a backend to its handler.
+
+Built-in backends are imported when they are asked for. Packages offer more in the entry-point group
+``torchrun.handlers``: each entry point is a function without arguments that returns a creator, as in torch. They are
+looked for only when the name is neither built in nor registered, since reading the installed packages' metadata takes
+longer than starting the workers. torch loads every plug-in at import and logs the broken ones; we load the one that
+is asked for, and a broken one is an error that names its package.
+"""
+
+from __future__ import annotations
+
+from elastic_run.contract import RENDEZVOUS_ENTRY_POINTS
+from elastic_run.rendezvous.api import rendezvous_handler_registry
+from elastic_run.rendezvous.errors import NotInThisReleaseError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+    from elastic_run.rendezvous.api import (
+        RendezvousHandler,
+        RendezvousHandlerCreator,
+        RendezvousHandlerRegistry,
+        RendezvousParameters,
+    )
+
+__all__ = ["get_rendezvous_handler", "register_built_in_handlers"]
+
+_WHAT_WORKS = "this release runs jobs of one node: leave out the rendezvous flags, or give --standalone"
+
+
+def get_rendezvous_handler(params: RendezvousParameters) -> RendezvousHandler:
+    """Build the handler for ``params.backend``.
+
+    Args:
+        params: The backend's name and everything that it needs.
+
+    Returns:
+        A handler of this job.
+
+    Raises:
+        ValueError: Nobody knows the backend, its plug-in is broken, or the parameters don't suit it.
+        NotInThisReleaseError: The backend comes with a later release.
+        RuntimeError: The plug-in's handler gives another name than the one it is registered by.
+    """
+    if params.backend not in rendezvous_handler_registry._registry:  # noqa: SLF001 - torch's class, ours to look into
+        _register_plugin(params.backend)
+    return rendezvous_handler_registry.create_handler(params)
+
+
+def register_built_in_handlers(registry: RendezvousHandlerRegistry) -> None:
+    """Register the backends that come with elastic-run; their modules are imported when one is used.
+
+    Args:
+        registry: Where to register them.
+    """
+    registry.register("local", _create_local_handler)
+    registry.register("static", _create_static_handler)
+    registry.register("c10d", _create_c10d_handler)
+    for backend in ("etcd", "etcd-v2", "etcd-v3"):
+        registry.register(backend, _refuse_later_backend)
+
+
+def _create_local_handler(params: RendezvousParameters) -> RendezvousHandler:
+    if params.max_nodes > 1:
+        message = f"rendezvous backend 'local' is for one node, not for up to {params.max_nodes}"
+        raise ValueError(message)
+    from elastic_run.rendezvous.local import create_handler  # noqa: PLC0415 - imported when used
+
+    return create_handler(params)
+
+
+def _create_static_handler(params: RendezvousParameters) -> RendezvousHandler:
+    from elastic_run.rendezvous.static import create_handler  # noqa: PLC0415 - imported when used
+
+    return create_handler(params)
+
+
+def _create_c10d_handler(params: RendezvousParameters) -> RendezvousHandler:
+    """Serve the one-node job that a user of torchrun starts with c10d; its store has no other node to talk to."""
+    if params.max_nodes > 1:
+        return _refuse_later_backend(params)
+    if not _hosts_its_store(params):
+        message = (
+            f"rendezvous backend 'c10d' with an endpoint that is not on this machine ({params.endpoint}) is not in "
+            f"this release; {_WHAT_WORKS}"
+        )
+        raise NotInThisReleaseError(message)
+    from elastic_run.rendezvous.local import create_handler  # noqa: PLC0415 - imported when used
+
+    return create_handler(params)
+
+
+def _hosts_its_store(params: RendezvousParameters) -> bool:
+    """Tell whether torch would open the c10d store on this machine, from the endpoint and ``is_host``."""
+    from elastic_run.rendezvous.utils import (  # noqa: PLC0415 - imported when used
+        is_on_this_machine,
+        parse_rendezvous_endpoint,
+    )
+
+    store_type = str(params.get("store_type", "tcp")).strip().lower()
+    if store_type not in ("tcp", "file"):
+        message = f"rendezvous setting store_type={store_type!r}: not tcp or file"
+        raise ValueError(message)
+    if store_type == "file":
+        return True
+    host, _ = parse_rendezvous_endpoint(params.endpoint, default_port=0)
+    is_host = params.get_as_bool("is_host")
+    return is_on_this_machine(host) if is_host is None else is_host
+
+
+def _refuse_later_backend(params: RendezvousParameters) -> RendezvousHandler:
+    nodes = "one node" if params.max_nodes == 1 else f"up to {params.max_nodes} nodes"
+    message = f"rendezvous backend {params.backend!r} for {nodes} is not in this release; {_WHAT_WORKS}"
+    raise NotInThisReleaseError(message)
+
+
+def _register_plugin(backend: str) -> None:
+    """Load the installed plug-in of that name, and no other."""
+    from importlib.metadata import entry_points  # noqa: PLC0415 - slow, and only for backends that are not ours
+
+    plugins = entry_points(group=RENDEZVOUS_ENTRY_POINTS)
+    for plugin in plugins:
+        if plugin.name == backend:
+            rendezvous_handler_registry.register(backend, _load_plugin(plugin))
+            return
+    known = sorted({*rendezvous_handler_registry._registry, *plugins.names})  # noqa: SLF001 - ditto
+    message = f"unknown rendezvous backend {backend!r}{_nearest(backend, known)}; known: {', '.join(known)}"
+    raise ValueError(message)
+
+
+def _load_plugin(plugin: EntryPoint) -> RendezvousHandlerCreator:
+    try:
+        creator: RendezvousHandlerCreator = plugin.load()()
+    except Exception as error:  # whatever foreign code raises is told to the user as its package's
+        raise ValueError(_broken(plugin, f"can't be loaded: {type(error).__name__}: {error}")) from error
+    if not callable(creator):
+        raise ValueError(_broken(plugin, f"returned {creator!r}, not a function that builds a handler"))  # noqa: TRY004 - the plug-in's mistake
+    return creator
+
+
+def _broken(plugin: EntryPoint, what: str) -> str:
+    package = f"{plugin.dist.name} {plugin.dist.version}" if plugin.dist else "of an unknown package"
+    return " ".join(f"rendezvous backend {plugin.name!r}: plug-in {package} ({plugin.value}) {what}".split())
+
+
+def _nearest(backend: str, known: list[str]) -> str:
+    import difflib  # noqa: PLC0415 - only on the way to an error
+
+    found = difflib.get_close_matches(backend.lower(), known, n=1)
+    return f", did you mean {found[0]!r}?" if found else ""

@@ -1,0 +1,136 @@
+"""Rendezvous endpoints and settings, as users write them.
+
+Each mistake is one line that names the text, what is wrong with it and what is allowed. Written without regular
+expressions and the ipaddress module: this is on the path to the first worker, and both are slow to import.
+"""
+
+from __future__ import annotations
+
+import socket
+
+__all__ = ["is_on_this_machine", "parse_rendezvous_config", "parse_rendezvous_endpoint"]
+
+_MAX_PORT = 65535
+_HOST_PUNCTUATION = "_.:-"
+
+
+def parse_rendezvous_config(config_str: str) -> dict[str, str]:
+    """Read ``key=value,key=value``.
+
+    Args:
+        config_str: The text; blanks around keys and values don't count, a value may contain ``=``.
+
+    Returns:
+        The settings in their order; none for an empty text.
+
+    Raises:
+        ValueError: An entry has no ``=``, no key or no value, or a key is there twice (torch: the last one wins).
+    """
+    config: dict[str, str] = {}
+    if not config_str.strip():
+        return config
+    for entry in config_str.split(","):
+        key, equals, value = (part.strip() for part in entry.partition("="))
+        if not (key and equals and value):
+            missing = "key" if not key else "value" if equals else "'='"
+            message = f"{entry.strip()!r} in {config_str!r} has no {missing}; it must be key=value[,key=value]"
+            raise ValueError(message)
+        if key in config:
+            message = f"{key!r} is set twice in {config_str!r}, to {config[key]!r} and to {value!r}"
+            raise ValueError(message)
+        config[key] = value
+    return config
+
+
+#: torch's launcher imports it by this name.
+_parse_rendezvous_config = parse_rendezvous_config
+
+
+def parse_rendezvous_endpoint(endpoint: str | None, default_port: int) -> tuple[str, int]:
+    """Read ``host``, ``host:port``, ``[ipv6]`` or ``[ipv6]:port``.
+
+    An IPv6 address without brackets is understood as well: with a port where the rest is an address by itself (as
+    torch does it), else without.
+
+    Args:
+        endpoint: The text; None or empty for localhost.
+        default_port: Port of an endpoint that names none.
+
+    Returns:
+        Host (without brackets) and port.
+
+    Raises:
+        ValueError: The port is not a number between 0 and 65535, or the host is not a name or an address.
+    """
+    text = (endpoint or "").strip()
+    if not text:
+        return "localhost", default_port
+    host, port = _split_endpoint(text)
+    if port is None:
+        number = default_port
+    elif port.isascii() and port.isdigit() and int(port[:6]) <= _MAX_PORT and len(port) <= len(str(_MAX_PORT)):
+        number = int(port)
+    else:
+        message = f"rendezvous endpoint {text!r}: port {port!r} is not a number from 0 to {_MAX_PORT}"
+        raise ValueError(message)
+    if not _is_host(host):
+        message = f"rendezvous endpoint {text!r}: {host!r} is not a host name, an IPv4 or an [IPv6] address"
+        raise ValueError(message)
+    return host, number
+
+
+def _split_endpoint(text: str) -> tuple[str, str | None]:
+    if text.startswith("[") and text.endswith("]"):
+        return text[1:-1], None
+    host, colon, port = text.rpartition(":")
+    if not colon or (":" in host and not host.startswith("[") and not _is_ipv6(host) and _is_ipv6(text)):
+        return text, None
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    return host, port
+
+
+def _is_host(host: str) -> bool:
+    if "%" in host:  # fe80::1%eth0: the network card that a link-local address belongs to
+        host, _, card = host.partition("%")
+        return _is_ipv6(host) and card.isalnum()
+    return bool(host) and all(char.isalnum() or char in _HOST_PUNCTUATION for char in host)
+
+
+def _is_ipv6(text: str) -> bool:
+    try:
+        socket.inet_pton(socket.AF_INET6, text)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def is_on_this_machine(host: str) -> bool:
+    """Tell whether a host name or address is one of this machine.
+
+    An address is ours if a socket can be bound to it: that holds for every network card and never asks a name server.
+    A name is looked up only when it isn't localhost and doesn't begin with this machine's own name.
+
+    Args:
+        host: Name or address, IPv6 without brackets.
+
+    Returns:
+        Whether it is; False for a name that has no address.
+    """
+    name = socket.gethostname()
+    if host == "localhost" or host.startswith("127.") or host.partition(".")[0] == name.partition(".")[0]:
+        return True
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return False
+    return any(_can_bind(family, address) for family, _, _, _, address in found)
+
+
+def _can_bind(family: int, address: tuple[object, ...]) -> bool:
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind(address)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,166 @@
+"""failure.json: the report for programs.
+
+Version 1 holds the keys that `failure_document` returns. A key is never renamed and never changes its meaning within a
+version; new ones may come. Times are seconds since the epoch (`ended_at`), with the same moment in UTC beside them, and
+spans are seconds. What workers wrote is cut to the sizes below, at both ends, so that the file stays small.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from elastic_run import contract
+from elastic_run.core.rootcause import is_consequence
+from elastic_run.report.advice import advice
+from elastic_run.report.wording import signal_name
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from elastic_run.core.rootcause import ExceptionText, WorkerEnd
+    from elastic_run.report.ending import Attempt, Ending
+
+VERSION = 1
+#: Characters of a message, of a line, and lines of stderr that the file holds.
+_MESSAGE_LIMIT = 16 * 1024
+_LINE_LIMIT = 2 * 1024
+_TAIL = 100
+
+
+def failure_document(ending: Ending) -> dict[str, Any]:
+    """Return all that is known of how a job ended, ready for JSON.
+
+    Args:
+        ending: The end of the job.
+
+    Returns:
+        The document, version 1.
+    """
+    return {
+        "version": VERSION,
+        "verdict": ending.verdict,
+        "exit_code": ending.exit_code,
+        "detail": _cut(ending.detail, _MESSAGE_LIMIT),
+        "advice": advice(ending),
+        "signal": _signal(ending.signal),
+        "ended_at": ending.ended_at,
+        "ended_at_utc": _utc(ending.ended_at),
+        "entrypoint": ending.entrypoint,
+        "role": ending.role,
+        "run_id": ending.run_id,
+        "world_size": ending.world_size,
+        "nnodes": ending.nnodes,
+        "restarts_used": ending.restarts_used,
+        "max_restarts": ending.max_restarts,
+        "log_dir": ending.log_dir,
+        "root_cause": None if ending.root is None else _worker(ending.root),
+        "workers": [_worker(end) for end in ending.ends],
+        "attempts": [_attempt(attempt) for attempt in ending.attempts],
+        "unkillable": [{"pid": pid, "wait_channel": channel} for pid, channel in ending.survivors],
+        "oom_kills": _oom_kills(ending),
+    }
+
+
+def write_failure_file(ending: Ending, directory: str, say: Callable[[str], None] | None = None) -> str:
+    """Write failure.json into a directory: the whole file, or none.
+
+    Args:
+        ending: The end of the job.
+        directory: Where it goes.
+        say: Is given one line where the file can't be written.
+
+    Returns:
+        Its path, or "" where it could not be written.
+    """
+    import json  # noqa: PLC0415 - only after a failure
+
+    path = os.path.join(directory, contract.FAILURE_FILE)
+    text = json.dumps(failure_document(ending), indent=2) + "\n"
+    try:
+        _write_whole(path, text.encode("ascii"))
+    except OSError as error:
+        if say is not None:
+            from elastic_run.report.lines import failure_file_not_written  # noqa: PLC0415
+
+            say(failure_file_not_written(directory, error.strerror or str(error)))
+        return ""
+    return path
+
+
+def _write_whole(path: str, data: bytes) -> None:
+    """Write beside the file and rename, so that a reader never sees a part of it."""
+    draft = f"{path}.{os.getpid()}"
+    try:
+        with open(draft, "wb") as file:
+            file.write(data)
+        os.replace(draft, path)
+    except OSError:
+        if os.path.exists(draft):
+            os.unlink(draft)
+        raise
+
+
+def _worker(end: WorkerEnd) -> dict[str, Any]:
+    return {
+        "rank": end.rank,
+        "local_rank": end.local_rank,
+        "role": end.role,
+        "host": end.host,
+        "pid": end.pid,
+        "exit_code": end.exitcode if end.exitcode >= 0 else None,
+        "signal": _signal(-end.exitcode if end.exitcode < 0 else None),
+        "ended_at": end.ended_at,
+        "ended_at_utc": _utc(end.ended_at),
+        "uptime": end.uptime,
+        "restart_count": end.restart_count,
+        "was_stopped": end.was_stopped,
+        "is_consequence": end.exitcode != 0 and is_consequence(end),
+        "exception": None if end.exception is None else _exception(end.exception),
+        "remark": end.remark,
+        "error_file": end.error_file,
+        "log_file": end.log_file,
+        "stderr_tail": [_cut(line, _LINE_LIMIT) for line in end.stderr_tail[-_TAIL:]],
+    }
+
+
+def _exception(exception: ExceptionText) -> dict[str, Any]:
+    return {
+        "type": exception.type,
+        "message": _cut(exception.message, _MESSAGE_LIMIT),
+        "where": exception.where,
+        "cause": _cut(exception.cause, _LINE_LIMIT),
+        "lines": [_cut(line, _LINE_LIMIT) for line in exception.lines],
+    }
+
+
+def _attempt(attempt: Attempt) -> dict[str, Any]:
+    return {
+        "restart_count": attempt.restart_count,
+        "started_at": attempt.started_at,
+        "started_at_utc": _utc(attempt.started_at),
+        "uptime": attempt.uptime,
+        "root_cause": None if attempt.root is None else _worker(attempt.root),
+    }
+
+
+def _oom_kills(ending: Ending) -> dict[str, int | None] | None:
+    kills = ending.oom_kills
+    return None if kills is None else {"group": kills.group, "machine": kills.machine}
+
+
+def _signal(number: int | None) -> dict[str, Any] | None:
+    return None if number is None else {"number": number, "name": signal_name(number)}
+
+
+def _utc(seconds: float) -> str:
+    milliseconds = int(seconds * 1000 + 0.5)
+    moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(milliseconds // 1000))
+    return f"{moment}.{milliseconds % 1000:03d}Z"
+
+
+def _cut(text: str, limit: int) -> str:
+    half = limit // 2
+    return text if len(text) <= limit else f"{text[:half]} ... {text[-half:]}"

@@ -1,0 +1,245 @@
+"""The closing report: at most 25 lines of 80 columns, in the order in which a tired reader asks.
+
+Which worker failed first, how and when; what it said; what became of the others; what was tried before; where the logs
+are; what to do. Every section has a fixed most, and the traceback, or the last lines of stderr, gets the lines that the
+others leave. All text of workers passes through `text.printable`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from elastic_run.core.rootcause import failure_signature
+from elastic_run.report.advice import advice
+from elastic_run.report.companions import other_lines
+from elastic_run.report.text import columns, elide, printable, wrap
+from elastic_run.report.trace import trace_lines
+from elastic_run.report.wording import count, end_verb, exception_line, signal_name, span
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from elastic_run.core.rootcause import ExceptionText, WorkerEnd
+    from elastic_run.report.ending import Attempt, Ending
+
+MOST_LINES = 25
+WIDTH = 80
+_NARROWEST = 40
+_LABEL = 9
+#: Lines of evidence that earn their place.
+_MOST_EVIDENCE = 12
+_MOST_STUCK = 3
+#: Runs of attempts that failed in the same way, and lines of a message, that are shown.
+_MOST_RUNS = 3
+_MOST_MESSAGE = 3
+#: Sections that can spare lines.
+_SPARE = ("others", "workers", "before", "stuck")
+_TITLES = {
+    "cannot_start": "{program} could not be started",
+    "internal_error": "a defect of elastic-run ended {program}",
+    "not_executable": "{program} could not be started",
+    "not_found": "{program} could not be started",
+    "not_in_this_release": "{program} was not started",
+    "rendezvous": "{program}: the nodes could not come together",
+    "repeated_failure": "{program} failed again in the same way",
+    "unkillable_worker": "{program}: a worker can't be killed",
+    "usage": "{program} was not started",
+}
+_BOLD = "\x1b[1m"
+_RED = "\x1b[31m"
+_PLAIN = "\x1b[0m"
+
+
+class _Section:
+    """A label in the margin and the lines beside it; the lines to be seen first are marked."""
+
+    def __init__(self, label: str, lines: list[str], *, marked: range = range(0)) -> None:
+        self.label = label
+        self.lines = lines
+        self.marked = marked
+
+
+def render(ending: Ending, *, width: int = WIDTH, color: bool = False) -> list[str]:
+    """Return the report on how a job ended.
+
+    Args:
+        ending: The end of the job.
+        width: Columns of the terminal; more than 80 are not used.
+        color: Whether the terminal understands colours.
+
+    Returns:
+        At most 25 lines; none for a success.
+    """
+    if ending.verdict == "success":
+        return []
+    width = max(_NARROWEST, min(width, WIDTH))
+    room = width - _LABEL
+    cause, rest = _cause(ending, room), _rest(ending, room)
+    left = MOST_LINES - 1 - len(cause.lines)
+    _shorten(rest, left)
+    left -= sum(len(section.lines) for section in rest)
+    evidence = _evidence(ending.root, room, min(_MOST_EVIDENCE, left))
+    lines = [_title(ending, width, color=color)]
+    for section in (cause, evidence, *rest):
+        lines += _margin(section, color=color)
+    return lines
+
+
+def _shorten(sections: list[_Section], most: int) -> None:
+    """Take lines from the longest of the sections that can spare one, until all fit."""
+    spare = [section for section in sections if section.label in _SPARE]
+    while sum(len(section.lines) for section in sections) > most:
+        longest = max(spare, key=lambda section: len(section.lines))
+        del longest.lines[len(longest.lines) // 2]
+
+
+def _title(ending: Ending, width: int, *, color: bool) -> str:
+    right = f" exit code {ending.exit_code} --"
+    left = f"-- elastic-run: {elide(_sentence(ending), width - len(right) - 18)} "
+    title = left + "-" * (width - columns(left) - len(right)) + right
+    return f"{_BOLD}{_RED}{title}{_PLAIN}" if color else title
+
+
+def _sentence(ending: Ending) -> str:
+    program = elide(printable(ending.entrypoint or "the program"), 40, tail=0.7)
+    if ending.signal is not None:
+        return f"{program} was stopped by {signal_name(ending.signal)}"
+    if ending.verdict in _TITLES:
+        return _TITLES[ending.verdict].format(program=program)
+    again = f" after {count(ending.restarts_used, 'restart')}" if ending.restarts_used else ""
+    return f"{program} failed{again}"
+
+
+def _margin(section: _Section, *, color: bool) -> list[str]:
+    lines = []
+    for index, text in enumerate(section.lines):
+        label = (section.label if index == 0 else "").ljust(_LABEL)
+        if color and label.strip():
+            label = f"{_BOLD}{label}{_PLAIN}"
+        is_marked = color and index in section.marked
+        lines.append(f"{label}{_RED}{text}{_PLAIN}" if is_marked else f"{label}{text}".rstrip())
+    return lines
+
+
+def _cause(ending: Ending, room: int) -> _Section:
+    root = ending.root
+    if root is None:
+        return _Section("cause", wrap(printable(ending.detail), room, 5) if ending.detail else [])
+    host = elide(printable(root.host), 30)
+    first = wrap(f"rank {root.rank} on {host} (local rank {root.local_rank}, pid {root.pid}) {end_verb(root)}", room, 2)
+    again = f", attempt {root.restart_count}" if root.restart_count else ""
+    first.append(f"at {_moment(root.ended_at)}, {span(root.uptime)} after its start{again}")
+    if root.remark:
+        first.append(elide(printable(root.remark), room))
+    said = _exception(root.exception, room) if root.exception is not None else []
+    return _Section("cause", first + said, marked=range(len(first), len(first) + len(said)))
+
+
+def _exception(exception: ExceptionText, room: int) -> list[str]:
+    lines = wrap(printable(exception_line(exception)), room, 3)
+    more = [printable(line) for line in exception.message.splitlines()[1:] if line.strip()]
+    if len(more) > _MOST_MESSAGE:
+        more = [more[0], "...", more[-1]]
+    lines += [elide(line, room) for line in more]
+    is_member = f"  | {exception.cause}" in exception.lines
+    if exception.cause and not is_member:
+        lines.append(elide(printable(f"caused by {exception.cause}"), room))
+    return lines
+
+
+def _evidence(root: WorkerEnd | None, room: int, most: int) -> _Section:
+    """What the worker left behind: its traceback, or else the last lines of its stderr."""
+    if root is None or most <= 0:
+        return _Section("", [])
+    if root.exception is not None:
+        return _Section("trace", trace_lines(root.exception, width=room, most=most))
+    tail = [printable(line) for line in root.stderr_tail[-200:]]
+    said = [elide(line, room) for line in tail if line.strip()][-most:]
+    return _Section("stderr", said or ["(nothing was kept)"])
+
+
+def _rest(ending: Ending, room: int) -> list[_Section]:
+    hint = advice(ending)
+    return [
+        _Section(
+            "others" if ending.root is not None else "workers",
+            [elide(line, room, tail=0.0) for line in other_lines(ending.ends, ending.root)],
+        ),
+        _Section("before", _attempts(ending, room)),
+        _Section("verdict", _detail(ending, room)),
+        _Section("stuck", _survivors(ending.survivors, room)),
+        _Section("logs", _logs(ending, room)),
+        _Section("hint", wrap(hint, room, 3) if hint else []),
+    ]
+
+
+def _detail(ending: Ending, room: int) -> list[str]:
+    """Why there is no other attempt, where that isn't the cause itself."""
+    return wrap(printable(ending.detail), room, 2) if ending.detail and ending.root is not None else []
+
+
+def _attempts(ending: Ending, room: int) -> list[str]:
+    """One line for each run of attempts that failed in the same way; of many runs the first and the last."""
+    runs: list[tuple[str, list[Attempt]]] = []
+    for attempt in ending.attempts:
+        text = _attempt_cause(attempt, ending.root)
+        if runs and runs[-1][0] == text:
+            runs[-1][1].append(attempt)
+        else:
+            runs.append((text, [attempt]))
+    lines = [elide(f"{_attempt_numbers(run)}: {text}", room, tail=0.2) for text, run in runs]
+    if len(lines) > _MOST_RUNS:
+        lines = [lines[0], f"... ({len(ending.attempts)} attempts in all)", lines[-1]]
+    return lines
+
+
+def _attempt_cause(attempt: Attempt, last: WorkerEnd | None) -> str:
+    root = attempt.root
+    if root is None:
+        return "no worker failed by itself"
+    if last is not None and failure_signature(root) == failure_signature(last):
+        return f"rank {root.rank} in the same way"
+    what = f" {end_verb(root)}" if root.exception is None else f", {exception_line(root.exception)}"
+    return printable(f"rank {root.rank}{what}")
+
+
+def _attempt_numbers(run: list[Attempt]) -> str:
+    first, last = run[0], run[-1]
+    if first is last:
+        return f"attempt {first.restart_count} failed after {span(first.uptime)}"
+    lives = sorted(attempt.uptime for attempt in run)
+    low, high = span(lives[0]), span(lives[-1])
+    lived = low if low == high else f"{low} to {high}"
+    return f"attempts {first.restart_count}-{last.restart_count} failed after {lived}"
+
+
+def _survivors(survivors: tuple[tuple[int, str], ...], room: int) -> list[str]:
+    lines = [
+        elide(f"pid {pid} sleeps in the kernel" + (f" in {printable(channel)}" if channel else ""), room)
+        for pid, channel in survivors
+    ]
+    return lines if len(lines) <= _MOST_STUCK else [*lines[: _MOST_STUCK - 1], f"... ({len(lines)} in all)"]
+
+
+def _logs(ending: Ending, room: int) -> list[str]:
+    if not ending.log_dir:
+        return ["none kept; --log-dir DIR -r 3 (or -t 3) keeps them"] if ending.root is not None else []
+    # A path that is cut can't be opened: it may take a second line.
+    lines = wrap(printable(ending.log_dir), room, 2)
+    found = []
+    if ending.root is not None and ending.root.log_file:
+        found.append(f"rank {ending.root.rank}: {_inside(ending.root.log_file, ending.log_dir)}")
+    if ending.failure_file:
+        found.append(f"all of this: {_inside(ending.failure_file, ending.log_dir)}")
+    return lines + [elide(printable(line), room, tail=0.7) for line in ([", ".join(found)] if found else [])]
+
+
+def _inside(path: str, directory: str) -> str:
+    prefix = directory.rstrip(os.sep) + os.sep
+    return path.removeprefix(prefix)
+
+
+def _moment(seconds: float) -> str:
+    """Return a wall-clock time with milliseconds, as local logs have it."""
+    milliseconds = int(seconds * 1000 + 0.5)
+    return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(milliseconds // 1000))}.{milliseconds % 1000:03d}"

@@ -1,0 +1,200 @@
+"""What the launcher says in one line while the job goes on.
+
+Pure: each function returns the text; the console puts `elastic-run: ` in front of it.
+"""
+
+from __future__ import annotations
+
+from elastic_run.report.wording import count, end_verb, exception_line, signal_name, span
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from elastic_run.core.rootcause import WorkerEnd
+
+#: Characters of an exception that a line shows.
+_EXCEPTION_LIMIT = 120
+
+
+def failed(root: WorkerEnd) -> str:
+    """Say which worker failed, after how long and of what.
+
+    Args:
+        root: The worker that failed first.
+
+    Returns:
+        A clause.
+    """
+    who = f"rank {root.rank} (local {root.local_rank}, pid {root.pid}) {end_verb(root)} after {span(root.uptime)}"
+    if root.exception is None:
+        return who
+    # Imported here: a restart of workers that left no exception has no use for the measuring of text.
+    from elastic_run.report.text import elide, printable  # noqa: PLC0415
+
+    return f"{who}: {elide(printable(exception_line(root.exception)), _EXCEPTION_LIMIT)}"
+
+
+def restarting(
+    root: WorkerEnd, size: int, restart_count: int, max_restarts: int, pause: float = 0.0, *, window: str = ""
+) -> str:
+    """Say that the workers are started again.
+
+    Args:
+        root: The worker that failed first.
+        size: Workers on this node.
+        restart_count: Number of this restart.
+        max_restarts: Restarts in the whole job; 0 where only a window limits them.
+        pause: Seconds until then.
+        window: `--restart-window` as the user gave it, or "".
+
+    Returns:
+        The line.
+    """
+    when = f" in {span(pause)}" if pause > 0 else ""
+    limit = f" of {max_restarts}" if max_restarts > 0 else ""
+    allowed = f" (at most {window})" if window else ""
+    workers = "the worker" if size == 1 else f"all {size} workers"
+    return f"{failed(root)}; restarting {workers}{when}, restart {restart_count}{limit}{allowed}"
+
+
+def stopping(number: int, size: int, grace: float) -> str:
+    """Say that a signal stops the job.
+
+    Args:
+        number: The signal.
+        size: Workers on this node.
+        grace: Seconds that they get.
+
+    Returns:
+        The line.
+    """
+    hint = "; Ctrl-C again kills them now" if signal_name(number) == "SIGINT" else ""
+    return f"{signal_name(number)} received: stopping {count(size, 'worker')}, up to {grace:g} s{hint}"
+
+
+def hurrying() -> str:
+    """Say that the user asked twice.
+
+    Returns:
+        The line.
+    """
+    return "asked again: killing the workers now"
+
+
+def killing(size: int, grace: float) -> str:
+    """Say that workers did not stop in time.
+
+    Args:
+        size: Workers that still live.
+        grace: Seconds that they had.
+
+    Returns:
+        The line.
+    """
+    return f"{count(size, 'worker')} did not stop within {grace:g} s: killing"
+
+
+def pausing(pause: float, early_failures: int) -> str:
+    """Say why nothing happens for a while.
+
+    Args:
+        pause: Seconds until the restart.
+        early_failures: Failures in a row that came early.
+
+    Returns:
+        The line.
+    """
+    return f"waiting {span(pause)} before the restart: {early_failures} early failures in a row"
+
+
+def forwarding(number: int, size: int) -> str:
+    """Say that a signal is passed on.
+
+    Args:
+        number: The signal.
+        size: Workers that get it.
+
+    Returns:
+        The line.
+    """
+    return f"{signal_name(number)} received: passed on to {count(size, 'worker')}"
+
+
+def unkillable(pid: int, wait_channel: str, rank: int | None = None) -> str:
+    """Say that a process did not die of SIGKILL.
+
+    Args:
+        pid: The process.
+        wait_channel: The kernel function in which it sleeps, or "".
+        rank: Whose process it is, if known.
+
+    Returns:
+        The line.
+    """
+    whose = f" (rank {rank})" if rank is not None else ""
+    where = f"asleep in the kernel in {wait_channel}" if wait_channel else "asleep in the kernel"
+    return f"pid {pid}{whose} did not die of SIGKILL: {where}; not waiting for it any longer"
+
+
+def omp_threads(size: int) -> str:
+    """Say that each worker computes with one thread.
+
+    Args:
+        size: Workers on this node.
+
+    Returns:
+        The line.
+    """
+    return f"OMP_NUM_THREADS=1 is set for each of the {size} workers; set it yourself for another number of threads"
+
+
+def repeated_failure(root: WorkerEnd, detail: str = "") -> str:
+    """Say that the same failure came twice.
+
+    Args:
+        root: The worker that failed first.
+        detail: Why that ends the job, or "".
+
+    Returns:
+        The line.
+    """
+    return f"{failed(root)}; not restarting: {detail or 'the same failure twice, a restart cannot help'}"
+
+
+def window_exceeded(root: WorkerEnd, restarts: int, seconds: float) -> str:
+    """Say that the restarts of the window are used up.
+
+    Args:
+        root: The worker that failed first.
+        restarts: Restarts in the window.
+        seconds: Its length.
+
+    Returns:
+        The line.
+    """
+    return f"{failed(root)}; not restarting: {count(restarts, 'restart')} in the last {span(seconds)} is the limit"
+
+
+def no_restart_exit_code(root: WorkerEnd, exit_code: int) -> str:
+    """Say that the user wants no restart after this exit code.
+
+    Args:
+        root: The worker that failed first.
+        exit_code: The code, 128+n for a signal.
+
+    Returns:
+        The line.
+    """
+    return f"{failed(root)}; not restarting: {exit_code} is one of --no-restart-exit-codes"
+
+
+def failure_file_not_written(directory: str, reason: str) -> str:
+    """Say that failure.json is missing and why.
+
+    Args:
+        directory: Where it would stand.
+        reason: What the system said.
+
+    Returns:
+        The line.
+    """
+    return f"failure.json could not be written to {directory}: {reason}"

@@ -1,0 +1,128 @@
+"""Text that fits a terminal: nothing unprintable in it, measured in columns, elided in the middle or wrapped.
+
+What workers wrote may hold anything: escapes that would recolour or clear the screen, binary data, lines of megabytes,
+characters two columns wide. All of it passes through here before it is shown.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+#: Characters of a text that are looked at, half of them at each end.
+_LIMIT = 8 * 1024
+_ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
+_ELLIPSIS = "..."
+_SURROGATES = range(0xDC80, 0xDD00)
+
+
+def printable(text: str) -> str:
+    r"""Return a text in one line without anything that a terminal would obey.
+
+    Args:
+        text: Any text; of a very long one only the two ends are kept.
+
+    Returns:
+        The text, with control characters written as `\x1b` and line ends as spaces.
+    """
+    if len(text) > _LIMIT:
+        text = f"{text[: _LIMIT // 2]} {_ELLIPSIS} {text[-_LIMIT // 2 :]}"
+    text = _ANSI.sub("", text)
+    return text if text.isascii() and text.isprintable() else "".join(_visible(character) for character in text)
+
+
+def columns(text: str) -> int:
+    """Return the columns that a printable text takes.
+
+    Args:
+        text: The text.
+
+    Returns:
+        Its width in a terminal.
+    """
+    return len(text) if text.isascii() else sum(_width(character) for character in text)
+
+
+def elide(text: str, limit: int, *, tail: float = 0.4) -> str:
+    """Shorten a text to a width by leaving out its middle.
+
+    Args:
+        text: A printable text.
+        limit: Columns that it may take.
+        tail: Part of them that is for its end.
+
+    Returns:
+        The text, at most so wide.
+    """
+    if columns(text) <= limit:
+        return text
+    room = limit - len(_ELLIPSIS)
+    if room <= 0:
+        return _head(text, limit)
+    end = _head(text[::-1], int(room * tail))[::-1].lstrip()
+    return f"{_head(text, room - columns(end)).rstrip()}{_ELLIPSIS}{end}"
+
+
+def wrap(text: str, width: int, most: int) -> list[str]:
+    """Break a text into lines.
+
+    Args:
+        text: A printable text.
+        width: Columns of a line.
+        most: Lines; the middle of a text that needs more is left out.
+
+    Returns:
+        At least one line.
+    """
+    lines = _break(text, width)
+    if len(lines) <= most:
+        return lines
+    # Breaking between words wastes columns, so the text is shortened until it fits.
+    for limit in range(width * most, width // 2, -max(1, width // 8)):
+        lines = _break(elide(text, limit), width)
+        if len(lines) <= most:
+            return lines
+    return [elide(text, width)]
+
+
+def _break(text: str, width: int) -> list[str]:
+    lines: list[str] = []
+    while columns(text) > width:
+        line = _head(text, width)
+        space = line.rfind(" ", 1)
+        if space > width // 3 and not text[len(line) : len(line) + 1].isspace():
+            line = line[:space]
+        lines.append(line.rstrip())
+        text = text[len(line) :].lstrip()
+    return [*lines, text]
+
+
+def _head(text: str, limit: int) -> str:
+    """Return as much of the start of a text as fits."""
+    if text.isascii():
+        return text[:limit]
+    used = 0
+    for index, character in enumerate(text):
+        used += _width(character)
+        if used > limit:
+            return text[:index]
+    return text
+
+
+def _width(character: str) -> int:
+    if unicodedata.combining(character) or unicodedata.category(character) in ("Mn", "Me"):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def _visible(character: str) -> str:
+    if character.isprintable():
+        return character
+    if character.isspace():
+        return " "
+    code = ord(character)
+    if code in _SURROGATES:
+        return f"\\x{code - 0xDC00:02x}"
+    if code in (0x200B, 0x200C, 0x200D, 0xFEFF):
+        return ""
+    return f"\\x{code:02x}" if code <= 0xFF else f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"  # noqa: PLR2004 - as Python writes them

@@ -1,0 +1,138 @@
+"""The words for what every text of ours speaks of: exit codes, signals, ranks, spans of time, exceptions."""
+
+from __future__ import annotations
+
+import re
+import signal as signals
+
+from elastic_run.contract import EXIT_SIGNAL_BASE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from elastic_run.core.rootcause import ExceptionText, WorkerEnd
+
+#: The place in C++ code that gloo and NCCL put before their messages.
+_CPP_PLACE = re.compile(r"^\[/?\S+\.\w+:\d+\] ")
+#: Runs of ranks that are listed.
+_MOST_RUNS = 6
+_MINUTE = 60
+_HOUR = 3600
+_DAY = 86400
+
+
+def signal_name(number: int) -> str:
+    """Return a signal's name.
+
+    Args:
+        number: Of the signal.
+
+    Returns:
+        `SIGTERM`, `SIGRTMIN+3`, or `signal 99` where there is no such signal.
+    """
+    try:
+        return signals.Signals(number).name
+    except ValueError:
+        offset = number - int(getattr(signals, "SIGRTMIN", 1000))
+        last = int(getattr(signals, "SIGRTMAX", 0)) - int(getattr(signals, "SIGRTMIN", 0))
+        return f"SIGRTMIN+{offset}" if 0 < offset < last else f"signal {number}"
+
+
+def exit_text(end: WorkerEnd) -> str:
+    """Say how a worker ended.
+
+    Args:
+        end: The worker's end.
+
+    Returns:
+        `exit code 1`, `SIGKILL`, or `exit code 137 (128+9: SIGKILL)`.
+    """
+    if end.exitcode < 0:
+        return signal_name(-end.exitcode)
+    if end.signal is None:
+        return f"exit code {end.exitcode}"
+    return f"exit code {end.exitcode} ({EXIT_SIGNAL_BASE}+{end.signal}: {signal_name(end.signal)})"
+
+
+def end_verb(end: WorkerEnd) -> str:
+    """Say what a worker did, to follow its name.
+
+    Args:
+        end: The worker's end.
+
+    Returns:
+        `was killed by SIGSEGV` or `failed with exit code 1`.
+    """
+    return f"was killed by {exit_text(end)}" if end.exitcode < 0 else f"failed with {exit_text(end)}"
+
+
+def exception_line(exception: ExceptionText) -> str:
+    """Return an exception in one line: type and the message's first line that says anything.
+
+    Args:
+        exception: The exception.
+
+    Returns:
+        The line, of any length.
+    """
+    first = next((line.strip() for line in exception.message.splitlines() if line.strip()), "")
+    first = _CPP_PLACE.sub("", first, count=1)
+    return f"{exception.type}: {first}" if first else exception.type
+
+
+def span(seconds: float) -> str:
+    """Return a span of time, as exact as it matters.
+
+    Args:
+        seconds: Its length.
+
+    Returns:
+        `0.03 s`, `12.3 s`, `4 min 02 s`, `3 h 07 min`, or `2 d 4 h`.
+    """
+    seconds = max(0.0, seconds)
+    if seconds < 1:
+        return f"{seconds:.2f} s"
+    if seconds < 2 * _MINUTE:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < _HOUR:
+        return f"{whole // _MINUTE} min {whole % _MINUTE:02d} s"
+    if whole < _DAY:
+        return f"{whole // _HOUR} h {whole % _HOUR // _MINUTE:02d} min"
+    return f"{whole // _DAY} d {whole % _DAY // _HOUR} h"
+
+
+def ranks(numbers: Iterable[int]) -> str:
+    """Return a list of ranks, runs of them shortened.
+
+    Args:
+        numbers: The ranks.
+
+    Returns:
+        `rank 3`, `ranks 0-2, 4, 6-7`, or `ranks 0, 2, 4, ... (50 in all)`.
+    """
+    ordered = sorted(numbers)
+    runs: list[list[int]] = []
+    for number in ordered:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    parts = [str(first) if first == last else f"{first}-{last}" for first, last in runs]
+    if len(parts) > _MOST_RUNS:
+        parts[_MOST_RUNS - 1 :] = [f"... ({len(ordered)} in all)"]
+    return f"rank{'s' if len(ordered) > 1 else ''} {', '.join(parts)}"
+
+
+def count(number: int, noun: str) -> str:
+    """Return a number and its noun.
+
+    Args:
+        number: How many.
+        noun: Of what, in the singular.
+
+    Returns:
+        `1 worker` or `8 workers`.
+    """
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,0 +1,275 @@
+"""The command: from the words of a command line to a job, and from the job to an exit code.
+
+    words -> parse_args -> check_arguments -> config_from_args -> launch_job -> exit code
+
+`main` tells that story. The other public names are torch's, for programs that call them; `run` raises where `main`
+prints and exits. Nothing is imported here that the first worker doesn't need: see the import budget in
+docs/architecture.md.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from elastic_run import contract
+from elastic_run.command_line import AnswerRequestedError, Arguments, parse_command_line
+from elastic_run.configuration import (
+    choose_rendezvous,
+    complete_arguments,
+    get_rdzv_endpoint,
+    get_use_env,
+    make_config,
+    say,
+)
+from elastic_run.flags import FLAGS
+from elastic_run.preflight import check_arguments, find_notices, find_unserved, name_source
+from elastic_run.validation import UsageError, node_range, whole_number, worker_count
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import NoReturn
+
+    from elastic_run.argument_parser import LauncherArgumentParser
+    from elastic_run.command_line import AnyArguments
+    from elastic_run.flags import Flag
+    from elastic_run.launcher import LaunchConfig
+
+__all__ = [
+    "config_from_args",
+    "determine_local_world_size",
+    "get_args_parser",
+    "get_rdzv_endpoint",
+    "get_use_env",
+    "main",
+    "parse_args",
+    "parse_min_max_nnodes",
+    "run",
+    "run_script_path",
+]
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Run a job from the command line.
+
+    Args:
+        args: The words behind the command; None for those of this process.
+
+    Raises:
+        SystemExit: The job didn't succeed; the code is one of `contract.EXIT_CODES`.
+    """
+    exit_unless_successful(parse_args(args))
+
+
+def exit_unless_successful(args: Arguments) -> None:
+    """Run a job, and leave with its exit code unless that is 0.
+
+    Args:
+        args: The command line.
+
+    Raises:
+        SystemExit: The job didn't succeed.
+    """
+    try:
+        config, command, command_args = _prepare(args)
+        from elastic_run.launcher import launch_job  # noqa: PLC0415 - after all checks: it imports the most
+
+        code = launch_job(config, command, command_args)
+    except Exception as error:  # noqa: BLE001 - what nobody foresaw is raised again in there
+        code = _tell(error)
+    if code != contract.EXIT_SUCCESS:
+        sys.exit(code)
+
+
+def run(args: AnyArguments) -> None:
+    """Run a job, as torch's function of this name does.
+
+    Args:
+        args: The command line, from `parse_args` or from the parser. Values that follow from others are filled in.
+
+    Raises:
+        UsageError: The job can't be started as asked for.
+        NotInThisReleaseError: It has no engine in this release.
+        ChildFailedError: A worker failed and restarts are used up.
+    """
+    config, command, command_args = _prepare(args)
+    from elastic_run.launcher import elastic_launch  # noqa: PLC0415 - after all checks: it imports the most
+
+    elastic_launch(config, command)(*command_args)
+
+
+def _prepare(args: AnyArguments) -> tuple[LaunchConfig, str, list[str]]:
+    """Check everything, fill in what follows from it, and tell the user what is worth knowing."""
+    complete_arguments(args)
+    try:
+        workers = determine_local_world_size(args.nproc_per_node)
+        check_arguments(args, workers, os.environ)
+    except UsageError as error:
+        raise UsageError(name_source(str(error), args, os.environ)) from None
+    notices = find_notices(args, os.environ)
+    choose_rendezvous(args)
+    unserved = find_unserved(args)
+    if unserved is not None:
+        from elastic_run.rendezvous.errors import NotInThisReleaseError  # noqa: PLC0415 - only on this way
+
+        raise NotInThisReleaseError(name_source(unserved, args, os.environ))
+    for notice in notices:
+        say(notice)
+    return make_config(args, workers, os.environ)
+
+
+def _tell(error: Exception) -> int:
+    """Say in one line why no job was started, and return the exit code; a defect of ours is raised again."""
+    from elastic_run.rendezvous.errors import NotInThisReleaseError, RendezvousError  # noqa: PLC0415 - only on this way
+
+    if isinstance(error, NotInThisReleaseError):
+        say(str(error))
+        return contract.EXIT_NOT_IN_THIS_RELEASE
+    if isinstance(error, (UsageError, RendezvousError)):
+        say(f"error: {error}")
+        return contract.EXIT_USAGE if isinstance(error, UsageError) else contract.EXIT_RENDEZVOUS
+    raise error
+
+
+# --- torch's names ---------------------------------------------------------------------------------------------
+
+
+def get_args_parser() -> LauncherArgumentParser:
+    """Return an argparse parser of the command line, for programs that build on it."""
+    from elastic_run.argument_parser import LauncherArgumentParser  # noqa: PLC0415 - the command doesn't need argparse
+
+    return LauncherArgumentParser(FLAGS)
+
+
+def parse_args(args: Sequence[str] | None) -> Arguments:
+    """Read a command line; a wrong one is told in one line.
+
+    Args:
+        args: The words behind the command; None for those of this process.
+
+    Returns:
+        The values by the flags' names.
+
+    Raises:
+        SystemExit: It is wrong (2), or asks for the help or the version (0).
+    """
+    return parse_with(FLAGS, args)
+
+
+def parse_with(flags: Sequence[Flag], args: Sequence[str] | None) -> Arguments:
+    """Read a command line with flags of your own choice; otherwise as `parse_args`.
+
+    Args:
+        flags: What flags there are.
+        args: The words behind the command; None for those of this process.
+
+    Returns:
+        The values by the flags' names.
+
+    Raises:
+        SystemExit: It is wrong (2), or asks for the help or the version (0).
+    """
+    try:
+        return parse_command_line(sys.argv[1:] if args is None else args, flags, os.environ)
+    except AnswerRequestedError as answer:
+        sys.stdout.write(_answer(answer.flag, flags))
+        sys.exit(contract.EXIT_SUCCESS)
+    except UsageError as error:
+        _exit_with(contract.EXIT_USAGE, f"error: {error}")
+
+
+def parse_min_max_nnodes(nnodes: str) -> tuple[int, int]:
+    """Read ``MIN[:MAX]``.
+
+    Args:
+        nnodes: The text.
+
+    Returns:
+        Fewest and most nodes.
+
+    Raises:
+        UsageError: It isn't of that form.
+    """
+    try:
+        return node_range(nnodes)
+    except ValueError as error:
+        message = f"--nnodes: {nnodes!r} {error}"
+        raise UsageError(message) from None
+
+
+def determine_local_world_size(nproc_per_node: str) -> int:
+    """Find out how many workers this node gets.
+
+    Args:
+        nproc_per_node: A number, or auto, cpu, gpu or xpu.
+
+    Returns:
+        At least 1.
+
+    Raises:
+        UsageError: It is none of these, or there is no such device here.
+    """
+    try:
+        return whole_number(nproc_per_node, least=1, allowed="a number")
+    except ValueError:
+        pass
+    try:
+        word = worker_count(nproc_per_node)
+    except ValueError as error:
+        message = f"--nproc-per-node: {nproc_per_node!r} {error}"
+        raise UsageError(message) from None
+    from elastic_run.cluster.devices import device_count  # noqa: PLC0415 - only when asked for
+
+    return device_count(word, os.environ)
+
+
+def config_from_args(args: AnyArguments) -> tuple[LaunchConfig, str, list[str]]:
+    """Turn a command line into a configuration and the command of the workers.
+
+    Args:
+        args: The command line, from `parse_args` or from the parser.
+
+    Returns:
+        The configuration, the program, and its arguments.
+
+    Raises:
+        UsageError: A value is not allowed, or no plug-in has the name that was given.
+    """
+    complete_arguments(args)
+    return make_config(args, determine_local_world_size(args.nproc_per_node), os.environ)
+
+
+def run_script_path(training_script: str, *training_script_args: str) -> None:
+    """Run a script in this interpreter, as ``__main__``.
+
+    Args:
+        training_script: Its path.
+        training_script_args: Its arguments.
+    """
+    import runpy  # noqa: PLC0415 - only here
+
+    sys.argv = [training_script, *training_script_args]
+    runpy.run_path(training_script, run_name="__main__")
+
+
+# --- what the user gets to read --------------------------------------------------------------------------------
+
+
+def _answer(flag: Flag, flags: Sequence[Flag]) -> str:
+    if flag.dest == "version":
+        from elastic_run import __version__  # noqa: PLC0415 - only here
+
+        return f"elastic-run {__version__}\n"
+    from elastic_run.help_text import render_help  # noqa: PLC0415 - only when asked for
+
+    return render_help(flags)
+
+
+def _exit_with(code: int, text: str) -> NoReturn:
+    say(text)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

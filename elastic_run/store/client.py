@@ -1,0 +1,269 @@
+"""A TCPStore client without torch: blocking, over one socket, with the names of torch's Store.
+
+Rules
+- It speaks to our server and to torch's alike.
+- One client belongs to one thread at a time: `clone` gives another thread its own. A wait occupies the connection.
+- Keys get a prefix, as torch's TCPStore puts one before them; keys and values may be str (UTF-8) or bytes, values come
+  back as bytes.
+- After a reply that did not come in time the stream is out of step: the client is closed and says so.
+"""
+
+from __future__ import annotations
+
+import os
+
+from elastic_run.store import wire
+from elastic_run.store.stream import Stream
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+
+_NAMED = 5
+
+
+class StoreClient:
+    """A connection to a TCPStore.
+
+    Args:
+        host: The server's name or address.
+        port: The server's port.
+        timeout: Seconds to wait for the server to listen, for a reply, and for keys.
+        prefix: What is put before each key.
+
+    Raises:
+        StoreConnectionError: The server can't be reached within the timeout, or isn't a TCPStore.
+        StoreTimeoutError: The server took the connection and did not answer.
+    """
+
+    def __init__(self, host: str, port: int, timeout: float = 300.0, prefix: str = "/") -> None:
+        self.host = host
+        self.port = port
+        self.timeout = timeout
+        self._prefix = prefix.encode()
+        self._stream = Stream(host, port, timeout)
+        nonce = os.getpid() & 0xFFFFFFFF
+        self._send(wire.encode_opening(nonce))
+        if wire.U32.unpack(self._receive(wire.U32.size))[0] != nonce:
+            self.close()
+            message = f"{host}:{port} is not a TCPStore"
+            raise wire.StoreConnectionError(message)
+
+    def __enter__(self) -> StoreClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection; harmless when closed."""
+        self._stream.close()
+
+    def clone(self) -> StoreClient:
+        """Return another connection to the same store, for another thread."""
+        return StoreClient(self.host, self.port, self.timeout, self._prefix.decode())
+
+    def set_timeout(self, timeout: float) -> None:
+        """Set the timeout in seconds."""
+        self.timeout = timeout
+
+    # --- values --------------------------------------------------------------------------------------------------
+    def set(self, key: str | bytes, value: str | bytes) -> None:
+        """Give a key a value. There is no reply: a refusal shows at the next operation."""
+        self._send(wire.encode(wire.SET, self._key(key), _value(value)))
+
+    def get(self, key: str | bytes) -> bytes:
+        """Wait for a key, up to the timeout, and return its value.
+
+        Raises:
+            StoreTimeoutError: The key did not appear.
+        """
+        self.wait([key])
+        self._send(wire.encode(wire.GET, self._key(key)))
+        return self._receive_string()
+
+    def add(self, key: str | bytes, amount: int) -> int:
+        """Count a key up, from 0 when missing, and return the sum."""
+        self._send(wire.encode(wire.ADD, self._key(key), amount))
+        return self._receive_number()
+
+    def compare_set(self, key: str | bytes, expected: str | bytes, desired: str | bytes) -> bytes:
+        """Replace a value if it is the expected one.
+
+        Args:
+            key: The key; when missing it is only set if `expected` is empty.
+            expected: The value it must have.
+            desired: The value it then gets.
+
+        Returns:
+            The value now; for a missing key that stays missing, `expected`.
+        """
+        self._send(wire.encode(wire.COMPARE_SET, self._key(key), _value(expected), _value(desired)))
+        return self._receive_string()
+
+    def append(self, key: str | bytes, value: str | bytes) -> None:
+        """Put bytes behind a key's value."""
+        self._send(wire.encode(wire.APPEND, self._key(key), _value(value)))
+
+    def multi_get(self, keys: Sequence[str | bytes]) -> list[bytes]:
+        """Wait for keys, up to the timeout, and return their values.
+
+        Raises:
+            StoreTimeoutError: One did not appear.
+        """
+        self.wait(keys)
+        self._send(wire.encode(wire.MULTI_GET, *self._list(keys)))
+        return [self._receive_string() for _ in keys]
+
+    def multi_set(self, keys: Sequence[str | bytes], values: Sequence[str | bytes]) -> None:
+        """Give each key its value.
+
+        Raises:
+            ValueError: There are not as many values as keys.
+        """
+        if len(keys) != len(values):
+            message = f"{len(keys)} keys, but {len(values)} values"
+            raise ValueError(message)
+        prefixed = self._list(keys)
+        pairs = [part for key, value in zip(prefixed[1:], values, strict=True) for part in (key, _value(value))]
+        self._send(wire.encode(wire.MULTI_SET, prefixed[0], *pairs))
+
+    def delete_key(self, key: str | bytes) -> bool:
+        """Remove a key; returns whether it was there."""
+        self._send(wire.encode(wire.DELETE, self._key(key)))
+        return self._receive_number() == 1
+
+    def num_keys(self) -> int:
+        """Return the number of keys, those of other prefixes too."""
+        self._send(wire.encode(wire.NUM_KEYS))
+        return self._receive_number()
+
+    def list_keys(self) -> list[str]:
+        """Return the keys with this client's prefix, without it."""
+        self._send(wire.encode(wire.LIST_KEYS))
+        keys = [self._receive_string() for _ in range(self._receive_number())]
+        return [key[len(self._prefix) :].decode(errors="replace") for key in keys if key.startswith(self._prefix)]
+
+    # --- queues --------------------------------------------------------------------------------------------------
+    def queue_push(self, key: str | bytes, value: str | bytes) -> None:
+        """Put a value at a queue's end."""
+        self._send(wire.encode(wire.QUEUE_PUSH, self._key(key), _value(value)))
+
+    def queue_pop(self, key: str | bytes, *, block: bool = True) -> bytes:
+        """Take a queue's first value.
+
+        Args:
+            key: The queue.
+            block: Whether to wait for one, up to the timeout.
+
+        Returns:
+            The value.
+
+        Raises:
+            QueueEmptyError: There is none, or another client was faster.
+            StoreTimeoutError: None came.
+        """
+        if block:
+            self.wait([key])
+        self._send(wire.encode(wire.QUEUE_POP, self._key(key)))
+        if self._receive_number() == 0:
+            message = f"the queue {key!r} is empty"
+            raise wire.QueueEmptyError(message)
+        return self._receive_string()
+
+    def queue_len(self, key: str | bytes) -> int:
+        """Return a queue's length."""
+        self._send(wire.encode(wire.QUEUE_LEN, self._key(key)))
+        return self._receive_number()
+
+    # --- waiting -------------------------------------------------------------------------------------------------
+    def check(self, keys: Sequence[str | bytes]) -> bool:
+        """Whether all these keys are there."""
+        self._send(wire.encode(wire.CHECK, *self._list(keys)))
+        return self._receive(1) == wire.READY
+
+    def wait(self, keys: Sequence[str | bytes], timeout: float | None = None) -> None:
+        """Wait until all keys are there.
+
+        Args:
+            keys: The keys.
+            timeout: Seconds; the client's timeout if None.
+
+        Raises:
+            StoreTimeoutError: One did not appear in time.
+        """
+        self._send(wire.encode(wire.WAIT, *self._list(keys)))
+        timeout = self.timeout if timeout is None else timeout
+        if not self._wait_over(timeout):
+            message = (
+                f"not within {timeout} s: {', '.join(map(repr, keys[:_NAMED]))}{' …' if len(keys) > _NAMED else ''}"
+            )
+            raise wire.StoreTimeoutError(message)
+
+    def barrier(self, key: str | bytes, world_size: int, timeout: float | None = None) -> None:
+        """Wait until so many have called this for the key (torch's servers know it from 2.13 on).
+
+        Args:
+            key: The barrier's name.
+            world_size: The number of callers.
+            timeout: Seconds; the client's timeout if None.
+
+        Raises:
+            StoreTimeoutError: They did not all come in time.
+        """
+        self._send(wire.encode(wire.BARRIER, self._key(key), world_size))
+        timeout = self.timeout if timeout is None else timeout
+        if not self._wait_over(timeout):
+            message = f"not {world_size} at barrier {key!r} within {timeout} s"
+            raise wire.StoreTimeoutError(message)
+
+    def _wait_over(self, timeout: float) -> bool:
+        """Wait for a wait's end, or call it off; returns whether it was over by itself."""
+        try:
+            self._stream.fill(1, timeout)
+        except TimeoutError:
+            self._send(wire.encode(wire.CANCEL_WAIT))
+            if self._receive(1) == wire.WAIT_CANCELLED:
+                return False
+            # The end crossed with the cancellation, which has its own reply. What was waited for is there.
+            self._receive(1)
+            return True
+        return self._receive(1) == wire.WAIT_OVER
+
+    # --- messages ------------------------------------------------------------------------------------------------
+    def _send(self, data: bytes) -> None:
+        self._stream.send(data, self.timeout)
+
+    def _receive(self, size: int) -> bytes:
+        return self._stream.receive(size, self.timeout)
+
+    def _receive_number(self) -> int:
+        number: int = wire.I64.unpack(self._receive(wire.I64.size))[0]
+        return number
+
+    def _receive_string(self) -> bytes:
+        return self._receive(wire.U64.unpack(self._receive(wire.U64.size))[0])
+
+    def _key(self, key: str | bytes) -> bytes:
+        prefixed = self._prefix + (key.encode() if isinstance(key, str) else key)
+        if len(prefixed) > wire.KEY_LIMIT:
+            message = f"a key of {len(prefixed)} bytes, over the limit of {wire.KEY_LIMIT}"
+            raise ValueError(message)
+        return prefixed
+
+    def _list(self, keys: Sequence[str | bytes]) -> list[bytes | int]:
+        if len(keys) > wire.COUNT_LIMIT:
+            message = f"{len(keys)} keys at once, over the limit of {wire.COUNT_LIMIT}"
+            raise ValueError(message)
+        return [len(keys), *map(self._key, keys)]
+
+
+def _value(value: str | bytes) -> bytes:
+    encoded = value.encode() if isinstance(value, str) else value
+    if len(encoded) > wire.VALUE_LIMIT:
+        message = f"a value of {len(encoded)} bytes, over the limit of {wire.VALUE_LIMIT}"
+        raise ValueError(message)
+    return encoded

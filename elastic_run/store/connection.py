@@ -1,0 +1,186 @@
+"""One client's socket on the server's side: bytes in, messages out, replies back.
+
+Rules
+- One recv and, as a rule, one send per readiness event, whatever number of messages came in.
+- A client that doesn't read its replies stops being read: once a megabyte is queued for it no further message is
+  looked at until the queue is empty. So what a client can make the server hold is bounded by one reply.
+- Large values are queued by reference and go out with sendmsg; nothing is copied together.
+- A client that breaks the protocol or its connection is closed; that harms nobody else and is not worth a word.
+"""
+
+from __future__ import annotations
+
+import _socket  # `socket` builds enums when it is imported: 3 ms, and this is on the launcher's way to its first worker
+
+from elastic_run.store.wire import Decoder, WireError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from elastic_run.loop import Loop
+    from elastic_run.store.memory import Waiter
+
+_RECEIVE = 64 * 1024
+_RECEIVE_MOST = 1024 * 1024
+#: Queued bytes over which a client isn't read on.
+_HIGH_WATER = 1024 * 1024
+#: Replies up to this are joined for one send; a copy is cheaper than a vector of small pieces.
+_JOINED = 64 * 1024
+_IOV_MAX = 512
+#: The program we run in may have restored the default action of SIGPIPE, which is death.
+_NO_SIGPIPE = getattr(_socket, "MSG_NOSIGNAL", 0)
+
+
+class Connection:
+    """A client of the server.
+
+    Args:
+        loop: The loop whose thread this lives in.
+        socket: The accepted socket, non-blocking.
+        on_message: Called with (connection, operation, fields); may raise `WireError` to close the connection.
+        on_close: Called once with the connection, and with the error where the client broke the protocol.
+
+    Attributes:
+        waiter: The wait that the client is in, or None.
+        woken_by: The queue that ended the client's wait, until its next message shows whether it takes the value.
+    """
+
+    __slots__ = (
+        "_decoder",
+        "_fd",
+        "_is_held",
+        "_loop",
+        "_on_close",
+        "_on_message",
+        "_queue",
+        "_queued",
+        "_socket",
+        "is_closed",
+        "waiter",
+        "woken_by",
+    )
+
+    def __init__(
+        self,
+        loop: Loop,
+        socket: _socket.socket,
+        on_message: Callable[[Connection, int, list[bytes | int]], None],
+        on_close: Callable[[Connection, WireError | None], None],
+    ) -> None:
+        self.waiter: Waiter | None = None
+        self.woken_by: bytes | None = None
+        self.is_closed = False
+        self._loop = loop
+        self._socket = socket
+        self._fd = socket.fileno()
+        self._on_message = on_message
+        self._on_close = on_close
+        self._decoder = Decoder()
+        self._queue: list[bytes | memoryview] = []
+        self._queued = 0
+        self._is_held = False
+        loop.add_reader(self._fd, self._receive)
+
+    def reply(self, data: bytes) -> None:
+        """Queue a part of a reply; it goes out at the end of the event, or with `flush`."""
+        self._queue.append(data)
+        self._queued += len(data)
+
+    def close(self, error: WireError | None = None) -> None:
+        """Close the socket; harmless when it is closed."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        self._loop.remove_reader(self._fd)
+        self._loop.remove_writer(self._fd)
+        self._socket.close()
+        self._queue.clear()
+        self._on_close(self, error)
+
+    # --- in ------------------------------------------------------------------------------------------------------
+    def _receive(self) -> None:
+        try:
+            data = self._socket.recv(min(max(self._decoder.missing, _RECEIVE), _RECEIVE_MOST))
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.close()
+            return
+        self._decoder.feed(data)
+        self._answer()
+
+    def _answer(self) -> None:
+        decoder = self._decoder
+        try:
+            while self._queued <= _HIGH_WATER and (operation := decoder.next_operation()) >= 0:
+                self._on_message(self, operation, decoder.fields)
+                if self.is_closed:
+                    return
+        except WireError as error:
+            # What came before the error was in order, and its replies are due.
+            self.flush()
+            self.close(error)
+            return
+        if not decoder.is_drained:
+            self._hold()
+        self.flush()
+
+    def _hold(self) -> None:
+        """Read no further until the client has read its replies."""
+        self._is_held = True
+        self._loop.remove_reader(self._fd)
+        self._loop.add_writer(self._fd, self._send_on)
+
+    # --- out -----------------------------------------------------------------------------------------------------
+    def flush(self) -> None:
+        """Send what is queued, as far as the socket takes it."""
+        if not self._queue or self.is_closed:
+            return
+        try:
+            sent = self._send()
+        except (BlockingIOError, InterruptedError):
+            sent = 0
+        except OSError:
+            self.close()
+            return
+        self._queued -= sent
+        if self._queued:
+            self._drop(sent)
+            self._loop.add_writer(self._fd, self._send_on)
+        else:
+            self._queue.clear()
+
+    def _send(self) -> int:
+        queue = self._queue
+        if len(queue) == 1:
+            return self._socket.send(queue[0], _NO_SIGPIPE)
+        if self._queued <= _JOINED:
+            joined = b"".join(queue)
+            queue[:] = (joined,)
+            return self._socket.send(joined, _NO_SIGPIPE)
+        return self._socket.sendmsg(queue[:_IOV_MAX], (), _NO_SIGPIPE)
+
+    def _drop(self, sent: int) -> None:
+        """Forget the first bytes of the queue."""
+        whole = 0
+        for part in self._queue:
+            if sent < len(part):
+                break
+            sent -= len(part)
+            whole += 1
+        del self._queue[:whole]
+        if sent:
+            self._queue[0] = memoryview(self._queue[0])[sent:]
+
+    def _send_on(self) -> None:
+        self.flush()
+        if self.is_closed or self._queued:
+            return
+        self._loop.remove_writer(self._fd)
+        if self._is_held:
+            self._is_held = False
+            self._loop.add_reader(self._fd, self._receive)
+            self._answer()

@@ -1,0 +1,157 @@
+"""The port: opened before its number is given to anyone, so that nobody can take it in between.
+
+Everything here is close-on-exec and does no name look-up. Where a port is taken, the error says by whom, as far as
+/proc lets us see.
+"""
+
+from __future__ import annotations
+
+import _socket  # `socket` builds enums when it is imported: 3 ms, and this is on the launcher's way to its first worker
+import errno
+import os
+
+from elastic_run.store.wire import StoreError
+
+_BACKLOG = 4096
+_LISTENING = "0A"
+
+
+class PortTakenError(StoreError, OSError):
+    """Another process listens on the port.
+
+    Args:
+        port: The port.
+        owner: The process that has it, as "pid 123 (name)", or None when that can't be seen.
+    """
+
+    def __init__(self, port: int, owner: str | None) -> None:
+        by = f" by {owner}" if owner else ""
+        super().__init__(errno.EADDRINUSE, f"port {port} is taken{by}; choose another one or 0 for any")
+        self.port = port
+        self.owner = owner
+
+    def __str__(self) -> str:
+        return str(self.strerror)
+
+
+def open_listener(host: str = "127.0.0.1", port: int = 0) -> _socket.socket:
+    """Listen on a port.
+
+    Args:
+        host: A numeric address of this machine.
+        port: The port, or 0 for any free one.
+
+    Returns:
+        The listening socket, non-blocking.
+
+    Raises:
+        PortTakenError: Another process listens there.
+        OSError: The system refuses.
+    """
+    listener = bind_port(host, port)
+    try:
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise _explain(error, host, port) from error
+    return listener
+
+
+def bind_port(host: str, port: int = 0, *, is_dual_stack: bool = False) -> _socket.socket:
+    """Bind a port without listening on it.
+
+    Args:
+        host: A numeric address of this machine.
+        port: The port, or 0 for any free one.
+        is_dual_stack: Whether an IPv6 wildcard takes the IPv4 port too.
+
+    Returns:
+        The bound socket, non-blocking, with SO_REUSEADDR: connections of a past job that are still in TIME_WAIT don't
+        count, and another socket with SO_REUSEADDR may listen on the port while this one doesn't.
+
+    Raises:
+        PortTakenError: Another process listens there.
+        OSError: The system refuses.
+    """
+    family = _socket.AF_INET6 if ":" in host else _socket.AF_INET
+    bound = _socket.socket(family, _socket.SOCK_STREAM)
+    try:
+        bound.setblocking(False)  # noqa: FBT003 - the socket's own signature
+        bound.setsockopt(_socket.SOL_SOCKET, _socket.SO_REUSEADDR, 1)
+        if is_dual_stack:
+            bound.setsockopt(_socket.IPPROTO_IPV6, _socket.IPV6_V6ONLY, 0)
+        bound.bind((host, port))
+    except OSError as error:
+        bound.close()
+        raise _explain(error, host, port) from error
+    return bound
+
+
+def _explain(error: OSError, host: str, port: int) -> OSError:
+    if error.errno == errno.EADDRINUSE and port:
+        return PortTakenError(port, find_port_owner(port))
+    return OSError(error.errno, f"can't listen on {host}:{port}: {error.strerror}")
+
+
+# --- who has the port ------------------------------------------------------------------------------------------------
+def find_port_owner(port: int) -> str | None:
+    """Find the process that listens on a TCP port.
+
+    Args:
+        port: The port.
+
+    Returns:
+        "pid 123 (name)", or None where /proc doesn't say: another user's process, another system.
+    """
+    inodes = _listening_inodes(port)
+    if not inodes:
+        return None
+    links = {f"socket:[{inode}]" for inode in inodes}
+    for pid in filter(str.isdigit, _entries("/proc")):
+        for fd in _entries(f"/proc/{pid}/fd"):
+            try:
+                if os.readlink(f"/proc/{pid}/fd/{fd}") in links:
+                    return f"pid {pid} ({_read(f'/proc/{pid}/comm').strip()})"
+            except OSError:
+                continue
+    return None
+
+
+def _listening_inodes(port: int) -> set[str]:
+    wanted = f":{port:04X}"
+    lines = [line.split() for table in ("tcp", "tcp6") for line in _read(f"/proc/net/{table}").splitlines()[1:]]
+    return {line[9] for line in lines if line[1].endswith(wanted) and line[3] == _LISTENING}
+
+
+def _entries(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except OSError:
+        return []
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+# --- descriptors -----------------------------------------------------------------------------------------------------
+def raise_descriptor_limit() -> int:
+    """Raise this process's soft limit of descriptors to the hard one: every client of a server takes one.
+
+    Returns:
+        The soft limit before, which workers should get back: select() breaks above 1024.
+    """
+    import resource  # noqa: PLC0415 - only where many clients are expected
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        except (OSError, ValueError):
+            # macOS reports an unlimited hard limit and refuses it. The soft one then has to do.
+            return soft
+    return soft

@@ -1,0 +1,282 @@
+"""The wire format of torch's TCPStore: operations, framing, limits, errors.
+
+Captured on the wire between torch 2.13's own client and server, both backends; `tests/compat` holds it against others.
+
+- Little-endian throughout. A message is one byte of operation and its fields; nothing marks its end. A string is its
+  length (u64) and its bytes; a list is a count (u64) and that many strings, or pairs of strings. Keys carry the prefix
+  `/`, which the server takes as a part of the key.
+- A client opens with VALIDATE and a magic number, and in the same segment PING and a nonce (its pid), which the server
+  returns. Whoever opens with anything else speaks another protocol.
+- SET, MULTI_SET, APPEND and QUEUE_PUSH have no reply, so a client never learns that one was refused: its next
+  operation finds the connection closed. GET of a missing key answers "": clients send WAIT first.
+- WAIT and BARRIER answer 0 once they are over. CANCEL_WAIT answers 1; when it crossed with the end of the wait the
+  client reads 0, then 1. CHECK and WAIT count a queue that isn't empty as a key, NUM_KEYS, LIST_KEYS and DELETE don't.
+- COMPARE_SET answers with the value now. A missing key is set where "" is expected; where anything else is expected it
+  stays missing, and the answer is the expected value: torch's client can't tell that from success.
+- ADD reads the value as C's `strtoll`, counts modulo 2**64, and stores decimal text. Text that is no number, an
+  unknown operation and a string over the limit each close the connection, as torch's server does.
+- BARRIER (new in 2.13) counts the callers of a key like ADD and lets them go at the world size; PrefixStore doesn't
+  use it. The older backend of torch knows no queues, no LIST_KEYS and no BARRIER.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+MAGIC = 0x3C85F7CE
+
+VALIDATE, SET, COMPARE_SET, GET, ADD, CHECK, WAIT, NUM_KEYS, DELETE, APPEND, MULTI_GET, MULTI_SET, CANCEL_WAIT, PING = (
+    range(14)
+)
+QUEUE_PUSH, QUEUE_POP, QUEUE_LEN, LIST_KEYS, BARRIER = range(14, 19)
+
+#: Replies of CHECK, and of WAIT, BARRIER and CANCEL_WAIT.
+READY, NOT_READY = b"\0", b"\1"
+WAIT_OVER, WAIT_CANCELLED = b"\0", b"\1"
+
+#: Bytes of a key with its prefix, and of a value: torch's limits.
+KEY_LIMIT = 8 * 1024
+VALUE_LIMIT = 8 * 1024 * 1024
+#: Strings of one list: torch's limit. A list of pairs may hold twice as many strings.
+COUNT_LIMIT = 128 * 1024
+#: Bytes of one message. Torch has no such limit; without one a single message could take all memory.
+MESSAGE_LIMIT = 256 * 1024 * 1024
+
+U32 = Struct("<I")
+U64 = Struct("<Q")
+I64 = Struct("<q")
+
+# A field is given by its kind: a limit means a string of at most that many bytes.
+_I64 = -1
+_U32 = -2
+_KEY = KEY_LIMIT
+_VALUE = VALUE_LIMIT
+
+
+class StoreError(Exception):
+    """Something went wrong between a store and its client."""
+
+
+class StoreConnectionError(StoreError, ConnectionError):
+    """The store can't be reached, or closed the connection."""
+
+
+class StoreTimeoutError(StoreError, TimeoutError):
+    """The store did not answer, or the keys did not appear, in time."""
+
+
+class QueueEmptyError(StoreError):
+    """There is nothing in the queue."""
+
+
+class WireError(StoreError):
+    """The peer sent what the protocol doesn't allow."""
+
+
+class UnknownOperationError(WireError):
+    """A client that speaks the protocol asked for an operation that this server doesn't know.
+
+    Args:
+        operation: The byte that names it.
+    """
+
+    def __init__(self, operation: int) -> None:
+        super().__init__(f"operation {operation} is unknown to this store")
+        self.operation = operation
+
+
+class Layout:
+    """The fields of one operation's message.
+
+    Args:
+        kinds: The fields' kinds.
+        is_list: Whether a count comes first, and the kinds repeat that many times.
+    """
+
+    __slots__ = ("is_list", "kinds")
+
+    def __init__(self, *kinds: int, is_list: bool = False) -> None:
+        self.kinds = kinds
+        self.is_list = is_list
+
+
+#: What may come first on a connection, and what may come then.
+_OPENING: Mapping[int, Layout] = {VALIDATE: Layout(_U32)}
+LAYOUTS: Mapping[int, Layout] = {
+    SET: Layout(_KEY, _VALUE),
+    COMPARE_SET: Layout(_KEY, _VALUE, _VALUE),
+    GET: Layout(_KEY),
+    ADD: Layout(_KEY, _I64),
+    CHECK: Layout(_KEY, is_list=True),
+    WAIT: Layout(_KEY, is_list=True),
+    NUM_KEYS: Layout(),
+    DELETE: Layout(_KEY),
+    APPEND: Layout(_KEY, _VALUE),
+    MULTI_GET: Layout(_KEY, is_list=True),
+    MULTI_SET: Layout(_KEY, _VALUE, is_list=True),
+    CANCEL_WAIT: Layout(),
+    PING: Layout(_U32),
+    QUEUE_PUSH: Layout(_KEY, _VALUE),
+    QUEUE_POP: Layout(_KEY),
+    QUEUE_LEN: Layout(_KEY),
+    LIST_KEYS: Layout(),
+    BARRIER: Layout(_KEY, _I64),
+}
+
+
+class Decoder:
+    """Cuts a stream of bytes into a client's messages.
+
+    It keeps what was read of an unfinished message, so that no byte is looked at twice however small the pieces are,
+    and gives one message at a time, so that the reader can stop while its answers are stuck.
+
+    Attributes:
+        fields: The fields of the message that `next_operation` named; lists are flat.
+        missing: Bytes that are needed at least before there can be another message.
+    """
+
+    __slots__ = ("_buffer", "_chunks", "_layouts", "_offset", "_operation", "_size", "_total", "fields", "missing")
+
+    def __init__(self) -> None:
+        self._layouts = _OPENING
+        self._buffer = b""
+        self._offset = 0
+        self._chunks: list[bytes] = []
+        self.missing = 0
+        self._size = 0
+        self._operation = -1
+        self._total = -1
+        self.fields: list[bytes | int] = []
+
+    def feed(self, data: bytes) -> None:
+        """Take what came in."""
+        if not self._chunks and self._offset < len(self._buffer):
+            data = self._buffer[self._offset :] + data
+        elif self._chunks:
+            self._chunks.append(data)
+            self.missing -= len(data)
+            if self.missing > 0:
+                return
+            data = b"".join(self._chunks)
+            self._chunks.clear()
+        self._buffer = data
+        self._offset = 0
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether all that came in was looked at."""
+        return self._offset >= len(self._buffer)
+
+    def next_operation(self) -> int:
+        """Read one message into `fields`.
+
+        Returns:
+            Its operation, or -1 while none is complete.
+
+        Raises:
+            UnknownOperationError: The operation isn't one of ours.
+            WireError: A limit is passed, or the stream doesn't begin as this protocol does.
+        """
+        if self._offset >= len(self._buffer) and (self._operation < 0 or self._chunks):
+            return -1
+        if self._operation < 0:
+            self._begin(self._buffer[self._offset])
+            self._offset += 1
+        operation = self._operation
+        layout = self._layouts[operation]
+        if self._total < 0 and not self._read_count(len(layout.kinds)):
+            return -1
+        if len(self.fields) < self._total and not self._read_fields(layout.kinds):
+            return -1
+        self._operation = -1
+        self._layouts = LAYOUTS
+        return operation
+
+    def _begin(self, operation: int) -> None:
+        layout = self._layouts.get(operation)
+        if layout is None:
+            if self._layouts is _OPENING or operation == VALIDATE:
+                message = f"operation {operation} where a connection is opened or open"
+                raise WireError(message)
+            raise UnknownOperationError(operation)
+        self._operation = operation
+        self._total = -1 if layout.is_list else len(layout.kinds)
+        self._size = 0
+        self.fields = []
+
+    def _read_count(self, width: int) -> bool:
+        if len(self._buffer) - self._offset < U64.size:
+            return self._wait_for(U64.size)
+        count: int = U64.unpack_from(self._buffer, self._offset)[0]
+        if count > COUNT_LIMIT:
+            message = f"a list of {count} strings, over the limit of {COUNT_LIMIT}"
+            raise WireError(message)
+        self._offset += U64.size
+        self._total = count * width
+        return True
+
+    def _read_fields(self, kinds: tuple[int, ...]) -> bool:
+        buffer, fields, width, end = self._buffer, self.fields, len(kinds), len(self._buffer)
+        while len(fields) < self._total:
+            kind = kinds[len(fields) % width]
+            start = self._offset
+            length = U32.size if kind == _U32 else U64.size
+            if end - start < length:
+                return self._wait_for(length)
+            if kind > 0:
+                length += self._string_length(start, kind)
+                if end - start < length:
+                    return self._wait_for(length)
+                fields.append(buffer[start + U64.size : start + length])
+            else:
+                fields.append((U32 if kind == _U32 else I64).unpack_from(buffer, start)[0])
+            self._offset = start + length
+        return True
+
+    def _string_length(self, start: int, limit: int) -> int:
+        length: int = U64.unpack_from(self._buffer, start)[0]
+        if length > limit:
+            message = f"a string of {length} bytes, over the limit of {limit}"
+            raise WireError(message)
+        return length
+
+    def _wait_for(self, length: int) -> bool:
+        """Put the unread rest aside until the next field, of so many bytes, can be there; returns False."""
+        self._size += self._offset
+        if self._size + length > MESSAGE_LIMIT:
+            message = f"a message of more than {MESSAGE_LIMIT} bytes"
+            raise WireError(message)
+        rest = self._buffer[self._offset :]
+        self.missing = length - len(rest)
+        self._chunks.append(rest)
+        self._buffer = b""
+        self._offset = 0
+        return False
+
+
+def encode(operation: int, *fields: bytes | int) -> bytes:
+    """Frame a message.
+
+    Args:
+        operation: One of the constants above.
+        fields: Strings as bytes; counts and numbers as ints.
+
+    Returns:
+        The bytes to send.
+    """
+    parts = [bytes((operation,))]
+    for field in fields:
+        if isinstance(field, int):
+            parts.append(I64.pack(field))
+        else:
+            parts += (U64.pack(len(field)), field)
+    return b"".join(parts)
+
+
+def encode_opening(nonce: int) -> bytes:
+    """Return what a client sends first; the server returns the nonce as a u32."""
+    return bytes((VALIDATE,)) + U32.pack(MAGIC) + bytes((PING,)) + U32.pack(nonce)

@@ -1,0 +1,181 @@
+"""What an agent puts before its workers: one store a round, at an address that is open before anyone is told of it.
+
+Rules
+- Three modes, one interface. `agent`: our server, on the agent's own loop. `torch`: torch's server in a child process,
+  on our listening socket. `rank0`: the port is kept for the worker of rank 0, which serves the store itself.
+- `renew` gives the next round a store without a key or a client of the last one: on a new port, or on the same one
+  where the user has fixed it.
+- Loopback only: a single node's workers need no more, and nobody else should reach an unguarded store.
+- `rank0` keeps its port bound and not listening. With SO_REUSEADDR on both sides torch may then listen on it, while the
+  kernel gives it to nobody who asks for any free port. (Rejected: closing it again, as torchrun does, and hoping.)
+"""
+
+from __future__ import annotations
+
+import errno
+from abc import ABC, abstractmethod
+
+from elastic_run import contract
+from elastic_run.store.listener import bind_port, open_listener
+from elastic_run.store.server import StoreServer
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from elastic_run.loop import Loop
+
+LOOPBACK = "127.0.0.1"
+#: Local workers up to which our server is the faster choice: no second of torch import, no second process.
+MOST_WORKERS_OF_AGENT = 512
+MODES = ("agent", "torch", "rank0")
+
+
+class WorkerStore(ABC):
+    """The store of one round.
+
+    Attributes:
+        mode: `agent`, `torch` or `rank0`.
+        host: MASTER_ADDR.
+        port: MASTER_PORT.
+        use_agent_store: TORCHELASTIC_USE_AGENT_STORE: whether something serves the store already. If not, the worker
+            of rank 0 does.
+    """
+
+    mode: str
+    host: str
+    port: int
+    use_agent_store: bool
+
+    @abstractmethod
+    def renew(self) -> WorkerStore:
+        """Close this store and open the next round's.
+
+        Returns:
+            The next round's store, empty; this same object where the port is fixed.
+
+        Raises:
+            PortTakenError: A fixed port was taken meanwhile.
+            OSError: The system refuses another.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give the port back; harmless when closed."""
+
+
+def choose_worker_store(requested: str, world_size: int, env: Mapping[str, str]) -> str:
+    """Decide who serves the workers' store.
+
+    Args:
+        requested: `auto`, or what the user asked for.
+        world_size: The number of workers on this node.
+        env: The launcher's environment; TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 leaves the store to rank 0.
+
+    Returns:
+        `agent`, `torch` or `rank0`.
+    """
+    if requested != "auto":
+        return requested
+    if env.get(contract.ENV_DISABLE_SHARED_STORE) == "1":
+        return "rank0"
+    return "agent" if world_size <= MOST_WORKERS_OF_AGENT else "torch"
+
+
+def open_worker_store(
+    mode: str,
+    *,
+    loop: Loop,
+    port: int | None,
+    python: str,
+    env: Mapping[str, str],
+    on_unknown_operation: Callable[[int], None] | None = None,
+    on_lost: Callable[[str], None] | None = None,
+) -> WorkerStore:
+    """Open the first round's store.
+
+    Args:
+        mode: `agent`, `torch` or `rank0`.
+        loop: The agent's loop.
+        port: The port that the user fixed, or None (or 0) for a new one each round.
+        python: The workers' interpreter, for `torch`.
+        env: The launcher's environment, for `torch`.
+        on_unknown_operation: Called once a round, with its number, when a worker asks our server for an operation that
+            it doesn't know: the next round is better served by torch.
+        on_lost: Called when torch's server could not start or died, with one line that says why. From then on our
+            server has the port.
+
+    Returns:
+        The store; workers may be started at once.
+
+    Raises:
+        PortTakenError: The port is taken.
+        OSError: The system refuses.
+        ValueError: There is no such mode.
+    """
+    if mode == "agent":
+        return _AgentStore(loop, port or 0, on_unknown_operation)
+    if mode == "torch":
+        from elastic_run.store.torch_server import TorchStore  # noqa: PLC0415 - not on the usual way
+
+        return TorchStore(loop, port or 0, python=python, env=env, on_lost=on_lost)
+    if mode == "rank0":
+        return _Rank0Store(port or 0)
+    message = f"worker store {mode!r} is not one of {', '.join(MODES)}"
+    raise ValueError(message)
+
+
+class _AgentStore(WorkerStore):
+    """Our server, on the agent's loop."""
+
+    mode = "agent"
+    use_agent_store = True
+
+    def __init__(self, loop: Loop, fixed_port: int, on_unknown_operation: Callable[[int], None] | None) -> None:
+        self._loop = loop
+        self._fixed_port = fixed_port
+        self._on_unknown_operation = on_unknown_operation
+        listener = open_listener(LOOPBACK, fixed_port)
+        self._server = StoreServer(loop, listener, on_unknown_operation=on_unknown_operation)
+        self.host, self.port = self._server.address
+
+    def renew(self) -> WorkerStore:
+        if self._fixed_port:
+            self._server.reset()
+            return self
+        # The new one before the old one is closed: so their ports differ, and a straggler meets nobody.
+        following = _AgentStore(self._loop, 0, self._on_unknown_operation)
+        self.close()
+        return following
+
+    def close(self) -> None:
+        self._server.close()
+
+
+class _Rank0Store(WorkerStore):
+    """A port that is kept for the worker of rank 0."""
+
+    mode = "rank0"
+    host = LOOPBACK
+    use_agent_store = False
+
+    def __init__(self, fixed_port: int) -> None:
+        self._fixed_port = fixed_port
+        try:
+            # As wide as torch listens, so that nobody can have the port on another address of this machine either.
+            self._held = bind_port("::", fixed_port, is_dual_stack=True)
+        except OSError as error:
+            if error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
+                raise
+            self._held = bind_port("0.0.0.0", fixed_port)  # noqa: S104 - bound, never listening
+        self.port = self._held.getsockname()[1]
+
+    def renew(self) -> WorkerStore:
+        if self._fixed_port:
+            return self
+        following = _Rank0Store(0)
+        self.close()
+        return following
+
+    def close(self) -> None:
+        self._held.close()

@@ -1,0 +1,1 @@
+"""Tests: unit (pure, fast), integration (real processes), parity (against torchrun), chaos, benchmarks."""

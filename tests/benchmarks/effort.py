@@ -1,0 +1,24 @@
+"""How much is measured: what `make bench` records, and what a quicker run may take back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How often things are done.
+
+    Args:
+        pairs: Turns that elastic-run and torchrun, or the floor, take.
+        starts: Starts in a row of a job whose workers meet.
+        restarts: Restarts of a job one of whose workers is late.
+        kills: Launchers that are killed.
+        megabytes: Size of the output that has to arrive whole.
+    """
+
+    pairs: int = 5
+    starts: int = 1000
+    restarts: int = 100
+    kills: int = 50
+    megabytes: int = 200

@@ -1,0 +1,86 @@
+"""Workers meet at MASTER_ADDR:MASTER_PORT: a thousand starts in a row, and restarts with one rank late.
+
+Beside it a process keeps taking and releasing ports, as other programs on a machine do. No start may fail.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import time
+from typing import TYPE_CHECKING
+
+from tests.benchmarks.figures import Bar, Figure
+from tests.benchmarks.job import BenchmarkError, Job
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.benchmarks.effort import Effort
+    from tests.benchmarks.installation import Installation
+
+_WORKERS = 4
+#: Seconds for one restart, the late rank's included.
+_RESTART_DEADLINE = 5.0
+
+
+def measure(installation: Installation, effort: Effort) -> list[Figure]:
+    """Count what failed."""
+    with busy_ports(installation):
+        begun = time.monotonic()
+        failures = [why for _ in range(effort.starts) if (why := failure_of_start(installation))]
+        each = (time.monotonic() - begun) / effort.starts
+        rounds = rounds_met(installation, effort.restarts)
+    return [
+        Figure(
+            benchmark="meetings",
+            name=f"failures in {effort.starts} starts of {_WORKERS} workers that meet, ports busy beside",
+            unit="",
+            bar=Bar(0.0),
+            elastic_run=float(len(failures)),
+            note=f"{1000 * each:.0f} ms each, exec to exit" + "".join(f"; {why}" for why in failures[:1]),
+        ),
+        Figure(
+            benchmark="meetings",
+            name=f"failures in {effort.restarts} restarts with one of {_WORKERS} ranks late",
+            unit="",
+            bar=Bar(0.0),
+            elastic_run=float(effort.restarts + 1 - rounds),
+        ),
+    ]
+
+
+def failure_of_start(installation: Installation) -> str:
+    """Run a job whose workers meet and end; return what went wrong, or nothing."""
+    command = installation.launcher("elastic-run", _WORKERS, installation.worker("meet"))
+    try:
+        with Job(command, directory=installation.directory) as job:
+            job.wait_end()
+            job.wait_lines(_WORKERS, starting="met 0")
+    except BenchmarkError as error:
+        return " ".join(str(error).split())
+    return ""
+
+
+def rounds_met(installation: Installation, restarts: int) -> int:
+    """Run one job that restarts so often, and return in how many of its rounds all workers met."""
+    options = (f"--max-restarts={restarts}", "--max-backoff=0")
+    command = installation.launcher("elastic-run", _WORKERS, *options, installation.worker("meet"), str(restarts))
+    with Job(command, directory=installation.directory) as job:
+        job.wait_end(deadline=_RESTART_DEADLINE * (restarts + 1), code=None)
+        lines = job.lines
+    return sum(1 for attempt in range(restarts + 1) if lines.count(f"met {attempt}") >= 1)
+
+
+@contextlib.contextmanager
+def busy_ports(installation: Installation) -> Iterator[None]:
+    """Have another program take and release ports meanwhile."""
+    command = [installation.python, "-u", installation.worker("port_taker")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as taker:
+        if taker.stdin is None or taker.stdout is None:
+            raise BenchmarkError("no pipes")
+        taker.stdout.readline()
+        try:
+            yield
+        finally:
+            taker.stdin.close()

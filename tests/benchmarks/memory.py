@@ -1,0 +1,110 @@
+"""Memory and idleness of the launcher while two workers sleep, and what it must never import.
+
+Memory is the proportional set size: shared pages count by share. The launcher's processes are itself and all below it
+that are not workers: the guardian, or whatever else a launcher needs.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.benchmarks.figures import Bar, Figure
+from tests.benchmarks.job import BenchmarkError, Job
+from tests.support.processes import descendants_of
+
+if TYPE_CHECKING:
+    from tests.benchmarks.effort import Effort
+    from tests.benchmarks.installation import Installation
+
+#: Seconds over which wake-ups are counted.
+_IDLE = 10.0
+#: Seconds after the workers' first lines until a launcher has nothing left to do.
+_SETTLING = 1.0
+_NEVER_IMPORTED = frozenset({"torch", "numpy", "asyncio", "multiprocessing", "importlib.metadata", "requests"})
+_IMPORT_LINE = re.compile(r"^import time:\s+\d+ \|\s+\d+ \|\s*(\S+)$", re.MULTILINE)
+
+
+def measure(installation: Installation, effort: Effort) -> list[Figure]:
+    """Measure both launchers, one after the other, and look for modules that should not be there."""
+    del effort  # figures of a state, not of a moment
+    torchrun_memory, torchrun_wakes = idle_figures(installation, "torchrun", idle=_IDLE)
+    memory, wakes = idle_figures(installation, "elastic-run", idle=_IDLE)
+    return [
+        Figure(
+            benchmark="memory",
+            name="memory of the launcher's processes (PSS), 2 workers asleep",
+            unit="MB",
+            bar=Bar(25.0),
+            elastic_run=memory,
+            torchrun=torchrun_memory,
+        ),
+        Figure(
+            benchmark="memory",
+            name=f"wake-ups of the launcher's processes in {_IDLE:g} s",
+            unit="",
+            bar=Bar(2.0),
+            elastic_run=wakes,
+            torchrun=torchrun_wakes,
+        ),
+        Figure(
+            benchmark="memory",
+            name=f"modules imported of {', '.join(sorted(_NEVER_IMPORTED))}",
+            unit="",
+            bar=Bar(0.0),
+            elastic_run=float(len(forbidden_imports(installation))),
+        ),
+    ]
+
+
+def idle_figures(installation: Installation, launcher: str, *, idle: float) -> tuple[float, float]:
+    """Let two workers sleep under a launcher.
+
+    Args:
+        installation: The commands.
+        launcher: Which one.
+        idle: Seconds to count wake-ups over.
+
+    Returns:
+        Megabytes of the launcher's processes, and how often they woke up.
+    """
+    command = installation.launcher(launcher, 2, installation.worker("sleeper"))
+    with Job(command, directory=installation.directory) as job:
+        workers = {int(words[0]) for words in job.wait_lines(2)}
+        time.sleep(_SETTLING)
+        pids = [job.pid, *(set(descendants_of(job.pid)) - workers)]
+        if launcher == "elastic-run" and any("libtorch" in _maps(pid) for pid in pids):
+            raise BenchmarkError("the launcher has torch in its memory")
+        before = sum(map(_wakes, pids))
+        time.sleep(idle)
+        wakes = sum(map(_wakes, pids)) - before
+        return sum(map(_proportional_megabytes, pids)), float(wakes)
+
+
+def forbidden_imports(installation: Installation) -> set[str]:
+    """Run a small job under ``-X importtime``, and return which modules it imported that it never should."""
+    command = installation.launcher("elastic-run", 2, installation.worker("first_line"))
+    with Job([installation.python, "-X", "importtime", *command], directory=installation.directory) as job:
+        job.wait_end()
+        modules = set(_IMPORT_LINE.findall(job.errors))
+    if "elastic_run.run" not in modules:
+        raise BenchmarkError("the list of imported modules can't be read")
+    return modules & _NEVER_IMPORTED
+
+
+def _proportional_megabytes(pid: int) -> float:
+    text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
+    return int(text.partition("\nPss:")[2].split()[0]) * 1024 / 1e6
+
+
+def _maps(pid: int) -> str:
+    return Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")
+
+
+def _wakes(pid: int) -> int:
+    """Return how often a process's threads were put on a CPU."""
+    tasks = Path(f"/proc/{pid}/task")
+    return sum(int((tasks / task / "schedstat").read_text(encoding="ascii").split()[2]) for task in os.listdir(tasks))

@@ -1,0 +1,80 @@
+"""What every test gets: the promise that nothing it started is left, and the tools to start things.
+
+Every process started by a test carries the test's token in its environment, so that it is found wherever it hides.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support import launch as launching
+from tests.support.processes import TEST_TOKEN, describe, kill_processes, processes_with_environment
+from tests.support.terminal import Terminal
+from tests.support.torchrun import TORCHRUN, with_hosts_file, write_hosts_file
+from tests.support.wait import DeadlinePassedError, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+    from tests.support.launch import Launched
+
+#: Law 6: seconds that anything may outlive the launcher, however that ended.
+_LEFTOVER_DEADLINE = 2.0
+
+# A user's shell has neither of these; pyc files are part of what users get.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+
+@pytest.fixture(autouse=True)
+def environment_token(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Mark everything the test starts, and fail the test when any of it lives on after it."""
+    token = uuid.uuid4().hex
+    monkeypatch.setenv(TEST_TOKEN, token)
+    yield token
+    if "unit" in request.path.parts:
+        return  # pure: they start nothing, and a look at every process costs more than they do
+    try:
+        wait_until(lambda: not processes_with_environment(token), deadline=_LEFTOVER_DEADLINE)
+    except DeadlinePassedError:
+        left = processes_with_environment(token)
+        described = [describe(pid) for pid in left]
+        kill_processes(left)
+        pytest.fail("left behind:\n" + "\n".join(described), pytrace=False)
+
+
+@pytest.fixture
+def launch() -> Iterator[Callable[..., Launched]]:
+    """Start launchers as `tests.support.launch.launch` does; what still runs at the end is killed."""
+    started: list[Launched] = []
+
+    def start(*arguments: str | Path, **options: object) -> Launched:
+        job = launching.launch(*arguments, **options)  # type: ignore[arg-type] # passed through as they are
+        started.append(job)
+        return job
+
+    yield start
+    for job in started:
+        job.close()
+
+
+@pytest.fixture
+def launch_torchrun(launch: Callable[..., Launched], tmp_path: Path) -> Callable[..., Launched]:
+    """Start torchrun with the arguments of the fixture `launch`, where its look-ups don't stall."""
+    program = with_hosts_file(TORCHRUN, write_hosts_file(tmp_path))
+
+    def start(*arguments: str | Path, env: Mapping[str, str | None] | None = None, **options: object) -> Launched:
+        return launch(*arguments, env=env, program=program, **options)
+
+    return start
+
+
+@pytest.fixture
+def terminal() -> Iterator[Terminal]:
+    """Give a terminal of 24 x 80; what still runs in it at the end is killed."""
+    with Terminal() as opened:
+        yield opened

@@ -1,0 +1,1 @@
+"""Real processes, pipes, terminals and signals."""

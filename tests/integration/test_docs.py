@@ -1,0 +1,61 @@
+"""The pages build without a warning, and say what the code says."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from html import unescape
+from pathlib import Path
+
+import pytest
+
+from elastic_run.contract import EXIT_CODES
+from elastic_run.core.supervision import TRANSITIONS
+from elastic_run.flags import FLAGS
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the pages once."""
+    directory = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(directory)]
+    env = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONWARNINGS": "default"}
+    built = subprocess.run(command, cwd=ROOT, env=env, check=False, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    return directory
+
+
+def read(page: Path) -> str:
+    """Return a page's text without its tags, blanks made one."""
+    return re.sub(r"\s+", " ", unescape(re.sub(r"<[^>]+>", "", page.read_text(encoding="utf-8"))))
+
+
+def test_every_flag_is_in_the_reference(site: Path) -> None:
+    """The page about the command line has each flag with its description."""
+    text = read(site / "command-line.html")
+    assert [flag.name for flag in FLAGS if flag.name not in text or flag.text[:40] not in text] == []
+
+
+def test_every_exit_code_is_in_its_table(site: Path) -> None:
+    """The page about exit codes has each verdict with its meaning."""
+    text = read(site / "exit-codes.html")
+    assert [name for _, name, meaning in EXIT_CODES if name not in text or meaning not in text] == []
+
+
+def test_the_state_diagram_is_the_table_of_the_code(site: Path) -> None:
+    """The architecture page draws every state and lists every transition."""
+    page = (site / "architecture.html").read_text(encoding="utf-8")
+    drawing = page[page.index("<svg viewBox") : page.index("</svg>", page.index("<svg viewBox"))]
+    for (state, event), followers in TRANSITIONS.items():
+        assert f">{state}</tspan>" in drawing
+        assert f"{state} {event.__name__} {' or '.join(followers)}" in read(site / "architecture.html")
+
+
+def test_the_pages_load_nothing_from_elsewhere(site: Path) -> None:
+    """No script, style sheet, font or picture comes from the network."""
+    loaded = re.compile(r'<(?:script|img|link rel="(?:stylesheet|preconnect)")[^>]*(?:src|href)="?(https?:)?//')
+    assert [page.name for page in site.rglob("*.html") if loaded.search(page.read_text(encoding="utf-8"))] == []

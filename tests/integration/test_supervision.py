@@ -1,0 +1,476 @@
+"""The running launcher: restarts, stops, signals, and that nothing is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.processes import children_of, is_gone, wait_gone
+from tests.support.wait import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.support.launch import Launched
+    from tests.support.terminal import Terminal
+
+Launch = "Callable[..., Launched]"
+Worker = "Callable[[str], Path]"
+
+#: A worker that is there until it is told to go, and says so.
+PATIENT = """
+def stop(number, _):
+    say("rank", rank, "got", signal.Signals(number).name)
+    sys.exit(0)
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+    signal.signal(number, stop)
+say("rank", rank, "ready", os.getpid())
+while True:
+    signal.pause()
+"""
+#: A worker that ignores every request to stop.
+DEAF = """
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    signal.signal(number, signal.SIG_IGN)
+say("rank", rank, "ready", os.getpid())
+while True:
+    signal.pause()
+"""
+
+
+def test_success(launch: Launch, worker: Worker) -> None:
+    """Workers that end with 0 make the launcher end with 0, silently."""
+    job = launch("--standalone", "--nproc-per-node=3", worker("say('hello from', rank)"))
+    assert job.wait_exit() == 0
+    assert sorted(job.stdout.splitlines()) == [f"hello from {rank}" for rank in range(3)]
+
+
+def test_restart_until_success(launch: Launch, worker: Worker) -> None:
+    """The whole group is restarted, with the count in its environment, until it succeeds."""
+    path = worker("say('rank', rank, 'attempt', attempt); sys.exit(rank == 1 and attempt < 2)")
+    job = launch("--standalone", "--nproc-per-node=2", "--max-restarts=3", path)
+    assert job.wait_exit() == 0
+    seen = sorted(job.stdout.splitlines())
+    assert [line for line in seen if "rank 1" in line] == [f"rank 1 attempt {attempt}" for attempt in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("ending", "code"),
+    [
+        ("sys.exit(7)", 7),
+        ("raise ValueError('no')", 1),
+        ("os.kill(os.getpid(), signal.SIGKILL)", 137),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", 139),
+        ("os.kill(os.getpid(), signal.SIGTERM)", 143),
+        ("os._exit(255)", 255),
+    ],
+)
+def test_exit_code_is_the_root_causes(launch: Launch, worker: Worker, ending: str, code: int) -> None:
+    """The launcher ends with the failed worker's exit code, 128 + n for a signal."""
+    path = worker(f"if rank == 1:\n    {ending}\nsignal.pause()")
+    job = launch("--standalone", "--nproc-per-node=2", path)
+    assert job.wait_exit() == code
+
+
+def test_siblings_are_told_and_get_their_grace(launch: Launch, worker: Worker) -> None:
+    """When one worker fails the others get SIGTERM and time to finish."""
+    path = worker(f"if rank == 1:\n    sys.stdin = None; time.sleep(0.2); sys.exit(3)\n{PATIENT}")
+    job = launch("--standalone", "--nproc-per-node=2", path)
+    assert job.wait_exit() == 3
+    assert "rank 0 got SIGTERM" in job.stdout
+
+
+def test_grace_period_ends_with_kill(launch: Launch, worker: Worker) -> None:
+    """A worker that ignores SIGTERM is killed at the end of --shutdown-timeout, on the failure path too."""
+    path = worker(f"if rank == 1:\n    time.sleep(0.3); sys.exit(3)\n{DEAF}")
+    job = launch("--standalone", "--nproc-per-node=2", "--shutdown-timeout=1", path)
+    assert job.wait_exit() == 3
+    assert 1.0 < time.monotonic() - job.started_at < 10
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"])
+def test_signal_stops_the_job(launch: Launch, worker: Worker, name: str) -> None:
+    """A stop signal reaches the workers as itself, and the launcher ends with 128 + n."""
+    number = signal.Signals[name]
+    job = launch("--standalone", "--nproc-per-node=2", worker(PATIENT))
+    job.wait_lines("ready", count=2)
+    job.send(number)
+    assert job.wait_exit() == 128 + number
+    assert job.stdout.count(f"got {name}") == 2
+
+
+def test_second_interrupt_hurries(launch: Launch, worker: Worker) -> None:
+    """A second Ctrl-C ends a stop that would take the whole grace period."""
+    job = launch("--standalone", "--nproc-per-node=2", "--shutdown-timeout=60", worker(DEAF))
+    job.wait_lines("ready", count=2)
+    job.send(signal.SIGINT)
+    job.wait_line("SIGINT")
+    job.send(signal.SIGINT)
+    assert job.wait_exit(deadline=20) == 130
+
+
+def test_inherited_ignored_signal_stays_ignored(launch: Launch, worker: Worker) -> None:
+    """nohup works: a hang-up neither ends the launcher nor the workers."""
+    job = launch("--standalone", worker(PATIENT), program=("nohup", *_ELASTIC_RUN))
+    job.wait_line("ready")
+    job.send(signal.SIGHUP)
+    job.send(signal.SIGTERM)
+    assert job.wait_exit() == 143
+    assert "SIGHUP" not in job.stdout
+
+
+def test_forwarded_signal_stops_nothing(launch: Launch, worker: Worker) -> None:
+    """--forward-signals passes a signal on to every worker, and the job goes on."""
+    path = worker("""
+        signal.signal(signal.SIGUSR1, lambda *_: say("rank", rank, "saves"))
+        signal.signal(signal.SIGUSR2, lambda *_: (say("rank", rank, "ends"), os._exit(0)))
+        say("ready")
+        while True: signal.pause()
+    """)
+    job = launch("--standalone", "--nproc-per-node=2", "--forward-signals=SIGUSR1,SIGUSR2", path)
+    job.wait_lines("ready", count=2)
+    job.send(signal.SIGUSR1)
+    job.wait_lines("saves", count=2)
+    job.send(signal.SIGUSR2)
+    assert job.wait_exit() == 0
+    assert job.stdout.count("ends") == 2
+
+
+def test_stopped_launcher_loses_nothing(launch: Launch, worker: Worker) -> None:
+    """What happens while the launcher is stopped (job control) is dealt with when it goes on."""
+    path = worker("""
+        say("ready", os.getpid())
+        print("last words", file=sys.stderr)
+        sys.exit(5 if attempt == 0 else 0)
+    """)
+    job = launch("--standalone", "--max-restarts=1", path)
+    job.send(signal.SIGSTOP)
+    job.send(signal.SIGCONT)
+    assert job.wait_exit() == 0
+    assert job.stderr.count("last words") == 2
+
+
+def test_grandchildren_die_with_a_failed_worker(launch: Launch, worker: Worker) -> None:
+    """Children of a failed worker go with it, also one that left the session and one that ignores SIGTERM."""
+    path = worker("""
+        subprocess.Popen(["sleep", "1000"])
+        subprocess.Popen(["sleep", "1001"], start_new_session=True)
+        subprocess.Popen(["sh", "-c", "trap '' TERM; while :; do sleep 1000; done"])
+        sys.exit(4)
+    """)
+    job = launch("--standalone", "--nproc-per-node=2", "--shutdown-timeout=1", path)
+    assert job.wait_exit() == 4
+    # The fixture looks for what is left.
+
+
+def test_leftovers_of_a_success_are_stopped(launch: Launch, worker: Worker) -> None:
+    """A background process that a worker leaves behind does not outlive the job."""
+    job = launch("--standalone", worker("subprocess.Popen(['sleep', '1000'], start_new_session=True)"))
+    assert job.wait_exit() == 0
+
+
+@pytest.mark.parametrize("turn", range(5))
+def test_nothing_survives_a_killed_launcher(launch: Launch, worker: Worker, turn: int) -> None:
+    """After SIGKILL of the launcher its workers and their descendants are gone within two seconds."""
+    path = worker("""
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        children = [subprocess.Popen(["sleep", "1000"]), subprocess.Popen(["sleep", "1000"], start_new_session=True)]
+        say("pids", os.getpid(), *(child.pid for child in children))
+        while True: signal.pause()
+    """)
+    job = launch("--standalone", "--nproc-per-node=2", path)
+    pids = [int(pid) for match in job.wait_lines(r"pids (.*)", count=2) for pid in match[1].split()]
+    started = time.monotonic()
+    job.send(signal.SIGKILL)
+    for pid in pids:
+        wait_gone(pid, deadline=2.0)
+    assert time.monotonic() - started < 2.0
+    job.wait_exit()
+
+
+def test_a_killed_guardian_is_replaced(launch: Launch, worker: Worker) -> None:
+    """The launcher notices that its guardian died and starts another, which knows the workers."""
+    job = launch("--standalone", worker(PATIENT))
+    pid = int(job.wait_line(r"ready (\d+)")[1])
+    guardian = _guardian_of(job.pid)
+    os.kill(guardian, signal.SIGKILL)
+    wait_until(lambda: _guardian_of(job.pid) not in (0, guardian), what="another guardian")
+    job.send(signal.SIGKILL)
+    wait_gone(pid, deadline=2.0)
+    job.wait_exit()
+
+
+def _guardian_of(launcher: int) -> int:
+    for pid in children_of(launcher):
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                if b"guardian of" in file.read():
+                    return pid
+        except OSError:
+            pass
+    return 0
+
+
+def test_the_guardian_does_not_hold_the_output_open(worker: Worker, launch: Launch) -> None:
+    """`elastic-run | cat` ends when the job ends."""
+    job = launch("--standalone", worker("say('done')"), program=("sh", "-c", '"$0" -m elastic_run "$@" | cat', _PYTHON))
+    job.wait_line("done")
+    assert job.wait_exit() == 0
+
+
+def test_ctrl_c_and_job_control_on_a_terminal(terminal: Terminal, worker: Worker) -> None:
+    """On a terminal Ctrl-C stops the job once, and the workers get it from the launcher only."""
+    process = terminal.start("--standalone", "--nproc-per-node=2", worker(PATIENT))
+    terminal.wait_output("rank 0 ready")
+    terminal.wait_output("rank 1 ready")
+    terminal.type("\x03")
+    assert terminal.wait_exit() == 130
+    assert bytes(terminal.output).count(b"got SIGINT") == 2
+    assert is_gone(process.pid)
+
+
+def test_same_error_twice_ends_the_job(launch: Launch, worker: Worker) -> None:
+    """An ImportError does not burn the whole restart budget."""
+    job = launch("--standalone", "--max-restarts=5", worker("say('attempt', attempt); import no_such_module_at_all"))
+    assert job.wait_exit() == 202
+    assert job.stdout.count("attempt") == 2
+    assert "no_such_module_at_all" in job.stderr
+
+
+def test_min_uptime_ends_the_job_too(launch: Launch, worker: Worker) -> None:
+    """With --min-uptime any failure that comes twice before it ends the job."""
+    job = launch("--standalone", "--max-restarts=5", "--min-uptime=60", worker("say('attempt'); sys.exit(9)"))
+    assert job.wait_exit() == 202
+    assert job.stdout.count("attempt") == 2
+
+
+def test_no_restart_exit_codes(launch: Launch, worker: Worker) -> None:
+    """A listed exit code ends the job at once, with that code."""
+    job = launch(
+        "--standalone", "--max-restarts=5", "--no-restart-exit-codes=3,64-78", worker("say('attempt'); sys.exit(70)")
+    )
+    assert job.wait_exit() == 70
+    assert job.stdout.count("attempt") == 1
+
+
+def test_restart_window(launch: Launch, worker: Worker) -> None:
+    """--restart-window allows so many restarts per period, and no more."""
+    path = worker("say('attempt'); sys.exit(9)")
+    job = launch("--standalone", "--restart-window=2/1h", "--max-backoff=0", path)
+    assert job.wait_exit() == 9
+    assert job.stdout.count("attempt") == 3
+
+
+def test_every_round_has_its_own_store(launch: Launch, worker: Worker) -> None:
+    """A restart gets a new port; --master-port keeps it."""
+    path = worker("say('port', os.environ['MASTER_PORT']); sys.exit(attempt == 0)")
+    job = launch("--standalone", "--max-restarts=1", path)
+    assert job.wait_exit() == 0
+    first, second = re.findall(r"port (\d+)", job.stdout)
+    assert first != second
+    with_port = launch(f"--master-port={first}", "--max-restarts=1", path)
+    assert with_port.wait_exit() == 0
+    assert re.findall(r"port (\d+)", with_port.stdout) == [first, first]
+
+
+def test_failure_file(launch: Launch, worker: Worker, tmp_path: Path) -> None:
+    """failure.json in the log directory says what the report says."""
+    job = launch(
+        "--standalone", "--nproc-per-node=2", f"--log-dir={tmp_path / 'logs'}",
+        worker("if rank == 1: raise KeyError('weights')\nsignal.pause()"),
+    )  # fmt: skip
+    assert job.wait_exit() == 1
+    (found,) = (tmp_path / "logs").glob("*/failure.json")
+    document = json.loads(found.read_text())
+    assert document["exit_code"] == 1
+    assert "KeyError" in json.dumps(document)
+    assert "KeyError: 'weights'" in job.stderr
+    assert len(job.stderr.splitlines()) <= 25 + 10  # the worker's own traceback passes through before the report
+
+
+def test_read_only_temporary_directory(launch: Launch, worker: Worker, tmp_path: Path) -> None:
+    """Without a place for temporary files the job still runs, and reports."""
+    job = launch("--standalone", worker("raise ValueError('boom')"), env={"TMPDIR": "/proc/no-such-place"})
+    assert job.wait_exit() == 1
+    assert "ValueError: boom" in job.stderr
+
+
+def test_nothing_is_left_in_the_temporary_directory(launch: Launch, worker: Worker, tmp_path: Path) -> None:
+    """Error files go to a temporary directory that is removed, after success, failure and SIGKILL."""
+    directory = tmp_path / "tmp"
+    directory.mkdir()
+    env = {"TMPDIR": str(directory)}
+    assert launch("--standalone", worker("say(os.environ['TORCHELASTIC_ERROR_FILE'])"), env=env).wait_exit() == 0
+    assert launch("--standalone", worker("sys.exit(1)"), env=env).wait_exit() == 1
+    job = launch("--standalone", worker(PATIENT), env=env)
+    job.wait_line("ready")
+    assert list(directory.iterdir())
+    job.send(signal.SIGKILL)
+    job.wait_exit()
+    wait_until(lambda: not list(directory.iterdir()), deadline=5, what="an empty TMPDIR")
+
+
+def test_parent_error_file(launch: Launch, worker: Worker, tmp_path: Path) -> None:
+    """A launcher that runs under another one hands the root cause up, in torch's format."""
+    file = tmp_path / "parent.json"
+    path = worker("raise ValueError('deep inside')")
+    assert launch("--standalone", path, env={"TORCHELASTIC_ERROR_FILE": str(file)}).wait_exit() == 1
+    message = json.loads(file.read_text())["message"]
+    assert message["message"] == "ValueError: deep inside"
+    assert "Traceback" in message["extraInfo"]["py_callstack"]
+
+
+_PYTHON = __import__("sys").executable
+_ELASTIC_RUN = (_PYTHON, "-m", "elastic_run")
+
+
+def test_nested_launchers(launch: Launch, worker: Worker) -> None:
+    """A launcher inside a worker of a launcher: killed from the outside, nothing of either is left."""
+    inner = worker(PATIENT)
+    outer = worker(f"""
+        subprocess.run([sys.executable, "-m", "elastic_run", "--standalone", "--nproc-per-node=2", {str(inner)!r}])
+    """)
+    job = launch("--standalone", outer)
+    pids = [int(match[1]) for match in job.wait_lines(r"ready (\d+)", count=2)]
+    job.send(signal.SIGKILL)
+    for pid in pids:
+        wait_gone(pid, deadline=2.0)
+    job.wait_exit()
+
+
+def test_as_pid_1_it_reaps_strangers(launch: Launch, worker: Worker) -> None:
+    """As PID 1 of a container the launcher collects orphans that are not its own, and still sees its workers end."""
+    path = worker("""
+        # A grandchild whose parent has ended becomes a child of PID 1.
+        subprocess.run(["sh", "-c", "(sleep 0.1; exit 0) & exit 0"])
+        deadline = time.monotonic() + 10
+        def zombies():
+            states = [open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[:2]
+                      for pid in os.listdir("/proc") if pid.isdigit()]
+            return [state for state, parent in states if state == "Z"]
+        time.sleep(0.3)
+        while zombies() and time.monotonic() < deadline: time.sleep(0.05)
+        say("zombies", len(zombies()), "ppid", os.getppid())
+    """)
+    program = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child", *_ELASTIC_RUN)
+    job = launch("--standalone", path, program=program)
+    job.wait_line("zombies 0 ppid 1")
+    assert job.wait_exit() == 0
+
+
+def test_without_pidfd(launch: Launch, worker: Worker) -> None:
+    """Where pidfds are refused exits are seen all the same, and restarts and stops work."""
+    code = (
+        "import os, sys, runpy; "
+        "os.pidfd_open = lambda *_: (_ for _ in ()).throw(OSError(1, 'refused')); "
+        "sys.argv = ['elastic_run', *sys.argv[1:]]; runpy.run_module('elastic_run', run_name='__main__')"
+    )
+    path = worker("subprocess.Popen(['sleep', '1000']); sys.exit(attempt == 0 and rank == 0)")
+    job = launch("--standalone", "--nproc-per-node=2", "--max-restarts=1", path, program=(_PYTHON, "-c", code))
+    assert job.wait_exit() == 0
+
+
+def test_inside_a_thread_of_somebodys_process(worker: Worker, tmp_path: Path) -> None:
+    """elastic_launch works in a thread, installs no handlers there, and leaves no thread or descriptor behind."""
+    path = worker("say('ran', rank)")
+    program = tmp_path / "host.py"
+    program.write_text(f"""
+import os, signal, sys, threading
+from elastic_run.launcher import LaunchConfig, elastic_launch
+config = lambda: LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=2, rdzv_backend="local", max_restarts=0)
+def run(): results.append(elastic_launch(config(), sys.executable)("-u", {str(path)!r}))
+results = []
+run()
+before = set(os.listdir("/proc/self/fd")), threading.active_count()
+handler = signal.getsignal(signal.SIGTERM)
+thread = threading.Thread(target=run); thread.start(); thread.join()
+after = set(os.listdir("/proc/self/fd")), threading.active_count()
+assert results == [{{0: None, 1: None}}] * 2, results
+assert before == after, (before, after)
+assert signal.getsignal(signal.SIGTERM) is handler
+print("fine")
+""")
+    done = subprocess.run([_PYTHON, program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.splitlines()[-1:] == ["fine"], done.stderr
+    assert done.stdout.count("ran") == 4
+
+
+def test_library_failure_raises(worker: Worker, tmp_path: Path) -> None:
+    """A failed job raises ChildFailedError in the program that launched it, with every failure by rank."""
+    path = worker("sys.exit(5 if rank == 1 else 0)")
+    program = tmp_path / "host.py"
+    program.write_text(f"""
+import sys
+from elastic_run.launcher import LaunchConfig, elastic_launch
+from elastic_run.multiprocessing.errors import ChildFailedError
+try:
+    elastic_launch(LaunchConfig(1, 1, 2, rdzv_backend="local", max_restarts=0), sys.executable)("-u", {str(path)!r})
+except ChildFailedError as error:
+    print({{rank: failure.exitcode for rank, failure in error.failures.items()}})
+""")
+    done = subprocess.run([_PYTHON, program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.strip() == "{1: 5}", done.stderr
+
+
+def test_unkillable_worker(launch: Launch, worker: Worker, tmp_path: Path) -> None:
+    """A worker that SIGKILL does not end never wedges the launcher: it is named, with an exit code of its own."""
+    freezer = _make_freezer(tmp_path)
+    path = worker("""
+        say("ready", os.getpid())
+        while True: signal.pause()
+    """)
+    job = launch("--standalone", "--shutdown-timeout=1", path)
+    pid = int(job.wait_line(r"ready (\d+)")[1])
+    try:
+        freezer.freeze(pid)
+        job.send(signal.SIGTERM)
+        assert job.wait_exit() == 143
+        assert str(pid) in job.stderr
+    finally:
+        freezer.thaw()
+    wait_gone(pid)
+
+
+class _Freezer:
+    """A version 1 freezer group: the tasks in it are in uninterruptible sleep, and SIGKILL waits for the thaw."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+
+    def freeze(self, pid: int) -> None:
+        """Put a process into the group and freeze it."""
+        self._write("cgroup.procs", str(pid))
+        self._write("freezer.state", "FROZEN")
+
+        def is_frozen() -> bool:
+            with open(f"{self.root}/freezer.state") as file:
+                return file.read().strip() == "FROZEN"
+
+        wait_until(is_frozen)
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        self._write("freezer.state", "THAWED")
+
+    def _write(self, name: str, text: str) -> None:
+        with open(f"{self.root}/{name}", "w") as file:
+            file.write(text)
+
+
+def _make_freezer(tmp_path: Path) -> _Freezer:
+    mount = "/sys/fs/cgroup/freezer"
+    if not os.path.exists(f"{mount}/cgroup.procs"):
+        mount = str(tmp_path / "freezer")
+        os.mkdir(mount)
+        subprocess.run(["mount", "-t", "cgroup", "-o", "freezer", "freezer", mount], check=True)
+    group = f"{mount}/elastic-run-test-{os.getpid()}"
+    os.makedirs(group, exist_ok=True)
+    return _Freezer(group)

@@ -1,0 +1,1 @@
+"""The same job under torchrun and under elastic-run."""

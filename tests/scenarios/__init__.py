@@ -1,0 +1,1 @@
+"""Scripts of events with their whole expected trace."""

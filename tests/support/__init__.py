@@ -1,0 +1,1 @@
+"""What several tests share: launching, waiting, looking for left-over processes."""

@@ -1,0 +1,88 @@
+"""Looking at other processes through /proc: whose are they, are they gone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+from tests.support.wait import DEADLINE, wait_until
+
+#: Every process that a test starts inherits this variable; its value is the test's own.
+TEST_TOKEN = "ELASTIC_RUN_TEST"  # noqa: S105 - a name, not a secret
+
+
+def is_gone(pid: int) -> bool:
+    """Tell whether a process is absent or a zombie (under a slow PID 1 zombies linger, and do no harm)."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return status.rpartition(")")[2].split()[0] in "ZX"
+
+
+def wait_gone(pid: int, *, deadline: float = DEADLINE) -> None:
+    """Wait until a process is absent or a zombie."""
+    wait_until(lambda: is_gone(pid), deadline=deadline, what=f"process {pid} gone: {describe(pid)}")
+
+
+def describe(pid: int) -> str:
+    """Return a process's command line, state and parent, for messages."""
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return f"{pid} (gone)"
+    return f"{pid} (state {fields[0]}, parent {fields[1]}): {command}"
+
+
+def processes_with_environment(token: str, *, name: str = TEST_TOKEN) -> list[int]:
+    """Find the living processes that were started with an environment variable.
+
+    Args:
+        token: The variable's value.
+        name: The variable's name.
+
+    Returns:
+        Their pids, without this process's.
+    """
+    wanted = f"{name}={token}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        with contextlib.suppress(OSError):
+            environment = (entry / "environ").read_bytes()
+            if wanted in environment.split(b"\0") and not is_gone(int(entry.name)):
+                found.append(int(entry.name))
+    return found
+
+
+def kill_processes(pids: list[int]) -> None:
+    """Send SIGKILL to each; those already gone don't matter."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the pids of a process's living children, zombies left out."""
+    children = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):
+            children += [int(child) for child in (task / "children").read_text(encoding="ascii").split()]
+    return [child for child in children if not is_gone(child)]
+
+
+def descendants_of(pid: int) -> list[int]:
+    """Return the pids of all living processes below a process, parents first."""
+    found = []
+    queue = [pid]
+    while queue:
+        below = []
+        with contextlib.suppress(OSError):
+            below = children_of(queue.pop(0))
+        found += below
+        queue += below
+    return found

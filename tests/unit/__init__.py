@@ -1,0 +1,1 @@
+"""Pure decisions and single parts; under two seconds in all."""

@@ -1,0 +1,87 @@
+"""CPUs that may be used: affinity, and the limits of control groups of both versions."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elastic_run.cluster import cpus
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def write_tree(root: Path, files: dict[str, str]) -> str:
+    """Write files below a root."""
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return str(root)
+
+
+GROUPS = "proc/self/cgroup"
+V2 = "sys/fs/cgroup"
+V1 = "sys/fs/cgroup/cpu,cpuacct"
+
+LIMITS: list[tuple[str, dict[str, str], float | None]] = [
+    ("no control groups", {}, None),
+    ("v2 without a limit", {GROUPS: "0::/\n", f"{V2}/cpu.max": "max 100000\n"}, None),
+    ("v2 in a container", {GROUPS: "0::/\n", f"{V2}/cpu.max": "150000 100000\n"}, 1.5),
+    ("v2 below", {GROUPS: "0::/a/b\n", f"{V2}/a/b/cpu.max": "400000 100000\n"}, 4.0),
+    (
+        "v2 limit of a parent is lower",
+        {GROUPS: "0::/a/b\n", f"{V2}/a/cpu.max": "200000 100000\n", f"{V2}/a/b/cpu.max": "400000 100000\n"},
+        2.0,
+    ),
+    ("v2 path outside of the container", {GROUPS: "0::/../../x\n", f"{V2}/cpu.max": "300000 100000\n"}, 3.0),
+    ("v2 file is odd", {GROUPS: "0::/\n", f"{V2}/cpu.max": "what"}, None),
+    (
+        "v1",
+        {GROUPS: "4:cpu,cpuacct:/j\n", f"{V1}/j/cpu.cfs_quota_us": "50000\n", f"{V1}/j/cpu.cfs_period_us": "100000"},
+        0.5,
+    ),
+    (
+        "v1 without a limit",
+        {GROUPS: "4:cpu,cpuacct:/\n", f"{V1}/cpu.cfs_quota_us": "-1\n", f"{V1}/cpu.cfs_period_us": "100000"},
+        None,
+    ),
+    (
+        "v1 in a container that shows the host's path",
+        {
+            GROUPS: "7:cpu,cpuacct:/docker/x\n3:memory:/m\n0::/\n",
+            f"{V1}/cpu.cfs_quota_us": "200000\n",
+            f"{V1}/cpu.cfs_period_us": "100000\n",
+        },
+        2.0,
+    ),
+    ("v1 controller is not mounted", {GROUPS: "4:cpu,cpuacct:/j\n"}, None),
+    ("v1 other controllers", {GROUPS: "4:memory:/j\nnonsense\n"}, None),
+]
+
+
+@pytest.mark.parametrize(("files", "limit"), [row[1:] for row in LIMITS], ids=[row[0] for row in LIMITS])
+def test_the_lowest_limit_counts(files: dict[str, str], limit: float | None, tmp_path: Path) -> None:
+    """The limit is the lowest of the group and all above it, in CPUs."""
+    assert cpus.cgroup_limit(root=write_tree(tmp_path, files)) == limit
+
+
+@pytest.mark.parametrize(
+    ("quota", "affinity", "expected"),
+    [("50000", 8, 1), ("150000", 8, 2), ("200000", 8, 2), ("900000", 8, 8), ("max", 8, 8), ("800000", 3, 3)],
+)
+def test_the_count_is_the_lower_of_affinity_and_limit(
+    quota: str, affinity: int, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part of a CPU counts as one, and there is always one."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(affinity)), raising=False)
+    root = write_tree(tmp_path, {GROUPS: "0::/\n", f"{V2}/cpu.max": f"{quota} 100000\n"})
+    assert cpus.cpu_count(root=root) == expected
+
+
+def test_without_affinity_all_cpus_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a system without affinity masks every CPU may be used."""
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    assert len(cpus.available_cpus()) == os.cpu_count()

@@ -1,0 +1,206 @@
+"""GPUs on machines that this one isn't: NVIDIA, AMD, Intel, containers that show a part, variables that hide one."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elastic_run.cluster import devices
+from elastic_run.validation import UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+UUIDS = [f"GPU-{digit * 8}-0000-0000-0000-000000000000" for digit in "abcd"]
+
+
+def add_nvidia(root: Path, count: int, *, files: list[int] | None = None) -> str:
+    """Write what the driver shows of GPUs, whose minor numbers run against their addresses."""
+    for index in range(count):
+        directory = root / f"proc/driver/nvidia/gpus/0000:{0x10 + index:02X}:00.0"
+        directory.mkdir(parents=True)
+        facts = f"Model: \t\t NVIDIA H200\nGPU UUID: \t {UUIDS[index]}\nDevice Minor: \t {count - 1 - index}\n"
+        (directory / "information").write_text(facts, encoding="ascii")
+    (root / "dev").mkdir()
+    for minor in range(count) if files is None else files:
+        (root / f"dev/nvidia{minor}").touch()
+    (root / "dev/nvidiactl").touch()
+    return str(root)
+
+
+MASKS = [
+    (None, [0, 1, 2, 3]),
+    ("", []),
+    ("2,0", [2, 0]),
+    (" 1 , 3 ", [1, 3]),
+    ("-1", []),
+    ("1,-1,2", [1]),
+    ("0,9,1", [0]),
+    ("NoDevFiles", []),
+    ("1,1", []),
+    ("GPU-bbbb,GPU-aaaa", [1, 0]),
+    (UUIDS[3], [3]),
+    ("GPU-", []),
+    ("GPU-ffff", []),
+    ("MIG-12345,MIG-6789", [None]),
+    (f"MIG-{UUIDS[2]}/1/0", [2]),
+]
+
+
+@pytest.mark.parametrize(("mask", "expected"), MASKS)
+def test_cuda_visible_devices_is_read_as_cuda_does(
+    mask: str | None, expected: list[int | None], tmp_path: Path
+) -> None:
+    """Indices and beginnings of UUIDs count up to the first wrong one; a repeated one leaves none."""
+    environ = {} if mask is None else {"CUDA_VISIBLE_DEVICES": mask}
+    found = devices.visible_gpus(environ, root=add_nvidia(tmp_path, 4))
+    wanted = ["" if index is None else f"0000:{0x10 + index:02x}:00.0" for index in expected]
+    assert [device.pci_address for device in found] == wanted
+
+
+def test_in_a_container_the_device_files_count(tmp_path: Path) -> None:
+    """Where the driver shows more GPUs than there are device files, those with a file are seen."""
+    found = devices.find_nvidia(root=add_nvidia(tmp_path, 4, files=[3, 1]))
+    assert [device.uuid for device in found] == [UUIDS[0], UUIDS[2]]
+
+
+def test_gpus_without_any_device_file_count(tmp_path: Path) -> None:
+    """Before a program has used the GPUs there is no device file at all, and all of them count."""
+    assert len(devices.find_nvidia(root=add_nvidia(tmp_path, 2, files=[]))) == 2
+
+
+def test_device_files_without_a_driver_directory_count(tmp_path: Path) -> None:
+    """Where only the device files are to be seen, each is a GPU whose place isn't known."""
+    found = devices.find_nvidia(root=add_nvidia(tmp_path, 0, files=[0, 1, 2]))
+    assert [device.pci_address for device in found] == ["", "", ""]
+
+
+def test_the_list_of_nvidia_smi_is_read() -> None:
+    """GPUs count, their MIG devices don't."""
+    text = (
+        f"GPU 0: NVIDIA A100 (UUID: {UUIDS[0]})\n"
+        "  MIG 1g.5gb      Device  0: (UUID: MIG-1)\n"
+        f"GPU 1: NVIDIA A100 (UUID: {UUIDS[1]})\n"
+    )
+    assert [device.uuid for device in devices.parse_nvidia_smi(text)] == UUIDS[:2]
+
+
+def add_amd(root: Path, *, minors: list[int]) -> str:
+    """Write a topology with one CPU and three GPUs."""
+    rows = {0: (0, 0, 0), 1: (304, 128, 0x1100), 2: (304, 129, 0x2E03), 10: (304, 130, 0x0508)}
+    for node, (simds, minor, location) in rows.items():
+        directory = root / f"sys/class/kfd/kfd/topology/nodes/{node}"
+        directory.mkdir(parents=True)
+        facts = f"simd_count {simds}\ndrm_render_minor {minor}\nlocation_id {location}\ndomain 1\n"
+        (directory / "properties").write_text(facts, encoding="ascii")
+    (root / "dev/dri").mkdir(parents=True)
+    for minor in minors:
+        (root / f"dev/dri/renderD{minor}").touch()
+    return str(root)
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, ["0001:11:00.0", "0001:2e:00.3", "0001:05:01.0"]),
+        ({"HIP_VISIBLE_DEVICES": "2,0"}, ["0001:05:01.0", "0001:11:00.0"]),
+        ({"CUDA_VISIBLE_DEVICES": "1"}, ["0001:2e:00.3"]),
+        ({"ROCR_VISIBLE_DEVICES": "1,2", "HIP_VISIBLE_DEVICES": "1"}, ["0001:05:01.0"]),
+        ({"HIP_VISIBLE_DEVICES": ""}, []),
+    ],
+)
+def test_amd_gpus_come_from_the_topology(environ: dict[str, str], expected: list[str], tmp_path: Path) -> None:
+    """Nodes with SIMD units and a device file are GPUs; both masks apply, the runtime's first."""
+    root = add_amd(tmp_path, minors=[128, 129, 130])
+    assert [device.pci_address for device in devices.visible_gpus(environ, root=root)] == expected
+
+
+def test_an_amd_gpu_without_device_file_is_not_seen(tmp_path: Path) -> None:
+    """A container sees the whole topology, and only its own device files."""
+    assert len(devices.find_amd(root=add_amd(tmp_path, minors=[129]))) == 1
+
+
+def add_intel(root: Path) -> str:
+    """Write one integrated GPU, one card with two tiles, one with none, and somebody else's."""
+    rows = {128: ("0000:00:02.0", "0x8086", 0), 129: ("0000:3a:00.0", "0x8086", 2), 130: ("0000:4d:00.0", "0x8086", 0)}
+    for minor, (address, vendor, tiles) in (rows | {131: ("0000:5d:00.0", "0x10de", 0)}).items():
+        device = root / f"sys/devices/pci/{address}"
+        device.mkdir(parents=True)
+        (device / "vendor").write_text(vendor + "\n", encoding="ascii")
+        for tile in range(tiles):
+            (device / f"tile{tile}").mkdir()
+        card = root / f"sys/class/drm/renderD{minor}"
+        card.mkdir(parents=True)
+        (card / "device").symlink_to(device)
+    return str(root)
+
+
+@pytest.mark.parametrize(("mask", "expected"), [(None, 3), ("0,2", 2), ("", 0)])
+def test_intel_tiles_are_devices(mask: str | None, expected: int, tmp_path: Path) -> None:
+    """Each tile of a discrete card is a device, the GPU inside the processor is none."""
+    environ = {} if mask is None else {"ZE_AFFINITY_MASK": mask}
+    assert len(devices.visible_xpus(environ, root=add_intel(tmp_path))) == expected
+
+
+BUILDS = [
+    ("cuda: Optional[str] = '12.8'\nhip: Optional[str] = None\nxpu: Optional[str] = None\n", {"cuda"}),
+    ("cuda: Optional[str] = None\nhip: Optional[str] = '6.4'\nxpu: Optional[str] = None\n", {"hip"}),
+    ("cuda = None\nhip = None\nxpu = '20250'\n", {"xpu"}),
+    ("cuda = None\nhip = None\n", set()),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), BUILDS)
+def test_the_build_of_torch_is_read_from_its_version_file(text: str, expected: set[str], tmp_path: Path) -> None:
+    """What torch was built for is known without importing it."""
+    (tmp_path / "version.py").write_text(text, encoding="utf-8")
+    assert devices.torch_build({}, str(tmp_path)) == expected
+
+
+def test_the_build_of_another_interpreters_torch_is_not_known(tmp_path: Path) -> None:
+    """With PYTHON_EXEC, or without a torch, nothing is known of it."""
+    assert devices.torch_build({"PYTHON_EXEC": "/usr/bin/python3"}) is None
+    assert devices.torch_build({}, str(tmp_path)) is None
+
+
+OTHER = {"PYTHON_EXEC": "/usr/bin/python3"}  # so that the torch installed here doesn't count
+
+
+def test_gpus_are_counted_as_workers(tmp_path: Path) -> None:
+    """Both gpu and auto mean one worker per visible GPU."""
+    root = add_nvidia(tmp_path, 4)
+    assert devices.device_count("gpu", OTHER, root=root) == 4
+    assert devices.device_count("auto", OTHER | {"CUDA_VISIBLE_DEVICES": "1,2"}, root=root) == 2
+
+
+def test_without_a_device_auto_takes_the_cpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both auto and cpu mean one worker per CPU where there is no device."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2}, raising=False)
+    monkeypatch.setattr(devices, "_metal_count", lambda: 0)
+    assert devices.device_count("auto", OTHER, root=str(tmp_path)) == 3
+    assert devices.device_count("cpu", OTHER, root=str(tmp_path)) == 3
+
+
+@pytest.mark.parametrize(
+    ("word", "environ", "why"),
+    [
+        ("gpu", {}, "no gpu is visible here; 'auto' takes the CPUs then"),
+        ("gpu", {"CUDA_VISIBLE_DEVICES": ""}, "no gpu is visible here (CUDA_VISIBLE_DEVICES='')"),
+        ("xpu", {}, "no xpu is visible here"),
+    ],
+)
+def test_a_missing_device_is_refused(word: str, environ: dict[str, str], why: str, tmp_path: Path) -> None:
+    """The line says that there is none, which variable may hide it, and that auto works."""
+    with pytest.raises(UsageError) as raised:
+        devices.device_count(word, OTHER | environ, root=str(tmp_path))
+    assert str(raised.value).startswith(f"--nproc-per-node: {word!r}, but {why}")
+
+
+def test_a_torch_without_cuda_sees_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a torch built for CPUs only, a GPU of the machine doesn't count, as under torchrun."""
+    root = add_nvidia(tmp_path, 4)
+    monkeypatch.setattr(devices, "torch_build", lambda _: frozenset())
+    with pytest.raises(UsageError, match="the installed torch is built without cuda and hip"):
+        devices.device_count("gpu", {}, root=root)

@@ -1,0 +1,162 @@
+"""From words to a namespace: abbreviations, values, the end of the flags, variables, and what is wrong with a line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from elastic_run.command_line import AnswerRequestedError, Arguments, match_abbreviation, parse_command_line
+from elastic_run.flags import FLAGS, USE_ENV, Flag
+from elastic_run.validation import UsageError
+
+
+def parse(words: str, environ: dict[str, str] | None = None) -> Arguments:
+    """Parse words separated by blanks."""
+    return parse_command_line(words.split(), FLAGS, environ or {})
+
+
+def given(arguments: Arguments) -> dict[str, Any]:
+    """Return the values that are not the defaults."""
+    defaults = vars(parse("-"))
+    return {name: value for name, value in vars(arguments).items() if value != defaults[name]}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("s", {"training_script": "s"}),
+        ("s --x 3 -r", {"training_script": "s", "training_script_args": ["--x", "3", "-r"]}),
+        ("s --nnodes 3:1", {"training_script": "s", "training_script_args": ["--nnodes", "3:1"]}),
+        ("s --r --max --no", {"training_script": "s", "training_script_args": ["--r", "--max", "--no"]}),
+        ("-- s a", {"training_script": "s", "training_script_args": ["a"]}),
+        ("-- --s a", {"training_script": "--s", "training_script_args": ["a"]}),
+        ("s -- a", {"training_script": "s", "training_script_args": ["a"]}),
+        ("s -- -- a", {"training_script": "s", "training_script_args": ["--", "a"]}),
+        ("s a -- b", {"training_script": "s", "training_script_args": ["a", "--", "b"]}),
+        ("-- s -- a", {"training_script": "s", "training_script_args": ["--", "a"]}),
+        ("-- -- s", {"training_script": "--", "training_script_args": ["s"]}),
+        ("--tee 3 -- s", {"tee": "3", "training_script": "s"}),
+        ("-1 a", {"training_script": "-1", "training_script_args": ["a"]}),
+        ("-.5 a", {"training_script": "-.5", "training_script_args": ["a"]}),
+        ("--nproc_per_node 2 s", {"nproc_per_node": "2", "training_script": "s"}),
+        ("--nproc-per-node=2 s", {"nproc_per_node": "2", "training_script": "s"}),
+        ("--nproc=2 s", {"nproc_per_node": "2", "training_script": "s"}),
+        ("--nproc_per 2 s", {"nproc_per_node": "2", "training_script": "s"}),
+        ("-r3 s", {"redirects": "3", "training_script": "s"}),
+        ("-r=3 s", {"redirects": "3", "training_script": "s"}),
+        ("-r 3 s", {"redirects": "3", "training_script": "s"}),
+        ("-mr3 s", {"module": True, "redirects": "3", "training_script": "s"}),
+        ("-mr=3 s", {"module": True, "redirects": "3", "training_script": "s"}),
+        ("-mt 3 s", {"module": True, "tee": "3", "training_script": "s"}),
+        ("-mm s", {"module": True, "training_script": "s"}),
+        ("--tee 1 --tee 2 s", {"tee": "2", "training_script": "s"}),
+        ("--role= s", {"role": "", "training_script": "s"}),
+        ("--role=a=b s", {"role": "a=b", "training_script": "s"}),
+        ("--log-dir - s", {"log_dir": "-", "training_script": "s"}),
+        ("--max 3 s", {"max_restarts": 3, "training_script": "s"}),
+        ("--no-p s", {"no_python": True, "training_script": "s"}),
+        ("--restart-w 5/h s", {"restart_window": (5, 3600.0), "training_script": "s"}),
+    ],
+)
+def test_words_become_values(words: str, expected: dict[str, Any]) -> None:
+    """Flags are read up to the script, everything behind it is the script's and never looked at."""
+    assert given(parse(words)) == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ([], "no script given"),
+        (["--"], "no script given"),
+        (["--standalone"], "no script given"),
+        (["--nnodes"], "--nnodes: needs a value (MIN[:MAX])"),
+        (["--nnodes", "--standalone", "s"], "--nnodes: needs a value (MIN[:MAX])"),
+        (["-r", "--", "s"], "--redirects: needs a value (WHICH)"),
+        (["--role", "-x", "s"], "--role: needs a value (NAME)"),
+        (["--standalone=1", "s"], "--standalone: '1' is too much, it takes no value"),
+        (["-mx", "s"], "--module: 'x' is too much, it takes no value"),
+        (["-m=", "s"], "--module: '' is too much, it takes no value"),
+        (["--r", "3", "s"], "--r could be "),
+        (["--nprocs", "2", "s"], "unknown flag --nprocs, did you mean '--nproc-per-node'?"),
+        (["--nproc_per_nodes=2", "s"], "unknown flag --nproc_per_nodes, did you mean '--nproc-per-node'?"),
+        (["--max-restart-count=2", "s"], "unknown flag --max-restart-count, did you mean '--max-restarts'?"),
+        (["-nnodes=2", "s"], "unknown flag -nnodes, did you mean '--nnodes'?"),
+        (["--zzz", "s"], "unknown flag --zzz (see --help)"),
+        (["--zzz"], "unknown flag --zzz (see --help)"),
+        (["--use-env", "s"], "unknown flag --use-env"),
+    ],
+)
+def test_a_wrong_line_is_answered_in_one_line(words: list[str], named: str) -> None:
+    """The line says which flag is wrong and what was meant or is allowed."""
+    with pytest.raises(UsageError) as raised:
+        parse_command_line(words, FLAGS, {})
+    assert str(raised.value).startswith(named)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_value_may_have_blanks_and_a_dash_in_front() -> None:
+    """A word with a blank in it is a value or a script even where it begins with a dash."""
+    words = ["--role", "-a b", "--my script", "x"]
+    arguments = parse_command_line(words, FLAGS, {})
+    assert (arguments.role, arguments.training_script) == ("-a b", "--my script")
+
+
+@pytest.mark.parametrize("flag", [flag for flag in FLAGS if flag.variable], ids=lambda flag: flag.name)
+def test_every_variable_stands_in_for_its_flag_and_loses_against_it(flag: Flag) -> None:
+    """PET_<NAME> gives the same value as the flag, the flag wins over it, and a bad one is named."""
+    texts = {"--restart-window": "7/2h", "--no-restart-exit-codes": "9", "--signals-to-handle": "SIGHUP"}
+    texts |= {"--forward-signals": "SIGUSR1", "--rdzv-conf": "a=b", "--start-method": "fork", "--worker-store": "torch"}
+    text = "1" if flag.is_switch else texts.get(flag.name, "2")
+    words = [flag.name, "s"] if flag.is_switch else [flag.name, text, "s"]
+    by_flag = parse_command_line(words, FLAGS, {})
+    assert parse("s", {flag.variable: text}) == by_flag
+    bad = "x" if flag.parse is not str else "2"
+    assert parse_command_line(words, FLAGS, {flag.variable: bad}) == by_flag
+    assert flag.variable == f"PET_{flag.dest.upper()}"
+
+
+def test_a_bad_variable_is_named() -> None:
+    """The line for a bad value from the environment begins with the variable."""
+    with pytest.raises(UsageError, match=r"^PET_NNODES: '3:1' is not MIN\[:MAX\]"):
+        parse("s", {"PET_NNODES": "3:1"})
+    with pytest.raises(UsageError, match=r"^PET_STANDALONE: 'on' is not 1 or 0$"):
+        parse("s", {"PET_STANDALONE": "on"})
+
+
+def test_a_switch_turned_off_in_the_environment_can_be_turned_on() -> None:
+    """PET_STANDALONE=0 is as if it weren't there."""
+    assert parse("s", {"PET_STANDALONE": "0"}).standalone is False
+    assert parse("--standalone s", {"PET_STANDALONE": "0"}).standalone is True
+
+
+@pytest.mark.parametrize("words", ["-h", "--help", "--nnodes 2 --he", "-mh", "--zzz -h", "--version", "--vers x"])
+def test_help_and_version_are_answered_where_they_stand(words: str) -> None:
+    """The text asked for comes before any complaint about what follows or is missing."""
+    with pytest.raises(AnswerRequestedError):
+        parse(words)
+
+
+def test_the_script_keeps_its_own_help() -> None:
+    """-h behind the script belongs to the script."""
+    assert parse("s -h").training_script_args == ["-h"]
+
+
+def test_each_namespace_has_lists_of_its_own() -> None:
+    """A program that changes one namespace changes no other."""
+    parse("s").duplicate_stdout_filters.append("x")
+    assert parse("s").duplicate_stdout_filters == []
+
+
+def test_every_beginning_of_our_own_flags_works_where_torchrun_has_none() -> None:
+    """An abbreviation that only flags of ours begin with finds them."""
+    assert [flag.name for flag in match_abbreviation("--restart", FLAGS)] == ["--restart-window"]
+    assert [flag.name for flag in match_abbreviation("--f", FLAGS)] == ["--forward-signals"]
+    assert [flag.name for flag in match_abbreviation("--v", FLAGS)] == ["--virtual-local-rank"]
+
+
+def test_the_legacy_front_door_adds_a_switch() -> None:
+    """--use-env and --use_env are one switch, off by default."""
+    flags = (*FLAGS, USE_ENV)
+    values = [parse_command_line(words, flags, {}).use_env for words in (["s"], ["--use-env", "s"], ["--use_env", "s"])]
+    assert values == [False, True, True]

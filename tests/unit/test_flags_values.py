@@ -1,0 +1,151 @@
+"""Single values of the command line: what is taken, and the one line that says why the rest is not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elastic_run import validation
+from elastic_run.command_line import convert
+from elastic_run.flags import FLAGS, Flag
+from elastic_run.rendezvous.api import rendezvous_handler_registry
+
+if TYPE_CHECKING:
+    from typing import Any
+
+BY_NAME = {flag.name: flag for flag in FLAGS}
+
+GOOD: list[tuple[str, str, Any]] = [
+    ("--nnodes", "1", "1"),
+    ("--nnodes", "1:4", "1:4"),
+    ("--nnodes", "4:4", "4:4"),
+    ("--nproc-per-node", "1", "1"),
+    ("--nproc-per-node", "512", "512"),
+    ("--nproc-per-node", "auto", "auto"),
+    ("--nproc-per-node", "cpu", "cpu"),
+    ("--nproc-per-node", "gpu", "gpu"),
+    ("--nproc-per-node", "xpu", "xpu"),
+    ("--max-restarts", "0", 0),
+    ("--max-restarts", "7", 7),
+    ("--monitor-interval", "0.5", 0.5),
+    ("--monitor-interval", "5", 5.0),
+    ("--shutdown-timeout", "0", 0),
+    ("--shutdown-timeout", "90", 90),
+    ("--master-port", "0", 0),
+    ("--master-port", "65535", 65535),
+    ("--redirects", "3", "3"),
+    ("--redirects", "0:1,1:2", "0:1,1:2"),
+    ("--tee", "12:3", "12:3"),
+    ("--local-ranks-filter", "", ""),
+    ("--local-ranks-filter", "0, 10", "0, 10"),
+    ("--rdzv-conf", "", ""),
+    ("--rdzv-conf", "timeout=5,a=b=c", "timeout=5,a=b=c"),
+    ("--signals-to-handle", "SIGTERM", "SIGTERM"),
+    ("--signals-to-handle", "SIGTERM, SIGUSR1", "SIGTERM, SIGUSR1"),
+    ("--forward-signals", "", ""),
+    ("--forward-signals", "SIGUSR1,SIGUSR2", "SIGUSR1,SIGUSR2"),
+    ("--duplicate-stdout-filters", "a,b", ["a", "b"]),
+    ("--duplicate-stdout-filters", "a,,b,c", ["a,b", "c"]),
+    ("--start-method", "forkserver", "forkserver"),
+    ("--numa-binding", "core-complex", "core-complex"),
+    ("--worker-store", "rank0", "rank0"),
+    ("--restart-window", "5/1h", (5, 3600.0)),
+    ("--restart-window", "5/h", (5, 3600.0)),
+    ("--restart-window", "3/600", (3, 600.0)),
+    ("--restart-window", "1/1.5m", (1, 90.0)),
+    ("--min-uptime", "90", 90.0),
+    ("--min-uptime", "2m", 120.0),
+    ("--max-backoff", "0", 0.0),
+    ("--max-backoff", "1d", 86400.0),
+    ("--no-restart-exit-codes", "3", frozenset({3})),
+    ("--no-restart-exit-codes", "3, 64-66", frozenset({3, 64, 65, 66})),
+    ("--standalone", "1", True),
+    ("--standalone", "0", False),
+]
+
+BAD = [
+    ("--nnodes", "0", "MIN[:MAX] with 1 <= MIN <= MAX"),
+    ("--nnodes", "3:1", "MIN[:MAX] with 1 <= MIN <= MAX"),
+    ("--nnodes", "a", "MIN[:MAX]"),
+    ("--nnodes", "1:2:3", "MIN[:MAX]"),
+    ("--nnodes", "", "MIN[:MAX]"),
+    ("--nnodes", "1:", "MIN[:MAX]"),
+    ("--nproc-per-node", "0", "a number from 1 up, nor auto, cpu, gpu or xpu"),
+    ("--nproc-per-node", "-1", "a number from 1 up"),
+    ("--nproc-per-node", "8x", "a number from 1 up"),
+    ("--nproc-per-node", "GPU", "auto, cpu, gpu or xpu"),
+    ("--max-restarts", "-1", "a whole number from 0 up"),
+    ("--max-restarts", "1.5", "a whole number from 0 up"),
+    ("--node-rank", "-1", "a whole number from 0 up"),
+    ("--monitor-interval", "-0.1", "seconds from 0 up"),
+    ("--monitor-interval", "nan", "seconds from 0 up"),
+    ("--monitor-interval", "inf", "seconds from 0 up"),
+    ("--shutdown-timeout", "-5", "a whole number of seconds from 0 up"),
+    ("--shutdown-timeout", "1.5", "a whole number of seconds"),
+    ("--shutdown-timeout", "soon", "a whole number of seconds"),
+    ("--master-port", "65536", "a port from 0 to 65535"),
+    ("--master-port", "http", "a port"),
+    ("--redirects", "7", "0, 1, 2 or 3 (none, stdout, stderr, both)"),
+    ("--redirects", "0:9", "a map of local ranks"),
+    ("--redirects", "", "0, 1, 2 or 3"),
+    ("--tee", "0:1,", "a map of local ranks"),
+    ("--tee", "-1:1", "a map of local ranks"),
+    ("--local-ranks-filter", "0,x", "a list of local ranks (0,1,2)"),
+    ("--local-ranks-filter", "-1", "a list of local ranks"),
+    ("--rdzv-conf", "timeout", "no '='"),
+    ("--signals-to-handle", "SIGTERN", "did you mean 'SIGTERM'?"),
+    ("--signals-to-handle", "TERM", "which is no signal"),
+    ("--signals-to-handle", "15", "which is no signal"),
+    ("--signals-to-handle", "SIG_IGN", "which is no signal"),
+    ("--signals-to-handle", "SIGTERM,SIGKILL", "SIGKILL, which can't be handled by any process"),
+    ("--forward-signals", "SIGSTOP", "SIGSTOP, which can't be handled by any process"),
+    ("--forward-signals", "SIGCHLD", "needed by the launcher itself"),
+    ("--start-method", "thread", "spawn, fork, forkserver"),
+    ("--numa-binding", "nodes", "did you mean 'node'?"),
+    ("--worker-store", "file", "auto, agent, torch, rank0"),
+    ("--restart-window", "5", "N/PERIOD, as in 5/1h"),
+    ("--restart-window", "0/1h", "N restarts from 1 up"),
+    ("--restart-window", "5/0", "N/PERIOD"),
+    ("--restart-window", "5/1w", "s, m, h or d"),
+    ("--restart-window", "/h", "N/PERIOD"),
+    ("--min-uptime", "-1", "seconds from 0 up"),
+    ("--min-uptime", "m", "s, m, h or d"),
+    ("--max-backoff", "nan", "seconds from 0 up"),
+    ("--no-restart-exit-codes", "0", "exit codes from 1 to 255"),
+    ("--no-restart-exit-codes", "256", "exit codes from 1 to 255"),
+    ("--no-restart-exit-codes", "9-3", "exit codes"),
+    ("--no-restart-exit-codes", "a", "exit codes"),
+    ("--standalone", "yes", "1 or 0"),
+    ("--standalone", "", "1 or 0"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "value"), GOOD)
+def test_a_good_value_is_taken(name: str, text: str, value: object) -> None:
+    """A value that is allowed becomes what later code expects, of the same type as torch's."""
+    taken = convert(name, BY_NAME[name], text)
+    assert (type(taken), taken) == (type(value), value)
+
+
+@pytest.mark.parametrize(("name", "text", "allowed"), BAD)
+def test_a_bad_value_is_answered_in_one_line(name: str, text: str, allowed: str) -> None:
+    """The line for a bad value begins with the flag and the value and says what is allowed."""
+    with pytest.raises(validation.UsageError) as raised:
+        convert(name, BY_NAME[name], text)
+    message = str(raised.value)
+    assert message.startswith(f"{name}: {text!r} ")
+    assert allowed in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.name)
+def test_every_default_is_a_value_that_would_be_taken(flag: Flag) -> None:
+    """Whatever a flag has by default may also be given on the command line."""
+    if isinstance(flag.default, (str, int)) and not flag.is_switch:
+        assert flag.parse(str(flag.default)) == flag.default
+
+
+def test_the_built_in_backends_are_those_of_the_registry() -> None:
+    """No backend that the registry has is taken for a plug-in, and none is named that it hasn't got."""
+    assert set(validation.BUILT_IN_BACKENDS) <= set(rendezvous_handler_registry._registry)

@@ -1,0 +1,92 @@
+"""Who may import whom. The arrows of docs/architecture.md, read from the source of every module."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2] / "elastic_run"
+
+#: Part -> what else of the package it may import. `rendezvous.api` means that module only, not its backends.
+ALLOWED: dict[str, set[str]] = {
+    "contract": set(),
+    "core": {"contract"},
+    "loop": {"contract"},
+    "utils": {"contract"},
+    "metrics": {"contract", "utils"},
+    "events": {"contract", "utils"},
+    "store": {"contract", "core", "loop", "utils"},
+    "multiprocessing": {"contract", "core", "loop", "utils", "events", "metrics"},
+    "report": {"contract", "core", "utils"},
+    "rendezvous": {"contract", "core", "store", "utils", "events"},
+    "cluster": {"contract", "core", "utils", "validation"},
+    "agent": {"contract", "core", "loop", "store", "multiprocessing", "report", "cluster", "events", "metrics", "utils"}
+    | {"rendezvous.api", "rendezvous.errors"},
+    "worker": set(),
+}
+#: What the command line's modules leave to the launcher, which alone sees all.
+INNER = {"agent", "loop", "store"}
+SEE_ALL = {"__init__", "launcher"}
+
+#: Subclasses of torch's classes, for training scripts; the launcher never imports them.
+FOR_WORKERS = {("utils", "data", "elastic_distributed_sampler")}
+
+MODULES = sorted(path.relative_to(ROOT).with_suffix("").parts for path in ROOT.rglob("*.py"))
+
+
+@functools.cache
+def parse(module: tuple[str, ...]) -> ast.Module:
+    """Return a module's syntax tree."""
+    return ast.parse((ROOT / Path(*module).with_suffix(".py")).read_text(encoding="utf-8"))
+
+
+def imported_names(tree: ast.AST) -> set[str]:
+    """Return the dotted names that a module imports anywhere, type-checking blocks and functions included."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute here"
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return names
+
+
+def is_allowed(name: str, part: str) -> bool:
+    """Tell whether a part may import a name below `elastic_run`, given without that prefix."""
+    target, _, below = name.partition(".")
+    if part in SEE_ALL or target in {part, "__version__"}:
+        return True
+    if part not in ALLOWED:
+        return target not in INNER
+    return target in ALLOWED[part] or f"{target}.{below.partition('.')[0]}" in ALLOWED[part]
+
+
+def test_a_part_imports_only_what_its_layer_may_see() -> None:
+    """Every import of the package's own modules follows an arrow of the architecture."""
+    strays = []
+    for module in MODULES:
+        own = {name for name in imported_names(parse(module)) if name.startswith("elastic_run.")}
+        bad = [name for name in own if not is_allowed(name.removeprefix("elastic_run."), module[0])]
+        strays += [f"{'.'.join(module)} imports {name}" for name in sorted(bad)]
+    assert strays == []
+
+
+def test_the_core_needs_the_standard_library_only() -> None:
+    """`core` and `contract` import nothing that has to be installed."""
+    pure = [module for module in MODULES if module[0] in {"core", "contract"}]
+    roots = {name.partition(".")[0] for module in pure for name in imported_names(parse(module))}
+    assert roots - sys.stdlib_module_names - {"elastic_run"} == set()
+
+
+def test_importing_a_module_never_imports_torch() -> None:
+    """Importing torch is left to functions that need it, never done at the top of a module."""
+    strays = []
+    for module in MODULES:
+        top = [node for node in parse(module).body if isinstance(node, ast.Import | ast.ImportFrom)]
+        names = {name for node in top for name in imported_names(node)}
+        if module not in FOR_WORKERS and any(name.partition(".")[0] == "torch" for name in names):
+            strays.append(".".join(module))
+    assert strays == []

@@ -1,0 +1,135 @@
+"""Metrics: groups, handlers, and the decorator that measures a function."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+
+from elastic_run import metrics
+from elastic_run.metrics import MetricData, api
+
+
+class _Heard(metrics.MetricHandler):
+    """Keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.data: list[MetricData] = []
+
+    def emit(self, metric_data: MetricData) -> None:
+        self.data.append(metric_data)
+
+    def values(self) -> dict[str, int]:
+        return {data.name: data.value for data in self.data}
+
+
+@pytest.fixture
+def heard(monkeypatch: pytest.MonkeyPatch) -> _Heard:
+    """Hear the group of the launcher; the settings of the process are put back at the end."""
+    monkeypatch.setattr(api, "_metrics_map", {})
+    monkeypatch.setattr(api, "_default_metrics_handler", metrics.NullMetricHandler())
+    handler = _Heard()
+    metrics.configure(handler, "torchelastic")
+    return handler
+
+
+def test_a_metric_goes_to_its_group(heard: _Heard) -> None:
+    """A value reaches the handler of its group with name, group and time, and no other group's."""
+    before = time.time()
+    metrics.put_metric("restarts", 1)
+    metrics.put_metric("restarts", 2, "another")
+    (data,) = heard.data
+    assert (data.group_name, data.name, data.value) == ("torchelastic", "restarts", 1)
+    assert before <= data.timestamp <= time.time()
+
+
+def test_groups_without_a_handler_share_one(heard: _Heard) -> None:
+    """A handler without a group takes all groups that have none of their own; at first that drops everything."""
+    metrics.put_metric("lost", 1, "another")
+    default = _Heard()
+    metrics.configure(default)
+    metrics.put_metric("found", 1, "another")
+    metrics.put_metric("own", 1)
+    assert default.values() == {"found": 1}
+    assert heard.values() == {"own": 1}
+
+
+def test_a_stream_keeps_the_handler_that_it_was_made_with(heard: _Heard) -> None:
+    """A stream is a group and its handler of the moment."""
+    stream = metrics.getStream("torchelastic")
+    metrics.configure(_Heard(), "torchelastic")
+    stream.add_value("kept", 1)
+    assert (stream.group_name, heard.values()) == ("torchelastic", {"kept": 1})
+
+
+def test_the_console_handler_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    """The console handler prints time, group, name and value on one line of standard output."""
+    metrics.ConsoleMetricHandler().emit(MetricData(1.5, "group", "name", 7))
+    metrics.NullMetricHandler().emit(MetricData(1.5, "group", "name", 7))
+    assert capsys.readouterr().out == "[1.5][group]: name=7\n"
+
+
+@metrics.prof
+def _double(number: int) -> int:
+    """Double it."""
+    return 2 * number
+
+
+class _Worker:
+    @metrics.prof(group="mine")
+    def fail(self, error: BaseException) -> None:
+        raise error
+
+
+def test_a_measured_function_tells_success_and_duration(heard: _Heard) -> None:
+    """A function that returns is counted under module and name, with its duration in milliseconds."""
+    assert _double(4) == 8
+    values = heard.values()
+    assert list(values) == ["test_metrics._double.success", "test_metrics._double.duration.ms"]
+    assert values["test_metrics._double.success"] == 1
+    assert 0 <= values["test_metrics._double.duration.ms"] < 1000
+    assert (_double.__name__, _double.__doc__) == ("_double", "Double it.")
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (ValueError("x"), ["_Worker.fail.failure", "_Worker.fail.duration.ms"]),
+        (KeyboardInterrupt(), ["_Worker.fail.duration.ms"]),
+    ],
+)
+def test_a_measured_method_tells_failure(heard: _Heard, error: BaseException, expected: list[str]) -> None:
+    """A method that raises is counted as a failure in its group, an interruption as neither, and both go on."""
+    metrics.configure(heard, "mine")
+    with pytest.raises(type(error)):
+        _Worker().fail(error)
+    assert list(heard.values()) == expected
+
+
+def test_deprecated_names_work_and_warn(heard: _Heard) -> None:
+    """`profile` and `publish_metric` still work, with a warning that names what to use."""
+    with pytest.warns(FutureWarning, match="use put_metric"):
+        metrics.publish_metric("torchelastic", "old", 3)
+    with pytest.warns(FutureWarning, match="use prof"):
+        decorate = metrics.profile("torchelastic")
+    assert decorate(lambda: 5)() == 5
+    assert list(heard.values()) == ["old", "<lambda>.success", "<lambda>.duration.ms"]
+
+
+def test_elapsed_time_is_in_whole_milliseconds() -> None:
+    """The time since a moment is counted in whole milliseconds."""
+    assert 10_000 <= metrics.get_elapsed_time_ms(time.time() - 10) < 20_000
+
+
+def test_settings_are_kept_and_ignored() -> None:
+    """The settings are a dictionary, and the set-up that takes them does nothing."""
+    assert metrics.MetricsConfig().params == {}
+    assert metrics.MetricsConfig({"a": "b"}).params == {"a": "b"}
+    metrics.initialize_metrics(metrics.MetricsConfig())
+
+
+def test_every_public_name_is_there() -> None:
+    """Everything that __all__ promises can be had."""
+    for module in (metrics, api):
+        assert all(re.match(r"\w+$", name) and hasattr(module, name) for name in module.__all__)

@@ -1,0 +1,94 @@
+#!/bin/bash
+# Make .venv: an environment inside this clone with everything that the demo, the tests and the docs need.
+#
+# Rules
+# - Needs git, make, bash and a Python 3.10 to 3.13; copes with what is missing beyond that, or prints the line that
+#   mends it. It touches nothing outside the clone, except that root's apt-get may install what Debian left out.
+# - Does nothing when .venv is up to date: a stamp in it holds the hash of what it was made from.
+# - An environment that is there and works is kept; one that is broken is made anew.
+#
+# PYTHON=python3.12 tools/setup.sh chooses the interpreter; only a new .venv asks for it.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+exec 9<tools/setup.sh
+flock 9 # two makes at once: the second waits, and finds the work done
+
+venv=.venv
+stamp=$venv/.made-from
+say() { echo "setup: $*" >&2; }
+die() { say "$*"; exit 1; }
+
+wanted() { cat pyproject.toml constraints.txt tools/setup.sh tools/get_pip.py | sha256sum; }
+works() { "$1" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' >/dev/null 2>&1; }
+has_pip() { "$venv/bin/python" -m pip --version >/dev/null 2>&1; }
+
+find_python() {
+  local candidate
+  for candidate in ${PYTHON:-python3 python3.13 python3.12 python3.11 python3.10 /usr/bin/python3}; do
+    if works "$candidate"; then echo "$candidate"; return; fi
+  done
+  [ -z "${PYTHON:-}" ] || die "PYTHON=$PYTHON does not run, or is not 3.10 to 3.13"
+  die "no Python 3.10 to 3.13 found. On Debian or Ubuntu: sudo apt-get install -y python3 python3-venv"
+}
+
+# Each way leaves an environment with a working pip, or fails; the next one starts from nothing.
+with_venv() { "$1" -c 'import ensurepip, venv' 2>/dev/null && "$1" -m venv "$venv"; }
+with_virtualenv() { "$1" -c 'import virtualenv' 2>/dev/null && "$1" -m virtualenv --quiet "$venv"; }
+with_bare_venv() { # Debian ships venv but not ensurepip: pip's own wheel, from the package index, installs itself
+  "$1" -c 'import venv' 2>/dev/null && "$1" -m venv --without-pip "$venv" && "$venv/bin/python" tools/get_pip.py
+}
+with_apt() { # only root can, and only where apt-get is
+  [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || return 1
+  local version package
+  version=$("$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+  say "installing python$version-venv with apt-get"
+  apt-get update -qq || true
+  for package in "python$version-venv" python3-venv; do
+    if DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "$package" >/dev/null; then break; fi
+  done
+  with_venv "$1"
+}
+
+make_environment() {
+  local python way
+  python=$(find_python)
+  for way in with_venv with_virtualenv with_bare_venv with_apt; do
+    if "$way" "$python" && has_pip; then
+      say "made $venv with $("$python" --version), $way"
+      return
+    fi
+    rm -rf "$venv"
+  done
+  die "this Python can't make an environment. This line mends it: sudo apt-get install -y python3-venv"
+}
+
+# The workers of the tests run on the CPU; the package index's torch brings gigabytes of CUDA along.
+torch_index() {
+  local cpu=https://download.pytorch.org/whl/cpu
+  if "$venv/bin/python" -c "import urllib.request as u; u.urlopen('$cpu/torch/', timeout=10)" 2>/dev/null; then
+    echo "--extra-index-url=$cpu"
+  else
+    say "$cpu can't be reached: torch comes from where pip looks by itself"
+  fi
+}
+
+install() {
+  local index=()
+  if ! "$venv/bin/python" -c 'import torch' 2>/dev/null; then
+    mapfile -t index < <(torch_index)
+  fi
+  say "installing what pyproject.toml asks for, in the versions of constraints.txt"
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "${index[@]}" -c constraints.txt -e '.[dev]' ||
+    die "pip failed (see above). Without a network, give it wheels: PIP_FIND_LINKS=directory make setup"
+}
+
+if [ -f "$stamp" ] && [ "$(wanted)" = "$(cat "$stamp")" ] && works "$venv/bin/python"; then
+  exit 0
+fi
+if [ ! -x "$venv/bin/python" ] || ! works "$venv/bin/python" || ! has_pip; then
+  rm -rf "$venv"
+  make_environment
+fi
+install
+wanted >"$stamp"
+say "$venv is ready"
