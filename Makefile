@@ -3,11 +3,13 @@ SHELL := /bin/bash
 PYTHON_IN_VENV := .venv/bin/python
 # More arguments for pytest: make test PYTEST="-k tee -x"
 PYTEST :=
+# Benchmarks to run, all unless given: make bench BENCH="start tee"
+BENCH :=
 # Compiled files are part of what users get; a shell that forbids them would make every start slower.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test cover lint format types docs bench build clean
+.PHONY: help setup demo test cover lint format types docs bench figures build clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | sort | column -t -s $$'\t' 2>/dev/null || true
@@ -40,9 +42,12 @@ types: setup ## mypy, strict
 docs: setup ## build the pages into site/
 	NO_MKDOCS_2_WARNING=1 $(PYTHON_IN_VENV) -m mkdocs build --strict --quiet
 
-bench: setup ## figures beside torchrun's and a bare loop's; a quiet machine helps
+bench: setup ## figures beside torchrun's and a bare loop's, into docs/benchmarks.md; a quiet machine helps
 	@tools/test-tools.sh
-	$(PYTHON_IN_VENV) -m pytest -s --durations=0 tests/benchmarks $(PYTEST)
+	$(PYTHON_IN_VENV) -m tests.benchmarks $(BENCH)
+
+figures: ## put the recorded figures into README.md
+	$(PYTHON_IN_VENV) -m tests.benchmarks --readme
 
 build: setup ## wheel and source archive into dist/
 	$(PYTHON_IN_VENV) -m pip wheel --quiet --no-deps --wheel-dir dist .

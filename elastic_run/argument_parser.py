@@ -38,7 +38,7 @@ class _FlagAction(argparse.Action):
             default = _FromEnvironment(text)
             default.variable = flag.variable
         nargs, const = (0, True) if flag.is_switch else (None, None)
-        super().__init__(list(flag.spellings), flag.dest, nargs, const, default, metavar=flag.metavar, help=flag.text)
+        super().__init__(list(flag.spellings), flag.dest, nargs, const, default, metavar=flag.values, help=flag.text)
         self.flag = flag
 
     def __call__(

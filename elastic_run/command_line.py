@@ -203,7 +203,7 @@ class _Reader:
             word = self._words[position]
             if word != "--" and not self._is_flag(word):
                 return word
-        message = f"{flag.name}: needs a value ({flag.metavar})"
+        message = f"{flag.name}: needs a value ({flag.values})"
         raise UsageError(message)
 
     def _is_flag(self, word: str) -> bool:

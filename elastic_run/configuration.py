@@ -156,9 +156,17 @@ def make_command(args: AnyArguments, environ: Mapping[str, str]) -> tuple[str, l
 
 
 def say(text: str) -> None:
-    """Tell the user something, in one line of the launcher's."""
-    if sys.stderr is not None:  # closed by whoever started us
+    """Tell the user something, in one line of the launcher's.
+
+    Args:
+        text: One line.
+    """
+    if sys.stderr is None:  # closed by whoever started us
+        return
+    try:
         sys.stderr.write(f"elastic-run: {text}\n")
+    except OSError:  # nobody reads it, or the disk is full: no reason not to run the job
+        pass
 
 
 def _limit_threads(workers: int, environ: MutableMapping[str, str]) -> None:

@@ -38,8 +38,19 @@ class Flag:
         is_ours: Whether torchrun hasn't got it.
     """
 
-    __slots__ = ("default", "dest", "group", "is_ours", "is_switch", "metavar", "name", "parse", "spellings", "text")
-    __slots__ += ("variable",)
+    __slots__ = (
+        "default",
+        "dest",
+        "group",
+        "is_ours",
+        "is_switch",
+        "name",
+        "parse",
+        "spellings",
+        "text",
+        "values",
+        "variable",
+    )
 
     def __init__(
         self,
@@ -58,7 +69,7 @@ class Flag:
         self.spellings = names if underscored == name else (*names, underscored)
         self.group = group
         self.text = text
-        self.metavar = values
+        self.values = values
         self.is_switch = not values
         self.default = False if self.is_switch else default
         self.parse = validation.switch if self.is_switch else parse

@@ -27,7 +27,7 @@ Starts the workers of a distributed PyTorch job, watches them, restarts them
 when one fails, and says what went wrong. Takes torchrun's command line.
 
   elastic-run --nproc-per-node=gpu train.py --epochs 3
-  elastic-run --nproc-per-node=2 --max-restarts=3 --tee=3 --log-dir=logs train.py
+  elastic-run --nproc-per-node=2 --max-restarts=3 --tee=3 --log-dir=log train.py
 
 Flags come before the script, written with hyphens or underscores; a unique
 beginning is enough. Each may also be given as an environment variable, as
@@ -75,7 +75,7 @@ def _plain(code: int | str) -> str:
 
 def _heading(flag: Flag) -> str:
     names = ", ".join(name for name in flag.spellings if "_" not in name)
-    return f"{names} {flag.metavar}".rstrip()
+    return f"{names} {flag.values}".rstrip()
 
 
 def _facts(flag: Flag) -> list[str]:

@@ -173,7 +173,7 @@ def parse_with(flags: Sequence[Flag], args: Sequence[str] | None) -> Arguments:
     try:
         return parse_command_line(sys.argv[1:] if args is None else args, flags, os.environ)
     except AnswerRequestedError as answer:
-        sys.stdout.write(_answer(answer.flag, flags))
+        _print(_answer(answer.flag, flags))
         sys.exit(contract.EXIT_SUCCESS)
     except UsageError as error:
         _exit_with(contract.EXIT_USAGE, f"error: {error}")
@@ -264,6 +264,17 @@ def _answer(flag: Flag, flags: Sequence[Flag]) -> str:
     from elastic_run.help_text import render_help  # noqa: PLC0415 - only when asked for
 
     return render_help(flags)
+
+
+def _print(text: str) -> None:
+    """Write to stdout; it is no error when the reader has seen enough (--help | head -1)."""
+    if sys.stdout is None:  # closed by whoever started us
+        return
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _exit_with(code: int, text: str) -> NoReturn:

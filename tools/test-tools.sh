@@ -4,7 +4,7 @@ set -euo pipefail
 # program and the Debian package it comes in
 tools=(
   "unshare util-linux"
-  "ps procps"
+  "mount mount"
 )
 missing=()
 for tool in "${tools[@]}"; do

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import abc
 import os
+import signal
 import time
 
 from elastic_run.agent.api import DEFAULT_ROLE, ElasticAgent, RunResult, WorkerGroup, WorkerState
@@ -18,7 +19,6 @@ from elastic_run.agent.environment import assign_ranks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import signal
     from typing import Any
 
     from elastic_run.agent.api import Worker, WorkerSpec
@@ -59,7 +59,7 @@ class SimpleElasticAgent(ElasticAgent):
         """Look at the workers; return the group's state now."""
 
     @abc.abstractmethod
-    def _shutdown(self, death_sig: signal.Signals = ..., timeout: int = 30) -> None:  # type: ignore[assignment]
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
         """Stop what runs and give back what was taken."""
 
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:

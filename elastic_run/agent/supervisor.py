@@ -26,6 +26,7 @@ from elastic_run.loop import Loop
 from elastic_run.multiprocessing import processes
 from elastic_run.multiprocessing.guardian import Guardian
 from elastic_run.multiprocessing.output import Console
+from elastic_run.report.memory import read_oom_kills
 from elastic_run.store.worker_store import choose_worker_store, open_worker_store
 
 TYPE_CHECKING = False
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from elastic_run.core.rootcause import WorkerEnd
     from elastic_run.core.supervision import Command, Event
     from elastic_run.multiprocessing.logs import LogsSpecs
-    from elastic_run.report import Attempt, Ending
+    from elastic_run.report import Attempt, Ending, OomKills
     from elastic_run.store.worker_store import WorkerStore
 
 #: Seconds that the guardian gets to leave after the farewell.
@@ -139,7 +140,7 @@ class Surroundings:
     def announce_log_directory(self) -> None:
         """Tell the guardian, once, of a directory that has to go with the launcher."""
         if not self._announced and getattr(self.logs_specs, "is_temporary", False):
-            self.guardian.remove_at_end(self.logs_specs.run_log_dir or "")  # type: ignore[attr-defined]
+            self.guardian.remove_at_end(getattr(self.logs_specs, "run_log_dir", None) or "")
             self._announced = True
 
 
@@ -168,6 +169,7 @@ class Supervisor:
         self._round: Round | None = None
         self._store: WorkerStore | None = None
         self._stuck_watch: StuckWatch | None = None
+        self._oom_kills: OomKills | None = None
         self._use_torch_store = False
         self._attempts: list[Attempt] = []
         self._ends: tuple[WorkerEnd, ...] = ()
@@ -215,6 +217,9 @@ class Supervisor:
     # --- signals and the guardian ----------------------------------------------------------------------------------
     def _watch_signals(self) -> None:
         try:
+            if self._options.is_whole_process:
+                # Inherited as ignored it would make the kernel throw the workers' exit codes away.
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self._loop.watch_signals(
                 (*self._options.signals, *self._options.forwarded),
                 lambda number: self._feed(supervision.Signalled(number)),
@@ -354,6 +359,8 @@ class Supervisor:
         except (OSError, ValueError) as error:
             self._feed(_start_failed(number, error, str(self._group.spec.entrypoint)))
         workers = self._round.workers
+        if self._oom_kills is None:
+            self._oom_kills = read_oom_kills()
         self._stuck_watch = StuckWatch(
             self._loop,
             self._options.stuck_timeout,
@@ -437,6 +444,7 @@ class Supervisor:
             nnodes=self._group.group_world_size or 1,
             survivors=self._survivors,
             ended_at=time.time(),
+            oom_kills=read_oom_kills().since(self._oom_kills) if self._oom_kills is not None else None,
         )
 
 
@@ -451,9 +459,10 @@ def _failure(root: WorkerEnd, uptime: float) -> Failure:
 
 
 def _start_failed(number: int, error: Exception, program: str) -> supervision.RoundFailed:
-    if isinstance(error, FileNotFoundError):
+    is_program = getattr(error, "filename", None) in (None, program)
+    if isinstance(error, FileNotFoundError) and is_program:
         return supervision.RoundFailed(number, verdict="not_found", detail=f"{program}: no such program")
-    if isinstance(error, PermissionError):
+    if isinstance(error, PermissionError) and is_program:
         return supervision.RoundFailed(number, verdict="not_executable", detail=f"{program} may not be executed")
     return supervision.RoundFailed(number, verdict="cannot_start", detail=f"{program} can't be started: {error}")
 

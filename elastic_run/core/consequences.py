@@ -12,6 +12,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+#: Characters of a message that are looked at.
+_LIMIT = 4096
 #: Types that only ever come from talking to another process.
 _TYPES = frozenset(
     (
@@ -60,6 +62,7 @@ def is_consequence(name: str, message: str) -> bool:
     Returns:
         Whether somebody else is more likely the cause.
     """
+    message = message[:_LIMIT]
     if _OWN_FAULT.search(message):
         return False
     return name in _TYPES or _LOST_PEER.search(message) is not None
@@ -87,4 +90,4 @@ def is_obedience(type_name: str, message: str) -> bool:
     Returns:
         Whether it says nothing about a failure.
     """
-    return _OBEDIENCE.search(f"{type_name}: {message}") is not None
+    return _OBEDIENCE.search(f"{type_name}: {message[:_LIMIT]}") is not None

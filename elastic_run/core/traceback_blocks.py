@@ -41,7 +41,8 @@ _TRACE_OF_CPP = re.compile(r"^(?:frame #|Exception raised from|<omitting python 
 #: Where a message ends and something else begins.
 _OTHER_OUTPUT = re.compile(
     r"^(?:\[rank\d+\]:)?\[[WEIF]\d{4} |^Exception (?:ignored|in thread)|^Fatal Python error: |^terminate called"
-    r"|^wandb: |^\S+:\d+: \w*Warning: |^\[?\d{4}-\d\d-\d\d[ T]\d\d:|^srun: |^(?:CRITICAL|DEBUG|ERROR|INFO|WARNING)\b|\d+%\|"
+    r"|^wandb: |^\S+:\d+: \w*Warning: |^\[?\d{4}-\d\d-\d\d[ T]\d\d:|^srun: "
+    r"|^(?:CRITICAL|DEBUG|ERROR|INFO|WARNING)\b|\d+%\|"
 )
 
 
@@ -213,10 +214,12 @@ def _read_group(lines: list[str], start: int, prefix: str) -> Block | None:
     rows = _Rows(lines, start, prefix)
     body: list[str] = []
     for row in rows:
-        if row.lstrip()[:1] not in ("|", "+") or row.lstrip().startswith("+ Exception Group"):
+        if row.lstrip()[:1] not in ("|", "+"):
             break
         body.append(row)
         rows.take()
+    end = rows.end
+    between, is_chained = _read_message(rows)
     own = [row[2:] for row in body if row.startswith("|")]
     block = _read_traceback(["Traceback (most recent call last):", *own], 0, "")
     if block is None:
@@ -226,7 +229,7 @@ def _read_group(lines: list[str], start: int, prefix: str) -> Block | None:
     exception = block.exception
     exception.lines = (*exception.lines, *(f"  | {member}" for member in found))[-_LINES_LIMIT:]
     exception.cause = found[0] if found else ""
-    return Block(start, rows.end, exception)
+    return Block(start, end, exception, is_chained=is_chained and not between)
 
 
 def _is_member(line: str) -> bool:

@@ -23,7 +23,8 @@ from elastic_run.rendezvous.errors import (
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any, ClassVar, Protocol
+    from dataclasses import dataclass
+    from typing import Any, Protocol
 
     class Store(Protocol):
         """The part of torch.distributed.Store that is used here; torch's stores and ours have it."""
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
         def set(self, key: str, value: bytes, /) -> object: ...
         def get(self, key: str, /) -> bytes: ...
 
+else:
+    from elastic_run.utils.light_dataclass import dataclass
 
 __all__ = [
     "NotInThisReleaseError",
@@ -53,23 +56,20 @@ _TRUE = ("1", "true", "t", "yes", "y")
 _FALSE = ("0", "false", "f", "no", "n")
 
 
+@dataclass
 class RendezvousStoreInfo:
     """Where the workers find the store through which they set up their process groups.
-
-    A plain class and not a dataclass as in torch: importing dataclasses costs more than starting a worker.
 
     Args:
         master_addr: Host name or address; MASTER_ADDR of the workers.
         master_port: Port; MASTER_PORT of the workers.
     """
 
-    MASTER_ADDR_KEY: ClassVar[str] = "MASTER_ADDR"
-    MASTER_PORT_KEY: ClassVar[str] = "MASTER_PORT"
-    __match_args__ = ("master_addr", "master_port")
-
-    def __init__(self, master_addr: str, master_port: int) -> None:
-        self.master_addr = master_addr
-        self.master_port = master_port
+    # Without annotations: with ClassVar the light dataclass would take them for fields.
+    MASTER_ADDR_KEY = "MASTER_ADDR"
+    MASTER_PORT_KEY = "MASTER_PORT"
+    master_addr: str
+    master_port: int
 
     @staticmethod
     def build(rank: int, store: Store, local_addr: str | None, server_port: int | None = None) -> RendezvousStoreInfo:
@@ -95,16 +95,6 @@ class RendezvousStoreInfo:
             master_addr=store.get(RendezvousStoreInfo.MASTER_ADDR_KEY).decode(),
             master_port=int(store.get(RendezvousStoreInfo.MASTER_PORT_KEY).decode()),
         )
-
-    def __repr__(self) -> str:
-        return f"RendezvousStoreInfo(master_addr={self.master_addr!r}, master_port={self.master_port!r})"
-
-    def __eq__(self, other: object) -> bool:
-        if type(other) is not type(self):
-            return NotImplemented
-        return (self.master_addr, self.master_port) == (other.master_addr, other.master_port)
-
-    __hash__ = None  # type: ignore[assignment]  # mutable and compared by value, like torch's
 
 
 class RendezvousInfo:

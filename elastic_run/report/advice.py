@@ -69,11 +69,11 @@ _TEXTS: tuple[tuple[str, str], ...] = (
     ),
     (
         r"Cannot re-initialize CUDA in forked subprocess",
-        "CUDA was used before a fork: give the DataLoader multiprocessing_context='spawn', or use CUDA only afterwards.",
+        "CUDA was used before a fork: give the DataLoader multiprocessing_context='spawn', or use CUDA later.",
     ),
     (
         r"NCCL.*unhandled cuda error|NCCL.*unhandled system error|ncclSystemError|ncclUnhandledCudaError",
-        "NCCL_DEBUG=INFO makes NCCL say what went wrong; with several networks, NCCL_SOCKET_IFNAME names the right one.",
+        "NCCL_DEBUG=INFO makes NCCL say what went wrong; NCCL_SOCKET_IFNAME names the right one of several networks.",
     ),
     (
         r"caught collective operation timeout",

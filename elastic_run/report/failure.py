@@ -81,7 +81,7 @@ def render(ending: Ending, *, width: int = WIDTH, color: bool = False) -> list[s
     evidence = _evidence(ending.root, room, min(_MOST_EVIDENCE, left))
     lines = [_title(ending, width, color=color)]
     for section in (cause, evidence, *rest):
-        lines += _margin(section, color=color)
+        lines += _margin(section, room, color=color)
     return lines
 
 
@@ -110,9 +110,10 @@ def _sentence(ending: Ending) -> str:
     return f"{program} failed{again}"
 
 
-def _margin(section: _Section, *, color: bool) -> list[str]:
+def _margin(section: _Section, room: int, *, color: bool) -> list[str]:
     lines = []
-    for index, text in enumerate(section.lines):
+    for index, line in enumerate(section.lines):
+        text = elide(line, room)
         label = (section.label if index == 0 else "").ljust(_LABEL)
         if color and label.strip():
             label = f"{_BOLD}{label}{_PLAIN}"
@@ -137,10 +138,10 @@ def _cause(ending: Ending, room: int) -> _Section:
 
 def _exception(exception: ExceptionText, room: int) -> list[str]:
     lines = wrap(printable(exception_line(exception)), room, 3)
-    more = [printable(line) for line in exception.message.splitlines()[1:] if line.strip()]
+    more = [line for line in exception.message.splitlines()[1:] if line.strip()]
     if len(more) > _MOST_MESSAGE:
         more = [more[0], "...", more[-1]]
-    lines += [elide(line, room) for line in more]
+    lines += [elide(printable(line), room) for line in more]
     is_member = f"  | {exception.cause}" in exception.lines
     if exception.cause and not is_member:
         lines.append(elide(printable(f"caused by {exception.cause}"), room))
@@ -151,8 +152,9 @@ def _evidence(root: WorkerEnd | None, room: int, most: int) -> _Section:
     """What the worker left behind: its traceback, or else the last lines of its stderr."""
     if root is None or most <= 0:
         return _Section("", [])
-    if root.exception is not None:
-        return _Section("trace", trace_lines(root.exception, width=room, most=most))
+    trace = trace_lines(root.exception, width=room, most=most) if root.exception is not None else []
+    if trace:
+        return _Section("trace", trace)
     tail = [printable(line) for line in root.stderr_tail[-200:]]
     said = [elide(line, room) for line in tail if line.strip()][-most:]
     return _Section("stderr", said or ["(nothing was kept)"])

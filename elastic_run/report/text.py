@@ -6,11 +6,12 @@ characters two columns wide. All of it passes through here before it is shown.
 
 from __future__ import annotations
 
+import functools
 import re
 import unicodedata
 
 #: Characters of a text that are looked at, half of them at each end.
-_LIMIT = 8 * 1024
+_LIMIT = 2 * 1024
 _ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
 _ELLIPSIS = "..."
 _SURROGATES = range(0xDC80, 0xDD00)
@@ -109,6 +110,7 @@ def _head(text: str, limit: int) -> str:
     return text
 
 
+@functools.lru_cache(maxsize=1024)
 def _width(character: str) -> int:
     if unicodedata.combining(character) or unicodedata.category(character) in ("Mn", "Me"):
         return 0

@@ -41,7 +41,7 @@ def get_socket_with_port() -> socket.socket:
     for family, address in _LOOPBACK:
         try:
             return _open_listener(family, address)
-        except OSError as error:  # noqa: PERF203 - two rounds
+        except OSError as error:
             failures.append(f"{address}: {error.strerror or error}")
     message = f"no free port on the loopback address ({'; '.join(failures)})"
     raise RuntimeError(message)

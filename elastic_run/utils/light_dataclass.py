@@ -77,7 +77,7 @@ def dataclass(cls: type) -> type:
     cls.__hash__ = None  # type: ignore[assignment]
     if "__repr__" not in cls.__dict__:
         cls.__repr__ = _repr  # type: ignore[assignment]
-    cls.__match_args__ = tuple(name for name, one in fields.items() if one.init)  # type: ignore[attr-defined]
+    cls.__match_args__ = tuple(name for name, one in fields.items() if one.init)  # type: ignore[attr-defined,misc]
     for name in ("__dataclass_fields__", "__dataclass_params__", "__signature__"):
         setattr(cls, name, _MadeByTheStandardModule(name))
     return cls
@@ -116,7 +116,7 @@ def _values(record: Any) -> list[Any]:  # noqa: ANN401
 def _eq(self: object, other: object) -> bool:
     if type(other) is not type(self):
         return NotImplemented
-    return _values(self) == _values(other)
+    return bool(_values(self) == _values(other))
 
 
 def _repr(self: Any) -> str:  # noqa: ANN401

@@ -1,1 +1,1 @@
-"""Figures, side by side with torchrun and with a bare loop: ``make bench``, or ``python -m tests.benchmarks start tee``."""
+"""Figures beside those of torchrun and of a bare loop: ``make bench``, ``python -m tests.benchmarks start tee``."""

@@ -28,8 +28,8 @@ _PAGE = """\
 # Benchmarks
 
 `make bench` measures this and writes this page. elastic-run and torchrun take turns within one run on one machine;
-figures are medians, ratios are those of the medians, with the lowest and highest of any turn in brackets. The *floor* is
-the same workers started by a bare loop of `subprocess.Popen` in the same run.
+figures are medians, ratios are those of the medians, with the lowest and highest of any turn in brackets. The *floor*
+is the same workers started by a bare loop of `subprocess.Popen` in the same run.
 
 Both launchers are installed as pip does it, not editable, in one environment without test tools. Their workers hardly
 import anything, torch least of all: the launcher is what is measured.
@@ -58,7 +58,7 @@ class Bar:
     def text(self, unit: str) -> str:
         """Return the bar in words."""
         sign = "≥" if self.is_least else "≤"
-        return f"{sign} {self.limit:g} × {self.of}" if self.of else f"{sign} {self.limit:g} {unit}".rstrip()
+        return f"{sign} {self.limit:g} x {self.of}" if self.of else f"{sign} {self.limit:g} {unit}".rstrip()
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ HEADINGS = ("figure", "bar", "elastic-run", "torchrun", "floor", "ratio", "met")
 def _with_unit(value: float | None, unit: str) -> str:
     if value is None:
         return ""
-    number = f"{value:.0f}" if value == int(value) or abs(value) >= 100 else f"{value:.3g}"  # noqa: PLR2004
+    number = f"{value:.0f}" if value == int(value) or abs(value) >= 100 else f"{value:.3g}"
     return f"{number} {unit}".rstrip()
 
 

@@ -1,9 +1,9 @@
 """elastic-run as users have it: installed, not editable, in an environment without test tools.
 
 An editable install and a coverage tool each put a .pth file into the environment that every start of Python pays for,
-the launcher's and the workers'. So the benchmarks run in a throw-away environment: this one's packages by symbolic link,
-elastic-run copied and compiled as pip does it, and the two commands as pip writes them. Both launchers, the workers
-and the floor's workers run on its interpreter.
+the launcher's and the workers'. So the benchmarks run in a throw-away environment: this one's packages by symbolic
+link, elastic-run copied and compiled as pip does it, and the two commands as pip writes them. Both launchers, the
+workers and the floor's workers run on its interpreter.
 """
 
 from __future__ import annotations

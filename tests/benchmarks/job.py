@@ -20,6 +20,7 @@ from tests.support.processes import descendants_of, kill_processes
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from types import TracebackType
+    from typing import NoReturn
 
 #: Seconds that anything here may take.
 DEADLINE = 60.0
@@ -106,7 +107,7 @@ class Job:
         end = time.monotonic() + deadline
         while len(found := [line.split() for line in self.lines if line.startswith(starting)]) < count:
             if self.ended_at:
-                raise self._failure(f"ended after {len(found)} of {count} lines")
+                self._fail(f"ended after {len(found)} of {count} lines")
             self._step(end)
         return found
 
@@ -127,7 +128,7 @@ class Job:
         while not self.ended_at:
             self._step(end)
         if code is not None and self.process.returncode != code:
-            raise self._failure(f"ended with {self.process.returncode}")
+            self._fail(f"ended with {self.process.returncode}")
         return self.ended_at
 
     def poke(self) -> None:
@@ -148,7 +149,7 @@ class Job:
         ready = [fd for fd, _ in self._poll.poll(max(0.0, (end - time.monotonic()) * 1000))]
         now = time.monotonic_ns()
         if not ready:
-            raise self._failure("not in time")
+            self._fail("not in time")
         if self._pidfd in ready:
             self.ended_at = now
             self.cpu_seconds = _own_cpu_seconds(self.pid)
@@ -168,8 +169,9 @@ class Job:
         if not self.ended_at:
             self._poll.unregister(fd)
 
-    def _failure(self, what: str) -> BenchmarkError:
-        return BenchmarkError(f"{what}: {self.process.args!r}\n{self._output[-2000:]!r}\n{self.errors[-4000:]}")
+    def _fail(self, what: str) -> NoReturn:
+        message = f"{what}: {self.process.args!r}\n{self._output[-2000:]!r}\n{self.errors[-4000:]}"
+        raise BenchmarkError(message)
 
 
 def _own_cpu_seconds(pid: int) -> float:

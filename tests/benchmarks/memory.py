@@ -6,7 +6,6 @@ that are not workers: the guardian, or whatever else a launcher needs.
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from pathlib import Path
@@ -77,7 +76,8 @@ def idle_figures(installation: Installation, launcher: str, *, idle: float) -> t
         time.sleep(_SETTLING)
         pids = [job.pid, *(set(descendants_of(job.pid)) - workers)]
         if launcher == "elastic-run" and any("libtorch" in _maps(pid) for pid in pids):
-            raise BenchmarkError("the launcher has torch in its memory")
+            message = "the launcher has torch in its memory"
+            raise BenchmarkError(message)
         before = sum(map(_wakes, pids))
         time.sleep(idle)
         wakes = sum(map(_wakes, pids)) - before
@@ -91,7 +91,8 @@ def forbidden_imports(installation: Installation) -> set[str]:
         job.wait_end()
         modules = set(_IMPORT_LINE.findall(job.errors))
     if "elastic_run.run" not in modules:
-        raise BenchmarkError("the list of imported modules can't be read")
+        message = "the list of imported modules can't be read"
+        raise BenchmarkError(message)
     return modules & _NEVER_IMPORTED
 
 
@@ -106,5 +107,5 @@ def _maps(pid: int) -> str:
 
 def _wakes(pid: int) -> int:
     """Return how often a process's threads were put on a CPU."""
-    tasks = Path(f"/proc/{pid}/task")
-    return sum(int((tasks / task / "schedstat").read_text(encoding="ascii").split()[2]) for task in os.listdir(tasks))
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((task / "schedstat").read_text(encoding="ascii").split()[2]) for task in tasks)

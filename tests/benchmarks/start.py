@@ -92,10 +92,11 @@ def start_bare(installation: Installation, nproc: int) -> float:
     started_at = time.monotonic_ns()
     workers = [subprocess.Popen(command, env=environment, stdout=writer) for _ in range(nproc)]
     os.close(writer)
-    with open(reader, encoding="ascii") as output:
+    with os.fdopen(reader, encoding="ascii") as output:
         times = [int(line) for line in output]
     for worker in workers:
         worker.wait()
     if len(times) != nproc:
-        raise BenchmarkError(f"{len(times)} of {nproc} workers spoke")
+        message = f"{len(times)} of {nproc} workers spoke"
+        raise BenchmarkError(message)
     return (max(times) - started_at) / 1e6

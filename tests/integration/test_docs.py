@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from elastic_run.contract import EXIT_CODES
+from elastic_run.core.rootcause import WorkerEnd, parse_exception
 from elastic_run.core.supervision import TRANSITIONS
 from elastic_run.flags import FLAGS
+from elastic_run.report import Attempt, Ending, failure_document
 
 ROOT = Path(__file__).parents[2]
 
@@ -59,3 +61,55 @@ def test_the_pages_load_nothing_from_elsewhere(site: Path) -> None:
     """No script, style sheet, font or picture comes from the network."""
     loaded = re.compile(r'<(?:script|img|link rel="(?:stylesheet|preconnect)")[^>]*(?:src|href)="?(https?:)?//')
     assert [page.name for page in site.rglob("*.html") if loaded.search(page.read_text(encoding="utf-8"))] == []
+
+
+def test_every_key_of_the_failure_file_is_described(site: Path) -> None:
+    """The page about failure.json names each key that the file has, at every depth."""
+    described = set(re.findall(r"<code>(\w+)</code>", (site / "failure-json.html").read_text(encoding="utf-8")))
+    assert keys_of(failure_document(an_ending())) - described - {"number", "name"} == set()
+
+
+def keys_of(value: object) -> set[str]:
+    """Return all keys of a JSON value."""
+    if isinstance(value, dict):
+        return set(value).union(*map(keys_of, value.values()))
+    return set().union(*map(keys_of, value)) if isinstance(value, list) else set()
+
+
+def an_ending() -> Ending:
+    """Return an ending with everything in it."""
+    text = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    x()\nValueError: no\n'
+    worker = WorkerEnd(
+        rank=0,
+        local_rank=0,
+        role="default",
+        host="node",
+        pid=1,
+        exitcode=-9,
+        ended_at=1.0,
+        uptime=1.0,
+        restart_count=0,
+        was_stopped=False,
+        exception=parse_exception(text),
+        error_file="",
+        stderr_tail=tuple(text.splitlines()),
+        log_file="",
+    )
+    return Ending(
+        verdict="worker_failed",
+        exit_code=1,
+        entrypoint="a.py",
+        role="default",
+        run_id="none",
+        root=worker,
+        ends=(worker,),
+        attempts=(Attempt(restart_count=0, root=worker, started_at=0.0, uptime=1.0),),
+        restarts_used=1,
+        max_restarts=1,
+        log_dir="logs",
+        detail="",
+        signal=15,
+        world_size=1,
+        nnodes=1,
+        survivors=((1, "io"),),
+    )

@@ -50,11 +50,6 @@ _MODULES: dict[str, tuple[str, ...]] = {
 
 #: Each deliberate difference: where, what, why.
 _DIFFERENCES: dict[tuple[str, str], str] = {
-    ("rendezvous.RendezvousStoreInfo", "is a dataclass"): (
-        "importing dataclasses costs more than starting a worker; ours has the same constructor, fields, comparison, "
-        "text and patterns"
-    ),
-    ("rendezvous.api.RendezvousStoreInfo", "is a dataclass"): "the same class",
     ("utils.distributed.create_c10d_store", "is missing"): (
         "it builds torch's TCPStore, which the launcher doesn't use; torch's own is there for programs that do"
     ),

@@ -8,7 +8,7 @@ from elastic_run import rendezvous
 from elastic_run.rendezvous import api, errors
 from elastic_run.rendezvous.api import RendezvousHandlerRegistry, RendezvousParameters, RendezvousStoreInfo
 from elastic_run.rendezvous.local import LocalRendezvousHandler
-from elastic_run.store.memory import MemoryStore
+from elastic_run.rendezvous.local_store import LocalStore
 
 
 def _parameters(backend: str = "mine", **settings: object) -> RendezvousParameters:
@@ -109,7 +109,8 @@ def test_a_store_address_is_a_value() -> None:
     info = RendezvousStoreInfo("host", 1)
     assert info == RendezvousStoreInfo(master_addr="host", master_port=1)
     assert info != RendezvousStoreInfo("host", 2)
-    assert info != ("host", 1)
+    another_kind: object = ("host", 1)
+    assert info != another_kind
     assert repr(info) == "RendezvousStoreInfo(master_addr='host', master_port=1)"
     with pytest.raises(TypeError):
         hash(info)
@@ -120,11 +121,11 @@ def test_a_store_address_is_a_value() -> None:
 
 def test_rank_0_tells_the_others_its_address() -> None:
     """What rank 0 writes to the store is what every rank gets; without a port it is a free one."""
-    store = MemoryStore()
+    store = LocalStore()
     first = RendezvousStoreInfo.build(0, store, "10.0.0.1", server_port=1234)
     assert first == RendezvousStoreInfo.build(1, store, "10.0.0.2") == RendezvousStoreInfo("10.0.0.1", 1234)
     assert store.get("MASTER_ADDR") == b"10.0.0.1"
-    assert RendezvousStoreInfo.build(0, MemoryStore(), "10.0.0.1").master_port > 0
+    assert RendezvousStoreInfo.build(0, LocalStore(), "10.0.0.1").master_port > 0
 
 
 def test_errors_form_one_tree() -> None:

@@ -85,7 +85,11 @@ def test_a_wrong_host_is_named(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "host", ["localhost", "127.0.0.1", "127.9.9.9", "0.0.0.0", socket.gethostname(), f"{socket.gethostname()}.cluster"]
+    "host",
+    [
+        *("localhost", "127.0.0.1", "127.9.9.9", socket.gethostname(), f"{socket.gethostname()}.cluster"),
+        "0.0.0.0",  # noqa: S104 - it stands for any address of this machine
+    ],
 )
 def test_this_machine_knows_its_own_names(host: str) -> None:
     """Loopback addresses, any address that can be bound and the machine's own name are this machine."""

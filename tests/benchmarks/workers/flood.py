@@ -1,6 +1,7 @@
 """Write numbered lines to stdout and stderr, as many bytes as asked for, in blocks that cut lines anywhere.
 
-Arguments: bytes for each of the two streams, and a directory where to leave the time of the first byte.
+Arguments: bytes for each of the two streams, a directory where to leave the time of the first byte, and milliseconds
+to pause after each thousand lines.
 """
 
 import os
@@ -14,7 +15,6 @@ BLOCK = 8192
 BATCH = 1000
 
 
-
 def write(fd: int, data: bytes) -> None:
     """Write all of it."""
     while data:
@@ -23,6 +23,7 @@ def write(fd: int, data: bytes) -> None:
 
 rank = int(os.environ["RANK"])
 size = int(sys.argv[1])
+pause = int(sys.argv[3]) / 1000
 padding = b"." * 83
 rests = {1: b"", 2: b""}
 names = {1: b"o", 2: b"e"}
@@ -37,6 +38,8 @@ while sent < size:
         for start in range(0, end, BLOCK):
             write(fd, text[start : start + BLOCK])
         rests[fd] = text[end:]
+    if pause:
+        time.sleep(pause)
     number += BATCH
     sent += BATCH * (len(padding) + 14)
 for fd, rest in rests.items():

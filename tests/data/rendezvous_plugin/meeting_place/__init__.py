@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from elastic_run.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
-from elastic_run.store.memory import MemoryStore
+from elastic_run.rendezvous.local_store import LocalStore
 
 if TYPE_CHECKING:
     from elastic_run.rendezvous import RendezvousHandlerCreator, RendezvousParameters
@@ -28,7 +28,7 @@ class MeetingPlace(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         """Return rank 0 of 1, with the store at the endpoint's host and the port of the settings."""
         info = RendezvousStoreInfo(self.params.endpoint, self.params.get_as_int("port") or 0)
-        return RendezvousInfo(store=MemoryStore(), rank=0, world_size=1, bootstrap_store_info=info)
+        return RendezvousInfo(store=LocalStore(), rank=0, world_size=1, bootstrap_store_info=info)
 
     def is_closed(self) -> bool:
         """Return False."""

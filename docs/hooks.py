@@ -1,0 +1,126 @@
+"""Fills the pages with what the code says, when they are built: flags, exit codes, the state machine.
+
+A page asks by a line of its own, ``<!-- made from: flags -->``. So no generated text is kept in the repository, and
+none can be out of date. The drawing is plain SVG: no script, nothing from the network.
+"""
+
+from __future__ import annotations
+
+import re
+from html import escape
+from typing import Any, NamedTuple
+
+from elastic_run.contract import EXIT_CODES
+from elastic_run.core.supervision import TRANSITIONS
+from elastic_run.flags import flags_markdown
+
+_MARK = re.compile(r"^<!-- made from: (\w+) -->$", re.MULTILINE)
+
+# Sizes of the drawing, in its own units.
+_BOX_WIDTH, _BOX_HEIGHT, _ROW, _LANE, _MIDDLE = 150, 36, 110, 110, 400
+
+
+class Edge(NamedTuple):
+    """An arrow: between which states, and for which events."""
+
+    start: int
+    end: int
+    events: list[str]
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:  # noqa: ANN401 - mkdocs passes page, config and files
+    """Replace each mark by what it names; mkdocs calls this for every page.
+
+    Args:
+        markdown: The page as it is written.
+
+    Raises:
+        KeyError: A page asks for something that isn't made here.
+    """
+    makers = {
+        "flags": flags_markdown,
+        "exit_codes": exit_codes_table,
+        "state_diagram": state_drawing,
+        "transitions": transitions_table,
+    }
+    return _MARK.sub(lambda match: makers[match[1]](), markdown)
+
+
+def exit_codes_table() -> str:
+    """Return the table of exit codes."""
+    rows = [f"| {code} | `{name}` | {meaning} |" for code, name, meaning in EXIT_CODES]
+    return "\n".join(["| code | verdict | meaning |", "|---|---|---|", *rows])
+
+
+def transitions_table() -> str:
+    """Return every legal step of the state machine as a table."""
+    rows = [
+        f"| {state} | {event.__name__} | {' or '.join(followers)} |"
+        for (state, event), followers in TRANSITIONS.items()
+    ]
+    return "\n".join(["| in state | on event | goes to |", "|---|---|---|", *rows])
+
+
+def state_drawing() -> str:
+    """Return the state machine as SVG: states in a column, arrows on, back on the left, far ahead on the right."""
+    states = _states()
+    edges = _edges(states)
+    near = [edge for edge in edges if edge.end == edge.start + 1]
+    ahead = sorted((edge for edge in edges if edge.end > edge.start + 1), key=lambda edge: edge.end - edge.start)
+    back = sorted((edge for edge in edges if edge.end < edge.start), key=lambda edge: edge.start - edge.end)
+    parts = [_draw_near(edge) for edge in near]
+    parts += [_draw_arc(edge, lane, side=1) for lane, edge in enumerate(ahead, 1)]
+    parts += [_draw_arc(edge, lane, side=-1) for lane, edge in enumerate(back, 1)]
+    parts += [_draw_state(name, row) for row, name in enumerate(states)]
+    height = (len(states) - 1) * _ROW + _BOX_HEIGHT + 20
+    head = f'<svg viewBox="0 0 800 {height}" role="img" aria-label="states of an agent" style="max-width: 46rem">'
+    tip = '<defs><marker id="tip" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="8" markerHeight="8" orient="auto">'
+    tip += '<path d="M0 0L8 4L0 8z" fill="currentColor"/></marker></defs>'
+    style = 'fill="none" stroke="currentColor" font-size="13" font-family="sans-serif"'
+    return "\n".join([head, tip, f"<g {style}>", *parts, "</g>", "</svg>"])
+
+
+def _states() -> list[str]:
+    found = dict.fromkeys(state for state, _ in TRANSITIONS)
+    found.update(dict.fromkeys(after for followers in TRANSITIONS.values() for after in followers))
+    return list(found)
+
+
+def _edges(states: list[str]) -> list[Edge]:
+    events: dict[tuple[str, str], list[str]] = {}
+    for (state, event), followers in TRANSITIONS.items():
+        for after in followers:
+            if after != state:
+                events.setdefault((state, after), []).append(event.__name__)
+    return [Edge(states.index(start), states.index(end), names) for (start, end), names in events.items()]
+
+
+def _top(row: int) -> int:
+    return 10 + row * _ROW
+
+
+def _draw_state(name: str, row: int) -> str:
+    left, top = _MIDDLE - _BOX_WIDTH // 2, _top(row)
+    box = f'<rect x="{left}" y="{top}" width="{_BOX_WIDTH}" height="{_BOX_HEIGHT}" rx="8"/>'
+    return box + _text(_MIDDLE, top + _BOX_HEIGHT // 2 + 5, [name], "middle")
+
+
+def _draw_near(edge: Edge) -> str:
+    start, end = _top(edge.start) + _BOX_HEIGHT, _top(edge.end)
+    line = f'<path d="M{_MIDDLE} {start}V{end}" marker-end="url(#tip)"/>'
+    middle = (start + end) // 2 + 9 - 8 * len(edge.events)
+    return line + _text(_MIDDLE + 8, middle, edge.events, "start")
+
+
+def _draw_arc(edge: Edge, lane: int, *, side: int) -> str:
+    wall = _MIDDLE + side * _BOX_WIDTH // 2
+    start, end = _top(edge.start) + _BOX_HEIGHT // 2 + 6, _top(edge.end) + _BOX_HEIGHT // 2 - 6
+    far = wall + side * (40 + lane * _LANE)
+    curve = f'<path d="M{wall} {start}C{far} {start} {far} {end} {wall} {end}" marker-end="url(#tip)"/>'
+    middle = (start + end) // 2 + 4 - 8 * (len(edge.events) - 1)
+    return curve + _text((wall + 3 * far) // 4 + side * -6, middle, edge.events, "end" if side > 0 else "start")
+
+
+def _text(left: int, top: int, lines: list[str], anchor: str) -> str:
+    spans = "".join(f'<tspan x="{left}" y="{top + 16 * row}">{escape(line)}</tspan>' for row, line in enumerate(lines))
+    return f'<text text-anchor="{anchor}" fill="currentColor" stroke="none">{spans}</text>'

@@ -1,0 +1,108 @@
+"""The store of a round that has one node: torch's Store methods over a dictionary, for agents written against torch.
+
+There is no other node that could ever set a missing key. So asking for one fails at once, with the error that torch
+gives after its timeout, instead of blocking the agent.
+"""
+
+from __future__ import annotations
+
+from elastic_run.store.memory import MemoryStore
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["LocalStore"]
+
+
+class LocalStore:
+    """Keys and values of one node's agent; text is taken for its UTF-8 bytes, as by torch."""
+
+    def __init__(self) -> None:
+        self._data = MemoryStore()
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Give a key a value."""
+        self._data.set(_bytes(key), _bytes(value))
+
+    def get(self, key: str) -> bytes:
+        """Return a key's value.
+
+        Raises:
+            StoreTimeoutError: The key is missing.
+        """
+        (value,) = self.multi_get([key])
+        return value
+
+    def add(self, key: str, amount: int) -> int:
+        """Count a key up, from 0 when missing, and return the sum.
+
+        Raises:
+            ValueError: The value there is not a number.
+        """
+        return self._data.add(_bytes(key), amount)
+
+    def append(self, key: str, value: str | bytes) -> None:
+        """Put bytes behind a key's value."""
+        self._data.append(_bytes(key), _bytes(value))
+
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
+        """Replace a value if it is the expected one, or missing with nothing expected; return the value now."""
+        return self._data.compare_set(_bytes(key), _bytes(expected), _bytes(desired))
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """Return the keys' values.
+
+        Raises:
+            StoreTimeoutError: One is missing.
+        """
+        found = self._data.multi_get([_bytes(key) for key in keys])
+        values = [value for value in found if value is not None]
+        if len(values) < len(found):
+            raise _missing(keys[found.index(None)])
+        return values
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
+        """Give each key its value.
+
+        Raises:
+            ValueError: There are not as many values as keys.
+        """
+        for key, value in zip(keys, values, strict=True):
+            self.set(key, value)
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Return whether all keys are there."""
+        return self._data.check([_bytes(key) for key in keys])
+
+    def wait(self, keys: Sequence[str], timeout: object = None) -> None:  # noqa: ARG002 - torch's signature
+        """Return if all keys are there.
+
+        Args:
+            keys: The keys.
+            timeout: Not used: nobody else can set them.
+
+        Raises:
+            StoreTimeoutError: One is missing.
+        """
+        for key in keys:
+            if not self.check([key]):
+                raise _missing(key)
+
+    def delete_key(self, key: str) -> bool:
+        """Remove a key and return whether it was there."""
+        return self._data.delete_key(_bytes(key))
+
+    def num_keys(self) -> int:
+        """Return the number of keys."""
+        return self._data.num_keys()
+
+
+def _bytes(text: str | bytes) -> bytes:
+    return text if isinstance(text, bytes) else text.encode()
+
+
+def _missing(key: str) -> Exception:
+    from elastic_run.store.wire import StoreTimeoutError  # noqa: PLC0415 - only on the way to an error
+
+    return StoreTimeoutError(f"key {key!r} is not in the store of this round, and no other node could set it")

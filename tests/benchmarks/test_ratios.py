@@ -1,0 +1,102 @@
+"""The figures that must not slip, with bounds that a busy machine holds too; `make bench` has the exact ones."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.benchmarks import detection, meetings, memory, orphans, start, tee
+from tests.benchmarks.comparison import interleave
+from tests.benchmarks.installation import Installation, install
+from tests.support.torchrun import with_hosts_file, write_hosts_file
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def installation(tmp_path_factory: pytest.TempPathFactory) -> Installation:
+    """elastic-run as users have it, and torchrun where its look-ups don't stall."""
+    directory: Path = tmp_path_factory.mktemp("benchmarks")
+    made = install(directory)
+    torchrun = tuple(with_hosts_file(made.torchrun, write_hosts_file(directory)))
+    return Installation(made.directory, made.python, made.elastic_run, torchrun)
+
+
+def test_two_workers_start_in_a_fifth_of_the_time(installation: Installation) -> None:
+    """The last of two workers runs its first line in at most a fifth of torchrun's time."""
+    start.start_workers(installation, "elastic-run", 2)
+    starts = interleave(
+        {
+            "elastic-run": lambda: start.start_workers(installation, "elastic-run", 2),
+            "torchrun": lambda: start.start_workers(installation, "torchrun", 2),
+        },
+        rounds=3,
+        times={"elastic-run": 3},
+    )
+    assert starts.ratio("elastic-run", "torchrun").value <= 0.2
+
+
+def test_many_workers_start_almost_as_fast_as_from_a_loop(installation: Installation) -> None:
+    """The last of 32 workers runs its first line in at most twice the time that a bare loop takes."""
+    starts = interleave(
+        {
+            "elastic-run": lambda: start.start_workers(installation, "elastic-run", 32),
+            "floor": lambda: start.start_bare(installation, 32),
+        },
+        rounds=5,
+    )
+    assert starts.ratio("elastic-run", "floor").value <= 2.0
+
+
+def test_launcher_is_small_and_idle(installation: Installation) -> None:
+    """Launcher and guardian take at most 30 MB together, and sleep while their workers do."""
+    megabytes, wakes = memory.idle_figures(installation, "elastic-run", idle=2.0)
+    assert megabytes <= 30
+    assert wakes <= 4
+
+
+def test_launcher_never_imports_what_is_heavy(installation: Installation) -> None:
+    """A job starts and ends without torch, asyncio, multiprocessing and their like in the launcher."""
+    assert not memory.forbidden_imports(installation)
+
+
+def test_death_is_answered_at_once(installation: Installation) -> None:
+    """A worker's death ends the job, siblings and all, in at most 200 ms."""
+    assert median(detection.end_after_death(installation, "elastic-run", 2) for _ in range(7)) <= 200
+
+
+def test_restart_takes_no_longer_than_a_start(installation: Installation) -> None:
+    """The last of two restarted workers runs its first line at most 300 ms after the death."""
+    assert median(detection.restart_after_death(installation, "elastic-run") for _ in range(5)) <= 300
+
+
+def test_a_line_is_on_the_console_at_once(installation: Installation) -> None:
+    """A tee'd line is on the console within 50 ms."""
+    assert median(tee.line_latency(installation, "elastic-run") for _ in range(3)) <= 50
+
+
+@pytest.mark.parametrize("sink", ["pipe", "terminal", "file"])
+def test_tee_keeps_every_line(installation: Installation, sink: str) -> None:
+    """Of output that cuts lines anywhere every line comes to the console whole and once, and to the log files."""
+    flood = tee.flood(installation, "elastic-run", sink, 10, pause=5)
+    assert flood.damage == tee.Damage(lost=0, repeated=0, cut=0)
+    assert flood.is_log_whole
+
+
+def test_killed_launcher_leaves_nothing(installation: Installation) -> None:
+    """Two seconds after SIGKILL of the launcher nothing that it started lives."""
+    assert None not in [orphans.seconds_to_empty(installation, "elastic-run") for _ in range(5)]
+
+
+def test_workers_meet_while_ports_are_taken(installation: Installation) -> None:
+    """Start after start the workers meet at the master's address, while other programs take and release ports."""
+    with meetings.busy_ports(installation):
+        assert [meetings.failure_of_start(installation) for _ in range(20)] == [""] * 20
+
+
+def test_workers_meet_when_one_is_late(installation: Installation) -> None:
+    """A rank that comes late finds the others waiting, restart after restart."""
+    assert meetings.rounds_met(installation, 5) == 6

@@ -1,0 +1,6 @@
+"""A directory that is run as a script."""
+
+from tests.parity.programs.observation import observe_and_end
+
+if __name__ == "__main__":
+    observe_and_end()

@@ -1,0 +1,301 @@
+"""The same words and variables through torch's parser and through both of ours: the namespaces must be equal.
+
+Where ours differs on purpose, the case stands in `DIFFERENCES` with the reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from torch.distributed.launch import parse_args as torch_launch_parse_args
+from torch.distributed.run import get_args_parser as torch_get_args_parser
+
+from elastic_run import launch as legacy
+from elastic_run.command_line import match_abbreviation
+from elastic_run.flags import FLAGS
+from elastic_run.run import get_args_parser, parse_args
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: What a parser makes of a command line that it doesn't take.
+REFUSED = "refused"
+
+#: Words, and variables as NAME=VALUE in front of them.
+CASES = """
+train.py
+train.py a b c
+train.py --epochs 3 -x --not-ours
+train.py --nnodes 7
+train.py --nnodes=3:1 --standalone
+train.py -- a b
+train.py a -- b
+train.py -- -- b
+-- train.py a
+-- train.py -- a
+-- -- train.py
+-- --train.py
+-
+- -a
+-1 -2
+train.py ${local_rank} --rank=${local_rank}
+train_${local_rank}.py
+--nnodes 2 train.py
+--nnodes=1:4 train.py
+--nnodes 1:1 train.py
+--nproc-per-node 2 train.py
+--nproc_per_node 2 train.py
+--nproc-per-node=auto train.py
+--nproc_per_node=gpu train.py
+--rdzv-backend c10d --rdzv-endpoint h:1 --rdzv-id j train.py
+--rdzv_backend c10d --rdzv_endpoint h:1 --rdzv_id j train.py
+--rdzv-conf a=1,b=2 train.py
+--rdzv_conf=timeout=5,read_timeout=6 train.py
+--rdzv-endpoint= train.py
+--standalone train.py
+--standalone --standalone train.py
+--max-restarts 3 --monitor-interval 5 train.py
+--max_restarts=3 --monitor_interval=0.25 train.py
+--start-method fork train.py
+--start_method forkserver train.py
+--event-log-handler console --role trainer train.py
+--event_log_handler=console --role= train.py
+--role=a=b train.py
+-m package.module --x
+--module package.module --x
+--no-python ./tool -x
+--no_python ./tool -x
+--run-path /a/train.py
+--run_path /a/train.py
+-m --no-python x
+--log-dir logs -r 3 -t 0:1,1:2 train.py
+--log_dir logs --redirects 3 --tee 1 train.py
+-r3 -t2 train.py
+-r=3 -t=2 train.py
+-mr3 package.module
+-mr 3 package.module
+-mt3 package.module
+-mm package.module
+--local-ranks-filter 0,1 train.py
+--local_ranks_filter=0 train.py
+--duplicate-stdout-filters a,b,,c --duplicate-stderr-filters d train.py
+--duplicate_stdout_filters=a --duplicate_stderr_filters=,, train.py
+--node-rank 1 --master-addr h --master-port 29501 train.py
+--node_rank=1 --master_addr=h --master_port=29501 train.py
+--local-addr 10.0.0.1 train.py
+--local_addr=fe80::1 train.py
+--logs-specs mine train.py
+--logs_specs mine train.py
+--numa-binding node train.py
+--numa_binding core-complex train.py
+--signals-to-handle SIGTERM,SIGUSR1 train.py
+--signals_to_handle=SIGINT train.py
+--shutdown-timeout 5 train.py
+--shutdown_timeout=0 train.py
+--virtual-local-rank train.py
+--virtual_local_rank train.py
+--tee 1 --tee 2 train.py
+--nno 2 train.py
+--nproc-per 2 train.py
+--nproc_p 2 train.py
+--red=3 train.py
+--st train.py
+--stan train.py
+--monitor-i 1 train.py
+--max-r 1 train.py
+--master-p 1 train.py
+--virtual-l train.py
+--node-r 1 train.py
+--no-p ./tool
+--nod
+--r 3 train.py
+--m train.py
+--l x train.py
+--log x train.py
+--nnodes
+--nnodes --standalone train.py
+--role -x train.py
+-r -- train.py
+--standalone=1 train.py
+-mx train.py
+-m=1 train.py
+--
+--standalone
+--unknown train.py
+--unknown=3 train.py
+-x train.py
+--max-restarts x train.py
+--monitor-interval x train.py
+--master-port x train.py
+--node-rank 1.5 train.py
+--shutdown-timeout 1.5 train.py
+--start-method thread train.py
+--numa-binding other train.py
+PET_NNODES=1:2 train.py
+PET_NNODES=1:2 --nnodes 3 train.py
+PET_NPROC_PER_NODE=4 train.py
+PET_RDZV_BACKEND=c10d PET_RDZV_ENDPOINT=h:1 PET_RDZV_ID=j PET_RDZV_CONF=a=1 train.py
+PET_STANDALONE=1 train.py
+PET_STANDALONE=0 train.py
+PET_STANDALONE=0 --standalone train.py
+PET_MODULE=1 PET_NO_PYTHON=1 PET_RUN_PATH=1 PET_VIRTUAL_LOCAL_RANK=1 train.py
+PET_MAX_RESTARTS=3 PET_MONITOR_INTERVAL=2 PET_START_METHOD=fork train.py
+PET_LOG_DIR=x PET_REDIRECTS=1 PET_TEE=2 PET_LOCAL_RANKS_FILTER=0 train.py
+PET_DUPLICATE_STDOUT_FILTERS=a,b PET_DUPLICATE_STDERR_FILTERS=c train.py
+PET_NODE_RANK=2 PET_MASTER_ADDR=h PET_MASTER_PORT=3 PET_LOCAL_ADDR=l train.py
+PET_SIGNALS_TO_HANDLE=SIGINT PET_SHUTDOWN_TIMEOUT=4 PET_ROLE=r PET_EVENT_LOG_HANDLER=console train.py
+PET_LOGS_SPECS=x PET_NUMA_BINDING=node train.py
+PET_MAX_RESTARTS=x train.py
+PET_MAX_RESTARTS=x --max-restarts 2 train.py
+PET_MASTER_PORT= train.py
+PET_STANDALONE=x train.py
+PET_STANDALONE=2 train.py
+""".strip().splitlines()
+
+#: Ours is a line for what torch passes on into a traceback later, or ignores.
+_CHECKED = "a value is checked when it is read, not after half of the launch"
+_VARIABLE = "torch forgets to check the choices of variables"
+_SPELLINGS = "to argparse two spellings of one flag can be ambiguous; to us never"
+_UNREAD = "words of the script are not ours to read; argparse can find them ambiguous"
+DIFFERENCES = {
+    "--nnodes 3:1 train.py": _CHECKED,
+    "--nnodes 0 train.py": _CHECKED,
+    "--nproc-per-node 8x train.py": _CHECKED,
+    "--nproc-per-node 0 train.py": _CHECKED,
+    "--max-restarts -1 train.py": _CHECKED,
+    "--monitor-interval nan train.py": _CHECKED,
+    "--shutdown-timeout -5 train.py": _CHECKED,
+    "--master-port 70000 train.py": _CHECKED,
+    "--node-rank -1 train.py": _CHECKED,
+    "--rdzv-conf a train.py": _CHECKED,
+    "--redirects 7 train.py": _CHECKED,
+    "-tr3 package.module": _CHECKED,
+    "--local-ranks-filter x train.py": _CHECKED,
+    "--signals-to-handle SIGFOO train.py": _CHECKED,
+    "PET_NNODES= train.py": _CHECKED,
+    "PET_START_METHOD=thread train.py": _VARIABLE,
+    "--max 1 train.py": _SPELLINGS,
+    "--mon 1 train.py": _SPELLINGS,
+    "--nproc 2 train.py": _SPELLINGS,
+    "--nod 1 train.py": _SPELLINGS,
+    "--v train.py": _SPELLINGS,
+    "train.py --r --max --no": _UNREAD,
+}
+#: What those of them that we understand mean, in words that torch understands too.
+MEANINGS = {
+    "--max 1 train.py": "--max-restarts 1 train.py",
+    "--mon 1 train.py": "--monitor-interval 1 train.py",
+    "--nproc 2 train.py": "--nproc-per-node 2 train.py",
+    "--nod 1 train.py": "--node-rank 1 train.py",
+    "--v train.py": "--virtual-local-rank train.py",
+    "train.py --r --max --no": "-- train.py --r --max --no",
+}
+
+
+def parse_with_torch(environ: dict[str, str], words: list[str]) -> object:
+    """Return torch's namespace as a dictionary, or REFUSED."""
+    return outcome(lambda: torch_get_args_parser().parse_args(words), environ)
+
+
+def outcome(parse: Callable[[], Any], environ: dict[str, str]) -> object:
+    """Parse with variables set and with nothing printed."""
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(io.StringIO()):
+        for name in [name for name in os.environ if name.startswith("PET_")]:
+            patch.delenv(name)
+        for name, value in environ.items():
+            patch.setenv(name, value)
+        try:
+            return vars(parse())
+        except (SystemExit, ValueError):
+            return REFUSED
+
+
+def split(case: str) -> tuple[dict[str, str], list[str]]:
+    """Separate the variables in front from the words."""
+    words = case.split()
+    variables = [word for word in words if word.startswith("PET_")]
+    return dict(word.split("=", 1) for word in variables), words[len(variables) :]
+
+
+def without_ours(namespace: object) -> object:
+    """Leave out what torchrun hasn't got, which must have its default."""
+    if not isinstance(namespace, dict):
+        return namespace
+    ours = {flag.dest: flag.default for flag in FLAGS if flag.is_ours and flag.dest != "version"}
+    assert {name: namespace[name] for name in ours} == ours
+    return {name: value for name, value in namespace.items() if name not in ours}
+
+
+def assert_equal(ours: object, torchs: object) -> None:
+    """Compare values and their types."""
+    assert ours == torchs
+    if isinstance(ours, dict) and isinstance(torchs, dict):
+        assert {name: type(value) for name, value in ours.items()} == {n: type(v) for n, v in torchs.items()}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_command_line_means_the_same(case: str) -> None:
+    """Torch's parser, ours, and our argparse parser make the same of a command line and its variables."""
+    environ, words = split(case)
+    expected = parse_with_torch(environ, words)
+    assert_equal(without_ours(outcome(lambda: parse_args(words), environ)), expected)
+    assert_equal(without_ours(outcome(lambda: get_args_parser().parse_args(words), environ)), expected)
+
+
+@pytest.mark.parametrize("case", DIFFERENCES)
+def test_a_difference_is_one_of_those_that_we_want(case: str) -> None:
+    """What is listed as different is different: bad values are refused, and some refused words are understood."""
+    environ, words = split(case)
+    torchs = parse_with_torch(environ, words)
+    ours = outcome(lambda: parse_args(words), environ)
+    if DIFFERENCES[case] in {_CHECKED, _VARIABLE}:
+        assert torchs != REFUSED
+        assert ours == REFUSED
+    else:
+        assert without_ours(ours) == parse_with_torch(*split(MEANINGS[case]))
+
+
+BEGINNINGS = sorted(
+    {
+        option[:length]
+        for option in torch_get_args_parser()._option_string_actions
+        if option.startswith("--")
+        for length in range(3, len(option) + 1)
+    }
+)
+
+
+def test_every_abbreviation_means_the_same() -> None:
+    """For each beginning of each of torchrun's flags ours finds the same flags, however many of ours begin so too."""
+    parser = torch_get_args_parser()
+    argparse_parser = get_args_parser()
+    assert len(BEGINNINGS) > 250
+    for prefix in BEGINNINGS:
+        expected = {match[0].dest for match in parser._get_option_tuples(prefix)}
+        assert {flag.dest for flag in match_abbreviation(prefix, FLAGS)} == expected, prefix
+        assert {match[0].dest for match in argparse_parser._get_option_tuples(prefix)} == expected, prefix
+
+
+def test_torch_has_no_flag_that_we_lack() -> None:
+    """Every spelling of torch's is one of ours and means the same flag."""
+    ours = {spelling: flag for flag in FLAGS for spelling in flag.spellings}
+    for option, action in torch_get_args_parser()._option_string_actions.items():
+        assert ours[option].dest == action.dest
+        assert not ours[option].is_ours
+        assert action.dest == "help" or ours[option].default == action.default
+
+
+@pytest.mark.parametrize(
+    "case", ["train.py --x", "--use-env train.py", "--use_env -m x y", "--use-e train.py", "-r 3 x"]
+)
+def test_the_legacy_front_door_reads_the_same(case: str) -> None:
+    """torch.distributed.launch's parser and ours make the same of a command line."""
+    words = case.split()
+    assert_equal(
+        without_ours(outcome(lambda: legacy.parse_args(words), {})),
+        outcome(lambda: torch_launch_parse_args(words), {}),  # type: ignore[no-untyped-call]  # torch's
+    )

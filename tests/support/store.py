@@ -1,0 +1,146 @@
+"""Stores for tests: raw connections to a server on the test's own loop, and a server that runs by itself in a thread."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from typing import TYPE_CHECKING
+
+from elastic_run.loop import Loop
+from elastic_run.store import wire
+from elastic_run.store.server import StoreServer, open_listener
+from tests.support.wait import DEADLINE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+NONCE = 0x1234
+LOOPBACK = "127.0.0.1"
+
+
+class Peer:
+    """A raw connection to a server on the same loop: no thread, nothing left to chance.
+
+    Args:
+        loop: The server's loop, which also reads this end.
+        port: The server's port.
+        greets: Whether to open the connection as a TCPStore client does.
+    """
+
+    def __init__(self, loop: Loop, port: int, *, greets: bool = True) -> None:
+        self.received = b""
+        self.is_closed = False
+        self._loop = loop
+        self.socket = socket.create_connection((LOOPBACK, port), timeout=DEADLINE)
+        self.socket.setblocking(False)
+        self.read_on()
+        if greets:
+            self.send(wire.encode_opening(NONCE))
+            assert self.take(4) == wire.U32.pack(NONCE)
+
+    def send(self, data: bytes) -> None:
+        """Send bytes; the loop turns while the server has to make room."""
+        left = memoryview(data)
+
+        def write() -> None:
+            nonlocal left
+            try:
+                left = left[self.socket.send(left) :]
+            except ConnectionError:
+                left = left[:0]
+
+        self._loop.add_writer(self.socket.fileno(), write)
+        self.turn_until(lambda: not left)
+        self._loop.remove_writer(self.socket.fileno())
+
+    def ask(self, operation: int, *fields: bytes | int) -> None:
+        """Send one message."""
+        self.send(wire.encode(operation, *fields))
+
+    def take(self, size: int) -> bytes:
+        """Turn the loop until so many bytes have come, and take them."""
+        self.turn_until(lambda: len(self.received) >= size or self.is_closed)
+        assert len(self.received) >= size, f"closed after {self.received!r}"
+        taken, self.received = self.received[:size], self.received[size:]
+        return taken
+
+    def take_string(self) -> bytes:
+        """Take a string."""
+        return self.take(wire.U64.unpack(self.take(8))[0])
+
+    def take_number(self) -> int:
+        """Take a number."""
+        number: int = wire.I64.unpack(self.take(8))[0]
+        return number
+
+    def wait_closed(self) -> bytes:
+        """Turn the loop until the server has closed the connection; returns what came before."""
+        self.turn_until(lambda: self.is_closed)
+        return self.received
+
+    def assert_silent(self) -> None:
+        """Assert that the server has sent nothing: a PING's reply is the first thing that comes."""
+        assert self.received == b""
+        self.send(bytes((wire.PING,)) + wire.U32.pack(77))
+        assert self.take(4) == wire.U32.pack(77)
+
+    def stop_reading(self) -> None:
+        """Leave what comes in the kernel's buffers."""
+        self._loop.remove_reader(self.socket.fileno())
+
+    def read_on(self) -> None:
+        """Read what comes."""
+        self._loop.add_reader(self.socket.fileno(), self._read)
+
+    def close(self) -> None:
+        """Hang up; harmless when closed."""
+        if self.socket.fileno() >= 0:
+            self.stop_reading()
+            self.socket.close()
+
+    def turn_until(self, is_done: Callable[[], bool]) -> None:
+        """Turn the loop until a condition holds."""
+        assert self._loop.run_until(is_done, self._loop.now() + DEADLINE), "not in time"
+
+    def _read(self) -> None:
+        try:
+            data = self.socket.recv(1 << 20)
+        except ConnectionResetError:
+            data = b""
+        self.received += data
+        if not data:
+            self.is_closed = True
+            self.stop_reading()
+
+
+class ServedStore:
+    """A store served by a loop in a thread of its own, for clients that block.
+
+    Attributes:
+        port: Where it is.
+        unknown: Operations that clients asked for and the server doesn't know.
+    """
+
+    def __init__(self) -> None:
+        self.unknown: list[int] = []
+        self._loop = Loop()
+        self._server = StoreServer(self._loop, open_listener(LOOPBACK), on_unknown_operation=self.unknown.append)
+        self.port = self._server.address[1]
+        self._is_over = False
+        self._thread = threading.Thread(target=self._loop.run_until, args=(lambda: self._is_over,))
+
+    def __enter__(self) -> ServedStore:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._loop.call_soon_threadsafe(self._end)
+        self._thread.join(DEADLINE)
+        self._server.close()
+        self._loop.close()
+
+    def _end(self) -> None:
+        self._is_over = True

@@ -1,0 +1,400 @@
+"""What is refused before anything is started, and what the job is made of when nothing is."""
+
+from __future__ import annotations
+
+import os
+import sys
+import uuid
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+import pytest
+from elastic_run.multiprocessing.logs import DefaultLogsSpecs, Std
+
+from elastic_run import contract
+from elastic_run import launch as legacy
+from elastic_run.configuration import RUN_PATH_CODE, choose_rendezvous, get_use_env, make_command, unique_id
+from elastic_run.preflight import check_arguments, find_notices, find_unserved, name_source, port_taken_message
+from elastic_run.rendezvous.errors import NotInThisReleaseError
+from elastic_run.run import (
+    config_from_args,
+    determine_local_world_size,
+    get_args_parser,
+    get_rdzv_endpoint,
+    main,
+    parse_args,
+    parse_min_max_nnodes,
+    run,
+)
+from elastic_run.validation import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Work in a directory with some scripts, and in a clean environment."""
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith(("PET_", "TORCHELASTIC_", "TORCH_ELASTIC_"))]:
+        monkeypatch.delenv(name)
+    for name in ("PYTHON_EXEC", "VIRTUAL_ENV", "CONDA_PREFIX"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    (tmp_path / "train.py").write_text("", encoding="utf-8")
+    (tmp_path / "tool").write_text("#!/bin/sh\n", encoding="utf-8")
+    (tmp_path / "tool").chmod(0o755)
+    (tmp_path / "plain").write_text("", encoding="utf-8")
+    (tmp_path / "package").mkdir()
+    (tmp_path / "application").mkdir()
+    (tmp_path / "application/__main__.py").write_text("", encoding="utf-8")
+    return tmp_path
+
+
+REFUSED: list[tuple[str, dict[str, str], str]] = [
+    ("--nnodes 0 train.py", {}, "--nnodes: '0' is not MIN[:MAX]"),
+    ("--nproc-per-node 8x train.py", {}, "--nproc-per-node: '8x' is not a number from 1 up"),
+    ("--nproc-per-node gpu train.py", {}, "--nproc-per-node: 'gpu', but "),
+    ("train.py", {"PET_NPROC_PER_NODE": "gpu"}, "PET_NPROC_PER_NODE: 'gpu', but "),
+    ("--rdzv-backend c10 train.py", {}, "--rdzv-backend: 'c10' is none of static, c10d, etcd, etcd-v2, etcd-v3, local"),
+    ("train.py", {"PET_RDZV_BACKEND": "c10"}, "PET_RDZV_BACKEND: 'c10' is none of "),
+    (
+        "--rdzv-backend c10d --rdzv-endpoint h:99999 train.py",
+        {},
+        "--rdzv-endpoint: rendezvous endpoint 'h:99999': port",
+    ),
+    ("--rdzv-endpoint host train.py", {}, "--rdzv-endpoint: 'host' has no port"),
+    ("--node-rank 1 --master-port 29500 train.py", {}, "--node-rank: 1 is not below the number of nodes"),
+    ("--standalone --nnodes 2 train.py", {}, "--standalone: is for one node, but --nnodes=2 wants 2 or more"),
+    (
+        "--redirects 2:1 --nproc-per-node 2 train.py",
+        {},
+        "--redirects: '2:1' names local rank 2, but there are 2 workers",
+    ),
+    ("--tee 1:1 train.py", {}, "--tee: '1:1' names local rank 1, but there is 1 worker here"),
+    ("--local-ranks-filter 0,3 train.py", {}, "--local-ranks-filter: '0,3' names local rank 3"),
+    ("train.py", {"PET_TEE": "1:1"}, "PET_TEE: '1:1' names local rank 1"),
+    ("--forward-signals SIGHUP train.py", {}, "--forward-signals: SIGHUP is in --signals-to-handle too"),
+    (
+        "train.py",
+        {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "-1"},
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT: '-1' is not a whole number",
+    ),
+    ("--event-log-handler consol train.py", {}, "--event-log-handler: 'consol' is none of null, console"),
+    ("--log-dir plain train.py", {}, "--log-dir: 'plain' is not a directory that can be written to"),
+    ("--log-dir plain/below train.py", {}, "--log-dir: 'plain/below' is not a directory that can be written to"),
+    ("--log-dir /proc/x/y train.py", {}, "--log-dir: '/proc/x/y' is not a directory that can be written to: /proc: "),
+    ("--logs-specs none train.py", {}, "--logs-specs: 'none' is no plug-in of the group torchrun.logs_specs ("),
+    ("--numa-binding node train.py", {"CUDA_VISIBLE_DEVICES": ""}, "--numa-binding: 'node' is impossible here: "),
+    ("trian.py", {}, "script 'trian.py' does not exist, did you mean 'train.py'?"),
+    ("train", {}, "script 'train' does not exist, did you mean 'train.py'?"),
+    ("package.module", {}, "script 'package.module' does not exist, did you mean -m package.module?"),
+    ("nowhere/train.py", {}, "script 'nowhere/train.py' does not exist"),
+    ("package", {}, "script 'package' is a directory without a __main__.py"),
+    ("--run-path package", {}, "script 'package' is a directory without a __main__.py"),
+    ("-m ./train.py", {}, "-m: './train.py' is not the name of a module; leave out -m"),
+    ("-m --no-python tool", {}, "--no-python: doesn't go with -m"),
+    ("--no-python nothing-of-this-name", {}, "--no-python: program 'nothing-of-this-name' is not on PATH"),
+    ("--no-python tool", {}, "--no-python: program 'tool' is not on PATH, did you mean './tool'?"),
+    ("--no-python ./plain", {}, "--no-python: program './plain' is not executable (chmod +x)"),
+    ("--no-python ./none", {}, "--no-python: program './none' does not exist"),
+    ("--no-python ./package", {}, "--no-python: './package' is a directory"),
+    ("train.py", {"PYTHON_EXEC": "/nowhere/python"}, "PYTHON_EXEC: '/nowhere/python' is not a program"),
+    ("train.py", {"PYTHON_EXEC": "./plain"}, "PYTHON_EXEC: './plain' is not a program"),
+]
+
+
+@pytest.mark.parametrize(("words", "environ", "named"), REFUSED)
+def test_what_cannot_be_started_is_answered_in_one_line(
+    words: str, environ: dict[str, str], named: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Bad input ends with 2 and one line on stderr that names the flag or variable, the value and what is allowed."""
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as ended:
+        main(words.split())
+    out, err = capsys.readouterr()
+    assert (ended.value.code, out) == (contract.EXIT_USAGE, "")
+    assert err.startswith(f"elastic-run: error: {named}")
+    assert err.count("\n") == 1
+    assert err.endswith("\n")
+
+
+def test_an_unreadable_script_is_refused(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script without permission to read is named (to root everything is readable, hence the stand-in)."""
+    monkeypatch.setattr(os, "access", lambda path, mode: not (str(path) == "train.py" and mode == os.R_OK))
+    with pytest.raises(UsageError, match=r"^script 'train.py' is not readable: no permission$"):
+        run(parse_args(["train.py"]))
+    assert place.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--nnodes 2 train.py", "--nnodes: '2': jobs of more than one node come with a later release"),
+        ("--nnodes 1:4 --rdzv-backend c10d train.py", "--nnodes: '1:4': jobs of more than one node"),
+        ("--rdzv-backend etcd train.py", "--rdzv-backend: 'etcd' comes with a later release"),
+        ("--rdzv-backend etcd-v3 --rdzv-endpoint h:2379 train.py", "--rdzv-backend: 'etcd-v3' comes with a later"),
+    ],
+)
+def test_what_this_release_cannot_do_has_a_code_of_its_own(
+    words: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A valid request without an engine is one clear line, the documented exit code, and an error to programs."""
+    with pytest.raises(SystemExit) as ended:
+        main(words.split())
+    err = capsys.readouterr().err
+    assert ended.value.code == contract.EXIT_NOT_IN_THIS_RELEASE
+    assert err.startswith(f"elastic-run: {said}")
+    assert err.count("\n") == 1
+    with pytest.raises(NotInThisReleaseError):
+        run(parse_args(words.split()))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "train.py",
+        "./train.py",
+        "-",
+        "application",
+        "train_${local_rank}.py",
+        "-m any.module",
+        "--no-python ./tool",
+        "--no-python sh -c true",
+        "--no-python ./tool_${local_rank}",
+        "--run-path --no-python -m train.py",
+        "--standalone --nnodes 1:4 train.py",
+        "--nnodes 1 --rdzv-backend c10d --rdzv-endpoint localhost:0 train.py",
+        "--nnodes 1:1 --master-port 29501 train.py",
+        "--rdzv-endpoint localhost:29501 train.py",
+        "--log-dir logs/deep/below train.py",
+        "--tee 0:3,1:2 --local-ranks-filter 1 --nproc-per-node 2 train.py",
+        "--forward-signals SIGHUP --signals-to-handle SIGTERM train.py",
+        "--event-log-handler console train.py",
+        "/dev/null",
+    ],
+)
+def test_what_can_be_started_passes_and_leaves_nothing_behind(words: str, place: Path) -> None:
+    """A good command line is served, and the look at the machine changes nothing on it."""
+    before = sorted(place.rglob("*"))
+    args = parse_args(words.split())
+    check_arguments(args, determine_local_world_size(args.nproc_per_node), os.environ)
+    choose_rendezvous(args)
+    assert find_unserved(args) is None
+    assert sorted(place.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "backend", "endpoint"),
+    [
+        ("train.py", "local", ""),
+        ("--standalone --rdzv-backend etcd --rdzv-endpoint h:1 --rdzv-id x train.py", "local", ""),
+        ("--standalone --master-port 29999 train.py", "local", ""),
+        ("--master-port 0 train.py", "local", ""),
+        ("--master-port 29999 train.py", "static", "127.0.0.1:29999"),
+        ("--master-addr localhost --master-port 29999 train.py", "static", "localhost:29999"),
+        ("--rdzv-endpoint localhost:29998 train.py", "static", "localhost:29998"),
+        ("--rdzv-backend c10d --rdzv-endpoint localhost:0 train.py", "c10d", "localhost:0"),
+        ("--nnodes 2 train.py", "static", "127.0.0.1:29500"),
+    ],
+)
+def test_a_single_node_becomes_a_standalone_job(words: str, backend: str, endpoint: str) -> None:
+    """Without an endpoint and a port one node needs no rendezvous; its job gets a unique id."""
+    args = parse_args(words.split())
+    choose_rendezvous(args)
+    assert (args.rdzv_backend, get_rdzv_endpoint(args)) == (backend, endpoint)
+    assert (args.rdzv_id != "none") == (backend == "local")
+    assert args.master_port
+
+
+def test_ids_have_the_form_of_a_random_uuid() -> None:
+    """Ids are unique and of version 4."""
+    ids = [unique_id() for _ in range(50)]
+    assert len(set(ids)) == 50
+    assert {(uuid.UUID(text).version, uuid.UUID(text).variant, str(uuid.UUID(text)) == text) for text in ids} == {
+        (4, uuid.RFC_4122, True)
+    }
+
+
+COMMANDS: list[tuple[str, list[str]]] = [
+    ("train.py --x 1", [sys.executable, "-u", "train.py", "--x", "1"]),
+    ("-m a.b --x ${local_rank}", [sys.executable, "-u", "-m", "a.b", "--x", "${local_rank}"]),
+    ("--no-python ./tool x", ["./tool", "x"]),
+    ("--run-path -m --no-python train.py x", [sys.executable, "-u", "-c", RUN_PATH_CODE, "train.py", "x"]),
+]
+
+
+@pytest.mark.parametrize(("words", "command"), COMMANDS)
+def test_the_command_of_the_workers(words: str, command: list[str]) -> None:
+    """Workers run the interpreter, the module, the program or the path, with the script's words untouched."""
+    program, args = make_command(parse_args(words.split()), {})
+    assert [program, *args] == command
+
+
+def test_python_exec_chooses_the_interpreter_but_not_under_run_path() -> None:
+    """PYTHON_EXEC is the workers' interpreter; --run-path promises the launcher's, and a line says so."""
+    environ = {"PYTHON_EXEC": "/opt/python"}
+    assert make_command(parse_args(["train.py"]), environ)[0] == "/opt/python"
+    args = parse_args(["--run-path", "train.py"])
+    assert make_command(args, environ)[0] == sys.executable
+    assert find_notices(args, environ) == [f"PYTHON_EXEC is not used with --run-path: workers run {sys.executable}"]
+    assert make_command(parse_args(["train.py"]), {"PYTHON_EXEC": ""})[0] == sys.executable
+
+
+def test_the_legacy_front_door_passes_the_local_rank() -> None:
+    """Without --use-env the local rank is the script's first argument."""
+    args = legacy.parse_args(["train.py", "--x"])
+    assert make_command(args, {})[1] == ["-u", "train.py", "--local-rank=${local_rank}", "--x"]
+    args = legacy.parse_args(["--use-env", "train.py", "--x"])
+    assert make_command(args, {})[1] == ["-u", "train.py", "--x"]
+    assert [get_use_env(legacy.parse_args(["s"])), get_use_env(parse_args(["s"]))] == [False, True]
+
+
+def test_the_legacy_front_door_refuses_programs_without_use_env() -> None:
+    """A program that isn't Python can't be expected to take --local-rank."""
+    with pytest.raises(UsageError, match=r"^--no-python: needs --use-env here"):
+        legacy.launch(legacy.parse_args(["--no-python", "./tool"]))
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "said"),
+    [
+        ("train.py", {}, None),
+        ("train.py", {"VIRTUAL_ENV": sys.prefix, "CONDA_PREFIX": "/opt/conda"}, None),
+        ("train.py", {"VIRTUAL_ENV": "/opt/venv"}, f"VIRTUAL_ENV is /opt/venv, but workers run {sys.executable}; "),
+        ("train.py", {"CONDA_PREFIX": "/opt/conda"}, "CONDA_PREFIX is /opt/conda, but workers run "),
+        ("train.py", {"CONDA_PREFIX": "/opt/conda", "PYTHON_EXEC": "/opt/conda/bin/python"}, None),
+        ("--no-python sh", {"VIRTUAL_ENV": "/opt/venv"}, None),
+        (
+            "--standalone --master-port 5 train.py",
+            {},
+            "--master-port=5 is not used: it belongs to --rdzv-backend=static",
+        ),
+        ("--rdzv-backend c10d --node-rank 1 train.py", {}, "--node-rank=1 is not used: "),
+        ("--rdzv-backend c10d --master-addr h train.py", {}, "--master-addr=h is not used: "),
+        ("--master-addr localhost --master-port 5 train.py", {}, None),
+    ],
+)
+def test_what_the_user_should_know_is_one_line(words: str, environ: dict[str, str], said: str | None) -> None:
+    """A wrong interpreter and flags without effect are told, nothing else is."""
+    notices = find_notices(parse_args(words.split()), environ)
+    assert len(notices) == (said is not None)
+    assert said is None or notices[0].startswith(said)
+
+
+CONFIG = "--nproc-per-node 2 --max-restarts 3 --restart-window 5/1h --min-uptime 1m --no-restart-exit-codes 3,64-65"
+CONFIG += " --max-backoff 0 --forward-signals SIGUSR1 --worker-store torch --no-capture --role r --shutdown-timeout 7"
+CONFIG += " --rdzv-conf timeout=5,a=b --master-port 29999 --log-line-prefix-template [${rank}] --local-addr h"
+CONFIG += " --tee 0:3 --redirects 1 --local-ranks-filter 0,1 --duplicate-stdout-filters a,b --virtual-local-rank"
+
+
+def test_a_command_line_becomes_a_configuration() -> None:
+    """Every flag reaches its field, torch's and ours."""
+    config, program, args = config_from_args(parse_args([*CONFIG.split(), "train.py", "x"]))
+    assert (program, args) == (sys.executable, ["-u", "train.py", "x"])
+    assert (config.min_nodes, config.max_nodes, config.nproc_per_node, config.max_restarts) == (1, 1, 2, 3)
+    assert (config.rdzv_backend, config.rdzv_endpoint) == ("static", "127.0.0.1:29999")
+    assert config.rdzv_configs == {"timeout": "5", "a": "b", "rank": 0}
+    assert (config.role, config.shutdown_timeout, config.local_addr, config.run_id) == ("r", 7, "h", "none")
+    assert (config.log_line_prefix_template, config.virtual_local_rank) == ("[${rank}]", True)
+    assert (config.duplicate_stdout_filters, config.duplicate_stderr_filters) == (["a", "b"], [])
+    assert (config.forward_signals, config.worker_store, config.capture) == ("SIGUSR1", "torch", False)
+    policy = config.restart_policy
+    assert policy is not None
+    assert (policy.max_restarts, policy.window_count, policy.window_seconds, policy.min_uptime) == (3, 5, 3600.0, 60.0)
+    assert (policy.no_restart_exit_codes, policy.max_backoff) == (frozenset({3, 64, 65}), 0.0)
+
+
+def test_the_prefix_template_may_come_from_torchs_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The flag wins over TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE."""
+    monkeypatch.setenv("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "[${rank}]")
+    assert config_from_args(parse_args(["s"]))[0].log_line_prefix_template == "[${rank}]"
+    args = parse_args(["--log-line-prefix-template", ">", "s"])
+    assert config_from_args(args)[0].log_line_prefix_template == ">"
+
+
+def test_several_workers_get_one_thread_each(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """OMP_NUM_THREADS becomes 1 for more than one worker unless it is set, and one line says so."""
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    config_from_args(parse_args(["s"]))
+    assert "OMP_NUM_THREADS" not in os.environ
+    config_from_args(parse_args(["--nproc-per-node=2", "s"]))
+    assert os.environ["OMP_NUM_THREADS"] == "1"
+    assert capsys.readouterr().err.count("\n") == 1
+    monkeypatch.setenv("OMP_NUM_THREADS", "8")
+    config_from_args(parse_args(["--nproc-per-node=2", "s"]))
+    assert os.environ["OMP_NUM_THREADS"] == "8"
+
+
+def test_a_namespace_of_argparse_is_taken_and_completed() -> None:
+    """Programs that parse with a parser, even torch's older one, get the defaults for the flags that it lacks."""
+    namespace = get_args_parser().parse_args(["--nproc_per_node=3", "train.py"])
+    del namespace.restart_window, namespace.worker_store
+    config, _, _ = config_from_args(namespace)
+    assert (config.nproc_per_node, config.worker_store) == (3, "auto")
+
+
+class Plugin(DefaultLogsSpecs):
+    """A plug-in for the next test."""
+
+
+def make_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pretend that a package with two plug-ins is installed, the second of them broken."""
+    rows = (("mine", f"{__name__}:Plugin"), ("broken", "no_module_of_this_name:x"))
+    points = metadata.EntryPoints(
+        metadata.EntryPoint(name, value, contract.LOGS_SPECS_ENTRY_POINTS) for name, value in rows
+    )
+    monkeypatch.setattr(metadata, "entry_points", lambda **_: points)
+    monkeypatch.setitem(sys.modules, __name__, sys.modules[Plugin.__module__])
+
+
+def test_a_logs_specs_plugin_is_loaded_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """--logs-specs takes the class of an installed plug-in; a broken one and an unknown one are told."""
+    make_entry_points(monkeypatch)
+    config, _, _ = config_from_args(parse_args(["--logs-specs=mine", "--tee=3", "s"]))
+    assert type(config.logs_specs).__name__ == "Plugin"
+    with pytest.raises(
+        UsageError, match=r"^--logs-specs: plug-in 'broken' \(no_module.*\) can't be loaded: ModuleNotF"
+    ):
+        config_from_args(parse_args(["--logs-specs=broken", "s"]))
+    with pytest.raises(UsageError, match=r"^--logs-specs: 'other' is no plug-in of the group .* \(broken, mine\)$"):
+        config_from_args(parse_args(["--logs-specs=other", "s"]))
+
+
+@pytest.mark.parametrize("text", ["0", "1", "2", "3", "0:1", "0:3,1:0,12:2"])
+def test_what_the_command_line_takes_for_output_std_takes_too(text: str) -> None:
+    """The check of --tee and --redirects lets pass what Std.from_str reads."""
+    Std.from_str(parse_args([f"--tee={text}", "s"]).tee)
+
+
+@pytest.mark.parametrize(("text", "expected"), [("1", (1, 1)), ("1:4", (1, 4))])
+def test_nnodes_are_read(text: str, expected: tuple[int, int]) -> None:
+    """MIN[:MAX] becomes two numbers."""
+    assert parse_min_max_nnodes(text) == expected
+
+
+@pytest.mark.parametrize("call", [lambda: parse_min_max_nnodes("1:2:3"), lambda: determine_local_world_size("no")])
+def test_programs_get_errors_of_torchs_classes(call: Callable[[], object]) -> None:
+    """What torch raises as ValueError or RuntimeError can be caught as both."""
+    with pytest.raises(ValueError, match=r"^--n.*: '(1:2:3|no)' is not"):
+        call()
+    with pytest.raises(RuntimeError, match=r"^--n.*: '(1:2:3|no)' is not"):
+        call()
+
+
+def test_a_taken_port_names_its_owner() -> None:
+    """The line for a taken port says who has it, if that is known, and what to do."""
+    assert port_taken_message(29500, "pid 7 (python)").startswith("--master-port: 29500 is taken by pid 7 (python); ")
+    assert port_taken_message(29500, None).startswith("--master-port: 29500 is taken; ")
+
+
+def test_the_source_of_a_value_is_named() -> None:
+    """The variable is named where the value is the variable's, the flag otherwise."""
+    args = parse_args(["--tee", "3", "s"])
+    assert name_source("--tee: no", args, {"PET_TEE": "3"}) == "PET_TEE: no"
+    assert name_source("--tee: no", args, {"PET_TEE": "2"}) == "--tee: no"
+    assert name_source("script 'x': no", args, {}) == "script 'x': no"

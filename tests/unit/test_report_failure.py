@@ -1,0 +1,318 @@
+"""The closing report, as a tired person reads it."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elastic_run import contract
+from elastic_run.core.rootcause import ExceptionText
+from elastic_run.report import Attempt, Ending, OomKills, render
+from elastic_run.report.text import columns
+from tests.support.endings import NOON, STDERR, captured, ending, stopped, worker_end
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+GARBAGE = "\x00\xff\x1b[2J\x07\u202e日本語\r" * 500
+
+
+@pytest.fixture(autouse=True)
+def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Show times in UTC."""
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+def report(job: Ending) -> str:
+    """Return a report as one text."""
+    return "\n".join(render(job))
+
+
+def test_the_whole_report_of_a_job_that_was_tried_three_times() -> None:
+    """Cause, trace, others, earlier attempts, logs: each line as it is meant to be."""
+    root = worker_end(1, 1, captured("value_error"), restart_count=2, log_file="/logs/job7_x/attempt_2/1/stderr.log")
+    job = ending(
+        root,
+        worker_end(0, 1, captured("gloo_peer_failed"), after=0.21),
+        *stopped(2, 3, 4, 5, 6, 7),
+        restarts_used=2,
+        max_restarts=2,
+        log_dir="/logs/job7_x",
+        failure_file="/logs/job7_x/failure.json",
+        attempts=(
+            Attempt(restart_count=0, root=worker_end(3, -9), started_at=NOON, uptime=11220.0),
+            Attempt(restart_count=1, root=root, started_at=NOON, uptime=12.9),
+        ),
+    )
+    assert (
+        report(job)
+        == """\
+-- elastic-run: train.py failed after 2 restarts ---------------- exit code 1 --
+cause    rank 1 on gpu07 (local rank 1, pid 4701) failed with exit code 1
+         at 2026-11-20 10:11:12.047, 12.3 s after its start, attempt 2
+         ValueError: loss is not finite: 3
+trace    /home/anna/project/value_error.py:8 in <module>
+           main()
+         /home/anna/project/value_error.py:2 in main
+           loss = compute(3)
+         /home/anna/project/value_error.py:5 in compute
+           raise ValueError(f"loss is not finite: {x}")
+others   rank 0 failed as a consequence 0.21 s later: Connection closed by pe...
+         ranks 2-7 were stopped
+before   attempt 0 failed after 3 h 07 min: rank 3 was killed by SIGKILL
+         attempt 1 failed after 12.9 s: rank 1 in the same way
+logs     /logs/job7_x
+         rank 1: attempt_2/1/stderr.log, all of this: failure.json"""
+    )
+
+
+def test_the_whole_report_of_a_worker_that_the_oom_killer_ended() -> None:
+    """Without an exception the last lines of stderr stand there, and the kernel's counter makes the hint sure."""
+    job = ending(
+        worker_end(3, -9, "step 1\n\x1b[31mstep 2\x1b[0m\n\n"),
+        worker_end(0, 1, captured("gloo_peer_killed"), after=0.03),
+        *stopped(1, 2),
+        *stopped(4, exitcode=-9),
+        worker_end(5, 0, after=-2.0),
+        oom_kills=OomKills(1, 1),
+    )
+    assert (
+        report(job)
+        == """\
+-- elastic-run: train.py failed ------------------------------- exit code 137 --
+cause    rank 3 on gpu07 (local rank 3, pid 4703) was killed by SIGKILL
+         at 2026-11-20 10:11:12.047, 12.3 s after its start
+stderr   step 1
+         step 2
+others   rank 0 failed as a consequence 0.03 s later: Read error [127.0.0.1]:...
+         rank 4 did not stop in time and was killed
+         ranks 1-2 were stopped
+         rank 5 had ended with exit code 0
+logs     none kept; --log-dir DIR -r 3 (or -t 3) keeps them
+hint     The kernel's OOM killer ended it: the job's memory limit is reached.
+         Use a smaller batch or fewer DataLoader workers, or ask for more
+         memory."""
+    )
+
+
+def test_the_whole_report_of_the_same_import_error_twice() -> None:
+    """Our own verdict is told beside the cause, and all ranks that failed alike share a line."""
+    text = 'Traceback (most recent call last):\n  File "/p/train.py", line 3, in <module>\n    import flash_attn\n'
+    text += "ModuleNotFoundError: No module named 'flash_attn'\n"
+    ends = [worker_end(rank, 1, text, after=rank / 100) for rank in range(8)]
+    job = ending(
+        *ends,
+        verdict="repeated_failure",
+        exit_code=202,
+        restarts_used=1,
+        detail="the same error of the program twice: a restart can't help",
+        attempts=(Attempt(restart_count=0, root=ends[2], started_at=NOON, uptime=1.2),),
+    )
+    assert (
+        report(job)
+        == """\
+-- elastic-run: train.py failed again in the same way --------- exit code 202 --
+cause    rank 0 on gpu07 (local rank 0, pid 4700) failed with exit code 1
+         at 2026-11-20 10:11:12.047, 12.3 s after its start
+         ModuleNotFoundError: No module named 'flash_attn'
+trace    /p/train.py:3 in <module>
+           import flash_attn
+others   ranks 1-7 failed in the same way 0.07 s later
+before   attempt 0 failed after 1.2 s: rank 2 in the same way
+verdict  the same error of the program twice: a restart can't help
+logs     none kept; --log-dir DIR -r 3 (or -t 3) keeps them
+hint     The workers' Python can't find that module: activate the environment
+         that has it (PYTHON_EXEC names another interpreter), or add its
+         directory to PYTHONPATH."""
+    )
+
+
+def test_a_stop_by_signal_takes_two_lines() -> None:
+    """Whoever sent the signal knows why; there is nothing to explain."""
+    job = ending(*stopped(*range(8)), verdict="signal", exit_code=143, signal=15)
+    assert (
+        report(job)
+        == """\
+-- elastic-run: train.py was stopped by SIGTERM --------------- exit code 143 --
+workers  ranks 0-7 were stopped"""
+    )
+
+
+def test_a_verdict_without_a_worker_is_told_by_its_sentence() -> None:
+    """Where no worker failed, the cause is what the launcher says."""
+    job = ending(verdict="rendezvous", exit_code=201, detail="7 of 8 nodes joined within 600 s; missing: gpu03")
+    assert (
+        report(job)
+        == """\
+-- elastic-run: train.py: the nodes could not come together --- exit code 201 --
+cause    7 of 8 nodes joined within 600 s; missing: gpu03"""
+    )
+
+
+def test_success_needs_no_report() -> None:
+    """A job that went well ends in silence."""
+    assert render(ending(worker_end(0, 0), verdict="success", exit_code=0)) == []
+
+
+def test_an_unkillable_worker_is_named_with_what_it_waits_for() -> None:
+    """The pid and the kernel function tell an administrator where to look."""
+    job = ending(
+        worker_end(0, 1, captured("value_error")),
+        verdict="unkillable_worker",
+        exit_code=203,
+        survivors=((4711, "nfs_wait_bit_killable"), (4712, ""), (4713, "x"), (4714, "y")),
+    )
+    text = report(job)
+    assert (
+        "stuck    pid 4711 sleeps in the kernel in nfs_wait_bit_killable\n         pid 4712 sleeps in the ker" in text
+    )
+    assert "... (4 in all)" in text
+    assert "look at dmesg" in text
+
+
+def test_an_unreadable_error_file_is_one_clause() -> None:
+    """A remark on the worker stands under its cause."""
+    job = ending(worker_end(0, 1, captured("value_error"), remark="its error.json is not valid JSON"))
+    assert "         its error.json is not valid JSON\n         ValueError" in report(job)
+
+
+def test_a_cause_is_told_unless_it_is_a_member_of_the_group_below() -> None:
+    """A chained exception names what it was raised from; a group lists its members in the trace."""
+    assert "caused by ConfigError: config.json can't be read" in report(ending(worker_end(0, 1, captured("chained"))))
+    group = report(ending(worker_end(0, 1, captured("group"))))
+    assert "caused by" not in group
+    assert "           | OSError: [Errno 5] Input/output error" in group
+
+
+def test_a_library_s_frames_give_way_to_the_user_s_own() -> None:
+    """The user's line and the innermost two stand there, with dots for what was left out."""
+    text = report(ending(worker_end(0, 1, captured("clients_missing"))))
+    assert "trace    /home/anna/project/late.py:2 in <module>" in text
+    assert "         ...\n         torch/distributed/rendezvous.py:280 in _env_rendezvous_handler" in text
+    assert "c10d_logger" not in text
+
+
+def test_a_cpp_exception_without_frames_shows_the_end_of_stderr() -> None:
+    """Where there is no traceback, the last lines are the evidence."""
+    assert "stderr   terminate called" in report(ending(worker_end(0, -6, captured("terminate"))))
+
+
+def test_a_worker_that_said_nothing_is_told_so() -> None:
+    """An empty stderr is a fact, too."""
+    assert "stderr   (nothing was kept)" in report(ending(worker_end(0, 3)))
+
+
+def test_a_message_of_many_lines_shows_its_head_and_tail() -> None:
+    """The first lines and the last of a long message are kept."""
+    message = "\n".join(f"line {number}" for number in range(50))
+    text = f'Traceback (most recent call last):\n  File "t.py", line 1, in f\n    g()\nRuntimeError: {message}\n'
+    root = worker_end(0, 1)
+    lines = render(ending(worker_end(0, 1, text[: text.index("line 20")])))
+    assert "         RuntimeError: line 0" in lines
+    assert lines[lines.index("         RuntimeError: line 0") + 2] == "         ..."
+    assert root.exception is None
+
+
+def test_a_very_long_message_keeps_its_head_and_tail() -> None:
+    """Ten megabytes in one line become three lines, the ends of which are the message's."""
+    text = (
+        f'Traceback (most recent call last):\n  File "t.py", line 1, in f\n    g()\nRuntimeError: {"x" * 200} the end\n'
+    )
+    lines = render(ending(worker_end(0, 1, text.replace("x" * 200, "head " + "x" * 10_000))))
+    said = [line for line in lines if "RuntimeError" in line or "the end" in line]
+    assert "RuntimeError: head" in said[0]
+    assert said[-1].endswith("the end")
+
+
+def test_attempts_that_failed_alike_share_a_line() -> None:
+    """Ten attempts take three lines at most."""
+    one, other = worker_end(1, -11), worker_end(0, 1, captured("value_error"))
+    roots = [one, one, one, other, None, other, one]
+    attempts = tuple(
+        Attempt(restart_count=number, root=root, started_at=NOON, uptime=1.0 + number)
+        for number, root in enumerate(roots)
+    )
+    text = report(ending(worker_end(2, 5), attempts=attempts))
+    assert "before   attempts 0-2 failed after 1.0 s to 3.0 s: rank 1 was killed by SIGSEGV\n" in text
+    assert "... (7 attempts in all)" in text
+    same = tuple(Attempt(restart_count=number, root=None, started_at=NOON, uptime=1.0) for number in range(2))
+    assert "attempts 0-1 failed after 1.0 s: no worker failed by itself" in report(ending(attempts=same, detail="x"))
+    assert "rank 0, ValueError: loss" in report(ending(worker_end(2, 5), attempts=attempts[3:4]))
+
+
+def test_a_log_outside_of_the_log_directory_has_its_whole_path() -> None:
+    """Only what lies below the directory is shortened."""
+    job = ending(worker_end(0, 1, log_file="/else/stderr.log"), log_dir="/logs")
+    assert "logs     /logs\n         rank 0: /else/stderr.log" in report(job)
+    assert report(ending(worker_end(0, 1), log_dir="/logs")).endswith("logs     /logs")
+
+
+def test_colour_changes_nothing_but_colour() -> None:
+    """Without its escapes the coloured report is the plain one, and the plain one has none."""
+    job = ending(worker_end(0, 1, captured("value_error")), *stopped(1))
+    plain, coloured = render(job), render(job, color=True)
+    assert "\x1b" not in "".join(plain)
+    assert [re.sub(r"\x1b\[\d+m", "", line).rstrip() for line in coloured] == plain
+    assert coloured[0].startswith("\x1b[1m\x1b[31m-- elastic-run")
+
+
+def worst() -> Ending:
+    """Return an ending of which every part is as long, as many and as odd as can be."""
+    lines = (*(f'  File "/{GARBAGE}", line {number}, in f' for number in range(90)), GARBAGE)
+    failed = [
+        worker_end(rank, 1, exception=ExceptionText(f"Error{kind}", "\n".join([GARBAGE] * 9), lines, "", GARBAGE))
+        for rank, kind in enumerate("ABCD")
+    ]
+    failed[0].host, failed[0].remark, failed[0].restart_count, failed[0].log_file = GARBAGE, GARBAGE, 12, GARBAGE
+    return ending(
+        *failed,
+        *stopped(*range(10, 400, 2)),
+        *stopped(*range(500, 600, 3), exitcode=-9),
+        worker_end(700, 0),
+        entrypoint=GARBAGE,
+        detail=GARBAGE,
+        log_dir="/" + "d" * 500,
+        failure_file="/" + "e" * 500,
+        restarts_used=12,
+        attempts=tuple(
+            Attempt(restart_count=number, root=worker_end(number, -number), started_at=0.0, uptime=1e9)
+            for number in range(1, 12)
+        ),
+        survivors=tuple((number, GARBAGE) for number in range(9)),
+        verdict="unkillable_worker",
+    )
+
+
+WORST = worst()
+JOBS: dict[str, Ending] = {
+    "worst of all": WORST,
+    "garbage on stderr": ending(worker_end(0, -11, GARBAGE)),
+    "ten megabytes": ending(worker_end(0, 1, "x" * 10_000_000)),
+    "long directory": ending(worker_end(0, 1), log_dir="/" + "日" * 300),
+    "long sentence": ending(verdict="rendezvous", exit_code=201, detail="many words " * 200),
+    **{name.stem: ending(worker_end(0, 1, captured(name.stem)), *stopped(1)) for name in sorted(STDERR.glob("*.txt"))},
+    **{verdict: ending(verdict=verdict, exit_code=1, detail="x") for _, verdict, _ in contract.EXIT_CODES},
+}
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 200])
+@pytest.mark.parametrize("name", JOBS)
+def test_no_report_is_longer_or_wider_than_promised(name: str, width: int) -> None:
+    """25 lines of 80 columns, or fewer, whatever workers wrote, and nothing that a terminal would obey."""
+    lines = render(JOBS[name], width=width)
+    assert len(lines) <= 25
+    assert max((columns(line) for line in lines), default=0) <= min(width, 80)
+    assert all(line.isprintable() for line in lines)
+
+
+def test_the_worst_report_still_ends_with_what_to_do() -> None:
+    """Sections give way to each other, but none disappears."""
+    labels = [line[:9].strip() for line in render(WORST) if line[:9].strip()]
+    assert labels[1:] == ["cause", "others", "before", "verdict", "stuck", "logs", "hint"]
