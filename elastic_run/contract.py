@@ -25,7 +25,7 @@ EXIT_INTERNAL_ERROR = 205
 #: Code, name in `failure.json`, and what it tells a scheduler. The table in docs/exit-codes.md is made from it.
 EXIT_CODES: tuple[tuple[int | str, str, str], ...] = (
     (EXIT_SUCCESS, "success", "Every worker ended with 0."),
-    ("1–255", "worker_failed", "The exit code of the worker that failed first; restarts are used up."),
+    ("1-255", "worker_failed", "The exit code of the worker that failed first; restarts are used up."),
     (EXIT_USAGE, "usage", "The command line is wrong. Nothing was started; running it again can't help."),
     (EXIT_NOT_EXECUTABLE, "not_executable", "The program is there but may not be executed."),
     (EXIT_NOT_FOUND, "not_found", "The program to run does not exist."),

@@ -12,7 +12,7 @@ import os
 from elastic_run import contract
 from elastic_run.agent.api import WorkerSpec
 from elastic_run.agent.local_elastic_agent import LocalElasticAgent, parse_signals
-from elastic_run.agent.supervisor import AgentOptions
+from elastic_run.agent.surroundings import AgentOptions
 from elastic_run.core.policy import RestartPolicy
 from elastic_run.multiprocessing.logs import DefaultLogsSpecs
 from elastic_run.rendezvous.api import RendezvousParameters
@@ -179,11 +179,6 @@ def launch_agent(
         metrics.initialize_metrics(metrics.MetricsConfig(config.metrics_cfg))
         result = agent.run()
         events.record(agent.get_event_succeeded(), config.event_log_handler)
-        if result.is_failed():
-            raise ChildFailedError(agent.get_worker_group().spec.get_entrypoint_name(), result.failures)
-        return result.return_values
-    except ChildFailedError:
-        raise
     except SignalException:
         is_over = False
         events.record(agent.get_event_failed(), config.event_log_handler)
@@ -194,6 +189,9 @@ def launch_agent(
     finally:
         if is_over:
             handler.shutdown()
+    if result.is_failed():
+        raise ChildFailedError(agent.get_worker_group().spec.get_entrypoint_name(), result.failures)
+    return result.return_values
 
 
 def launch_job(config: LaunchConfig, entrypoint: str, args: list[str]) -> int:
@@ -220,12 +218,15 @@ def launch_job(config: LaunchConfig, entrypoint: str, args: list[str]) -> int:
 
 def _tell_ending(ending: Ending, console: Console) -> None:
     """Print the report, and leave it in the log directory and in the parent launcher's error file."""
+    if ending.verdict == "usage":
+        console.say(f"error: {ending.detail}")
+        return
     from elastic_run.multiprocessing.errors import write_parent_error_file  # noqa: PLC0415 - only after a failure
     from elastic_run.report import render, write_failure_file  # noqa: PLC0415
 
-    console.write(2, ("\n".join(render(ending, color=_is_terminal(2))) + "\n").encode(errors="replace"))
     if ending.log_dir:
-        write_failure_file(ending, ending.log_dir)
+        ending.failure_file = write_failure_file(ending, ending.log_dir, console.say)
+    console.write(2, ("\n".join(render(ending, color=_is_terminal(2))) + "\n").encode(errors="replace"))
     if ending.root is not None:
         write_parent_error_file(ending.root, os.environ)
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from types import FrameType, TracebackType
 
 _WAKE = b"\0"
+_WAKE_BYTES = 4096
 #: An exit status that somebody else collected (a SIGCHLD handler of the program we run in) can't be known.
 UNKNOWN_EXIT_CODE = 255
 
@@ -301,7 +302,7 @@ class Loop:
 
     def _drain_wake_ups(self) -> None:
         try:
-            while len(os.read(self._wake_read, 4096)) == 4096:
+            while os.read(self._wake_read, _WAKE_BYTES):
                 pass
         except BlockingIOError:
             pass

@@ -76,6 +76,9 @@ def exit_unless_successful(args: Arguments) -> None:
         from elastic_run.launcher import launch_job  # noqa: PLC0415 - after all checks: it imports the most
 
         code = launch_job(config, command, command_args)
+    except KeyboardInterrupt:
+        # Before the loop has the signals: nothing was started yet.
+        code = contract.EXIT_SIGNAL_BASE + 2
     except Exception as error:  # noqa: BLE001 - what nobody foresaw is raised again in there
         code = _tell(error)
     if code != contract.EXIT_SUCCESS:
@@ -120,7 +123,7 @@ def _prepare(args: AnyArguments) -> tuple[LaunchConfig, str, list[str]]:
 
 
 def _tell(error: Exception) -> int:
-    """Say in one line why no job was started, and return the exit code; a defect of ours is raised again."""
+    """Say in one line why no job was started, or that it ended by a defect of ours, and return the exit code."""
     from elastic_run.rendezvous.errors import NotInThisReleaseError, RendezvousError  # noqa: PLC0415 - only on this way
 
     if isinstance(error, NotInThisReleaseError):
@@ -129,7 +132,10 @@ def _tell(error: Exception) -> int:
     if isinstance(error, (UsageError, RendezvousError)):
         say(f"error: {error}")
         return contract.EXIT_USAGE if isinstance(error, UsageError) else contract.EXIT_RENDEZVOUS
-    raise error
+    if os.environ.get("LOGLEVEL", "").upper() == "DEBUG":
+        raise error
+    say(f"internal error: {type(error).__name__}: {error} (please report it; LOGLEVEL=DEBUG shows the traceback)")
+    return contract.EXIT_INTERNAL_ERROR
 
 
 # --- torch's names ---------------------------------------------------------------------------------------------

@@ -6,10 +6,20 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from elastic_run.agent.api import (
         ElasticAgent as ElasticAgent,
+    )
+    from elastic_run.agent.api import (
         RunResult as RunResult,
+    )
+    from elastic_run.agent.api import (
         Worker as Worker,
+    )
+    from elastic_run.agent.api import (
         WorkerGroup as WorkerGroup,
+    )
+    from elastic_run.agent.api import (
         WorkerSpec as WorkerSpec,
+    )
+    from elastic_run.agent.api import (
         WorkerState as WorkerState,
     )
     from elastic_run.agent.local_elastic_agent import LocalElasticAgent as LocalElasticAgent

@@ -11,7 +11,8 @@ import signal
 from elastic_run import contract
 from elastic_run.agent.api import DEFAULT_ROLE, RunResult, WorkerState
 from elastic_run.agent.simple_elastic_agent import SimpleElasticAgent
-from elastic_run.agent.supervisor import AgentOptions, Supervisor
+from elastic_run.agent.supervisor import Supervisor
+from elastic_run.agent.surroundings import AgentOptions
 from elastic_run.core.policy import RestartPolicy
 
 TYPE_CHECKING = False
@@ -72,7 +73,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._supervisor: Supervisor | None = None
         self.ending: Ending | None = None
 
-    def run(self, role: str = DEFAULT_ROLE) -> RunResult:
+    def run(self, role: str = DEFAULT_ROLE) -> RunResult:  # noqa: ARG002 - torch's signature
         """Run the workers to their end.
 
         Args:
@@ -145,13 +146,13 @@ class LocalElasticAgent(SimpleElasticAgent):
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         return {worker.local_rank: worker.id for worker in worker_group.workers}
 
-    def _stop_workers(self, worker_group: WorkerGroup) -> None:
+    def _stop_workers(self, worker_group: WorkerGroup) -> None:  # noqa: ARG002 - torch's signature
         self._shutdown()
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         return RunResult(worker_group.state)
 
-    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:  # noqa: ARG002
         if self._supervisor is not None:
             self._supervisor.request_stop(death_sig)
 

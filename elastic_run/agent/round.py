@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from elastic_run.agent.api import Worker
-    from elastic_run.agent.supervisor import Surroundings
+    from elastic_run.agent.surroundings import Surroundings
     from elastic_run.multiprocessing.logs import LogsDest
 
 #: Signals that nobody sends to stop a process: a worker that ends so has failed, also while it is being stopped.

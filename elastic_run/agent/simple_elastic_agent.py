@@ -1,8 +1,8 @@
 """SimpleElasticAgent: torch's template of an agent, for subclasses that start workers in a way of their own.
 
 A subclass implements the four hooks; `run` calls them. Nothing tells us when such workers end, so this class looks at
-them every `monitor_interval`: the only place where elastic-run polls. `LocalElasticAgent`, which every launch uses, does
-not: its workers are processes, and it waits for them.
+them every `monitor_interval`: the only place where elastic-run polls. `LocalElasticAgent`, which every launch uses,
+does not: its workers are processes, and it waits for them.
 
 Source of the hooks and their order: torch 2.13, torch.distributed.elastic.agent.server.api.SimpleElasticAgent.
 """
@@ -42,7 +42,7 @@ class SimpleElasticAgent(ElasticAgent):
         self._shutdown_timeout = shutdown_timeout
         self._total_execution_time = 0
 
-    def get_worker_group(self, role: str = DEFAULT_ROLE) -> WorkerGroup:
+    def get_worker_group(self, role: str = DEFAULT_ROLE) -> WorkerGroup:  # noqa: ARG002 - torch's signature
         """Return the group; there is one, whatever the role."""
         return self._worker_group
 
@@ -70,13 +70,14 @@ class SimpleElasticAgent(ElasticAgent):
         is_shut_down = False
         try:
             result = self._invoke_run(role)
-            self._total_execution_time = int(time.monotonic() - started)
-            self._record_result(result)
-            return result
         except SignalException as error:
             self._shutdown(error.sigval, timeout=self._shutdown_timeout)
             is_shut_down = True
             raise
+        else:
+            self._total_execution_time = int(time.monotonic() - started)
+            self._record_result(result)
+            return result
         finally:
             if not is_shut_down:
                 self._shutdown(timeout=self._shutdown_timeout)
@@ -155,7 +156,10 @@ class SimpleElasticAgent(ElasticAgent):
         from elastic_run.events import Event  # noqa: PLC0415
 
         group, spec = self._worker_group, self._worker_group.spec
-        details: dict[str, Any] = {"group_world_size": group.group_world_size, "entry_point": spec.get_entrypoint_name()}
+        details: dict[str, Any] = {
+            "group_world_size": group.group_world_size,
+            "entry_point": spec.get_entrypoint_name(),
+        }
         if worker is not None:
             details |= {
                 "local_rank": (worker.local_rank,),

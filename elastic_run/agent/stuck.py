@@ -1,7 +1,7 @@
 """Watch for workers in uninterruptible sleep (state D): a driver or file system that doesn't answer.
 
-Off unless TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT is set. The kernel tells nobody of a process's state, so this looks
-at it a few times within the timeout (a case of law 2's list). A short visit to state D is everyday disk traffic.
+Off unless TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT is set. The kernel tells nobody of a process's state, so this
+looks at it a few times within the timeout (a case of law 2's list). A short visit to state D is everyday disk traffic.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Rules
 - Nothing is decided here. Every event goes through `_feed`, one at a time and in order.
-- The loop's thread does all; a rendezvous that blocks (a foreign handler) waits in a thread of its own, so that a signal
-  is answered at any moment.
+- The loop's thread does all; a rendezvous that blocks (a foreign handler) waits in a thread of its own, so that a
+  signal is answered at any moment.
 - Signals need the main thread. Elsewhere the program we run in stops us through `SimpleElasticAgent._shutdown`.
 """
 
@@ -19,22 +19,23 @@ from elastic_run import contract
 from elastic_run.agent.environment import assign_ranks
 from elastic_run.agent.round import Round
 from elastic_run.agent.stuck import StuckWatch
+from elastic_run.agent.surroundings import Surroundings
 from elastic_run.core import supervision
-from elastic_run.core.policy import Failure, RestartPolicy
+from elastic_run.core.policy import Failure
 from elastic_run.core.rootcause import failure_signature, find_root_cause, is_deterministic
 from elastic_run.loop import Loop
 from elastic_run.multiprocessing import processes
-from elastic_run.multiprocessing.guardian import Guardian
-from elastic_run.multiprocessing.output import Console
+from elastic_run.rendezvous.errors import RendezvousGracefulExitError, is_kind
 from elastic_run.report.memory import read_oom_kills
+from elastic_run.store.listener import PortTakenError
 from elastic_run.store.worker_store import choose_worker_store, open_worker_store
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from typing import Any
 
     from elastic_run.agent.api import WorkerGroup
+    from elastic_run.agent.surroundings import AgentOptions
     from elastic_run.core.rootcause import WorkerEnd
     from elastic_run.core.supervision import Command, Event
     from elastic_run.multiprocessing.logs import LogsSpecs
@@ -44,104 +45,6 @@ if TYPE_CHECKING:
 #: Seconds that the guardian gets to leave after the farewell.
 _FAREWELL = 2.0
 _EXIT_CODES = {name: code for code, name, _ in contract.EXIT_CODES if isinstance(code, int)}
-
-
-class AgentOptions:
-    """What the user asked of the agent beyond torch's fields.
-
-    Args:
-        policy: Restart policy.
-        shutdown_timeout: The grace period in seconds, on every stop path.
-        signals: Signals that stop the job.
-        forwarded: Signals that are passed on to the workers.
-        worker_store: `auto`, `agent`, `torch` or `rank0`.
-        capture: Whether the workers' stderr passes through the agent for the report.
-        prefix_template: Prefix of tee'd lines.
-        affinities: Logical CPUs by local rank.
-        is_whole_process: Whether the launcher is all that runs in this process.
-        stuck_timeout: Seconds that a worker may be in uninterruptible sleep; 0 for any time.
-    """
-
-    __slots__ = (
-        "affinities",
-        "capture",
-        "forwarded",
-        "is_whole_process",
-        "policy",
-        "prefix_template",
-        "shutdown_timeout",
-        "signals",
-        "stuck_timeout",
-        "worker_store",
-    )
-
-    def __init__(
-        self,
-        *,
-        policy: RestartPolicy,
-        shutdown_timeout: float = contract.DEFAULT_SHUTDOWN_TIMEOUT,
-        signals: tuple[int, ...] = (),
-        forwarded: tuple[int, ...] = (),
-        worker_store: str = "auto",
-        capture: bool = True,
-        prefix_template: str = contract.DEFAULT_PREFIX_TEMPLATE,
-        affinities: Mapping[int, frozenset[int]] | None = None,
-        is_whole_process: bool = False,
-        stuck_timeout: float = 0.0,
-    ) -> None:
-        self.policy = policy
-        self.shutdown_timeout = shutdown_timeout
-        self.signals = signals
-        self.forwarded = forwarded
-        self.worker_store = worker_store
-        self.capture = capture
-        self.prefix_template = prefix_template
-        self.affinities = affinities or {}
-        self.is_whole_process = is_whole_process
-        self.stuck_timeout = stuck_timeout
-
-
-class Surroundings:
-    """What the rounds of one agent share."""
-
-    __slots__ = (
-        "_announced",
-        "console",
-        "group",
-        "guardian",
-        "hostname",
-        "inherited_token",
-        "logs_specs",
-        "loop",
-        "options",
-        "run_id",
-    )
-
-    def __init__(self, group: WorkerGroup, logs_specs: LogsSpecs, options: AgentOptions, loop: Loop) -> None:
-        self.group = group
-        self.logs_specs = logs_specs
-        self.options = options
-        self.loop = loop
-        self.console = Console(loop)
-        self.hostname = os.uname().nodename
-        self.run_id = group.spec.rdzv_handler.get_run_id()
-        token = f"{os.getpid():x}-{os.urandom(8).hex()}"
-        outer = os.environ.get(contract.ENV_TOKEN)
-        self.inherited_token = f"{outer}:{token}" if outer else token
-        self.guardian = Guardian(token, is_exec=not options.is_whole_process)
-        self._announced = False
-
-    @property
-    def log_directory(self) -> str:
-        """Where this run's log files are kept, or an empty string."""
-        directory = getattr(self.logs_specs, "run_log_dir", None) or ""
-        return "" if getattr(self.logs_specs, "is_temporary", False) else directory
-
-    def announce_log_directory(self) -> None:
-        """Tell the guardian, once, of a directory that has to go with the launcher."""
-        if not self._announced and getattr(self.logs_specs, "is_temporary", False):
-            self.guardian.remove_at_end(getattr(self.logs_specs, "run_log_dir", None) or "")
-            self._announced = True
 
 
 class Supervisor:
@@ -245,7 +148,10 @@ class Supervisor:
 
     def _dismiss_guardian(self) -> None:
         guardian = self._around.guardian
-        guardian.dismiss()
+        if self._finish is not None:
+            guardian.dismiss()
+        else:
+            guardian.alarm()
         self._loop.run_until(lambda: processes.is_gone(guardian.pid), self._loop.now() + _FAREWELL)
 
     # --- events and commands ---------------------------------------------------------------------------------------
@@ -293,6 +199,9 @@ class Supervisor:
             if offer is not None:
                 self._store = self._open_store()
                 offer(self._store.host, self._store.port, use_agent_store=self._store.use_agent_store)
+        except PortTakenError as error:
+            self._feed(supervision.RoundFailed(command.round, verdict="usage", detail=f"--master-port: {error}"))
+            return
         except OSError as error:
             self._feed(supervision.RoundFailed(command.round, verdict="cannot_start", detail=str(error)))
             return
@@ -314,22 +223,33 @@ class Supervisor:
             self._store.close()
             self._use_torch_store = False
         python = os.environ.get(contract.ENV_PYTHON_EXEC, sys.executable)
-        return open_worker_store(mode, loop=self._loop, port=spec.master_port, python=python, env=os.environ)
+        return open_worker_store(
+            mode,
+            loop=self._loop,
+            port=spec.master_port,
+            python=python,
+            env=os.environ,
+            on_unknown_operation=self._on_unknown_operation,
+            on_lost=self.console.say,
+        )
+
+    def _on_unknown_operation(self, operation: int) -> None:
+        self._use_torch_store = True
+        self.console.say(
+            f"a worker's torch asked the store for operation {operation}, which elastic-run doesn't know; "
+            "the next round uses torch's own store (--worker-store=torch does at once)"
+        )
 
     def _rendezvous(self, number: int) -> None:
         """Ask the handler, in whatever thread this is, and bring the answer to the loop's thread."""
-        from elastic_run.rendezvous.api import RendezvousError, RendezvousGracefulExitError  # noqa: PLC0415
-
         event: Event
         try:
-            found = self._group.spec.rdzv_handler.next_rendezvous()
-        except RendezvousGracefulExitError as error:
-            event = supervision.RoundFailed(number, verdict="success", detail=str(error))
-        except (RendezvousError, OSError, RuntimeError, ValueError) as error:
-            event = supervision.RoundFailed(number, verdict="rendezvous", detail=f"{type(error).__name__}: {error}")
-        else:
-            self._take_place(found)
+            self._take_place(self._group.spec.rdzv_handler.next_rendezvous())
             event = supervision.RoundFormed(number)
+        except Exception as error:  # noqa: BLE001 - a plug-in's; torch's classes of errors are not ours
+            is_exit = is_kind(error, RendezvousGracefulExitError)
+            detail = str(error) if is_exit else f"{type(error).__name__}: {error}"
+            event = supervision.RoundFailed(number, verdict="success" if is_exit else "rendezvous", detail=detail)
         self._loop.call_soon_threadsafe(lambda: self._feed(event))
 
     def _take_place(self, found: Any) -> None:  # noqa: ANN401 - a foreign handler's class
@@ -350,9 +270,7 @@ class Supervisor:
             number=number,
             restart_count=self._agent.restart_count,
             use_agent_store=self._store.use_agent_store if self._store is not None else handler.use_agent_store,
-            on_exit=lambda rank, code: self._feed(
-                supervision.WorkerExited(number, local_rank=rank, exitcode=code)
-            ),
+            on_exit=lambda rank, code: self._feed(supervision.WorkerExited(number, local_rank=rank, exitcode=code)),
         )
         try:
             self._round.start()

@@ -294,7 +294,7 @@ def decide(agent: Agent, event: Event, now: float, jitter: float = 0.0) -> Decis
     return after, commands
 
 
-def _react(agent: Agent, event: Event, now: float, jitter: float) -> Decision:
+def _react(agent: Agent, event: Event, now: float, jitter: float) -> Decision:  # noqa: PLR0911 - one per event
     if isinstance(event, Signalled):
         return _on_signal(agent, event)
     if isinstance(event, WorkerExited):

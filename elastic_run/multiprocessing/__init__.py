@@ -7,9 +7,17 @@ if TYPE_CHECKING:
     from elastic_run.multiprocessing.api import SignalException as SignalException
     from elastic_run.multiprocessing.logs import (
         DefaultLogsSpecs as DefaultLogsSpecs,
+    )
+    from elastic_run.multiprocessing.logs import (
         LogsDest as LogsDest,
+    )
+    from elastic_run.multiprocessing.logs import (
         LogsSpecs as LogsSpecs,
+    )
+    from elastic_run.multiprocessing.logs import (
         Std as Std,
+    )
+    from elastic_run.multiprocessing.logs import (
         to_map as to_map,
     )
 

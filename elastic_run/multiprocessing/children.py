@@ -1,11 +1,12 @@
 """Start a worker process: a session of its own, exactly the descriptors it should have, exec in one system call.
 
 Rules
-- posix_spawn (a vfork in C) and no Python between fork and exec: safe with threads, cheap in a large process. Rejected:
-  os.fork (a copy of page tables per worker, Python code in the child of a threaded process), subprocess (10 ms to import).
+- posix_spawn (a vfork in C) and no Python between fork and exec: safe with threads, cheap in a large process.
+  Rejected: os.fork (a copy of page tables per worker, Python code in the child of a threaded process), subprocess
+  (10 ms to import).
 - Our own descriptors are close-on-exec. Those that we inherited inheritable are closed in the child, as torchrun does.
-- CPU affinity is set on this thread, inherited by the child, and set back: it holds before the child's first instruction,
-  and libraries freeze their thread counts at import.
+- CPU affinity is set on this thread, inherited by the child, and set back: it holds before the child's first
+  instruction, and libraries freeze their thread counts at import.
 """
 
 from __future__ import annotations
@@ -18,9 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 #: CPython ignores these at start; a program that we exec expects the default action.
-_RESTORED_SIGNALS = tuple(
-    getattr(signal, name) for name in ("SIGPIPE", "SIGXFSZ", "SIGXFZ") if hasattr(signal, name)
-)
+_RESTORED_SIGNALS = tuple(getattr(signal, name) for name in ("SIGPIPE", "SIGXFSZ", "SIGXFZ") if hasattr(signal, name))
 
 
 def spawn(
@@ -49,7 +48,8 @@ def spawn(
         OSError: The program can't be executed, or the system refuses a process.
     """
     actions: list[tuple[int, int] | tuple[int, int, int]] = [
-        (os.POSIX_SPAWN_DUP2, source, target) for target, source in ((0, stdin), (1, stdout), (2, stderr))
+        (os.POSIX_SPAWN_DUP2, source, target)
+        for target, source in ((0, stdin), (1, stdout), (2, stderr))
         if source != target
     ]
     actions += [(os.POSIX_SPAWN_CLOSE, fd) for fd in inheritable_descriptors()]

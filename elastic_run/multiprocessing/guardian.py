@@ -6,8 +6,8 @@ Rules
   environment token until nothing is left, removes the launcher's temporary directory, and ends.
 - It has its own session, its own name in `ps` (so that `pkill -f train.py` spares it), and none of the launcher's
   descriptors but the pipe: else `elastic-run … | cat` would never end.
-- It is forked where the launcher is the whole process (half a millisecond, pages shared), and exec'd where we run inside
-  somebody's process, whose threads and memory must not be copied.
+- It is forked where the launcher is the whole process (half a millisecond, pages shared), and exec'd where we run
+  inside somebody's process, whose threads and memory must not be copied.
 - Messages are lines: `+PID` a worker's session began, `-PID` it is gone, `dir PATH` a temporary directory, `bye`.
   Each is one write below PIPE_BUF, so a torn line can only be the last one.
 """
@@ -92,6 +92,10 @@ class Guardian:
         self._send("bye")
         self._close_pipe()
 
+    def alarm(self) -> None:
+        """Let it do its work now: the launcher ends in a way that was not foreseen."""
+        self._close_pipe()
+
     def _send(self, line: str) -> None:
         if self._pipe < 0:
             return
@@ -123,7 +127,9 @@ def _fork(reader: int, token: str, since: int) -> int:
 
 def _spawn(reader: int, token: str, since: int) -> int:
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    code = "import sys; sys.path.insert(0, sys.argv[1]); from elastic_run.multiprocessing import guardian; guardian.main()"
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); from elastic_run.multiprocessing import guardian; guardian.main()"
+    )
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     try:
         from elastic_run.multiprocessing.children import spawn  # noqa: PLC0415 - the fork needs none of it

@@ -4,8 +4,8 @@ Rules
 - A process is gone when it is absent or a zombie: under a slow PID 1 zombies linger.
 - A descendant that left the session (a daemon, a nested launcher's worker) still carries the token of every launcher
   above it in its environment; a process older than the launcher can't be a descendant and is never looked into.
-- /proc/PID/environ takes the process's memory lock; a process in uninterruptible sleep may hold it for ever, so those are
-  never opened.
+- /proc/PID/environ takes the process's memory lock; a process in uninterruptible sleep may hold it for ever, so those
+  are never opened.
 - Standard library only, and little of it: the guardian runs this on its own after the launcher has died.
 """
 

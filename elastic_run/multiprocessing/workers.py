@@ -191,4 +191,3 @@ class Workers:
             self._guardian.forget(pid)
         if on_gone is not None:
             on_gone(survivors)
-

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from elastic_run.report.advice import advice as advice
     from elastic_run.report.document import failure_document as failure_document
     from elastic_run.report.document import write_failure_file as write_failure_file
     from elastic_run.report.ending import Attempt as Attempt
@@ -17,7 +16,6 @@ _HOMES = {
     "Attempt": "ending",
     "Ending": "ending",
     "OomKills": "memory",
-    "advice": "advice",
     "failure_document": "document",
     "read_oom_kills": "memory",
     "render": "failure",

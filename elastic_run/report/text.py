@@ -75,6 +75,9 @@ def wrap(text: str, width: int, most: int) -> list[str]:
     Returns:
         At least one line.
     """
+    # More than twice what fits is never shown, and measuring takes time.
+    room = 2 * width * most
+    text = text.strip() if len(text) <= 2 * room else f"{text[:room].lstrip()}{text[-room:].rstrip()}"
     lines = _break(text, width)
     if len(lines) <= most:
         return lines

@@ -4,7 +4,7 @@ Rules
 - One recv and, as a rule, one send per readiness event, whatever number of messages came in.
 - A client that doesn't read its replies stops being read: once a megabyte is queued for it no further message is
   looked at until the queue is empty. So what a client can make the server hold is bounded by one reply.
-- Large values are queued by reference and go out with sendmsg; nothing is copied together.
+- Small replies are gathered, large values queued by reference and sent with sendmsg, so nothing large is copied.
 - A client that breaks the protocol or its connection is closed; that harms nobody else and is not worth a word.
 """
 
@@ -25,8 +25,8 @@ _RECEIVE = 64 * 1024
 _RECEIVE_MOST = 1024 * 1024
 #: Queued bytes over which a client isn't read on.
 _HIGH_WATER = 1024 * 1024
-#: Replies up to this are joined for one send; a copy is cheaper than a vector of small pieces.
-_JOINED = 64 * 1024
+#: Replies up to this are copied together: that is cheaper than a vector of many small pieces.
+_SMALL = 16 * 1024
 _IOV_MAX = 512
 #: The program we run in may have restored the default action of SIGPIPE, which is death.
 _NO_SIGPIPE = getattr(_socket, "MSG_NOSIGNAL", 0)
@@ -49,6 +49,7 @@ class Connection:
     __slots__ = (
         "_decoder",
         "_fd",
+        "_gathered",
         "_is_held",
         "_loop",
         "_on_close",
@@ -77,15 +78,20 @@ class Connection:
         self._on_message = on_message
         self._on_close = on_close
         self._decoder = Decoder()
-        self._queue: list[bytes | memoryview] = []
+        self._gathered = bytearray()
+        self._queue: list[bytes | bytearray | memoryview] = []
         self._queued = 0
         self._is_held = False
         loop.add_reader(self._fd, self._receive)
 
     def reply(self, data: bytes) -> None:
         """Queue a part of a reply; it goes out at the end of the event, or with `flush`."""
-        self._queue.append(data)
         self._queued += len(data)
+        if len(data) <= _SMALL:
+            self._gathered += data
+        else:
+            self._enqueue_gathered()
+            self._queue.append(data)
 
     def close(self, error: WireError | None = None) -> None:
         """Close the socket; harmless when it is closed."""
@@ -137,8 +143,9 @@ class Connection:
     # --- out -----------------------------------------------------------------------------------------------------
     def flush(self) -> None:
         """Send what is queued, as far as the socket takes it."""
-        if not self._queue or self.is_closed:
+        if not self._queued or self.is_closed:
             return
+        self._enqueue_gathered()
         try:
             sent = self._send()
         except (BlockingIOError, InterruptedError):
@@ -157,11 +164,12 @@ class Connection:
         queue = self._queue
         if len(queue) == 1:
             return self._socket.send(queue[0], _NO_SIGPIPE)
-        if self._queued <= _JOINED:
-            joined = b"".join(queue)
-            queue[:] = (joined,)
-            return self._socket.send(joined, _NO_SIGPIPE)
         return self._socket.sendmsg(queue[:_IOV_MAX], (), _NO_SIGPIPE)
+
+    def _enqueue_gathered(self) -> None:
+        if self._gathered:
+            self._queue.append(self._gathered)
+            self._gathered = bytearray()
 
     def _drop(self, sent: int) -> None:
         """Forget the first bytes of the queue."""

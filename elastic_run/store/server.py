@@ -100,7 +100,7 @@ class StoreServer:
                 self._pause_accepting()
             # Anything else is that client's: it left the backlog before its turn (ECONNABORTED), or there is none.
             return None
-        socket = _socket.socket(fileno=fd)
+        socket = _socket.socket(self._listener.family, self._listener.type, self._listener.proto, fd)
         socket.setblocking(False)  # noqa: FBT003 - the socket's own signature
         try:
             socket.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY, 1)
@@ -172,10 +172,9 @@ class StoreServer:
 
     def _list_keys(self, connection: Connection) -> None:
         keys = self._data.list_keys()
-        parts = [wire.I64.pack(len(keys))]
+        _reply_number(connection, len(keys))
         for key in keys:
-            parts += (wire.U64.pack(len(key)), key)
-        connection.reply(b"".join(parts))
+            _reply_string(connection, key)
 
     def _queue_pop(self, connection: Connection, key: bytes) -> None:
         if connection.woken_by == key:

@@ -1,11 +1,11 @@
 """`dataclass` and `field` that cost nothing to import: torch's public records, without 25 ms before the first worker.
 
-The standard module imports `inspect`, `ast` and `dis`, and compiles five methods per class. Importing it would take a third
-of the time from exec to the first worker. A class decorated here behaves like a dataclass: keyword and positional
-arguments, defaults, factories, `__post_init__`, `==`, `repr`; `dataclasses.fields`, `replace`, `asdict`, `is_dataclass` and
-`inspect.signature` work, because what they look at (`__dataclass_fields__`, `__signature__`) is made when they ask, by the
-standard module itself. Only `init`, `default` and `default_factory` of a field are supported; type checkers are shown the
-standard module instead of this one.
+The standard module imports `inspect`, `ast` and `dis`, and compiles five methods per class. Importing it would take a
+third of the time from exec to the first worker. A class decorated here behaves like a dataclass: keyword and positional
+arguments, defaults, factories, `__post_init__`, `==`, `repr`; `dataclasses.fields`, `replace`, `asdict`, `is_dataclass`
+and `inspect.signature` work, because what they look at (`__dataclass_fields__`, `__signature__`) is made when they ask,
+by the standard module itself. Only `init`, `default` and `default_factory` of a field are supported; type checkers are
+shown the standard module instead of this one.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _MadeByTheStandardModule:
     def __get__(self, _instance: object, owner: type) -> Any:  # noqa: ANN401
         twin = _standard(owner)
         if self._name == "__signature__":
-            import inspect
+            import inspect  # noqa: PLC0415 - this is what must not be imported early
 
             made: Any = inspect.signature(twin)
         else:
@@ -63,7 +63,7 @@ class _MadeByTheStandardModule:
 def dataclass(cls: type) -> type:
     """Turn a class with annotated attributes into a record."""
     fields = {}
-    for name in cls.__dict__.get("__annotations__", {}):
+    for name in cls.__dict__.get("__annotations__", {}):  # noqa: RUF063 - inspect is what this avoids
         value = cls.__dict__.get(name, _MISSING)
         fields[name] = value if isinstance(value, Field) else Field(value, _MISSING, init=True)
         if isinstance(value, Field):
@@ -110,13 +110,11 @@ def _init(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
 
 
 def _values(record: Any) -> list[Any]:  # noqa: ANN401
-    return [getattr(record, name) for name in record._light_fields]
+    return [getattr(record, name) for name in record._light_fields]  # noqa: SLF001 - ours
 
 
 def _eq(self: object, other: object) -> bool:
-    if type(other) is not type(self):
-        return NotImplemented
-    return bool(_values(self) == _values(other))
+    return _values(self) == _values(other) if type(other) is type(self) else NotImplemented
 
 
 def _repr(self: Any) -> str:  # noqa: ANN401
@@ -126,12 +124,12 @@ def _repr(self: Any) -> str:  # noqa: ANN401
 
 def _standard(owner: type) -> type:
     """Return a real dataclass with the same fields."""
-    import dataclasses
+    import dataclasses  # noqa: PLC0415 - this is what must not be imported early
 
-    light: dict[str, Field] = owner._light_fields  # type: ignore[attr-defined]
+    light: dict[str, Field] = owner._light_fields  # type: ignore[attr-defined]  # noqa: SLF001 - ours
     body: dict[str, Any] = {"__annotations__": dict.fromkeys(light, "object"), "__module__": owner.__module__}
     for base in reversed(owner.__mro__):
-        known = base.__dict__.get("__annotations__", {})
+        known = base.__dict__.get("__annotations__", {})  # noqa: RUF063 - Python 3.10 to 3.13
         body["__annotations__"].update({name: kind for name, kind in known.items() if name in light})
     for name, one in light.items():
         options: dict[str, Any] = {"init": one.init}
@@ -141,4 +139,3 @@ def _standard(owner: type) -> type:
             options["default_factory"] = one.default_factory
         body[name] = dataclasses.field(**options)
     return dataclasses.dataclass(type(owner.__name__, (), body))
-

@@ -1,7 +1,8 @@
 """Start: from exec of the launcher to the first line of the last worker.
 
 The clock starts before the launcher's `Popen`, and each worker says the same clock's time in its script's first line.
-The floor starts the same scripts by a loop of `Popen`, without any launcher's interpreter before them.
+The floor starts the same scripts by a loop of `Popen`, without any launcher's interpreter before them. It gives each a
+session of its own, as launchers do: Linux shares CPUs out by session, so that on a busy machine it matters.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def start_bare(installation: Installation, nproc: int) -> float:
     environment = clean_environment()
     reader, writer = os.pipe()
     started_at = time.monotonic_ns()
-    workers = [subprocess.Popen(command, env=environment, stdout=writer) for _ in range(nproc)]
+    workers = [subprocess.Popen(command, env=environment, stdout=writer, start_new_session=True) for _ in range(nproc)]
     os.close(writer)
     with os.fdopen(reader, encoding="ascii") as output:
         times = [int(line) for line in output]

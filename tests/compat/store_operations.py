@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -91,8 +92,11 @@ class Script:
             ("emptied", "c", "w", ""),
             ("empty as expected", "c", "", "v"),
         ):
-            given = (key, expected, desired)
-            self.note(f"compare_set {label}", lambda given=given: (store.compare_set(*given), store.check([given[0]])))
+            self.note(f"compare_set {label}", partial(self.compare, key, expected, desired))
+
+    def compare(self, key: str, expected: str, desired: str) -> object:
+        """Compare and set once, and look whether the key is there."""
+        return self.store.compare_set(key, expected, desired), self.store.check([key])
 
     def counters(self) -> None:
         """Add, on what add, set and append left."""
@@ -137,7 +141,7 @@ class Script:
             ("compare_set", lambda key: store.compare_set(key, "", "there")),
             ("multi_set", lambda key: store.multi_set(["m1", key], ["1", "there"])),
         ):
-            self.note(f"woken by {label}", lambda label=label, appear=appear: self.meet(f"w/{label}", appear))
+            self.note(f"woken by {label}", partial(self.meet, f"w/{label}", appear))
 
     def meet(self, key: str, appear: Callable[[str], object]) -> object:
         """Let eight clients get a key that isn't there yet, and make it appear."""
@@ -160,8 +164,8 @@ class Script:
 
     def prefixes(self) -> None:
         """The same through one and two prefixes."""
-        outer = PrefixStore("outer", self.store)
-        inner = PrefixStore("inner", outer)
+        outer: Any = PrefixStore("outer", self.store)
+        inner: Any = PrefixStore("inner", outer)
         self.note("prefix set", lambda: (inner.set("k", "v"), inner.get("k"), outer.get("inner/k")))
         self.note("prefix on the wire", lambda: self.store.get("outer/inner/k"))
         self.note("prefix add", lambda: (inner.add("n", 2), outer.add("inner/n", 3)))
@@ -192,7 +196,8 @@ class Script:
         self.note("queue_pop of none", lambda: store.queue_pop("q", False))  # noqa: FBT003
         self.note("queue_pop in vain", lambda: self.client(_SHORT).queue_pop("q"))
         self.note("queue_pop woken", self.pop_all)
-        self.note("prefix queue", lambda: (PrefixStore("p", store).queue_push("q", "3"), store.queue_pop("p/q")))
+        prefixed: Any = PrefixStore("p", store)
+        self.note("prefix queue", lambda: (prefixed.queue_push("q", "3"), store.queue_pop("p/q")))
 
     def pop_all(self) -> object:
         """Let four clients wait for a queue that gets four values one by one."""
@@ -202,7 +207,7 @@ class Script:
             while True:
                 try:
                     got.append(client.queue_pop("w"))
-                except torch.distributed.QueueEmptyError:  # type: ignore[attr-defined]
+                except torch.distributed.QueueEmptyError:
                     continue  # another client was faster between the wait and the pop
                 return
 
@@ -249,7 +254,7 @@ class Script:
             ("too long a key", lambda client: (client.set("k" * 8192, "1"), client.get("m1"))),
             ("too long a value", lambda client: (client.set("v", "x" * (8 * _MIB + 1)), client.get("m1"))),
         ):
-            self.note(label, lambda refuse=refuse: refuse(self.client()))
+            self.note(label, partial(refuse, self.client()))
             self.note("others after it", lambda: self.store.get("m1"))
 
 

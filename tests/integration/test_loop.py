@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -37,7 +38,11 @@ def _spawn(*command: str) -> int:
 @pytest.mark.parametrize("has_pidfd", [True, False])
 @pytest.mark.parametrize(("script", "code"), [("exit 0", 0), ("exit 3", 3), ("kill -9 $$", -9)])
 def test_exit_is_seen(
-    loop: Loop, monkeypatch: pytest.MonkeyPatch, has_pidfd: bool, script: str, code: int  # noqa: FBT001
+    loop: Loop,
+    monkeypatch: pytest.MonkeyPatch,
+    has_pidfd: bool,  # noqa: FBT001 - a parameter of the table
+    script: str,
+    code: int,
 ) -> None:
     """A child's exit is reported once, with its code, and the child is reaped, with pidfds and without."""
     if not has_pidfd:
@@ -120,13 +125,13 @@ def test_idle_costs_no_wake_ups(loop: Loop) -> None:
 
 def test_descriptors_are_not_leaked() -> None:
     """A loop gives back every descriptor it took."""
-    before = sorted(os.listdir("/proc/self/fd"))
+    before = sorted(path.name for path in Path("/proc/self/fd").iterdir())
     with Loop() as loop:
         seen: list[object] = []
         loop.watch_exit(_spawn("true"), seen.append)
         loop.watch_exit(_spawn("true"), seen.append)
         _run(loop, seen, 2)
-    assert sorted(os.listdir("/proc/self/fd")) == before
+    assert sorted(path.name for path in Path("/proc/self/fd").iterdir()) == before
 
 
 def test_reaping_strangers_leaves_our_children_alone(loop: Loop) -> None:

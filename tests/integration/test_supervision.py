@@ -7,7 +7,9 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,14 +18,7 @@ from tests.support.processes import children_of, is_gone, wait_gone
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.support.launch import Launched
     from tests.support.terminal import Terminal
-
-Launch = "Callable[..., Launched]"
-Worker = "Callable[[str], Path]"
 
 #: A worker that is there until it is told to go, and says so.
 PATIENT = """
@@ -118,7 +113,7 @@ def test_second_interrupt_hurries(launch: Launch, worker: Worker) -> None:
 
 
 def test_inherited_ignored_signal_stays_ignored(launch: Launch, worker: Worker) -> None:
-    """nohup works: a hang-up neither ends the launcher nor the workers."""
+    """Nohup works: a hang-up neither ends the launcher nor the workers."""
     job = launch("--standalone", worker(PATIENT), program=("nohup", *_ELASTIC_RUN))
     job.wait_line("ready")
     job.send(signal.SIGHUP)
@@ -177,8 +172,8 @@ def test_leftovers_of_a_success_are_stopped(launch: Launch, worker: Worker) -> N
     assert job.wait_exit() == 0
 
 
-@pytest.mark.parametrize("turn", range(5))
-def test_nothing_survives_a_killed_launcher(launch: Launch, worker: Worker, turn: int) -> None:
+@pytest.mark.parametrize("_turn", range(5))
+def test_nothing_survives_a_killed_launcher(launch: Launch, worker: Worker, _turn: int) -> None:
     """After SIGKILL of the launcher its workers and their descendants are gone within two seconds."""
     path = worker("""
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -211,9 +206,8 @@ def test_a_killed_guardian_is_replaced(launch: Launch, worker: Worker) -> None:
 def _guardian_of(launcher: int) -> int:
     for pid in children_of(launcher):
         try:
-            with open(f"/proc/{pid}/cmdline", "rb") as file:
-                if b"guardian of" in file.read():
-                    return pid
+            if b"guardian of" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                return pid
         except OSError:
             pass
     return 0
@@ -296,7 +290,7 @@ def test_failure_file(launch: Launch, worker: Worker, tmp_path: Path) -> None:
     assert len(job.stderr.splitlines()) <= 25 + 10  # the worker's own traceback passes through before the report
 
 
-def test_read_only_temporary_directory(launch: Launch, worker: Worker, tmp_path: Path) -> None:
+def test_read_only_temporary_directory(launch: Launch, worker: Worker) -> None:
     """Without a place for temporary files the job still runs, and reports."""
     job = launch("--standalone", worker("raise ValueError('boom')"), env={"TMPDIR": "/proc/no-such-place"})
     assert job.wait_exit() == 1
@@ -328,7 +322,7 @@ def test_parent_error_file(launch: Launch, worker: Worker, tmp_path: Path) -> No
     assert "Traceback" in message["extraInfo"]["py_callstack"]
 
 
-_PYTHON = __import__("sys").executable
+_PYTHON = sys.executable
 _ELASTIC_RUN = (_PYTHON, "-m", "elastic_run")
 
 
@@ -432,17 +426,19 @@ def test_unkillable_worker(launch: Launch, worker: Worker, tmp_path: Path) -> No
     try:
         freezer.freeze(pid)
         job.send(signal.SIGTERM)
-        assert job.wait_exit() == 143
-        assert str(pid) in job.stderr
+        # The frozen worker still holds the launcher's stdout: only the launcher's end can be waited for.
+        assert job.process.wait(30) == 143
     finally:
         freezer.thaw()
     wait_gone(pid)
+    job.wait_exit()
+    assert f"pid {pid}" in job.stderr
 
 
 class _Freezer:
     """A version 1 freezer group: the tasks in it are in uninterruptible sleep, and SIGKILL waits for the thaw."""
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: Path) -> None:
         self.root = root
 
     def freeze(self, pid: int) -> None:
@@ -451,8 +447,7 @@ class _Freezer:
         self._write("freezer.state", "FROZEN")
 
         def is_frozen() -> bool:
-            with open(f"{self.root}/freezer.state") as file:
-                return file.read().strip() == "FROZEN"
+            return (self.root / "freezer.state").read_text().strip() == "FROZEN"
 
         wait_until(is_frozen)
 
@@ -461,16 +456,15 @@ class _Freezer:
         self._write("freezer.state", "THAWED")
 
     def _write(self, name: str, text: str) -> None:
-        with open(f"{self.root}/{name}", "w") as file:
-            file.write(text)
+        (self.root / name).write_text(text)
 
 
 def _make_freezer(tmp_path: Path) -> _Freezer:
-    mount = "/sys/fs/cgroup/freezer"
-    if not os.path.exists(f"{mount}/cgroup.procs"):
-        mount = str(tmp_path / "freezer")
-        os.mkdir(mount)
+    mount = Path("/sys/fs/cgroup/freezer")
+    if not (mount / "cgroup.procs").exists():
+        mount = tmp_path / "freezer"
+        mount.mkdir()
         subprocess.run(["mount", "-t", "cgroup", "-o", "freezer", "freezer", mount], check=True)
-    group = f"{mount}/elastic-run-test-{os.getpid()}"
-    os.makedirs(group, exist_ok=True)
+    group = mount / f"elastic-run-test-{os.getpid()}"
+    group.mkdir(exist_ok=True)
     return _Freezer(group)

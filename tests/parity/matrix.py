@@ -174,13 +174,13 @@ _FAILURE = (
     _case("stopped", "--nproc-per-node=2 probe.py", env={"PARITY_END": "*.0=wait"}, stops=True, workers=2, exit_code=143),
     _case(
         "recorded by torch",
-        "--nproc-per-node=2 --log-dir={logs} recorded_by_torch.py",
-        env={"PARITY_END": "1.0=raise", "PARITY_KEEPS_TRACEBACK": "1", "TORCHELASTIC_ERROR_FILE": "{out}/parent.json"},
+        "--log-dir={logs} recorded_by_torch.py",
+        env={"PARITY_END": "0.0=raise", "PARITY_KEEPS_TRACEBACK": "1", "TORCHELASTIC_ERROR_FILE": "{out}/parent.json"},
     ),
     _case(
         "recorded by elastic-run",
-        "--nproc-per-node=2 --log-dir={logs} recorded_by_elastic_run.py",
-        env={"PARITY_END": "1.0=raise", "PARITY_KEEPS_TRACEBACK": "1", "TORCHELASTIC_ERROR_FILE": "{out}/parent.json"},
+        "--log-dir={logs} recorded_by_elastic_run.py",
+        env={"PARITY_END": "0.0=raise", "PARITY_KEEPS_TRACEBACK": "1", "TORCHELASTIC_ERROR_FILE": "{out}/parent.json"},
     ),
     _case(
         "parent's error file without a record",

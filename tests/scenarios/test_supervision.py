@@ -1,7 +1,8 @@
 """Scenario scripts of one agent: events in, the whole trace of states and commands out.
 
-A script in `supervision/` begins with what the agent is and then has one event per `>` line; the lines below each are the
-trace that `decide` gives. After a deliberate change rewrite them all with `ELASTIC_RUN_REWRITE=1` and review the diff.
+A script in `supervision/` begins with what the agent is and then has one event per `>` line; the lines below each are
+the trace that `decide` gives. After a deliberate change rewrite them all with `ELASTIC_RUN_REWRITE=1` and review the
+diff.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def _make_event(name: str, values: dict[str, object]) -> supervision.Event:
 
 
 def _describe(command: supervision.Command) -> str:
-    slots = [slot for slot in type(command).__slots__ if getattr(command, slot) not in ("", None)]
+    slots: list[str] = [slot for slot in type(command).__slots__ if getattr(command, slot) not in ("", None)]
     return f"{type(command).__name__}({', '.join(f'{slot}={getattr(command, slot)!r}' for slot in slots)})"
 
 
@@ -123,7 +124,8 @@ def test_every_transition_is_told() -> None:
 
 def test_a_step_that_is_not_in_the_table_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reaction that leads to a state which the table does not name is refused."""
-    monkeypatch.setitem(supervision.TRANSITIONS, (supervision.JOINING, supervision.RoundFormed), ())
+    table = {**supervision.TRANSITIONS, (supervision.JOINING, supervision.RoundFormed): ()}
+    monkeypatch.setattr(supervision, "TRANSITIONS", table)
     agent = supervision.Agent(policy=RestartPolicy(), local_world_size=1)
     with pytest.raises(supervision.IllegalTransitionError, match="from joining to running"):
         supervision.decide(agent, supervision.RoundFormed(0), 0.0)

@@ -1,4 +1,4 @@
-"""Stores for tests: raw connections to a server on the test's own loop, and a server that runs by itself in a thread."""
+"""Stores for tests: raw connections to a server on the test's own loop, and a server with a thread of its own."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Peer:
     """
 
     def __init__(self, loop: Loop, port: int, *, greets: bool = True) -> None:
-        self.received = b""
+        self.received = bytearray()
         self.is_closed = False
         self._loop = loop
         self.socket = socket.create_connection((LOOPBACK, port), timeout=DEADLINE)
-        self.socket.setblocking(False)
+        self.socket.settimeout(0)
         self.read_on()
         if greets:
             self.send(wire.encode_opening(NONCE))
@@ -62,7 +62,8 @@ class Peer:
         """Turn the loop until so many bytes have come, and take them."""
         self.turn_until(lambda: len(self.received) >= size or self.is_closed)
         assert len(self.received) >= size, f"closed after {self.received!r}"
-        taken, self.received = self.received[:size], self.received[size:]
+        taken = bytes(self.received[:size])
+        del self.received[:size]
         return taken
 
     def take_string(self) -> bytes:
@@ -77,11 +78,11 @@ class Peer:
     def wait_closed(self) -> bytes:
         """Turn the loop until the server has closed the connection; returns what came before."""
         self.turn_until(lambda: self.is_closed)
-        return self.received
+        return bytes(self.received)
 
     def assert_silent(self) -> None:
         """Assert that the server has sent nothing: a PING's reply is the first thing that comes."""
-        assert self.received == b""
+        assert not self.received
         self.send(bytes((wire.PING,)) + wire.U32.pack(77))
         assert self.take(4) == wire.U32.pack(77)
 

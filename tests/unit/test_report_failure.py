@@ -302,14 +302,14 @@ JOBS: dict[str, Ending] = {
 }
 
 
-@pytest.mark.parametrize("width", [40, 60, 80, 200])
 @pytest.mark.parametrize("name", JOBS)
-def test_no_report_is_longer_or_wider_than_promised(name: str, width: int) -> None:
+def test_no_report_is_longer_or_wider_than_promised(name: str) -> None:
     """25 lines of 80 columns, or fewer, whatever workers wrote, and nothing that a terminal would obey."""
-    lines = render(JOBS[name], width=width)
-    assert len(lines) <= 25
-    assert max((columns(line) for line in lines), default=0) <= min(width, 80)
-    assert all(line.isprintable() for line in lines)
+    for width in (40, 60, 80, 200):
+        lines = render(JOBS[name], width=width)
+        assert len(lines) <= 25
+        assert max((columns(line) for line in lines), default=0) <= min(width, 80)
+        assert all(line.isprintable() for line in lines)
 
 
 def test_the_worst_report_still_ends_with_what_to_do() -> None:

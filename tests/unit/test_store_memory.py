@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic_run.store.memory import MemoryStore, parse_integer
+from elastic_run.store.memory import MemoryStore, Waiter, parse_integer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -191,12 +191,14 @@ def test_who_cancels_is_not_called(store: MemoryStore, calls: Calls) -> None:
     first = store.on_key([b"k", b"other"], calls.named("first"))
     assert first is not None
     store.cancel(first)
-    store.on_key([b"k"], lambda: store.cancel(waiting))
-    waiting = store.on_key([b"k"], calls.named("third"))
-    assert waiting is not None
+    third: list[Waiter] = []
+    store.on_key([b"k"], lambda: store.cancel(third[0]))
+    waiter = store.on_key([b"k"], calls.named("third"))
+    assert waiter is not None
+    third.append(waiter)
     store.set(b"k", b"")
     store.set(b"other", b"")
-    store.cancel(waiting)
+    store.cancel(waiter)
     assert calls.made == []
 
 
@@ -301,7 +303,7 @@ def test_what_is_no_number_is_refused(text: bytes) -> None:
     """Text without a number, or with one beyond 64 bits, is an error and changes nothing."""
     store = MemoryStore()
     store.set(b"n", text)
-    with pytest.raises(ValueError, match="number|64 bits"):
+    with pytest.raises(ValueError, match=r"number|64 bits"):
         store.add(b"n", 1)
     assert store.get(b"n") == text
 

@@ -1,4 +1,7 @@
-"""What workers write: from their descriptors to the console and to files, with nothing lost and no line cut."""
+"""What workers write: taken through pipes and pseudo-terminals, written to log files and the launcher's console.
+
+`Console` owns the launcher's own stdout and stderr; `WorkerOutput` owns the streams of one round's workers.
+"""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def _look_around() -> dict[str, Any]:
         "main package": main.__package__,
         "sys.path[0]": sys.path[0],
         "executable": sys.executable,
-        "unbuffered": sys.flags.unbuffered,
+        "unbuffered": getattr(sys.stdout, "write_through", None),
         **_look_at_process(),
         **_look_at_streams(),
     }

@@ -1,0 +1,134 @@
+"""Writing to a descriptor that others share, without ever blocking.
+
+O_NONBLOCK belongs to the open file description, which the user's shell and the workers share: setting it would make
+*their* writes fail. So, by kind of file:
+- pipe or terminal: a description of our own, by opening /proc/self/fd/N again;
+- where that is refused (after `su`, in a container as another user, without /proc): only as much after each POLLOUT as
+  surely fits. A pipe that is writable takes PIPE_BUF bytes. A terminal takes at least one buffer of 256, which
+  newlines may double on the way;
+- socket: MSG_DONTWAIT for the single call;
+- regular file or other device: never blocks for long, so it is written directly. Opened again it would begin at
+  offset 0, on top of what is there.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import stat
+
+from elastic_run.multiprocessing.output.logfile import LogFile
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_PIPE_STEP = select.PIPE_BUF
+_TERMINAL_STEP = 128
+
+
+class Sink:
+    """A non-blocking descriptor of our own."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def write(self, data: bytes | bytearray | memoryview) -> int:
+        """Write what fits.
+
+        Args:
+            data: Any bytes.
+
+        Returns:
+            How many of them were taken, at least one.
+
+        Raises:
+            BlockingIOError: Nothing fits now.
+            OSError: Nobody will ever read it.
+        """
+        return os.write(self.fd, data)
+
+    def close(self) -> None:
+        """Close what is ours."""
+        os.close(self.fd)
+
+
+class CautiousSink(Sink):
+    """A blocking descriptor of somebody else's, given only what it surely takes."""
+
+    def __init__(self, fd: int) -> None:
+        super().__init__(fd)
+        self._step = _TERMINAL_STEP if os.isatty(fd) else _PIPE_STEP
+        self._poll = select.poll()
+        self._poll.register(fd, select.POLLOUT)
+
+    def write(self, data: bytes | bytearray | memoryview) -> int:
+        """Write what fits, see `Sink.write`."""
+        view = memoryview(data)
+        done = 0
+        while done < len(view) and self._poll.poll(0):
+            done += os.write(self.fd, view[done : done + self._step])
+        if not done:
+            raise BlockingIOError
+        return done
+
+    def close(self) -> None:
+        """Leave the descriptor to its owner."""
+
+
+class SocketSink(Sink):
+    """A socket, written to with a flag instead of a mode."""
+
+    def __init__(self, fd: int) -> None:
+        import socket  # noqa: PLC0415 - few people's stdout is one
+
+        self._socket = socket.socket(fileno=os.dup(fd))
+        self._flags = socket.MSG_DONTWAIT | getattr(socket, "MSG_NOSIGNAL", 0)
+        super().__init__(self._socket.fileno())
+
+    def write(self, data: bytes | bytearray | memoryview) -> int:
+        """Write what fits, see `Sink.write`."""
+        return self._socket.send(data, self._flags)
+
+    def close(self) -> None:
+        """Close our duplicate."""
+        self._socket.close()
+
+
+class FileSink(Sink):
+    """A file, which takes everything or loses it."""
+
+    def __init__(self, fd: int, on_loss: Callable[[OSError], None]) -> None:
+        super().__init__(fd)
+        self._file = LogFile(fd, on_loss)
+
+    def write(self, data: bytes | bytearray | memoryview) -> int:
+        """Write all; what can't be written is counted by the `LogFile`."""
+        self._file.write(memoryview(data))
+        return len(data)
+
+    def close(self) -> None:
+        """Leave the descriptor to its owner."""
+
+
+def open_sink(fd: int, on_loss: Callable[[OSError], None]) -> Sink:
+    """Find the way of writing to a descriptor without blocking.
+
+    Args:
+        fd: Shared with others, stays open and in the mode it is in.
+        on_loss: Called once when a file can't take more (a full disk).
+
+    Returns:
+        The sink.
+    """
+    mode = os.fstat(fd).st_mode
+    if stat.S_ISSOCK(mode):
+        return SocketSink(fd)
+    if not (stat.S_ISFIFO(mode) or os.isatty(fd)):
+        return FileSink(fd, on_loss)
+    try:
+        return Sink(
+            os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        )
+    except OSError:
+        return CautiousSink(fd)

@@ -1,0 +1,262 @@
+"""One stream of the console: many sources, one descriptor, whole lines.
+
+Rules
+- Nothing blocks. What the descriptor doesn't take at once is queued. Above `QUEUE_LIMIT` sources are told to wait, so
+  that they stop reading and their workers block, as they would on a terminal: memory stays bounded.
+- A source that has written a part of a line *holds* the stream until the line's end; others wait. Otherwise two workers
+  whose `print` makes two writes, text and newline, would mix. The hold ends early when the source has written nothing
+  for its `patience` though the descriptor took everything, or when its line got longer than its `hold_limit`: a
+  progress bar, a prompt, or a line without end must not silence the others.
+- Sources wait in line: nobody overtakes. One that has ended (its worker is gone) waits in front, so that its last lines
+  stand before whatever the launcher says about its death.
+- When the reader is gone (EPIPE, a hung-up terminal) the stream is closed: further data is dropped, told once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from elastic_run.loop import Loop, Timer
+    from elastic_run.multiprocessing.output.sink import Sink
+
+#: Queued bytes above which sources wait, and below which they go on.
+QUEUE_LIMIT = 1 << 20
+_QUEUE_LOW = QUEUE_LIMIT // 2
+#: Pieces smaller than this are gathered into blocks of `_BLOCK`, so that a queue of short lines is a small one.
+_SMALL = 4096
+_BLOCK = 1 << 16
+
+
+class Source:
+    """Somebody who writes to a stream."""
+
+    #: Seconds of silence within a line after which others may write.
+    patience = 0.0
+    #: Bytes of a single line after which others may write.
+    hold_limit = 0
+
+
+class Stream:
+    """The queue and the order of one descriptor of the console.
+
+    Args:
+        loop: The agent's loop.
+        sink: Where the bytes go.
+        on_closed: Called once when nobody will read any more.
+    """
+
+    def __init__(self, loop: Loop, sink: Sink, on_closed: Callable[[OSError], None]) -> None:
+        self._loop = loop
+        self._sink = sink
+        self._on_closed = on_closed
+        self._queue: deque[bytes | bytearray | memoryview] = deque()
+        self._queued = 0
+        self._waiting: deque[tuple[Source, Callable[[], None]]] = deque()
+        self._holder: Source | None = None
+        self._held_at = 0.0
+        self._held_bytes = 0
+        self._served: Source | None = None
+        self._is_mid_line = False
+        self._is_service_due = False
+        self._timer: Timer | None = None
+        self.is_closed = False
+
+    # --- queries ---------------------------------------------------------------------------------------------------
+    @property
+    def is_full(self) -> bool:
+        """Whether sources have to wait because the descriptor is slow."""
+        return self._queued >= QUEUE_LIMIT
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all that was given is written, and nobody waits."""
+        return not self._queued and not self._waiting
+
+    @property
+    def is_contended(self) -> bool:
+        """Whether somebody waits for the present writer to come to the end of a line."""
+        return bool(self._waiting)
+
+    def is_held_by(self, source: Source) -> bool:
+        """Whether a source is within a line."""
+        return self._holder is source
+
+    def may_write(self, source: Source) -> bool:
+        """Whether it is a source's turn.
+
+        Args:
+            source: The one who asks.
+
+        Returns:
+            False when it has to `wait`.
+        """
+        if self.is_closed:
+            return True
+        if self._queued >= QUEUE_LIMIT:
+            return False
+        holder = self._holder
+        if holder is source or source is self._served:
+            return True
+        return not self._waiting and (holder is None or self._is_overdue(holder))
+
+    def _is_overdue(self, holder: Source) -> bool:
+        if self._held_bytes > holder.hold_limit:
+            return True
+        return not self._queued and self._loop.now() - self._held_at >= holder.patience
+
+    # --- writing ---------------------------------------------------------------------------------------------------
+    def write(self, source: Source, data: bytes | memoryview, *, starts_line: bool) -> None:
+        """Write, or queue; the caller has asked `may_write`.
+
+        Args:
+            source: The one who writes. It holds the stream when the data ends within a line.
+            data: Not empty.
+            starts_line: Whether the data must stand at the beginning of a line: one that somebody else has left
+                unfinished is ended first.
+        """
+        if self.is_closed:
+            return
+        is_holder = self._holder is source
+        if starts_line and self._is_mid_line and not is_holder:
+            self._put(b"\n")
+        self._put(data)
+        if data[-1] == 10:  # noqa: PLR2004 - a newline
+            self._is_mid_line = False
+            self._holder = None
+            if self._waiting:
+                self._serve_soon()
+        else:
+            self._is_mid_line = True
+            self._held_at = self._loop.now()
+            self._held_bytes = self._held_bytes + len(data) if is_holder else len(data)
+            self._holder = source
+
+    def release(self, source: Source) -> None:
+        """End a source's hold, wherever in a line it is."""
+        if self._holder is source:
+            self._holder = None
+            if self._waiting:
+                self._serve_soon()
+
+    def wait(self, source: Source, callback: Callable[[], None], *, is_first: bool = False) -> None:
+        """Ask to be called when it is one's turn.
+
+        Args:
+            source: The one who waits.
+            callback: Called once. `may_write` is true in it for this source.
+            is_first: Whether to stand in front of those who wait already.
+        """
+        if is_first:
+            self._waiting.appendleft((source, callback))
+        else:
+            self._waiting.append((source, callback))
+        self._provide_service()
+
+    def _put(self, data: bytes | memoryview) -> None:
+        if self._queue:
+            self._enqueue(data)
+            return
+        done = self._write(data)
+        if done < len(data) and not self.is_closed:
+            self._enqueue(memoryview(data)[done:])
+            self._loop.add_writer(self._sink.fd, self._drain)
+
+    def _enqueue(self, data: bytes | memoryview) -> None:
+        self._queued += len(data)
+        last = self._queue[-1] if self._queue else None
+        if isinstance(last, bytearray) and len(data) < _SMALL and len(last) < _BLOCK:
+            last += data
+        else:
+            self._queue.append(bytearray(data) if len(data) < _SMALL else data)
+
+    def _write(self, data: bytes | bytearray | memoryview) -> int:
+        try:
+            return self._sink.write(data)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            self._end(error)
+            return 0
+
+    def _drain(self) -> None:
+        while self._queue:
+            first = self._queue[0]
+            done = self._write(first)
+            if self.is_closed:
+                return
+            self._queued -= done
+            if done < len(first):
+                self._queue[0] = memoryview(first)[done:]
+                break
+            self._queue.popleft()
+        if not self._queue:
+            self._loop.remove_writer(self._sink.fd)
+        if self._waiting and self._queued <= _QUEUE_LOW:
+            self._serve()
+
+    def _end(self, error: OSError) -> None:
+        self._drop()
+        self._on_closed(error)
+
+    def _drop(self) -> None:
+        self.is_closed = True
+        self._queue.clear()
+        self._queued = 0
+        self._holder = None
+        self._loop.remove_writer(self._sink.fd)
+        if self._waiting:
+            self._serve_soon()
+
+    def close(self) -> None:
+        """Drop what is queued and give the descriptor back."""
+        self._drop()
+        self._waiting.clear()
+        self._sink.close()
+
+    # --- taking turns ----------------------------------------------------------------------------------------------
+    def _serve_soon(self) -> None:
+        if not self._is_service_due:
+            self._is_service_due = True
+            self._loop.call_soon(self._serve)
+
+    def _serve(self) -> None:
+        """Call those who wait, in their order, as long as it can be somebody's turn."""
+        self._is_service_due = False
+        while (turn := self._next_turn()) is not None:
+            source, callback = self._waiting[turn]
+            del self._waiting[turn]
+            self._served = source
+            try:
+                callback()
+            finally:
+                self._served = None
+        if self._waiting:
+            self._provide_service()
+
+    def _next_turn(self) -> int | None:
+        if not self._waiting or (self.is_full and not self.is_closed):
+            return None
+        holder = self._holder
+        if holder is None or self._is_overdue(holder):
+            self._holder = None
+            return 0
+        return next((index for index, (source, _) in enumerate(self._waiting) if source is holder), None)
+
+    def _provide_service(self) -> None:
+        """See to it that those who wait are called one day: by the drain, by a timer, or in the next turn."""
+        if self.is_full and not self.is_closed:
+            return
+        holder = self._holder
+        if holder is None or self._is_overdue(holder) or any(source is holder for source, _ in self._waiting):
+            self._serve_soon()
+        elif not self._queued and self._timer is None:
+            self._timer = self._loop.call_at(self._held_at + holder.patience, self._look_at_holder)
+
+    def _look_at_holder(self) -> None:
+        self._timer = None
+        if self._waiting:
+            self._serve()

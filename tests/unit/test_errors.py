@@ -1,0 +1,311 @@
+"""Errors of workers, from process to process: recorded, read with suspicion, handed to the launcher above."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pickle
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elastic_run.multiprocessing import errors
+from elastic_run.multiprocessing.errors import (
+    ChildFailedError,
+    ErrorHandler,
+    ProcessFailure,
+    find_exception,
+    get_error_handler,
+    read_error_file,
+    record,
+    write_parent_error_file,
+)
+from tests.support.endings import captured, worker_end
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class OddError(Exception):
+    """An exception that can't say what it is."""
+
+    def __str__(self) -> str:
+        raise KeyError
+
+
+class QuietHandler(ErrorHandler):
+    """Leaves faulthandler as pytest set it up."""
+
+    def initialize(self) -> None:
+        """Do nothing."""
+
+
+@pytest.fixture
+def error_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Name this process's error file."""
+    path = tmp_path / "parent.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
+    return path
+
+
+def load(path: Path) -> dict[str, dict[str, object]]:
+    """Return a JSON file's contents."""
+    contents: dict[str, dict[str, object]] = json.loads(path.read_text(encoding="utf-8"))
+    return contents
+
+
+def recorded(path: Path, message: object) -> str:
+    """Write an error file and return its path."""
+    path.write_text(json.dumps({"message": message}), encoding="utf-8")
+    return str(path)
+
+
+def test_a_recorded_exception_stands_in_the_file_and_goes_on(error_file: Path) -> None:
+    """The function raises what it raised; the file has summary, traceback and time."""
+
+    def fail() -> None:
+        raise ValueError("bad batch 17")  # noqa: EM101 - the text is looked for
+
+    with pytest.raises(ValueError, match="bad batch 17"):
+        record(fail, QuietHandler())()
+    message = load(error_file)["message"]
+    assert message["message"] == "ValueError: bad batch 17"
+    extra = message["extraInfo"]
+    assert isinstance(extra, dict)
+    assert extra["py_callstack"].endswith(
+        'raise ValueError("bad batch 17")  # noqa: EM101 - the text is looked for\nValueError: bad batch 17\n'
+    )
+    assert extra["timestamp"].isdigit()
+
+
+def test_what_a_function_returns_is_returned(error_file: Path) -> None:
+    """Nothing is recorded where nothing failed; SystemExit(0) is a return, another code is raised."""
+    assert record(lambda: 7, QuietHandler())() == 7
+
+    def leave(code: int) -> None:
+        raise SystemExit(code)
+
+    assert record(leave, QuietHandler())(0) is None
+    with pytest.raises(SystemExit):
+        record(leave, QuietHandler())(3)
+    assert not error_file.exists()
+
+
+def test_without_a_file_recording_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script with @record runs outside of a launcher, too."""
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", "")
+    get_error_handler().record_exception(ValueError("x"))
+
+
+def test_a_file_that_cannot_be_written_does_not_hide_the_exception(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a warning, and the exception is the script's own."""
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", "/nowhere/error.json")
+
+    def fail() -> None:
+        raise OddError
+
+    with pytest.warns(UserWarning, match="error file /nowhere/error.json can't be written"), pytest.raises(OddError):
+        record(fail, QuietHandler())()
+
+
+def test_an_exception_that_cannot_be_told_is_recorded_all_the_same(error_file: Path) -> None:
+    """A broken __str__ is named in its place."""
+    get_error_handler().record_exception(OddError())
+    assert load(error_file)["message"]["message"] == "OddError: <its __str__ raised KeyError>"
+
+
+def test_the_root_cause_of_children_is_copied_with_its_exit_code(error_file: Path, tmp_path: Path) -> None:
+    """A nanny's ChildFailedError carries its child's file to the launcher above."""
+    child = recorded(tmp_path / "child.json", {"message": "E: x", "extraInfo": {"timestamp": "5"}})
+    error_file.write_text("left by a child", encoding="utf-8")
+
+    def fail() -> None:
+        raise ChildFailedError("nanny", {1: ProcessFailure(1, 7, -11, child)})
+
+    with pytest.raises(ChildFailedError):
+        record(fail, QuietHandler())()
+    assert load(error_file)["message"] == {"message": "E: x", "extraInfo": {"timestamp": "5"}, "errorCode": -11}
+
+
+def test_children_without_a_file_leave_none(error_file: Path) -> None:
+    """There is nothing to copy."""
+
+    def fail() -> None:
+        raise ChildFailedError("nanny", {1: ProcessFailure(1, 7, 3, "")})
+
+    with pytest.raises(ChildFailedError):
+        record(fail, QuietHandler())()
+    assert not error_file.exists()
+
+
+def test_a_corrupt_file_of_a_child_is_replaced_by_a_sentence(error_file: Path, tmp_path: Path) -> None:
+    """The launcher above learns that there was one, and the exit code."""
+    (tmp_path / "child.json").write_text('{"message": ', encoding="utf-8")
+    get_error_handler().dump_error_file(str(tmp_path / "child.json"), 3)
+    message = load(error_file)["message"]
+    assert message["message"] == f"{tmp_path / 'child.json'}: its error.json is not valid JSON"
+    assert message["errorCode"] == 3
+    get_error_handler().dump_error_file(str(tmp_path / "none.json"))
+    assert load(error_file)["message"]["message"] == f"{tmp_path / 'none.json'}: there is none"
+
+
+def test_a_plain_message_takes_no_exit_code(
+    error_file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A string has no place for it: it is copied as it is, as torch does."""
+    child = recorded(tmp_path / "child.json", "plain")
+    get_error_handler().dump_error_file(child, 3)
+    assert load(error_file) == {"message": "plain"}
+    assert "no place for exit code 3" in caplog.text
+    monkeypatch.delenv("TORCHELASTIC_ERROR_FILE")
+    with caplog.at_level(logging.INFO):
+        get_error_handler().dump_error_file(child, 3)
+    assert "no error file of our own" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "its error.json is not valid JSON"),
+        ('{"message": "half', "its error.json is not valid JSON"),
+        ("\x00\xff", "its error.json is not valid JSON"),
+        ("[" * 100_000, "its error.json is not valid JSON"),
+        ("[]", "its error.json has no message"),
+        ('{"messages": 1}', "its error.json has no message"),
+        ("x" * 5_000_000, "its error.json can't be read: it has 5000000 bytes"),
+    ],
+)
+def test_a_broken_error_file_is_one_clause(tmp_path: Path, text: str, problem: str) -> None:
+    """Empty, cut short, binary, nested beyond measure, something else or huge: never an exception."""
+    (tmp_path / "error.json").write_text(text, encoding="latin-1")
+    file = read_error_file(str(tmp_path / "error.json"))
+    assert (file.data, file.exception, file.problem) == (None, None, problem)
+
+
+def test_what_is_no_file_is_not_opened(tmp_path: Path) -> None:
+    """A directory, a pipe that would block us, and nothing at all."""
+    os.mkfifo(tmp_path / "pipe")
+    assert read_error_file(str(tmp_path)).problem == "its error.json can't be read: it is a directory"
+    assert read_error_file(str(tmp_path / "pipe")).problem == "its error.json can't be read: it is not a file"
+    assert read_error_file(str(tmp_path / "none")).problem == ""
+    assert read_error_file("").problem == ""
+
+
+@pytest.mark.parametrize(
+    ("message", "expected", "timestamp"),
+    [
+        (
+            {"message": "E: x", "extraInfo": {"py_callstack": captured("value_error"), "timestamp": "7"}},
+            "ValueError",
+            7,
+        ),
+        ({"message": "mod.E: x", "extraInfo": {"py_callstack": "?"}}, "mod.E", None),
+        ({"message": "E: x", "extraInfo": {"timestamp": "soon"}}, "E", None),
+        ({"message": "it broke"}, "error", None),
+        ({"message": 5, "extraInfo": []}, None, None),
+        ("E: x", "E", None),
+        ("", None, None),
+        (None, None, None),
+    ],
+)
+def test_an_error_file_s_exception_is_found(
+    tmp_path: Path, message: object, expected: str | None, timestamp: int | None
+) -> None:
+    """Its traceback is read like one on stderr; else its summary, else nothing."""
+    file = read_error_file(recorded(tmp_path / "error.json", message))
+    assert (file.exception.type if file.exception else None) == expected
+    assert file.timestamp == timestamp
+    assert file.problem == ""
+
+
+def test_the_error_file_wins_over_stderr(tmp_path: Path) -> None:
+    """It was written on purpose; where it is missing or broken, stderr tells."""
+    path = tmp_path / "error.json"
+    good = recorded(path, {"message": "E: x"})
+    assert getattr(find_exception(good, captured("value_error"), 1).exception, "type", "") == "E"
+    path.write_text("", encoding="utf-8")
+    file = find_exception(good, captured("value_error"), 1)
+    assert getattr(file.exception, "type", "") == "ValueError"
+    assert file.problem == "its error.json is not valid JSON"
+    assert find_exception("", "", 1).exception is None
+
+
+def test_the_launcher_above_gets_the_root_cause_s_file(tmp_path: Path) -> None:
+    """As torch does: copied, with the exit code."""
+    child = recorded(tmp_path / "child.json", {"message": "E: x"})
+    environ = {"TORCHELASTIC_ERROR_FILE": str(tmp_path / "parent.json")}
+    write_parent_error_file(worker_end(0, -11, error_file=child), environ)
+    assert load(tmp_path / "parent.json") == {"message": {"message": "E: x", "errorCode": -11}}
+    recorded(tmp_path / "child.json", "plain")
+    write_parent_error_file(worker_end(0, 1, error_file=child), environ)
+    assert load(tmp_path / "parent.json") == {"message": "plain"}
+
+
+def test_the_launcher_above_gets_what_stderr_told(tmp_path: Path) -> None:
+    """Where the worker left no file, the same structure is made from its traceback, or from how it ended."""
+    environ = {"TORCHELASTIC_ERROR_FILE": str(tmp_path / "parent.json")}
+    write_parent_error_file(worker_end(0, 1, captured("value_error")), environ)
+    message = load(tmp_path / "parent.json")["message"]
+    assert message["message"] == "ValueError: loss is not finite: 3"
+    assert message["errorCode"] == 1
+    file = read_error_file(str(tmp_path / "parent.json"))
+    assert getattr(file.exception, "where", "") == "value_error.py:5 in compute"
+    assert file.timestamp == 1795169472
+    write_parent_error_file(worker_end(3, -9, "step 1"), environ)
+    assert load(tmp_path / "parent.json")["message"]["message"] == "rank 3 ended with signal 9"
+    write_parent_error_file(worker_end(3, 7), environ)
+    assert load(tmp_path / "parent.json")["message"]["message"] == "rank 3 ended with exit code 7"
+
+
+def test_no_launcher_above_is_no_matter(tmp_path: Path) -> None:
+    """Unset, empty, or where nothing can be written."""
+    for environ in ({}, {"TORCHELASTIC_ERROR_FILE": ""}, {"TORCHELASTIC_ERROR_FILE": str(tmp_path)}):
+        write_parent_error_file(worker_end(0, 1), environ)
+
+
+def test_the_first_failure_is_the_given_root_or_the_earliest(tmp_path: Path) -> None:
+    """Seconds are too coarse to tell; a launcher that knows better says so."""
+    late = recorded(tmp_path / "late.json", {"message": "E: x", "extraInfo": {"timestamp": "9"}})
+    early = recorded(tmp_path / "early.json", {"message": "F: y", "extraInfo": {"timestamp": "8"}})
+    failures = {0: ProcessFailure(0, 1, 1, late), 1: ProcessFailure(1, 2, -11, early)}
+    assert ChildFailedError("t", failures).get_first_failure()[0] == 1
+    assert ChildFailedError("t", failures, root_rank=0).get_first_failure()[0] == 0
+    assert ChildFailedError("t", failures, root_rank=5).get_first_failure()[0] == 1
+    copy = pickle.loads(pickle.dumps(ChildFailedError("t", failures, root_rank=0)))  # noqa: S301 - our own
+    assert copy.get_first_failure()[0] == 0
+    with pytest.raises(AssertionError):
+        ChildFailedError("t", {})
+
+
+def test_the_exception_s_text_ends_with_the_root_cause(tmp_path: Path) -> None:
+    """That is what stands last in a traceback; many others are counted."""
+    file = recorded(
+        tmp_path / "e.json", {"message": "E: x", "extraInfo": {"py_callstack": "Traceback\nE: x\n", "timestamp": "8"}}
+    )
+    failures = {0: ProcessFailure(0, 1, 1, file), **{rank: ProcessFailure(rank, 1, -9, "") for rank in range(1, 12)}}
+    text = str(ChildFailedError("train.py", failures))
+    assert "train.py failed\nalso: rank 1 (local rank 1, pid 1), SIGKILL, " in text
+    assert "... and 3 more\n" in text
+    assert "root cause: rank 0 (local rank 0, pid 1), exit code 1, " in text
+    assert text.endswith(": E: x\n  Traceback\n  E: x\n" + "=" * 60)
+
+
+def test_a_failure_has_a_sentence_where_no_file_tells(tmp_path: Path) -> None:
+    """Signal or exit code, and what is wrong with its error.json."""
+    failure = ProcessFailure(0, 7, -9, "/nowhere/error.json")
+    assert (failure.error_file, failure.message) == ("<N/A>", "Signal 9 (SIGKILL) received by PID 7")
+    assert ProcessFailure(0, 7, 1, str(tmp_path)).message == (
+        "exit code 1; what it said stands on its stderr (its error.json can't be read: it is a directory)"
+    )
+    assert ProcessFailure(0, 7, -99, "").signal_name() == "<N/A>"
+    assert ProcessFailure(0, 7, 1, "").signal_name() == "<N/A>"
+    plain = ProcessFailure(0, 7, 1, recorded(tmp_path / "plain.json", "plain"))
+    assert plain.message == "plain"
+    assert len(plain.timestamp_isoformat()) == len("2026-01-31_23:59:59")
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    """Names are loaded when first used; one that isn't there is said so."""
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = errors.nothing  # type: ignore[attr-defined]

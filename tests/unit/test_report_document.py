@@ -1,0 +1,134 @@
+"""failure.json, the report for programs."""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+from typing import TYPE_CHECKING
+
+from elastic_run.report import Attempt, OomKills, failure_document, write_failure_file
+from tests.support.endings import NOON, captured, ending, stopped, worker_end
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_the_document_has_exactly_the_keys_of_version_1() -> None:
+    """A key that goes or changes its name breaks schedulers; a new one is added here."""
+    root = worker_end(1, -9)
+    job = ending(
+        root,
+        *stopped(0),
+        attempts=(Attempt(restart_count=0, root=worker_end(0, 1, captured("chained")), started_at=NOON, uptime=3.0),),
+        survivors=((4711, "nfs_wait"),),
+        oom_kills=OomKills(1, 2),
+        log_dir="/logs",
+    )
+    document = failure_document(job)
+    assert json.loads(json.dumps(document)) == document
+    assert {key: value for key, value in document.items() if key not in {"workers", "root_cause", "attempts"}} == {
+        "version": 1,
+        "verdict": "worker_failed",
+        "exit_code": 137,
+        "detail": "",
+        "advice": (
+            "The kernel's OOM killer ended it: the job's memory limit is reached. Use a smaller batch or fewer "
+            "DataLoader workers, or ask for more memory."
+        ),
+        "signal": None,
+        "ended_at": NOON + 0.1,
+        "ended_at_utc": "2026-11-20T10:11:12.147Z",
+        "entrypoint": "train.py",
+        "role": "default",
+        "run_id": "job7",
+        "world_size": 2,
+        "nnodes": 1,
+        "restarts_used": 0,
+        "max_restarts": 0,
+        "log_dir": "/logs",
+        "unkillable": [{"pid": 4711, "wait_channel": "nfs_wait"}],
+        "oom_kills": {"group": 1, "machine": 2},
+    }
+    assert document["root_cause"] == {
+        "rank": 1,
+        "local_rank": 1,
+        "role": "default",
+        "host": "gpu07",
+        "pid": 4701,
+        "exit_code": None,
+        "signal": {"number": 9, "name": "SIGKILL"},
+        "ended_at": NOON,
+        "ended_at_utc": "2026-11-20T10:11:12.047Z",
+        "uptime": 12.3,
+        "restart_count": 0,
+        "was_stopped": False,
+        "is_consequence": False,
+        "exception": None,
+        "remark": "",
+        "error_file": "",
+        "log_file": "",
+        "stderr_tail": [],
+    }
+    attempt = document["attempts"][0]
+    assert set(attempt) == {"restart_count", "started_at", "started_at_utc", "uptime", "root_cause"}
+    assert set(attempt["root_cause"]["exception"]) == {"type", "message", "where", "cause", "lines"}
+    assert [worker["rank"] for worker in document["workers"]] == [1, 0]
+
+
+def test_a_document_without_workers_is_whole() -> None:
+    """A job that never started has the same keys."""
+    document = failure_document(
+        ending(
+            verdict="signal",
+            exit_code=143,
+            signal=15,
+            attempts=(Attempt(restart_count=0, root=None, started_at=0, uptime=0),),
+        )
+    )
+    assert document["root_cause"] is None
+    assert document["attempts"][0]["root_cause"] is None
+    assert document["signal"] == {"number": 15, "name": "SIGTERM"}
+
+
+def test_megabytes_of_a_worker_s_words_are_cut() -> None:
+    """The file stays small, whatever the exception holds."""
+    text = 'Traceback (most recent call last):\n  File "t.py", line 1, in f\nValueError: ' + "x\udcff" * 200_000
+    assert len(json.dumps(failure_document(ending(worker_end(0, 1, text))))) < 500_000
+
+
+def test_the_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    """It replaces an older one at once, and no draft is left."""
+    (tmp_path / "failure.json").write_text("old", encoding="utf-8")
+    path = write_failure_file(ending(worker_end(0, 1, captured("value_error"))), str(tmp_path))
+    assert path == str(tmp_path / "failure.json")
+    assert json.loads((tmp_path / "failure.json").read_text(encoding="utf-8"))["version"] == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["failure.json"]
+
+
+def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    """A missing directory doesn't raise; the launcher says so and ends as it would."""
+    said: list[str] = []
+    job = ending(worker_end(0, 1))
+    assert write_failure_file(job, str(tmp_path / "gone"), said.append) == ""
+    assert said == [f"failure.json could not be written to {tmp_path / 'gone'}: No such file or directory"]
+    assert write_failure_file(job, str(tmp_path / "gone")) == ""
+
+
+def test_a_full_disk_leaves_the_old_file_and_no_draft(tmp_path: Path) -> None:
+    """A write that fails half-way (here: of the limit of file sizes) takes its draft away."""
+    (tmp_path / "failure.json").write_text("old", encoding="utf-8")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1024, before[1]))
+    said: list[str] = []
+    try:
+        assert (
+            write_failure_file(ending(worker_end(0, 1, captured("clients_missing"))), str(tmp_path), said.append) == ""
+        )
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert [path.name for path in tmp_path.iterdir()] == ["failure.json"]
+    assert (tmp_path / "failure.json").read_text(encoding="utf-8") == "old"
+    assert "File too large" in said[0]

@@ -1,0 +1,63 @@
+"""What the launcher says in one line while the job goes on."""
+
+from __future__ import annotations
+
+from elastic_run.report import lines
+from tests.support.endings import captured, worker_end
+
+ROOT = worker_end(3, 1, captured("value_error"))
+BARE = worker_end(3, -9)
+WHO = "rank 3 (local 3, pid 4703) failed with exit code 1 after 12.3 s: ValueError: loss is not finite: 3"
+
+
+def test_a_restart_is_one_line_with_its_cause() -> None:
+    """Who, how, after how long, of what, and what happens now."""
+    assert lines.restarting(ROOT, 8, 1, 3) == f"{WHO}; restarting all 8 workers, restart 1 of 3"
+    assert lines.restarting(BARE, 1, 2, 0, 0.4, window="5/1h") == (
+        "rank 3 (local 3, pid 4703) was killed by SIGKILL after 12.3 s; "
+        "restarting the worker in 0.40 s, restart 2 (at most 5/1h)"
+    )
+
+
+def test_a_huge_exception_stays_one_line_of_bearable_length() -> None:
+    """Controls and megabytes in a message don't reach the console."""
+    text = 'Traceback (most recent call last):\n  File "t.py", line 1, in f\nValueError: \x1b[2J' + "x" * 1_000_000
+    line = lines.failed(worker_end(0, 1, text))
+    assert len(line) < 250
+    assert line.isprintable()
+
+
+def test_signals_say_what_they_set_in_motion() -> None:
+    """How many workers, how long at most, and how to hurry."""
+    assert lines.stopping(15, 8, 30.0) == "SIGTERM received: stopping 8 workers, up to 30 s"
+    assert lines.stopping(2, 1, 5.0) == "SIGINT received: stopping 1 worker, up to 5 s; Ctrl-C again kills them now"
+    assert lines.forwarding(10, 2) == "SIGUSR1 received: passed on to 2 workers"
+    assert lines.hurrying() == "asked again: killing the workers now"
+    assert lines.killing(2, 30.0) == "2 workers did not stop within 30 s: killing"
+
+
+def test_waits_and_stuck_workers_are_named() -> None:
+    """A pause has its reason; an unkillable process its pid and wait channel."""
+    assert lines.pausing(0.4, 4) == "waiting 0.40 s before the restart: 4 early failures in a row"
+    assert lines.unkillable(4711, "nfs_wait", 3) == (
+        "pid 4711 (rank 3) did not die of SIGKILL: asleep in the kernel in nfs_wait; not waiting for it any longer"
+    )
+    assert lines.unkillable(4711, "").startswith("pid 4711 did not die of SIGKILL: asleep in the kernel;")
+
+
+def test_verdicts_say_why_there_is_no_restart() -> None:
+    """The failure, then the reason."""
+    assert lines.repeated_failure(ROOT) == f"{WHO}; not restarting: the same failure twice, a restart cannot help"
+    assert lines.repeated_failure(ROOT, "twice").endswith("; not restarting: twice")
+    assert lines.window_exceeded(ROOT, 5, 3600).endswith(
+        "not restarting: 5 restarts in the last 1 h 00 min is the limit"
+    )
+    assert lines.no_restart_exit_code(ROOT, 1).endswith("; not restarting: 1 is one of --no-restart-exit-codes")
+
+
+def test_the_rest_is_plain() -> None:
+    """Threads and files."""
+    assert lines.omp_threads(8).startswith("OMP_NUM_THREADS=1 is set for each of the 8 workers")
+    assert lines.failure_file_not_written("/logs", "No space left on device") == (
+        "failure.json could not be written to /logs: No space left on device"
+    )

@@ -1,0 +1,50 @@
+"""The OOM killer's counters."""
+
+from __future__ import annotations
+
+import pytest
+
+from elastic_run.report import OomKills, read_oom_kills
+
+VMSTAT = {"/proc/vmstat": "nr_free_pages 1\noom_kill 7\n"}
+EVENTS = "low 0\noom 3\noom_kill 2\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "group", "machine"),
+    [
+        ({}, None, None),
+        (VMSTAT, None, 7),
+        ({"/proc/self/cgroup": "0::/job\n", "/sys/fs/cgroup/job/memory.events": EVENTS}, 2, None),
+        ({"/proc/self/cgroup": "0::/\n", "/sys/fs/cgroup/memory.events": EVENTS, **VMSTAT}, 2, 7),
+        ({"/proc/self/cgroup": "0::/host/path\n", "/sys/fs/cgroup/memory.events": EVENTS}, 2, None),
+        ({"/proc/self/cgroup": "0::/\n"}, None, None),
+        ({"/proc/self/cgroup": "4:memory:/job\n"}, None, None),
+        ({"/proc/vmstat": "nr_free_pages 1\n"}, None, None),
+    ],
+)
+def test_counters_are_read_where_the_kernel_has_them(
+    files: dict[str, str], group: int | None, machine: int | None
+) -> None:
+    """Control groups of version 2, in a container or not, and the machine's counter."""
+
+    def read(path: str) -> str:
+        if path not in files:
+            raise FileNotFoundError(2, "No such file", path)
+        return files[path]
+
+    kills = read_oom_kills(read)
+    assert (kills.group, kills.machine) == (group, machine)
+
+
+def test_the_difference_of_two_readings_counts() -> None:
+    """Kills before the job are not the job's."""
+    difference = OomKills(5, 9).since(OomKills(3, None))
+    assert (difference.group, difference.machine) == (2, None)
+    assert OomKills(1, 1).since(OomKills(2, 1)).group == 0
+
+
+def test_the_real_files_are_read_without_complaint() -> None:
+    """Whatever this machine has, reading it never raises."""
+    kills = read_oom_kills()
+    assert kills.machine is None or kills.machine >= 0

@@ -1,0 +1,150 @@
+"""Text made safe and made to fit, and the words for codes, ranks and spans."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from elastic_run.core.rootcause import ExceptionText
+from elastic_run.report.text import columns, elide, printable, wrap
+from elastic_run.report.wording import count, end_verb, exception_line, exit_text, ranks, signal_name, span
+from tests.support.endings import worker_end
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("plain", "plain"),
+        ("\x1b[1;31mred\x1b[0m \x1b]0;title\x07x", "red x"),
+        ("a\tb\nc\u00a0d", "a b c d"),
+        ("\x00\x07\x7f", "\\x00\\x07\\x7f"),
+        ("\udcff", "\\xff"),
+        ("\u202eabc", "\\u202eabc"),
+        ("\U000e0001", "\\U000e0001"),
+        ("👩\u200d🚀", "👩🚀"),
+        ("日本", "日本"),
+    ],
+)
+def test_nothing_that_a_terminal_would_obey_is_left(text: str, expected: str) -> None:
+    """Escapes go, controls become visible, space is space, joiners vanish."""
+    assert printable(text) == expected
+
+
+def test_of_a_huge_text_both_ends_are_kept() -> None:
+    """What it begins and ends with tells most."""
+    text = printable("head" + "x" * 10_000_000 + "tail")
+    assert text.startswith("head")
+    assert text.endswith("tail")
+    assert len(text) < 3000
+
+
+def test_columns_are_what_a_terminal_takes() -> None:
+    """Wide characters take two, combining marks none."""
+    assert columns("abc") == 3
+    assert columns("日本") == 4
+    assert columns("e\u0301") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "limit", "tail", "expected"),
+    [
+        ("short", 5, 0.4, "short"),
+        ("abcdefghij", 7, 0.5, "ab...ij"),
+        ("abcdefghij", 7, 0.0, "abcd..."),
+        ("日本日本日本", 7, 0.5, "日...本"),
+        ("abcdefghij", 3, 0.5, "abc"),
+        ("ab cdefgh ij", 8, 0.4, "ab...ij"),
+    ],
+)
+def test_a_long_text_loses_its_middle(text: str, limit: int, tail: float, expected: str) -> None:
+    """Head and tail stay, and it fits."""
+    assert elide(text, limit, tail=tail) == expected
+    assert columns(elide(text, limit, tail=tail)) <= limit
+
+
+@pytest.mark.parametrize(
+    ("text", "width", "most", "expected"),
+    [
+        ("one two", 10, 2, ["one two"]),
+        ("one two three", 8, 2, ["one two", "three"]),
+        ("a" * 20, 8, 3, ["a" * 8, "a" * 8, "a" * 4]),
+        ("one two three four five six seven", 10, 2, ["one two", "th...seven"]),
+        ("aaaa " * 50, 10, 1, ["aaaa...aa"]),
+        ("", 8, 1, [""]),
+    ],
+)
+def test_a_long_text_is_broken_between_words(text: str, width: int, most: int, expected: list[str]) -> None:
+    """Lines end at spaces where they can, and what doesn't fit loses its middle."""
+    lines = wrap(text, width, most)
+    assert lines == expected
+    assert len(lines) <= most
+
+
+def test_wrapping_never_exceeds_its_lines_and_columns() -> None:
+    """Whatever the words' lengths, the promise holds."""
+    text = " ".join("日本" * (number % 7) + "x" * (number % 13) for number in range(60))
+    for width in (8, 13, 40, 71):
+        for most in (1, 2, 3):
+            lines = wrap(text, width, most)
+            assert len(lines) <= most
+            assert all(columns(line) <= width for line in lines)
+
+
+def test_signals_are_called_by_name() -> None:
+    """Real-time signals by their distance, unknown ones by number."""
+    assert signal_name(15) == "SIGTERM"
+    assert signal_name(int(signal.SIGRTMIN) + 3) == "SIGRTMIN+3"
+    assert signal_name(99) == "signal 99"
+
+
+def test_an_end_is_told_by_exit_code_or_signal() -> None:
+    """A shell's 128+n is told as both."""
+    assert exit_text(worker_end(0, 1)) == "exit code 1"
+    assert exit_text(worker_end(0, -11)) == "SIGSEGV"
+    assert exit_text(worker_end(0, 137)) == "exit code 137 (128+9: SIGKILL)"
+    assert end_verb(worker_end(0, 3)) == "failed with exit code 3"
+    assert end_verb(worker_end(0, -9)) == "was killed by SIGKILL"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        (-1.0, "0.00 s"),
+        (0.034, "0.03 s"),
+        (12.34, "12.3 s"),
+        (119.9, "119.9 s"),
+        (242.0, "4 min 02 s"),
+        (11220.0, "3 h 07 min"),
+        (187200.0, "2 d 4 h"),
+    ],
+)
+def test_a_span_is_as_exact_as_it_matters(seconds: float, expected: str) -> None:
+    """Hundredths below a second, days with hours."""
+    assert span(seconds) == expected
+
+
+@pytest.mark.parametrize(
+    ("numbers", "expected"),
+    [
+        ([3], "rank 3"),
+        ([7, 0, 1, 2, 4], "ranks 0-2, 4, 7"),
+        (range(512), "ranks 0-511"),
+        (range(0, 100, 2), "ranks 0, 2, 4, 6, 8, ... (50 in all)"),
+    ],
+)
+def test_ranks_are_listed_in_runs(numbers: list[int], expected: str) -> None:
+    """A thousand ranks take one short line."""
+    assert ranks(numbers) == expected
+
+
+def test_an_exception_s_line_is_its_first_that_says_something() -> None:
+    """Blank lines and the C++ file that gloo puts in front are left out."""
+    assert exception_line(ExceptionText("RuntimeError", "\n\n lost\nmore")) == "RuntimeError: lost"
+    assert exception_line(ExceptionText("RuntimeError", "[/w/gloo/pair.cc:553] Closed")) == "RuntimeError: Closed"
+    assert exception_line(ExceptionText("AssertionError")) == "AssertionError"
+
+
+def test_one_is_singular() -> None:
+    """One worker, two workers."""
+    assert (count(1, "worker"), count(2, "worker")) == ("1 worker", "2 workers")
