@@ -96,18 +96,34 @@ class LocalElasticAgent(SimpleElasticAgent):
         self.ending = ending
         if self._worker_group.spec.event_log_handler == "null":
             return
+        from elastic_run.events import record  # noqa: PLC0415 - only with --event-log-handler
         from elastic_run.multiprocessing.api import SignalException  # noqa: PLC0415
         from elastic_run.rendezvous.api import RendezvousError  # noqa: PLC0415
 
         try:
             self._result(ending)
+            event = self.get_event_succeeded()
         except (SignalException, RendezvousError, OSError):
-            pass
+            event = self.get_event_failed()
+        record(event, self._worker_group.spec.event_log_handler)
 
     def supervise(self) -> Supervisor:
         """Make the supervisor of this agent, for the one who wants its console after the run; close it."""
-        self._supervisor = Supervisor(self._worker_group, self._logs_specs, self._options)
+        self._supervisor = Supervisor(self._worker_group, self._logs_specs, self._options, on_state=self._record_state)
         return self._supervisor
+
+    def _record_state(self, state: str, duration_ms: float | None) -> None:
+        """Emit torch's event of a state that a round came to."""
+        handler = self._worker_group.spec.event_log_handler
+        if handler == "null":
+            return
+        from elastic_run.events import EventSource, record  # noqa: PLC0415 - only with --event-log-handler
+
+        if duration_ms is not None:
+            record(self._construct_event(state, EventSource.AGENT, duration_ms=duration_ms), handler)
+            return
+        for worker in self._worker_group.workers:
+            record(self._construct_event(state, EventSource.WORKER, worker), handler)
 
     def _result(self, ending: Ending) -> RunResult:
         self._remaining_restarts = max(0, self._worker_group.spec.max_restarts - ending.restarts_used)

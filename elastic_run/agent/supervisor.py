@@ -20,9 +20,9 @@ from elastic_run.agent.environment import assign_ranks
 from elastic_run.agent.round import Round
 from elastic_run.agent.stuck import StuckWatch
 from elastic_run.agent.surroundings import Surroundings
+from elastic_run.agent.verdict import exit_code, failure_of, program_name, start_failed
 from elastic_run.core import supervision
-from elastic_run.core.policy import Failure
-from elastic_run.core.rootcause import failure_signature, find_root_cause, is_deterministic
+from elastic_run.core.rootcause import find_root_cause
 from elastic_run.loop import Loop
 from elastic_run.multiprocessing import processes
 from elastic_run.rendezvous.errors import RendezvousGracefulExitError, is_kind
@@ -32,6 +32,7 @@ from elastic_run.store.worker_store import choose_worker_store, open_worker_stor
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from elastic_run.agent.api import WorkerGroup
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
 
 #: Seconds that the guardian gets to leave after the farewell.
 _FAREWELL = 2.0
-_EXIT_CODES = {name: code for code, name, _ in contract.EXIT_CODES if isinstance(code, int)}
 
 
 class Supervisor:
@@ -54,10 +54,20 @@ class Supervisor:
         group: The workers; their ranks and states are kept up to date.
         logs_specs: Where output goes.
         options: What the user asked for.
+        on_state: Called with `RENDEZVOUS` and its duration in milliseconds, and with `START`, in every round.
     """
 
-    def __init__(self, group: WorkerGroup, logs_specs: LogsSpecs, options: AgentOptions) -> None:
+    def __init__(
+        self,
+        group: WorkerGroup,
+        logs_specs: LogsSpecs,
+        options: AgentOptions,
+        *,
+        on_state: Callable[[str, float | None], None] = lambda *_: None,
+    ) -> None:
         self._group = group
+        self._on_state = on_state
+        self._joined_at = 0.0
         self._options = options
         self._loop = Loop()
         self._around = Surroundings(group, logs_specs, options, self._loop)
@@ -193,6 +203,7 @@ class Supervisor:
 
     # --- joining ---------------------------------------------------------------------------------------------------
     def _join(self, command: supervision.Join) -> None:
+        self._joined_at = self._loop.now()
         handler = self._group.spec.rdzv_handler
         offer = getattr(handler, "offer_worker_store", None)
         try:
@@ -265,6 +276,7 @@ class Supervisor:
     def _start_workers(self, command: supervision.StartWorkers) -> None:
         number = command.round
         handler = self._group.spec.rdzv_handler
+        self._on_state("RENDEZVOUS", (self._loop.now() - self._joined_at) * 1000)
         self._round = Round(
             self._around,
             number=number,
@@ -275,7 +287,7 @@ class Supervisor:
         try:
             self._round.start()
         except (OSError, ValueError) as error:
-            self._feed(_start_failed(number, error, str(self._group.spec.entrypoint)))
+            self._feed(start_failed(number, error, str(self._group.spec.entrypoint)))
         workers = self._round.workers
         if self._oom_kills is None:
             self._oom_kills = read_oom_kills()
@@ -299,7 +311,7 @@ class Supervisor:
         self._survivors = tuple((pid, processes.wait_channel(pid)) for pid in survivors)
         self._ends = current.close()
         self._root = find_root_cause(self._ends)
-        failure = _failure(self._root, current.uptime) if self._root is not None else None
+        failure = failure_of(self._root, current.uptime) if self._root is not None else None
         self._feed(supervision.GroupGone(current.number, failure=failure, is_unkillable=bool(survivors)))
 
     # --- telling ---------------------------------------------------------------------------------------------------
@@ -346,8 +358,8 @@ class Supervisor:
         spec = self._group.spec
         return Ending(
             verdict=finish.verdict,
-            exit_code=_exit_code(finish, self._root),
-            entrypoint=_program(spec.entrypoint, spec.args),
+            exit_code=exit_code(finish, self._root),
+            entrypoint=program_name(spec.entrypoint, spec.args),
             role=spec.role,
             run_id=self._around.run_id,
             root=self._root,
@@ -364,38 +376,3 @@ class Supervisor:
             ended_at=time.time(),
             oom_kills=read_oom_kills().since(self._oom_kills) if self._oom_kills is not None else None,
         )
-
-
-def _failure(root: WorkerEnd, uptime: float) -> Failure:
-    code = root.exitcode
-    return Failure(
-        exit_code=code if code >= 0 else contract.EXIT_SIGNAL_BASE - code,
-        signature=failure_signature(root),
-        is_deterministic=is_deterministic(root),
-        uptime=uptime,
-    )
-
-
-def _start_failed(number: int, error: Exception, program: str) -> supervision.RoundFailed:
-    is_program = getattr(error, "filename", None) in (None, program)
-    if isinstance(error, FileNotFoundError) and is_program:
-        return supervision.RoundFailed(number, verdict="not_found", detail=f"{program}: no such program")
-    if isinstance(error, PermissionError) and is_program:
-        return supervision.RoundFailed(number, verdict="not_executable", detail=f"{program} may not be executed")
-    return supervision.RoundFailed(number, verdict="cannot_start", detail=f"{program} can't be started: {error}")
-
-
-def _exit_code(finish: supervision.Finish, root: WorkerEnd | None) -> int:
-    if finish.signal is not None:
-        return contract.EXIT_SIGNAL_BASE + finish.signal
-    if finish.verdict == "worker_failed":
-        code = root.exitcode if root is not None else contract.EXIT_FAILURE
-        return code if code > 0 else contract.EXIT_SIGNAL_BASE - code
-    return _EXIT_CODES[finish.verdict]
-
-
-def _program(entrypoint: object, args: tuple[object, ...]) -> str:
-    """Return what the user would call the program: the script rather than the interpreter."""
-    if entrypoint == sys.executable or entrypoint == os.environ.get(contract.ENV_PYTHON_EXEC):
-        return next((str(arg) for arg in args if not str(arg).startswith("-")), str(entrypoint))
-    return str(entrypoint)

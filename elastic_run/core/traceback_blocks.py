@@ -218,8 +218,6 @@ def _read_group(lines: list[str], start: int, prefix: str) -> Block | None:
             break
         body.append(row)
         rows.take()
-    end = rows.end
-    between, is_chained = _read_message(rows)
     own = [row[2:] for row in body if row.startswith("|")]
     block = _read_traceback(["Traceback (most recent call last):", *own], 0, "")
     if block is None:
@@ -229,7 +227,10 @@ def _read_group(lines: list[str], start: int, prefix: str) -> Block | None:
     exception = block.exception
     exception.lines = (*exception.lines, *(f"  | {member}" for member in found))[-_LINES_LIMIT:]
     exception.cause = found[0] if found else ""
-    return Block(start, end, exception, is_chained=is_chained and not between)
+    # What follows is not indented as the group is.
+    following = (line.removeprefix(prefix.rstrip()).strip() for line in lines[rows.end :])
+    is_chained = _CHAIN.match(next((line for line in following if line), "")) is not None
+    return Block(start, rows.end, exception, is_chained=is_chained)
 
 
 def _is_member(line: str) -> bool:

@@ -1,12 +1,11 @@
-"""Where each worker's output goes: torch's LogsSpecs, LogsDest and Std.
+"""Where the workers' output goes: torch's `Std`, `LogsDest`, `LogsSpecs` and `DefaultLogsSpecs`.
 
-Layout: `<log_dir>/<run_id>_<random>/attempt_<n>/<local_rank>/{stdout.log,stderr.log,error.json}`, as torch's. Two things
-differ: nothing is created before the first round is laid out, and no attempt is ever overwritten (law 9): a round that
-finds its directory taken gets the next free name, `attempt_0_1`.
-
-Without a log directory and without redirects the directory is private and temporary: it holds only error files, and
-`cleanup` removes it. Where no directory can be made at all the job runs without error files.
-Source: torch 2.13, torch.distributed.elastic.multiprocessing.api.
+What differs from torch
+- Nothing is made on disk before `reify`; and no attempt is ever removed or written over: when an attempt's directory is
+  there already, as after a change of membership, the next one is called ``attempt_0.1``.
+- Without a log directory and without redirects or tee only the workers' error files need a place. It is private and
+  temporary (`DefaultLogsSpecs.is_temporary`), and where there is none to be had, the job runs without error files.
+- Maps may name any rank.
 """
 
 from __future__ import annotations
@@ -19,17 +18,20 @@ from elastic_run import contract
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from dataclasses import dataclass, field
 else:
     from elastic_run.utils.light_dataclass import dataclass, field
 
-__all__ = ["DefaultLogsSpecs", "LogsDest", "LogsSpecs", "Std", "to_map"]
-
-_CONSOLE = ""
+#: Where temporary directories are made, after what the environment says. /dev/shm is there when the disk is full.
+_TEMPORARY_PLACES = ("/tmp", "/dev/shm")  # noqa: S108 - names are random, directories private
+_TEMPORARY_VARIABLES = ("TMPDIR", "TEMP", "TMP")
+#: Longer run ids are cut in directory names, which may have 255 bytes.
+_RUN_ID_LENGTH = 200
 
 
 class Std(IntFlag):
-    """Standard streams, as bits."""
+    """Standard streams of a worker."""
 
     NONE = 0
     OUT = 1
@@ -38,38 +40,42 @@ class Std(IntFlag):
 
     @classmethod
     def from_str(cls, vm: str) -> Std | dict[int, Std]:
-        """Read a value of --redirects or --tee.
+        """Read the value of --redirects or --tee.
 
         Args:
-            vm: `0` to `3` for all workers, or a map `LOCAL_RANK:STD,…`.
+            vm: ``0`` to ``3`` for all workers, or a map of local ranks to those: ``0:3,12:1``.
 
         Returns:
-            The streams, or the streams by local rank.
+            One value, or a value by local rank.
 
         Raises:
             ValueError: It is neither.
         """
-        if vm in ("0", "1", "2", "3"):
+        if _is_std(vm):
             return cls(int(vm))
-        streams: dict[int, Std] = {}
+        found = {}
         for item in vm.split(","):
-            rank, colon, value = item.partition(":")
-            if not (colon and rank.isascii() and rank.isdigit() and value in ("0", "1", "2", "3")):
-                message = f"{vm!r} is neither 0, 1, 2 or 3 nor a map of local ranks to these (0:3,1:1)"
+            rank, _, value = item.partition(":")
+            if not (rank.isascii() and rank.isdigit() and _is_std(value)):
+                message = f"{vm!r} is neither 0, 1, 2 or 3 nor a map of local ranks to these, such as 0:3,1:2"
                 raise ValueError(message)
-            streams[int(rank)] = cls(int(value))
-        return streams
+            found[int(rank)] = cls(int(value))
+        return found
+
+
+def _is_std(text: str) -> bool:
+    return text in ("0", "1", "2", "3")
 
 
 def to_map(val_or_map: Std | dict[int, Std], local_world_size: int) -> dict[int, Std]:
-    """Return the streams of every local rank.
+    """Give every local rank its value.
 
     Args:
-        val_or_map: For all workers, or by local rank; ranks that are left out have none.
-        local_world_size: Workers on this node.
+        val_or_map: One value for all, or a map in which ranks may be missing.
+        local_world_size: Number of ranks.
 
     Returns:
-        Streams by local rank.
+        A value for each rank, `Std.NONE` for those that the map misses.
     """
     if isinstance(val_or_map, Std):
         return dict.fromkeys(range(local_world_size), val_or_map)
@@ -78,17 +84,7 @@ def to_map(val_or_map: Std | dict[int, Std], local_world_size: int) -> dict[int,
 
 @dataclass
 class LogsDest:
-    """Paths by local rank; an empty path is the console.
-
-    Args:
-        stdouts: Where stdout goes.
-        stderrs: Where stderr goes.
-        tee_stdouts: Those of `stdouts` that go to the console too.
-        tee_stderrs: Those of `stderrs` that go to the console too.
-        error_files: Where a worker leaves its exception.
-        filtered_stdout: File for duplicated stdout lines.
-        filtered_stderr: File for duplicated stderr lines.
-    """
+    """Paths by local rank; an empty path is the console."""
 
     stdouts: dict[int, str] = field(default_factory=dict)
     stderrs: dict[int, str] = field(default_factory=dict)
@@ -100,13 +96,13 @@ class LogsDest:
 
 
 class LogsSpecs(ABC):
-    """What the user asked for about output; subclass it to lay files out in another way.
+    """Decides where each worker's output goes; plug-ins of the group ``torchrun.logs_specs`` are subclasses.
 
     Args:
-        log_dir: Directory for log files, or None.
-        redirects: Streams that go to files.
+        log_dir: Directory for log files.
+        redirects: Streams that go to files, for all workers or by local rank.
         tee: Streams that go to files and to the console.
-        local_ranks_filter: Local ranks that are shown on the console; None for all.
+        local_ranks_filter: Local ranks that may write to the console; None or empty for all.
     """
 
     def __init__(
@@ -123,10 +119,10 @@ class LogsSpecs(ABC):
 
     @abstractmethod
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        """Lay out the files of a round.
+        """Lay out one attempt.
 
         Args:
-            envs: Environment by local rank; gets TORCHELASTIC_ERROR_FILE.
+            envs: Each worker's environment by local rank. TORCHELASTIC_ERROR_FILE is added.
 
         Returns:
             Where everything goes.
@@ -135,11 +131,22 @@ class LogsSpecs(ABC):
     @property
     @abstractmethod
     def root_log_dir(self) -> str:
-        """The directory below which all runs have theirs."""
+        """The directory that all runs share."""
 
 
 class DefaultLogsSpecs(LogsSpecs):
-    """Torch's layout; see the module's comment. Arguments are those of `LogsSpecs`."""
+    """torch's layout: ``<log_dir>/<run_id>_<random>/attempt_<n>/<local_rank>/{stdout.log,stderr.log,error.json}``.
+
+    Args:
+        log_dir: Directory for log files, made when it isn't there. ``/dev/null``: no files at all, redirects and tee
+            are without effect.
+        redirects: Streams that go to files.
+        tee: Streams that go to files and to the console.
+        local_ranks_filter: Local ranks that may write to the console.
+
+    Raises:
+        NotADirectoryError: The log directory is a file.
+    """
 
     def __init__(
         self,
@@ -148,150 +155,196 @@ class DefaultLogsSpecs(LogsSpecs):
         tee: Std | dict[int, Std] = Std.NONE,
         local_ranks_filter: set[int] | None = None,
     ) -> None:
-        if log_dir and log_dir != os.devnull and os.path.isfile(log_dir):
-            message = f"log_dir {log_dir!r} is a file"
+        if log_dir and os.path.isfile(log_dir):
+            message = f"log_dir: {log_dir} is a file"
             raise NotADirectoryError(message)
         super().__init__(log_dir or None, redirects, tee, local_ranks_filter)
         self._run_log_dir: str | None = None
+        self._has_no_place = False
 
     @property
     def root_log_dir(self) -> str:
-        """The directory below which all runs have theirs; empty while there is none."""
-        return str(self._root_log_dir or "")
+        """The directory that all runs share; empty as long as a temporary one is not made."""
+        return self._root_log_dir or self._run_log_dir or ""
 
     @property
     def run_log_dir(self) -> str | None:
-        """This run's directory, once a round was laid out."""
+        """The directory of this run, or None when there is none (yet)."""
         return self._run_log_dir
 
     @property
     def is_temporary(self) -> bool:
-        """Whether nothing that the user asked for is in the directory."""
-        has_files = any(_has_streams(streams) for streams in (self._redirects, self._tee))
-        return self._root_log_dir is None and not has_files
+        """Whether nothing but error files is kept in the directory, so that it goes with the launcher."""
+        return self._root_log_dir is None and not any((*_values(self._redirects), *_values(self._tee)))
 
     def cleanup(self) -> None:
-        """Remove the directory if it is temporary."""
-        if self.is_temporary and self._run_log_dir:
-            _remove_tree(self._run_log_dir)
+        """Remove the directory, if it is a temporary one."""
+        if self.is_temporary and self._run_log_dir is not None:
+            remove_tree(self._run_log_dir)
             self._run_log_dir = None
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        """Lay out the files of a round; see `LogsSpecs.reify`.
+        """Lay out one attempt, and make its directories.
+
+        Args:
+            envs: Each worker's environment by local rank.
+
+        Returns:
+            Where everything goes.
 
         Raises:
-            OSError: The log directory that the user gave can't be written.
+            OSError: The directories can't be made.
         """
-        attempt = self._make_attempt_directory(envs.get(0, {}))
+        if self._root_log_dir == os.devnull:
+            return _nowhere(envs)
+        first = envs.get(0, {})
+        run_id = first.get(contract.ENV_RUN_ID, "test_run_id")
+        if self._run_log_dir is None and not self._has_no_place:
+            self._run_log_dir = self._make_run_directory(run_id)
+            self._has_no_place = self._run_log_dir is None
+        if self._run_log_dir is None:
+            return self._lay_out("", envs)
+        attempt = contract.ATTEMPT_DIR_PREFIX + first.get(contract.ENV_RESTART_COUNT, "0")
+        return self._lay_out(_make_new(self._run_log_dir, attempt), envs)
+
+    def _lay_out(self, directory: str, envs: dict[int, dict[str, str]]) -> LogsDest:
         redirects = to_map(self._redirects, len(envs))
         tees = to_map(self._tee, len(envs))
-        logs = LogsDest()
-        for rank in range(len(envs)):
-            directory = _make_directory(attempt, str(rank)) if attempt else ""
-            self._lay_out(logs, rank, directory, redirects[rank] | tees[rank], tees[rank])
-            logs.error_files[rank] = os.path.join(directory, contract.ERROR_FILE) if directory else os.devnull
-            envs[rank][contract.ENV_ERROR_FILE] = logs.error_files[rank] if directory else ""
-        logs.filtered_stdout = os.path.join(attempt, contract.FILTERED_STDOUT_LOG) if attempt else os.devnull
-        logs.filtered_stderr = os.path.join(attempt, contract.FILTERED_STDERR_LOG) if attempt else os.devnull
+        logs = LogsDest(
+            filtered_stdout=os.path.join(directory, contract.FILTERED_STDOUT_LOG),
+            filtered_stderr=os.path.join(directory, contract.FILTERED_STDERR_LOG),
+        )
+        for rank, env in envs.items():
+            own = os.path.join(directory, str(rank)) if directory else ""
+            if own:
+                os.mkdir(own)
+            is_shown = not self._local_ranks_filter or rank in self._local_ranks_filter
+            for stream, name, paths, tee_paths in (
+                (Std.OUT, contract.STDOUT_LOG, logs.stdouts, logs.tee_stdouts),
+                (Std.ERR, contract.STDERR_LOG, logs.stderrs, logs.tee_stderrs),
+            ):
+                is_in_file = bool((redirects[rank] | tees[rank]) & stream)
+                paths[rank] = os.path.join(own, name) if is_in_file else "" if is_shown else os.devnull
+                if tees[rank] & stream and is_shown:
+                    tee_paths[rank] = paths[rank]
+            logs.error_files[rank] = env[contract.ENV_ERROR_FILE] = own and os.path.join(own, contract.ERROR_FILE)
         return logs
 
-    def _lay_out(self, logs: LogsDest, rank: int, directory: str, to_file: Std, to_both: Std) -> None:
-        is_hidden = bool(self._local_ranks_filter) and rank not in (self._local_ranks_filter or ())
-        for stream, name, files, tees in (
-            (Std.OUT, contract.STDOUT_LOG, logs.stdouts, logs.tee_stdouts),
-            (Std.ERR, contract.STDERR_LOG, logs.stderrs, logs.tee_stderrs),
-        ):
-            if not directory or not to_file & stream:
-                # A rank that is not to be seen and has no file: its output goes nowhere, as with torch.
-                files[rank] = os.devnull if is_hidden else _CONSOLE
-                continue
-            files[rank] = os.path.join(directory, name)
-            if to_both & stream and not is_hidden:
-                tees[rank] = files[rank]
-
-    def _make_attempt_directory(self, env: dict[str, str]) -> str:
-        """Return the round's directory, or an empty string where there is none to be had."""
-        if self._root_log_dir == os.devnull:
-            return ""
-        try:
-            if self._run_log_dir is None:
-                self._run_log_dir = self._make_run_directory(env.get(contract.ENV_RUN_ID, "test_run_id"))
-            count = env.get(contract.ENV_RESTART_COUNT, "0")
-            return _make_directory(self._run_log_dir, contract.ATTEMPT_DIR_PREFIX + count)
-        except OSError:
-            if not self.is_temporary:
-                raise
-            return ""
-
-    def _make_run_directory(self, run_id: str) -> str:
+    def _make_run_directory(self, run_id: str) -> str | None:
+        name = run_id.replace("/", "_").encode(errors="surrogateescape")[:_RUN_ID_LENGTH].decode(errors="ignore")
         if self._root_log_dir is not None:
             os.makedirs(self._root_log_dir, exist_ok=True)
-            return _make_unique_directory(self._root_log_dir, f"{run_id.replace('/', '_')}_")
-        last_error: OSError | None = None
-        for root in (os.environ.get("TMPDIR") or "/tmp", "/dev/shm"):  # noqa: S108 - the name is random, the mode 0700
-            try:
-                base = _make_unique_directory(root, "torchelastic_")
-                if self.is_temporary:
-                    return base
-                return _make_unique_directory(base, f"{run_id.replace('/', '_')}_")
-            except OSError as error:
-                last_error = error
-        raise last_error or OSError("no directory for log files")
+            return _make_new(self._root_log_dir, f"{name}_{_random_name()}")
+        if self.is_temporary:
+            return _make_temporary(f"elastic-run_{name}_")
+        self._root_log_dir = _make_temporary("torchelastic_")
+        if self._root_log_dir is None:
+            message = "no directory for temporary files can be written to: give --log-dir for the log files"
+            raise OSError(message)
+        return _make_new(self._root_log_dir, f"{name}_{_random_name()}")
 
     def __repr__(self) -> str:
         return (
-            f"DefaultLogsSpecs(root_log_dir={self._root_log_dir}, redirects={self._redirects}, tee={self._tee}, "
-            f"local_ranks_filter={self._local_ranks_filter})"
+            f"DefaultLogsSpecs(root_log_dir={self._root_log_dir}, redirects={self._redirects}, "
+            f"tee={self._tee}, local_ranks_filter={self._local_ranks_filter})"
         )
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, DefaultLogsSpecs):
             return False
-        names = ("_root_log_dir", "_redirects", "_tee", "_local_ranks_filter")
-        return all(getattr(self, name) == getattr(other, name) for name in names)
+        return (self._root_log_dir, self._redirects, self._tee, self._local_ranks_filter) == (
+            other._root_log_dir,
+            other._redirects,
+            other._tee,
+            other._local_ranks_filter,
+        )
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment] # as torch's: equal by value, and changing
 
 
-def _has_streams(streams: Std | dict[int, Std]) -> bool:
-    return bool(streams) if isinstance(streams, Std) else any(streams.values())
+def _values(setting: Std | dict[int, Std]) -> tuple[Std, ...]:
+    return (setting,) if isinstance(setting, Std) else tuple(setting.values())
 
 
-def _make_unique_directory(root: str, prefix: str) -> str:
+def _nowhere(envs: dict[int, dict[str, str]]) -> LogsDest:
+    """Return what torch answers for the log directory /dev/null: all on the console, tees that count for nothing."""
+    for env in envs.values():
+        env[contract.ENV_ERROR_FILE] = ""
+    return LogsDest(
+        stdouts=dict.fromkeys(envs, ""),
+        stderrs=dict.fromkeys(envs, ""),
+        tee_stdouts=dict.fromkeys(envs, os.devnull),
+        tee_stderrs=dict.fromkeys(envs, os.devnull),
+        error_files=dict.fromkeys(envs, os.devnull),
+        filtered_stdout=os.devnull,
+        filtered_stderr=os.devnull,
+    )
+
+
+def _random_name() -> str:
+    return os.urandom(4).hex()
+
+
+def _make_new(directory: str, name: str) -> str:
+    """Make a directory that wasn't there; return its path."""
+    number = 0
     while True:
-        path = os.path.join(root, prefix + os.urandom(4).hex())
-        try:
-            os.mkdir(path, 0o700)
-        except FileExistsError:
-            continue
-        return path
-
-
-def _make_directory(root: str, name: str) -> str:
-    """Make a directory that is new, with a number behind the name where that is taken."""
-    path, number = os.path.join(root, name), 0
-    while True:
+        path = os.path.join(directory, f"{name}.{number}" if number else name)
         try:
             os.mkdir(path)
         except FileExistsError:
             number += 1
-            path = os.path.join(root, f"{name}_{number}")
+        else:
+            return path
+
+
+def _make_temporary(prefix: str) -> str | None:
+    """Make a private directory where a file can be written; None where there is no such place."""
+    places = (os.environ.get(variable) for variable in _TEMPORARY_VARIABLES)
+    for place in (*filter(None, places), *_TEMPORARY_PLACES):
+        path = os.path.join(os.path.abspath(place), prefix + _random_name())
+        try:
+            os.mkdir(path, 0o700)
+        except OSError:
             continue
-        return path
+        if _has_room(path):
+            return path
+        os.rmdir(path)
+    return None
 
 
-def _remove_tree(path: str) -> None:
-    for directory, names, files in os.walk(path, topdown=False):
-        for name in files:
-            _try(os.unlink, os.path.join(directory, name))
-        for name in names:
-            child = os.path.join(directory, name)
-            _try(os.unlink if os.path.islink(child) else os.rmdir, child)
-    _try(os.rmdir, path)
-
-
-def _try(remove: object, path: str) -> None:
+def _has_room(directory: str) -> bool:
+    path = os.path.join(directory, "room")
     try:
-        remove(path)  # type: ignore[operator]
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except OSError:
+        return False
+    try:
+        return os.write(fd, bytes(1 << 14)) == 1 << 14
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+        os.unlink(path)
+
+
+def remove_tree(directory: str) -> None:
+    """Remove a directory with all that is in it, as far as that is possible.
+
+    Args:
+        directory: Its path. Links in it are removed, not followed.
+    """
+    for place, directories, files in os.walk(directory, topdown=False):
+        for name in files:
+            _attempt(os.unlink, os.path.join(place, name))
+        for name in directories:
+            path = os.path.join(place, name)
+            _attempt(os.unlink if os.path.islink(path) else os.rmdir, path)
+    _attempt(os.rmdir, directory)
+
+
+def _attempt(remove: Callable[[str], None], path: str) -> None:
+    try:
+        remove(path)
     except OSError:
         pass

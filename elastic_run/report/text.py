@@ -7,6 +7,7 @@ characters two columns wide. All of it passes through here before it is shown.
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 import unicodedata
 
@@ -78,15 +79,11 @@ def wrap(text: str, width: int, most: int) -> list[str]:
     # More than twice what fits is never shown, and measuring takes time.
     room = 2 * width * most
     text = text.strip() if len(text) <= 2 * room else f"{text[:room].lstrip()}{text[-room:].rstrip()}"
-    lines = _break(text, width)
-    if len(lines) <= most:
-        return lines
-    # Breaking between words wastes columns, so the text is shortened until it fits.
-    for limit in range(width * most, width // 2, -max(1, width // 8)):
-        lines = _break(elide(text, limit), width)
-        if len(lines) <= most:
-            return lines
-    return [elide(text, width)]
+    lines, limit = _break(text, width), width * most
+    while len(lines) > most:
+        # Breaking between words wastes columns, so the text is shortened until it fits.
+        lines, limit = _break(elide(text, limit), width), limit - max(1, width // 8)
+    return lines
 
 
 def _break(text: str, width: int) -> list[str]:
@@ -105,12 +102,8 @@ def _head(text: str, limit: int) -> str:
     """Return as much of the start of a text as fits."""
     if text.isascii():
         return text[:limit]
-    used = 0
-    for index, character in enumerate(text):
-        used += _width(character)
-        if used > limit:
-            return text[:index]
-    return text
+    used = itertools.accumulate(_width(character) for character in text)
+    return text[: sum(1 for _ in itertools.takewhile(lambda columns: columns <= limit, used))]
 
 
 @functools.lru_cache(maxsize=1024)

@@ -30,7 +30,7 @@ def measure(installation: Installation, effort: Effort) -> list[Figure]:
         begun = time.monotonic()
         failures = [why for _ in range(effort.starts) if (why := failure_of_start(installation))]
         each = (time.monotonic() - begun) / effort.starts
-        rounds = rounds_met(installation, effort.restarts)
+        restarts_failed, why_failed = _failures_of_restarts(installation, effort.restarts)
     return [
         Figure(
             benchmark="meetings",
@@ -45,9 +45,17 @@ def measure(installation: Installation, effort: Effort) -> list[Figure]:
             name=f"failures in {effort.restarts} restarts with one of {_WORKERS} ranks late",
             unit="",
             bar=Bar(0.0),
-            elastic_run=float(effort.restarts + 1 - rounds),
+            elastic_run=float(restarts_failed),
+            note=why_failed,
         ),
     ]
+
+
+def _failures_of_restarts(installation: Installation, restarts: int) -> tuple[int, str]:
+    try:
+        return restarts + 1 - rounds_met(installation, restarts), ""
+    except BenchmarkError as error:
+        return restarts + 1, " ".join(str(error).split())
 
 
 def failure_of_start(installation: Installation) -> str:
@@ -63,11 +71,15 @@ def failure_of_start(installation: Installation) -> str:
 
 
 def rounds_met(installation: Installation, restarts: int) -> int:
-    """Run one job that restarts so often, and return in how many of its rounds all workers met."""
+    """Run one job that restarts so often, and return in how many of its rounds all workers met.
+
+    Raises:
+        BenchmarkError: It ended otherwise than by success.
+    """
     options = (f"--max-restarts={restarts}", "--max-backoff=0")
     command = installation.launcher("elastic-run", _WORKERS, *options, installation.worker("meet"), str(restarts))
     with Job(command, directory=installation.directory) as job:
-        job.wait_end(deadline=_RESTART_DEADLINE * (restarts + 1), code=None)
+        job.wait_end(deadline=_RESTART_DEADLINE * (restarts + 1))
         # In all rounds but the last rank 0 dies once everyone has come; the others may not get to say so.
         expected = [1] * restarts + [_WORKERS]
         return sum(1 for attempt, least in enumerate(expected) if job.lines.count(f"met {attempt}") >= least)

@@ -36,8 +36,10 @@ class Script:
         self.store = self.client()
 
     def client(self, timeout: timedelta = _LONG, world_size: int | None = None) -> Any:  # noqa: ANN401
-        """Return a new connection."""
-        return TCPStore("127.0.0.1", self._port, world_size, is_master=False, timeout=timeout, wait_for_workers=True)
+        """Return a new connection, with this timeout for what it waits for."""
+        client = TCPStore("127.0.0.1", self._port, world_size, is_master=False, timeout=_LONG, wait_for_workers=True)
+        client.set_timeout(timeout)
+        return client
 
     def note(self, what: str, operation: Callable[[], object]) -> None:
         """Perform one operation and print its result, or the kind of its error."""
@@ -81,7 +83,6 @@ class Script:
 
     def comparisons(self) -> None:
         """compare_set in each of its cases."""
-        store = self.store
         for label, key, expected, desired in (
             ("missing, one expected", "c", "x", "y"),
             ("missing, none expected", "c", "", "y"),

@@ -1,11 +1,13 @@
-"""Hold our store's server against other releases of torch. Run by a person, once per release of ours:
+"""Hold our store's server against other releases of torch.
+
+Run by a person, once per release of ours:
 
     python -m venv /tmp/torch-2.6 && /tmp/torch-2.6/bin/pip install torch==2.6.0 numpy
     python -m tests.compat.torch_versions /tmp/torch-2.6/bin/python [another python…]
 
 For each interpreter, its torch's own client performs every operation that it knows (`store_operations`) on torch's own
-server and on ours, and two workers form ten process groups (`gloo_cycles`) over ours. The lines that differ are printed,
-and the exit code is 1 if there are any. The test of the installed torch does the same (`test_store_torch`).
+server and on ours, and two workers form ten process groups (`gloo_cycles`) over ours. The lines that differ are
+printed, and the exit code is 1 if there are any. `test_store_torch` does the same with the installed torch.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 from tests.support.store import LOOPBACK, ServedStore
@@ -95,22 +98,24 @@ def perform_gloo_cycles(
         "TORCHELASTIC_USE_AGENT_STORE": str(use_agent_store),
         "RES_OPTIONS": "attempts:0",
     }
-    workers = [
-        subprocess.Popen(
-            [python, str(GLOO_CYCLES), str(cycles), prefix],
-            env={**env, "RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(_WORLD)
-    ]
-    try:
-        outputs = [worker.communicate(timeout=_DEADLINE) for worker in workers]
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.wait()
+    with ExitStack() as stack:
+        workers = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [python, str(GLOO_CYCLES), str(cycles), prefix],
+                    env={**env, "RANK": str(rank)},
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+            )
+            for rank in range(_WORLD)
+        ]
+        try:
+            outputs = [worker.communicate(timeout=_DEADLINE) for worker in workers]
+        finally:
+            for worker in workers:
+                worker.kill()
     if any(worker.returncode for worker in workers):
         message = "\n".join(errors[-2000:] for _, errors in outputs)
         raise RuntimeError(message)
@@ -141,4 +146,5 @@ def check(python: str) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(0 if all([check(python) for python in sys.argv[1:]]) else 1)
+    results = [check(python) for python in sys.argv[1:]]
+    sys.exit(0 if all(results) else 1)

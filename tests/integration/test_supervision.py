@@ -18,7 +18,13 @@ from tests.support.processes import children_of, is_gone, wait_gone
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.support.launch import Launched
     from tests.support.terminal import Terminal
+
+    Launch = Callable[..., Launched]
+    Worker = Callable[[str], Path]
 
 #: A worker that is there until it is told to go, and says so.
 PATIENT = """

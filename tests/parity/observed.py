@@ -77,8 +77,9 @@ class Run:
         shell = ("sh", "-c", f'{case.surroundings} exec "$@"', "sh") if case.surroundings else ()
         self._program = (*prefix, *shell, *COMMANDS[launcher][case.front_door])
         self._port = free_port()
-        self._env = {
+        self._env: dict[str, str | None] = {
             "PYTHONPATH": str(_ROOT),
+            "PYTHONUNBUFFERED": None,  # -u has to do it
             "PARITY_OUT": str(out),
             "TMPDIR": str(out / "tmp"),
             TEST_TOKEN: token,
@@ -195,17 +196,14 @@ def _spread_environment(seen: dict[str, Any]) -> dict[str, Any]:
 
 def _read_shell_facts(path: Path) -> dict[str, Any]:
     """Read what the program that is no Python has written."""
-    where, mask, *signals = path.read_text(encoding="utf-8").splitlines()
-    masks = dict(line.split(":\t") for line in signals)
+    where, mask, status = path.read_text(encoding="utf-8").splitlines()
     variables = path.with_suffix(".env").read_text(encoding="utf-8").split("\0")[:-1]
     return {
         "argv": path.with_suffix(".argv").read_text(encoding="utf-8").split("\0")[:-1],
         "env": dict(variable.split("=", 1) for variable in variables),
         "cwd": where,
         "umask": mask,
-        "ignored signals": signal_names(masks["SigIgn"]),
-        "blocked signals": signal_names(masks["SigBlk"]),
-        "caught signals": signal_names(masks["SigCgt"]),
+        "ignored signals": signal_names(status.partition(":\t")[2]),
     }
 
 

@@ -17,7 +17,7 @@ from tests.support.endings import NOON, STDERR, captured, ending, stopped, worke
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-GARBAGE = "\x00\xff\x1b[2J\x07\u202e日本語\r" * 500
+GARBAGE = "\x00\xff\x1b[2J\x07\u202e日本語\r" * 50
 
 
 @pytest.fixture(autouse=True)
@@ -197,6 +197,24 @@ def test_a_library_s_frames_give_way_to_the_user_s_own() -> None:
     assert "trace    /home/anna/project/late.py:2 in <module>" in text
     assert "         ...\n         torch/distributed/rendezvous.py:280 in _env_rendezvous_handler" in text
     assert "c10d_logger" not in text
+
+
+def test_failures_without_a_root_or_an_exception_are_told_too() -> None:
+    """Workers that failed while the launcher was stopped by a signal, and a bare exit code among others."""
+    job = ending(worker_end(0, 3), worker_end(1, 0), verdict="signal", exit_code=143, signal=15, root=None)
+    assert "workers  rank 0 failed (exit code 3)\n         rank 1 had ended with exit code 0" in report(job)
+    job = ending(worker_end(0, 1, captured("value_error")), worker_end(1, 3, after=-0.5))
+    assert "others   rank 1 failed 0.50 s earlier (exit code 3)" in report(job)
+
+
+def test_a_deep_traceback_shows_its_inner_end() -> None:
+    """Of the user's own frames those next to the error have precedence."""
+    frames = "".join(f'  File "/p/train.py", line {line}, in step{line}\n    step{line + 1}()\n' for line in range(30))
+    lines = render(ending(worker_end(0, 1, f"Traceback (most recent call last):\n{frames}KeyError: 'x'\n")))
+    assert lines[4] == "trace    ..."
+    assert "         /p/train.py:29 in step29" in lines
+    assert "         /p/train.py:25 in step25" in lines
+    assert not any("step1(" in line for line in lines)
 
 
 def test_a_cpp_exception_without_frames_shows_the_end_of_stderr() -> None:

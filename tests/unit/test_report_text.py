@@ -72,6 +72,7 @@ def test_a_long_text_loses_its_middle(text: str, limit: int, tail: float, expect
         ("one two three four five six seven", 10, 2, ["one two", "th...seven"]),
         ("aaaa " * 50, 10, 1, ["aaaa...aa"]),
         ("", 8, 1, [""]),
+        ("日本日本日本 日本日本", 7, 9, ["日本日", "本日本", "日本日", "本"]),
     ],
 )
 def test_a_long_text_is_broken_between_words(text: str, width: int, most: int, expected: list[str]) -> None:

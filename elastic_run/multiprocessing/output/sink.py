@@ -127,8 +127,6 @@ def open_sink(fd: int, on_loss: Callable[[OSError], None]) -> Sink:
     if not (stat.S_ISFIFO(mode) or os.isatty(fd)):
         return FileSink(fd, on_loss)
     try:
-        return Sink(
-            os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-        )
+        return Sink(os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC))
     except OSError:
         return CautiousSink(fd)

@@ -29,6 +29,7 @@ _QUEUE_LOW = QUEUE_LIMIT // 2
 #: Pieces smaller than this are gathered into blocks of `_BLOCK`, so that a queue of short lines is a small one.
 _SMALL = 4096
 _BLOCK = 1 << 16
+_NEWLINE = 10
 
 
 class Source:
@@ -124,10 +125,11 @@ class Stream:
         if starts_line and self._is_mid_line and not is_holder:
             self._put(b"\n")
         self._put(data)
-        if data[-1] == 10:  # noqa: PLR2004 - a newline
+        if data[-1] == _NEWLINE:
             self._is_mid_line = False
             self._holder = None
             if self._waiting:
+                self._served = None  # a turn is over with the line
                 self._serve_soon()
         else:
             self._is_mid_line = True
@@ -157,6 +159,8 @@ class Stream:
         self._provide_service()
 
     def _put(self, data: bytes | memoryview) -> None:
+        if self.is_closed:
+            return
         if self._queue:
             self._enqueue(data)
             return

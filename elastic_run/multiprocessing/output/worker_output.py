@@ -1,72 +1,88 @@
-"""The output of one round's workers: which descriptors they get, and where what they write ends up.
+"""The streams of one round's workers: which descriptors each gets, and what becomes of what it writes.
 
-    console, no capture     the launcher's own descriptor
-    console, capture        a pipe, or a raw terminal where ours is one, through a Channel
-    file                    the file itself
-    tee                     a pipe, through a TeeChannel to file and console
+For each of stdout and stderr of a worker, one of
+- inherited: the launcher's own descriptor (stdout on the console; with --no-capture stderr too);
+- redirected: a file that the worker writes itself;
+- tee'd: a pipe; the launcher writes the file, and whole lines with a prefix to the console;
+- captured (stderr on the console): a pipe or, on a terminal, a raw pseudo-terminal; the launcher passes every byte on
+  unchanged and keeps the end for the report. Where the launcher's stdout and stderr are the same file, a worker's
+  stdout goes through that same channel, so that the order of the two stays;
+- muted (stderr of a rank that --local-ranks-filter leaves out): a pipe of which only the end is kept, for the report.
 
-Only stderr is captured; where 1 and 2 are the same open file both go through one channel, so that their order stays. A
-captured terminal is raw: bytes pass unchanged, and the user's own terminal does what it always does with them.
+Redirects and tee add to files that are there, they never truncate.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 
-from elastic_run import contract
-from elastic_run.multiprocessing.output.channel import Channel, LogFile, TeeChannel
-from elastic_run.multiprocessing.output.console import is_same_file
+from elastic_run.multiprocessing.output.channel import Channel
+from elastic_run.multiprocessing.output.console import STDERR, STDOUT
+from elastic_run.multiprocessing.output.ends import copy_window_size, open_pipe, open_terminal
+from elastic_run.multiprocessing.output.filters import FilteredCopy
+from elastic_run.multiprocessing.output.logfile import LogFile, open_log
+from elastic_run.multiprocessing.output.outlet import Lines, Outlet, PassThrough
+from elastic_run.multiprocessing.output.tail import Tail, read_tail
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
 
     from elastic_run.loop import Loop
     from elastic_run.multiprocessing.output.console import Console
 
-_STDOUT, _STDERR = 1, 2
-_PIPE_BYTES = 1 << 20
-#: fcntl's command, which the module has only since Python 3.10 and only on Linux.
-_F_SETPIPE_SZ = 1031
+#: A tee'd line that is longer is written in parts. All unfinished lines together stay below `_LINES_TOTAL`.
+_LINE_LIMIT = 1 << 20
+_LINE_LIMIT_LEAST = 1 << 16
+_LINES_TOTAL = 1 << 24
+#: Pipes that may have 1 MiB: what they hold when the workers die has to fit into memory.
+_LARGE_PIPES = 16
+_OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 
 class WorkerOutput:
-    """The output of one round.
+    """The output of one round's workers.
 
     Args:
         loop: The agent's loop.
-        console: The launcher's console.
-        capture: Whether stderr passes through the launcher, so that the report can show its end.
+        console: The launcher's stdout and stderr.
+        capture: Whether stderr passes through the launcher.
     """
 
     def __init__(self, loop: Loop, console: Console, *, capture: bool = True) -> None:
         self._loop = loop
         self._console = console
         self._capture = capture
-        self._is_terminal = capture and os.isatty(_STDERR)
-        self._is_one_file = is_same_file(_STDOUT, _STDERR)
+        self._has_terminal = os.isatty(STDERR)
         self._channels: dict[int, list[Channel]] = {}
-        self._stderr: dict[int, Channel | str] = {}
-        self._to_close: dict[int, list[int]] = {}
-        self._terminals: dict[int, int] = {}
-        self._duplicates: dict[int, tuple[LogFile, tuple[bytes, ...]]] = {}
-        self._has_told_trouble = False
+        self._terminals: list[Channel] = []
+        self._ends: dict[int, list[int]] = {}
+        self._tails: dict[int, Tail] = {}
+        self._redirects: dict[int, str] = {}
+        self._copies: dict[int, FilteredCopy] = {}
+        self._tees = 0
+        self._pipes = 0
+        self._losses_told: set[int | None] = set()
+        _keep_freed_memory()
 
+    # --- before a worker starts ------------------------------------------------------------------------------------
     def open_filtered(
-        self, stdout: str, stderr: str, *, stdout_filters: Sequence[str] = (), stderr_filters: Sequence[str] = ()
+        self, stdout: str, stderr: str, *, stdout_filters: Iterable[str], stderr_filters: Iterable[str]
     ) -> None:
-        """Copy tee'd lines that hold one of some texts into a file for all ranks.
+        """Copy tee'd lines that contain a text into files; to be called before `open`.
 
         Args:
-            stdout: File for lines of stdout, or empty.
-            stderr: File for lines of stderr, or empty.
-            stdout_filters: The texts for stdout.
-            stderr_filters: The texts for stderr.
+            stdout: File for lines of stdout, or an empty string.
+            stderr: File for lines of stderr, or an empty string.
+            stdout_filters: Any of these texts, for stdout.
+            stderr_filters: Any of these texts, for stderr.
         """
-        for fd, path, filters in ((_STDOUT, stdout, stdout_filters), (_STDERR, stderr, stderr_filters)):
-            if path and filters:
-                needles = tuple(text.encode(errors="surrogateescape") for text in filters)
-                self._duplicates[fd] = (LogFile(path, on_trouble=self._tell_trouble), needles)
+        for fd, path, filters in ((STDOUT, stdout, stdout_filters), (STDERR, stderr, stderr_filters)):
+            if _is_file(path):
+                file = self._open_file(path)
+                if file is not None:
+                    self._copies[fd] = FilteredCopy(file, filters)
 
     def open(
         self,
@@ -74,173 +90,177 @@ class WorkerOutput:
         *,
         stdout: str,
         stderr: str,
-        tee_stdout: bool,
-        tee_stderr: bool,
-        stdout_prefix: bytes,
-        stderr_prefix: bytes,
+        tee_stdout: bool = False,
+        tee_stderr: bool = False,
+        stdout_prefix: bytes = b"",
+        stderr_prefix: bytes = b"",
     ) -> tuple[int, int]:
-        """Prepare a worker's output.
+        """Make the descriptors for a worker.
 
         Args:
-            local_rank: The worker.
-            stdout: A file, or empty for the console.
-            stderr: A file, or empty for the console.
-            tee_stdout: Whether stdout goes to the console as well as to its file.
+            local_rank: Its number on this node.
+            stdout: A log file's path, or an empty string for the console.
+            stderr: Ditto.
+            tee_stdout: Whether stdout goes to the console too.
             tee_stderr: Whether stderr does.
-            stdout_prefix: Prefix of tee'd lines of stdout.
-            stderr_prefix: Prefix of tee'd lines of stderr.
+            stdout_prefix: Stands in front of every tee'd line of stdout.
+            stderr_prefix: Ditto of stderr.
 
         Returns:
-            The descriptors that the worker gets as 1 and 2; `started` closes those that are not the launcher's own.
+            What the worker gets as descriptors 1 and 2; they stay open until `started`.
 
         Raises:
-            OSError: The system refuses a pipe or terminal.
+            OSError: There are no descriptors left.
         """
         self._channels[local_rank] = []
-        self._to_close[local_rank] = []
-        if self._capture and not stdout and not stderr and self._is_one_file:
-            both = self._open_captured(local_rank)
-            return both, both
-        out = self._open_one(local_rank, _STDOUT, stdout, is_tee=tee_stdout, prefix=stdout_prefix)
-        err = self._open_one(local_rank, _STDERR, stderr, is_tee=tee_stderr, prefix=stderr_prefix)
+        self._ends[local_rank] = []
+        try:
+            if self._is_merged(stdout, stderr, tee=tee_stdout or tee_stderr):
+                both = self._open_captured(local_rank)
+                return (both, both) if both != STDERR else (STDOUT, STDERR)
+            out = self._open_one(local_rank, STDOUT, stdout, tee=tee_stdout, prefix=stdout_prefix)
+            err = self._open_one(local_rank, STDERR, stderr, tee=tee_stderr, prefix=stderr_prefix)
+        except OSError:
+            self.started(local_rank)
+            self.finish(local_rank)
+            raise
         return out, err
 
-    def _open_one(self, local_rank: int, target: int, path: str, *, is_tee: bool, prefix: bytes) -> int:
-        if not path:
-            is_captured = self._capture and target == _STDERR
-            return self._open_captured(local_rank) if is_captured else target
-        if target == _STDERR:
-            self._stderr[local_rank] = path
-        if not is_tee:
-            return self._open_file(local_rank, path)
-        reader, writer = self._open_pipe(local_rank)
-        channel = TeeChannel(
-            self._loop,
-            self._console,
-            reader,
-            target,
-            file=LogFile(path, on_trouble=self._tell_trouble),
-            prefix=prefix,
-            duplicate=self._duplicate_to(target),
-        )
-        self._add(local_rank, target, channel)
-        return writer
+    def _is_merged(self, stdout: str, stderr: str, *, tee: bool) -> bool:
+        return self._capture and self._console.is_shared and not (stdout or stderr or tee)
 
-    def _open_file(self, local_rank: int, path: str) -> int:
-        try:
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
-        except OSError as error:
-            self._tell_trouble(path, error)
-            fd = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-        self._to_close[local_rank].append(fd)
+    def _open_one(self, local_rank: int, fd: int, path: str, *, tee: bool, prefix: bytes) -> int:
+        if tee:
+            return self._open_tee(local_rank, fd, path, prefix)
+        if path and (path != os.devnull or fd == STDOUT or not self._capture):
+            return self._open_redirect(local_rank, fd, path)
+        if fd == STDERR and self._capture:
+            return self._open_muted(local_rank) if path else self._open_captured(local_rank)
         return fd
 
+    def _open_tee(self, local_rank: int, fd: int, path: str, prefix: bytes) -> int:
+        self._tees += 1
+        ends = self._open_pipe()
+        lines = Lines(self._loop, self._console.stream(fd), prefix, limit=self._line_limit, copy=self._copies.get(fd))
+        file = self._open_file(path) if _is_file(path) else None
+        self._add(local_rank, ends, outlet=lines, file=file, is_kept=fd == STDERR)
+        return ends[1]
+
+    def _line_limit(self) -> int:
+        return max(_LINE_LIMIT_LEAST, min(_LINE_LIMIT, _LINES_TOTAL // self._tees))
+
+    def _open_redirect(self, local_rank: int, fd: int, path: str) -> int:
+        try:
+            end = open_log(path)
+        except OSError as error:
+            if error.errno in _OUT_OF_DESCRIPTORS:
+                raise
+            self._tell_loss(path, error)
+            return self._open_one(local_rank, fd, "", tee=False, prefix=b"")
+        if fd == STDERR:
+            self._redirects[local_rank] = path
+        self._ends[local_rank].append(end)
+        return end
+
     def _open_captured(self, local_rank: int) -> int:
-        reader, writer = self._open_terminal(local_rank) if self._is_terminal else self._open_pipe(local_rank)
-        self._add(local_rank, _STDERR, Channel(self._loop, self._console, reader, _STDERR))
-        return writer
+        try:
+            ends = open_terminal(STDERR) if self._has_terminal else self._open_pipe()
+        except OSError as error:
+            if error.errno in _OUT_OF_DESCRIPTORS or not self._has_terminal:
+                raise
+            return STDERR  # no pseudo-terminal to be had: better no tail than a worker without colours
+        channel = self._add(local_rank, ends, outlet=PassThrough(self._console.stream(STDERR)), is_kept=True)
+        if self._has_terminal:
+            self._terminals.append(channel)
+        return ends[1]
 
-    def _add(self, local_rank: int, target: int, channel: Channel) -> None:
+    def _open_muted(self, local_rank: int) -> int:
+        ends = self._open_pipe()
+        self._add(local_rank, ends, is_kept=True)
+        return ends[1]
+
+    def _open_pipe(self) -> tuple[int, int]:
+        self._pipes += 1
+        return open_pipe(is_large=self._pipes <= _LARGE_PIPES)
+
+    def _add(
+        self,
+        local_rank: int,
+        ends: tuple[int, int],
+        *,
+        outlet: Outlet | None = None,
+        file: LogFile | None = None,
+        is_kept: bool,
+    ) -> Channel:
+        reading, writing = ends
+        tail = self._tails.setdefault(local_rank, Tail()) if is_kept else None
+        channel = Channel(self._loop, reading, outlet=outlet, file=file, tail=tail)
         self._channels[local_rank].append(channel)
-        if target == _STDERR:
-            self._stderr[local_rank] = channel
+        self._ends[local_rank].append(writing)
+        return channel
 
-    def _open_pipe(self, local_rank: int) -> tuple[int, int]:
-        reader, writer = os.pipe()
-        os.set_blocking(reader, False)
-        _enlarge(writer)
-        self._to_close[local_rank].append(writer)
-        return reader, writer
-
-    def _open_terminal(self, local_rank: int) -> tuple[int, int]:
-        import tty  # noqa: PLC0415 - only on a terminal
-
-        master, slave = os.openpty()
-        tty.setraw(slave)
-        os.set_blocking(master, False)
-        self._to_close[local_rank].append(slave)
-        self._terminals[local_rank] = master
-        _copy_window_size(_STDERR, slave)
-        return master, slave
-
-    def _duplicate_to(self, target: int) -> object:
-        if target not in self._duplicates:
+    def _open_file(self, path: str) -> LogFile | None:
+        try:
+            return LogFile(open_log(path), lambda error: self._tell_loss(path, error))
+        except OSError as error:
+            if error.errno in _OUT_OF_DESCRIPTORS:
+                raise
+            self._tell_loss(path, error)
             return None
-        file, needles = self._duplicates[target]
 
-        def duplicate(prefix: bytes, lines: bytes) -> None:
-            wanted = [prefix + line for line in lines.splitlines(keepends=True) if any(n in line for n in needles)]
-            if wanted:
-                file.write(b"".join(wanted))
+    def _tell_loss(self, path: str, error: OSError) -> None:
+        """Say it once per cause: when a disk is full, it is full for every rank."""
+        if error.errno not in self._losses_told:
+            self._losses_told.add(error.errno)
+            self._console.say(f"{path}: {error.strerror}: log files will be incomplete; the job goes on")
 
-        return duplicate
-
+    # --- while it runs ---------------------------------------------------------------------------------------------
     def started(self, local_rank: int) -> None:
-        """Close this process's copies of what the worker has now."""
-        for fd in self._to_close.pop(local_rank, []):
-            os.close(fd)
+        """Close this process's copies of what the worker got; call it also when the start has failed."""
+        for end in self._ends.pop(local_rank, ()):
+            os.close(end)
 
+    def resize(self) -> None:
+        """Give the workers' terminals the size of the launcher's."""
+        for channel in self._terminals:
+            if channel.is_open:
+                copy_window_size(STDERR, channel.fd)
+
+    # --- after its end ---------------------------------------------------------------------------------------------
     def finish(self, local_rank: int) -> None:
-        """Read what a worker that is gone has left behind, and close its channels.
+        """Take what an ended worker has left in its pipes, end its last lines, close its files.
 
-        A stranger that was handed the pipe and still writes gets SIGPIPE from then on.
+        The worker and its descendants are gone. What the console can't take at once is written by and by, before
+        anything that the launcher writes later; `Console.flush` waits for it.
         """
-        self._terminals.pop(local_rank, None)
-        for channel in self._channels.get(local_rank, []):
+        for channel in self._channels.pop(local_rank, ()):
             channel.finish()
 
     def tail(self, local_rank: int) -> bytes:
-        """Return the last bytes of a worker's stderr, as far as they passed through here or are in a file."""
-        source = self._stderr.get(local_rank)
-        if isinstance(source, str):
-            return _read_end(source)
-        return b"" if source is None else source.tail.read()
-
-    def resize(self) -> None:
-        """Give the workers' terminals the size of ours."""
-        for master in self._terminals.values():
-            _copy_window_size(_STDERR, master)
+        """Return the end of a worker's stderr, at most `contract.CAPTURE_BYTES`; all there is after `finish`."""
+        if local_rank in self._tails:
+            return self._tails[local_rank].read()
+        return read_tail(self._redirects[local_rank]) if local_rank in self._redirects else b""
 
     def close(self) -> None:
-        """Close the files for all ranks."""
-        for file, _ in self._duplicates.values():
-            file.close()
-
-    def _tell_trouble(self, path: str, error: OSError) -> None:
-        if not self._has_told_trouble:
-            self._has_told_trouble = True
-            self._console.say(f"{path}: {error.strerror}; the job goes on, and what doesn't fit there is not kept")
-
-
-def _enlarge(pipe: int) -> None:
-    import fcntl  # noqa: PLC0415 - a small C module
-
-    try:
-        fcntl.fcntl(pipe, _F_SETPIPE_SZ, _PIPE_BYTES)
-    except OSError:
-        pass  # over the user's limit of pipe pages: the default size works too
+        """Finish every worker, and close what they share."""
+        for local_rank in (*self._channels,):
+            self.started(local_rank)
+            self.finish(local_rank)
+        for copy in self._copies.values():
+            copy.close()
+        self._copies.clear()
 
 
-def _copy_window_size(source: int, target: int) -> None:
-    import fcntl  # noqa: PLC0415
-    import termios  # noqa: PLC0415
-
-    try:
-        size = fcntl.ioctl(source, termios.TIOCGWINSZ, b"\0" * 8)
-        fcntl.ioctl(target, termios.TIOCSWINSZ, size)
-    except OSError:
-        pass  # a terminal without a size
+def _is_file(path: str) -> bool:
+    return path not in ("", os.devnull)
 
 
-def _read_end(path: str) -> bytes:
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return b""
-    try:
-        os.lseek(fd, -min(os.fstat(fd).st_size, contract.CAPTURE_BYTES), os.SEEK_END)
-        return os.read(fd, contract.CAPTURE_BYTES)
-    except OSError:
-        return b""
-    finally:
-        os.close(fd)
+def _keep_freed_memory() -> None:
+    """Let the C library keep a few freed MiB for the next batch.
+
+    Otherwise glibc gives every batch back to the kernel and faults in fresh pages for the next one, which takes half of
+    the time. It raises its threshold to the largest mapped block that was ever freed (mallopt(3), M_MMAP_THRESHOLD).
+    """
+    block = bytes(1 << 22)  # never touched, so it costs two system calls
+    del block

@@ -9,6 +9,7 @@ Every program of this directory calls `observe_and_end`. Environment:
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -140,10 +141,8 @@ def _end(rank: str, attempt: str) -> None:
 def _open_gate(attempt: str) -> int:
     """Open the named pipe of an attempt for both reading and writing, so that nobody waits for the other end."""
     path = Path(os.environ["PARITY_OUT"], f"gate.{attempt}")
-    try:
+    with contextlib.suppress(FileExistsError):
         os.mkfifo(path)
-    except FileExistsError:
-        pass
     signal.alarm(_DEADLINE)
     return os.open(path, os.O_RDWR)
 

@@ -3,6 +3,6 @@
 out="$PARITY_OUT/$RANK.$TORCHELASTIC_RESTART_COUNT"
 printf '%s\0' "$0" "$@" >"$out.argv"
 env -0 >"$out.env"
-{ pwd; umask; grep -E '^Sig(Ign|Blk|Cgt)' /proc/$$/status; } >"$out.facts"
+{ pwd; umask; grep '^SigIgn' /proc/$$/status; } >"$out.facts"
 echo "probe: out of $RANK.$TORCHELASTIC_RESTART_COUNT"
 echo "probe: err of $RANK.$TORCHELASTIC_RESTART_COUNT" >&2

@@ -1,7 +1,6 @@
 """A training script whose entry point is under our @record."""
 
 from elastic_run.multiprocessing.errors import record
-
 from tests.parity.programs.observation import observe_and_end
 
 

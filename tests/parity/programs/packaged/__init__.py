@@ -1,0 +1,1 @@
+"""A package with a module and a __main__, for -m."""

@@ -1,0 +1,55 @@
+"""What an ending is called and which exit code it has: pure functions between the processes and `core`."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from elastic_run import contract
+from elastic_run.core import supervision
+from elastic_run.core.policy import Failure
+from elastic_run.core.rootcause import failure_signature, is_deterministic
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from elastic_run.core.rootcause import WorkerEnd
+
+_EXIT_CODES = {name: code for code, name, _ in contract.EXIT_CODES if isinstance(code, int)}
+
+
+def failure_of(root: WorkerEnd, uptime: float) -> Failure:
+    """Return what the restart policy needs to know of a round that lived `uptime` seconds."""
+    code = root.exitcode
+    return Failure(
+        exit_code=code if code >= 0 else contract.EXIT_SIGNAL_BASE - code,
+        signature=failure_signature(root),
+        is_deterministic=is_deterministic(root),
+        uptime=uptime,
+    )
+
+
+def start_failed(number: int, error: Exception, program: str) -> supervision.RoundFailed:
+    """Return the event that says that a program could not be started."""
+    is_program = getattr(error, "filename", None) in (None, program)
+    if isinstance(error, FileNotFoundError) and is_program:
+        return supervision.RoundFailed(number, verdict="not_found", detail=f"{program}: no such program")
+    if isinstance(error, PermissionError) and is_program:
+        return supervision.RoundFailed(number, verdict="not_executable", detail=f"{program} may not be executed")
+    return supervision.RoundFailed(number, verdict="cannot_start", detail=f"{program} can't be started: {error}")
+
+
+def exit_code(finish: supervision.Finish, root: WorkerEnd | None) -> int:
+    """Return the launcher's exit code; see `contract.EXIT_CODES`."""
+    if finish.signal is not None:
+        return contract.EXIT_SIGNAL_BASE + finish.signal
+    if finish.verdict == "worker_failed":
+        code = root.exitcode if root is not None else contract.EXIT_FAILURE
+        return code if code > 0 else contract.EXIT_SIGNAL_BASE - code
+    return _EXIT_CODES[finish.verdict]
+
+
+def program_name(entrypoint: object, args: tuple[object, ...]) -> str:
+    """Return what the user would call the program: the script rather than the interpreter."""
+    if entrypoint == sys.executable or entrypoint == os.environ.get(contract.ENV_PYTHON_EXEC):
+        return next((str(arg) for arg in args if not str(arg).startswith("-")), str(entrypoint))
+    return str(entrypoint)

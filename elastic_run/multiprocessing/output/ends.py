@@ -1,0 +1,78 @@
+r"""Pipes and pseudo-terminals: a reading end for the launcher, a writing end for a worker.
+
+A pseudo-terminal is used where the launcher's stderr is a terminal, so that workers see one too: progress bars and
+colours stay. It is raw: the worker's bytes come out unchanged, and the real terminal translates ``\n`` itself.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+
+_PIPE_SIZE = 1 << 20
+#: `struct winsize`: rows, columns, width and height in pixels, all unsigned short.
+_WINDOW_SIZE_BYTES = 8
+
+
+def open_pipe(*, is_large: bool) -> tuple[int, int]:
+    """Open a pipe.
+
+    Args:
+        is_large: Whether to ask for 1 MiB, so that a burst doesn't hold the worker up. The kernel bounds what one
+            user's pipes may take together, and gives tiny ones beyond that, so not everyone can have a large one.
+
+    Returns:
+        The reading end, non-blocking, and the writing end; both closed on exec.
+
+    Raises:
+        OSError: There are no descriptors left.
+    """
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    if is_large:
+        try:
+            fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)
+        except (AttributeError, OSError):
+            pass  # not Linux, or the user's share is used up: 64 KiB do as well
+    return reading, writing
+
+
+def open_terminal(model: int) -> tuple[int, int]:
+    """Open a raw pseudo-terminal.
+
+    Args:
+        model: A terminal; its window size is copied.
+
+    Returns:
+        The reading end, non-blocking, and the worker's end; both closed on exec.
+
+    Raises:
+        OSError: There is none to be had (kernel.pty.max, no /dev/pts).
+    """
+    import termios  # noqa: PLC0415 - only on a terminal
+
+    master, slave = os.openpty()
+    mode = termios.tcgetattr(slave)
+    mode[0] = 0  # input: nothing is typed here
+    mode[1] &= ~termios.OPOST
+    mode[3] &= ~(termios.ECHO | termios.ICANON | termios.ISIG | termios.IEXTEN)
+    termios.tcsetattr(slave, termios.TCSANOW, mode)
+    os.set_blocking(master, False)
+    copy_window_size(model, master)
+    return master, slave
+
+
+def copy_window_size(model: int, terminal: int) -> None:
+    """Give a terminal the window size of another; does nothing when one is gone.
+
+    Args:
+        model: The terminal that has the size.
+        terminal: The one that gets it.
+    """
+    import termios  # noqa: PLC0415 - only on a terminal
+
+    try:
+        size = fcntl.ioctl(model, termios.TIOCGWINSZ, bytes(_WINDOW_SIZE_BYTES))
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, size)
+    except OSError:
+        pass

@@ -1,0 +1,206 @@
+"""How a worker's bytes get to the console: unchanged, or as whole lines with a prefix.
+
+Rules
+- An outlet takes whatever was read. What it can't write at once stays in its pieces, and while any is left nobody
+  should read on (`is_clear`): that is how a stuck console holds a worker up without growing the launcher.
+- `PassThrough` gives every byte on at once and unchanged. Only while others wait does it stop at the end of a line.
+- `Lines` writes whole lines only, many at once, each after the prefix. A line that grows over the limit is written in
+  parts under a single prefix, holding the stream, so that 100 MB without a newline cost no memory and still stand in
+  one piece. When another has broken such a line (see `Stream`) it goes on under a new prefix.
+- A progress bar ends its updates with a carriage return. Held until its newline it would be invisible for hours, so an
+  unfinished line with a carriage return in it is shown, as a line, once a second. (torchrun makes a line of each.)
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from elastic_run.multiprocessing.output.stream import Source
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from elastic_run.loop import Loop, Timer
+    from elastic_run.multiprocessing.output.filters import FilteredCopy
+    from elastic_run.multiprocessing.output.stream import Stream
+
+#: Seconds that a worker has to finish a line that it writes in several pieces, while others wait.
+_PATIENCE = 0.005
+_PASS_THROUGH_HOLD = 1 << 20
+#: The same for a line that is longer than the limit.
+_LONG_LINE_PATIENCE = 1.0
+_LONG_LINE_HOLD = 1 << 28
+#: Prefixes may make a batch of short lines many times longer: batches are cut so that they stay below this.
+_EXPANDED = 1 << 22
+_PROGRESS_INTERVAL = 1.0
+_NEWLINE = 10
+
+
+class Outlet(Source):
+    """Where a channel's bytes go.
+
+    Args:
+        stream: The console's stream.
+    """
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._pieces: deque[bytes] = deque()
+        self._is_ended = False
+        self._on_clear: Callable[[], None] | None = None
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether nothing is kept back, and more may be written now."""
+        return not self._pieces and self._stream.may_write(self)
+
+    def when_clear(self, callback: Callable[[], None]) -> None:
+        """Call once, as soon as it is clear."""
+        self._on_clear = callback
+        if not self._pieces:
+            self._stream.wait(self, self._pump)
+
+    def take(self, data: bytes) -> None:
+        """Accept the next bytes; never fails, never blocks."""
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """Accept that nothing follows."""
+        self._on_clear = None
+        self._is_ended = True
+        self._pump()
+
+    def _emit(self, piece: bytes) -> None:
+        raise NotImplementedError
+
+    def _pump(self) -> None:
+        while self._pieces:
+            if not self._stream.may_write(self):
+                self._stream.wait(self, self._pump, is_first=self._is_ended)
+                return
+            self._emit(self._pieces.popleft())
+        if self._is_ended:
+            self._stream.release(self)
+        elif self._on_clear is not None:
+            on_clear, self._on_clear = self._on_clear, None
+            on_clear()
+
+
+class PassThrough(Outlet):
+    """Gives bytes on unchanged and unbuffered."""
+
+    patience = _PATIENCE
+    hold_limit = _PASS_THROUGH_HOLD
+
+    def take(self, data: bytes) -> None:
+        """Accept the next bytes."""
+        self._pieces.append(data)
+        self._pump()
+
+    def _emit(self, piece: bytes) -> None:
+        if self._stream.is_contended:
+            end = piece.rfind(b"\n") + 1
+            if 0 < end < len(piece):
+                self._pieces.appendleft(piece[end:])
+                piece = piece[:end]
+        self._stream.write(self, piece, starts_line=False)
+
+
+class Lines(Outlet):
+    """Gives whole lines on, each after a prefix.
+
+    Args:
+        loop: For the timer of progress bars.
+        stream: The console's stream.
+        prefix: Stands in front of every line.
+        limit: Returns the bytes that a line may have before it is written in parts.
+        copy: Gets the lines that a filter looks for, or None.
+    """
+
+    patience = _LONG_LINE_PATIENCE
+    hold_limit = _LONG_LINE_HOLD
+
+    def __init__(
+        self, loop: Loop, stream: Stream, prefix: bytes, *, limit: Callable[[], int], copy: FilteredCopy | None = None
+    ) -> None:
+        super().__init__(stream)
+        self._loop = loop
+        self._prefix = prefix
+        self._newline = b"\n" + prefix
+        self._limit = limit
+        self._copy = copy
+        self._partial = bytearray()
+        #: Whether the last piece given to the stream ended within a line, and whether the last one made does.
+        self._is_inside = False
+        self._is_part_given = False
+        self._most = max(1, _EXPANDED // max(1, len(prefix)))
+        self._timer: Timer | None = None
+
+    def take(self, data: bytes) -> None:
+        """Accept the next bytes: lines are complete, the rest waits for its end."""
+        end = data.rfind(b"\n") + 1
+        if end:
+            self._add(memoryview(data)[:end])
+            self._partial = bytearray(memoryview(data)[end:])
+        else:
+            self._partial += data
+        if self._partial:
+            self._look_at_partial(data)
+        self._pump()
+
+    def end(self) -> None:
+        """Write what is left; on the console an unfinished line is ended."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._partial or self._is_part_given:
+            self._add(b"\n")
+        if self._copy is not None:
+            self._copy.end(self)
+        super().end()
+
+    def _look_at_partial(self, data: bytes) -> None:
+        is_part = self._is_inside and self._stream.is_held_by(self)
+        if is_part or len(self._partial) > self._limit():
+            self._add(b"")
+        elif self._timer is None and b"\r" in data:
+            self._timer = self._loop.call_later(_PROGRESS_INTERVAL, self._show_progress)
+
+    def _show_progress(self) -> None:
+        self._timer = None
+        end = self._partial.rfind(b"\r") + 1
+        if end:
+            rest = self._partial[end:]
+            self._partial = self._partial[: end - 1].replace(b"\r", b"\r" + self._prefix)
+            self._add(b"\r\n")
+            self._partial = rest
+            self._pump()
+
+    def _add(self, data: bytes | memoryview) -> None:
+        """Make pieces of the unfinished line and what follows it, each with the prefix in front."""
+        piece = b"".join((self._prefix, self._partial, data))
+        self._partial.clear()
+        start = len(self._prefix)
+        if self._copy is not None:
+            self._copy.take(self, self._prefix, piece[start:])
+        self._is_part_given = piece[-1] != _NEWLINE
+        while len(piece) - start > self._most:
+            end = piece.rfind(b"\n", start, start + self._most) + 1 or start + self._most
+            self._pieces.append(piece[:end])
+            piece = self._prefix + piece[end:]
+        self._pieces.append(piece)
+
+    def _emit(self, piece: bytes) -> None:
+        start = len(self._prefix)
+        is_new = True
+        if self._is_inside:
+            is_new = not self._stream.is_held_by(self)
+            if is_new and piece[start] == _NEWLINE:  # whoever broke the long line has ended it
+                piece = self._prefix + piece[start + 1 :]
+        self._is_inside = False
+        if len(piece) == start:
+            return
+        self._is_inside = piece[-1] != _NEWLINE
+        text = memoryview(piece.replace(b"\n", self._newline) if start else piece)
+        end = len(text) if self._is_inside else len(text) - start
+        self._stream.write(self, text[0 if is_new else start : end], starts_line=is_new)
