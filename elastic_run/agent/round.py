@@ -13,7 +13,6 @@ import time
 
 from elastic_run import contract
 from elastic_run.agent.environment import worker_environment
-from elastic_run.core.rootcause import WorkerEnd, parse_exception
 from elastic_run.multiprocessing.output import WorkerOutput, render_prefix
 from elastic_run.multiprocessing.workers import Workers
 from elastic_run.utils import macros
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 
     from elastic_run.agent.api import Worker
     from elastic_run.agent.surroundings import Surroundings
+    from elastic_run.core.rootcause import WorkerEnd
     from elastic_run.multiprocessing.logs import LogsDest
 
 #: Signals that nobody sends to stop a process: a worker that ends so has failed, also while it is being stopped.
@@ -150,21 +150,30 @@ class Round:
         return self._around.loop.now() - self._started if self._failed_after is None else self._failed_after
 
     def close(self) -> tuple[WorkerEnd, ...]:
-        """Read what is left of the workers' output, and return what became of each that has ended."""
+        """Read what is left of the workers' output.
+
+        Returns:
+            What became of each worker that has ended; empty when all that ended did so with 0.
+        """
         for rank in self.workers.pids:
             self.output.finish(rank)
         self.output.close()
+        if not any(exitcode for _, exitcode, _ in self._ended_at.values()):
+            return ()
         workers = {worker.local_rank: worker for worker in self._around.group.workers}
         return tuple(self._end_of(workers[rank]) for rank in sorted(self._ended_at))
 
     def _end_of(self, worker: Worker) -> WorkerEnd:
+        from elastic_run.core.rootcause import WorkerEnd  # noqa: PLC0415 - only after a failure
+        from elastic_run.multiprocessing.errors import find_exception  # noqa: PLC0415 - only after a failure
+
         rank = worker.local_rank
         ended_at, exitcode, was_stopped = self._ended_at[rank]
         logs = self._logs
         error_file = logs.error_files.get(rank, "") if logs is not None else ""
         log_file = logs.stderrs.get(rank, "") if logs is not None else ""
-        tail = b"" if exitcode == 0 else self.output.tail(rank)
-        text = tail.decode(errors="replace")
+        text = self.output.tail(rank).decode(errors="replace") if exitcode else ""
+        found = find_exception(error_file, text, exitcode)
         return WorkerEnd(
             rank=worker.global_rank,
             local_rank=rank,
@@ -176,7 +185,8 @@ class Round:
             uptime=ended_at - self.started_at,
             restart_count=self.restart_count,
             was_stopped=was_stopped,
-            exception=parse_exception(text) if text else None,
+            exception=found.exception,
+            remark=found.problem,
             error_file=error_file,
             stderr_tail=tuple(text.splitlines()[-20:]),
             log_file="" if log_file == os.devnull else log_file,

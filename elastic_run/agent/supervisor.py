@@ -20,13 +20,11 @@ from elastic_run.agent.environment import assign_ranks
 from elastic_run.agent.round import Round
 from elastic_run.agent.stuck import StuckWatch
 from elastic_run.agent.surroundings import Surroundings
-from elastic_run.agent.verdict import exit_code, failure_of, program_name, start_failed
+from elastic_run.agent.verdict import exit_code, failure_of, is_disk_full, program_name, start_failed
 from elastic_run.core import supervision
-from elastic_run.core.rootcause import find_root_cause
 from elastic_run.loop import Loop
 from elastic_run.multiprocessing import processes
 from elastic_run.rendezvous.errors import RendezvousGracefulExitError, is_kind
-from elastic_run.report.memory import read_oom_kills
 from elastic_run.store.listener import PortTakenError
 from elastic_run.store.worker_store import choose_worker_store, open_worker_store
 
@@ -290,7 +288,7 @@ class Supervisor:
             self._feed(start_failed(number, error, str(self._group.spec.entrypoint)))
         workers = self._round.workers
         if self._oom_kills is None:
-            self._oom_kills = read_oom_kills()
+            self._oom_kills = self._count_oom_kills()
         self._stuck_watch = StuckWatch(
             self._loop,
             self._options.stuck_timeout,
@@ -310,9 +308,22 @@ class Supervisor:
             return
         self._survivors = tuple((pid, processes.wait_channel(pid)) for pid in survivors)
         self._ends = current.close()
-        self._root = find_root_cause(self._ends)
+        self._root = self._find_root_cause()
         failure = failure_of(self._root, current.uptime) if self._root is not None else None
         self._feed(supervision.GroupGone(current.number, failure=failure, is_unkillable=bool(survivors)))
+
+    def _find_root_cause(self) -> WorkerEnd | None:
+        if not self._ends:
+            return None
+        from elastic_run.core.rootcause import find_root_cause  # noqa: PLC0415 - only after a failure
+
+        return find_root_cause(self._ends)
+
+    def _count_oom_kills(self) -> OomKills:
+        from elastic_run.report.memory import read_oom_kills  # noqa: PLC0415 - the workers start before it
+
+        kills = read_oom_kills()
+        return kills if self._oom_kills is None else kills.since(self._oom_kills)
 
     # --- telling ---------------------------------------------------------------------------------------------------
     def _tell(self, before: supervision.Agent, commands: tuple[Command, ...]) -> None:
@@ -374,5 +385,6 @@ class Supervisor:
             nnodes=self._group.group_world_size or 1,
             survivors=self._survivors,
             ended_at=time.time(),
-            oom_kills=read_oom_kills().since(self._oom_kills) if self._oom_kills is not None else None,
+            is_log_disk_full=is_disk_full(self._around.log_directory),
+            oom_kills=self._count_oom_kills() if self._root is not None else None,
         )

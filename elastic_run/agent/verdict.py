@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 
 from elastic_run import contract
 from elastic_run.core import supervision
 from elastic_run.core.policy import Failure
-from elastic_run.core.rootcause import failure_signature, is_deterministic
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,6 +19,8 @@ _EXIT_CODES = {name: code for code, name, _ in contract.EXIT_CODES if isinstance
 
 def failure_of(root: WorkerEnd, uptime: float) -> Failure:
     """Return what the restart policy needs to know of a round that lived `uptime` seconds."""
+    from elastic_run.core.rootcause import failure_signature, is_deterministic  # noqa: PLC0415 - only after a failure
+
     code = root.exitcode
     return Failure(
         exit_code=code if code >= 0 else contract.EXIT_SIGNAL_BASE - code,
@@ -30,6 +32,9 @@ def failure_of(root: WorkerEnd, uptime: float) -> Failure:
 
 def start_failed(number: int, error: Exception, program: str) -> supervision.RoundFailed:
     """Return the event that says that a program could not be started."""
+    if isinstance(error, OSError) and error.errno == errno.ENOEXEC:
+        detail = f"{program} is not in a format that can be executed: a script needs a first line such as #!/bin/bash"
+        return supervision.RoundFailed(number, verdict="not_executable", detail=detail)
     is_program = getattr(error, "filename", None) in (None, program)
     if isinstance(error, FileNotFoundError) and is_program:
         return supervision.RoundFailed(number, verdict="not_found", detail=f"{program}: no such program")
@@ -53,3 +58,11 @@ def program_name(entrypoint: object, args: tuple[object, ...]) -> str:
     if entrypoint == sys.executable or entrypoint == os.environ.get(contract.ENV_PYTHON_EXEC):
         return next((str(arg) for arg in args if not str(arg).startswith("-")), str(entrypoint))
     return str(entrypoint)
+
+
+def is_disk_full(directory: str) -> bool:
+    """Whether nothing more fits on the disk of a directory."""
+    try:
+        return bool(directory) and os.statvfs(directory).f_bavail == 0
+    except OSError:
+        return False

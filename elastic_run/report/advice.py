@@ -215,6 +215,11 @@ _VERDICTS: dict[str, str] = {
     "internal_error": "Please report this, with the lines above and the command line.",
 }
 
+_LOG_DISK_FULL = (
+    "The disk of the log directory is full, and a worker whose output is redirected there fails when it prints: "
+    "df -h shows the disk, --log-dir chooses another."
+)
+
 
 def advice(ending: Ending, *, oom_kills: OomKills | None = None) -> str | None:
     """Return what helps against a well-known cause.
@@ -230,6 +235,8 @@ def advice(ending: Ending, *, oom_kills: OomKills | None = None) -> str | None:
         return None if ending.signal is not None else _VERDICTS.get(ending.verdict)
     if ending.verdict == "unkillable_worker":
         return _VERDICTS[ending.verdict]
+    if ending.is_log_disk_full:
+        return _LOG_DISK_FULL
     return _text_advice(ending.root) or _end_advice(ending.root, oom_kills or ending.oom_kills)
 
 

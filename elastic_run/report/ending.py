@@ -50,6 +50,7 @@ class Ending:
         ended_at: Wall clock, seconds since the epoch.
         failure_file: Path of the failure.json that was written, or "".
         oom_kills: What the kernel's OOM killer did while the job ran, or None if unknown.
+        is_log_disk_full: Whether nothing more fits on the disk of the logs.
     """
 
     __slots__ = (
@@ -60,6 +61,7 @@ class Ending:
         "entrypoint",
         "exit_code",
         "failure_file",
+        "is_log_disk_full",
         "log_dir",
         "max_restarts",
         "nnodes",
@@ -96,6 +98,7 @@ class Ending:
         ended_at: float = 0.0,
         failure_file: str = "",
         oom_kills: OomKills | None = None,
+        is_log_disk_full: bool = False,
     ) -> None:
         self.verdict = verdict
         self.exit_code = exit_code
@@ -116,3 +119,4 @@ class Ending:
         self.ended_at = ended_at
         self.failure_file = failure_file
         self.oom_kills = oom_kills
+        self.is_log_disk_full = is_log_disk_full

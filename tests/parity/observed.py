@@ -35,12 +35,12 @@ COMMANDS = {
     "torchrun": {
         "run": TORCHRUN,
         "launch": (sys.executable, "-W", "ignore", "-m", "torch.distributed.launch"),
-        "script": (str(_BIN / "torchrun"),),
+        "script": (sys.executable, str(_BIN / "torchrun")),
     },
     "elastic-run": {
         "run": ELASTIC_RUN,
         "launch": (sys.executable, "-m", "elastic_run.launch"),
-        "script": (str(_BIN / "elastic-run"),),
+        "script": (sys.executable, str(_BIN / "elastic-run")),
     },
 }
 
@@ -51,7 +51,9 @@ UNCOMPARED = {
 }
 
 _RUN_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
-_WORKERS_LINE = re.compile(r"probe: (out|err|waiting)|^(\[\w+\]:)?RuntimeError: probe: fails")
+_WORKERS_LINE = re.compile(r"^([\[<].+[\]>]:?)?(probe: (out|err|waiting)|RuntimeError: probe: fails)")
+#: torchrun's banner of stars, and our line. The empty line in front is the banner's too.
+_THREADS_NOTICE = re.compile(r"OMP_NUM_THREADS|^\*+$|^$")
 _DEADLINE = 60.0
 _PORTS = itertools.count(20000 + os.getpid() % 8000)
 
@@ -209,11 +211,13 @@ def _read_shell_facts(path: Path) -> dict[str, Any]:
 
 def _read_console(stdout: str, stderr: str) -> dict[str, Any]:
     """Split the console in what workers wrote, in any order among them, and what the launcher did."""
-    seen: dict[str, Any] = {}
+    seen: dict[str, Any] = {"notice of threads": []}
     for name, text in (("stdout", stdout), ("stderr", stderr)):
         lines = text.splitlines()
         seen[f"workers' lines on {name}"] = sorted(line for line in lines if _WORKERS_LINE.search(line))
-        seen[f"launcher's lines on {name}"] = [line for line in lines if not _WORKERS_LINE.search(line)]
+        own = [line for line in lines if not _WORKERS_LINE.search(line)]
+        seen["notice of threads"] += [line for line in own if _THREADS_NOTICE.search(line)]
+        seen[f"launcher's lines on {name}"] = [line for line in own if not _THREADS_NOTICE.search(line)]
     return seen
 
 

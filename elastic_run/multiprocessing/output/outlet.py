@@ -126,7 +126,7 @@ class Lines(Outlet):
     ) -> None:
         super().__init__(stream)
         self._loop = loop
-        self._prefix = prefix
+        self._prefix = prefix = prefix.replace(b"\n", b" ")
         self._newline = b"\n" + prefix
         self._limit = limit
         self._copy = copy
@@ -184,11 +184,13 @@ class Lines(Outlet):
         if self._copy is not None:
             self._copy.take(self, self._prefix, piece[start:])
         self._is_part_given = piece[-1] != _NEWLINE
-        while len(piece) - start > self._most:
+        if len(piece) - start <= self._most:
+            self._pieces.append(piece)
+            return
+        while start < len(piece):
             end = piece.rfind(b"\n", start, start + self._most) + 1 or start + self._most
-            self._pieces.append(piece[:end])
-            piece = self._prefix + piece[end:]
-        self._pieces.append(piece)
+            self._pieces.append(self._prefix + piece[start:end])
+            start = end
 
     def _emit(self, piece: bytes) -> None:
         start = len(self._prefix)

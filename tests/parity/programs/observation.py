@@ -63,7 +63,7 @@ def _look_around() -> dict[str, Any]:
         "main name": main.__name__,
         "main spec": spec.name if spec else None,
         "main package": main.__package__,
-        "sys.path[0]": sys.path[0],
+        "sys.path[0]": sys.path[0] or str(Path.cwd()),
         "executable": sys.executable,
         "unbuffered": getattr(sys.stdout, "write_through", None),
         **_look_at_process(),

@@ -1,0 +1,79 @@
+"""A launcher reduced to its output: a loop, a console, and workers that are one line of Python each.
+
+Run as ``python -m tests.support.output_job SPEC``, a JSON object:
+- ``workers``: for each ``code``, and ``streams``, the keyword arguments of `WorkerOutput.open` with prefixes as text;
+- ``capture``: as of `WorkerOutput`; ``filters``: keyword arguments of `WorkerOutput.open_filtered`;
+- ``notes``: a directory. It gets ``pid`` and ``pid<rank>`` at the start, ``usr1`` whenever the loop sees SIGUSR1, and
+  ``tail<rank>`` at the end;
+- ``say``: a line that the launcher says when all workers have ended, before what is left is flushed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from elastic_run.loop import Loop
+from elastic_run.multiprocessing.children import spawn
+from elastic_run.multiprocessing.output import Console, WorkerOutput
+
+
+class Job:
+    """The workers of a specification."""
+
+    def __init__(self, spec: dict[str, Any], loop: Loop) -> None:
+        self.spec = spec
+        self.notes = Path(spec["notes"])
+        self.loop = loop
+        self.console = Console(loop)
+        self.output = WorkerOutput(loop, self.console, capture=spec.get("capture", True))
+        self.alive: set[int] = set()
+
+    def run(self) -> None:
+        """Run the workers to their end, and write all they said."""
+        self.loop.watch_signals([signal.SIGUSR1], lambda _: self.note("usr1", b""))
+        self.loop.watch_signals([signal.SIGWINCH], lambda _: self.output.resize())
+        if "filters" in self.spec:
+            self.output.open_filtered(**self.spec["filters"])
+        for rank, worker in enumerate(self.spec["workers"]):
+            self.start(rank, worker)
+        self.note("pid", b"%d" % os.getpid())
+        self.loop.run_until(lambda: not self.alive)
+        for rank in range(len(self.spec["workers"])):
+            self.note(f"tail{rank}", self.output.tail(rank))
+        self.output.close()
+        if "say" in self.spec:
+            self.console.say(self.spec["say"])
+        self.console.flush(None)
+        self.console.close()
+
+    def start(self, rank: int, worker: dict[str, Any]) -> None:
+        """Start one worker."""
+        streams = {name: value.encode() if "prefix" in name else value for name, value in worker["streams"].items()}
+        stdout, stderr = self.output.open(rank, **streams)
+        argv = [sys.executable, "-S", "-E", "-u", "-c", "import os, sys\n" + worker["code"]]
+        pid = spawn(argv, os.environ, stdout=stdout, stderr=stderr)
+        self.output.started(rank)
+        self.alive.add(rank)
+        self.note(f"pid{rank}", b"%d" % pid)
+        self.loop.watch_exit(pid, lambda _: self.end(rank))
+
+    def end(self, rank: int) -> None:
+        """Take a worker's last words."""
+        self.output.finish(rank)
+        self.alive.discard(rank)
+
+    def note(self, name: str, data: bytes) -> None:
+        """Leave a file for the test, whole or not at all."""
+        half = self.notes / f".{name}"
+        half.write_bytes(data)
+        half.rename(self.notes / name)
+
+
+if __name__ == "__main__":
+    with Loop() as main_loop:
+        Job(json.loads(sys.argv[1]), main_loop).run()

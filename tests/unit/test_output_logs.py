@@ -1,0 +1,220 @@
+"""Where output goes: torch's `Std`, `to_map` and `DefaultLogsSpecs`, and what ours promises beyond."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from pathlib import Path
+
+import pytest
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs as TorchLogsSpecs, Std as TorchStd
+
+from elastic_run.multiprocessing import logs
+from elastic_run.multiprocessing.logs import DefaultLogsSpecs, LogsDest, LogsSpecs, Std, to_map
+
+
+def environments(count: int, *, run_id: str = "job", restarts: int = 0) -> dict[int, dict[str, str]]:
+    """Return workers' environments as far as logs need them."""
+    return {
+        rank: {"TORCHELASTIC_RUN_ID": run_id, "TORCHELASTIC_RESTART_COUNT": str(restarts)} for rank in range(count)
+    }
+
+
+@pytest.fixture(autouse=True)
+def temporary_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Point TMPDIR to a directory of the test's own."""
+    place = tmp_path / "temporary"
+    place.mkdir()
+    monkeypatch.setenv("TMPDIR", str(place))
+    return place
+
+
+@pytest.mark.parametrize("value", ["0", "1", "2", "3", "0:3", "0:3,1:0,2:1,3:2"])
+def test_std_reads_what_torch_reads(value: str) -> None:
+    """Every value that torch accepts means the same here."""
+    ours, torchs = Std.from_str(value), TorchStd.from_str(value)
+    plain = {rank: int(std) for rank, std in torchs.items()} if isinstance(torchs, dict) else int(torchs)
+    assert ({rank: int(std) for rank, std in ours.items()} if isinstance(ours, dict) else int(ours)) == plain
+
+
+def test_std_accepts_any_rank() -> None:
+    """A map may name ranks above 9, which torch refuses."""
+    assert Std.from_str("10:3,127:1") == {10: Std.ALL, 127: Std.OUT}
+
+
+@pytest.mark.parametrize("value", ["", "4", "7", "-1", "0:9", "0:", ":1", "a:1", "0:1,", "0:1;1:2", "\u00b2:1", "1 "])
+def test_std_refuses_with_one_line(value: str) -> None:
+    """Anything else is refused in one line that names the value."""
+    with pytest.raises(ValueError, match=r"\A" + re.escape(repr(value)) + r".*\Z"):
+        Std.from_str(value)
+
+
+def test_to_map() -> None:
+    """One value counts for every rank, and ranks that a map misses get nothing."""
+    assert to_map(Std.OUT, 2) == {0: Std.OUT, 1: Std.OUT}
+    assert to_map({1: Std.ERR, 5: Std.ALL}, 3) == {0: Std.NONE, 1: Std.ERR, 2: Std.NONE}
+
+
+def relative(paths: dict[int, str], base: str) -> dict[int, str]:
+    """Return paths below a log directory without its random part."""
+    return {rank: re.sub(r"job_\w+", "job", path.replace(base, "")) for rank, path in paths.items()}
+
+
+@pytest.mark.parametrize("local_ranks", [None, {0}, {1, 2}])
+@pytest.mark.parametrize(("redirects", "tee"), [(0, 0), (3, 0), (0, 3), (1, 2), (2, 1)])
+def test_layout_is_torchs(tmp_path: Path, redirects: int, tee: int, local_ranks: set[int] | None) -> None:
+    """With a log directory every stream of every rank goes where torch sends it."""
+    ours_at, torchs_at = str(tmp_path / "ours"), str(tmp_path / "torchs")
+    ours_env, torchs_env = environments(3), environments(3)
+    ours = DefaultLogsSpecs(ours_at, Std(redirects), Std(tee), local_ranks).reify(ours_env)
+    torchs = TorchLogsSpecs(torchs_at, TorchStd(redirects), TorchStd(tee), local_ranks).reify(torchs_env)
+    for name in ("stdouts", "stderrs", "tee_stdouts", "tee_stderrs", "error_files"):
+        assert relative(getattr(ours, name), ours_at) == relative(getattr(torchs, name), torchs_at), name
+    names = ("filtered_stdout", "filtered_stderr")
+    assert relative({0: getattr(ours, names[0])}, ours_at) == relative({0: getattr(torchs, names[0])}, torchs_at)
+    assert relative({0: getattr(ours, names[1])}, ours_at) == relative({0: getattr(torchs, names[1])}, torchs_at)
+    errors = {rank: env["TORCHELASTIC_ERROR_FILE"] for rank, env in ours_env.items()}
+    assert errors == ours.error_files
+    assert all(Path(path).parent.is_dir() for path in errors.values())
+
+
+def test_nowhere() -> None:
+    """The log directory /dev/null means no files, and redirects and tee count for nothing, as with torch."""
+    env, torchs_env = environments(2), environments(2)
+    ours = DefaultLogsSpecs(os.devnull, Std.ALL, Std.ALL).reify(env)
+    torchs = TorchLogsSpecs(os.devnull, TorchStd.ALL, TorchStd.ALL).reify(torchs_env)
+    for name in ("stdouts", "stderrs", "tee_stdouts", "tee_stderrs", "error_files"):
+        assert getattr(ours, name) == getattr(torchs, name), name
+    assert env == torchs_env
+
+
+def test_nothing_is_made_before_reify(tmp_path: Path, temporary_place: Path) -> None:
+    """Making the specification touches no disk."""
+    DefaultLogsSpecs(str(tmp_path / "logs"), Std.ALL)
+    DefaultLogsSpecs(None, Std.ALL)
+    assert not (tmp_path / "logs").exists()
+    assert not list(temporary_place.iterdir())
+
+
+def test_a_file_is_no_directory(tmp_path: Path) -> None:
+    """A log directory that is a file is refused at once."""
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError, match="file"):
+        DefaultLogsSpecs(str(tmp_path / "file"))
+
+
+def test_every_attempt_is_kept(tmp_path: Path) -> None:
+    """Each attempt has a directory of its own, also when one is laid out twice, and none is emptied."""
+    specs = DefaultLogsSpecs(str(tmp_path), Std.ALL)
+    for restarts in (0, 0, 0, 1):
+        paths = specs.reify(environments(1, restarts=restarts)).stdouts
+        assert not Path(paths[0]).exists()
+        Path(paths[0]).write_text(paths[0], encoding="utf-8")
+    assert specs.run_log_dir is not None
+    found = sorted(Path(specs.run_log_dir).glob("*/0/stdout.log"))
+    assert [path.parts[-3] for path in found] == ["attempt_0", "attempt_0.1", "attempt_0.2", "attempt_1"]
+    assert [path.read_text(encoding="utf-8") for path in found] == [str(path) for path in found]
+
+
+def test_two_jobs_of_one_name_do_not_meet(tmp_path: Path) -> None:
+    """Two jobs with the same run id and log directory get different directories."""
+    first, second = (DefaultLogsSpecs(str(tmp_path)) for _ in range(2))
+    assert first.reify(environments(1)).error_files[0] != second.reify(environments(1)).error_files[0]
+
+
+@pytest.mark.parametrize("run_id", ["a/b/../c", "x" * 300, "größe", "..", "new\nline"])
+def test_any_run_id_makes_a_directory(tmp_path: Path, run_id: str) -> None:
+    """The directory lies directly in the log directory, whatever the run id is."""
+    specs = DefaultLogsSpecs(str(tmp_path / "logs"))
+    specs.reify(environments(1, run_id=run_id))
+    assert specs.run_log_dir is not None
+    assert Path(specs.run_log_dir).parent == tmp_path / "logs"
+
+
+def test_error_files_are_temporary(temporary_place: Path) -> None:
+    """Without a log directory and log files the place of error files is private, and goes with `cleanup`."""
+    specs = DefaultLogsSpecs()
+    error_file = Path(specs.reify(environments(2)).error_files[1])
+    assert specs.is_temporary
+    assert specs.run_log_dir is not None
+    assert specs.root_log_dir == specs.run_log_dir
+    assert stat.S_IMODE(Path(specs.run_log_dir).stat().st_mode) == 0o700
+    error_file.write_text("{}", encoding="utf-8")
+    (error_file.parent / "deep").mkdir()
+    (error_file.parent / "link").symlink_to(temporary_place)
+    (temporary_place / "mine").touch()
+    specs.cleanup()
+    assert [path.name for path in temporary_place.iterdir()] == ["mine"]
+
+
+def test_log_files_are_not_temporary(temporary_place: Path) -> None:
+    """Log files that were asked for stay, also without a log directory."""
+    specs = DefaultLogsSpecs(tee=Std.ALL)
+    path = Path(specs.reify(environments(1)).stdouts[0])
+    assert not specs.is_temporary
+    specs.cleanup()
+    assert path.parent.is_dir()
+    assert path.is_relative_to(temporary_place)
+
+
+def test_a_given_directory_is_not_temporary(tmp_path: Path) -> None:
+    """A log directory that the user named is never removed."""
+    specs = DefaultLogsSpecs(str(tmp_path / "logs"))
+    specs.reify(environments(1))
+    assert not specs.is_temporary
+    specs.cleanup()
+    assert (tmp_path / "logs").is_dir()
+
+
+def test_no_temporary_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no temporary directory can be made, the job runs without error files, and filtered ranks stay silent."""
+    monkeypatch.setenv("TMPDIR", "/proc/nowhere")
+    monkeypatch.setattr(logs, "_TEMPORARY_PLACES", ("/proc",))
+    env = environments(2)
+    found = DefaultLogsSpecs(local_ranks_filter={0}).reify(env)
+    assert found.error_files == {0: "", 1: ""}
+    assert [worker["TORCHELASTIC_ERROR_FILE"] for worker in env.values()] == ["", ""]
+    assert found.stdouts == {0: "", 1: os.devnull}
+
+
+def test_no_place_for_log_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Log files that were asked for and have no place are an error that names the remedy."""
+    monkeypatch.setenv("TMPDIR", "/proc/nowhere")
+    monkeypatch.setattr(logs, "_TEMPORARY_PLACES", ("/proc",))
+    with pytest.raises(OSError, match="--log-dir"):
+        DefaultLogsSpecs(redirects=Std.ALL).reify(environments(1))
+
+
+def test_an_unusable_temporary_directory_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When TMPDIR can't be written to, the next place is taken."""
+    monkeypatch.setenv("TMPDIR", "/proc/nowhere")
+    specs = DefaultLogsSpecs()
+    assert Path(specs.reify(environments(1)).error_files[0]).parent.is_dir()
+    specs.cleanup()
+
+
+def test_equality_and_text_are_torchs(tmp_path: Path) -> None:
+    """Specifications are equal by value, and print as torch's do."""
+    ours, torchs = (kind(str(tmp_path), local_ranks_filter={1}) for kind in (DefaultLogsSpecs, TorchLogsSpecs))
+    assert ours == DefaultLogsSpecs(str(tmp_path), local_ranks_filter={1})
+    assert ours != DefaultLogsSpecs(str(tmp_path))
+    assert ours != torchs
+    assert repr(ours) == repr(torchs)
+    assert ours.root_log_dir == torchs.root_log_dir
+
+
+def test_plug_ins_can_be_written() -> None:
+    """A subclass of `LogsSpecs` with torch's two abstract members is complete."""
+
+    class Plugin(LogsSpecs):
+        def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+            return LogsDest(stdouts=dict.fromkeys(envs, "here"))
+
+        @property
+        def root_log_dir(self) -> str:
+            return "there"
+
+    plugin = Plugin(log_dir="x", redirects=Std.ALL, tee=Std.NONE, local_ranks_filter=None)
+    assert plugin.reify(environments(1)) == LogsDest({0: "here"})
+    assert plugin.root_log_dir == "there"
