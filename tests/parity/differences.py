@@ -1,0 +1,243 @@
+"""What elastic-run does unlike torchrun on purpose, as the parity tests see it: a list that is read before it grows.
+
+Each entry says in which case of the matrix it shows, and where users read about it. Whatever differs and is covered by
+none of them is a defect.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.parity.matrix import Case
+
+#: Stands for what was not seen at all.
+ABSENT = "(absent)"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One thing in which elastic-run differs from torchrun on purpose.
+
+    Args:
+        name: What it is.
+        reason: Why.
+        documented: Words in docs/migrating-from-torchrun.md that tell users.
+        seen_in: A case of the matrix in which it shows.
+        covers: Tells from a case, a key and what was seen under torchrun and elastic-run, whether this is it.
+    """
+
+    name: str
+    reason: str
+    documented: str
+    seen_in: str
+    covers: Callable[[Case, str, Any, Any], bool]
+
+
+def _values(*endings: str, torchrun: object, elastic_run: object) -> Callable[[Case, str, Any, Any], bool]:
+    """Make a `covers` for keys with some endings that have one value under each launcher."""
+    return lambda _case, key, theirs, ours: key.endswith(endings) and (theirs, ours) == (torchrun, elastic_run)
+
+
+def _is_exit_code(case: Case, key: str, theirs: object, ours: object) -> bool:
+    return key == "exit code" and theirs == 1 and ours == case.exit_code
+
+
+def _is_of_worker(case: Case, key: str, theirs: object, ours: object) -> bool:
+    return _is_exit_code(case, key, theirs, ours) and ours not in {2, 143}
+
+
+def _is_of_stop(case: Case, key: str, theirs: object, ours: object) -> bool:
+    return _is_exit_code(case, key, theirs, ours) and case.stops and ours == 143
+
+
+def _is_of_usage(case: Case, key: str, theirs: Any, ours: Any) -> bool:  # noqa: ANN401 - JSON
+    if key == "launcher's lines on stderr":
+        return bool(theirs) and len(ours) == 1 and ours[0].startswith("elastic-run: error: ")
+    return _is_exit_code(case, key, theirs, ours) and ours == 2
+
+
+def _is_report(_case: Case, key: str, theirs: Any, ours: Any) -> bool:  # noqa: ANN401 - JSON
+    if key != "launcher's lines on stderr" or not any(re.search("ChildFailedError|SignalExc", line) for line in theirs):
+        return False
+    start = next((number for number, line in enumerate(ours) if line.startswith("-- elastic-run: ")), len(ours))
+    return 0 < len(ours) - start <= 25 and not any("elastic_run/run.py" in line for line in ours)
+
+
+def _is_restart(_case: Case, key: str, theirs: Any, ours: Any) -> bool:  # noqa: ANN401 - JSON
+    if key != "launcher's lines on stderr" or not any("closing signal SIGTERM" in line for line in theirs):
+        return False
+    return len(ours) == 1 and ours[0].endswith("restarting all 2 workers, restart 1 of 2")
+
+
+def _is_threads_notice(_case: Case, key: str, theirs: Any, ours: Any) -> bool:  # noqa: ANN401 - JSON
+    return key == "notice of threads" and len(theirs) == 4 and len(ours) == 1
+
+
+def _is_token(_case: Case, key: str, theirs: object, ours: object) -> bool:
+    return key.endswith(": env ELASTIC_RUN_TOKEN") and theirs == ABSENT and isinstance(ours, str)
+
+
+def _is_failure_file(_case: Case, key: str, theirs: Any, ours: Any) -> bool:  # noqa: ANN401 - JSON
+    return key == "log files" and [path for path in ours if not path.endswith("/failure.json")] == theirs
+
+
+def _is_parent_error(case: Case, key: str, theirs: Any, ours: Any) -> bool:  # noqa: ANN401 - JSON
+    return key == "parent's error file" and theirs is None and ours["message"]["errorCode"] == case.exit_code
+
+
+def _is_nohup(_case: Case, key: str, theirs: Any, ours: Any) -> bool:  # noqa: ANN401 - JSON
+    return key.endswith(": ignored signals") and sorted({"SIGHUP", *theirs}) == sorted(ours)
+
+
+def _is_run_path(case: Case, key: str, _theirs: object, ours: object) -> bool:
+    """What tells a command of ours from a function in a process that torch's multiprocessing has spawned."""
+    expected = {
+        "descriptors above 2": 0,
+        "caught signals": ["SIGINT"],
+        "leads group": True,
+        "leads session": True,
+        "unbuffered": True,
+    }
+    fact = key.partition(": ")[2]
+    return "--run-path" in case.arguments and (fact == "original argv" or expected.get(fact) == ours)
+
+
+#: All of them. A new one needs a reason, and a line for users.
+DIFFERENCES = (
+    Difference(
+        name="exit code of the worker",
+        reason="a scheduler can decide by it",
+        documented="the exit code of the worker that failed first; 128+n where signal n ended it",
+        seen_in="fails with 7",
+        covers=_is_of_worker,
+    ),
+    Difference(
+        name="exit code after SIGTERM",
+        reason="that is what a stopped program returns",
+        documented="stopped by SIGTERM: a traceback, 1 | 143",
+        seen_in="stopped",
+        covers=_is_of_stop,
+    ),
+    Difference(
+        name="bad input",
+        reason="law 10: one line, exit 2, nothing started",
+        documented="one line that names flag, value and what is allowed; exit 2; nothing was started",
+        seen_in="wrong size",
+        covers=_is_of_usage,
+    ),
+    Difference(
+        name="report",
+        reason="law 10: the cause is among at most 25 lines, and there is no traceback of the launcher",
+        documented="traceback of the launcher, then a box; no cause without `@record` | at most 25 lines",
+        seen_in="fails with 1",
+        covers=_is_report,
+    ),
+    Difference(
+        name="word of a restart",
+        reason="the report replaces torch's log lines",
+        documented="traceback of the launcher, then a box; no cause without `@record` | at most 25 lines",
+        seen_in="restarted",
+        covers=_is_restart,
+    ),
+    Difference(
+        name="failure.json",
+        reason="the report for programs",
+        documented="also as [failure.json](failure-json.md)",
+        seen_in="fails with 7",
+        covers=_is_failure_file,
+    ),
+    Difference(
+        name="parent's error file without @record",
+        reason="the launcher above learns the cause, which needs no @record here",
+        documented="TORCHELASTIC_ERROR_FILE",
+        seen_in="parent's error file without a record",
+        covers=_is_parent_error,
+    ),
+    Difference(
+        name="notice of threads",
+        reason="a banner drowns what matters",
+        documented="a banner of five lines about `OMP_NUM_THREADS` | one line",
+        seen_in="standalone",
+        covers=_is_threads_notice,
+    ),
+    Difference(
+        name="a store for each round",
+        reason="law 7: a late worker must not meet keys of the last round",
+        documented="every round has a fresh store on a fresh port, unless `--master-port` fixes it",
+        seen_in="restarted",
+        covers=_values("addresses of all attempts", torchrun=1, elastic_run=2),
+    ),
+    Difference(
+        name="loopback by number",
+        reason="the store of a single node listens on 127.0.0.1 only, and localhost may be ::1 first",
+        documented="`127.0.0.1`",
+        seen_in="plain",
+        covers=_values(": env MASTER_ADDR", torchrun="localhost", elastic_run="127.0.0.1"),
+    ),
+    Difference(
+        name="token",
+        reason="law 6: a descendant that left the session is found by it",
+        documented="`ELASTIC_RUN_TOKEN`",
+        seen_in="plain",
+        covers=_is_token,
+    ),
+    Difference(
+        name="nohup",
+        reason="a job under nohup must survive the terminal",
+        documented="a signal that was ignored (`nohup`) is handled all the same | it stays ignored",
+        seen_in="nohup",
+        covers=_is_nohup,
+    ),
+    Difference(
+        name="stderr through the launcher",
+        reason="the report shows its end",
+        documented="the workers' stderr goes straight to the console | it passes through the launcher unchanged",
+        seen_in="plain",
+        covers=_values(": stderr is the launcher's", torchrun=True, elastic_run=False),
+    ),
+    Difference(
+        name="stdout on stderr's way",
+        reason="where both are one file, as under 2>&1 and on a terminal, one way keeps their order",
+        documented="`2>&1`",
+        seen_in="streams merged",
+        covers=lambda case, key, theirs, ours: (
+            key.endswith(": stdout is the launcher's") and theirs and not ours and (case.is_merged or case.on_terminal)
+        ),
+    ),
+    Difference(
+        name="stderr of ranks that are not shown",
+        reason="the report shows its end all the same",
+        documented="the workers' stderr goes straight to the console | it passes through the launcher unchanged",
+        seen_in="some ranks",
+        covers=lambda case, key, theirs, ours: (
+            case.name == "some ranks"
+            and ((key.endswith(": stderr kind") and ours == "pipe") or (key.endswith(": stderr is stdout") and theirs))
+        ),
+    ),
+    Difference(
+        name="tee through a pipe",
+        reason="nothing is cut, lost or late",
+        documented="`--tee` follows the file, with a delay; lines can be cut, lost or repeated",
+        seen_in="tee",
+        covers=_values(": stdout kind", ": stderr kind", torchrun="file", elastic_run="pipe"),
+    ),
+    Difference(
+        name="temporary files",
+        reason="nobody asked for them",
+        documented="without `--log-dir` files pile up in the temporary directory",
+        seen_in="plain",
+        covers=_values("left in TMPDIR", torchrun=["torchelastic_$RANDOM"], elastic_run=[]),
+    ),
+    Difference(
+        name="--run-path",
+        reason="there is no torch to spawn a function with: the script gets an interpreter and a session of its own",
+        documented="`--run-path`",
+        seen_in="run path",
+        covers=_is_run_path,
+    ),
+)
