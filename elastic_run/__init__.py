@@ -5,6 +5,8 @@ The public names are loaded when they are first used: importing this package cos
 
 from __future__ import annotations
 
+from elastic_run.lazy import lazy_names
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from elastic_run.core.policy import RestartPolicy
@@ -27,29 +29,21 @@ __all__ = [
 
 __version__ = "0.1.0"
 
-_MODULES = {
-    "RestartPolicy": "elastic_run.core.policy",
-    "LaunchConfig": "elastic_run.launcher",
-    "elastic_launch": "elastic_run.launcher",
-    "launch_agent": "elastic_run.launcher",
-    "ChildFailedError": "elastic_run.multiprocessing.errors",
-    "ProcessFailure": "elastic_run.multiprocessing.errors",
-    "record": "elastic_run.multiprocessing.errors",
-    "DefaultLogsSpecs": "elastic_run.multiprocessing.logs",
-    "LogsSpecs": "elastic_run.multiprocessing.logs",
-    "Std": "elastic_run.multiprocessing.logs",
-}
-
-
-def __getattr__(name: str) -> object:
-    if name not in _MODULES:
-        message = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(message)
-    from importlib import import_module  # noqa: PLC0415 - nobody pays for it who doesn't need it
-
-    value = getattr(import_module(_MODULES[name]), name)
-    globals()[name] = value
-    return value
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "RestartPolicy": "core.policy",
+        "LaunchConfig": "launcher",
+        "elastic_launch": "launcher",
+        "launch_agent": "launcher",
+        "ChildFailedError": "multiprocessing.errors",
+        "ProcessFailure": "multiprocessing.errors",
+        "record": "multiprocessing.errors",
+        "DefaultLogsSpecs": "multiprocessing.logs",
+        "LogsSpecs": "multiprocessing.logs",
+        "Std": "multiprocessing.logs",
+    },
+)
 
 
 def __dir__() -> list[str]:

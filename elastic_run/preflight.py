@@ -240,7 +240,7 @@ def _check_log_dir(args: AnyArguments) -> None:
 
     Permissions alone don't tell: not to root, not on a network's file system, not on a full disk.
     """
-    if args.log_dir is None:
+    if args.log_dir is None or args.log_dir == os.devnull:
         return
     place = os.path.abspath(args.log_dir)
     while not os.path.lexists(place):

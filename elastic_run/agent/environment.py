@@ -5,11 +5,13 @@ Source: torch 2.13, LocalElasticAgent._start_workers; the variables of our own a
 
 from __future__ import annotations
 
+import signal
+
 from elastic_run import contract
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from elastic_run.agent.api import Worker, WorkerGroup
 
@@ -23,6 +25,7 @@ def worker_environment(
     restart_count: int,
     max_restarts: int,
     use_agent_store: bool,
+    signals: Sequence[int] = (),
 ) -> dict[str, str]:
     """Return the variables that a worker gets on top of the launcher's own environment.
 
@@ -34,6 +37,7 @@ def worker_environment(
         restart_count: Restarts so far.
         max_restarts: Restarts that are allowed.
         use_agent_store: Whether the store at the master address is served by the agent.
+        signals: Signals that stop the job; a launcher inside the worker takes them over.
 
     Returns:
         Names and values.
@@ -58,6 +62,7 @@ def worker_environment(
         contract.ENV_MAX_RESTARTS: str(max_restarts),
         contract.ENV_RUN_ID: run_id,
         contract.ENV_USE_AGENT_STORE: str(use_agent_store),
+        contract.ENV_SIGNALS_TO_HANDLE: ",".join(signal.Signals(number).name for number in signals),
         contract.ENV_NCCL_ASYNC_ERROR_HANDLING: parent.get(contract.ENV_NCCL_ASYNC_ERROR_HANDLING, "1"),
     }
     if spec.virtual_local_rank:

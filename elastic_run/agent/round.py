@@ -98,6 +98,7 @@ class Round:
             restart_count=self.restart_count,
             max_restarts=around.group.spec.max_restarts,
             use_agent_store=self._use_agent_store,
+            signals=around.options.signals,
         )
 
     def _start_worker(self, worker: Worker, own_env: dict[str, str]) -> int:
@@ -170,8 +171,8 @@ class Round:
         rank = worker.local_rank
         ended_at, exitcode, was_stopped = self._ended_at[rank]
         logs = self._logs
-        error_file = logs.error_files.get(rank, "") if logs is not None else ""
-        log_file = logs.stderrs.get(rank, "") if logs is not None else ""
+        error_file = _file(logs.error_files, rank) if logs is not None else ""
+        log_file = _file(logs.stderrs, rank) if logs is not None else ""
         text = self.output.tail(rank).decode(errors="replace") if exitcode else ""
         found = find_exception(error_file, text, exitcode)
         return WorkerEnd(
@@ -189,8 +190,13 @@ class Round:
             remark=found.problem,
             error_file=error_file,
             stderr_tail=tuple(text.splitlines()[-20:]),
-            log_file="" if log_file == os.devnull else log_file,
+            log_file=log_file,
         )
+
+
+def _file(paths: dict[int, str], rank: int) -> str:
+    path = paths.get(rank, "")
+    return "" if path == os.devnull else path
 
 
 def _is_teed(tees: dict[int, str], rank: int) -> bool:

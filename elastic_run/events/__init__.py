@@ -10,6 +10,7 @@ import os
 import sys
 
 from elastic_run.events.handlers import get_logging_handler, is_recorded, logger_name
+from elastic_run.lazy import lazy_names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -123,10 +124,7 @@ def _get_or_create_logger(destination: str) -> logging.Logger:
     return _events_loggers[destination]
 
 
-def __getattr__(name: str) -> object:
-    if name not in ("Event", "EventMetadataValue", "EventSource", "NodeState", "RdzvEvent"):
-        message = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(message)
-    from elastic_run.events import api  # noqa: PLC0415 - it imports dataclasses and json
-
-    return getattr(api, name)
+#: Their module imports json, and nothing of it is needed without a handler.
+__getattr__ = lazy_names(
+    __name__, dict.fromkeys(("Event", "EventMetadataValue", "EventSource", "NodeState", "RdzvEvent"), "api")
+)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from elastic_run.lazy import lazy_names
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from elastic_run.report.document import failure_document as failure_document
@@ -24,11 +26,4 @@ _HOMES = {
 
 __all__ = [*_HOMES]  # noqa: PLE0604 - the keys are the names
 
-
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        message = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(message)
-    import importlib  # noqa: PLC0415 - only when there is something to report
-
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__ = lazy_names(__name__, _HOMES)

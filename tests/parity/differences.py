@@ -71,7 +71,7 @@ def _is_report(_case: Case, key: str, theirs: Any, ours: Any) -> bool:  # noqa: 
 def _is_restart(_case: Case, key: str, theirs: Any, ours: Any) -> bool:  # noqa: ANN401 - JSON
     if key != "launcher's lines on stderr" or not any("closing signal SIGTERM" in line for line in theirs):
         return False
-    return len(ours) == 1 and ours[0].endswith("restarting all 2 workers, restart 1 of 2")
+    return len(ours) == 1 and ours[0].startswith("elastic-run: ") and "restart 1 of 2" in ours[0]
 
 
 def _is_threads_notice(_case: Case, key: str, theirs: Any, ours: Any) -> bool:  # noqa: ANN401 - JSON
@@ -154,7 +154,7 @@ DIFFERENCES = (
     Difference(
         name="parent's error file without @record",
         reason="the launcher above learns the cause, which needs no @record here",
-        documented="TORCHELASTIC_ERROR_FILE",
+        documented="the parent's `TORCHELASTIC_ERROR_FILE` is written only if the worker had `@record`",
         seen_in="parent's error file without a record",
         covers=_is_parent_error,
     ),
@@ -175,14 +175,14 @@ DIFFERENCES = (
     Difference(
         name="loopback by number",
         reason="the store of a single node listens on 127.0.0.1 only, and localhost may be ::1 first",
-        documented="`127.0.0.1`",
+        documented="`MASTER_ADDR` is `localhost` | `127.0.0.1`",
         seen_in="plain",
         covers=_values(": env MASTER_ADDR", torchrun="localhost", elastic_run="127.0.0.1"),
     ),
     Difference(
         name="token",
         reason="law 6: a descendant that left the session is found by it",
-        documented="`ELASTIC_RUN_TOKEN`",
+        documented="workers also get `ELASTIC_RUN_TOKEN`",
         seen_in="plain",
         covers=_is_token,
     ),
@@ -203,7 +203,7 @@ DIFFERENCES = (
     Difference(
         name="stdout on stderr's way",
         reason="where both are one file, as under 2>&1 and on a terminal, one way keeps their order",
-        documented="`2>&1`",
+        documented="under `2>&1` and on a terminal stdout takes the same way",
         seen_in="streams merged",
         covers=lambda case, key, theirs, ours: (
             key.endswith(": stdout is the launcher's") and theirs and not ours and (case.is_merged or case.on_terminal)
@@ -236,7 +236,7 @@ DIFFERENCES = (
     Difference(
         name="--run-path",
         reason="there is no torch to spawn a function with: the script gets an interpreter and a session of its own",
-        documented="`--run-path`",
+        documented="`--run-path` calls the script as a function, in a process that multiprocessing has spawned",
         seen_in="run path",
         covers=_is_run_path,
     ),

@@ -53,16 +53,20 @@ _SIZE = (
     _case("plain", "probe.py"),
     _case("three workers, underscores", "--nproc_per_node 3 --max_restarts=0 probe.py"),
     _case("flags cut short", "--nproc-per 2 --standal --max-r 1 --ro cut probe.py"),
-    _case("one node, said", "--nnodes=1:1 --node-rank=0 --start-method=fork --monitor-interval=0.05 probe.py"),
+    _case(
+        "one node, said",
+        "--nnodes=1:1 --node-rank=0 --local-addr=127.0.0.1 --start-method=fork --monitor-interval=0.05 probe.py",
+    ),
     _case("old front door", "--nproc-per-node=2 probe.py --x", front_door="launch"),
     _case("old front door, --use-env", "--use-env --nproc_per_node=2 probe.py --x", front_door="launch"),
     _case("command on PATH", "--nproc-per-node=2 probe.py --x", front_door="script"),
 )
 
 _RENDEZVOUS = (
-    _case("standalone", "--standalone --nproc-per-node=2 probe.py"),
-    _case("standalone wins", "--standalone --rdzv-backend=c10d --rdzv-endpoint=nowhere:1 --rdzv-id=mine probe.py"),
-    _case("static", "--master-addr=127.0.0.1 --master-port={port} --nproc-per-node=2 probe.py"),
+    _case(
+        "standalone",
+        "--standalone --nproc-per-node=2 --rdzv-backend=c10d --rdzv-endpoint=nowhere:1 --rdzv-id=mine probe.py",
+    ),
     _case("static, named host", "--master-addr=localhost --master-port={port} --rdzv-id=job7 probe.py"),
     _case("static, endpoint", "--rdzv-backend=static --rdzv-endpoint=127.0.0.1:{port} --rdzv-conf=timeout=60 probe.py"),
     _case("c10d, any port", "--rdzv-backend=c10d --rdzv-endpoint=localhost:0 --rdzv-id=job7 probe.py"),
@@ -71,18 +75,15 @@ _RENDEZVOUS = (
         "--rdzv-backend=c10d --rdzv-endpoint=127.0.0.1:{port} --rdzv-id=job7 --nproc-per-node=2 "
         "--rdzv-conf=join_timeout=60,last_call_timeout=1,is_host=1 probe.py",
     ),
-    _case("own address", "--local-addr=127.0.0.1 --nproc-per-node=2 probe.py"),
     _case("rank 0 serves", "--nproc-per-node=2 probe.py", env={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}),
 )
 
 _PROGRAM = (
     _case("module", "-m packaged.worker --flag"),
-    _case("package", "--module packaged --flag -m"),
     _case("directory", "folder --flag"),
     _case("script of elsewhere", "../probe.py", surroundings="cd folder;"),
     _case("no Python", "--no-python ./probe.sh --flag ${local_rank}"),
-    _case("no Python, but one", "--no-python {python} probe.py --flag"),
-    _case("run path", "--run-path --nproc-per-node=2 probe.py --flag"),
+    _case("run path", "--run-path probe.py --flag"),
     _case("interpreter", "probe.py", env={"PYTHON_EXEC": "{out}/python"}),
     _case(
         "local rank in arguments",
@@ -142,20 +143,18 @@ _PROCESS = (
 )
 
 _OUTPUT = (
-    _case("redirects", "--nproc-per-node=2 --redirects=3 --log-dir={logs} probe.py"),
     _case("redirects, map", "--nproc-per-node=2 -r 0:1,1:2 --log-dir={logs} probe.py"),
     _case(
         "tee", "--nproc-per-node=2 --tee=3 --role=trainer --log-dir={logs} --rdzv-id=job7 --master-port={port} probe.py"
     ),
     _case("tee, map", "--nproc-per-node=2 -t 0:3,1:1 --log_dir={logs} probe.py"),
     _case("tee and redirects", "--nproc-per-node=2 -t1 -r2 --log-dir={logs} probe.py"),
-    _case("tee into the temporary directory", "--tee 3 probe.py"),
     _case("some ranks, tee", "--nproc-per-node=2 --tee=3 --local-ranks-filter=1 --log-dir={logs} probe.py"),
     _case("some ranks", "--nproc-per-node=2 --local-ranks-filter=0 --log-dir={logs} probe.py"),
     _case("some ranks, redirects", "--nproc-per-node=2 -r 2 --local_ranks_filter=0 --log-dir={logs} probe.py"),
     _case(
         "prefix",
-        "--nproc-per-node=2 --tee=3 --role=r --log-dir={logs} probe.py",
+        "--nproc-per-node=2 --tee=3 --role=r probe.py",
         env={"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "<${role_name} ${rank}/$local_rank ${other} $$>"},
     ),
     _case(
@@ -204,7 +203,6 @@ _FAILURE = (
 
 _USAGE = (
     _case("unknown flag", "--nprocs-of-node=2 probe.py"),
-    _case("no script", "--nproc-per-node=2"),
     _case("wrong size", "--nnodes=3:1 probe.py", exit_code=2),
     _case("no such script", "absent.py", exit_code=2),
 )

@@ -53,7 +53,7 @@ UNCOMPARED = {
 _RUN_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 _WORKERS_LINE = re.compile(r"^([\[<].+[\]>]:?)?(probe: (out|err|waiting)|RuntimeError: probe: fails)")
 #: torchrun's banner of stars, and our line. The empty line in front is the banner's too.
-_THREADS_NOTICE = re.compile(r"OMP_NUM_THREADS|^\*+$|^$")
+_THREADS_NOTICE = re.compile(r"OMP_NUM_THREADS|(^|\] )\**$")
 _DEADLINE = 60.0
 _PORTS = itertools.count(20000 + os.getpid() % 8000)
 

@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 
 import pytest
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs as TorchLogsSpecs, Std as TorchStd
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs as TorchLogsSpecs
+from torch.distributed.elastic.multiprocessing import Std as TorchStd
 
 from elastic_run.multiprocessing.logs import DefaultLogsSpecs, Std
 

@@ -56,7 +56,8 @@ def _make_event(name: str, values: dict[str, object]) -> supervision.Event:
 
 
 def _describe(command: supervision.Command) -> str:
-    slots: list[str] = [slot for slot in type(command).__slots__ if getattr(command, slot) not in ("", None)]
+    names: tuple[str, ...] = type(command).__slots__
+    slots = [name for name in names if getattr(command, name) not in ("", None)]
     return f"{type(command).__name__}({', '.join(f'{slot}={getattr(command, slot)!r}' for slot in slots)})"
 
 
@@ -124,7 +125,10 @@ def test_every_transition_is_told() -> None:
 
 def test_a_step_that_is_not_in_the_table_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reaction that leads to a state which the table does not name is refused."""
-    table = {**supervision.TRANSITIONS, (supervision.JOINING, supervision.RoundFormed): ()}
+    table: dict[tuple[str, type[supervision.Event]], tuple[str, ...]] = {
+        **supervision.TRANSITIONS,
+        (supervision.JOINING, supervision.RoundFormed): (),
+    }
     monkeypatch.setattr(supervision, "TRANSITIONS", table)
     agent = supervision.Agent(policy=RestartPolicy(), local_world_size=1)
     with pytest.raises(supervision.IllegalTransitionError, match="from joining to running"):

@@ -4,7 +4,7 @@ Run as ``python -m tests.support.output_job SPEC``, a JSON object:
 - ``workers``: for each ``code``, and ``streams``, the keyword arguments of `WorkerOutput.open` with prefixes as text;
 - ``capture``: as of `WorkerOutput`; ``filters``: keyword arguments of `WorkerOutput.open_filtered`;
 - ``notes``: a directory. It gets ``pid`` and ``pid<rank>`` at the start, ``usr1`` whenever the loop sees SIGUSR1, and
-  ``tail<rank>`` at the end;
+  ``tail<rank>`` and the process's ``status`` at the end;
 - ``say``: a line that the launcher says when all workers have ended, before what is left is flushed.
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 
 from elastic_run.loop import Loop
 from elastic_run.multiprocessing.children import spawn
-from elastic_run.multiprocessing.output import Console, WorkerOutput
+from elastic_run.multiprocessing.output import Console, WorkerOutput, ensure_standard_descriptors
 
 
 class Job:
@@ -50,6 +50,7 @@ class Job:
             self.console.say(self.spec["say"])
         self.console.flush(None)
         self.console.close()
+        self.note("status", Path("/proc/self/status").read_bytes())
 
     def start(self, rank: int, worker: dict[str, Any]) -> None:
         """Start one worker."""
@@ -75,5 +76,6 @@ class Job:
 
 
 if __name__ == "__main__":
+    ensure_standard_descriptors()
     with Loop() as main_loop:
         Job(json.loads(sys.argv[1]), main_loop).run()

@@ -17,6 +17,7 @@ ALLOWED: dict[str, set[str]] = {
     "utils": {"contract"},
     "metrics": {"contract", "utils"},
     "events": {"contract", "utils"},
+    "lazy": set(),
     "store": {"contract", "core", "loop", "utils"},
     "multiprocessing": {"contract", "core", "loop", "utils", "events", "metrics"},
     "report": {"contract", "core", "utils"},
@@ -57,7 +58,7 @@ def imported_names(tree: ast.AST) -> set[str]:
 def is_allowed(name: str, part: str) -> bool:
     """Tell whether a part may import a name below `elastic_run`, given without that prefix."""
     target, _, below = name.partition(".")
-    if part in SEE_ALL or target in {part, "__version__"}:
+    if part in SEE_ALL or target in {part, "__version__", "lazy"}:
         return True
     if part not in ALLOWED:
         return target not in INNER

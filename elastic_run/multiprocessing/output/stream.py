@@ -136,6 +136,8 @@ class Stream:
             self._held_at = self._loop.now()
             self._held_bytes = self._held_bytes + len(data) if is_holder else len(data)
             self._holder = source
+            if self._waiting and self._held_bytes > source.hold_limit:
+                self._serve_soon()
 
     def release(self, source: Source) -> None:
         """End a source's hold, wherever in a line it is."""

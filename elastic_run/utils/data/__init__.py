@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from elastic_run.lazy import lazy_names
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from elastic_run.utils.data.cycling_iterator import CyclingIterator
@@ -9,12 +11,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CyclingIterator", "ElasticDistributedSampler"]
 
-
-def __getattr__(name: str) -> object:
-    if name not in __all__:
-        message = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(message)
-    from importlib import import_module  # noqa: PLC0415 - loaded by now, and a lazy name is rare
-
-    module = "cycling_iterator" if name == "CyclingIterator" else "elastic_distributed_sampler"
-    return getattr(import_module(f"{__name__}.{module}"), name)
+__getattr__ = lazy_names(
+    __name__,
+    {"CyclingIterator": "cycling_iterator", "ElasticDistributedSampler": "elastic_distributed_sampler"},
+)

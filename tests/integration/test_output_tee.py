@@ -1,0 +1,166 @@
+"""Tee: whole lines with a prefix on the console, every byte in the file."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.output import CONSOLE, Jobs, peak_memory, tee
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> Iterator[Jobs]:
+    """Start jobs; what still runs at the end is killed."""
+    with Jobs(tmp_path / "notes") as opened:
+        yield opened
+
+
+def test_tee_writes_file_and_prefixed_lines(jobs: Jobs, tmp_path: Path) -> None:
+    """A tee'd stream is in the file as written, and on the console line by line after the prefix."""
+    data = b"".join(b"line %d %s\n" % (number, b"x" * (number % 200)) for number in range(20000))
+    (tmp_path / "data").write_bytes(data)
+    source = str(tmp_path / "data")
+    code = f"data = open({source!r}, 'rb').read()\nfor at in range(0, len(data), 777): write(1, data[at:at + 777])"
+    out, err = jobs.run((tee(tmp_path / "out.log"), code))
+    assert (tmp_path / "out.log").read_bytes() == data
+    assert out == b"".join(b"[0]:" + line for line in data.splitlines(keepends=True))
+    assert err == b""
+
+
+def test_ranks_do_not_mix_within_lines(jobs: Jobs, tmp_path: Path) -> None:
+    """Lines of four flooding ranks, cut anywhere by their writers, arrive whole, each once and in order."""
+    code = """
+block, size = b"", int(sys.argv[1]) if len(sys.argv) > 1 else 4099
+for number in range(40000):
+    block += b"%09d %s\\n" % (number, b"." * (number % 83))
+    while len(block) > size:
+        write(1, block[:size]); block = block[size:]
+write(1, block)
+"""
+    out, _ = jobs.run(*((tee(tmp_path / f"{rank}.log", rank), code) for rank in range(4)))
+    lines = out.splitlines()
+    for rank in range(4):
+        own = [line for line in lines if line.startswith(b"[%d]:" % rank)]
+        assert own == [b"[%d]:%09d %s" % (rank, number, b"." * (number % 83)) for number in range(40000)]
+    assert len(lines) == 160000
+
+
+@pytest.mark.parametrize("prefix", ["", "[0]:", "[a prefix that is much longer than the line, {}]: " * 40])
+def test_tee_is_binary_safe(jobs: Jobs, tmp_path: Path, prefix: str) -> None:
+    """Any bytes, empty lines and carriage returns included, come out as they went in, whatever the prefix."""
+    data = bytes(range(256)) * 64 + b"\n" * 5000 + b"\r\n\r\0\xff\n"
+    (tmp_path / "data").write_bytes(data)
+    code = f"write(1, open({str(tmp_path / 'data')!r}, 'rb').read())"
+    out, _ = jobs.run((tee(tmp_path / "log", stdout_prefix=prefix), code))
+    assert (tmp_path / "log").read_bytes() == data
+    assert out == b"".join(prefix.encode() + line + b"\n" for line in data[:-1].split(b"\n"))
+
+
+def test_unfinished_last_line(jobs: Jobs, tmp_path: Path) -> None:
+    """A worker that dies within a line loses nothing; only the console gets the missing newline."""
+    code = "write(1, b'one\\ntwo'); os.kill(os.getpid(), 9)"
+    out, _ = jobs.run((tee(tmp_path / "log"), code))
+    assert out == b"[0]:one\n[0]:two\n"
+    assert (tmp_path / "log").read_bytes() == b"one\ntwo"
+
+
+def test_line_of_100_megabytes(jobs: Jobs, tmp_path: Path) -> None:
+    """A line of 100 MB passes in one piece under one prefix, beside another rank's lines, in bounded memory."""
+    long = "block = b'x' * 1000000\nfor _ in range(100): write(1, block)\nwrite(1, b'\\n')"
+    short = "for number in range(20000): write(1, b'%d\\n' % number)"
+    job = jobs.start((tee(tmp_path / "long"), long), (tee(tmp_path / "short", 1), short))
+    assert job.stdout is not None
+    with job.stdout as reader:
+        lines = iter(reader.readline, b"")
+        sizes = [(line[:4], len(line)) for line in lines]
+    assert job.wait(60) == 0
+    assert [size for prefix, size in sizes if prefix == b"[0]:"] == [100000005]
+    assert len(sizes) == 20001
+    assert (tmp_path / "long").stat().st_size == 100000001
+    assert peak_memory(jobs.notes / "status") < 64 << 20
+
+
+def test_a_stalled_long_line_does_not_silence_others(jobs: Jobs, tmp_path: Path) -> None:
+    """When a rank stops within a line of megabytes others are heard soon, and it goes on under a new prefix."""
+    go = [tmp_path / "go0", tmp_path / "go1"]
+    for path in go:
+        os.mkfifo(path)
+    long = f"write(1, b'x' * 3000000); open({str(go[0])!r}).read(); write(1, b'y\\nend\\n')"
+    short = f"open({str(go[1])!r}).read(); write(1, b'heard\\n')"
+    job = jobs.start((tee(rank=0), long), (tee(rank=1), short))
+    assert job.stdout is not None
+    with job.stdout as reader:
+        assert reader.read(3000004) == b"[0]:" + b"x" * 3000000
+        with go[1].open("w"):
+            pass
+        assert [reader.readline(), reader.readline()] == [b"\n", b"[1]:heard\n"]
+        with go[0].open("w"):
+            pass
+        assert reader.read() == b"[0]:y\n[0]:end\n"
+
+
+def test_progress_bar_is_shown_before_its_line_ends(jobs: Jobs, tmp_path: Path) -> None:
+    """A tee'd progress bar, all carriage returns, is shown while it runs; the file has it unchanged."""
+    go = tmp_path / "go"
+    os.mkfifo(go)
+    code = f"write(1, b' 10%\\r 20%\\r 30%'); open({str(go)!r}).read(); write(1, b'\\r100%\\n')"
+    job = jobs.start((tee(tmp_path / "log"), code))
+    assert job.stdout is not None
+    with job.stdout as reader:
+        assert reader.readline() == b"[0]: 10%\r[0]: 20%\r\n"
+        with go.open("w"):
+            pass
+        assert reader.read() == b"[0]: 30%\r100%\n"
+    assert (tmp_path / "log").read_bytes() == b" 10%\r 20%\r 30%\r100%\n"
+
+
+def test_complete_lines_are_not_held_back(jobs: Jobs, tmp_path: Path) -> None:
+    """A line is on the console while its worker waits, also when the next one has begun."""
+    go = tmp_path / "go"
+    os.mkfifo(go)
+    job = jobs.start((tee(), f"write(1, b'first\\nsec'); open({str(go)!r}).read(); write(1, b'ond\\n')"))
+    assert job.stdout is not None
+    with job.stdout as reader:
+        assert reader.readline() == b"[0]:first\n"
+        with go.open("w"):
+            pass
+        assert reader.read() == b"[0]:second\n"
+
+
+def test_filtered_files(jobs: Jobs, tmp_path: Path) -> None:
+    """Lines of all tee'd ranks that contain a filter's text stand in the filtered file with their prefixes."""
+    filters = {
+        "stdout": str(tmp_path / "fo"),
+        "stderr": str(tmp_path / "fe"),
+        "stdout_filters": ["loss", "step"],
+        "stderr_filters": ["warn"],
+    }
+    code = "write(1, b'loss 1\\nother\\nstep 2'); write(2, b'warn me\\nnot\\n')"
+    workers = [(tee(rank=rank, tee_stderr=True, stderr_prefix=f"[{rank}]:"), code) for rank in range(2)]
+    jobs.run(*workers, (CONSOLE, code), filters=filters)
+    expected = [b"[0]:loss 1", b"[0]:step 2", b"[1]:loss 1", b"[1]:step 2"]
+    assert sorted((tmp_path / "fo").read_bytes().splitlines()) == expected
+    assert sorted((tmp_path / "fe").read_bytes().splitlines()) == [b"[0]:warn me", b"[1]:warn me"]
+
+
+def test_a_descendant_that_holds_the_pipe(jobs: Jobs, tmp_path: Path) -> None:
+    """When a worker's child keeps its output open, the worker's last words come and the end isn't delayed."""
+    code = """
+import signal
+child = os.fork()
+if child == 0:
+    signal.pause()
+open(CHILD, 'w').write(str(child))
+write(1, b'last'); write(2, b'words')
+"""
+    path = tmp_path / "child"
+    out, err = jobs.run((tee(), f"CHILD = {str(path)!r}\n{code}"))
+    os.kill(int(path.read_text(encoding="utf-8")), signal.SIGKILL)
+    assert (out, err) == (b"[0]:last\n", b"words")

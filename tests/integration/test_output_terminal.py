@@ -1,0 +1,187 @@
+"""What workers write when the launcher's stderr is a terminal: through a raw pseudo-terminal of each worker's own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.output import CONSOLE, ROOT, Streams, command
+from tests.support.wait import wait_until
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable
+
+    from tests.support.terminal import Terminal
+
+    Start = Callable[..., subprocess.Popen[bytes]]
+
+
+@pytest.fixture
+def start(terminal: Terminal, tmp_path: Path) -> Start:
+    """Start a job of `tests.support.output_job` in the terminal; each worker is its code, or streams and code."""
+
+    def run(*workers: str | tuple[Streams, str], prepare: str = "", **spec: object) -> subprocess.Popen[bytes]:
+        described = [(CONSOLE, worker) if isinstance(worker, str) else worker for worker in workers]
+        shell = ("sh", "-c", f'cd {ROOT}; {prepare} exec "$@"', "sh")
+        return terminal.start(*command(*described, notes=tmp_path, **spec), program=shell)
+
+    return run
+
+
+def test_workers_see_a_terminal_of_the_same_size(terminal: Terminal, start: Start) -> None:
+    """In a worker stdout and stderr are terminals, as wide and high as the real one."""
+    terminal.resize(33, 111)
+    start("print([os.isatty(fd) for fd in (0, 1, 2)], os.get_terminal_size(1), tuple(os.get_terminal_size(2)))")
+    terminal.wait_output(r"\[True, True, True\] os.terminal_size\(columns=111, lines=33\) \(111, 33\)\r\n")
+    assert terminal.wait_exit() == 0
+
+
+def test_resizing_reaches_the_workers(terminal: Terminal, start: Start, tmp_path: Path) -> None:
+    """When the window changes its size the workers' terminals follow."""
+    code = "print('ready')\nwhile os.get_terminal_size(2).columns != 77: pass\nprint('resized')"
+    start(code, code)
+    wait_until((tmp_path / "pid").exists)
+    terminal.wait_output("ready(.|\n)*ready")
+    terminal.resize(44, 77)
+    terminal.wait_output("resized(.|\n)*resized")
+    assert terminal.wait_exit() == 0
+
+
+def test_bytes_pass_unchanged(terminal: Terminal, start: Start, tmp_path: Path) -> None:
+    r"""Progress bars, colours and control characters come out as written; only the real terminal makes \r\n of \n."""
+    text = b"\r 10%|#   |\r100%|####|\n\x1b[31mred\x1b[0m\ttab\x04\x03\x11\x13\x7f\xff\r\n"
+    start(f"os.write(2, {text!r})")
+    assert terminal.wait_exit() == 0
+    assert bytes(terminal.output) == text.replace(b"\n", b"\r\n")
+    assert (tmp_path / "tail0").read_bytes() == text
+
+
+def test_nothing_is_lost_at_the_end(terminal: Terminal, start: Start) -> None:
+    """A worker that writes much and ends at once has said it all, in the order of its two streams."""
+    start("for number in range(20000): os.write(1 + number % 2, b'%d\\n' % number)")
+    assert terminal.wait_exit() == 0
+    assert bytes(terminal.output) == b"".join(b"%d\r\n" % number for number in range(20000))
+
+
+def test_stdin_is_the_real_terminal(terminal: Terminal, start: Start) -> None:
+    """A worker reads what is typed, as a debugger needs it."""
+    start("print('got', repr(input('name? ')))")
+    terminal.wait_output(r"name\? ")
+    terminal.type("anna\n")
+    terminal.wait_output("got 'anna'")
+    assert terminal.wait_exit() == 0
+
+
+def test_no_controlling_terminal_is_acquired(terminal: Terminal, start: Start) -> None:
+    """A worker's own terminal is not its controlling one: no signal comes from it."""
+    code = """
+try:
+    os.open("/dev/tty", os.O_RDWR)
+except OSError as error:
+    print("none:", error.strerror)
+"""
+    start(code)
+    terminal.wait_output("none: No such device or address")
+    assert terminal.wait_exit() == 0
+
+
+def test_tee_beside_a_terminal(terminal: Terminal, start: Start, tmp_path: Path) -> None:
+    """A tee'd stream is a pipe for the worker also when the console is a terminal."""
+    streams = {"stdout": str(tmp_path / "out"), "stderr": "", "tee_stdout": True, "stdout_prefix": "[0]:"}
+    start((streams, "print(os.isatty(1), os.isatty(2))"))
+    assert terminal.wait_exit() == 0
+    assert bytes(terminal.output) == b"[0]:False True\r\n"
+
+
+def test_only_stderr_is_a_terminal(terminal: Terminal, start: Start, tmp_path: Path) -> None:
+    """When stdout is redirected by the shell it is inherited, and stderr stays a terminal."""
+    start("print(os.isatty(1), os.isatty(2)); print('err', file=sys.stderr)", prepare=f"exec >{tmp_path}/out;")
+    assert terminal.wait_exit() == 0
+    assert (tmp_path / "out").read_bytes() == b"False True\n"
+    assert bytes(terminal.output) == b"err\r\n"
+
+
+def test_no_capture(terminal: Terminal, start: Start) -> None:
+    """Without capture workers have the launcher's terminal itself."""
+    start("print(os.ttyname(2) == os.ttyname(0))", capture=False)
+    assert terminal.wait_exit() == 0
+    assert bytes(terminal.output) == b"True\r\n"
+
+
+def test_capture_has_its_own_terminal(terminal: Terminal, start: Start) -> None:
+    """With capture stdout and stderr are one terminal, which is not the launcher's."""
+    start("print(os.ttyname(2) == os.ttyname(1), os.ttyname(2) == os.ttyname(0))")
+    assert terminal.wait_exit() == 0
+    assert bytes(terminal.output) == b"True False\r\n"
+
+
+def test_stopped_terminal(terminal: Terminal, start: Start, tmp_path: Path) -> None:
+    """While nobody reads the terminal the launcher's loop goes on, and later everything comes."""
+    start("for number in range(60000): os.write(2, b'%09d\\n' % number)")
+    wait_until((tmp_path / "pid0").exists)
+    worker = Path(f"/proc/{(tmp_path / 'pid0').read_text(encoding='ascii')}/syscall")
+    wait_until(lambda: worker.read_text(encoding="ascii").startswith("1 "), what="the worker blocked")
+    assert terminal.process is not None
+    terminal.process.send_signal(signal.SIGUSR1)
+    wait_until((tmp_path / "usr1").exists, what="the loop lives")
+    assert terminal.wait_exit() == 0
+    assert bytes(terminal.output) == b"".join(b"%09d\r\n" % number for number in range(60000))
+
+
+def test_a_terminal_that_may_not_be_opened_again(terminal: Terminal, start: Start, tmp_path: Path) -> None:
+    """Where the terminal belongs to another user the launcher still never blocks, and nothing is lost."""
+    os.chown(os.ttyname(terminal._slave), 65534, 65534)
+    Path(os.ttyname(terminal._slave)).chmod(0o600)
+    prepare = 'set -- setpriv --bounding-set=-all --inh-caps=-all "$@";'
+    start("for number in range(30000): os.write(2, b'%09d\\n' % number)", prepare=prepare)
+    wait_until((tmp_path / "pid0").exists)
+    worker = Path(f"/proc/{(tmp_path / 'pid0').read_text(encoding='ascii')}/syscall")
+    wait_until(lambda: worker.read_text(encoding="ascii").startswith("1 "), what="the worker blocked")
+    assert terminal.process is not None
+    terminal.process.send_signal(signal.SIGUSR1)
+    wait_until((tmp_path / "usr1").exists, what="the loop lives")
+    assert terminal.wait_exit() == 0
+    assert bytes(terminal.output) == b"".join(b"%09d\r\n" % number for number in range(30000))
+
+
+def test_first_byte_is_quick(terminal: Terminal, start: Start) -> None:
+    """From a worker's write to the terminal it takes milliseconds (the median of 20; 10 ms is the promise)."""
+    start("import time\nfor _ in range(20):\n    input()\n    os.write(2, b'at %d\\n' % time.monotonic_ns())")
+    delays = []
+    for _ in range(20):
+        del terminal.output[:]
+        terminal.type("\n")
+        found = terminal.wait_output(r"at (\d+)\r\n")
+        delays.append(time.monotonic_ns() - int(found[1]))
+    assert sorted(delays)[10] < 10_000_000
+    assert terminal.wait_exit() == 0
+
+
+def test_hang_up(start: Start, terminal: Terminal, tmp_path: Path) -> None:
+    """When the terminal goes away (and nobody stops the job) the workers go on to their end."""
+    go = tmp_path / "go"
+    os.mkfifo(go)
+    code = f"""
+print('ready')
+open({str(go)!r}).read()
+for number in range(9999): print(number, file=sys.stderr)
+open({str(tmp_path / "done")!r}, "w")
+"""
+    start(code, prepare="trap '' HUP;")
+    terminal.wait_output("ready")
+    process = terminal.process
+    assert process is not None
+    os.close(terminal._slave)
+    os.close(terminal.master)
+    terminal.master, terminal._slave = os.openpty()
+    with go.open("w"):
+        pass
+    assert process.wait(60) == 0
+    assert (tmp_path / "done").exists()
+    assert (tmp_path / "tail0").read_bytes().endswith(b"9998\n")

@@ -1,0 +1,330 @@
+"""Taking turns on a stream of the console, with a clock and a reader that the test controls."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from elastic_run.multiprocessing.output.outlet import Lines, Outlet, PassThrough
+from elastic_run.multiprocessing.output.sink import Sink
+from elastic_run.multiprocessing.output.stream import QUEUE_LIMIT, Source, Stream
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from elastic_run.loop import Loop
+
+
+class Clockwork:
+    """A loop whose time stands still until `advance`."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+        self.soon: list[Callable[[], None]] = []
+        self.timers: list[tuple[float, Callable[[], None]]] = []
+        self.writers: dict[int, Callable[[], None]] = {}
+
+    def now(self) -> float:
+        """Return the time."""
+        return self.time
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        """Call at the next `turn`."""
+        self.soon.append(callback)
+
+    def call_at(self, when: float, callback: Callable[[], None]) -> Clockwork:
+        """Call once the time has come."""
+        self.timers.append((when, callback))
+        return self
+
+    def call_later(self, delay: float, callback: Callable[[], None]) -> Clockwork:
+        """Call after a delay."""
+        return self.call_at(self.time + delay, callback)
+
+    def cancel(self) -> None:
+        """Stand in for a timer's method; the tests have no timer that is cancelled."""
+
+    def add_writer(self, fd: int, callback: Callable[[], None]) -> None:
+        """Call at the next `turn`, again and again."""
+        self.writers[fd] = callback
+
+    def remove_writer(self, fd: int) -> None:
+        """Stop that."""
+        self.writers.pop(fd, None)
+
+    def turn(self) -> None:
+        """Call all that is due until nothing is."""
+        while self.soon:
+            soon, self.soon = self.soon, []
+            for callback in soon:
+                callback()
+
+    def drain(self) -> None:
+        """Tell those who want to write that they can."""
+        for callback in tuple(self.writers.values()):
+            callback()
+        self.turn()
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass."""
+        self.time += seconds
+        due = [timer for timer in self.timers if timer[0] <= self.time]
+        self.timers = [timer for timer in self.timers if timer[0] > self.time]
+        for _, callback in due:
+            callback()
+        self.turn()
+
+
+class Reader(Sink):
+    """A descriptor that takes as many bytes as the test allows."""
+
+    def __init__(self) -> None:
+        super().__init__(-1)
+        self.got = b""
+        self.room = 1 << 30
+        self.is_gone = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> int:
+        """Take what there is room for."""
+        if self.is_gone:
+            raise BrokenPipeError
+        if not self.room:
+            raise BlockingIOError
+        taken = bytes(data[: self.room])
+        self.got += taken
+        self.room -= len(taken)
+        return len(taken)
+
+
+class Bench:
+    """A stream and those who write to it."""
+
+    def __init__(self) -> None:
+        self.loop = Clockwork()
+        self.reader = Reader()
+        self.errors: list[OSError] = []
+        self.stream = Stream(cast("Loop", self.loop), self.reader, self.errors.append)
+
+    def pass_through(self) -> PassThrough:
+        """Make a source that passes bytes on."""
+        return PassThrough(self.stream)
+
+    def lines(self, prefix: bytes, *, limit: int = 100) -> Lines:
+        """Make a source of whole lines."""
+        return Lines(cast("Loop", self.loop), self.stream, prefix, limit=lambda: limit)
+
+    @property
+    def got(self) -> bytes:
+        """What has been read."""
+        return self.reader.got
+
+
+@pytest.fixture
+def bench() -> Bench:
+    """Give a stream with a reader that takes everything."""
+    return Bench()
+
+
+def give(outlet: Outlet, *pieces: bytes) -> None:
+    """Let a source write."""
+    for piece in pieces:
+        outlet.take(piece)
+
+
+def test_two_writes_make_one_line(bench: Bench) -> None:
+    """A line written in two pieces stays whole when another rank writes between them."""
+    one, other = bench.pass_through(), bench.pass_through()
+    give(one, b"text")
+    give(other, b"other\n")
+    assert bench.got == b"text"
+    give(one, b"\n")
+    bench.loop.turn()
+    assert bench.got == b"text\nother\n"
+
+
+def test_patience_ends(bench: Bench) -> None:
+    """A rank that stays silent within its line holds the others up for milliseconds only; no byte is added."""
+    bar, other = bench.pass_through(), bench.pass_through()
+    give(bar, b"\r 10%")
+    give(other, b"other\n")
+    bench.loop.advance(0.004)
+    assert bench.got == b"\r 10%"
+    bench.loop.advance(0.002)
+    assert bench.got == b"\r 10%other\n"
+    give(bar, b"\r 20%")
+    assert bench.got.endswith(b"\r 20%")
+    bench.loop.advance(1.0)
+    give(other, b"at once\n")
+    assert bench.got.endswith(b"at once\n")
+
+
+def test_contended_pass_through_stops_at_a_line_end(bench: Bench) -> None:
+    """While another waits, a flooding rank gives way at the end of a line, and loses nothing."""
+    flood, other = bench.pass_through(), bench.pass_through()
+    give(flood, b"one\ntw")
+    give(other, b"other\n")
+    give(flood, b"o\nthr")
+    bench.loop.turn()
+    assert bench.got == b"one\ntwo\nother\nthr"
+    give(flood, b"ee\n")
+    assert bench.got.endswith(b"three\n")
+
+
+def test_nobody_overtakes(bench: Bench) -> None:
+    """Those who wait get their turns in the order in which they came."""
+    first, *others = (bench.lines(name) for name in (b"a:", b"b:", b"c:", b"d:"))
+    give(first, b"x" * 200)
+    for other in (*others, *others):
+        give(other, b"l\n")
+    give(first, b"\n")
+    bench.loop.turn()
+    assert bench.got.replace(b"x", b"") == b"a:\n" + b"b:l\nc:l\nd:l\n" * 2
+
+
+def test_a_whole_line_starts_on_a_line_of_its_own(bench: Bench) -> None:
+    """A tee'd line after another rank's unfinished one begins a new line."""
+    give(bench.pass_through(), b"prompt> ")
+    bench.loop.advance(1.0)
+    give(bench.lines(b"[1]:"), b"line\n")
+    assert bench.got == b"prompt> \n[1]:line\n"
+
+
+def test_a_long_line_is_one_piece(bench: Bench) -> None:
+    """A line over the limit comes in parts under one prefix, and others wait for its end."""
+    long, other = bench.lines(b"[0]:"), bench.lines(b"[1]:")
+    give(long, b"x" * 60, b"x" * 60)
+    give(other, b"other\n")
+    give(long, b"y" * 10, b"y" * 200, b"z\nnext\n")
+    bench.loop.turn()
+    assert bench.got == b"[0]:" + b"x" * 120 + b"y" * 210 + b"z\n[0]:next\n[1]:other\n"
+
+
+def test_a_line_without_end_gives_way(bench: Bench) -> None:
+    """A line that goes on and on is broken at last for those who wait; not a byte of it is lost."""
+    long, other = bench.lines(b"[0]:"), bench.lines(b"[1]:")
+    long.hold_limit = 1000
+    give(long, b"x" * 200)
+    give(other, b"other\n")
+    for _ in range(20):
+        give(long, b"x" * 100)
+        bench.loop.turn()
+    give(long, b"\n")
+    assert [line.replace(b"x", b"") for line in bench.got.splitlines()] == [b"[0]:", b"[1]:other", b"[0]:"]
+    assert bench.got.count(b"x") == 2200
+
+
+def test_a_broken_line_is_not_ended_twice(bench: Bench) -> None:
+    """When somebody else has ended a rank's long line, its own newline doesn't make an empty line."""
+    long, other = bench.lines(b"[0]:"), bench.lines(b"[1]:")
+    give(long, b"x" * 101)
+    bench.loop.advance(2.0)
+    give(other, b"other\n")
+    give(long, b"\nnext\n")
+    assert bench.got == b"[0]:" + b"x" * 101 + b"\n[1]:other\n[0]:next\n"
+    give(long, b"x" * 101)
+    bench.loop.advance(2.0)
+    give(other, b"other\n")
+    long.end()
+    assert bench.got.endswith(b"x\n[1]:other\n")
+
+
+def test_a_slow_reader_is_not_a_silent_writer(bench: Bench) -> None:
+    """While the reader takes nothing the hold on a long line doesn't run out."""
+    long, other = bench.lines(b"[0]:"), bench.lines(b"[1]:")
+    bench.reader.room = 10
+    give(long, b"x" * 101)
+    give(other, b"other\n")
+    bench.loop.advance(60.0)
+    bench.reader.room = 1 << 20
+    give(long, b"y\n")
+    bench.loop.drain()
+    assert bench.got == b"[0]:" + b"x" * 101 + b"y\n[1]:other\n"
+
+
+@pytest.mark.parametrize("size", [1, 100, 5000, 70000])
+def test_backpressure(bench: Bench, size: int) -> None:
+    """Nobody may write above the limit, everyone goes on once the queue is low, and the order is kept."""
+    source = bench.pass_through()
+    bench.reader.room = 0
+    sent = bytearray()
+    while source.is_clear:
+        piece = b"%d\n" % len(sent) + b"x" * size
+        give(source, piece)
+        sent += piece
+    assert bench.stream.is_full
+    assert len(sent) < QUEUE_LIMIT + size + 10
+    resumed: list[int] = []
+    source.when_clear(lambda: resumed.append(len(bench.got)))
+    bench.reader.room = len(sent) // 4
+    bench.loop.drain()
+    assert not resumed
+    bench.reader.room = 1 << 30
+    bench.loop.drain()
+    assert resumed
+    assert bench.got == sent
+    assert bench.stream.is_idle
+
+
+def test_the_dead_speak_first(bench: Bench) -> None:
+    """What an ended worker has left to say comes before anything that somebody says later."""
+    worker, living = bench.pass_through(), bench.pass_through()
+    bench.reader.room = 0
+    give(living, b"x" * (QUEUE_LIMIT + 1))
+    living.when_clear(lambda: living.take(b"living\n"))
+    give(worker, b"last ", b"words\n")
+    worker.end()
+    bench.stream.wait(Source(), lambda: bench.stream.write(Source(), b"report\n", starts_line=True))
+    bench.reader.room = 1 << 30
+    bench.loop.drain()
+    said = bench.got.lstrip(b"x")
+    assert said.index(b"last words\n") < said.index(b"report\n")
+    assert sorted(said.split(b"\n")) == sorted([b"", b"living", b"last words", b"report"])
+    assert bench.stream.is_idle
+
+
+def test_a_gone_reader_is_told_once(bench: Bench) -> None:
+    """When the reader is gone that is told once, what was queued is dropped, and everyone may go on for nothing."""
+    source, other = bench.lines(b"[0]:"), bench.pass_through()
+    bench.reader.room = 5
+    give(source, b"x" * 99 + b"\n")
+    give(other, b"unfinished")
+    bench.reader.is_gone = True
+    bench.loop.drain()
+    give(source, b"more\n")
+    give(other, b"more\n")
+    source.end()
+    assert bench.got == b"[0]:x"
+    assert len(bench.errors) == 1
+    assert bench.stream.is_idle
+    assert source.is_clear
+
+
+def test_a_reader_that_is_gone_at_once(bench: Bench) -> None:
+    """A line that has to be started on a new line meets a gone reader, and that is told once."""
+    give(bench.pass_through(), b"unfinished")
+    bench.loop.advance(1.0)
+    bench.reader.is_gone = True
+    give(bench.lines(b"[0]:"), b"line\n")
+    assert len(bench.errors) == 1
+
+
+def test_progress_is_shown_once_a_second(bench: Bench) -> None:
+    """An unfinished line with carriage returns is shown up to the last one, each update after the prefix."""
+    bar = bench.lines(b"[0]:", limit=1 << 20)
+    give(bar, b" 10%\r", b" 20%\r 3")
+    assert bench.got == b""
+    bench.loop.advance(1.0)
+    assert bench.got == b"[0]: 10%\r[0]: 20%\r\n"
+    give(bar, b"0%\r")
+    bench.loop.advance(1.0)
+    give(bar, b"done\n")
+    assert bench.got == b"[0]: 10%\r[0]: 20%\r\n[0]: 30%\r\n[0]:done\n"
+
+
+def test_finished_progress_is_one_line(bench: Bench) -> None:
+    """A line with carriage returns that ends within a second stays as it is."""
+    bar = bench.lines(b"[0]:", limit=1 << 20)
+    give(bar, b" 10%\r", b"100%\r\n")
+    bench.loop.advance(5.0)
+    assert bench.got == b"[0]: 10%\r100%\r\n"
