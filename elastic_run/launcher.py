@@ -73,7 +73,7 @@ class LaunchConfig:
         capture: Whether the workers' stderr passes through the agent, so that the report can show its end.
 
     Raises:
-        ValueError: `shutdown_timeout` is negative.
+        ValueError: `shutdown_timeout` is negative, or a signal is one that no process can handle.
     """
 
     min_nodes: int
@@ -115,8 +115,16 @@ class LaunchConfig:
             self.shutdown_timeout = int(
                 os.environ.get(contract.ENV_SHUTDOWN_TIMEOUT, contract.DEFAULT_SHUTDOWN_TIMEOUT)
             )
-        elif self.shutdown_timeout < 0:
+        _refuse_unhandleable(self.signals_to_handle, self.forward_signals)
+        if self.shutdown_timeout < 0:
             message = f"shutdown_timeout must be 0 or more seconds, got {self.shutdown_timeout}"
+            raise ValueError(message)
+
+
+def _refuse_unhandleable(*lists: str) -> None:
+    for name in ("SIGKILL", "SIGSTOP"):
+        if any(name in names for names in lists):
+            message = f"{name} can't be handled by any process"
             raise ValueError(message)
 
 

@@ -236,6 +236,12 @@ class Loop:
     def _note_signal(self, number: int, _frame: FrameType | None) -> None:
         self._signals.append(number)
 
+    def ignore_signals(self) -> None:
+        """Ignore the watched signals from now on, also after `close`: the answer is known, nothing may change it."""
+        for number in self._previous_handlers:
+            signal.signal(number, signal.SIG_IGN)
+        self._previous_handlers.clear()
+
     def _restore_signals(self) -> None:
         for number, previous in self._previous_handlers.items():
             # None: a handler that C code installed. Python can't put it back; the default is the nearest.

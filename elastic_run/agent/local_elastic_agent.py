@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 
 from elastic_run import contract
 from elastic_run.agent.api import DEFAULT_ROLE, RunResult, WorkerState
@@ -72,6 +73,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         )
         self._supervisor: Supervisor | None = None
         self.ending: Ending | None = None
+        self._started_at = 0.0
 
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:  # noqa: ARG002 - torch's signature
         """Run the workers to their end.
@@ -88,12 +90,17 @@ class LocalElasticAgent(SimpleElasticAgent):
             OSError: The workers could not be started.
         """
         with self.supervise() as supervisor:
-            self.ending = supervisor.run()
-        return self._result(self.ending)
+            ending = supervisor.run()
+        self._note_end(ending)
+        return self._result(ending)
+
+    def _note_end(self, ending: Ending) -> None:
+        self.ending = ending
+        self._total_execution_time = int(time.monotonic() - self._started_at)
 
     def record_ending(self, ending: Ending) -> None:
         """Emit the metrics and events of an ending that is not turned into a result or an exception."""
-        self.ending = ending
+        self._note_end(ending)
         if self._worker_group.spec.event_log_handler == "null":
             return
         from elastic_run.events import record  # noqa: PLC0415 - only with --event-log-handler
@@ -109,6 +116,7 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     def supervise(self) -> Supervisor:
         """Make the supervisor of this agent, for the one who wants its console after the run; close it."""
+        self._started_at = time.monotonic()
         self._supervisor = Supervisor(self._worker_group, self._logs_specs, self._options, on_state=self._record_state)
         return self._supervisor
 

@@ -75,6 +75,7 @@ class Round:
         """
         around = self._around
         group = around.group
+        around.make_room()
         envs = {worker.local_rank: self._environment(worker) for worker in group.workers}
         self._logs = around.logs_specs.reify(envs)
         around.announce_log_directory()
@@ -109,9 +110,10 @@ class Round:
         env = {**os.environ, **own_env, contract.ENV_TOKEN: around.inherited_token}
         argv = [str(spec.entrypoint), *macros.substitute([str(arg) for arg in spec.args], str(rank))]
         try:
-            return self.workers.start(
-                rank, argv, env, stdout=stdout, stderr=stderr, affinity=around.options.affinities.get(rank)
-            )
+            affinity = around.options.affinities.get(rank)
+            pid = self.workers.start(rank, argv, env, stdout=stdout, stderr=stderr, affinity=affinity)
+            around.limit_worker(pid)
+            return pid
         finally:
             self.output.started(rank)
 
@@ -139,7 +141,7 @@ class Round:
         )
 
     def _on_exit(self, local_rank: int, exitcode: int) -> None:
-        was_stopped = self.workers.was_told_to_stop and exitcode not in _CRASHES
+        was_stopped = self.workers.was_stopped(local_rank) and exitcode not in _CRASHES
         self._ended_at[local_rank] = (time.time(), exitcode, was_stopped)
         if exitcode != 0 and self._failed_after is None:
             self._failed_after = self._around.loop.now() - self._started

@@ -1,4 +1,4 @@
-"""The driver of one agent: brings events to `core.supervision`, performs its commands, and tells the story at the end.
+"""The driver of one agent: brings events to `core.supervision` and performs its commands.
 
 Rules
 - Nothing is decided here. Every event goes through `_feed`, one at a time and in order.
@@ -12,18 +12,20 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from collections import deque
 
 from elastic_run import contract
 from elastic_run.agent.environment import assign_ranks
+from elastic_run.agent.guard import Guard
 from elastic_run.agent.round import Round
+from elastic_run.agent.story import Story
 from elastic_run.agent.stuck import StuckWatch
 from elastic_run.agent.surroundings import Surroundings
-from elastic_run.agent.verdict import exit_code, failure_of, is_disk_full, program_name, start_failed
+from elastic_run.agent.verdict import start_failed
 from elastic_run.core import supervision
+from elastic_run.core.shutdown import KILL_PATIENCE
 from elastic_run.loop import Loop
-from elastic_run.multiprocessing import processes
+from elastic_run.multiprocessing.output import ensure_standard_descriptors
 from elastic_run.rendezvous.errors import RendezvousGracefulExitError, is_kind
 from elastic_run.store.listener import PortTakenError
 from elastic_run.store.worker_store import choose_worker_store, open_worker_store
@@ -35,14 +37,13 @@ if TYPE_CHECKING:
 
     from elastic_run.agent.api import WorkerGroup
     from elastic_run.agent.surroundings import AgentOptions
-    from elastic_run.core.rootcause import WorkerEnd
     from elastic_run.core.supervision import Command, Event
     from elastic_run.multiprocessing.logs import LogsSpecs
-    from elastic_run.report import Attempt, Ending, OomKills
+    from elastic_run.report import Ending
     from elastic_run.store.worker_store import WorkerStore
 
-#: Seconds that the guardian gets to leave after the farewell.
-_FAREWELL = 2.0
+#: Seconds that are long for a reader of the output, or for the loop, and short for a person.
+_MOMENT = 2.0
 
 
 class Supervisor:
@@ -67,8 +68,12 @@ class Supervisor:
         self._on_state = on_state
         self._joined_at = 0.0
         self._options = options
+        # Before anything is opened: a closed standard descriptor's number would go to the first file.
+        ensure_standard_descriptors()
         self._loop = Loop()
         self._around = Surroundings(group, logs_specs, options, self._loop)
+        self._guard = Guard(self._loop, self._around.guardian, say=self._around.console.say)
+        self._signals_seen = 0
         self._agent = supervision.Agent(
             policy=options.policy,
             local_world_size=group.spec.local_world_size,
@@ -80,12 +85,8 @@ class Supervisor:
         self._round: Round | None = None
         self._store: WorkerStore | None = None
         self._stuck_watch: StuckWatch | None = None
-        self._oom_kills: OomKills | None = None
         self._use_torch_store = False
-        self._attempts: list[Attempt] = []
-        self._ends: tuple[WorkerEnd, ...] = ()
-        self._root: WorkerEnd | None = None
-        self._survivors: tuple[tuple[int, str], ...] = ()
+        self._story = Story(self._around)
         self._finish: supervision.Finish | None = None
         self.console = self._around.console
 
@@ -106,66 +107,87 @@ class Supervisor:
             What happened, for the report.
         """
         self._watch_signals()
-        self._start_guardian()
-        self._agent, commands = supervision.begin(self._agent)
-        self._perform_all(commands)
-        self._loop.run_until(lambda: self._finish is not None)
+        try:
+            self._guard.start()
+        except OSError as error:
+            detail = f"the guardian process can't be started: {error.strerror}"
+            self._finish = supervision.Finish("cannot_start", detail=detail)
+            return self._conclude()
+        try:
+            self._agent, commands = supervision.begin(self._agent)
+            self._perform_all(commands)
+            self._loop.run_until(self._is_finished)
+        except BaseException as error:
+            # A defect, or Ctrl-C in a program that has kept SIGINT to itself: the workers get their grace all the same.
+            self._stop_after(error)
+            raise
         return self._conclude()
 
-    def close(self) -> None:
-        """Give back everything: store, guardian, temporary files, console, signal handlers."""
-        self._is_closing = True
-        if self._store is not None:
-            self._store.close()
-        cleanup = getattr(self._around.logs_specs, "cleanup", None)
-        if cleanup is not None:
-            cleanup()
-        self._dismiss_guardian()
-        self.console.flush(None)
-        self.console.close()
-        self._loop.close()
+    def _conclude(self) -> Ending:
+        return self._story.conclude(self._finish or supervision.Finish("internal_error"), self._agent)
 
-    # --- signals and the guardian ----------------------------------------------------------------------------------
+    def _is_finished(self) -> bool:
+        return self._finish is not None
+
+    def _stop_after(self, error: BaseException) -> None:
+        number = signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM
+        self._feed(supervision.Signalled(number))
+        patience = self._options.shutdown_timeout + KILL_PATIENCE + _MOMENT
+        self._loop.run_until(self._is_finished, self._loop.now() + patience)
+
+    def close(self) -> None:
+        """Give back everything: store, temporary files, guardian, console, signal handlers."""
+        self._is_closing = True
+        try:
+            if self._store is not None:
+                self._store.close()
+            self._around.clean_up()
+        finally:
+            try:
+                self._guard.close(is_clean=self._is_finished())
+                self._flush()
+                if self._options.is_whole_process:
+                    # The exit code is known; a signal that comes now must not replace it.
+                    self._loop.ignore_signals()
+            finally:
+                self.console.close()
+                self._loop.close()
+
+    def _flush(self) -> None:
+        """Wait for a slow reader of the output, but not after a stop signal, nor when one comes while waiting."""
+        signals_before = self._signals_seen
+        is_stopped = self._finish is not None and self._finish.signal is not None
+        self._loop.run_until(
+            lambda: self.console.is_idle or self._signals_seen > signals_before,
+            self._loop.now() + _MOMENT if is_stopped else None,
+        )
+
+    # --- signals -----------------------------------------------------------------------------------------------------
     def _watch_signals(self) -> None:
         try:
+            self._loop.watch_signals((*self._options.signals, *self._options.forwarded), self._on_signal)
+            self._loop.watch_signals((signal.SIGWINCH,), lambda _: self._resize())
             if self._options.is_whole_process:
                 # Inherited as ignored it would make the kernel throw the workers' exit codes away.
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            self._loop.watch_signals(
-                (*self._options.signals, *self._options.forwarded),
-                lambda number: self._feed(supervision.Signalled(number)),
-            )
-            self._loop.watch_signals((signal.SIGWINCH,), lambda _: self._resize())
-            if os.getpid() == 1:
-                self._loop.reap_strangers()
+                if os.getpid() == 1:
+                    self._loop.reap_strangers()
         except ValueError:
             # Not the main thread: the program we run in has the signals.
             pass
+
+    def _on_signal(self, number: int) -> None:
+        self._signals_seen += 1
+        self._feed(supervision.Signalled(number))
 
     def _resize(self) -> None:
         if self._round is not None:
             self._round.output.resize()
 
-    def _start_guardian(self) -> None:
-        self._loop.watch_exit(self._around.guardian.start(), lambda _: self._replace_guardian())
-
-    def _replace_guardian(self) -> None:
-        if not self._is_closing:
-            self.console.say("the guardian process was killed; starting another")
-            self._start_guardian()
-
-    def _dismiss_guardian(self) -> None:
-        guardian = self._around.guardian
-        if self._finish is not None:
-            guardian.dismiss()
-        else:
-            guardian.alarm()
-        self._loop.run_until(lambda: processes.is_gone(guardian.pid), self._loop.now() + _FAREWELL)
-
     # --- events and commands ---------------------------------------------------------------------------------------
     def _feed(self, event: Event) -> None:
         self._events.append(event)
-        if self._is_feeding:
+        if self._is_feeding or self._is_closing:
             return
         self._is_feeding = True
         try:
@@ -173,7 +195,7 @@ class Supervisor:
                 jitter = int.from_bytes(os.urandom(2), "big") / 65536
                 before = self._agent
                 self._agent, commands = supervision.decide(before, self._events.popleft(), self._loop.now(), jitter)
-                self._tell(before, commands)
+                self._story.tell(before, self._agent, commands)
                 self._perform_all(commands)
         finally:
             self._is_feeding = False
@@ -286,9 +308,10 @@ class Supervisor:
             self._round.start()
         except (OSError, ValueError) as error:
             self._feed(start_failed(number, error, str(self._group.spec.entrypoint)))
+        else:
+            self._on_state("START", None)
         workers = self._round.workers
-        if self._oom_kills is None:
-            self._oom_kills = self._count_oom_kills()
+        self._story.begin()
         self._stuck_watch = StuckWatch(
             self._loop,
             self._options.stuck_timeout,
@@ -306,85 +329,5 @@ class Supervisor:
         current = self._round
         if current is None:
             return
-        self._survivors = tuple((pid, processes.wait_channel(pid)) for pid in survivors)
-        self._ends = current.close()
-        self._root = self._find_root_cause()
-        failure = failure_of(self._root, current.uptime) if self._root is not None else None
+        failure = self._story.add_round(current, survivors)
         self._feed(supervision.GroupGone(current.number, failure=failure, is_unkillable=bool(survivors)))
-
-    def _find_root_cause(self) -> WorkerEnd | None:
-        if not self._ends:
-            return None
-        from elastic_run.core.rootcause import find_root_cause  # noqa: PLC0415 - only after a failure
-
-        return find_root_cause(self._ends)
-
-    def _count_oom_kills(self) -> OomKills:
-        from elastic_run.report.memory import read_oom_kills  # noqa: PLC0415 - the workers start before it
-
-        kills = read_oom_kills()
-        return kills if self._oom_kills is None else kills.since(self._oom_kills)
-
-    # --- telling ---------------------------------------------------------------------------------------------------
-    def _tell(self, before: supervision.Agent, commands: tuple[Command, ...]) -> None:
-        """Say in one line what changes while the job goes on; the end is told by the report."""
-        size = self._group.spec.local_world_size
-        after = self._agent
-        if (after.restart_count, after.signal, after.is_hurried) == (
-            before.restart_count,
-            before.signal,
-            before.is_hurried,
-        ):
-            return
-        from elastic_run.report import lines  # noqa: PLC0415 - only when there is something to say
-
-        if after.restart_count > before.restart_count and self._root is not None:
-            self._remember_attempt()
-            pause = next((command.delay for command in commands if isinstance(command, supervision.Pause)), 0.0)
-            self.console.say(
-                lines.restarting(self._root, size, after.restart_count, self._options.policy.max_restarts, pause)
-            )
-        elif after.signal is not None and before.signal is None and after.state == supervision.STOPPING:
-            self.console.say(lines.stopping(after.signal, size, self._options.shutdown_timeout))
-        elif after.is_hurried and not before.is_hurried:
-            self.console.say(lines.hurrying())
-
-    def _remember_attempt(self) -> None:
-        from elastic_run.report import Attempt  # noqa: PLC0415
-
-        if self._round is not None and self._root is not None:
-            self._attempts.append(
-                Attempt(
-                    restart_count=self._round.restart_count,
-                    root=self._root,
-                    started_at=self._round.started_at,
-                    uptime=self._round.uptime,
-                )
-            )
-
-    def _conclude(self) -> Ending:
-        from elastic_run.report import Ending  # noqa: PLC0415
-
-        finish = self._finish or supervision.Finish("internal_error")
-        spec = self._group.spec
-        return Ending(
-            verdict=finish.verdict,
-            exit_code=exit_code(finish, self._root),
-            entrypoint=program_name(spec.entrypoint, spec.args),
-            role=spec.role,
-            run_id=self._around.run_id,
-            root=self._root,
-            ends=self._ends,
-            attempts=tuple(self._attempts),
-            restarts_used=self._agent.restart_count,
-            max_restarts=self._options.policy.max_restarts,
-            log_dir=self._around.log_directory,
-            detail=finish.detail,
-            signal=finish.signal,
-            world_size=self._group.workers[0].world_size,
-            nnodes=self._group.group_world_size or 1,
-            survivors=self._survivors,
-            ended_at=time.time(),
-            is_log_disk_full=is_disk_full(self._around.log_directory),
-            oom_kills=self._count_oom_kills() if self._root is not None else None,
-        )

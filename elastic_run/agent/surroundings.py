@@ -7,6 +7,7 @@ import os
 from elastic_run import contract
 from elastic_run.multiprocessing.guardian import Guardian
 from elastic_run.multiprocessing.output import Console
+from elastic_run.store.listener import raise_descriptor_limit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,6 +17,13 @@ if TYPE_CHECKING:
     from elastic_run.core.policy import RestartPolicy
     from elastic_run.loop import Loop
     from elastic_run.multiprocessing.logs import LogsSpecs
+
+
+#: Descriptors of the launcher's own, and for each worker: pidfd, two pipes while it starts, two log files, a client.
+_DESCRIPTORS = 64
+_DESCRIPTORS_PER_WORKER = 8
+#: A limit below this is not worth a look: nothing else would run there either.
+_USUAL_LIMIT = 256
 
 
 class AgentOptions:
@@ -78,6 +86,7 @@ class Surroundings:
 
     __slots__ = (
         "_announced",
+        "_worker_limit",
         "console",
         "group",
         "guardian",
@@ -102,6 +111,35 @@ class Surroundings:
         self.inherited_token = f"{outer}:{token}" if outer else token
         self.guardian = Guardian(token, is_exec=not options.is_whole_process)
         self._announced = False
+        self._worker_limit: int | None = None
+
+    def make_room(self) -> None:
+        """Allow this process as many descriptors as its workers' streams and clients take; workers keep their limit."""
+        wanted = self.group.spec.local_world_size * _DESCRIPTORS_PER_WORKER + _DESCRIPTORS
+        if wanted <= _USUAL_LIMIT or not self.options.is_whole_process:
+            return
+        import resource  # noqa: PLC0415 - a small C module
+
+        if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < wanted:
+            self._worker_limit = raise_descriptor_limit()
+
+    def limit_worker(self, pid: int) -> None:
+        """Give a worker the limit of descriptors that this process began with."""
+        if self._worker_limit is None:
+            return
+        import resource  # noqa: PLC0415
+
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        try:
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (self._worker_limit, hard))
+        except (OSError, AttributeError):
+            pass  # it has ended already, or this is not Linux
+
+    def clean_up(self) -> None:
+        """Remove files that nobody asked for."""
+        cleanup = getattr(self.logs_specs, "cleanup", None)
+        if cleanup is not None:
+            cleanup()
 
     @property
     def log_directory(self) -> str:

@@ -127,10 +127,10 @@ def decide_restart(
     failure = failures[-1]
     if failure.exit_code in policy.no_restart_exit_codes:
         return GiveUp("worker_failed", f"exit code {failure.exit_code} is listed in --no-restart-exit-codes")
-    if not _has_budget(policy, len(restart_times)):
-        return GiveUp("worker_failed")
     if len(failures) > 1 and _is_repeated(policy, failures[-2], failure):
         return GiveUp("repeated_failure", _repeated_detail(policy, failure))
+    if not _has_budget(policy, len(restart_times)):
+        return GiveUp("worker_failed")
     if policy.window_count is not None and policy.window_seconds is not None:
         recent = sum(1 for time in restart_times if now - time < policy.window_seconds)
         if recent >= policy.window_count:

@@ -30,6 +30,7 @@ def spawn(
     stderr: int = 2,
     affinity: frozenset[int] | None = None,
     stdin: int = 0,
+    closed: Sequence[int] = (),
 ) -> int:
     """Start a program as the leader of a new session.
 
@@ -40,6 +41,7 @@ def spawn(
         stderr: Descriptor that it gets as 2.
         affinity: Logical CPUs to run on, or None to inherit.
         stdin: Descriptor that it gets as 0.
+        closed: Descriptors that it must not inherit, from `inheritable_descriptors`.
 
     Returns:
         The pid, which is the session's and the group's number too.
@@ -52,7 +54,7 @@ def spawn(
         for target, source in ((0, stdin), (1, stdout), (2, stderr))
         if source != target
     ]
-    actions += [(os.POSIX_SPAWN_CLOSE, fd) for fd in inheritable_descriptors()]
+    actions += [(os.POSIX_SPAWN_CLOSE, fd) for fd in closed]
     saved = _bind(affinity)
     try:
         return os.posix_spawnp(

@@ -1,14 +1,18 @@
 """The guardian: a small process that outlives the launcher by a moment, so that nothing else does (law 6).
 
 Rules
-- It holds the read end of a pipe whose only write end is the launcher's. End of file without a farewell means that the
-  launcher died, by whatever signal: the guardian kills every session that it was told of, then sweeps by session and by
-  environment token until nothing is left, removes the launcher's temporary directory, and ends.
-- It has its own session, its own name in `ps` (so that `pkill -f train.py` spares it), and none of the launcher's
-  descriptors but the pipe: else `elastic-run … | cat` would never end.
+- It holds the read end of a pipe from the launcher, and the launcher's pidfd (a fork of the program around us may hold
+  the pipe's other end). When either ends without a farewell the launcher has died, by whatever signal: the guardian
+  kills every session that it was told of, then sweeps by session and by environment token until nothing is left,
+  removes the launcher's temporary directory, and ends.
+- It has its own session, a name in `ps` that `pkill -f train.py` or `pkill -f elastic` doesn't find, and none of the
+  launcher's descriptors but the pipe: else `elastic-run … | cat` would never end.
+- PDEATHSIG for the workers was rejected: it needs code between fork and exec, is bound to a thread, and misses
+  grandchildren.
 - It is forked where the launcher is the whole process (half a millisecond, pages shared), and exec'd where we run
   inside somebody's process, whose threads and memory must not be copied.
-- Messages are lines: `+PID` a worker's session began, `-PID` it is gone, `dir PATH` a temporary directory, `bye`.
+- Messages are lines: `+PID BORN` a worker's session began (BORN: its start time), `-PID` it is gone, `dir HEX` a
+  temporary directory, `bye`.
   Each is one write below PIPE_BUF, so a torn line can only be the last one.
 """
 
@@ -24,12 +28,13 @@ from elastic_run.multiprocessing import processes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 #: Seconds that the guardian goes on killing; what then lives is in uninterruptible sleep.
 PATIENCE = 10.0
 #: Seconds between two looks while killed processes disappear (a case of law 2's list).
 _LOOK = 0.005
+_EMPTY_LOOKS = 2
 _MAX_FD = 1 << 16
 
 
@@ -46,7 +51,7 @@ class Guardian:
         self.is_exec = is_exec
         self.pid = 0
         self._pipe = -1
-        self._sessions: set[int] = set()
+        self._sessions: dict[int, int] = {}
         self._directory = ""
 
     def start(self) -> int:
@@ -60,32 +65,33 @@ class Guardian:
         """
         self._close_pipe()
         reader, self._pipe = os.pipe()
-        since = getattr(processes.read_stat("self"), "started_at", 0)
+        since = processes.start_time("self")
         start = _spawn if self.is_exec else _fork
         try:
             self.pid = start(reader, self.token, since)
         finally:
             os.close(reader)
-        for session in self._sessions:
-            self._send(f"+{session}")
+        for session, born in self._sessions.items():
+            self._send(f"+{session} {born}")
         if self._directory:
-            self._send(f"dir {self._directory}")
+            self.remove_at_end(self._directory)
         return self.pid
 
-    def watch(self, session: int) -> None:
-        """Tell it that a worker's session began."""
-        self._sessions.add(session)
-        self._send(f"+{session}")
+    def watch(self, session: int, born: int) -> None:
+        """Tell it that a worker's session began, led by a process that was born at a time in clock ticks."""
+        self._sessions[session] = born
+        self._send(f"+{session} {born}")
 
     def forget(self, session: int) -> None:
         """Tell it that a session is gone, before its number can be used again."""
-        self._sessions.discard(session)
+        self._sessions.pop(session, None)
         self._send(f"-{session}")
 
     def remove_at_end(self, directory: str) -> None:
         """Tell it which temporary directory to remove should the launcher die; empty for none."""
         self._directory = directory
-        self._send(f"dir {directory}")
+        # In hexadecimal: a path may hold a newline, and what follows one must not be taken for another directory.
+        self._send(f"dir {os.fsencode(directory).hex()}")
 
     def dismiss(self) -> None:
         """Let it go: the launcher has cleaned up itself. The caller reaps it."""
@@ -100,7 +106,7 @@ class Guardian:
         if self._pipe < 0:
             return
         try:
-            os.write(self._pipe, line.encode(errors="surrogateescape") + b"\n")
+            os.write(self._pipe, line.encode() + b"\n")
         except BrokenPipeError:
             # It was killed. The loop sees its exit and starts another, which is told everything.
             pass
@@ -112,14 +118,14 @@ class Guardian:
 
 
 def _fork(reader: int, token: str, since: int) -> int:
-    name = f"elastic-run guardian of {os.getpid()}"
+    launcher = os.getpid()
     pid = os.fork()
     if pid:
         return pid
     try:
         _become_daemon(reader)
-        _set_process_title(name)
-        stand_guard(0, token, since)
+        _set_process_title(launcher)
+        stand_guard(0, launcher, token, since)
     finally:
         # Never back into the launcher's code, whatever happened.
         os._exit(0)
@@ -132,19 +138,22 @@ def _spawn(reader: int, token: str, since: int) -> int:
     )
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     try:
-        from elastic_run.multiprocessing.children import spawn  # noqa: PLC0415 - the fork needs none of it
+        from elastic_run.multiprocessing.children import inheritable_descriptors, spawn  # noqa: PLC0415 - not for a fork
 
-        argv = [sys.executable, "-I", "-S", "-c", code, root, token, str(since), f"guardian of {os.getpid()}"]
-        return spawn(argv, os.environ, stdin=reader, stdout=null, stderr=null)
+        argv = [sys.executable, "-I", "-S", "-c", code, root, str(os.getpid()), token, str(since)]
+        closed = inheritable_descriptors()
+        return spawn(argv, os.environ, stdin=reader, stdout=null, stderr=null, closed=closed)
     finally:
         os.close(null)
 
 
 def main() -> None:
-    """Run as a fresh interpreter: the pipe is descriptor 0, the token and the start time are arguments."""
+    """Run as a fresh interpreter: the pipe is descriptor 0; launcher, token and start time are arguments."""
+    launcher, token, since = int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
     os.chdir("/")
     _ignore_signals()
-    stand_guard(0, sys.argv[2], int(sys.argv[3]))
+    _set_process_title(launcher)
+    stand_guard(0, launcher, token, since)
 
 
 def _become_daemon(reader: int) -> None:
@@ -166,11 +175,12 @@ def _ignore_signals() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
-def _set_process_title(title: str) -> None:
-    """Write over this process's command line, which is memory of its own since the fork.
+def _set_process_title(launcher: int) -> None:
+    """Write over this process's command line, which is memory of its own.
 
     /proc/self/stat gives the place; there is no call for it without ctypes. Failure is harmless.
     """
+    title = f"guardian of {launcher}"
     try:
         with open("/proc/self/stat", "rb") as stat:
             fields = stat.read().rpartition(b")")[2].split()
@@ -181,54 +191,106 @@ def _set_process_title(title: str) -> None:
                 memory.seek(start)
                 memory.write(title.encode()[: size - 1].ljust(size, b"\0"))
         with open("/proc/self/comm", "wb", buffering=0) as comm:
-            comm.write(b"er-guardian")
+            comm.write(b"guardian")
     except (OSError, IndexError, ValueError):
         pass
 
 
-def stand_guard(pipe: int, token: str, since: int) -> None:
+class _Orders:
+    """What the launcher has told so far."""
+
+    __slots__ = ("directory", "is_dismissed", "rest", "sessions")
+
+    def __init__(self) -> None:
+        self.sessions: dict[int, int] = {}
+        self.directory = ""
+        self.is_dismissed = False
+        self.rest = b""
+
+    def take(self, chunk: bytes) -> None:
+        """Read the lines of a piece of the pipe."""
+        *lines, self.rest = (self.rest + chunk).split(b"\n")
+        for line in lines:
+            if line == b"bye":
+                self.is_dismissed = True
+            elif line.startswith(b"+"):
+                session, born = line[1:].split()
+                self.sessions[int(session)] = int(born)
+            elif line.startswith(b"-"):
+                self.sessions.pop(int(line[1:]), None)
+            elif line.startswith(b"dir "):
+                self.directory = os.fsdecode(bytes.fromhex(line[4:].decode()))
+
+
+def stand_guard(pipe: int, launcher: int, token: str, since: int) -> None:
     """Wait for the launcher's end, and clean up after it unless it said farewell.
 
     Args:
         pipe: Read end of the launcher's pipe.
+        launcher: The launcher's pid.
         token: What the launcher's descendants carry in their environment.
         since: Start time of the launcher in clock ticks.
     """
-    sessions: set[int] = set()
-    directory = ""
-    rest = b""
-    while chunk := os.read(pipe, 1 << 16):
-        *lines, rest = (rest + chunk).split(b"\n")
-        for line in lines:
-            if line == b"bye":
-                return
-            if line.startswith(b"+"):
-                sessions.add(int(line[1:]))
-            elif line.startswith(b"-"):
-                sessions.discard(int(line[1:]))
-            elif line.startswith(b"dir "):
-                directory = os.fsdecode(line[4:])
-    sweep(sessions, token, since, time.monotonic)
-    if directory:
+    orders = _Orders()
+    os.set_blocking(pipe, False)
+    pidfd = _open_launcher(launcher)
+    poll = select.poll()
+    for fd in (pipe, pidfd):
+        if fd is not None:
+            poll.register(fd, select.POLLIN)
+    is_over = False
+    while not is_over and not orders.is_dismissed:
+        is_over = any(fd == pidfd for fd, _ in poll.poll())
+        is_over = _read_orders(pipe, orders) or is_over
+    if orders.is_dismissed:
+        return
+    sweep(orders.sessions, token, since, time.monotonic)
+    if orders.directory:
         import shutil  # noqa: PLC0415 - only after a disaster
 
-        shutil.rmtree(directory, ignore_errors=True)
+        shutil.rmtree(orders.directory, ignore_errors=True)
 
 
-def sweep(sessions: set[int], token: str, since: int, clock: Callable[[], float]) -> None:
-    """Kill until nothing is left.
+def _open_launcher(launcher: int) -> int | None:
+    """Return the launcher's pidfd; where there are none the pipe's end has to do."""
+    try:
+        return os.pidfd_open(launcher)
+    except ProcessLookupError:
+        # It died meanwhile. Its end of the pipe may live on in a fork: a descriptor that is always readable.
+        return os.open(os.devnull, os.O_RDONLY)
+    except (AttributeError, OSError):
+        return None
+
+
+def _read_orders(pipe: int, orders: _Orders) -> bool:
+    """Take all that is in the pipe; return whether the launcher has closed it."""
+    while True:
+        try:
+            chunk = os.read(pipe, 1 << 16)
+        except BlockingIOError:
+            return False
+        if not chunk:
+            return True
+        orders.take(chunk)
+
+
+def sweep(sessions: Mapping[int, int], token: str, since: int, clock: Callable[[], float]) -> None:
+    """Kill until nothing is left, at two looks in a row: a process that is being born is easily missed by one.
 
     Args:
-        sessions: The workers' sessions.
+        sessions: The workers' sessions, and when their leaders were born.
         token: What their descendants carry in their environment.
         since: Start time of the launcher in clock ticks.
         clock: Monotonic seconds.
     """
     # The groups first and at once: no scan stands between a dead launcher and its workers.
-    sessions = {session for session in sessions if not processes.is_recycled(session, token)}
-    processes.kill_all(sessions)
+    ours = {session for session, born in sessions.items() if not processes.is_recycled(session, born)}
+    processes.kill_all(ours)
     give_up_at = clock() + PATIENCE
     me = (os.getpid(),)
-    while (left := processes.find_survivors(sessions, token, since=since, ignored=me)) and clock() < give_up_at:
+    empty_looks = 0
+    while empty_looks < _EMPTY_LOOKS and clock() < give_up_at:
+        left = processes.find_survivors(ours, token, since=since, ignored=me)
         processes.kill_all((), left)
+        empty_looks = 0 if left else empty_looks + 1
         select.select((), (), (), _LOOK)

@@ -15,17 +15,14 @@ from abc import ABC, abstractmethod
 from enum import IntFlag
 
 from elastic_run import contract
+from elastic_run.multiprocessing.log_directories import make_new, make_temporary, random_name, remove_tree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from dataclasses import dataclass, field
 else:
     from elastic_run.utils.light_dataclass import dataclass, field
 
-#: Where temporary directories are made, after what the environment says. /dev/shm is there when the disk is full.
-_TEMPORARY_PLACES = ("/tmp", "/dev/shm")  # noqa: S108 - names are random, directories private
-_TEMPORARY_VARIABLES = ("TMPDIR", "TEMP", "TMP")
 #: Longer run ids are cut in directory names, which may have 255 bytes.
 _RUN_ID_LENGTH = 200
 
@@ -205,7 +202,7 @@ class DefaultLogsSpecs(LogsSpecs):
         if self._run_log_dir is None:
             return self._lay_out("", envs)
         attempt = contract.ATTEMPT_DIR_PREFIX + first.get(contract.ENV_RESTART_COUNT, "0")
-        return self._lay_out(_make_new(self._run_log_dir, attempt), envs)
+        return self._lay_out(make_new(self._run_log_dir, attempt), envs)
 
     def _lay_out(self, directory: str, envs: dict[int, dict[str, str]]) -> LogsDest:
         redirects = to_map(self._redirects, len(envs))
@@ -234,14 +231,14 @@ class DefaultLogsSpecs(LogsSpecs):
         name = run_id.replace("/", "_").encode(errors="surrogateescape")[:_RUN_ID_LENGTH].decode(errors="ignore")
         if self._root_log_dir is not None:
             os.makedirs(self._root_log_dir, exist_ok=True)
-            return _make_new(self._root_log_dir, f"{name}_{_random_name()}")
+            return make_new(self._root_log_dir, f"{name}_{random_name()}")
         if self.is_temporary:
-            return _make_temporary(f"elastic-run_{name}_")
-        self._root_log_dir = _make_temporary("torchelastic_")
+            return make_temporary(f"elastic-run_{name}_")
+        self._root_log_dir = make_temporary("torchelastic_")
         if self._root_log_dir is None:
             message = "no directory for temporary files can be written to: give --log-dir for the log files"
             raise OSError(message)
-        return _make_new(self._root_log_dir, f"{name}_{_random_name()}")
+        return make_new(self._root_log_dir, f"{name}_{random_name()}")
 
     def __repr__(self) -> str:
         return (
@@ -279,72 +276,3 @@ def _nowhere(envs: dict[int, dict[str, str]]) -> LogsDest:
         filtered_stdout=os.devnull,
         filtered_stderr=os.devnull,
     )
-
-
-def _random_name() -> str:
-    return os.urandom(4).hex()
-
-
-def _make_new(directory: str, name: str) -> str:
-    """Make a directory that wasn't there; return its path."""
-    number = 0
-    while True:
-        path = os.path.join(directory, f"{name}.{number}" if number else name)
-        try:
-            os.mkdir(path)
-        except FileExistsError:
-            number += 1
-        else:
-            return path
-
-
-def _make_temporary(prefix: str) -> str | None:
-    """Make a private directory where a file can be written; None where there is no such place."""
-    places = (os.environ.get(variable) for variable in _TEMPORARY_VARIABLES)
-    for place in (*filter(None, places), *_TEMPORARY_PLACES):
-        path = os.path.join(os.path.abspath(place), prefix + _random_name())
-        try:
-            os.mkdir(path, 0o700)
-        except OSError:
-            continue
-        if _has_room(path):
-            return path
-        os.rmdir(path)
-    return None
-
-
-def _has_room(directory: str) -> bool:
-    path = os.path.join(directory, "room")
-    try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    except OSError:
-        return False
-    try:
-        return os.write(fd, bytes(1 << 14)) == 1 << 14
-    except OSError:
-        return False
-    finally:
-        os.close(fd)
-        os.unlink(path)
-
-
-def remove_tree(directory: str) -> None:
-    """Remove a directory with all that is in it, as far as that is possible.
-
-    Args:
-        directory: Its path. Links in it are removed, not followed.
-    """
-    for place, directories, files in os.walk(directory, topdown=False):
-        for name in files:
-            _attempt(os.unlink, os.path.join(place, name))
-        for name in directories:
-            path = os.path.join(place, name)
-            _attempt(os.unlink if os.path.islink(path) else os.rmdir, path)
-    _attempt(os.rmdir, directory)
-
-
-def _attempt(remove: Callable[[str], None], path: str) -> None:
-    try:
-        remove(path)
-    except OSError:
-        pass

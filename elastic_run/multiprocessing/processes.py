@@ -26,15 +26,18 @@ class ProcessStat:
 
     Args:
         state: One letter; `D` is uninterruptible sleep.
+        parent: Pid of the parent.
+        group: Number of the process group.
         session: Number of the session.
         started_at: Clock ticks since boot.
     """
 
-    __slots__ = ("parent", "session", "started_at", "state")
+    __slots__ = ("group", "parent", "session", "started_at", "state")
 
-    def __init__(self, *, state: bytes, parent: int, session: int, started_at: int) -> None:
+    def __init__(self, *, state: bytes, parent: int, group: int, session: int, started_at: int) -> None:
         self.state = state
         self.parent = parent
+        self.group = group
         self.session = session
         self.started_at = started_at
 
@@ -59,7 +62,14 @@ def read_stat(pid: int | str) -> ProcessStat | None:
         return None
     finally:
         os.close(fd)
-    return ProcessStat(state=fields[0], parent=int(fields[1]), session=int(fields[3]), started_at=int(fields[19]))
+    parent, group, session = (int(field) for field in fields[1:4])
+    return ProcessStat(state=fields[0], parent=parent, group=group, session=session, started_at=int(fields[19]))
+
+
+def start_time(pid: int | str) -> int:
+    """Return when a process began, in clock ticks since boot; 0 if unknown."""
+    stat = read_stat(pid)
+    return 0 if stat is None else stat.started_at
 
 
 def is_gone(pid: int) -> bool:
@@ -115,16 +125,18 @@ def _carries(pid: int, token: bytes) -> bool:
     return token in text
 
 
-def is_recycled(session: int, token: str) -> bool:
+def is_recycled(session: int, born: int) -> bool:
     """Whether a session's number belongs to a stranger by now.
 
     A pid is not given out again while it is the number of a session or group with members. So when there is a process
-    of that number and it doesn't carry our token, our session was empty long ago.
+    of that number which began at another time, our session was empty long ago.
+
+    Args:
+        session: The session, which is its leader's pid.
+        born: Start time of the leader that we started, in clock ticks; 0 if unknown.
     """
     stat = read_stat(session)
-    if stat is None or stat.state in (*_GONE_STATES, b"D"):
-        return False
-    return not _carries(session, token.encode())
+    return stat is not None and bool(born) and stat.started_at != born
 
 
 def signal_groups(groups: Iterable[int], number: int) -> None:

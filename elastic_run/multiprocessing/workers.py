@@ -4,7 +4,8 @@ Rules
 - A round is gone when no process of it lives: not the workers, not what is left in their sessions, not a descendant
   that left the session (found by the launcher's token). Only then the caller hears of it, once.
 - When to signal whom is decided by `core.shutdown`; this file carries it out. A dead worker's group has no leader left
-  to protect, so it is told as soon as the stop begins or the leader ends.
+  to protect, so it is told as soon as the stop begins or the leader ends. Nobody is told twice, and a process outside
+  the sessions whose parent lives is left to that parent (a launcher inside a worker tells its own workers).
 - What is left is awaited through pidfds like the workers themselves; where there are none, looked at every `_LOOK`.
 """
 
@@ -15,11 +16,11 @@ import os
 from elastic_run.core import shutdown
 from elastic_run.loop import open_pidfd
 from elastic_run.multiprocessing import processes
-from elastic_run.multiprocessing.children import spawn
+from elastic_run.multiprocessing.children import inheritable_descriptors, spawn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from elastic_run.loop import Loop, Timer
     from elastic_run.multiprocessing.guardian import Guardian
@@ -41,9 +42,14 @@ class Workers:
         self._loop = loop
         self._guardian = guardian
         self._on_exit = on_exit
-        self._since = getattr(processes.read_stat("self"), "started_at", 0)
+        self._since = processes.start_time("self")
+        self._inherited = inheritable_descriptors()
         self.pids: dict[int, int] = {}
         self.alive: set[int] = set()
+        self._born: dict[int, int] = {}
+        self._ended_before_stop: set[int] = set()
+        self._told: set[int] = set()
+        self._told_groups: set[int] = set()
         self._stop: shutdown.Stop | None = None
         self._is_hurried = False
         self._on_gone: Callable[[list[int]], None] | None = None
@@ -76,8 +82,9 @@ class Workers:
         Raises:
             OSError: It can't be started.
         """
-        pid = spawn(argv, env, stdout=stdout, stderr=stderr, affinity=affinity)
-        self._guardian.watch(pid)
+        pid = spawn(argv, env, stdout=stdout, stderr=stderr, affinity=affinity, closed=self._inherited)
+        self._born[pid] = processes.start_time(pid)
+        self._guardian.watch(pid, self._born[pid])
         self.pids[local_rank] = pid
         self.alive.add(local_rank)
         self._loop.watch_exit(pid, lambda code: self._exited(local_rank, code))
@@ -87,15 +94,9 @@ class Workers:
         """Send a signal to the workers that live, not to their children."""
         processes.signal_processes((self.pids[rank] for rank in self.alive), number)
 
-    @property
-    def was_told_to_stop(self) -> bool:
-        """Whether the workers have been signalled to stop."""
-        return self._stop is not None and self._stop.leader_told
-
-    @property
-    def was_killed(self) -> bool:
-        """Whether the workers have been sent SIGKILL."""
-        return self._stop is not None and self._stop.killed_at is not None
+    def was_stopped(self, local_rank: int) -> bool:
+        """Whether a worker was signalled to stop while it still ran."""
+        return self._stop is not None and self._stop.leader_told and local_rank not in self._ended_before_stop
 
     def stop(self, number: int, grace: float, on_gone: Callable[[list[int]], None]) -> None:
         """Stop every process of the round.
@@ -107,8 +108,9 @@ class Workers:
         """
         self._on_gone = on_gone
         self._stop = shutdown.Stop(started_at=self._loop.now(), signal=number, grace=grace)
-        dead = [pid for rank, pid in self.pids.items() if rank not in self.alive]
-        processes.signal_groups(self._ours(dead), number)
+        # Some may have ended already without the loop having seen it: they failed, they were not stopped.
+        self._ended_before_stop = {rank for rank in self.pids if rank not in self.alive or _has_ended(self.pids[rank])}
+        self._tell_groups(pid for rank, pid in self.pids.items() if rank not in self.alive)
         self._advance()
 
     def hurry(self) -> None:
@@ -120,18 +122,24 @@ class Workers:
     def _exited(self, local_rank: int, code: int) -> None:
         self.alive.discard(local_rank)
         if self._stop is not None:
-            processes.signal_groups((self.pids[local_rank],), self._stop.signal)
+            self._tell_groups((self.pids[local_rank],))
         self._on_exit(local_rank, code)
         if self._stop is not None and not self.alive:
             self._advance()
 
-    def _ours(self, sessions: Sequence[int]) -> list[int]:
-        token = self._guardian.token
-        return [session for session in sessions if not processes.is_recycled(session, token)]
+    def _tell_groups(self, leaders: Iterable[int]) -> None:
+        """Send the signal to what is left in the groups of workers that have ended."""
+        groups = [group for group in self._ours(leaders) if group not in self._told_groups]
+        self._told_groups.update(groups)
+        if self._stop is not None:
+            processes.signal_groups(groups, self._stop.signal)
+
+    def _ours(self, sessions: Iterable[int]) -> list[int]:
+        return [session for session in sessions if not processes.is_recycled(session, self._born[session])]
 
     def _survivors(self) -> list[int]:
         ignored = (self._guardian.pid, os.getpid())
-        sessions = frozenset(self._ours(list(self.pids.values())))
+        sessions = frozenset(self._ours(self.pids.values()))
         return processes.find_survivors(sessions, self._guardian.token, since=self._since, ignored=ignored)
 
     def _advance(self) -> None:
@@ -145,21 +153,31 @@ class Workers:
         )
         if step.tell_leaders:
             self.forward(self._stop.signal)
-        survivors = [] if self.alive and not (step.tell_groups or step.kill or step.give_up) else self._survivors()
-        if not survivors and not self.alive:
-            self._finish([])
-            return
-        if step.give_up:
+        is_look_due = not self.alive or step.tell_groups or step.kill or step.give_up
+        survivors = self._survivors() if is_look_due else []
+        if step.give_up or (not survivors and not self.alive):
             self._finish(survivors)
             return
         if step.tell_groups:
-            processes.signal_processes(survivors, self._stop.signal)
+            self._tell(survivors, self._stop.signal)
         if self._stop.killed_at is not None:
-            processes.kill_all(self._ours(list(self.pids.values())), survivors)
+            processes.kill_all(self._ours(self.pids.values()), survivors)
         if step.next_at is not None:
             self._timer = self._loop.call_at(step.next_at, self._advance)
         if not self.alive:
             self._await(survivors)
+
+    def _tell(self, survivors: Sequence[int], number: int) -> None:
+        """Send a signal to what is left, but to nobody twice and to nobody whose own parent passes it on."""
+        leaders = {self.pids[rank] for rank in self.alive}
+        sessions, known = set(self.pids.values()), {*survivors, *leaders}
+        for pid in survivors:
+            stat = processes.read_stat(pid)
+            if stat is None or pid in leaders or pid in self._told or stat.group in self._told_groups:
+                continue
+            if stat.session in sessions or stat.parent not in known:
+                self._told.add(pid)
+                processes.signal_processes((pid,), number)
 
     def _await(self, survivors: Sequence[int]) -> None:
         """Come back when one of them has ended."""
@@ -177,7 +195,8 @@ class Workers:
         pidfd = self._watched.pop(pid)
         self._loop.remove_reader(pidfd)
         os.close(pidfd)
-        self._advance()
+        if not self._watched:
+            self._advance()
 
     def _finish(self, survivors: list[int]) -> None:
         on_gone, self._on_gone = self._on_gone, None
@@ -191,3 +210,11 @@ class Workers:
             self._guardian.forget(pid)
         if on_gone is not None:
             on_gone(survivors)
+
+
+def _has_ended(pid: int) -> bool:
+    """Whether a child is a zombie by now; it stays one."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return True

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from elastic_run.loop import Loop
+    from elastic_run.store.groups import Member
     from elastic_run.store.memory import Waiter
 
 _RECEIVE = 64 * 1024
@@ -42,6 +43,7 @@ class Connection:
         on_close: Called once with the connection, and with the error where the client broke the protocol.
 
     Attributes:
+        member: The client's part in its process's groups, where they are kept apart.
         waiter: The wait that the client is in, or None.
         woken_by: The queue that ended the client's wait, until its next message shows whether it takes the value.
     """
@@ -58,6 +60,7 @@ class Connection:
         "_queued",
         "_socket",
         "is_closed",
+        "member",
         "waiter",
         "woken_by",
     )
@@ -69,6 +72,7 @@ class Connection:
         on_message: Callable[[Connection, int, list[bytes | int]], None],
         on_close: Callable[[Connection, WireError | None], None],
     ) -> None:
+        self.member: Member | None = None
         self.waiter: Waiter | None = None
         self.woken_by: bytes | None = None
         self.is_closed = False

@@ -16,6 +16,7 @@ import errno
 
 from elastic_run.store import wire
 from elastic_run.store.connection import Connection
+from elastic_run.store.groups import Member, ProcessGroups
 from elastic_run.store.listener import PortTakenError, open_listener, raise_descriptor_limit
 from elastic_run.store.memory import MemoryStore
 
@@ -40,6 +41,7 @@ class StoreServer:
         listener: A listening, non-blocking socket; the server owns it from now on.
         data: What to serve; a new, empty store if None.
         on_unknown_operation: Called once, with the operation's number, when a client asks for one that we don't know.
+        separates_groups: Whether process groups that a worker forms one after another are kept apart (see `groups`).
     """
 
     def __init__(
@@ -48,11 +50,14 @@ class StoreServer:
         listener: _socket.socket,
         data: MemoryStore | None = None,
         on_unknown_operation: Callable[[int], None] | None = None,
+        *,
+        separates_groups: bool = False,
     ) -> None:
         self._loop = loop
         self._listener = listener
         self._data = MemoryStore() if data is None else data
         self._on_unknown_operation = on_unknown_operation
+        self._groups = ProcessGroups(self._data) if separates_groups else None
         self._has_told = False
         self._connections: set[Connection] = set()
         self._pause: Timer | None = None
@@ -67,6 +72,8 @@ class StoreServer:
         while (waiting := self._take_connection()) is not None:
             waiting.close()
         self._data.clear()
+        if self._groups is not None:
+            self._groups.clear()
         self._has_told = False
 
     def close(self) -> None:
@@ -89,7 +96,10 @@ class StoreServer:
             socket = self._take_connection()
             if socket is None:
                 return
-            self._connections.add(Connection(self._loop, socket, self._answer, self._forget))
+            connection = Connection(self._loop, socket, self._answer, self._forget)
+            if self._groups is not None:
+                connection.member = Member(_peer_host(socket))
+            self._connections.add(connection)
 
     def _take_connection(self) -> _socket.socket | None:
         try:
@@ -128,6 +138,8 @@ class StoreServer:
         if connection.waiter is not None:
             self._data.cancel(connection.waiter)
         self._settle_queue(connection)
+        if self._groups is not None and connection.member is not None:
+            self._groups.leave(connection.member)
         self._resume_accepting()
         if isinstance(error, wire.UnknownOperationError) and self._on_unknown_operation and not self._has_told:
             self._has_told = True
@@ -137,6 +149,8 @@ class StoreServer:
     def _answer(self, connection: Connection, operation: int, fields: list[bytes | int]) -> None:
         if connection.woken_by is not None and operation != wire.QUEUE_POP:
             self._settle_queue(connection)
+        if self._groups is not None and connection.member is not None and connection.member.number != 1:
+            fields = self._groups.rename(connection.member, operation, fields)
         try:
             self._answers[operation](connection, *fields)
         except ValueError as error:
@@ -216,6 +230,13 @@ class StoreServer:
         if connection.woken_by is not None:
             queue, connection.woken_by = connection.woken_by, None
             self._data.pass_on(queue)
+
+
+def _peer_host(socket: _socket.socket) -> str:
+    try:
+        return str(socket.getpeername()[0])
+    except OSError:
+        return ""  # it is gone already
 
 
 def _validate(_: Connection, magic: int) -> None:

@@ -141,7 +141,7 @@ class TorchStore(WorkerStore):
     def _hand_over(self, reason: str) -> None:
         """Serve the port ourselves."""
         self._close_pipes()
-        self._successor = StoreServer(self._loop, self._listener)
+        self._successor = StoreServer(self._loop, self._listener, separates_groups=True)
         if self._on_lost is not None:
             self._on_lost(f"{reason}; serving the workers' store in the agent instead")
 

@@ -1,12 +1,13 @@
 """The wire format of torch's TCPStore: operations, framing, limits, errors.
 
-Captured on the wire between torch 2.13's own client and server, both backends; `tests/compat` holds it against others.
+Captured on the wire between torch 2.13's own client and server; `tests/compat` holds it against other releases.
 
 - Little-endian throughout. A message is one byte of operation and its fields; nothing marks its end. A string is its
   length (u64) and its bytes; a list is a count (u64) and that many strings, or pairs of strings. Keys carry the prefix
   `/`, which the server takes as a part of the key.
 - A client opens with VALIDATE and a magic number, and in the same segment PING and a nonce (its pid), which the server
-  returns. Whoever opens with anything else speaks another protocol.
+  returns. Whoever opens with anything else speaks another protocol. A client that is told a world size then counts up
+  `init/` (without the prefix); a clone doesn't.
 - SET, MULTI_SET, APPEND and QUEUE_PUSH have no reply, so a client never learns that one was refused: its next
   operation finds the connection closed. GET of a missing key answers "": clients send WAIT first.
 - WAIT and BARRIER answer 0 once they are over. CANCEL_WAIT answers 1; when it crossed with the end of the wait the
@@ -15,8 +16,8 @@ Captured on the wire between torch 2.13's own client and server, both backends; 
   stays missing, and the answer is the expected value: torch's client can't tell that from success.
 - ADD reads the value as C's `strtoll`, counts modulo 2**64, and stores decimal text. Text that is no number, an
   unknown operation and a string over the limit each close the connection, as torch's server does.
-- BARRIER (new in 2.13) counts the callers of a key like ADD and lets them go at the world size; PrefixStore doesn't
-  use it. The older backend of torch knows no queues, no LIST_KEYS and no BARRIER.
+- BARRIER counts the callers of a key like ADD and lets them go at the world size; PrefixStore doesn't use it. Torch's
+  older backend knows no queues; torch 2.4 knows no PING's successors (operations from 14 on) at all.
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ class _AgentStore(WorkerStore):
         self._fixed_port = fixed_port
         self._on_unknown_operation = on_unknown_operation
         listener = open_listener(LOOPBACK, fixed_port)
-        self._server = StoreServer(loop, listener, on_unknown_operation=on_unknown_operation)
+        self._server = StoreServer(loop, listener, on_unknown_operation=on_unknown_operation, separates_groups=True)
         self.host, self.port = self._server.address
 
     def renew(self) -> WorkerStore:

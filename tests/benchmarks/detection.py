@@ -19,11 +19,15 @@ if TYPE_CHECKING:
 
 #: Deaths within a turn of elastic-run.
 _TIMES = 4
+_FEW, _MANY = 2, 8
 
 
 def measure(installation: Installation, effort: Effort) -> list[Figure]:
     """Measure the end of a job of 2 and of 8, and the restart of one of 2."""
-    return [*(_measure_end(installation, effort, nproc) for nproc in (2, 8)), _measure_restart(installation, effort)]
+    return [
+        *(_measure_end(installation, effort, nproc) for nproc in (_FEW, _MANY)),
+        _measure_restart(installation, effort),
+    ]
 
 
 def _measure_end(installation: Installation, effort: Effort, nproc: int) -> Figure:
@@ -44,6 +48,7 @@ def _measure_end(installation: Installation, effort: Effort, nproc: int) -> Figu
         torchrun=ends.median("torchrun"),
         ratio=ends.ratio("elastic-run", "torchrun"),
         note=f"worst of {effort.pairs * _TIMES}: {ends.worst('elastic-run'):.0f} ms",
+        is_headline=nproc == _FEW,
     )
 
 
@@ -65,6 +70,7 @@ def _measure_restart(installation: Installation, effort: Effort) -> Figure:
         torchrun=restarts.median("torchrun"),
         ratio=restarts.ratio("elastic-run", "torchrun"),
         note=f"worst of {effort.pairs * _TIMES}: {restarts.worst('elastic-run'):.0f} ms",
+        is_headline=True,
     )
 
 

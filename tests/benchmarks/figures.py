@@ -75,6 +75,7 @@ class Figure:
         floor: The floor's, where there is one.
         ratio: Our value by the one that the bar names.
         note: What a reader should know.
+        is_headline: Whether the README shows it.
     """
 
     benchmark: str
@@ -86,6 +87,7 @@ class Figure:
     floor: float | None = None
     ratio: Ratio | None = None
     note: str = ""
+    is_headline: bool = False
 
     @property
     def is_met(self) -> bool:
@@ -150,9 +152,7 @@ def write_readme() -> bool:
     if not _README_BLOCK.search(text):
         return False
     lines = [f"| | elastic-run | torchrun {rows[0]['versions']['torch']} |", "|---|--:|--:|"]
-    lines += [
-        f"| {row['name']} | {row['cells'][2]} | {row['cells'][3]} |" for row in rows if row["torchrun"] is not None
-    ]
+    lines += [f"| {row['name']} | {row['cells'][2]} | {row['cells'][3]} |" for row in rows if row["is_headline"]]
     block = "\n".join(lines) + "\n"
     README_FILE.write_text(
         _README_BLOCK.sub(lambda match: match[1] + block + match[2], text, count=1), encoding="utf-8"

@@ -40,6 +40,7 @@ def measure(installation: Installation, effort: Effort) -> list[Figure]:
             bar=Bar(25.0),
             elastic_run=memory,
             torchrun=torchrun_memory,
+            is_headline=True,
         ),
         Figure(
             benchmark="memory",
@@ -48,6 +49,7 @@ def measure(installation: Installation, effort: Effort) -> list[Figure]:
             bar=Bar(2.0),
             elastic_run=wakes,
             torchrun=torchrun_wakes,
+            is_headline=True,
         ),
         Figure(
             benchmark="memory",

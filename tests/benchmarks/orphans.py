@@ -31,17 +31,18 @@ def measure(installation: Installation, effort: Effort) -> list[Figure]:
     """Kill launchers, and count after how many something lived on."""
     times = [seconds_to_empty(installation, "elastic-run") for _ in range(effort.kills)]
     torchrun = [seconds_to_empty(installation, "torchrun") for _ in range(_TORCHRUN_KILLS)]
-    left = [kill for kill in torchrun if kill is None]
+    left = torchrun.count(None)
     done = [kill for kill in times if kill is not None]
     return [
         Figure(
             benchmark="orphans",
-            name=f"SIGKILLs of the launcher, of {effort.kills}, after which something lived {_LIMIT:g} s later",
-            unit="",
+            name=f"SIGKILLs of the launcher after which something lived {_LIMIT:g} s later",
+            unit="%",
             bar=Bar(0.0),
-            elastic_run=float(len(times) - len(done)),
-            torchrun=len(left) * effort.kills / len(torchrun),
-            note=f"torchrun: {len(left)} of {len(torchrun)}, put in proportion",
+            elastic_run=100 * times.count(None) / len(times),
+            torchrun=100 * left / len(torchrun),
+            note=f"elastic-run {times.count(None)} of {len(times)}, torchrun {left} of {len(torchrun)}",
+            is_headline=True,
         ),
         Figure(
             benchmark="orphans",

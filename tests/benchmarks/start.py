@@ -51,6 +51,7 @@ def measure(installation: Installation, effort: Effort) -> list[Figure]:
             torchrun=torchrun,
             floor=floor,
             ratio=few.ratio("elastic-run", bar.of),
+            is_headline=bar.of == "torchrun",
         )
         for suffix, bar in (("", Bar(0.08, "torchrun")), (", by the floor", Bar(3.5, "floor")))
     ]

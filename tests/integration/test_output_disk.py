@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from elastic_run.multiprocessing.logs import DefaultLogsSpecs
 from tests.support.output import Jobs, finish, tee
 
 if TYPE_CHECKING:
@@ -76,3 +77,16 @@ def test_a_log_file_that_cannot_be_made(jobs: Jobs, tmp_path: Path) -> None:
     assert sorted(out.splitlines()) == [b"[1]:out", b"out"]
     assert err.count(b"elastic-run: ") == 1
     assert err.count(b"err\n") == 2
+
+
+def test_full_temporary_directory(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When TMPDIR is full the workers' error files go elsewhere, and nothing is left in TMPDIR."""
+    (small_disk / "ballast").write_bytes(bytes(256 << 10))
+    monkeypatch.setenv("TMPDIR", str(small_disk))
+    specs = DefaultLogsSpecs()
+    error_file = Path(specs.reify({0: {}}).error_files[0])
+    error_file.write_text("{}", encoding="ascii")
+    assert not error_file.is_relative_to(small_disk)
+    assert [path.name for path in small_disk.iterdir()] == ["ballast"]
+    specs.cleanup()
+    assert not error_file.exists()

@@ -109,8 +109,12 @@ class Jobs:
         """Whether a worker runs, and sleeps in a write to something full."""
         if not self.has_note("pid"):
             return False
-        call = Path(f"/proc/{int(self.note(f'pid{rank}'))}/syscall").read_text(encoding="ascii")
-        return call.partition(" ")[0] in {"1", "64"}  # write on x86-64, and on the others
+        return is_write(Path(f"/proc/{int(self.note(f'pid{rank}'))}/syscall").read_text(encoding="ascii"))
+
+
+def is_write(call: str) -> bool:
+    """Whether the text of /proc/PID/syscall says that the process sleeps in write, on x86-64 or a newer machine."""
+    return call.partition(" ")[0] in {"1", "64"}
 
 
 def finish(job: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:

@@ -126,7 +126,9 @@ class ServedStore:
     def __init__(self) -> None:
         self.unknown: list[int] = []
         self._loop = Loop()
-        self._server = StoreServer(self._loop, open_listener(LOOPBACK), on_unknown_operation=self.unknown.append)
+        self._server = StoreServer(
+            self._loop, open_listener(LOOPBACK), on_unknown_operation=self.unknown.append, separates_groups=True
+        )
         self.port = self._server.address[1]
         self._is_over = False
         self._thread = threading.Thread(target=self._loop.run_until, args=(lambda: self._is_over,))

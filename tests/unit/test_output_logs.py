@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_run.multiprocessing import logs
+from elastic_run.multiprocessing import log_directories
 from elastic_run.multiprocessing.logs import DefaultLogsSpecs, LogsDest, LogsSpecs, Std, to_map
 
 
@@ -126,7 +126,7 @@ def test_a_given_directory_is_not_temporary(tmp_path: Path) -> None:
 def test_no_temporary_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no temporary directory can be made, the job runs without error files, and filtered ranks stay silent."""
     monkeypatch.setenv("TMPDIR", "/proc/nowhere")
-    monkeypatch.setattr(logs, "_TEMPORARY_PLACES", ("/proc",))
+    monkeypatch.setattr(log_directories, "_TEMPORARY_PLACES", ("/proc",))
     env = environments(2)
     found = DefaultLogsSpecs(local_ranks_filter={0}).reify(env)
     assert found.error_files == {0: "", 1: ""}
@@ -137,7 +137,7 @@ def test_no_temporary_place(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_place_for_log_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """Log files that were asked for and have no place are an error that names the remedy."""
     monkeypatch.setenv("TMPDIR", "/proc/nowhere")
-    monkeypatch.setattr(logs, "_TEMPORARY_PLACES", ("/proc",))
+    monkeypatch.setattr(log_directories, "_TEMPORARY_PLACES", ("/proc",))
     with pytest.raises(OSError, match="--log-dir"):
         DefaultLogsSpecs(redirects=Std.ALL).reify(environments(1))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import re
 from typing import TYPE_CHECKING, cast
 
 import pytest
@@ -328,3 +330,36 @@ def test_finished_progress_is_one_line(bench: Bench) -> None:
     give(bar, b" 10%\r", b"100%\r\n")
     bench.loop.advance(5.0)
     assert bench.got == b"[0]: 10%\r100%\r\n"
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_any_interleaving(bench: Bench, seed: int) -> None:
+    """Whoever writes when, however slow the reader: every tee'd line is whole, each byte comes once and in order."""
+    chance = random.Random(seed)  # noqa: S311 - not a secret
+    tees = {name: bench.lines(b"[%s]:" % name, limit=50) for name in (b"A", b"B", b"C")}
+    passers = {name: bench.pass_through() for name in (b"x", b"y")}
+    sources: dict[bytes, Outlet] = {**tees, **passers}
+    sent = dict.fromkeys(sources, b"")
+    bench.reader.room = 0
+    for _ in range(400):
+        name = chance.choice(list(sources))
+        numbers = [b"%s%d" % (name, chance.randrange(10)) * chance.choice([0, 1, 40]) for _ in range(3)]
+        piece = chance.choice([b"", b"\n"]).join(numbers) + chance.choice([b"", b"\n"])
+        if piece and (sources[name].is_clear or chance.random() < 0.2):
+            give(sources[name], piece)
+            sent[name] += piece
+        bench.reader.room = chance.choice([0, 7, 300])
+        bench.loop.drain()
+        bench.loop.advance(chance.choice([0.0, 0.003]))
+    for name in chance.sample(list(sources), len(sources)):
+        sources[name].end()
+    bench.reader.room = 1 << 30
+    bench.loop.drain()
+    bench.loop.advance(1.0)
+    assert bench.stream.is_idle
+    lines = bench.got.split(b"\n")
+    for name in tees:
+        own = [line[4:] for line in lines if line.startswith(b"[%s]:" % name)]
+        assert own == (sent[name] if sent[name].endswith(b"\n") else sent[name] + b"\n").split(b"\n")[:-1]
+    for name in passers:
+        assert re.findall(rb"%s\d" % name, bench.got) == re.findall(rb"%s\d" % name, sent[name])

@@ -84,6 +84,11 @@ class Console:
         """Call once when a descriptor's queue has room again."""
         self._streams[fd].wait(self._launcher, callback)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether all is written, or nobody is left to read it."""
+        return all(stream.is_idle for stream in self._streams.values())
+
     def flush(self, deadline: float | None = None) -> bool:
         """Drive the loop until all is written.
 
@@ -93,8 +98,7 @@ class Console:
         Returns:
             Whether all is written, or nobody is left to read it.
         """
-        streams = tuple(self._streams.values())
-        return self._loop.run_until(lambda: all(stream.is_idle for stream in streams), deadline)
+        return self._loop.run_until(lambda: self.is_idle, deadline)
 
     def close(self) -> None:
         """Give back the descriptors of our own; what is still queued is dropped."""

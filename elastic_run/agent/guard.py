@@ -1,0 +1,82 @@
+"""Keeps a guardian at its post: starts it, replaces it when it dies, lets it go at the end.
+
+A guardian that can't be kept alive (an embedding program without an interpreter, a process limit) is tried again after
+pauses that double, `_TRIES` times; then the job goes on without one, and the user is told.
+"""
+
+from __future__ import annotations
+
+from elastic_run.multiprocessing import processes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from elastic_run.loop import Loop
+    from elastic_run.multiprocessing.guardian import Guardian
+
+_TRIES = 5
+_FIRST_PAUSE = 0.1
+#: Seconds that the guardian gets to leave after the farewell.
+_FAREWELL = 2.0
+
+
+class Guard:
+    """The guardian's post.
+
+    Args:
+        loop: The agent's loop.
+        guardian: The guardian.
+        say: Tells the user one line.
+    """
+
+    def __init__(self, loop: Loop, guardian: Guardian, *, say: Callable[[str], None]) -> None:
+        self._loop = loop
+        self._guardian = guardian
+        self._say = say
+        self._losses = 0
+        self._is_over = False
+
+    def start(self) -> None:
+        """Start the guardian.
+
+        Raises:
+            OSError: The system refuses a process.
+        """
+        self._loop.watch_exit(self._guardian.start(), lambda _: self._lost())
+
+    def _lost(self) -> None:
+        if self._is_over:
+            return
+        self._losses += 1
+        if self._losses == 1:
+            self._say("the guardian process was killed; starting another")
+        if self._losses > _TRIES:
+            self._say("no guardian process stays alive: should the launcher be killed, its workers live on")
+        elif self._losses == 1:
+            self._replace()
+        else:
+            self._loop.call_later(_FIRST_PAUSE * 2.0**self._losses, self._replace)
+
+    def _replace(self) -> None:
+        if self._is_over:
+            return
+        try:
+            self.start()
+        except OSError:
+            self._lost()
+
+    def close(self, *, is_clean: bool) -> None:
+        """Let the guardian go, and wait a moment until it has gone.
+
+        Args:
+            is_clean: Whether nothing is left to guard. If not it does its work first.
+        """
+        self._is_over = True
+        if is_clean:
+            self._guardian.dismiss()
+        else:
+            self._guardian.alarm()
+        pid = self._guardian.pid
+        if pid:
+            self._loop.run_until(lambda: processes.is_gone(pid), self._loop.now() + _FAREWELL)

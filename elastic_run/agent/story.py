@@ -1,0 +1,134 @@
+"""The job's story: what became of each round, told in a line while the job goes on and as an ending for the report.
+
+Most of what it needs is imported when there is something to tell: no worker waits for it.
+"""
+
+from __future__ import annotations
+
+import time
+
+from elastic_run.agent.verdict import exit_code, failure_of, is_disk_full, program_name
+from elastic_run.core import supervision
+from elastic_run.multiprocessing import processes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from elastic_run.agent.round import Round
+    from elastic_run.agent.surroundings import Surroundings
+    from elastic_run.core.policy import Failure
+    from elastic_run.core.rootcause import WorkerEnd
+    from elastic_run.core.supervision import Command
+    from elastic_run.report import Attempt, Ending, OomKills
+
+
+class Story:
+    """What has happened so far.
+
+    Args:
+        around: What the rounds of one agent share.
+    """
+
+    def __init__(self, around: Surroundings) -> None:
+        self._around = around
+        self._attempts: list[Attempt] = []
+        self._ends: tuple[WorkerEnd, ...] = ()
+        self._root: WorkerEnd | None = None
+        self._round: Round | None = None
+        self._survivors: tuple[tuple[int, str], ...] = ()
+        self._oom_kills: OomKills | None = None
+
+    def begin(self) -> None:
+        """Note what the OOM killer had done before; the workers run already."""
+        if self._oom_kills is None:
+            self._oom_kills = self._count_oom_kills()
+
+    def add_round(self, ended: Round, survivors: list[int]) -> Failure | None:
+        """Add a round that is over, and read what its workers left behind.
+
+        Args:
+            ended: The round.
+            survivors: Pids that SIGKILL could not end.
+
+        Returns:
+            What the restart policy needs to know of its failure, or None without one.
+        """
+        self._round = ended
+        self._survivors = tuple((pid, processes.wait_channel(pid)) for pid in survivors)
+        self._ends = ended.close()
+        self._root = None
+        if not self._ends:
+            return None
+        from elastic_run.core.rootcause import find_root_cause  # noqa: PLC0415 - only after a failure
+
+        self._root = find_root_cause(self._ends)
+        return None if self._root is None else failure_of(self._root, ended.uptime)
+
+    def tell(self, before: supervision.Agent, after: supervision.Agent, commands: tuple[Command, ...]) -> None:
+        """Say in one line what changes while the job goes on; the end is told by the report."""
+        if (after.restart_count, after.signal, after.is_hurried) == (
+            before.restart_count,
+            before.signal,
+            before.is_hurried,
+        ):
+            return
+        from elastic_run.report import lines  # noqa: PLC0415 - only when there is something to say
+
+        size, options, say = self._around.group.spec.local_world_size, self._around.options, self._around.console.say
+        if after.restart_count > before.restart_count and self._root is not None:
+            self._remember_attempt(self._root)
+            pause = next((command.delay for command in commands if isinstance(command, supervision.Pause)), 0.0)
+            say(lines.restarting(self._root, size, after.restart_count, options.policy.max_restarts, pause))
+        elif after.signal is not None and before.signal is None and after.state == supervision.STOPPING:
+            say(lines.stopping(after.signal, size, options.shutdown_timeout))
+        elif after.is_hurried and not before.is_hurried:
+            say(lines.hurrying())
+
+    def _remember_attempt(self, root: WorkerEnd) -> None:
+        from elastic_run.report import Attempt  # noqa: PLC0415
+
+        if self._round is not None:
+            attempt = Attempt(
+                restart_count=self._round.restart_count,
+                root=root,
+                started_at=self._round.started_at,
+                uptime=self._round.uptime,
+            )
+            self._attempts.append(attempt)
+
+    def conclude(self, finish: supervision.Finish, agent: supervision.Agent) -> Ending:
+        """Return the whole story.
+
+        Args:
+            finish: How it ended.
+            agent: What the agent knows at the end.
+        """
+        from elastic_run.report import Ending  # noqa: PLC0415
+
+        around, spec = self._around, self._around.group.spec
+        return Ending(
+            verdict=finish.verdict,
+            exit_code=exit_code(finish, self._root),
+            entrypoint=program_name(spec.entrypoint, spec.args),
+            role=spec.role,
+            run_id=around.run_id,
+            root=self._root,
+            ends=self._ends,
+            attempts=tuple(self._attempts),
+            restarts_used=agent.restart_count,
+            max_restarts=around.options.policy.max_restarts,
+            log_dir=around.log_directory,
+            detail=finish.detail,
+            signal=finish.signal,
+            world_size=around.group.workers[0].world_size,
+            nnodes=around.group.group_world_size or 1,
+            survivors=self._survivors,
+            ended_at=time.time(),
+            is_log_disk_full=is_disk_full(around.log_directory),
+            oom_kills=self._count_oom_kills() if self._root is not None else None,
+        )
+
+    def _count_oom_kills(self) -> OomKills:
+        from elastic_run.report.memory import read_oom_kills  # noqa: PLC0415 - the workers start before it
+
+        kills = read_oom_kills()
+        return kills if self._oom_kills is None else kills.since(self._oom_kills)

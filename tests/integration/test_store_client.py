@@ -1,0 +1,191 @@
+"""Our client against our server, in threads that block as a program's would."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elastic_run.store import wire
+from elastic_run.store.client import StoreClient
+from tests.support.store import LOOPBACK, ServedStore
+from tests.support.wait import DEADLINE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+@pytest.fixture
+def store() -> Iterator[ServedStore]:
+    """Give a store that serves."""
+    with ServedStore() as served:
+        yield served
+
+
+@pytest.fixture
+def client(store: ServedStore) -> Iterator[StoreClient]:
+    """Give a client of it."""
+    with StoreClient(LOOPBACK, store.port, timeout=DEADLINE) as connected:
+        yield connected
+
+
+def in_thread(target: Callable[[], object]) -> threading.Thread:
+    """Start a thread."""
+    thread = threading.Thread(target=target)
+    thread.start()
+    return thread
+
+
+def test_values_come_back_as_bytes(client: StoreClient) -> None:
+    """Keys and values may be text or bytes, values come back as bytes, keys as text."""
+    client.set("clé", "œuf")
+    client.set(b"k", b"\0\xff")
+    assert client.get("clé".encode()) == "œuf".encode()
+    assert client.get("k") == b"\0\xff"
+    assert client.list_keys() == ["clé", "k"]
+
+
+def test_values_of_every_size(client: StoreClient) -> None:
+    """Values around the sizes of packets, buffers and limits come back whole."""
+    for size in (0, 1, 1439, 1440, 16_384, 16_385, 65_535, 65_537, 1 << 20, wire.VALUE_LIMIT):
+        client.set("k", b"x" * size)
+        assert client.get("k") == b"x" * size
+
+
+def test_prefixes_separate(store: ServedStore, client: StoreClient) -> None:
+    """Clients with different prefixes don't see each other's keys, but count them."""
+    with StoreClient(LOOPBACK, store.port, prefix="/other/") as other:
+        other.set("k", "2")
+        assert not client.check(["k"])
+        assert other.list_keys() == ["k"]
+        assert client.get("other/k") == b"2"
+        assert client.num_keys() == 1
+
+
+def test_get_waits_for_the_key(client: StoreClient) -> None:
+    """Get of a missing key gives the value that another client sets later."""
+    got: list[bytes] = []
+    with client.clone() as other:
+        thread = in_thread(lambda: got.append(other.get("late")))
+        client.set("late", "v")
+        thread.join(DEADLINE)
+    assert got == [b"v"]
+
+
+def test_a_wait_in_vain_leaves_the_client_usable(client: StoreClient) -> None:
+    """A wait that runs out of time names the keys, and the next operations work."""
+    with pytest.raises(wire.StoreTimeoutError, match=r"not within 0.05 s: 'a', 'b', 'c', 'd', 'e' …"):
+        client.wait(["a", "b", "c", "d", "e", "f"], 0.05)
+    client.set("a", "1")
+    assert client.get("a") == b"1"
+
+
+def test_a_wait_whose_end_crossed_is_a_success() -> None:
+    """When the key appears while the wait is being called off, the wait has succeeded."""
+    listener = socket.create_server((LOOPBACK, 0))
+    with listener:
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection, connection.makefile("rb") as stream:
+                stream.read(5)
+                connection.sendall(stream.read(5)[1:])
+                message = wire.encode(wire.WAIT, 1, b"/k")
+                assert stream.read(len(message)) == message
+                assert stream.read(1) == bytes((wire.CANCEL_WAIT,))
+                connection.sendall(wire.WAIT_OVER + wire.WAIT_CANCELLED + wire.I64.pack(5))
+                stream.read()
+
+        thread = in_thread(serve)
+        with StoreClient(LOOPBACK, listener.getsockname()[1], timeout=DEADLINE) as crossed:
+            crossed.wait(["k"], 0.01)
+            assert crossed.num_keys() == 5
+        thread.join(DEADLINE)
+
+
+def test_queues_and_barriers(client: StoreClient) -> None:
+    """Queues give values in order and say when they are empty; a barrier lets all go at once."""
+    client.queue_push("q", "1")
+    client.queue_push("q", "2")
+    assert client.queue_len("q") == 2
+    assert [client.queue_pop("q"), client.queue_pop("q", block=False)] == [b"1", b"2"]
+    with pytest.raises(wire.QueueEmptyError):
+        client.queue_pop("q", block=False)
+    with client.clone() as other:
+        thread = in_thread(lambda: other.barrier("b", 2))
+        client.barrier("b", 2)
+        thread.join(DEADLINE)
+    with pytest.raises(wire.StoreTimeoutError, match="not 2 at barrier"):
+        client.barrier("c", 2, 0.01)
+
+
+def test_limits_are_checked_before_sending(client: StoreClient) -> None:
+    """What the server would refuse is a ValueError, and the connection stays."""
+    for refused in (
+        lambda: client.set("k" * wire.KEY_LIMIT, "v"),
+        lambda: client.set("k", b"x" * (wire.VALUE_LIMIT + 1)),
+        lambda: client.check(["k"] * (wire.COUNT_LIMIT + 1)),
+        lambda: client.multi_set(["a", "b"], ["1"]),
+    ):
+        with pytest.raises(ValueError, match=r"limit|2 keys, but 1 values"):
+            refused()
+    assert client.num_keys() == 0
+
+
+def test_a_refusal_shows_at_the_next_operation(client: StoreClient) -> None:
+    """When the server closes the connection the client says so, then and from then on."""
+    client.set("k", "no number")
+    for _ in range(2):
+        with pytest.raises(wire.StoreConnectionError, match="closed"):
+            client.add("k", 1)
+
+
+def test_a_silent_server_is_a_timeout() -> None:
+    """A server that takes the connection and never answers is given up after the timeout."""
+    with (
+        socket.create_server((LOOPBACK, 0)) as listener,
+        pytest.raises(wire.StoreTimeoutError, match="did not answer in time"),
+    ):
+        StoreClient(LOOPBACK, listener.getsockname()[1], timeout=0.05)
+
+
+def test_nobody_listening_is_an_error_after_the_timeout() -> None:
+    """Where nobody listens the client tries until the timeout and names the address."""
+    with socket.create_server((LOOPBACK, 0)) as listener:
+        port = listener.getsockname()[1]
+    with pytest.raises(wire.StoreConnectionError, match=rf"no store answers at 127.0.0.1:{port} within 0.05 s"):
+        StoreClient(LOOPBACK, port, timeout=0.05)
+
+
+def test_another_protocol_is_no_store() -> None:
+    """A server that answers the opening with something else is named as no store."""
+    with socket.create_server((LOOPBACK, 0)) as listener:
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(100)
+                connection.sendall(b"HTTP/1.1 400 Bad Request\r\n")
+                connection.recv(100)
+
+        thread = in_thread(serve)
+        with pytest.raises(wire.StoreConnectionError, match="is not a TCPStore"):
+            StoreClient(LOOPBACK, listener.getsockname()[1], timeout=DEADLINE)
+        thread.join(DEADLINE)
+
+
+def test_eight_clients_count_to_eight_hundred(store: ServedStore) -> None:
+    """Clients in threads that count at once lose no count."""
+
+    def count() -> None:
+        with StoreClient(LOOPBACK, store.port) as counting:
+            for _ in range(100):
+                counting.add("n", 1)
+
+    threads = [in_thread(count) for _ in range(8)]
+    for thread in threads:
+        thread.join(DEADLINE)
+    with StoreClient(LOOPBACK, store.port) as reading:
+        assert reading.get("n") == b"800"

@@ -1,0 +1,287 @@
+"""What an agent puts before its workers: each mode's port, its renewal, and its end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elastic_run.loop import Loop
+from elastic_run.store import wire
+from elastic_run.store.listener import PortTakenError, open_listener
+from elastic_run.store.worker_store import choose_worker_store, open_worker_store
+from tests.support.processes import children_of, is_gone, wait_gone
+from tests.support.store import LOOPBACK, Peer
+from tests.support.wait import DEADLINE, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from elastic_run.store.worker_store import WorkerStore
+
+
+class Desk:
+    """An agent's loop with its stores."""
+
+    def __init__(self, loop: Loop) -> None:
+        self.loop = loop
+        self.unknown: list[int] = []
+        self.lost: list[str] = []
+        self.stores: list[WorkerStore] = []
+        self.peers: list[Peer] = []
+
+    def open(self, mode: str, port: int | None = None, python: str = sys.executable) -> WorkerStore:
+        """Open a store."""
+        store = open_worker_store(
+            mode,
+            loop=self.loop,
+            port=port,
+            python=python,
+            env=os.environ,
+            on_unknown_operation=self.unknown.append,
+            on_lost=self.lost.append,
+        )
+        self.stores.append(store)
+        return store
+
+    def renew(self, store: WorkerStore) -> WorkerStore:
+        """Renew a store."""
+        self.stores.append(store.renew())
+        return self.stores[-1]
+
+    def connect(self, store: WorkerStore) -> Peer:
+        """Connect to a store."""
+        self.peers.append(Peer(self.loop, store.port))
+        return self.peers[-1]
+
+    def count(self, store: WorkerStore) -> int:
+        """Connect to a store and count a key up."""
+        peer = self.connect(store)
+        peer.ask(wire.ADD, b"/n", 1)
+        number = peer.take_number()
+        peer.close()
+        return number
+
+    def turn_until(self, is_done: Callable[[], bool]) -> None:
+        """Turn the loop until a condition holds."""
+        assert self.loop.run_until(is_done, self.loop.now() + DEADLINE)
+
+
+@pytest.fixture
+def desk() -> Iterator[Desk]:
+    """Give an agent's loop."""
+    with Loop() as loop:
+        desk = Desk(loop)
+        yield desk
+        for peer in desk.peers:
+            peer.close()
+        for store in desk.stores:
+            store.close()
+        desk.turn_until(lambda: not loop._children)
+
+
+def free_port() -> int:
+    """Return a port that nobody has."""
+    with socket.create_server((LOOPBACK, 0)) as listener:
+        port: int = listener.getsockname()[1]
+    return port
+
+
+def is_open(port: int) -> bool:
+    """Tell whether somebody listens on a port."""
+    with socket.socket() as probe:
+        return probe.connect_ex((LOOPBACK, port)) == 0
+
+
+@pytest.mark.parametrize(
+    ("requested", "workers", "env", "mode"),
+    [
+        ("auto", 1, {}, "agent"),
+        ("auto", 512, {}, "agent"),
+        ("auto", 513, {}, "torch"),
+        ("auto", 2, {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}, "rank0"),
+        ("auto", 2, {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "0"}, "agent"),
+        ("torch", 2, {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}, "torch"),
+        ("agent", 1000, {}, "agent"),
+    ],
+)
+def test_the_mode_is_chosen_by_width_and_environment(
+    requested: str, workers: int, env: dict[str, str], mode: str
+) -> None:
+    """Auto is the agent's server up to 512 workers, torch's above, rank 0's where torch's variable says so."""
+    assert choose_worker_store(requested, workers, env) == mode
+
+
+def test_an_unknown_mode_is_refused(desk: Desk) -> None:
+    """A mode that doesn't exist is named, with those that do."""
+    with pytest.raises(ValueError, match="'etcd' is not one of agent, torch, rank0"):
+        desk.open("etcd")
+
+
+@pytest.mark.parametrize("mode", ["agent", "torch", "rank0"])
+def test_what_workers_are_told(desk: Desk, mode: str) -> None:
+    """Each mode names its loopback address, its port, and whether the store is served already."""
+    store = desk.open(mode)
+    assert (store.mode, store.host, store.use_agent_store) == (mode, "127.0.0.1", mode != "rank0")
+    assert 0 < store.port < 65536
+
+
+@pytest.mark.parametrize("mode", ["agent", "rank0"])
+def test_a_new_round_has_a_new_port(desk: Desk, mode: str) -> None:
+    """Renewed without a fixed port a store has another port, and the old one is given back."""
+    store = desk.open(mode)
+    following = desk.renew(store)
+    assert following.port != store.port
+    open_listener(LOOPBACK, store.port).close()
+
+
+@pytest.mark.parametrize("mode", ["agent", "rank0", "torch"])
+def test_a_fixed_port_stays(desk: Desk, mode: str) -> None:
+    """Renewed with a fixed port a store keeps it."""
+    port = free_port()
+    store = desk.open(mode, port)
+    for _ in range(3):
+        assert store.port == port
+        store = desk.renew(store)
+
+
+def test_a_round_sees_nothing_of_the_last(desk: Desk) -> None:
+    """In the agent's store no key and no connection passes from one round to the next, on a fixed port too."""
+    for port in (None, free_port()):
+        store = desk.open("agent", port)
+        old = desk.connect(store)
+        assert desk.count(store) == 1
+        assert desk.count(store) == 2
+        store = desk.renew(store)
+        old.wait_closed()
+        assert desk.count(store) == 1
+
+
+def test_the_agents_store_tells_of_unknown_operations(desk: Desk) -> None:
+    """An operation that our server doesn't know is passed on, once in each round."""
+    store = desk.open("agent")
+    for _ in range(2):
+        for _ in range(2):
+            peer = desk.connect(store)
+            peer.send(b"\x77")
+            peer.wait_closed()
+        store = desk.renew(store)
+    assert desk.unknown == [0x77, 0x77]
+
+
+@pytest.mark.parametrize("mode", ["agent", "torch", "rank0"])
+def test_a_taken_port_names_its_owner(desk: Desk, mode: str) -> None:
+    """A fixed port on which somebody listens is refused, with the owner's pid and name."""
+    with socket.create_server((LOOPBACK, 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(PortTakenError) as caught:
+            desk.open(mode, port)
+    assert caught.value.port == port
+    assert caught.value.owner is not None
+    assert f"pid {os.getpid()} (" in caught.value.owner
+    assert f"port {port} is taken by pid {os.getpid()}" in str(caught.value)
+
+
+def test_an_address_of_another_machine_is_an_error() -> None:
+    """Where the system refuses to listen, the error says where."""
+    with pytest.raises(OSError, match=r"can't listen on 192\.0\.2\.1:0: Cannot assign"):
+        open_listener("192.0.2.1")
+
+
+# --- rank0 ---------------------------------------------------------------------------------------------------------
+def test_a_kept_port_is_given_to_nobody_else(desk: Desk) -> None:
+    """The port kept for rank 0 refuses connections, and is never chosen for others who ask for any port."""
+    store = desk.open("rank0")
+    assert not is_open(store.port)
+    for _ in range(2000):
+        with socket.socket() as other:
+            other.bind(("", 0))
+            assert other.getsockname()[1] != store.port
+
+
+def test_a_kept_port_can_be_listened_on_by_rank_0(desk: Desk) -> None:
+    """With SO_REUSEADDR, as torch sets it, another socket can listen on the kept port, on all addresses."""
+    store = desk.open("rank0")
+    with socket.socket(socket.AF_INET6) as rank0:
+        rank0.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        rank0.bind(("::", store.port))
+        rank0.listen()
+        assert is_open(store.port)
+
+
+# --- torch ---------------------------------------------------------------------------------------------------------
+def test_torchs_server_serves_and_ends_with_its_round(desk: Desk) -> None:
+    """Torch's server has a child for each round, serves whoever connected before it was up, and ends when renewed."""
+    store = desk.open("torch", free_port())
+    children = []
+    for _ in range(2):
+        assert desk.count(store) == 1
+        assert desk.count(store) == 2
+        children += children_of(os.getpid())
+        store = desk.renew(store)
+    assert len(set(children)) == 2
+    desk.turn_until(lambda: len(desk.loop._children) <= 1)
+    assert all(is_gone(pid) for pid in children)
+    assert desk.lost == []
+
+
+def test_torchs_server_has_a_session_and_nothing_of_ours(desk: Desk) -> None:
+    """The child is out of reach of the terminal's signals and holds no descriptor but its pipes, null and the port."""
+    desk.open("torch")
+    (pid,) = children_of(os.getpid())
+    assert os.getsid(pid) == pid
+    wait_until(lambda: "torch_child" in Path(f"/proc/{pid}/cmdline").read_text())
+    links = [str(Path(f"/proc/{pid}/fd/{fd}").readlink()).split(":")[0] for fd in range(4)]
+    assert links == ["pipe", "/dev/null", "pipe", "socket"]
+
+
+@pytest.mark.parametrize("python", ["/bin/false", "/nonexistent/python"])
+def test_without_torchs_server_ours_takes_over(desk: Desk, python: str) -> None:
+    """When the child can't start or dies, the agent serves the same port itself and says why in one line."""
+    store = desk.open("torch", python=python)
+    assert desk.count(store) == 1
+    (line,) = desk.lost
+    assert "in the agent instead" in line
+    assert "\n" not in line
+    assert desk.count(desk.renew(store)) == 1
+
+
+def test_a_child_that_fails_says_why(desk: Desk, tmp_path: Path) -> None:
+    """The last line of the child's stderr is in the line about its end."""
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho ModuleNotFoundError: no torch here >&2\nexit 3\n")
+    python.chmod(0o755)
+    desk.open("torch", python=str(python))
+    desk.turn_until(lambda: bool(desk.lost))
+    assert "ended with 3: ModuleNotFoundError: no torch here" in desk.lost[0]
+
+
+@pytest.mark.parametrize("moment", ["importing", "serving"])
+def test_torchs_server_dies_with_the_agent(moment: str) -> None:
+    """However early or late the agent is killed, torch's server goes at once."""
+    program = f"""
+import os, sys
+from elastic_run.loop import Loop
+from elastic_run.store.client import StoreClient
+from elastic_run.store.worker_store import open_worker_store
+loop = Loop()
+store = open_worker_store("torch", loop=loop, port=None, python=sys.executable, env=os.environ)
+if {moment!r} == "serving":
+    StoreClient("127.0.0.1", store.port, 30).close()
+print(store.pid, flush=True)
+loop.run_until(lambda: False)
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as agent:
+        assert agent.stdout is not None
+        child = int(agent.stdout.readline())
+        if moment == "importing":
+            wait_until(lambda: "torch" in Path(f"/proc/{child}/maps").read_text())
+        agent.send_signal(signal.SIGKILL)
+        agent.wait()
+        wait_gone(child, deadline=2.0)

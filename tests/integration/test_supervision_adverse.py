@@ -1,0 +1,337 @@
+"""The running launcher where something works against it: hostile workers, hosts that fork, stuck readers, defects."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elastic_run.launcher import LaunchConfig
+from tests.support.processes import children_of, processes_with_environment, wait_gone
+from tests.support.wait import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.support.launch import Launched
+
+    Launch = Callable[..., Launched]
+    Worker = Callable[[str], Path]
+
+#: Ignores SIGTERM. (Two dollar signs are one after the launcher's macros, as under torchrun.)
+DEAF = "trap '' TERM; echo ready $$$$; while :; do sleep 1000; done"
+_HOST = "from elastic_run.launcher import LaunchConfig, elastic_launch\nimport os, signal, sys, time\n"
+
+
+def _host(tmp_path: Path, body: str) -> Path:
+    path = tmp_path / "host.py"
+    path.write_text(_HOST + body)
+    return path
+
+
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_a_worker_without_our_environment_is_killed_all_the_same(launch: Launch) -> None:
+    """A deaf worker that dropped the environment ends with the grace period."""
+    job = launch("--standalone", "--shutdown-timeout=1", "--no-python", "env", "-i", "sh", "-c", DEAF)
+    pid = int(job.wait_line(r"ready (\d+)")[1])
+    job.send(signal.SIGTERM)
+    assert job.wait_exit() == 143
+    wait_gone(pid, deadline=0.5)
+
+
+def test_a_worker_without_our_environment_dies_with_the_launcher(launch: Launch) -> None:
+    """The guardian knows it by its session."""
+    job = launch("--standalone", "--no-python", "env", "-i", "sh", "-c", DEAF)
+    pid = int(job.wait_line(r"ready (\d+)")[1])
+    job.send(signal.SIGKILL)
+    wait_gone(pid, deadline=2.0)
+    job.wait_exit()
+
+
+def test_a_stop_signal_comes_once(launch: Launch, worker: Worker) -> None:
+    """A worker that takes long to save is not told again when its group is."""
+    path = worker("""
+        signal.signal(signal.SIGTERM, lambda *_: say("told"))
+        say("ready")
+        while True: signal.pause()
+    """)
+    job = launch("--standalone", "--shutdown-timeout=2", path)
+    job.wait_line("ready")
+    job.send(signal.SIGTERM)
+    assert job.wait_exit() == 143
+    assert job.stdout.count("told") == 1
+
+
+def test_workers_of_a_nested_launcher_are_told_once(launch: Launch, worker: Worker) -> None:
+    """The inner launcher passes the stop on; the outer one leaves its workers to it."""
+    inner = worker("""
+        signal.signal(signal.SIGTERM, lambda *_: say("told"))
+        say("ready")
+        while True: signal.pause()
+    """)
+    command = [sys.executable, "-m", "elastic_run", "--standalone", "--shutdown-timeout=3", str(inner)]
+    job = launch("--standalone", "--shutdown-timeout=2", "--no-python", *command)
+    job.wait_line("ready")
+    job.send(signal.SIGTERM)
+    job.wait_exit()
+    assert job.stdout.count("told") == 1
+
+
+def test_a_stuck_reader_does_not_hold_a_stopped_launcher(worker: Worker, tmp_path: Path) -> None:
+    """After SIGTERM the launcher goes although nobody reads its output."""
+    path = worker("say('x' * 4_000_000)")
+    started = tmp_path / "started"
+    path.write_text(path.read_text().replace("say('x'", f"open({str(started)!r}, 'w').close(); say('x'"))
+    reader, writer = os.pipe()
+    command = [
+        sys.executable,
+        "-m",
+        "elastic_run",
+        "--standalone",
+        "--tee=3",
+        f"--log-dir={tmp_path / 'logs'}",
+        str(path),
+    ]
+    process = subprocess.Popen(command, stdout=writer, stderr=subprocess.DEVNULL, start_new_session=True)
+    os.close(writer)
+    try:
+        wait_until(started.exists)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) in (0, 143)
+    finally:
+        process.kill()
+        process.wait(20)
+        os.close(reader)
+
+
+def test_a_signal_ends_the_wait_for_a_stuck_reader(worker: Worker, tmp_path: Path) -> None:
+    """When the job is done and only a stuck reader is left, a signal ends the launcher, with the job's exit code."""
+    path = worker("say('x' * 600_000)")
+    log_dir = tmp_path / "logs"
+    reader, writer = os.pipe()
+    command = [sys.executable, "-m", "elastic_run", "--standalone", "--tee=3", f"--log-dir={log_dir}", str(path)]
+    process = subprocess.Popen(command, stdout=writer, stderr=subprocess.DEVNULL, start_new_session=True)
+    os.close(writer)
+    try:
+        wait_until(lambda: any(file.stat().st_size >= 600_000 for file in log_dir.glob("*/*/0/stdout.log")))
+        wait_until(lambda: not children_of(process.pid))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait(20)
+        os.close(reader)
+
+
+def test_a_fork_of_the_host_does_not_blind_the_guardian(worker: Worker, tmp_path: Path) -> None:
+    """A child that the host forked keeps the pipe open; the workers die with the host all the same."""
+    path = worker("say('pid', os.getpid())\nwhile True: signal.pause()")
+    host = _host(
+        tmp_path,
+        f"""
+import threading
+def fork_later():
+    if os.fork() == 0:
+        signal.pause()
+threading.Timer(0.5, lambda: (fork_later(), print("forked", flush=True))).start()
+elastic_launch(LaunchConfig(1, 1, 1, rdzv_backend="local", max_restarts=0), sys.executable)("-u", {str(path)!r})
+""",
+    )
+    process = subprocess.Popen([sys.executable, "-W", "ignore", host], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    with process.stdout:
+        lines = dict(_two_words(process.stdout.readline()) for _ in range(2))
+        children = children_of(process.pid)
+        process.kill()
+        process.wait(20)
+        wait_gone(int(lines["pid"]), deadline=2.0)
+        for child in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+
+
+def _two_words(line: str) -> tuple[str, str]:
+    first, _, rest = line.strip().partition(" ")
+    return first, rest
+
+
+def test_a_defect_of_ours_stops_the_workers_with_grace(worker: Worker, tmp_path: Path) -> None:
+    """An error inside the loop raises in the host, and no worker is left, restarted or killed without being told."""
+    path = worker("""
+        signal.signal(signal.SIGTERM, lambda *_: (say("told"), sys.exit(0)))
+        say("ready")
+        while True: signal.pause()
+    """)
+    host = _host(
+        tmp_path,
+        f"""
+from elastic_run.agent import supervisor
+def broken(self): raise RuntimeError("defect")
+supervisor.Supervisor._resize = broken
+import threading
+threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGWINCH)).start()
+try:
+    elastic_launch(LaunchConfig(1, 1, 2, rdzv_backend="local", max_restarts=3), sys.executable)("-u", {str(path)!r})
+except RuntimeError as error:
+    print("raised", error)
+""",
+    )
+    done = subprocess.run([sys.executable, host], capture_output=True, text=True, timeout=60, check=False)
+    assert "raised defect" in done.stdout, done.stderr
+    assert done.stdout.count("told") == 2
+    assert done.stdout.count("ready") == 2
+
+
+def test_an_interrupt_that_is_the_hosts_own_gives_workers_their_grace(launch: Launch, worker: Worker) -> None:
+    """Where SIGINT is not among the signals to handle, it interrupts the program, and workers are asked to stop."""
+    path = worker("""
+        signal.signal(signal.SIGINT, lambda *_: (say("saved"), sys.exit(0)))
+        say("ready")
+        while True: signal.pause()
+    """)
+    host = _host(
+        path.parent,
+        f"""
+try:
+    config = LaunchConfig(1, 1, 1, rdzv_backend="local", max_restarts=0, signals_to_handle="SIGTERM")
+    elastic_launch(config, sys.executable)("-u", {str(path)!r})
+except KeyboardInterrupt:
+    print("interrupted")
+""",
+    )
+    job = launch(program=(sys.executable, str(host)))
+    job.wait_line("ready")
+    job.send(signal.SIGINT)
+    assert job.wait_exit() == 0
+    assert "saved" in job.stdout
+    assert "interrupted" in job.stdout
+
+
+def test_failures_that_the_launcher_saw_late_are_failures(launch: Launch, worker: Worker, tmp_path: Path) -> None:
+    """Workers that failed while the launcher was stopped are not reported as stopped by it."""
+    path = worker("""
+        say("ready", os.getpid())
+        sys.stdin.readline()
+        raise ValueError("mine")
+    """)
+    reader, writer = os.pipe()
+    job = launch("--standalone", "--nproc-per-node=3", f"--log-dir={tmp_path / 'logs'}", path, stdin=reader)
+    pids = [int(match[1]) for match in job.wait_lines(r"ready (\d+)", count=3)]
+    job.send(signal.SIGSTOP)
+    wait_until(lambda: _state(job.pid) == "T")
+    os.write(writer, b"\n" * 30_000)  # each worker reads ahead: enough for all
+    os.close(writer)
+    os.close(reader)
+    wait_until(lambda: all(_state(pid) == "Z" for pid in pids))
+    job.send(signal.SIGCONT)
+    assert job.wait_exit() == 1
+    (found,) = (tmp_path / "logs").glob("*/failure.json")
+    workers = json.loads(found.read_text())["workers"]
+    assert [worker["was_stopped"] for worker in workers] == [False] * 3
+
+
+def test_the_guardian_has_a_name_of_its_own(launch: Launch, worker: Worker) -> None:
+    """Neither the script's name nor the launcher's finds the guardian, so that `pkill -f` of either spares it."""
+    job = launch("--standalone", worker("say('ready')\nwhile True: signal.pause()"))
+    job.wait_line("ready")
+    names = [Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0") for pid in children_of(job.pid)]
+    (guardian,) = [name for name in names if b"worker1.py" not in name]
+    assert guardian == f"guardian of {job.pid}".encode()
+    job.send(signal.SIGTERM)
+    assert job.wait_exit() == 143
+
+
+def test_a_host_that_is_pid_1_keeps_its_own_children(worker: Worker, tmp_path: Path) -> None:
+    """Inside somebody's process strangers are not reaped, also where that process is PID 1."""
+    path = worker("time.sleep(0.5)")
+    host = _host(
+        tmp_path,
+        f"""
+import subprocess
+child = subprocess.Popen(["sh", "-c", "sleep 0.2; exit 3"])
+elastic_launch(LaunchConfig(1, 1, 1, rdzv_backend="local", max_restarts=0), sys.executable)("-u", {str(path)!r})
+print("child", child.wait(), "pid", os.getpid())
+""",
+    )
+    user = () if os.geteuid() == 0 else ("--user", "--map-root-user")
+    command = ["unshare", *user, "--pid", "--fork", "--mount-proc", "--kill-child", sys.executable, str(host)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.strip() == "child 3 pid 1", done.stderr
+
+
+def test_a_guardian_that_cannot_live_is_given_up(worker: Worker, tmp_path: Path) -> None:
+    """Where no guardian can run the job does all the same, and says so once."""
+    path = worker("time.sleep(8)")
+    host = _host(
+        tmp_path,
+        f"""
+python, sys.executable = sys.executable, "/bin/true"
+elastic_launch(LaunchConfig(1, 1, 1, rdzv_backend="local", max_restarts=0), python)("-u", {str(path)!r})
+print("done")
+""",
+    )
+    done = subprocess.run([sys.executable, host], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.strip() == "done"
+    assert len(done.stderr.splitlines()) == 2, done.stderr
+
+
+def test_a_line_end_in_the_temporary_directory(launch: Launch, worker: Worker, tmp_path: Path) -> None:
+    """Only the launcher's own directory is removed after its death, whatever the path looks like."""
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "file").touch()
+    strange = tmp_path / "precious\nx"
+    strange.mkdir()
+    job = launch("--standalone", worker("say('ready')\nwhile True: signal.pause()"), env={"TMPDIR": str(strange)})
+    job.wait_line("ready")
+    job.send(signal.SIGKILL)
+    job.wait_exit()
+    wait_until(lambda: not list(strange.iterdir()))
+    assert (precious / "file").exists()
+
+
+def test_many_workers_under_a_low_limit_of_descriptors(launch: Launch, tmp_path: Path) -> None:
+    """The launcher raises its own limit where its workers need it, and they keep the one that they would have had."""
+    program = ("sh", "-c", 'ulimit -Sn 256; exec "$0" -m elastic_run "$@"', sys.executable)
+    logs = f"--log-dir={tmp_path / 'logs'}"
+    job = launch("--nproc-per-node=96", "--tee=3", logs, "--no-python", "sh", "-c", "ulimit -Sn", program=program)
+    assert job.wait_exit(deadline=60) == 0
+    assert {line.rpartition(":")[2] for line in job.stdout.splitlines()} <= {"256", _hard_limit()}
+    assert len(job.stdout.splitlines()) == 96
+
+
+def _hard_limit() -> str:
+    return str(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+
+
+def test_an_interrupt_at_the_very_start_is_quiet(launch: Launch, worker: Worker, environment_token: str) -> None:
+    """Ctrl-C while the launcher still imports ends it without a traceback."""
+    path = worker("say('ready')\nwhile True: signal.pause()")
+    for delay in range(8):
+        job = launch("--standalone", path)
+        wait_until(lambda: len(processes_with_environment(environment_token)) > 0)
+        for _ in range(delay * 40):
+            processes_with_environment("no-such-token")  # some work, so that the signal comes at various moments
+            if job.stdout:
+                break
+        job.send(signal.SIGINT)
+        assert job.wait_exit() in (-signal.SIGINT, 130)
+        assert "elastic_run/" not in job.stderr.replace("/elastic_run/__main__.py", "")
+
+
+@pytest.mark.parametrize("names", ["SIGKILL", "SIGTERM,SIGSTOP"])
+def test_signals_that_cannot_be_handled_are_refused(names: str) -> None:
+    """A config that asks for the impossible is refused when it is made."""
+    with pytest.raises(ValueError, match="can't be handled"):
+        LaunchConfig(1, 1, 1, signals_to_handle=names)
