@@ -17,7 +17,6 @@ from elastic_run.core.policy import RestartPolicy
 from elastic_run.multiprocessing.logs import DefaultLogsSpecs
 from elastic_run.rendezvous.api import RendezvousParameters
 from elastic_run.rendezvous.registry import get_rendezvous_handler
-from elastic_run.rendezvous.utils import parse_rendezvous_endpoint
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -312,6 +311,8 @@ def _master(parameters: RendezvousParameters) -> tuple[str | None, int | None]:
     """Return the workers' store's address where the user fixed it, as `static` does."""
     if parameters.backend != "static":
         return None, None
+    from elastic_run.rendezvous.utils import parse_rendezvous_endpoint  # noqa: PLC0415 - it imports socket
+
     host, port = parse_rendezvous_endpoint(parameters.endpoint, default_port=-1)
     if port == -1:
         message = f"--rdzv-endpoint {parameters.endpoint!r} has no port: give --master-port or HOST:PORT"

@@ -8,8 +8,9 @@ Why
 Rules
 - A worker's n-th group meets the others' n-th groups: the keys of the second and later ones get the number. Nothing
   else is touched, so a job that forms one group sees what torch's server would show it.
-- A worker is known by its address and the number in its PING, which is its pid. A group begins with a connection of its
-  own, which torch opens with a count at `init/` (a clone doesn't), and counts from its first key of a process group on.
+- A worker is known by its address and the number in its PING, which is its pid; torch before 2.5 sends none, and gets
+  what torch's server gives. A group begins with a connection of its own, which torch opens with a count at `init/` (a
+  clone doesn't), and counts from its first key of a process group on.
 - A group whose connection is still open is not followed by another one: the process keeps its number. So clones, a
   second store beside the first, and containers whose workers all have pid 1 are served as torch would serve them.
 - Keys of a number are dropped when its last connection is closed and a later number exists.
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 _OPENING_KEY = b"init/"
 _GROUP_KEY = b"/default_pg/"
 _NUMBERED_KEY = b"/default_pg#%d/"
+_NO_PID = 0
 _UNKNOWN = 0
 _FIRST = 1
 
@@ -41,7 +43,7 @@ class Member:
     __slots__ = ("has_opened", "is_counted", "number", "process")
 
     def __init__(self, host: str) -> None:
-        self.process: tuple[str, int] = (host, 0)
+        self.process: tuple[str, int] = (host, _NO_PID)
         self.number = _UNKNOWN
         self.has_opened = False
         self.is_counted = False
@@ -106,7 +108,7 @@ class ProcessGroups:
     def _join(self, member: Member) -> None:
         process = member.process
         number = self._numbers.get(process, _FIRST)
-        if member.has_opened:
+        if member.has_opened and process[1] != _NO_PID:
             if process in self._numbers and process not in self._open_by_process:
                 number += 1
             self._numbers[process] = number

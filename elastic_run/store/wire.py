@@ -17,7 +17,7 @@ Captured on the wire between torch 2.13's own client and server; `tests/compat` 
 - ADD reads the value as C's `strtoll`, counts modulo 2**64, and stores decimal text. Text that is no number, an
   unknown operation and a string over the limit each close the connection, as torch's server does.
 - BARRIER counts the callers of a key like ADD and lets them go at the world size; PrefixStore doesn't use it. Torch's
-  older backend knows no queues; torch 2.4 knows no PING's successors (operations from 14 on) at all.
+  older backend knows no queues. Torch 2.4 has the operations up to CANCEL_WAIT, and opens without PING.
 """
 
 from __future__ import annotations

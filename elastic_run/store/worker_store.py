@@ -17,13 +17,13 @@ from abc import ABC, abstractmethod
 
 from elastic_run import contract
 from elastic_run.store.listener import bind_port, open_listener
-from elastic_run.store.server import StoreServer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from elastic_run.loop import Loop
+    from elastic_run.store.server import StoreServer
 
 LOOPBACK = "127.0.0.1"
 #: Local workers up to which our server is the faster choice: no second of torch import, no second process.
@@ -135,13 +135,28 @@ class _AgentStore(WorkerStore):
         self._loop = loop
         self._fixed_port = fixed_port
         self._on_unknown_operation = on_unknown_operation
-        listener = open_listener(LOOPBACK, fixed_port)
-        self._server = StoreServer(loop, listener, on_unknown_operation=on_unknown_operation, separates_groups=True)
-        self.host, self.port = self._server.address
+        self._listener = open_listener(LOOPBACK, fixed_port)
+        self.host, self.port = self._listener.getsockname()[:2]
+        self._server: StoreServer | None = None
+        self._is_closed = False
+        # The socket listens, so workers may come; the server is imported while the first of them are starting.
+        loop.call_soon(self._serve)
+
+    def _serve(self) -> None:
+        from elastic_run.store.server import StoreServer  # noqa: PLC0415 - not on the way to the first worker
+
+        if not self._is_closed:
+            self._server = StoreServer(
+                self._loop,
+                self._listener,
+                on_unknown_operation=self._on_unknown_operation,
+                separates_groups=True,
+            )
 
     def renew(self) -> WorkerStore:
         if self._fixed_port:
-            self._server.reset()
+            if self._server is not None:
+                self._server.reset()
             return self
         # The new one before the old one is closed: so their ports differ, and a straggler meets nobody.
         following = _AgentStore(self._loop, 0, self._on_unknown_operation)
@@ -149,7 +164,11 @@ class _AgentStore(WorkerStore):
         return following
 
     def close(self) -> None:
-        self._server.close()
+        self._is_closed = True
+        if self._server is not None:
+            self._server.close()
+        else:
+            self._listener.close()
 
 
 class _Rank0Store(WorkerStore):

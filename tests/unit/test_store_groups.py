@@ -121,6 +121,12 @@ def test_an_open_group_is_not_followed(groups: ProcessGroups, data: MemoryStore)
     assert [worker.key(worker.connect()) for worker in workers] == [ADDRESS] * 4
 
 
+def test_who_sends_no_pid_is_served_as_by_torch(groups: ProcessGroups, data: MemoryStore) -> None:
+    """Clients of torch before 2.5, which can't be told apart, get no numbers."""
+    worker = Worker(groups, data, 0)
+    assert [worker.form() for _ in range(3)] == [ADDRESS] * 3
+
+
 def test_processes_of_different_machines_are_told_apart(groups: ProcessGroups, data: MemoryStore) -> None:
     """The same pid on another address is another process."""
     assert Worker(groups, data, 1).form() == ADDRESS
