@@ -18,7 +18,7 @@ stamp=$venv/.made-from
 say() { echo "setup: $*" >&2; }
 die() { say "$*"; exit 1; }
 
-wanted() { cat pyproject.toml constraints.txt tools/setup.sh tools/get_pip.py | sha256sum; }
+wanted() { cat pyproject.toml constraints.txt tools/setup.sh | sha256sum; }
 works() { "$1" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' >/dev/null 2>&1; }
 has_pip() { "$venv/bin/python" -m pip --version >/dev/null 2>&1; }
 
@@ -34,9 +34,6 @@ find_python() {
 # Each way leaves an environment with a working pip, or fails; the next one starts from nothing.
 with_venv() { "$1" -c 'import ensurepip, venv' 2>/dev/null && "$1" -m venv "$venv"; }
 with_virtualenv() { "$1" -c 'import virtualenv' 2>/dev/null && "$1" -m virtualenv --quiet "$venv"; }
-with_bare_venv() { # Debian ships venv but not ensurepip: pip's own wheel, from the package index, installs itself
-  "$1" -c 'import venv' 2>/dev/null && "$1" -m venv --without-pip "$venv" && "$venv/bin/python" tools/get_pip.py
-}
 with_apt() { # only root can, and only where apt-get is
   [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || return 1
   local version package
@@ -52,7 +49,7 @@ with_apt() { # only root can, and only where apt-get is
 make_environment() {
   local python way
   python=$(find_python)
-  for way in with_venv with_virtualenv with_bare_venv with_apt; do
+  for way in with_venv with_virtualenv with_apt; do
     if "$way" "$python" && has_pip; then
       say "made $venv with $("$python" --version), $way"
       return
@@ -62,25 +59,13 @@ make_environment() {
   die "this Python can't make an environment. This line mends it: sudo apt-get install -y python3-venv"
 }
 
-# The workers of the tests run on the CPU; the package index's torch brings gigabytes of CUDA along.
-torch_index() {
-  local cpu=https://download.pytorch.org/whl/cpu
-  if "$venv/bin/python" -c "import urllib.request as u; u.urlopen('$cpu/torch/', timeout=10)" 2>/dev/null; then
-    echo "--extra-index-url=$cpu"
-  else
-    say "$cpu can't be reached: torch comes from where pip looks by itself"
-  fi
-}
-
+# The workers of the tests run on the CPU, and PyTorch's CPU builds are smaller by gigabytes: name their index in
+# PIP_EXTRA_INDEX_URL, or their wheels in PIP_FIND_LINKS, to have one of them.
 install() {
-  local index=()
-  if ! "$venv/bin/python" -c 'import torch' 2>/dev/null; then
-    mapfile -t index < <(torch_index)
-  fi
   say "installing what pyproject.toml asks for, in the versions of constraints.txt"
   # A recent pip first: the command that an old one writes imports `re`, which takes as long as a tenth of the start.
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --upgrade -c constraints.txt pip || true
-  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "${index[@]}" -c constraints.txt -e '.[dev]' ||
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' ||
     die "pip failed (see above). Without a network, give it wheels: PIP_FIND_LINKS=directory make setup"
 }
 
