@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 
 
@@ -14,6 +15,8 @@ def main() -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         # Ctrl-C while modules are imported ends the process as it would any other: nothing was started yet.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # A collection in the middle of start-up finds nothing and delays the workers; the launcher turns it on again.
+    gc.disable()
     from elastic_run import run  # noqa: PLC0415 - after that
 
     run.main()

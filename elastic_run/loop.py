@@ -1,4 +1,4 @@
-"""One selectors loop: descriptors, timers, child exits, signals, and wake-ups from other threads.
+"""One loop over epoll: descriptors, timers, child exits, signals, and wake-ups from other threads.
 
 Rules
 - One thread runs the loop and owns everything registered with it. Other threads may only `call_soon_threadsafe`.
@@ -9,6 +9,8 @@ Rules
 - Signal handlers only note the number; the wake-up descriptor wakes the loop, which then acts. A signal that was
   inherited as ignored stays ignored (`nohup`), and what was installed before is put back on `close`.
 - The clock is monotonic.
+- epoll itself, or poll where there is none, and not the `selectors` module above them: its imports would come before
+  the first worker.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from __future__ import annotations
 import errno
 import heapq
 import os
-import selectors
+import select
 import signal
 import time
 
@@ -25,6 +27,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from types import FrameType, TracebackType
 
+_READABLE = select.POLLIN | select.POLLPRI
+_WRITABLE = select.POLLOUT
+#: The other side has gone: reading and writing both tell more.
+_BROKEN = select.POLLHUP | select.POLLERR | select.POLLNVAL
 _WAKE = b"\0"
 _WAKE_BYTES = 4096
 #: An exit status that somebody else collected (a SIGCHLD handler of the program we run in) can't be known.
@@ -52,7 +58,8 @@ class Loop:
     """
 
     def __init__(self) -> None:
-        self._selector = selectors.DefaultSelector()
+        self._poll = _make_poll()
+        self._registered: set[int] = set()
         self._readers: dict[int, Callable[[], None]] = {}
         self._writers: dict[int, Callable[[], None]] = {}
         self._timers: list[tuple[float, int, Timer]] = []
@@ -132,17 +139,19 @@ class Loop:
             self._register(fd)
 
     def _register(self, fd: int) -> None:
-        events = (selectors.EVENT_READ if fd in self._readers else 0) | (
-            selectors.EVENT_WRITE if fd in self._writers else 0
-        )
-        is_known = fd in self._selector.get_map()
+        events = (_READABLE if fd in self._readers else 0) | (_WRITABLE if fd in self._writers else 0)
         if not events:
-            if is_known:
-                self._selector.unregister(fd)
-        elif is_known:
-            self._selector.modify(fd, events)
+            if fd in self._registered:
+                self._registered.discard(fd)
+                try:
+                    self._poll.unregister(fd)
+                except OSError:
+                    pass  # closed already, which takes it from epoll too
+        elif fd in self._registered:
+            self._poll.modify(fd, events)
         else:
-            self._selector.register(fd, events)
+            self._poll.register(fd, events)
+            self._registered.add(fd)
 
     # --- children ------------------------------------------------------------------------------------------------
     def watch_exit(self, pid: int, callback: Callable[[int], None]) -> None:
@@ -278,11 +287,11 @@ class Loop:
         return max(0.0, min(due) - now) if due else None
 
     def _turn(self, timeout: float | None) -> None:
-        for key, events in self._selector.select(timeout):
+        for fd, events in self._poll.poll(timeout):
             # A callback earlier in this turn may have removed or replaced this one.
-            if events & selectors.EVENT_READ and (reader := self._readers.get(key.fd)) is not None:
+            if events & (_READABLE | _BROKEN) and (reader := self._readers.get(fd)) is not None:
                 reader()
-            if events & selectors.EVENT_WRITE and (writer := self._writers.get(key.fd)) is not None:
+            if events & (_WRITABLE | _BROKEN) and (writer := self._writers.get(fd)) is not None:
                 writer()
         signals, self._signals = self._signals, []
         for number in signals:
@@ -318,7 +327,7 @@ class Loop:
         if self._wake_read < 0:
             return
         self._restore_signals()
-        self._selector.close()
+        self._poll.close()
         for fd in (*self._pidfds.values(), self._wake_read, self._wake_write):
             os.close(fd)
         self._pidfds.clear()
@@ -338,3 +347,24 @@ def open_pidfd(pid: int) -> int | None:
         return os.pidfd_open(pid)
     except (AttributeError, OSError):
         return None
+
+
+class _Poll:
+    """poll(2) with epoll's interface, for systems without epoll."""
+
+    def __init__(self) -> None:
+        self._poll = select.poll()
+        self.register = self._poll.register
+        self.modify = self._poll.modify
+        self.unregister = self._poll.unregister
+
+    def poll(self, timeout: float | None) -> list[tuple[int, int]]:
+        """Wait; the timeout is in seconds."""
+        return self._poll.poll(None if timeout is None else timeout * 1000)
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+def _make_poll() -> _Poll | select.epoll:
+    return select.epoll() if hasattr(select, "epoll") else _Poll()

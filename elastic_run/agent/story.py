@@ -64,13 +64,7 @@ class Story:
         return None if self._root is None else failure_of(self._root, ended.uptime)
 
     def tell(self, before: supervision.Agent, after: supervision.Agent, commands: tuple[Command, ...]) -> None:
-        """Say in one line what changes while the job goes on; the end is told by the report."""
-        if (after.restart_count, after.signal, after.is_hurried) == (
-            before.restart_count,
-            before.signal,
-            before.is_hurried,
-        ):
-            return
+        """Say in one line what has changed while the job goes on; the end is told by the report."""
         from elastic_run.report import lines  # noqa: PLC0415 - only when there is something to say
 
         size, options, say = self._around.group.spec.local_world_size, self._around.options, self._around.console.say

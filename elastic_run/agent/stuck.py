@@ -22,7 +22,7 @@ class StuckWatch:
 
     Args:
         loop: The agent's loop.
-        timeout: Seconds in state D that are too long; 0 watches nothing.
+        timeout: Seconds in state D that are too long.
         pids: Gives the processes to look at.
         on_stuck: Called with the pid.
     """
@@ -36,8 +36,7 @@ class StuckWatch:
         self._on_stuck = on_stuck
         self._since: dict[int, float] = {}
         self._timer: Timer | None = None
-        if timeout > 0:
-            self._look()
+        self._look()
 
     def close(self) -> None:
         """Stop looking."""

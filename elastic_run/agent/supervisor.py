@@ -9,6 +9,7 @@ Rules
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -18,10 +19,7 @@ from elastic_run import contract
 from elastic_run.agent.environment import assign_ranks
 from elastic_run.agent.guard import Guard
 from elastic_run.agent.round import Round
-from elastic_run.agent.story import Story
-from elastic_run.agent.stuck import StuckWatch
 from elastic_run.agent.surroundings import Surroundings
-from elastic_run.agent.verdict import start_failed
 from elastic_run.core import supervision
 from elastic_run.core.shutdown import KILL_PATIENCE
 from elastic_run.loop import Loop
@@ -36,6 +34,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from elastic_run.agent.api import WorkerGroup
+    from elastic_run.agent.story import Story
+    from elastic_run.agent.stuck import StuckWatch
     from elastic_run.agent.surroundings import AgentOptions
     from elastic_run.core.supervision import Command, Event
     from elastic_run.multiprocessing.logs import LogsSpecs
@@ -86,7 +86,7 @@ class Supervisor:
         self._store: WorkerStore | None = None
         self._stuck_watch: StuckWatch | None = None
         self._use_torch_store = False
-        self._story = Story(self._around)
+        self._told_story: Story | None = None
         self._finish: supervision.Finish | None = None
         self.console = self._around.console
 
@@ -195,10 +195,20 @@ class Supervisor:
                 jitter = int.from_bytes(os.urandom(2), "big") / 65536
                 before = self._agent
                 self._agent, commands = supervision.decide(before, self._events.popleft(), self._loop.now(), jitter)
-                self._story.tell(before, self._agent, commands)
+                if supervision.has_news(before, self._agent):
+                    self._story.tell(before, self._agent, commands)
                 self._perform_all(commands)
         finally:
             self._is_feeding = False
+
+    @property
+    def _story(self) -> Story:
+        """The story, which no worker waits for: its modules are imported after the first of them was started."""
+        if self._told_story is None:
+            from elastic_run.agent.story import Story  # noqa: PLC0415
+
+            self._told_story = Story(self._around)
+        return self._told_story
 
     def _perform_all(self, commands: tuple[Command, ...]) -> None:
         for command in commands:
@@ -307,16 +317,26 @@ class Supervisor:
         try:
             self._round.start()
         except (OSError, ValueError) as error:
+            from elastic_run.agent.verdict import start_failed  # noqa: PLC0415 - only after a failure
+
             self._feed(start_failed(number, error, str(self._group.spec.entrypoint)))
         else:
             self._on_state("START", None)
-        workers = self._round.workers
+        if self._options.is_whole_process:
+            gc.enable()
         self._story.begin()
+        if self._options.stuck_timeout > 0:
+            self._watch_stuck(self._round)
+
+    def _watch_stuck(self, current: Round) -> None:
+        from elastic_run.agent.stuck import StuckWatch  # noqa: PLC0415 - only where the user asks for it
+
+        workers = current.workers
         self._stuck_watch = StuckWatch(
             self._loop,
             self._options.stuck_timeout,
             pids=lambda: [workers.pids[rank] for rank in workers.alive],
-            on_stuck=lambda _: self._feed(supervision.WorkerStuck(number)),
+            on_stuck=lambda _: self._feed(supervision.WorkerStuck(current.number)),
         )
 
     def _stop_workers(self, command: supervision.StopWorkers) -> None:

@@ -294,6 +294,15 @@ def decide(agent: Agent, event: Event, now: float, jitter: float = 0.0) -> Decis
     return after, commands
 
 
+def has_news(before: Agent, after: Agent) -> bool:
+    """Whether something happened between two states that the user wants to know while the job goes on."""
+    return (before.restart_count, before.signal, before.is_hurried) != (
+        after.restart_count,
+        after.signal,
+        after.is_hurried,
+    )
+
+
 def _react(agent: Agent, event: Event, now: float, jitter: float) -> Decision:  # noqa: PLR0911 - one per event
     if isinstance(event, Signalled):
         return _on_signal(agent, event)

@@ -27,7 +27,7 @@ _RECEIVE_MOST = 1024 * 1024
 #: Queued bytes over which a client isn't read on.
 _HIGH_WATER = 1024 * 1024
 #: Replies up to this are copied together: that is cheaper than a vector of many small pieces.
-_SMALL = 16 * 1024
+_SMALL = 2048
 _IOV_MAX = 512
 #: The program we run in may have restored the default action of SIGPIPE, which is death.
 _NO_SIGPIPE = getattr(_socket, "MSG_NOSIGNAL", 0)

@@ -10,7 +10,7 @@ import _socket  # `socket` builds enums when it is imported: 3 ms, and this is o
 import errno
 import os
 
-from elastic_run.store.wire import StoreError
+from elastic_run.store.errors import StoreError
 
 _BACKLOG = 4096
 _LISTENING = "0A"

@@ -15,8 +15,10 @@ _LISTENER = 3
 
 def main() -> None:
     """Serve until the agent is gone."""
-    # This file's directory has names (client, server, memory) that some library may want of others.
-    del sys.path[0]
+    # This file's directory has names (client, server, memory) that some library may want of others. Under -P or
+    # PYTHONSAFEPATH it isn't there.
+    here = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != here]
     end_with_agent()
     # Takes a second, and the agent may be gone by then.
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # noqa: PLC0415

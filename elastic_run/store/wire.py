@@ -24,6 +24,25 @@ from __future__ import annotations
 
 from struct import Struct
 
+from elastic_run.store.errors import (
+    QueueEmptyError,
+    StoreConnectionError,
+    StoreError,
+    StoreTimeoutError,
+    UnknownOperationError,
+    WireError,
+)
+
+#: The errors belong to the protocol's interface.
+__all__ = [
+    "QueueEmptyError",
+    "StoreConnectionError",
+    "StoreError",
+    "StoreTimeoutError",
+    "UnknownOperationError",
+    "WireError",
+]
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -56,38 +75,6 @@ _I64 = -1
 _U32 = -2
 _KEY = KEY_LIMIT
 _VALUE = VALUE_LIMIT
-
-
-class StoreError(Exception):
-    """Something went wrong between a store and its client."""
-
-
-class StoreConnectionError(StoreError, ConnectionError):
-    """The store can't be reached, or closed the connection."""
-
-
-class StoreTimeoutError(StoreError, TimeoutError):
-    """The store did not answer, or the keys did not appear, in time."""
-
-
-class QueueEmptyError(StoreError):
-    """There is nothing in the queue."""
-
-
-class WireError(StoreError):
-    """The peer sent what the protocol doesn't allow."""
-
-
-class UnknownOperationError(WireError):
-    """A client that speaks the protocol asked for an operation that this server doesn't know.
-
-    Args:
-        operation: The byte that names it.
-    """
-
-    def __init__(self, operation: int) -> None:
-        super().__init__(f"operation {operation} is unknown to this store")
-        self.operation = operation
 
 
 class Layout:

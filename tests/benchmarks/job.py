@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 #: Seconds that anything here may take.
 DEADLINE = 60.0
-_TICKS = os.sysconf("SC_CLK_TCK")
+#: The kernel counts CPU time in so many ticks per second.
+TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class BenchmarkError(Exception):
@@ -177,4 +178,4 @@ class Job:
 def _own_cpu_seconds(pid: int) -> float:
     """Return what a process, a zombie by now, used itself, without its children."""
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS
+    return (int(fields[11]) + int(fields[12])) / TICKS

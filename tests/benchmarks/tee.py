@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from tests.benchmarks.comparison import Comparison, interleave
 from tests.benchmarks.figures import Bar, Figure
-from tests.benchmarks.job import Job
+from tests.benchmarks.job import TICKS, BenchmarkError, Job
 
 if TYPE_CHECKING:
     from tests.benchmarks.effort import Effort
@@ -67,7 +67,7 @@ class Flood:
 
     Args:
         speed: Megabytes that came to the console per second, from the first byte written to the last one there.
-        cpu_seconds: The launcher's own.
+        cpu_seconds: The launcher's own, from the first byte written to its end: its start is measured elsewhere.
         damage: What became of the lines on the console.
         is_log_whole: Whether the log files hold all bytes.
         lines: How many lines were written.
@@ -97,10 +97,11 @@ def _measure_speed(installation: Installation, effort: Effort, sink: str) -> lis
     speeds = interleave(
         {"elastic-run": lambda: run("elastic-run"), "torchrun": lambda: run("torchrun")}, rounds=effort.pairs
     )
-    idle = {launcher: flood(installation, launcher, sink, 0).cpu_seconds for launcher in floods}
-    cpu = Comparison(
-        {launcher: [[each.cpu_seconds - idle[launcher]] for each in runs] for launcher, runs in floods.items()}
-    )
+    if any(each.damage.total or not each.is_log_whole for each in floods["elastic-run"]):
+        message = f"lines were damaged on the way to a {sink}: {floods['elastic-run']}"
+        raise BenchmarkError(message)
+    cpu = Comparison({launcher: [[each.cpu_seconds] for each in runs] for launcher, runs in floods.items()})
+    silent = [f"{launcher} {flood(installation, launcher, sink, 0).cpu_seconds:.2g} s" for launcher in floods]
     return [
         Figure(
             benchmark="tee",
@@ -120,7 +121,7 @@ def _measure_speed(installation: Installation, effort: Effort, sink: str) -> lis
             elastic_run=cpu.median("elastic-run"),
             torchrun=cpu.median("torchrun"),
             ratio=cpu.ratio("elastic-run", "torchrun"),
-            note="without what a job that writes nothing takes",
+            note=f"from the first byte written to the launcher's end; with nothing to write {', '.join(silent)}",
         ),
     ]
 
@@ -198,12 +199,13 @@ def flood(installation: Installation, launcher: str, sink: str, megabytes: int, 
                 console.close_writer()
                 job.wait_end(deadline=300.0)
             last_byte_at = console.wait_last_byte()
-        begun_at = min(int((directory / str(rank)).read_text(encoding="ascii")) for rank in range(_WORKERS))
+        starts = [(directory / str(rank)).read_text(encoding="ascii").split() for rank in range(_WORKERS)]
+        begun_at, ticks_before = (min(int(words[column]) for words in starts) for column in (0, 1))
         received = (directory / "console").read_bytes()
         numbers = _lines_written(size)
         return Flood(
             speed=len(received) / 1e6 / ((last_byte_at - begun_at) / 1e9),
-            cpu_seconds=job.cpu_seconds,
+            cpu_seconds=job.cpu_seconds - ticks_before / TICKS,
             damage=look_for_damage(received, numbers),
             is_log_whole=_is_log_whole(directory / "logs", numbers),
             lines=numbers * 2 * _WORKERS,

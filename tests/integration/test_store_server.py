@@ -426,6 +426,17 @@ def test_a_broken_pipe_kills_nobody(bench: Bench) -> None:
         signal.signal(signal.SIGPIPE, previous)
 
 
+def test_the_limit_of_descriptors_is_raised() -> None:
+    """The soft limit becomes the hard one, and what it was is returned, so that workers can get it back."""
+    program = (
+        "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 128));"
+        "from elastic_run.store.server import raise_descriptor_limit;"
+        "print(raise_descriptor_limit(), raise_descriptor_limit(), *resource.getrlimit(resource.RLIMIT_NOFILE))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["64", "128", "128", "128"]
+
+
 def test_the_server_is_cheap_to_import() -> None:
     """Importing what an agent needs of the store imports none of the slow modules of the standard library."""
     slow = "asyncio dataclasses inspect json logging random resource socket subprocess tempfile threading torch typing"
