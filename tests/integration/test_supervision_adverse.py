@@ -335,3 +335,52 @@ def test_signals_that_cannot_be_handled_are_refused(names: str) -> None:
     """A config that asks for the impossible is refused when it is made."""
     with pytest.raises(ValueError, match="can't be handled"):
         LaunchConfig(1, 1, 1, signals_to_handle=names)
+
+
+def test_a_worker_that_sigkill_does_not_end_has_an_exit_code_of_its_own(launch: Launch, worker: Worker) -> None:
+    """After a failure with an unkillable sibling the launcher ends with 203 and names the process."""
+    path = worker("""
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        say("ready", os.getpid())
+        if rank == 1:
+            sys.exit(7)
+        while True: signal.pause()
+    """)
+    blunt = "from elastic_run.multiprocessing import processes; processes.kill_all = lambda *_: None"
+    program = (sys.executable, "-c", f"{blunt}; from elastic_run.run import main; main()")
+    job = launch("--standalone", "--nproc-per-node=2", "--shutdown-timeout=1", path, program=program)
+    pids = [int(match[1]) for match in job.wait_lines(r"ready (\d+)", count=2)]
+    assert job.process.wait(30) == 203
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        wait_gone(pid)
+    job.wait_exit()
+    assert any(f"pid {pid}" in job.stderr for pid in pids)
+
+
+def test_a_worker_in_uninterruptible_sleep_is_noticed(launch: Launch, worker: Worker) -> None:
+    """With TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT a worker stuck in the kernel ends the job without a restart."""
+    # A parent waits for its vfork child in state D: the child is there until it is killed.
+    path = worker("""
+        say("ready")
+        import ctypes
+        libc = ctypes.CDLL(None)
+        if libc.vfork() == 0:
+            libc.pause()
+    """)
+    env = {"TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT": "1"}
+    job = launch("--standalone", "--max-restarts=3", "--shutdown-timeout=1", path, env=env)
+    job.wait_line("ready")
+    assert job.wait_exit(deadline=40) == 203
+    assert job.stdout.count("ready") == 1
+
+
+def test_events_are_recorded_by_the_handler_asked_for(launch: Launch, worker: Worker) -> None:
+    """--event-log-handler=console shows torch's events of the rendezvous, the workers and the end."""
+    job = launch("--standalone", "--nproc-per-node=2", "--event-log-handler=console", worker("pass"))
+    assert job.wait_exit() == 0
+    events = [json.loads(line) for line in job.stderr.splitlines() if line.startswith("{")]
+    states = [event["metadata"]["state"] for event in events]
+    assert states == ["RENDEZVOUS", "START", "START", "SUCCEEDED", "SUCCEEDED", "SUCCEEDED"]
+    assert [event["source"] for event in events] == ["AGENT", "WORKER", "WORKER", "WORKER", "WORKER", "AGENT"]

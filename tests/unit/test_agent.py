@@ -1,0 +1,148 @@
+"""The agent's template for foreign subclasses, and what a worker's environment is made of."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from elastic_run.agent import RunResult, SimpleElasticAgent, WorkerGroup, WorkerSpec, WorkerState
+from elastic_run.agent.environment import assign_ranks, worker_environment
+from elastic_run.rendezvous.local import LocalRendezvousHandler
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class ScriptedAgent(SimpleElasticAgent):
+    """A subclass as users write them for torch: four hooks, and states from a script."""
+
+    def __init__(self, spec: WorkerSpec, states: list[WorkerState]) -> None:
+        super().__init__(spec)
+        self.states: Iterator[WorkerState] = iter(states)
+        self.calls: list[str] = []
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        self.calls.append(f"start {worker_group.master_addr} {[w.global_rank for w in worker_group.workers]}")
+        return {worker.local_rank: f"id{worker.local_rank}" for worker in worker_group.workers}
+
+    def _stop_workers(self, worker_group: WorkerGroup) -> None:
+        self.calls.append(f"stop {worker_group.state.value}")
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        ranks = [worker.global_rank for worker in worker_group.workers]
+        return RunResult(next(self.states), return_values=dict.fromkeys(ranks))
+
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
+        self.calls.append(f"shutdown {death_sig.name} {timeout}")
+
+
+def _spec(max_restarts: int = 1, **fields: Any) -> WorkerSpec:  # noqa: ANN401 - the spec's own
+    handler = LocalRendezvousHandler("job", local_addr="127.0.0.1")
+    return WorkerSpec(
+        role="trainer",
+        local_world_size=2,
+        rdzv_handler=handler,
+        entrypoint="train",
+        max_restarts=max_restarts,
+        monitor_interval=0.001,
+        **fields,
+    )
+
+
+HEALTHY, FAILED, SUCCEEDED = WorkerState.HEALTHY, WorkerState.FAILED, WorkerState.SUCCEEDED
+START = "start 127.0.0.1 [0, 1]"
+
+
+@pytest.mark.parametrize(
+    ("states", "calls", "final"),
+    [
+        ([HEALTHY, SUCCEEDED], [START], SUCCEEDED),
+        ([FAILED, SUCCEEDED], [START, "stop FAILED", START], SUCCEEDED),
+        ([WorkerState.UNHEALTHY, FAILED], [START, "stop UNHEALTHY", START, "stop FAILED"], FAILED),
+    ],
+)
+def test_a_foreign_agent_is_driven_through_its_hooks(
+    states: list[WorkerState], calls: list[str], final: WorkerState
+) -> None:
+    """Start, monitor, restart within the budget, stop and shut down are called as torch calls them."""
+    agent = ScriptedAgent(_spec(), states)
+    result = agent.run()
+    assert result.state == final
+    assert agent.calls == [*calls, "shutdown SIGTERM 30"]
+    assert [worker.id for worker in agent.get_worker_group().workers] == ["id0", "id1"]
+
+
+def test_a_foreign_agent_in_an_unknown_state_raises() -> None:
+    """A state that means nothing ends the run, after shutting down."""
+    agent = ScriptedAgent(_spec(), [WorkerState.UNKNOWN])
+    with pytest.raises(RuntimeError, match="UNKNOWN"):
+        agent.run()
+    assert agent.calls[-1] == "shutdown SIGTERM 30"
+
+
+def test_a_spec_refuses_what_cannot_be() -> None:
+    """Sizes, intervals and entry points are checked where the spec is made."""
+    for fields in ({"local_world_size": 0}, {"monitor_interval": 0}, {"entrypoint": ""}):
+        values: dict[str, Any] = {"role": "r", "local_world_size": 1, "rdzv_handler": None, "entrypoint": "x", **fields}
+        with pytest.raises(AssertionError):
+            WorkerSpec(**values)
+
+
+def _environment(spec: WorkerSpec, parent: dict[str, str], rank: int = 1) -> dict[str, str]:
+    group = WorkerGroup(spec)
+    assign_ranks(group, group_rank=1, group_world_size=3)
+    group.master_addr, group.master_port = "10.0.0.1", 1234
+    return worker_environment(
+        group,
+        group.workers[rank],
+        parent,
+        run_id="job",
+        restart_count=2,
+        max_restarts=3,
+        use_agent_store=True,
+        signals=(signal.SIGTERM, signal.SIGINT),
+    )
+
+
+def test_environment() -> None:
+    """A worker gets torchrun's variables."""
+    assert _environment(_spec(), {}) == {
+        "LOCAL_RANK": "1",
+        "RANK": "3",
+        "GROUP_RANK": "1",
+        "ROLE_RANK": "3",
+        "ROLE_NAME": "trainer",
+        "LOCAL_WORLD_SIZE": "2",
+        "WORLD_SIZE": "6",
+        "GROUP_WORLD_SIZE": "3",
+        "ROLE_WORLD_SIZE": "6",
+        "MASTER_ADDR": "10.0.0.1",
+        "MASTER_PORT": "1234",
+        "TORCHELASTIC_RESTART_COUNT": "2",
+        "TORCHELASTIC_MAX_RESTARTS": "3",
+        "TORCHELASTIC_RUN_ID": "job",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+    }
+
+
+def test_environment_keeps_what_the_user_set() -> None:
+    """A preset of NCCL's error handling is passed on."""
+    parent = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"}
+    assert _environment(_spec(), parent)["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "3"
+
+
+@pytest.mark.parametrize(("visible", "device"), [({}, "1"), ({"CUDA_VISIBLE_DEVICES": "4, 6"}, "6")])
+def test_virtual_local_rank(visible: dict[str, str], device: str) -> None:
+    """Every worker sees its own device only, as device 0."""
+    env = _environment(_spec(virtual_local_rank=True), visible)
+    assert (env["LOCAL_RANK"], env["CUDA_VISIBLE_DEVICES"]) == ("0", device)
+
+
+def test_virtual_local_rank_without_a_device() -> None:
+    """More workers than visible devices are refused by name."""
+    with pytest.raises(ValueError, match="CUDA_VISIBLE_DEVICES=4"):
+        _environment(_spec(virtual_local_rank=True), {"CUDA_VISIBLE_DEVICES": "4"})
