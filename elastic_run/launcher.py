@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from elastic_run.cluster.numa import NumaOptions
+    from elastic_run.multiprocessing.guardian import Guardian
     from elastic_run.multiprocessing.logs import LogsSpecs
     from elastic_run.multiprocessing.output import Console
     from elastic_run.report import Ending
@@ -201,18 +202,19 @@ def launch_agent(
     return result.return_values
 
 
-def launch_job(config: LaunchConfig, entrypoint: str, args: list[str]) -> int:
+def launch_job(config: LaunchConfig, entrypoint: str, args: list[str], guardian: Guardian | None = None) -> int:
     """Run this node's part of a job for the command line: report on the console, answer with an exit code.
 
     Args:
         config: How.
         entrypoint: The command to run as each worker.
         args: Its arguments.
+        guardian: The guardian, if it was started already.
 
     Returns:
         The exit code; `contract.EXIT_CODES` lists them.
     """
-    agent = make_agent(config, entrypoint, args, is_whole_process=True)
+    agent = make_agent(config, entrypoint, args, is_whole_process=True, guardian=guardian)
     with agent.supervise() as supervisor:
         ending = supervisor.run()
         agent.record_ending(ending)
@@ -248,6 +250,7 @@ def make_agent(
     args: list[Any],
     *,
     is_whole_process: bool,
+    guardian: Guardian | None = None,
     health_check_server: Any = None,  # noqa: ANN401 - torch's argument
 ) -> LocalElasticAgent:
     """Wire the parts of this node's agent together.
@@ -257,6 +260,7 @@ def make_agent(
         entrypoint: The command to run as each worker.
         args: Its arguments.
         is_whole_process: Whether the launcher is all that runs in this process.
+        guardian: The guardian, if it was started already.
         health_check_server: Kept for torch's signature.
 
     Returns:
@@ -303,7 +307,7 @@ def make_agent(
         log_line_prefix_template=config.log_line_prefix_template,
         shutdown_timeout=config.shutdown_timeout or 0,
         health_check_server=health_check_server,
-        options=_options(config, is_whole_process=is_whole_process),
+        options=_options(config, is_whole_process=is_whole_process, guardian=guardian),
     )
 
 
@@ -320,7 +324,7 @@ def _master(parameters: RendezvousParameters) -> tuple[str | None, int | None]:
     return host, port
 
 
-def _options(config: LaunchConfig, *, is_whole_process: bool) -> AgentOptions:
+def _options(config: LaunchConfig, *, is_whole_process: bool, guardian: Guardian | None) -> AgentOptions:
     affinities = {}
     if config.numa_options is not None:
         from elastic_run.cluster.numa import worker_affinities  # noqa: PLC0415 - only with --numa-binding
@@ -336,5 +340,6 @@ def _options(config: LaunchConfig, *, is_whole_process: bool) -> AgentOptions:
         prefix_template=config.log_line_prefix_template or contract.DEFAULT_PREFIX_TEMPLATE,
         affinities=affinities,
         is_whole_process=is_whole_process,
+        guardian=guardian,
         stuck_timeout=float(os.environ.get(contract.ENV_UNINTERRUPTIBLE_STATE_TIMEOUT) or 0),
     )

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from elastic_run.command_line import AnyArguments
     from elastic_run.flags import Flag
     from elastic_run.launcher import LaunchConfig
+    from elastic_run.multiprocessing.guardian import Guardian
 
 __all__ = [
     "config_from_args",
@@ -71,16 +72,22 @@ def exit_unless_successful(args: Arguments) -> None:
     Raises:
         SystemExit: The job didn't succeed.
     """
+    guardian = None
     try:
-        config, command, command_args = _prepare(args)
+        workers = _check(args)
+        guardian = _start_guardian()
+        config, command, command_args = make_config(args, workers, os.environ)
         from elastic_run.launcher import launch_job  # noqa: PLC0415 - after all checks: it imports the most
 
-        code = launch_job(config, command, command_args)
+        code = launch_job(config, command, command_args, guardian)
     except KeyboardInterrupt:
         # Before the loop has the signals: nothing was started yet.
         code = contract.EXIT_SIGNAL_BASE + 2
     except Exception as error:  # noqa: BLE001 - what nobody foresaw is raised again in there
         code = _tell(error)
+    finally:
+        if guardian is not None:
+            guardian.dismiss()
     if code != contract.EXIT_SUCCESS:
         sys.exit(code)
 
@@ -96,14 +103,33 @@ def run(args: AnyArguments) -> None:
         NotInThisReleaseError: It has no engine in this release.
         ChildFailedError: A worker failed and restarts are used up.
     """
-    config, command, command_args = _prepare(args)
+    config, command, command_args = make_config(args, _check(args), os.environ)
     from elastic_run.launcher import elastic_launch  # noqa: PLC0415 - after all checks: it imports the most
 
     elastic_launch(config, command)(*command_args)
 
 
-def _prepare(args: AnyArguments) -> tuple[LaunchConfig, str, list[str]]:
-    """Check everything, fill in what follows from it, and tell the user what is worth knowing."""
+def _start_guardian() -> Guardian | None:
+    """Start the guardian early; if that fails the launcher will try again, and say why it can't be done."""
+    from elastic_run.multiprocessing.descriptors import ensure_standard_descriptors  # noqa: PLC0415 - after all checks
+    from elastic_run.multiprocessing.guardian import Guardian  # noqa: PLC0415
+
+    # First: a closed standard descriptor's number would go to the guardian's pipe.
+    ensure_standard_descriptors()
+    guardian = Guardian(is_exec=False)
+    try:
+        guardian.start()
+    except OSError:
+        return None
+    return guardian
+
+
+def _check(args: AnyArguments) -> int:
+    """Check everything, fill in what follows from it, and tell the user what is worth knowing.
+
+    Returns:
+        Workers on this node.
+    """
     complete_arguments(args)
     try:
         workers = determine_local_world_size(args.nproc_per_node)
@@ -119,7 +145,7 @@ def _prepare(args: AnyArguments) -> tuple[LaunchConfig, str, list[str]]:
         raise NotInThisReleaseError(name_source(unserved, args, os.environ))
     for notice in notices:
         say(notice)
-    return make_config(args, workers, os.environ)
+    return workers
 
 
 def _tell(error: Exception) -> int:

@@ -38,12 +38,15 @@ class Guard:
         self._is_over = False
 
     def start(self) -> None:
-        """Start the guardian.
+        """Watch the guardian; start it unless that was done already.
 
         Raises:
             OSError: The system refuses a process.
         """
-        self._loop.watch_exit(self._guardian.start(), lambda _: self._lost())
+        self._watch(self._guardian.pid or self._guardian.start())
+
+    def _watch(self, pid: int) -> None:
+        self._loop.watch_exit(pid, lambda _: self._lost())
 
     def _lost(self) -> None:
         if self._is_over:
@@ -62,7 +65,7 @@ class Guard:
         if self._is_over:
             return
         try:
-            self.start()
+            self._watch(self._guardian.start())
         except OSError:
             self._lost()
 

@@ -37,10 +37,13 @@ class Story:
         self._survivors: tuple[tuple[int, str], ...] = ()
         self._oom_kills: OomKills | None = None
 
-    def begin(self) -> None:
-        """Note what the OOM killer had done before; the workers run already."""
+    def prepare(self) -> None:
+        """Note what the OOM killer had done before, and import what a failure will need; nobody waits for it now."""
         if self._oom_kills is None:
             self._oom_kills = self._count_oom_kills()
+            import elastic_run.core.traceback_text  # noqa: PLC0415
+            import elastic_run.multiprocessing.errors.error_file  # noqa: PLC0415
+            import elastic_run.report.failure  # noqa: F401, PLC0415
 
     def add_round(self, ended: Round, survivors: list[int]) -> Failure | None:
         """Add a round that is over, and read what its workers left behind.
@@ -118,7 +121,7 @@ class Story:
             survivors=self._survivors,
             ended_at=time.time(),
             is_log_disk_full=is_disk_full(around.log_directory),
-            oom_kills=self._count_oom_kills() if self._root is not None else None,
+            oom_kills=None if self._oom_kills is None else self._count_oom_kills(),
         )
 
     def _count_oom_kills(self) -> OomKills:

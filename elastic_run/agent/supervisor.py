@@ -23,7 +23,7 @@ from elastic_run.agent.surroundings import Surroundings
 from elastic_run.core import supervision
 from elastic_run.core.shutdown import KILL_PATIENCE
 from elastic_run.loop import Loop
-from elastic_run.multiprocessing.output import ensure_standard_descriptors
+from elastic_run.multiprocessing.descriptors import ensure_standard_descriptors
 from elastic_run.rendezvous.errors import RendezvousGracefulExitError, is_kind
 from elastic_run.store.listener import PortTakenError
 from elastic_run.store.worker_store import choose_worker_store, open_worker_store
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 #: Seconds that are long for a reader of the output, or for the loop, and short for a person.
 _MOMENT = 2.0
+#: Seconds after which workers are past their own start, or fail for a reason that needs no hurry.
+_SETTLED = 1.0
 
 
 class Supervisor:
@@ -324,9 +326,14 @@ class Supervisor:
             self._on_state("START", None)
         if self._options.is_whole_process:
             gc.enable()
-        self._story.begin()
+        # Now the workers need the processors. What makes a failure's answer quicker waits until they are up.
+        self._loop.call_later(_SETTLED, self._prepare_for_failure)
         if self._options.stuck_timeout > 0:
             self._watch_stuck(self._round)
+
+    def _prepare_for_failure(self) -> None:
+        if self._finish is None:
+            self._story.prepare()
 
     def _watch_stuck(self, current: Round) -> None:
         from elastic_run.agent.stuck import StuckWatch  # noqa: PLC0415 - only where the user asks for it

@@ -39,6 +39,7 @@ class AgentOptions:
         prefix_template: Prefix of tee'd lines.
         affinities: Logical CPUs by local rank.
         is_whole_process: Whether the launcher is all that runs in this process.
+        guardian: One that was started already, or None.
         stuck_timeout: Seconds that a worker may be in uninterruptible sleep; 0 for any time.
     """
 
@@ -46,6 +47,7 @@ class AgentOptions:
         "affinities",
         "capture",
         "forwarded",
+        "guardian",
         "is_whole_process",
         "policy",
         "prefix_template",
@@ -67,6 +69,7 @@ class AgentOptions:
         prefix_template: str = contract.DEFAULT_PREFIX_TEMPLATE,
         affinities: Mapping[int, frozenset[int]] | None = None,
         is_whole_process: bool = False,
+        guardian: Guardian | None = None,
         stuck_timeout: float = 0.0,
     ) -> None:
         self.policy = policy
@@ -78,6 +81,7 @@ class AgentOptions:
         self.prefix_template = prefix_template
         self.affinities = affinities or {}
         self.is_whole_process = is_whole_process
+        self.guardian = guardian
         self.stuck_timeout = stuck_timeout
 
 
@@ -106,10 +110,9 @@ class Surroundings:
         self.console = Console(loop)
         self.hostname = os.uname().nodename
         self.run_id = group.spec.rdzv_handler.get_run_id()
-        token = f"{os.getpid():x}-{os.urandom(8).hex()}"
+        self.guardian = options.guardian or Guardian(is_exec=not options.is_whole_process)
         outer = os.environ.get(contract.ENV_TOKEN)
-        self.inherited_token = f"{outer}:{token}" if outer else token
-        self.guardian = Guardian(token, is_exec=not options.is_whole_process)
+        self.inherited_token = f"{outer}:{self.guardian.token}" if outer else self.guardian.token
         self._announced = False
         self._worker_limit: int | None = None
 

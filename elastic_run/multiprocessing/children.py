@@ -71,20 +71,3 @@ def _bind(affinity: frozenset[int] | None) -> frozenset[int] | None:
     before = frozenset(os.sched_getaffinity(0))
     os.sched_setaffinity(0, affinity)
     return before
-
-
-def inheritable_descriptors() -> list[int]:
-    """Return this process's descriptors above 2 that a child would inherit."""
-    try:
-        names = os.listdir("/proc/self/fd")
-    except OSError:
-        return []
-    found = []
-    for name in names:
-        fd = int(name)
-        try:
-            if fd > 2 and os.get_inheritable(fd):  # noqa: PLR2004 - above the standard ones
-                found.append(fd)
-        except OSError:
-            pass  # the descriptor of the listing itself, closed by now
-    return found

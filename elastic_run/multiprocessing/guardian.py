@@ -9,6 +9,8 @@ Rules
   launcher's descriptors but the pipe: else `elastic-run … | cat` would never end.
 - PDEATHSIG for the workers was rejected: it needs code between fork and exec, is bound to a thread, and misses
   grandchildren.
+- The command line starts it before it imports the rest of the launcher, while a fork copies little and the other
+  processor has nothing to do.
 - It is forked where the launcher is the whole process (half a millisecond, pages shared), and exec'd where we run
   inside somebody's process, whose threads and memory must not be copied.
 - Messages are lines: `+PID BORN` a worker's session began (BORN: its start time), `-PID` it is gone, `dir HEX` a
@@ -42,12 +44,15 @@ class Guardian:
     """The launcher's side of the guardian.
 
     Args:
-        token: The token that this launcher's workers carry in their environment.
         is_exec: Start a fresh interpreter rather than a fork.
+
+    Attributes:
+        token: What the launcher's workers carry in their environment.
+        pid: The guardian's pid; 0 before it was started.
     """
 
-    def __init__(self, token: str, *, is_exec: bool) -> None:
-        self.token = token
+    def __init__(self, *, is_exec: bool) -> None:
+        self.token = f"{os.getpid():x}-{os.urandom(8).hex()}"
         self.is_exec = is_exec
         self.pid = 0
         self._pipe = -1
@@ -138,7 +143,8 @@ def _spawn(reader: int, token: str, since: int) -> int:
     )
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     try:
-        from elastic_run.multiprocessing.children import inheritable_descriptors, spawn  # noqa: PLC0415 - not for a fork
+        from elastic_run.multiprocessing.children import spawn  # noqa: PLC0415 - a fork needs neither
+        from elastic_run.multiprocessing.descriptors import inheritable_descriptors  # noqa: PLC0415
 
         argv = [sys.executable, "-I", "-S", "-c", code, root, str(os.getpid()), token, str(since)]
         closed = inheritable_descriptors()

@@ -16,7 +16,8 @@ import os
 from elastic_run.core import shutdown
 from elastic_run.loop import open_pidfd
 from elastic_run.multiprocessing import processes
-from elastic_run.multiprocessing.children import inheritable_descriptors, spawn
+from elastic_run.multiprocessing.children import spawn
+from elastic_run.multiprocessing.descriptors import inheritable_descriptors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -138,20 +138,20 @@ class _AgentStore(WorkerStore):
         self._listener = open_listener(LOOPBACK, fixed_port)
         self.host, self.port = self._listener.getsockname()[:2]
         self._server: StoreServer | None = None
-        self._is_closed = False
-        # The socket listens, so workers may come; the server is imported while the first of them are starting.
-        loop.call_soon(self._serve)
+        # The socket listens, so workers may come. The server itself is made when the first of them does: while they
+        # start they need the processors more.
+        loop.add_reader(self._listener.fileno(), self._serve)
 
     def _serve(self) -> None:
         from elastic_run.store.server import StoreServer  # noqa: PLC0415 - not on the way to the first worker
 
-        if not self._is_closed:
-            self._server = StoreServer(
-                self._loop,
-                self._listener,
-                on_unknown_operation=self._on_unknown_operation,
-                separates_groups=True,
-            )
+        self._loop.remove_reader(self._listener.fileno())
+        self._server = StoreServer(
+            self._loop,
+            self._listener,
+            on_unknown_operation=self._on_unknown_operation,
+            separates_groups=True,
+        )
 
     def renew(self) -> WorkerStore:
         if self._fixed_port:
@@ -164,10 +164,10 @@ class _AgentStore(WorkerStore):
         return following
 
     def close(self) -> None:
-        self._is_closed = True
         if self._server is not None:
             self._server.close()
-        else:
+        elif self._listener.fileno() >= 0:
+            self._loop.remove_reader(self._listener.fileno())
             self._listener.close()
 
 

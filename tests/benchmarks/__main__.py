@@ -26,6 +26,8 @@ from tests.support.torchrun import with_hosts_file, write_hosts_file
 
 #: Set in the process that sees the hosts file, to the directory for everything temporary.
 _DIRECTORY = "ELASTIC_RUN_BENCHMARKS"
+#: Load average up to which figures mean something.
+_QUIET = 0.5
 _BENCHMARKS = {
     "start": start.measure,
     "memory": memory.measure,
@@ -82,6 +84,9 @@ def _enter_namespace() -> None:
 def _run(options: argparse.Namespace, directory: Path) -> int:
     effort = Effort(**{field.name: getattr(options, field.name) for field in fields(Effort)})
     names = [name for name in ORDER if not options.names or name in options.names]
+    load = os.getloadavg()[0]
+    if load > _QUIET:
+        print(f"the machine is busy (load average {load:.1f}): expect figures that are too high", file=sys.stderr)
     installation = install(directory)
     figures: list[Figure] = []
     failed: list[str] = []
@@ -96,7 +101,7 @@ def _run(options: argparse.Namespace, directory: Path) -> int:
     print("\n".join(console_lines(figures)))
     print("\n".join(f"  {figure.name}: {figure.note}" for figure in figures if figure.note))
     if effort == Effort():
-        record(figures)
+        record(figures, load=load)
     return 0 if not failed and all(figure.is_met for figure in figures) else 1
 
 

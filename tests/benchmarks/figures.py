@@ -123,9 +123,14 @@ def console_lines(figures: Iterable[Figure]) -> list[str]:
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-def record(figures: Iterable[Figure]) -> None:
-    """Put figures into docs/benchmarks.json, in place of those of the same benchmarks, and write docs/benchmarks.md."""
-    new = [_as_record(figure) for figure in figures]
+def record(figures: Iterable[Figure], *, load: float) -> None:
+    """Put figures into docs/benchmarks.json, in place of those of the same benchmarks, and write docs/benchmarks.md.
+
+    Args:
+        figures: The new ones.
+        load: The machine's load average when the run began: what else it did.
+    """
+    new = [_as_record(figure, load) for figure in figures]
     measured = {row["benchmark"] for row in new}
     old = json.loads(JSON_FILE.read_text(encoding="utf-8"))["figures"] if JSON_FILE.exists() else []
     rows = sorted(
@@ -160,14 +165,15 @@ def write_readme() -> bool:
     return True
 
 
-def _as_record(figure: Figure) -> dict[str, object]:
-    """Return a figure with what it depends on: machine, versions, day."""
+def _as_record(figure: Figure, load: float) -> dict[str, object]:
+    """Return a figure with what it depends on: machine, versions, day, load."""
     row = asdict(figure)
     row["bar"] = figure.bar.text(figure.unit) if figure.bar else None
     row["is_met"] = figure.is_met
     row["cells"] = figure.cells()
     row["day"] = datetime.now(tz=timezone.utc).date().isoformat()
     row["machine"] = f"{len(os.sched_getaffinity(0))} cores, {_processor()}, Linux {platform.release().split('-')[0]}"
+    row["load"] = round(load, 1)
     row["versions"] = {"torch": version("torch"), "python": platform.python_version()}
     return row
 
@@ -187,7 +193,9 @@ def _table(rows: list[dict[str, object]]) -> str:
 
 def _remarks(rows: list[dict[str, object]]) -> str:
     notes = [f"- {row['name']}: {row['note']}" for row in rows if row["note"]]
-    places = dict.fromkeys(f"{row['machine']}; {_versions(row)}; {row['day']}" for row in rows)
+    places = dict.fromkeys(
+        f"{row['machine']}; {_versions(row)}; {row['day']}; load average before {row['load']}" for row in rows
+    )
     return "\n" + "\n".join(notes) + "\n\nMeasured on " + " and ".join(places) + ".\n"
 
 

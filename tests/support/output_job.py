@@ -19,7 +19,8 @@ from typing import Any
 
 from elastic_run.loop import Loop
 from elastic_run.multiprocessing.children import spawn
-from elastic_run.multiprocessing.output import Console, WorkerOutput, ensure_standard_descriptors
+from elastic_run.multiprocessing.descriptors import ensure_standard_descriptors
+from elastic_run.multiprocessing.output import Console, WorkerOutput
 
 
 class Job:

@@ -35,7 +35,6 @@ class Console:
     """
 
     def __init__(self, loop: Loop) -> None:
-        ensure_standard_descriptors()
         self._loop = loop
         self._launcher = Launcher()
         self.is_shared = is_same_file(STDOUT, STDERR)
@@ -116,19 +115,6 @@ class Console:
     def _tell_other(self, fd: int, text: str) -> None:
         if not self.is_shared:
             self.write(STDOUT + STDERR - fd, f"elastic-run: {text}\n".encode())
-
-
-def ensure_standard_descriptors() -> None:
-    """Open /dev/null on those of descriptors 0, 1, 2 that are closed.
-
-    Otherwise the next file that is opened gets that number, and the workers write into it.
-    """
-    for fd in range(3):
-        try:
-            os.fstat(fd)
-        except OSError:
-            opened = os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
-            os.set_inheritable(opened, True)  # noqa: FBT003 - the function's own signature
 
 
 def is_same_file(first: int, second: int) -> bool:

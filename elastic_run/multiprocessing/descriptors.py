@@ -1,0 +1,35 @@
+"""Descriptors that come from outside: the standard ones, which may be closed, and those that a child would inherit."""
+
+from __future__ import annotations
+
+import os
+
+
+def ensure_standard_descriptors() -> None:
+    """Open /dev/null on those of descriptors 0, 1, 2 that are closed.
+
+    Otherwise the next file that is opened gets that number, and the workers write into it.
+    """
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
+            os.set_inheritable(opened, True)  # noqa: FBT003 - the function's own signature
+
+
+def inheritable_descriptors() -> list[int]:
+    """Return this process's descriptors above 2 that a child would inherit."""
+    try:
+        names = os.listdir("/proc/self/fd")
+    except OSError:
+        return []
+    found = []
+    for name in names:
+        fd = int(name)
+        try:
+            if fd > 2 and os.get_inheritable(fd):  # noqa: PLR2004 - above the standard ones
+                found.append(fd)
+        except OSError:
+            pass  # the descriptor of the listing itself, closed by now
+    return found
