@@ -9,11 +9,11 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 import pytest
-from elastic_run.multiprocessing.logs import DefaultLogsSpecs, Std
 
 from elastic_run import contract
 from elastic_run import launch as legacy
 from elastic_run.configuration import RUN_PATH_CODE, choose_rendezvous, get_use_env, make_command, unique_id
+from elastic_run.multiprocessing.logs import DefaultLogsSpecs, Std
 from elastic_run.preflight import check_arguments, find_notices, find_unserved, name_source, port_taken_message
 from elastic_run.rendezvous.errors import NotInThisReleaseError
 from elastic_run.run import (
