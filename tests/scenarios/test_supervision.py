@@ -141,3 +141,11 @@ def test_the_diagram_has_every_transition() -> None:
     for (state, event), afters in supervision.TRANSITIONS.items():
         for after in afters:
             assert f"{state} --> {after}: {event.__name__}" in diagram
+
+
+def test_news_are_restarts_stops_and_hurry() -> None:
+    """Only what the user wants to know while the job goes on is news."""
+    agent = supervision.Agent(policy=RestartPolicy(), local_world_size=1)
+    assert not supervision.has_news(agent, agent.replace(state=supervision.RUNNING))
+    for change in ({"restart_times": (1.0,)}, {"signal": 15}, {"is_hurried": True}):
+        assert supervision.has_news(agent, agent.replace(**change))
