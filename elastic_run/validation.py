@@ -62,10 +62,17 @@ def nodes(text: str) -> str:
     return text
 
 
+#: More processes than any machine starts: a slip of the finger, not a job.
+MOST_WORKERS = 65536
+
+
 def worker_count(text: str) -> str:
     """Check a number of workers or the word for it."""
     if text not in WORKER_COUNT_WORDS:
-        whole_number(text, least=1, allowed="a number from 1 up, nor auto, cpu, gpu or xpu")
+        value = whole_number(text, least=1, allowed="a number from 1 up, nor auto, cpu, gpu or xpu")
+        if value > MOST_WORKERS:
+            message = f"is more workers than a node can have, {MOST_WORKERS}"
+            raise ValueError(message)
     return text
 
 

@@ -21,12 +21,10 @@ _ROOT = Path(__file__).resolve().parents[2]
 _UNWANTED = ("_editable_impl", "__editable__", "a1_coverage", "__pycache__")
 _COMMAND = """\
 #!{python}
-# -*- coding: utf-8 -*-
-import re
 import sys
 from {module} import main
 if __name__ == '__main__':
-    sys.argv[0] = re.sub(r'(-script\\.pyw|\\.exe)?$', '', sys.argv[0])
+    sys.argv[0] = sys.argv[0].removesuffix('.exe')
     sys.exit(main())
 """
 
@@ -84,7 +82,7 @@ def install(directory: Path) -> Installation:
     return Installation(
         directory=directory,
         python=python,
-        elastic_run=(_write_command(environment, "elastic-run", "elastic_run.run"),),
+        elastic_run=(_write_command(environment, "elastic-run", "elastic_run.__main__"),),
         torchrun=(_write_command(environment, "torchrun", "torch.distributed.run"),),
     )
 

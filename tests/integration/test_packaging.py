@@ -49,7 +49,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: zipfile.ZipFile) ->
 def test_the_wheel_has_the_console_script_and_the_licence(wheel: zipfile.ZipFile) -> None:
     """`elastic-run` is installed as a command, and the licence travels along."""
     metadata = f"elastic_run-{elastic_run.__version__}.dist-info"
-    assert "elastic-run = elastic_run.run:main" in wheel.read(f"{metadata}/entry_points.txt").decode()
+    assert "elastic-run = elastic_run.__main__:main" in wheel.read(f"{metadata}/entry_points.txt").decode()
     assert "BSD 3-Clause" in wheel.read(f"{metadata}/licenses/LICENSE").decode()
 
 
