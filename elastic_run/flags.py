@@ -291,7 +291,7 @@ FLAGS: tuple[Flag, ...] = (
         group=STOPPING,
         values="SECONDS",
         default=0.1,
-        parse=validation.seconds,
+        parse=validation.positive_seconds,
         text="How often an agent from another package looks after its workers. Ours is told by the kernel and never "
         "polls.",
     ),

@@ -12,11 +12,11 @@ import sys
 
 from elastic_run import contract
 from elastic_run.cluster.programs import find_program, is_executable
-from elastic_run.validation import BUILT_IN_BACKENDS, UsageError, count, nearest, node_range
+from elastic_run.validation import BUILT_IN_BACKENDS, UsageError, nearest, node_range, seconds, whole_seconds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from elastic_run.command_line import AnyArguments
 
@@ -39,7 +39,8 @@ def check_arguments(args: AnyArguments, worker_count: int, environ: Mapping[str,
     _check_rendezvous(args)
     _check_ranks(args, worker_count)
     _check_signals(args)
-    _check_shutdown_timeout(args, environ)
+    _check_timeouts(args, environ)
+    _check_virtual_ranks(args, worker_count, environ)
     _check_event_log_handler(args)
     _check_log_dir(args)
     _check_numa_binding(args, worker_count)
@@ -129,17 +130,6 @@ def _interpreter_notices(args: AnyArguments, environ: Mapping[str, str]) -> list
     ]
 
 
-def port_taken_message(port: int, owner: str | None) -> str:
-    """Say that the port of --master-port is in use.
-
-    Args:
-        port: The port.
-        owner: Who has it, as in "pid 4711 (python)", if that is known.
-    """
-    by = f" by {owner}" if owner else ""
-    return f"--master-port: {port} is taken{by}; choose another port, or leave the flag out for a free one"
-
-
 # --- flags among themselves ------------------------------------------------------------------------------------
 
 
@@ -209,14 +199,31 @@ def _check_signals(args: AnyArguments) -> None:
             raise UsageError(message)
 
 
-def _check_shutdown_timeout(args: AnyArguments, environ: Mapping[str, str]) -> None:
-    text = environ.get(contract.ENV_SHUTDOWN_TIMEOUT)
-    if args.shutdown_timeout is None and text is not None:
+def _check_timeouts(args: AnyArguments, environ: Mapping[str, str]) -> None:
+    """Check those that come from the environment alone."""
+    if args.shutdown_timeout is None:
+        _check_variable(contract.ENV_SHUTDOWN_TIMEOUT, environ, whole_seconds)
+    _check_variable(contract.ENV_UNINTERRUPTIBLE_STATE_TIMEOUT, environ, seconds)
+
+
+def _check_variable(name: str, environ: Mapping[str, str], parse: Callable[[str], object]) -> None:
+    text = environ.get(name)
+    if text:
         try:
-            count(text)
-        except ValueError:
-            message = f"{contract.ENV_SHUTDOWN_TIMEOUT}: {text!r} is not a whole number of seconds from 0 up"
+            parse(text)
+        except ValueError as error:
+            message = f"{name}: {text!r} {error}"
             raise UsageError(message) from None
+
+
+def _check_virtual_ranks(args: AnyArguments, worker_count: int, environ: Mapping[str, str]) -> None:
+    visible = environ.get(contract.ENV_CUDA_VISIBLE_DEVICES)
+    if args.virtual_local_rank and visible is not None and len(visible.split(",")) < worker_count:
+        message = (
+            f"--virtual-local-rank: {contract.ENV_CUDA_VISIBLE_DEVICES}={visible} has fewer devices than the "
+            f"{worker_count} workers of --nproc-per-node"
+        )
+        raise UsageError(message)
 
 
 def _check_event_log_handler(args: AnyArguments) -> None:

@@ -3,8 +3,7 @@
     words -> parse_args -> check_arguments -> config_from_args -> launch_job -> exit code
 
 `main` tells that story. The other public names are torch's, for programs that call them; `run` raises where `main`
-prints and exits. Nothing is imported here that the first worker doesn't need: see the import budget in
-docs/architecture.md.
+prints and exits. Nothing is imported here that the first worker doesn't need: see law 1 in docs/architecture.md.
 """
 
 from __future__ import annotations

@@ -119,6 +119,18 @@ def seconds(text: str) -> float:
     return value
 
 
+def positive_seconds(text: str) -> float:
+    """Read a number of seconds above 0."""
+    try:
+        value = seconds(text)
+    except ValueError:
+        value = 0.0
+    if value <= 0:
+        message = "is not a number of seconds above 0"
+        raise ValueError(message)
+    return value
+
+
 def duration(text: str) -> float:
     """Read seconds, or a number with one of the units s, m, h, d."""
     factor = _UNITS.get(text[-1:], 0.0)
@@ -173,11 +185,22 @@ def key_values(text: str) -> str:
     from elastic_run.rendezvous.utils import parse_rendezvous_config  # noqa: PLC0415 - most jobs have none
 
     try:
-        parse_rendezvous_config(text)
+        config = parse_rendezvous_config(text)
     except ValueError as error:
         message = f"is wrong: {error}"
         raise ValueError(message) from None
+    for key, value in config.items():
+        if key == "timeout" or key.endswith("_timeout"):
+            _check_timeout(key, value)
     return text
+
+
+def _check_timeout(key: str, value: str) -> None:
+    try:
+        seconds(value)
+    except ValueError as error:
+        message = f"is wrong: {key}={value} {error}"
+        raise ValueError(message) from None
 
 
 def text_list(text: str) -> list[str]:

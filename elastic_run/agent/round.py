@@ -197,8 +197,9 @@ class Round:
 
 
 def _file(paths: dict[int, str], rank: int) -> str:
+    """Return a worker's file, or an empty string where there is none."""
     path = paths.get(rank, "")
-    return "" if path == os.devnull else path
+    return path if path != os.devnull and os.path.lexists(path) else ""
 
 
 def _is_teed(tees: dict[int, str], rank: int) -> bool:

@@ -74,7 +74,9 @@ class Story:
         if after.restart_count > before.restart_count and self._root is not None:
             self._remember_attempt(self._root)
             pause = next((command.delay for command in commands if isinstance(command, supervision.Pause)), 0.0)
-            say(lines.restarting(self._root, size, after.restart_count, options.policy.max_restarts, pause))
+            policy = options.policy
+            window = "" if policy.window_count is None else f"{policy.window_count} in {policy.window_seconds:g} s"
+            say(lines.restarting(self._root, size, after.restart_count, policy.max_restarts, pause, window=window))
         elif after.signal is not None and before.signal is None and after.state == supervision.STOPPING:
             say(lines.stopping(after.signal, size, options.shutdown_timeout))
         elif after.is_hurried and not before.is_hurried:

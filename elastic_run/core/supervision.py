@@ -393,12 +393,3 @@ def _after_failure(agent: Agent, failure: Failure, now: float, jitter: float) ->
     if answer.delay > 0:
         return agent.replace(state=PAUSING), (Pause(agent.round, answer.delay),)
     return agent, (Join(agent.round, agent.restart_count),)
-
-
-def state_diagram() -> str:
-    """Return the machine as a Mermaid state diagram, drawn from `TRANSITIONS`."""
-    lines = ["stateDiagram-v2", f"    [*] --> {JOINING}"]
-    for (state, event), followers in TRANSITIONS.items():
-        lines += [f"    {state} --> {after}: {event.__name__}" for after in followers]
-    lines.append(f"    {ENDED} --> [*]")
-    return "\n".join(lines)

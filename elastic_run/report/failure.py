@@ -157,7 +157,7 @@ def _evidence(root: WorkerEnd | None, room: int, most: int) -> _Section:
         return _Section("trace", trace)
     tail = [printable(line) for line in root.stderr_tail[-200:]]
     said = [elide(line, room) for line in tail if line.strip()][-most:]
-    return _Section("stderr", said or ["(nothing was kept)"])
+    return _Section("stderr", said or ["(nothing was written)"])
 
 
 def _rest(ending: Ending, room: int) -> list[_Section]:

@@ -1,4 +1,4 @@
-"""The selectors loop with real processes, signals and threads."""
+"""The loop with real processes, signals and threads."""
 
 from __future__ import annotations
 

@@ -175,7 +175,7 @@ DIFFERENCES = (
     Difference(
         name="loopback by number",
         reason="the store of a single node listens on 127.0.0.1 only, and localhost may be ::1 first",
-        documented="`MASTER_ADDR` is `localhost` | `127.0.0.1`",
+        documented="`MASTER_ADDR` is `localhost`, or what `--master-addr` says | `127.0.0.1`",
         seen_in="plain",
         covers=_values(": env MASTER_ADDR", torchrun="localhost", elastic_run="127.0.0.1"),
     ),

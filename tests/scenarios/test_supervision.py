@@ -135,14 +135,6 @@ def test_a_step_that_is_not_in_the_table_raises(monkeypatch: pytest.MonkeyPatch)
         supervision.decide(agent, supervision.RoundFormed(0), 0.0)
 
 
-def test_the_diagram_has_every_transition() -> None:
-    """The diagram of the documentation is drawn from the table."""
-    diagram = supervision.state_diagram()
-    for (state, event), afters in supervision.TRANSITIONS.items():
-        for after in afters:
-            assert f"{state} --> {after}: {event.__name__}" in diagram
-
-
 def test_news_are_restarts_stops_and_hurry() -> None:
     """Only what the user wants to know while the job goes on is news."""
     agent = supervision.Agent(policy=RestartPolicy(), local_world_size=1)

@@ -14,7 +14,7 @@ from elastic_run import contract
 from elastic_run import launch as legacy
 from elastic_run.configuration import RUN_PATH_CODE, choose_rendezvous, get_use_env, make_command, unique_id
 from elastic_run.multiprocessing.logs import DefaultLogsSpecs, Std
-from elastic_run.preflight import check_arguments, find_notices, find_unserved, name_source, port_taken_message
+from elastic_run.preflight import check_arguments, find_notices, find_unserved, name_source
 from elastic_run.rendezvous.errors import NotInThisReleaseError
 from elastic_run.run import (
     config_from_args,
@@ -384,12 +384,6 @@ def test_programs_get_errors_of_torchs_classes(call: Callable[[], object]) -> No
         call()
     with pytest.raises(RuntimeError, match=r"^--n.*: '(1:2:3|no)' is not"):
         call()
-
-
-def test_a_taken_port_names_its_owner() -> None:
-    """The line for a taken port says who has it, if that is known, and what to do."""
-    assert port_taken_message(29500, "pid 7 (python)").startswith("--master-port: 29500 is taken by pid 7 (python); ")
-    assert port_taken_message(29500, None).startswith("--master-port: 29500 is taken; ")
 
 
 def test_the_source_of_a_value_is_named() -> None:

@@ -224,7 +224,7 @@ def test_a_cpp_exception_without_frames_shows_the_end_of_stderr() -> None:
 
 def test_a_worker_that_said_nothing_is_told_so() -> None:
     """An empty stderr is a fact, too."""
-    assert "stderr   (nothing was kept)" in report(ending(worker_end(0, 3)))
+    assert "stderr   (nothing was written)" in report(ending(worker_end(0, 3)))
 
 
 def test_a_message_of_many_lines_shows_its_head_and_tail() -> None:

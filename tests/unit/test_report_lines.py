@@ -31,33 +31,11 @@ def test_signals_say_what_they_set_in_motion() -> None:
     """How many workers, how long at most, and how to hurry."""
     assert lines.stopping(15, 8, 30.0) == "SIGTERM received: stopping 8 workers, up to 30 s"
     assert lines.stopping(2, 1, 5.0) == "SIGINT received: stopping 1 worker, up to 5 s; Ctrl-C again kills them now"
-    assert lines.forwarding(10, 2) == "SIGUSR1 received: passed on to 2 workers"
     assert lines.hurrying() == "asked again: killing the workers now"
-    assert lines.killing(2, 30.0) == "2 workers did not stop within 30 s: killing"
 
 
-def test_waits_and_stuck_workers_are_named() -> None:
-    """A pause has its reason; an unkillable process its pid and wait channel."""
-    assert lines.pausing(0.4, 4) == "waiting 0.40 s before the restart: 4 early failures in a row"
-    assert lines.unkillable(4711, "nfs_wait", 3) == (
-        "pid 4711 (rank 3) did not die of SIGKILL: asleep in the kernel in nfs_wait; not waiting for it any longer"
-    )
-    assert lines.unkillable(4711, "").startswith("pid 4711 did not die of SIGKILL: asleep in the kernel;")
-
-
-def test_verdicts_say_why_there_is_no_restart() -> None:
-    """The failure, then the reason."""
-    assert lines.repeated_failure(ROOT) == f"{WHO}; not restarting: the same failure twice, a restart cannot help"
-    assert lines.repeated_failure(ROOT, "twice").endswith("; not restarting: twice")
-    assert lines.window_exceeded(ROOT, 5, 3600).endswith(
-        "not restarting: 5 restarts in the last 1 h 00 min is the limit"
-    )
-    assert lines.no_restart_exit_code(ROOT, 1).endswith("; not restarting: 1 is one of --no-restart-exit-codes")
-
-
-def test_the_rest_is_plain() -> None:
-    """Threads and files."""
-    assert lines.omp_threads(8).startswith("OMP_NUM_THREADS=1 is set for each of the 8 workers")
+def test_a_file_that_was_not_written() -> None:
+    """Where and why."""
     assert lines.failure_file_not_written("/logs", "No space left on device") == (
         "failure.json could not be written to /logs: No space left on device"
     )

@@ -14,8 +14,6 @@ from elastic_run.multiprocessing.output.stream import Source, Stream
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from elastic_run.loop import Loop
 
 STDOUT = 1
@@ -78,10 +76,6 @@ class Console:
     def is_full(self, fd: int) -> bool:
         """Whether more than `stream.QUEUE_LIMIT` bytes wait for a descriptor."""
         return self._streams[fd].is_full
-
-    def on_room(self, fd: int, callback: Callable[[], None]) -> None:
-        """Call once when a descriptor's queue has room again."""
-        self._streams[fd].wait(self._launcher, callback)
 
     @property
     def is_idle(self) -> bool:
