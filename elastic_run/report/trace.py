@@ -13,6 +13,11 @@ if TYPE_CHECKING:
 
 _FRAME = re.compile(r'^\s+File "(?P<file>.*)", line (?P<line>\d+)(?:,? in (?P<name>.+))?$')
 _INSTALLED = re.compile(r"^.*/(?:site-packages|dist-packages|lib(?:64)?(?=/python3))/")
+#: Where `@record` stands, ours and torch's: in every traceback, and never the reason.
+_RECORDERS = (
+    "elastic_run/multiprocessing/errors/recording.py",
+    "torch/distributed/elastic/multiprocessing/errors/__init__.py",
+)
 #: Lines of code of one frame, and frames of libraries, that are shown.
 _CODE = 2
 _LIBRARY_FRAMES = 2
@@ -59,8 +64,13 @@ def _by_worth(frames: list[_Frame]) -> list[int]:
 
 def _frames(exception: ExceptionText) -> list[_Frame]:
     frames: list[_Frame] = []
+    is_recorder = False
     for line in exception.lines:
         found = _FRAME.match(line)
+        if found is not None:
+            is_recorder = found["file"].endswith(_RECORDERS)
+        if is_recorder:
+            continue
         if found is not None:
             name = f" in {found['name']}" if found["name"] else ""
             is_own = not any(part in found["file"] for part in FOREIGN_PATHS)

@@ -334,3 +334,18 @@ def test_the_worst_report_still_ends_with_what_to_do() -> None:
     """Sections give way to each other, but none disappears."""
     labels = [line[:9].strip() for line in render(WORST) if line[:9].strip()]
     assert labels[1:] == ["cause", "others", "before", "verdict", "stuck", "logs", "hint"]
+
+
+def test_the_recorder_is_no_part_of_the_trace() -> None:
+    """The frame of `@record` is in every recorded traceback, and takes no line of the report."""
+    text = (
+        "Traceback (most recent call last):\n"
+        '  File "/home/ada/train.py", line 9, in <module>\n    main()\n'
+        '  File "/env/lib/python3.11/site-packages/torch/distributed/elastic/multiprocessing/errors/__init__.py", '
+        "line 362, in wrapper\n    return f(*args, **kwargs)\n"
+        '  File "/home/ada/train.py", line 5, in main\n    raise ValueError("no")\n'
+        "ValueError: no\n"
+    )
+    shown = report(ending(worker_end(0, 1, text)))
+    assert "/home/ada/train.py:5 in main" in shown
+    assert "wrapper" not in shown
