@@ -282,8 +282,23 @@ def make_agent(
         local_addr=config.local_addr,
         **config.rdzv_configs,
     )
+    spec = _make_spec(config, parameters, entrypoint, args)
+    return LocalElasticAgent(
+        spec,
+        config.logs_specs or DefaultLogsSpecs(),
+        config.start_method,
+        log_line_prefix_template=config.log_line_prefix_template,
+        shutdown_timeout=config.shutdown_timeout or 0,
+        health_check_server=health_check_server,
+        options=_options(config, is_whole_process=is_whole_process, guardian=guardian),
+    )
+
+
+def _make_spec(
+    config: LaunchConfig, parameters: RendezvousParameters, entrypoint: Callable[..., Any] | str | None, args: list[Any]
+) -> WorkerSpec:
     master_addr, master_port = _master(parameters)
-    spec = WorkerSpec(
+    return WorkerSpec(
         role=config.role,
         local_world_size=config.nproc_per_node,
         entrypoint=entrypoint,
@@ -299,15 +314,6 @@ def make_agent(
         duplicate_stdout_filters=config.duplicate_stdout_filters,
         duplicate_stderr_filters=config.duplicate_stderr_filters,
         virtual_local_rank=config.virtual_local_rank,
-    )
-    return LocalElasticAgent(
-        spec,
-        config.logs_specs or DefaultLogsSpecs(),
-        config.start_method,
-        log_line_prefix_template=config.log_line_prefix_template,
-        shutdown_timeout=config.shutdown_timeout or 0,
-        health_check_server=health_check_server,
-        options=_options(config, is_whole_process=is_whole_process, guardian=guardian),
     )
 
 

@@ -81,17 +81,24 @@ def test_exit_code_is_the_root_causes(launch: Launch, worker: Worker, ending: st
     assert job.wait_exit() == code
 
 
-def test_siblings_are_told_and_get_their_grace(launch: Launch, worker: Worker) -> None:
+def _fails_when_the_other_is_ready(code: int, other: str, gate: Path) -> str:
+    """Return a worker program: rank 1 fails as soon as rank 0 has come to its loop; a FIFO makes it wait."""
+    os.mkfifo(gate)
+    opened = f"open({str(gate)!r}, 'w').close()\nwhile True:"
+    return f"if rank == 1:\n    open({str(gate)!r}).read(); sys.exit({code})\n{other.replace('while True:', opened)}"
+
+
+def test_siblings_are_told_and_get_their_grace(launch: Launch, worker: Worker, tmp_path: Path) -> None:
     """When one worker fails the others get SIGTERM and time to finish."""
-    path = worker(f"if rank == 1:\n    sys.stdin = None; time.sleep(0.2); sys.exit(3)\n{PATIENT}")
+    path = worker(_fails_when_the_other_is_ready(3, PATIENT, tmp_path / "gate"))
     job = launch("--standalone", "--nproc-per-node=2", path)
     assert job.wait_exit() == 3
     assert "rank 0 got SIGTERM" in job.stdout
 
 
-def test_grace_period_ends_with_kill(launch: Launch, worker: Worker) -> None:
+def test_grace_period_ends_with_kill(launch: Launch, worker: Worker, tmp_path: Path) -> None:
     """A worker that ignores SIGTERM is killed at the end of --shutdown-timeout, on the failure path too."""
-    path = worker(f"if rank == 1:\n    time.sleep(0.3); sys.exit(3)\n{DEAF}")
+    path = worker(_fails_when_the_other_is_ready(3, DEAF, tmp_path / "gate"))
     job = launch("--standalone", "--nproc-per-node=2", "--shutdown-timeout=1", path)
     assert job.wait_exit() == 3
     assert 1.0 < time.monotonic() - job.started_at < 10
@@ -349,22 +356,17 @@ def test_nested_launchers(launch: Launch, worker: Worker) -> None:
 def test_as_pid_1_it_reaps_strangers(launch: Launch, worker: Worker) -> None:
     """As PID 1 of a container the launcher collects orphans that are not its own, and still sees its workers end."""
     path = worker("""
-        # A grandchild whose parent has ended becomes a child of PID 1.
-        subprocess.run(["sh", "-c", "(sleep 0.1; exit 0) & exit 0"])
+        # A grandchild whose parent has ended becomes a child of PID 1: unless that reaps it, it stays in /proc.
+        orphan = int(subprocess.run(["sh", "-c", "true & echo $!"], stdout=subprocess.PIPE).stdout)
         deadline = time.monotonic() + 10
-        def zombies():
-            states = [open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[:2]
-                      for pid in os.listdir("/proc") if pid.isdigit()]
-            return [state for state, parent in states if state == "Z"]
-        time.sleep(0.3)
-        while zombies() and time.monotonic() < deadline: time.sleep(0.05)
-        say("zombies", len(zombies()), "ppid", os.getppid())
+        while os.path.exists(f"/proc/{orphan}") and time.monotonic() < deadline: time.sleep(0.01)
+        say("reaped", not os.path.exists(f"/proc/{orphan}"), "ppid", os.getppid())
     """)
     # Root is needed for a process namespace only outside a user namespace.
     user = () if os.geteuid() == 0 else ("--user", "--map-root-user")
     program = ("unshare", *user, "--pid", "--fork", "--mount-proc", "--kill-child", *_ELASTIC_RUN)
     job = launch("--standalone", path, program=program)
-    job.wait_line("zombies 0 ppid 1")
+    job.wait_line("reaped True ppid 1")
     assert job.wait_exit() == 0
 
 
