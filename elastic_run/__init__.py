@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from elastic_run.core.policy import RestartPolicy
     from elastic_run.launcher import LaunchConfig, elastic_launch, launch_agent
     from elastic_run.multiprocessing.errors import ChildFailedError, ProcessFailure, record
-    from elastic_run.multiprocessing.logs import DefaultLogsSpecs, LogsSpecs, Std
+    from elastic_run.multiprocessing.logs import DefaultLogsSpecs, LogsSpecs
+    from elastic_run.multiprocessing.std import Std
 
 __all__ = [
     "ChildFailedError",
@@ -41,7 +42,7 @@ __getattr__ = lazy_names(
         "record": "multiprocessing.errors",
         "DefaultLogsSpecs": "multiprocessing.logs",
         "LogsSpecs": "multiprocessing.logs",
-        "Std": "multiprocessing.logs",
+        "Std": "multiprocessing.std",
     },
 )
 

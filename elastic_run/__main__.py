@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-import signal
+
+from elastic_run import signals
 
 
 def main() -> None:
@@ -12,9 +13,9 @@ def main() -> None:
     Raises:
         SystemExit: The job didn't succeed; the code is one of `contract.EXIT_CODES`.
     """
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    if signals.is_python_interrupt(signals.SIGINT):
         # Ctrl-C while modules are imported ends the process as it would any other: nothing was started yet.
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signals.default_signal(signals.SIGINT)
     # A collection in the middle of start-up finds nothing and delays the workers; the launcher turns it on again.
     gc.disable()
     from elastic_run import run  # noqa: PLC0415 - after that

@@ -202,11 +202,15 @@ def _restart_policy(args: AnyArguments) -> RestartPolicy:
 
 
 def _logs_specs(args: AnyArguments) -> LogsSpecs:
-    from elastic_run.multiprocessing.logs import DefaultLogsSpecs, Std  # noqa: PLC0415 - after all checks
+    from elastic_run.multiprocessing.logs import DefaultLogsSpecs, parse_streams  # noqa: PLC0415 - after all checks
 
-    specs_class = DefaultLogsSpecs if args.logs_specs is None else _load_logs_specs(args.logs_specs)
     ranks = {int(rank) for rank in args.local_ranks_filter.split(",")} if args.local_ranks_filter else None
-    return specs_class(
+    if args.logs_specs is None:
+        redirects, tee = parse_streams(args.redirects), parse_streams(args.tee)
+        return DefaultLogsSpecs(log_dir=args.log_dir, redirects=redirects, tee=tee, local_ranks_filter=ranks)
+    from elastic_run.multiprocessing.std import Std  # noqa: PLC0415 - a plug-in knows torch's
+
+    return _load_logs_specs(args.logs_specs)(
         log_dir=args.log_dir,
         redirects=Std.from_str(args.redirects),
         tee=Std.from_str(args.tee),

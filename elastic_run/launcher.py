@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 
 from elastic_run import contract
-from elastic_run.agent.api import WorkerSpec
-from elastic_run.agent.local_elastic_agent import LocalElasticAgent, parse_signals
-from elastic_run.agent.surroundings import AgentOptions
+from elastic_run.agent.api import WorkerGroup, WorkerSpec
+from elastic_run.agent.head_start import take_head_start
+from elastic_run.agent.surroundings import AgentOptions, Surroundings, parse_signals
 from elastic_run.core.policy import RestartPolicy
 from elastic_run.multiprocessing.logs import DefaultLogsSpecs
 from elastic_run.rendezvous.api import RendezvousParameters
@@ -24,10 +24,11 @@ if TYPE_CHECKING:
     from dataclasses import dataclass, field
     from typing import Any
 
+    from elastic_run.agent.local_elastic_agent import LocalElasticAgent
     from elastic_run.cluster.numa import NumaOptions
     from elastic_run.multiprocessing.guardian import Guardian
     from elastic_run.multiprocessing.logs import LogsSpecs
-    from elastic_run.multiprocessing.output import Console
+    from elastic_run.multiprocessing.output.console import Console
     from elastic_run.report import Ending
 else:
     from elastic_run.utils.light_dataclass import dataclass, field
@@ -179,7 +180,8 @@ def launch_agent(
     from elastic_run.multiprocessing.api import SignalException  # noqa: PLC0415
     from elastic_run.multiprocessing.errors import ChildFailedError  # noqa: PLC0415
 
-    agent = make_agent(config, entrypoint, args, is_whole_process=False, health_check_server=health_check_server)
+    around = make_surroundings(config, entrypoint, args, is_whole_process=False)
+    agent = make_agent(config, around, health_check_server=health_check_server)
     handler = agent.get_worker_group().spec.rdzv_handler
     # A stop by signal is no end of the job: other nodes may go on with this rendezvous.
     is_over = True
@@ -214,8 +216,16 @@ def launch_job(config: LaunchConfig, entrypoint: str, args: list[str], guardian:
     Returns:
         The exit code; `contract.EXIT_CODES` lists them.
     """
-    agent = make_agent(config, entrypoint, args, is_whole_process=True, guardian=guardian)
-    with agent.supervise() as supervisor:
+    around = make_surroundings(config, entrypoint, args, is_whole_process=True, guardian=guardian)
+    head_start = take_head_start(around)
+    try:
+        agent = make_agent(config, around)
+        supervisor = agent.supervise(head_start)
+    except BaseException:
+        # A defect, and the workers run already: the guardian ends them.
+        around.guardian.alarm()
+        raise
+    with supervisor:
         ending = supervisor.run()
         agent.record_ending(ending)
         if ending.verdict != "success":
@@ -244,16 +254,15 @@ def _is_terminal(fd: int) -> bool:
     return os.isatty(fd) and os.environ.get("TERM") != "dumb" and "NO_COLOR" not in os.environ
 
 
-def make_agent(
+def make_surroundings(
     config: LaunchConfig,
     entrypoint: Callable[..., Any] | str | None,
     args: list[Any],
     *,
     is_whole_process: bool,
     guardian: Guardian | None = None,
-    health_check_server: Any = None,  # noqa: ANN401 - torch's argument
-) -> LocalElasticAgent:
-    """Wire the parts of this node's agent together.
+) -> Surroundings:
+    """Bring together what an agent works with: workers, rendezvous, output, and what the user asked for.
 
     Args:
         config: How the job is launched. Without a run id it gets a random one, as with torch.
@@ -261,15 +270,13 @@ def make_agent(
         args: Its arguments.
         is_whole_process: Whether the launcher is all that runs in this process.
         guardian: The guardian, if it was started already.
-        health_check_server: Kept for torch's signature.
 
     Returns:
-        The agent, not yet running.
+        What the rounds of the agent share.
 
     Raises:
         RendezvousError: The backend is not in this release.
         ValueError: The backend is unknown.
-        TypeError: The entrypoint is a function.
     """
     if not config.run_id:
         config.run_id = str(int.from_bytes(os.urandom(16), "big"))
@@ -282,15 +289,42 @@ def make_agent(
         local_addr=config.local_addr,
         **config.rdzv_configs,
     )
-    spec = _make_spec(config, parameters, entrypoint, args)
-    return LocalElasticAgent(
-        spec,
+    return Surroundings(
+        WorkerGroup(_make_spec(config, parameters, entrypoint, args)),
         config.logs_specs or DefaultLogsSpecs(),
+        _options(config, is_whole_process=is_whole_process, guardian=guardian),
+    )
+
+
+def make_agent(
+    config: LaunchConfig,
+    around: Surroundings,
+    *,
+    health_check_server: Any = None,  # noqa: ANN401 - torch's argument
+) -> LocalElasticAgent:
+    """Make this node's agent.
+
+    Args:
+        config: How the job is launched.
+        around: From `make_surroundings`.
+        health_check_server: Kept for torch's signature.
+
+    Returns:
+        The agent, not yet running.
+
+    Raises:
+        TypeError: The entrypoint is a function.
+    """
+    from elastic_run.agent.local_elastic_agent import LocalElasticAgent  # noqa: PLC0415 - while the workers start
+
+    return LocalElasticAgent(
+        around.group.spec,
+        around.logs_specs,
         config.start_method,
         log_line_prefix_template=config.log_line_prefix_template,
         shutdown_timeout=config.shutdown_timeout or 0,
         health_check_server=health_check_server,
-        options=_options(config, is_whole_process=is_whole_process, guardian=guardian),
+        around=around,
     )
 
 

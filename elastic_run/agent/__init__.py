@@ -21,11 +21,9 @@ if TYPE_CHECKING:
     from elastic_run.agent.api import (
         WorkerSpec as WorkerSpec,
     )
-    from elastic_run.agent.api import (
-        WorkerState as WorkerState,
-    )
     from elastic_run.agent.local_elastic_agent import LocalElasticAgent as LocalElasticAgent
     from elastic_run.agent.simple_elastic_agent import SimpleElasticAgent as SimpleElasticAgent
+    from elastic_run.agent.state import WorkerState as WorkerState
 
 _HOMES = {
     "ElasticAgent": "api",
@@ -35,7 +33,7 @@ _HOMES = {
     "Worker": "api",
     "WorkerGroup": "api",
     "WorkerSpec": "api",
-    "WorkerState": "api",
+    "WorkerState": "state",
 }
 
 __all__ = [  # noqa: PLE0604 - the keys are the names

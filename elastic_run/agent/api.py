@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import abc
 import os
-from enum import Enum
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,6 +14,7 @@ if TYPE_CHECKING:
     from dataclasses import dataclass, field
     from typing import Any
 
+    from elastic_run.agent.state import WorkerState
     from elastic_run.cluster.numa import NumaOptions
     from elastic_run.multiprocessing.errors import ProcessFailure
     from elastic_run.rendezvous.api import RendezvousHandler
@@ -22,6 +22,15 @@ else:
     from elastic_run.utils.light_dataclass import dataclass, field
 
 DEFAULT_ROLE = "default"
+
+
+def __getattr__(name: str) -> object:
+    if name != "WorkerState":
+        message = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(message)
+    from elastic_run.agent.state import WorkerState  # noqa: PLC0415 - `enum` is not needed to start workers
+
+    return WorkerState
 
 
 @dataclass
@@ -126,33 +135,16 @@ class Worker:
         return str(self)
 
 
-class WorkerState(str, Enum):
-    """State of a worker group; the workers of a group change it together."""
-
-    UNKNOWN = "UNKNOWN"
-    INIT = "INIT"
-    HEALTHY = "HEALTHY"
-    UNHEALTHY = "UNHEALTHY"
-    STOPPED = "STOPPED"
-    SUCCEEDED = "SUCCEEDED"
-    FAILED = "FAILED"
-
-    @staticmethod
-    def is_running(state: WorkerState) -> bool:
-        """Whether workers in this state are processes that live."""
-        return state in (WorkerState.HEALTHY, WorkerState.UNHEALTHY)
-
-
 class WorkerGroup:
     """The workers of one spec on this node, and their place in the current round."""
 
     __slots__ = (
+        "_state",
         "group_rank",
         "group_world_size",
         "master_addr",
         "master_port",
         "spec",
-        "state",
         "store",
         "workers",
     )
@@ -165,7 +157,20 @@ class WorkerGroup:
         self.group_world_size: int | None = None
         self.master_addr: str | None = None
         self.master_port: int | None = None
-        self.state = WorkerState.INIT
+        self._state: WorkerState | None = None
+
+    @property
+    def state(self) -> WorkerState:
+        """The workers' state."""
+        if self._state is None:
+            from elastic_run.agent.state import WorkerState  # noqa: PLC0415 - ditto
+
+            self._state = WorkerState.INIT
+        return self._state
+
+    @state.setter
+    def state(self, state: WorkerState) -> None:
+        self._state = state
 
 
 @dataclass
@@ -184,7 +189,7 @@ class RunResult:
 
     def is_failed(self) -> bool:
         """Whether a worker failed."""
-        return self.state == WorkerState.FAILED
+        return self.state == "FAILED"
 
 
 class ElasticAgent(abc.ABC):

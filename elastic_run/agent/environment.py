@@ -5,9 +5,8 @@ Source: torch 2.13, LocalElasticAgent._start_workers; the variables of our own a
 
 from __future__ import annotations
 
-import signal
-
 from elastic_run import contract
+from elastic_run.signals import signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ def worker_environment(
         contract.ENV_MAX_RESTARTS: str(max_restarts),
         contract.ENV_RUN_ID: run_id,
         contract.ENV_USE_AGENT_STORE: str(use_agent_store),
-        contract.ENV_SIGNALS_TO_HANDLE: ",".join(signal.Signals(number).name for number in signals),
+        contract.ENV_SIGNALS_TO_HANDLE: ",".join(signal_name(number) for number in signals),
         contract.ENV_NCCL_ASYNC_ERROR_HANDLING: parent.get(contract.ENV_NCCL_ASYNC_ERROR_HANDLING, "1"),
     }
     if spec.virtual_local_rank:

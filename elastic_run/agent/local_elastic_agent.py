@@ -10,10 +10,11 @@ import signal
 import time
 
 from elastic_run import contract
-from elastic_run.agent.api import DEFAULT_ROLE, RunResult, WorkerState
+from elastic_run.agent.api import DEFAULT_ROLE, RunResult
 from elastic_run.agent.simple_elastic_agent import SimpleElasticAgent
+from elastic_run.agent.state import WorkerState
 from elastic_run.agent.supervisor import Supervisor
-from elastic_run.agent.surroundings import AgentOptions
+from elastic_run.agent.surroundings import AgentOptions, Surroundings, parse_signals
 from elastic_run.core.policy import RestartPolicy
 
 TYPE_CHECKING = False
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from elastic_run.agent.api import WorkerGroup, WorkerSpec
+    from elastic_run.agent.head_start import HeadStart
     from elastic_run.multiprocessing.errors import ProcessFailure
     from elastic_run.multiprocessing.logs import LogsSpecs
     from elastic_run.report import Ending
@@ -37,7 +39,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         log_line_prefix_template: Prefix of tee'd lines.
         shutdown_timeout: Seconds that workers get to stop, on every path.
         health_check_server: Kept for torch's signature.
-        options: What torch has no field for; by default taken from the spec.
+        around: What torch has no field for, with the group of this spec; by default taken from the spec.
 
     Raises:
         TypeError: The entrypoint is a function.
@@ -53,7 +55,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         shutdown_timeout: int = contract.DEFAULT_SHUTDOWN_TIMEOUT,
         health_check_server: Any = None,  # noqa: ANN401 - torch's argument
         *,
-        options: AgentOptions | None = None,
+        around: Surroundings | None = None,
     ) -> None:
         super().__init__(spec, exit_barrier_timeout, shutdown_timeout)
         if not isinstance(spec.entrypoint, str):
@@ -62,15 +64,19 @@ class LocalElasticAgent(SimpleElasticAgent):
                 "pass a program as the entrypoint and its arguments to the call"
             )
             raise TypeError(message)
-        self._logs_specs = logs_specs
         self._start_method = start_method
         self._health_check_server = health_check_server
-        self._options = options or AgentOptions(
-            policy=RestartPolicy(spec.max_restarts),
-            shutdown_timeout=shutdown_timeout,
-            signals=parse_signals(os.environ.get(contract.ENV_SIGNALS_TO_HANDLE, contract.DEFAULT_SIGNALS_TO_HANDLE)),
-            prefix_template=log_line_prefix_template or contract.DEFAULT_PREFIX_TEMPLATE,
-        )
+        if around is None:
+            signals = os.environ.get(contract.ENV_SIGNALS_TO_HANDLE, contract.DEFAULT_SIGNALS_TO_HANDLE)
+            options = AgentOptions(
+                policy=RestartPolicy(spec.max_restarts),
+                shutdown_timeout=shutdown_timeout,
+                signals=parse_signals(signals),
+                prefix_template=log_line_prefix_template or contract.DEFAULT_PREFIX_TEMPLATE,
+            )
+            around = Surroundings(self._worker_group, logs_specs, options)
+        self._worker_group = around.group
+        self._around = around
         self._supervisor: Supervisor | None = None
         self.ending: Ending | None = None
         self._started_at = 0.0
@@ -114,10 +120,17 @@ class LocalElasticAgent(SimpleElasticAgent):
             event = self.get_event_failed()
         record(event, self._worker_group.spec.event_log_handler)
 
-    def supervise(self) -> Supervisor:
-        """Make the supervisor of this agent, for the one who wants its console after the run; close it."""
+    def supervise(self, head_start: HeadStart | None = None) -> Supervisor:
+        """Make the supervisor of this agent, for the one who wants its console after the run; close it.
+
+        Args:
+            head_start: The first round, if its workers were started already.
+
+        Returns:
+            The supervisor, not yet running.
+        """
         self._started_at = time.monotonic()
-        self._supervisor = Supervisor(self._worker_group, self._logs_specs, self._options, on_state=self._record_state)
+        self._supervisor = Supervisor(self._around, head_start, on_state=self._record_state)
         return self._supervisor
 
     def _record_state(self, state: str, duration_ms: float | None) -> None:
@@ -179,16 +192,3 @@ class LocalElasticAgent(SimpleElasticAgent):
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:  # noqa: ARG002
         if self._supervisor is not None:
             self._supervisor.request_stop(death_sig)
-
-
-def parse_signals(names: str) -> tuple[int, ...]:
-    """Return the numbers of signals given by name.
-
-    Args:
-        names: `SIGTERM,SIGINT`; an unknown name is passed over, as torch does (the command line refuses it).
-
-    Returns:
-        Their numbers.
-    """
-    numbers = (getattr(signal, name.strip(), None) for name in names.split(","))
-    return tuple(int(number) for number in numbers if isinstance(number, signal.Signals))

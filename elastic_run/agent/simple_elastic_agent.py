@@ -14,8 +14,9 @@ import os
 import signal
 import time
 
-from elastic_run.agent.api import DEFAULT_ROLE, ElasticAgent, RunResult, WorkerGroup, WorkerState
+from elastic_run.agent.api import DEFAULT_ROLE, ElasticAgent, RunResult, WorkerGroup
 from elastic_run.agent.environment import assign_ranks
+from elastic_run.agent.state import WorkerState
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -13,6 +13,8 @@ from elastic_run.multiprocessing import processes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from elastic_run.agent.round import Round
     from elastic_run.agent.surroundings import Surroundings
     from elastic_run.core.policy import Failure
@@ -26,10 +28,12 @@ class Story:
 
     Args:
         around: What the rounds of one agent share.
+        say: Tells the user one line.
     """
 
-    def __init__(self, around: Surroundings) -> None:
+    def __init__(self, around: Surroundings, say: Callable[[str], None]) -> None:
         self._around = around
+        self._say = say
         self._attempts: list[Attempt] = []
         self._ends: tuple[WorkerEnd, ...] = ()
         self._root: WorkerEnd | None = None
@@ -70,7 +74,7 @@ class Story:
         """Say in one line what has changed while the job goes on; the end is told by the report."""
         from elastic_run.report import lines  # noqa: PLC0415 - only when there is something to say
 
-        size, options, say = self._around.group.spec.local_world_size, self._around.options, self._around.console.say
+        size, options, say = self._around.group.spec.local_world_size, self._around.options, self._say
         if after.restart_count > before.restart_count and self._root is not None:
             self._remember_attempt(self._root)
             pause = next((command.delay for command in commands if isinstance(command, supervision.Pause)), 0.0)

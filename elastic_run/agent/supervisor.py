@@ -12,35 +12,31 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import sys
 from collections import deque
 
-from elastic_run import contract
-from elastic_run.agent.environment import assign_ranks
 from elastic_run.agent.guard import Guard
+from elastic_run.agent.joining import Joining
+from elastic_run.agent.launched import launch_workers
 from elastic_run.agent.round import Round
-from elastic_run.agent.surroundings import Surroundings
 from elastic_run.core import supervision
 from elastic_run.core.shutdown import KILL_PATIENCE
 from elastic_run.loop import Loop
 from elastic_run.multiprocessing.descriptors import ensure_standard_descriptors
+from elastic_run.multiprocessing.output.console import Console
 from elastic_run.rendezvous.errors import RendezvousGracefulExitError, is_kind
 from elastic_run.store.listener import PortTakenError
-from elastic_run.store.worker_store import choose_worker_store, open_worker_store
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
 
-    from elastic_run.agent.api import WorkerGroup
+    from elastic_run.agent.head_start import HeadStart
+    from elastic_run.agent.launched import LaunchedWorkers
     from elastic_run.agent.story import Story
     from elastic_run.agent.stuck import StuckWatch
-    from elastic_run.agent.surroundings import AgentOptions
+    from elastic_run.agent.surroundings import Surroundings
     from elastic_run.core.supervision import Command, Event
-    from elastic_run.multiprocessing.logs import LogsSpecs
     from elastic_run.report import Ending
-    from elastic_run.store.worker_store import WorkerStore
 
 #: Seconds that are long for a reader of the output, or for the loop, and short for a person.
 _MOMENT = 2.0
@@ -52,45 +48,45 @@ class Supervisor:
     """Runs the rounds of one agent to their end.
 
     Args:
-        group: The workers; their ranks and states are kept up to date.
-        logs_specs: Where output goes.
-        options: What the user asked for.
+        around: The workers and what the user asked for; the group's ranks and states are kept up to date.
+        head_start: The first round, if its workers were started already.
         on_state: Called with `RENDEZVOUS` and its duration in milliseconds, and with `START`, in every round.
     """
 
     def __init__(
         self,
-        group: WorkerGroup,
-        logs_specs: LogsSpecs,
-        options: AgentOptions,
+        around: Surroundings,
+        head_start: HeadStart | None = None,
         *,
         on_state: Callable[[str, float | None], None] = lambda *_: None,
     ) -> None:
-        self._group = group
+        self._around = around
+        self._group = around.group
+        self._options = around.options
         self._on_state = on_state
         self._joined_at = 0.0
-        self._options = options
         # Before anything is opened: a closed standard descriptor's number would go to the first file.
         ensure_standard_descriptors()
         self._loop = Loop()
-        self._around = Surroundings(group, logs_specs, options, self._loop)
-        self._guard = Guard(self._loop, self._around.guardian, say=self._around.console.say)
+        self.console = Console(self._loop)
+        self._head_start = head_start
+        self._launched = None if head_start is None else head_start.launched
+        self._joining = Joining(self._group, self._options.worker_store) if head_start is None else head_start.joining
+        self._joining.serve(self._loop, self.console.say)
+        self._guard = Guard(self._loop, around.guardian, say=self.console.say)
         self._signals_seen = 0
         self._agent = supervision.Agent(
-            policy=options.policy,
-            local_world_size=group.spec.local_world_size,
-            forwarded=frozenset(options.forwarded),
+            policy=self._options.policy,
+            local_world_size=self._group.spec.local_world_size,
+            forwarded=frozenset(self._options.forwarded),
         )
         self._events: deque[Event] = deque()
         self._is_feeding = False
         self._is_closing = False
         self._round: Round | None = None
-        self._store: WorkerStore | None = None
         self._stuck_watch: StuckWatch | None = None
-        self._use_torch_store = False
         self._told_story: Story | None = None
         self._finish: supervision.Finish | None = None
-        self.console = self._around.console
 
     def __enter__(self) -> Supervisor:
         return self
@@ -109,6 +105,8 @@ class Supervisor:
             What happened, for the report.
         """
         self._watch_signals()
+        if self._head_start is not None:
+            self._head_start.release_signals()
         try:
             self._guard.start()
         except OSError as error:
@@ -141,8 +139,7 @@ class Supervisor:
         """Give back everything: store, temporary files, guardian, console, signal handlers."""
         self._is_closing = True
         try:
-            if self._store is not None:
-                self._store.close()
+            self._joining.close()
             self._around.clean_up()
         finally:
             try:
@@ -209,7 +206,7 @@ class Supervisor:
         if self._told_story is None:
             from elastic_run.agent.story import Story  # noqa: PLC0415
 
-            self._told_story = Story(self._around)
+            self._told_story = Story(self._around, self.console.say)
         return self._told_story
 
     def _perform_all(self, commands: tuple[Command, ...]) -> None:
@@ -236,58 +233,29 @@ class Supervisor:
     # --- joining ---------------------------------------------------------------------------------------------------
     def _join(self, command: supervision.Join) -> None:
         self._joined_at = self._loop.now()
-        handler = self._group.spec.rdzv_handler
-        offer = getattr(handler, "offer_worker_store", None)
+        if self._launched is not None:
+            self._feed(supervision.RoundFormed(command.round))
+            return
         try:
-            if offer is not None:
-                self._store = self._open_store()
-                offer(self._store.host, self._store.port, use_agent_store=self._store.use_agent_store)
+            self._joining.offer_store()
         except PortTakenError as error:
             self._feed(supervision.RoundFailed(command.round, verdict="usage", detail=f"--master-port: {error}"))
             return
         except OSError as error:
             self._feed(supervision.RoundFailed(command.round, verdict="cannot_start", detail=str(error)))
             return
-        if getattr(handler, "is_immediate", False):
+        if self._joining.is_immediate:
             self._rendezvous(command.round)
         else:
             import threading  # noqa: PLC0415 - only for handlers that block
 
             threading.Thread(target=self._rendezvous, args=(command.round,), daemon=True).start()
 
-    def _open_store(self) -> WorkerStore:
-        if self._store is not None and not self._use_torch_store:
-            return self._store.renew()
-        spec = self._group.spec
-        mode = choose_worker_store(self._options.worker_store, spec.local_world_size, os.environ)
-        if self._use_torch_store and mode == "agent":
-            mode = "torch"
-        if self._store is not None:
-            self._store.close()
-            self._use_torch_store = False
-        python = os.environ.get(contract.ENV_PYTHON_EXEC, sys.executable)
-        return open_worker_store(
-            mode,
-            loop=self._loop,
-            port=spec.master_port,
-            python=python,
-            env=os.environ,
-            on_unknown_operation=self._on_unknown_operation,
-            on_lost=self.console.say,
-        )
-
-    def _on_unknown_operation(self, operation: int) -> None:
-        self._use_torch_store = True
-        self.console.say(
-            f"a worker's torch asked the store for operation {operation}, which elastic-run doesn't know; "
-            "the next round uses torch's own store (--worker-store=torch does at once)"
-        )
-
     def _rendezvous(self, number: int) -> None:
         """Ask the handler, in whatever thread this is, and bring the answer to the loop's thread."""
         event: Event
         try:
-            self._take_place(self._group.spec.rdzv_handler.next_rendezvous())
+            self._joining.take_place()
             event = supervision.RoundFormed(number)
         except Exception as error:  # noqa: BLE001 - a plug-in's; torch's classes of errors are not ours
             is_exit = is_kind(error, RendezvousGracefulExitError)
@@ -295,29 +263,21 @@ class Supervisor:
             event = supervision.RoundFailed(number, verdict="success" if is_exit else "rendezvous", detail=detail)
         self._loop.call_soon_threadsafe(lambda: self._feed(event))
 
-    def _take_place(self, found: Any) -> None:  # noqa: ANN401 - a foreign handler's class
-        group, spec = self._group, self._group.spec
-        group.store = found.store
-        info = found.bootstrap_store_info
-        is_ours = self._store is not None
-        group.master_addr = info.master_addr if is_ours else spec.master_addr or info.master_addr
-        group.master_port = info.master_port if is_ours else spec.master_port or info.master_port
-        assign_ranks(group, group_rank=found.rank, group_world_size=found.world_size)
-
     # --- the round's workers ---------------------------------------------------------------------------------------
     def _start_workers(self, command: supervision.StartWorkers) -> None:
         number = command.round
-        handler = self._group.spec.rdzv_handler
         self._on_state("RENDEZVOUS", (self._loop.now() - self._joined_at) * 1000)
         self._round = Round(
             self._around,
+            self._take_launched() or self._launch(),
+            loop=self._loop,
+            console=self.console,
             number=number,
             restart_count=self._agent.restart_count,
-            use_agent_store=self._store.use_agent_store if self._store is not None else handler.use_agent_store,
             on_exit=lambda rank, code: self._feed(supervision.WorkerExited(number, local_rank=rank, exitcode=code)),
         )
         try:
-            self._round.start()
+            self._round.watch()
         except (OSError, ValueError) as error:
             from elastic_run.agent.verdict import start_failed  # noqa: PLC0415 - only after a failure
 
@@ -330,6 +290,15 @@ class Supervisor:
         self._loop.call_later(_SETTLED, self._prepare_for_failure)
         if self._options.stuck_timeout > 0:
             self._watch_stuck(self._round)
+
+    def _take_launched(self) -> LaunchedWorkers | None:
+        launched, self._launched = self._launched, None
+        return launched
+
+    def _launch(self) -> LaunchedWorkers:
+        return launch_workers(
+            self._around, restart_count=self._agent.restart_count, use_agent_store=self._joining.use_agent_store
+        )
 
     def _prepare_for_failure(self) -> None:
         if self._finish is None:

@@ -1,4 +1,4 @@
-"""What the rounds of one agent share: what the user asked for, the loop, the console, the guardian, the token."""
+"""What the rounds of one agent share: what the user asked for, the guardian, the token, the descriptors' limit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 from elastic_run import contract
 from elastic_run.multiprocessing.guardian import Guardian
-from elastic_run.multiprocessing.output import Console
+from elastic_run.signals import signal_number
 from elastic_run.store.listener import raise_descriptor_limit
 
 TYPE_CHECKING = False
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from elastic_run.agent.api import WorkerGroup
     from elastic_run.core.policy import RestartPolicy
-    from elastic_run.loop import Loop
     from elastic_run.multiprocessing.logs import LogsSpecs
 
 
@@ -86,28 +85,30 @@ class AgentOptions:
 
 
 class Surroundings:
-    """What the rounds of one agent share."""
+    """What the rounds of one agent share.
+
+    Args:
+        group: The workers.
+        logs_specs: Where their output goes.
+        options: What the user asked for.
+    """
 
     __slots__ = (
         "_announced",
         "_worker_limit",
-        "console",
         "group",
         "guardian",
         "hostname",
         "inherited_token",
         "logs_specs",
-        "loop",
         "options",
         "run_id",
     )
 
-    def __init__(self, group: WorkerGroup, logs_specs: LogsSpecs, options: AgentOptions, loop: Loop) -> None:
+    def __init__(self, group: WorkerGroup, logs_specs: LogsSpecs, options: AgentOptions) -> None:
         self.group = group
         self.logs_specs = logs_specs
         self.options = options
-        self.loop = loop
-        self.console = Console(loop)
         self.hostname = os.uname().nodename
         self.run_id = group.spec.rdzv_handler.get_run_id()
         self.guardian = options.guardian or Guardian(is_exec=not options.is_whole_process)
@@ -155,3 +156,16 @@ class Surroundings:
         if not self._announced and getattr(self.logs_specs, "is_temporary", False):
             self.guardian.remove_at_end(getattr(self.logs_specs, "run_log_dir", None) or "")
             self._announced = True
+
+
+def parse_signals(names: str) -> tuple[int, ...]:
+    """Return the numbers of signals given by name.
+
+    Args:
+        names: `SIGTERM,SIGINT`; an unknown name is passed over, as torch does (the command line refuses it).
+
+    Returns:
+        Their numbers.
+    """
+    numbers = (signal_number(name.strip()) for name in names.split(","))
+    return tuple(number for number in numbers if number is not None)

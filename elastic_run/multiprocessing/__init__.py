@@ -17,18 +17,16 @@ if TYPE_CHECKING:
         LogsSpecs as LogsSpecs,
     )
     from elastic_run.multiprocessing.logs import (
-        Std as Std,
-    )
-    from elastic_run.multiprocessing.logs import (
         to_map as to_map,
     )
+    from elastic_run.multiprocessing.std import Std as Std
 
 _HOMES = {
     "DefaultLogsSpecs": "logs",
     "LogsDest": "logs",
     "LogsSpecs": "logs",
     "SignalException": "api",
-    "Std": "logs",
+    "Std": "std",
     "to_map": "logs",
 }
 

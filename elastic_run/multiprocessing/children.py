@@ -12,14 +12,12 @@ Rules
 from __future__ import annotations
 
 import os
-import signal
+
+from elastic_run.signals import IGNORED_BY_PYTHON, block_signals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-#: CPython ignores these at start; a program that we exec expects the default action.
-_RESTORED_SIGNALS = tuple(getattr(signal, name) for name in ("SIGPIPE", "SIGXFSZ", "SIGXFZ") if hasattr(signal, name))
+    from collections.abc import Iterable, Mapping, Sequence
 
 
 def spawn(
@@ -31,6 +29,7 @@ def spawn(
     affinity: frozenset[int] | None = None,
     stdin: int = 0,
     closed: Sequence[int] = (),
+    mask: Iterable[int] | None = None,
 ) -> int:
     """Start a program as the leader of a new session.
 
@@ -42,6 +41,7 @@ def spawn(
         affinity: Logical CPUs to run on, or None to inherit.
         stdin: Descriptor that it gets as 0.
         closed: Descriptors that it must not inherit, from `inheritable_descriptors`.
+        mask: Signals that it begins with blocked, or None to inherit what this thread blocks.
 
     Returns:
         The pid, which is the session's and the group's number too.
@@ -55,10 +55,17 @@ def spawn(
         if source != target
     ]
     actions += [(os.POSIX_SPAWN_CLOSE, fd) for fd in closed]
+    blocked = block_signals(()) if mask is None else mask
     saved = _bind(affinity)
     try:
         return os.posix_spawnp(
-            argv[0], list(argv), dict(env), file_actions=actions, setsid=True, setsigdef=_RESTORED_SIGNALS
+            argv[0],
+            list(argv),
+            dict(env),
+            file_actions=actions,
+            setsid=True,
+            setsigdef=IGNORED_BY_PYTHON,
+            setsigmask=blocked,
         )
     finally:
         _bind(saved)

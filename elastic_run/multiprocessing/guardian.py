@@ -22,10 +22,10 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 import sys
 import time
 
+from elastic_run import signals
 from elastic_run.multiprocessing import processes
 
 TYPE_CHECKING = False
@@ -38,6 +38,7 @@ PATIENCE = 10.0
 _LOOK = 0.005
 _EMPTY_LOOKS = 2
 _MAX_FD = 1 << 16
+_IGNORED = (signals.SIGTERM, signals.SIGINT, signals.SIGHUP, signals.SIGQUIT, signals.SIGUSR1, signals.SIGUSR2)
 
 
 class Guardian:
@@ -175,10 +176,10 @@ def _become_daemon(reader: int) -> None:
 
 def _ignore_signals() -> None:
     """A signal to everybody (`kill -TERM -1`, a site's clean-up) must not take the guardian before the workers."""
-    signal.set_wakeup_fd(-1)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signals.forget_wakeup_fd()
+    for number in _IGNORED:
+        signals.ignore_signal(number)
+    signals.default_signal(signals.SIGCHLD)
 
 
 def _set_process_title(launcher: int) -> None:

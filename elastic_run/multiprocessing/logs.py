@@ -12,59 +12,67 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from enum import IntFlag
 
 from elastic_run import contract
 from elastic_run.multiprocessing.log_directories import make_new, make_temporary, random_name, remove_tree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
     from dataclasses import dataclass, field
+
+    from elastic_run.multiprocessing.std import Std
+
+    #: One value of `Std` for all workers, or one by local rank; plain numbers do.
+    Streams = int | Mapping[int, int]
 else:
     from elastic_run.utils.light_dataclass import dataclass, field
 
 #: Longer run ids are cut in directory names, which may have 255 bytes.
 _RUN_ID_LENGTH = 200
+#: `Std.OUT` and `Std.ERR`.
+_OUT = 1
+_ERR = 2
 
 
-class Std(IntFlag):
-    """Standard streams of a worker."""
+def __getattr__(name: str) -> object:
+    if name != "Std":
+        message = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(message)
+    from elastic_run.multiprocessing.std import Std  # noqa: PLC0415 - `enum` is not needed to start workers
 
-    NONE = 0
-    OUT = 1
-    ERR = 2
-    ALL = OUT | ERR
+    return Std
 
-    @classmethod
-    def from_str(cls, vm: str) -> Std | dict[int, Std]:
-        """Read the value of --redirects or --tee.
 
-        Args:
-            vm: ``0`` to ``3`` for all workers, or a map of local ranks to those: ``0:3,12:1``.
+def parse_streams(text: str) -> int | dict[int, int]:
+    """Read the value of --redirects or --tee.
 
-        Returns:
-            One value, or a value by local rank.
+    Args:
+        text: ``0`` to ``3`` for all workers, or a map of local ranks to those: ``0:3,12:1``.
 
-        Raises:
-            ValueError: It is neither.
-        """
-        if _is_std(vm):
-            return cls(int(vm))
-        found = {}
-        for item in vm.split(","):
-            rank, _, value = item.partition(":")
-            if not (rank.isascii() and rank.isdigit() and _is_std(value)):
-                message = f"{vm!r} is neither 0, 1, 2 or 3 nor a map of local ranks to these, such as 0:3,1:2"
-                raise ValueError(message)
-            found[int(rank)] = cls(int(value))
-        return found
+    Returns:
+        One value of `Std` as a number, or one by local rank.
+
+    Raises:
+        ValueError: It is neither.
+    """
+    if _is_std(text):
+        return int(text)
+    found = {}
+    for item in text.split(","):
+        rank, _, value = item.partition(":")
+        if not (rank.isascii() and rank.isdigit() and _is_std(value)):
+            message = f"{text!r} is neither 0, 1, 2 or 3 nor a map of local ranks to these, such as 0:3,1:2"
+            raise ValueError(message)
+        found[int(rank)] = int(value)
+    return found
 
 
 def _is_std(text: str) -> bool:
     return text in ("0", "1", "2", "3")
 
 
-def to_map(val_or_map: Std | dict[int, Std], local_world_size: int) -> dict[int, Std]:
+def to_map(val_or_map: Streams, local_world_size: int) -> dict[int, Std]:
     """Give every local rank its value.
 
     Args:
@@ -74,9 +82,14 @@ def to_map(val_or_map: Std | dict[int, Std], local_world_size: int) -> dict[int,
     Returns:
         A value for each rank, `Std.NONE` for those that the map misses.
     """
-    if isinstance(val_or_map, Std):
-        return dict.fromkeys(range(local_world_size), val_or_map)
-    return {rank: val_or_map.get(rank, Std.NONE) for rank in range(local_world_size)}
+    from elastic_run.multiprocessing.std import Std  # noqa: PLC0415 - see `__getattr__`
+
+    streams = _by_rank(val_or_map, range(local_world_size))
+    return {rank: Std(value) for rank, value in streams.items()}
+
+
+def _by_rank(val_or_map: Streams, ranks: Iterable[int]) -> dict[int, int]:
+    return {rank: val_or_map if isinstance(val_or_map, int) else val_or_map.get(rank, 0) for rank in ranks}
 
 
 @dataclass
@@ -105,8 +118,8 @@ class LogsSpecs(ABC):
     def __init__(
         self,
         log_dir: str | None = None,
-        redirects: Std | dict[int, Std] = Std.NONE,
-        tee: Std | dict[int, Std] = Std.NONE,
+        redirects: Streams = 0,
+        tee: Streams = 0,
         local_ranks_filter: set[int] | None = None,
     ) -> None:
         self._root_log_dir = log_dir
@@ -148,8 +161,8 @@ class DefaultLogsSpecs(LogsSpecs):
     def __init__(
         self,
         log_dir: str | None = None,
-        redirects: Std | dict[int, Std] = Std.NONE,
-        tee: Std | dict[int, Std] = Std.NONE,
+        redirects: Streams = 0,
+        tee: Streams = 0,
         local_ranks_filter: set[int] | None = None,
     ) -> None:
         if log_dir and os.path.isfile(log_dir):
@@ -205,8 +218,7 @@ class DefaultLogsSpecs(LogsSpecs):
         return self._lay_out(make_new(self._run_log_dir, attempt), envs)
 
     def _lay_out(self, directory: str, envs: dict[int, dict[str, str]]) -> LogsDest:
-        redirects = to_map(self._redirects, len(envs))
-        tees = to_map(self._tee, len(envs))
+        redirects, tees = _by_rank(self._redirects, envs), _by_rank(self._tee, envs)
         logs = LogsDest(
             filtered_stdout=os.path.join(directory, contract.FILTERED_STDOUT_LOG),
             filtered_stderr=os.path.join(directory, contract.FILTERED_STDERR_LOG),
@@ -217,8 +229,8 @@ class DefaultLogsSpecs(LogsSpecs):
                 os.mkdir(own)
             is_shown = not self._local_ranks_filter or rank in self._local_ranks_filter
             for stream, name, paths, tee_paths in (
-                (Std.OUT, contract.STDOUT_LOG, logs.stdouts, logs.tee_stdouts),
-                (Std.ERR, contract.STDERR_LOG, logs.stderrs, logs.tee_stderrs),
+                (_OUT, contract.STDOUT_LOG, logs.stdouts, logs.tee_stdouts),
+                (_ERR, contract.STDERR_LOG, logs.stderrs, logs.tee_stderrs),
             ):
                 is_in_file = bool((redirects[rank] | tees[rank]) & stream)
                 paths[rank] = os.path.join(own, name) if is_in_file else "" if is_shown else os.devnull
@@ -242,8 +254,8 @@ class DefaultLogsSpecs(LogsSpecs):
 
     def __repr__(self) -> str:
         return (
-            f"DefaultLogsSpecs(root_log_dir={self._root_log_dir}, redirects={self._redirects}, "
-            f"tee={self._tee}, local_ranks_filter={self._local_ranks_filter})"
+            f"DefaultLogsSpecs(root_log_dir={self._root_log_dir}, redirects={_shown(self._redirects)}, "
+            f"tee={_shown(self._tee)}, local_ranks_filter={self._local_ranks_filter})"
         )
 
     def __eq__(self, other: object) -> bool:
@@ -259,8 +271,15 @@ class DefaultLogsSpecs(LogsSpecs):
     __hash__ = None  # type: ignore[assignment] # as torch's: equal by value, and changing
 
 
-def _values(setting: Std | dict[int, Std]) -> tuple[Std, ...]:
-    return (setting,) if isinstance(setting, Std) else tuple(setting.values())
+def _values(setting: Streams) -> tuple[int, ...]:
+    return (setting,) if isinstance(setting, int) else tuple(setting.values())
+
+
+def _shown(setting: Streams) -> object:
+    """Return a setting as torch shows it."""
+    from elastic_run.multiprocessing.std import Std  # noqa: PLC0415 - see `__getattr__`
+
+    return Std(setting) if isinstance(setting, int) else {rank: Std(value) for rank, value in setting.items()}
 
 
 def _nowhere(envs: dict[int, dict[str, str]]) -> LogsDest:

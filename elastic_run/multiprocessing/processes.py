@@ -12,7 +12,8 @@ Rules
 from __future__ import annotations
 
 import os
-import signal
+
+from elastic_run.signals import SIGKILL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -159,8 +160,8 @@ def signal_processes(pids: Iterable[int], number: int) -> None:
 
 def kill_all(sessions: Collection[int], pids: Collection[int] = ()) -> None:
     """Send SIGKILL to the sessions' groups and to single processes."""
-    signal_groups(sessions, signal.SIGKILL)
-    signal_processes(pids, signal.SIGKILL)
+    signal_groups(sessions, SIGKILL)
+    signal_processes(pids, SIGKILL)
 
 
 def wait_channel(pid: int) -> str:

@@ -1,4 +1,4 @@
-"""The worker processes of one round: start them, see them end, pass signals on, stop them with all their descendants.
+"""The worker processes of one round: see them end, pass signals on, stop them with all their descendants.
 
 Rules
 - A round is gone when no process of it lives: not the workers, not what is left in their sessions, not a descendant
@@ -16,12 +16,10 @@ import os
 from elastic_run.core import shutdown
 from elastic_run.loop import open_pidfd
 from elastic_run.multiprocessing import processes
-from elastic_run.multiprocessing.children import spawn
-from elastic_run.multiprocessing.descriptors import inheritable_descriptors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from elastic_run.loop import Loop, Timer
     from elastic_run.multiprocessing.guardian import Guardian
@@ -35,7 +33,7 @@ class Workers:
 
     Args:
         loop: The agent's loop.
-        guardian: Is told of every session, so that none outlives the agent.
+        guardian: Was told of every session, so that none outlives the agent; is told when one is gone.
         on_exit: Called with a worker's local rank and exit code (minus the signal's number) when it has ended.
     """
 
@@ -44,7 +42,6 @@ class Workers:
         self._guardian = guardian
         self._on_exit = on_exit
         self._since = processes.start_time("self")
-        self._inherited = inheritable_descriptors()
         self.pids: dict[int, int] = {}
         self.alive: set[int] = set()
         self._born: dict[int, int] = {}
@@ -57,39 +54,18 @@ class Workers:
         self._timer: Timer | None = None
         self._watched: dict[int, int] = {}
 
-    def start(
-        self,
-        local_rank: int,
-        argv: Sequence[str],
-        env: Mapping[str, str],
-        *,
-        stdout: int = 1,
-        stderr: int = 2,
-        affinity: frozenset[int] | None = None,
-    ) -> int:
-        """Start one worker.
+    def adopt(self, local_rank: int, pid: int, born: int) -> None:
+        """Take charge of a worker that was just started.
 
         Args:
             local_rank: Its number on this node.
-            argv: The program and its arguments.
-            env: Its whole environment.
-            stdout: Descriptor that it gets as 1.
-            stderr: Descriptor that it gets as 2.
-            affinity: Logical CPUs, or None.
-
-        Returns:
-            Its pid.
-
-        Raises:
-            OSError: It can't be started.
+            pid: Its process, a child of this one and the leader of a session.
+            born: Its start time in clock ticks.
         """
-        pid = spawn(argv, env, stdout=stdout, stderr=stderr, affinity=affinity, closed=self._inherited)
-        self._born[pid] = processes.start_time(pid)
-        self._guardian.watch(pid, self._born[pid])
+        self._born[pid] = born
         self.pids[local_rank] = pid
         self.alive.add(local_rank)
         self._loop.watch_exit(pid, lambda code: self._exited(local_rank, code))
-        return pid
 
     def forward(self, number: int) -> None:
         """Send a signal to the workers that live, not to their children."""

@@ -6,11 +6,11 @@ gives after its timeout, instead of blocking the agent.
 
 from __future__ import annotations
 
-from elastic_run.store.memory import MemoryStore
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from elastic_run.store.memory import MemoryStore
 
 __all__ = ["LocalStore"]
 
@@ -19,7 +19,15 @@ class LocalStore:
     """Keys and values of one node's agent; text is taken for its UTF-8 bytes, as by torch."""
 
     def __init__(self) -> None:
-        self._data = MemoryStore()
+        self._made: MemoryStore | None = None
+
+    @property
+    def _data(self) -> MemoryStore:
+        if self._made is None:
+            from elastic_run.store.memory import MemoryStore  # noqa: PLC0415 - no worker waits for it
+
+            self._made = MemoryStore()
+        return self._made
 
     def set(self, key: str, value: str | bytes) -> None:
         """Give a key a value."""

@@ -36,7 +36,6 @@ class TorchStore(WorkerStore):
     """The store of one round, served by torch in a child process.
 
     Args:
-        loop: The agent's loop.
         fixed_port: The port that the user fixed, or 0.
         python: The interpreter that has torch.
         env: The child's environment.
@@ -48,14 +47,13 @@ class TorchStore(WorkerStore):
 
     def __init__(
         self,
-        loop: Loop,
         fixed_port: int,
         *,
         python: str,
         env: Mapping[str, str],
         on_lost: Callable[[str], None] | None,
     ) -> None:
-        self._loop = loop
+        self._loop: Loop | None = None
         self._fixed_port = fixed_port
         self._python = python
         self._env = env
@@ -66,10 +64,14 @@ class TorchStore(WorkerStore):
         self._is_closed = False
         self._pid = self._life = self._stderr = -1  # no child, no pipes
         self._tail = b""
+
+    def serve(self, loop: Loop) -> None:
+        """Start the child."""
+        self._loop = loop
         try:
-            self._start()
+            self._start(loop)
         except OSError as error:
-            self._hand_over(f"could not start {python}: {error.strerror}")
+            self._hand_over(loop, f"could not start {self._python}: {error.strerror}")
 
     @property
     def pid(self) -> int:
@@ -80,7 +82,9 @@ class TorchStore(WorkerStore):
         """Close this store and open the next round's, with a child of its own."""
         if self._fixed_port:
             self.close()
-        following = TorchStore(self._loop, self._fixed_port, python=self._python, env=self._env, on_lost=self._on_lost)
+        following = TorchStore(self._fixed_port, python=self._python, env=self._env, on_lost=self._on_lost)
+        if self._loop is not None:
+            following.serve(self._loop)
         self.close()
         return following
 
@@ -99,7 +103,7 @@ class TorchStore(WorkerStore):
             os.kill(self._pid, signal.SIGKILL)
 
     # --- the child -------------------------------------------------------------------------------------------------
-    def _start(self) -> None:
+    def _start(self, loop: Loop) -> None:
         life, self._life = os.pipe()
         self._stderr, stderr = os.pipe()
         try:
@@ -115,10 +119,10 @@ class TorchStore(WorkerStore):
             os.close(life)
             os.close(stderr)
         os.set_blocking(self._stderr, False)
-        self._loop.add_reader(self._stderr, self._read_stderr)
-        self._loop.watch_exit(self._pid, self._on_exit)
+        loop.add_reader(self._stderr, lambda: self._read_stderr(loop))
+        loop.watch_exit(self._pid, lambda code: self._on_exit(loop, code))
 
-    def _read_stderr(self) -> None:
+    def _read_stderr(self, loop: Loop) -> None:
         try:
             data = os.read(self._stderr, 65536)
         except BlockingIOError:
@@ -126,28 +130,29 @@ class TorchStore(WorkerStore):
         if data:
             self._tail = (self._tail + data)[-_TAIL:]
         else:
-            self._loop.remove_reader(self._stderr)
+            loop.remove_reader(self._stderr)
 
-    def _on_exit(self, code: int) -> None:
+    def _on_exit(self, loop: Loop, code: int) -> None:
         self._pid = -1
         if self._is_closed:
             return
-        self._read_stderr()
+        self._read_stderr(loop)
         lines = self._tail.decode(errors="replace").split("\n")
         last = next((line for line in reversed(lines) if line.strip()), "")
         how = f"was ended by signal {-code}" if code < 0 else f"ended with {code}"
-        self._hand_over(f"torch's store server {how}{': ' if last else ''}{last}")
+        self._hand_over(loop, f"torch's store server {how}{': ' if last else ''}{last}")
 
-    def _hand_over(self, reason: str) -> None:
+    def _hand_over(self, loop: Loop, reason: str) -> None:
         """Serve the port ourselves."""
         self._close_pipes()
-        self._successor = StoreServer(self._loop, self._listener, separates_groups=True)
+        self._successor = StoreServer(loop, self._listener, separates_groups=True)
         if self._on_lost is not None:
             self._on_lost(f"{reason}; serving the workers' store in the agent instead")
 
     def _close_pipes(self) -> None:
         if self._life >= 0:
-            self._loop.remove_reader(self._stderr)
+            if self._loop is not None:
+                self._loop.remove_reader(self._stderr)
             os.close(self._life)
             os.close(self._stderr)
             self._life = self._stderr = -1

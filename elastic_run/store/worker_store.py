@@ -47,12 +47,25 @@ class WorkerStore(ABC):
     port: int
     use_agent_store: bool
 
+    @property
+    def listening(self) -> int:
+        """Descriptor that is readable when a worker comes before the store is served, or -1."""
+        return -1
+
+    @abstractmethod
+    def serve(self, loop: Loop) -> None:
+        """Answer those who come, from now on; they may have come before.
+
+        Args:
+            loop: The agent's loop.
+        """
+
     @abstractmethod
     def renew(self) -> WorkerStore:
-        """Close this store and open the next round's.
+        """Close this store, which is being served, and open the next round's.
 
         Returns:
-            The next round's store, empty; this same object where the port is fixed.
+            The next round's store, empty and served; this same object where the port is fixed.
 
         Raises:
             PortTakenError: A fixed port was taken meanwhile.
@@ -85,7 +98,6 @@ def choose_worker_store(requested: str, world_size: int, env: Mapping[str, str])
 def open_worker_store(
     mode: str,
     *,
-    loop: Loop,
     port: int | None,
     python: str,
     env: Mapping[str, str],
@@ -96,7 +108,6 @@ def open_worker_store(
 
     Args:
         mode: `agent`, `torch` or `rank0`.
-        loop: The agent's loop.
         port: The port that the user fixed, or None (or 0) for a new one each round.
         python: The workers' interpreter, for `torch`.
         env: The launcher's environment, for `torch`.
@@ -106,7 +117,7 @@ def open_worker_store(
             server has the port.
 
     Returns:
-        The store; workers may be started at once.
+        The store; workers may be started at once, and served a little later.
 
     Raises:
         PortTakenError: The port is taken.
@@ -114,11 +125,11 @@ def open_worker_store(
         ValueError: There is no such mode.
     """
     if mode == "agent":
-        return _AgentStore(loop, port or 0, on_unknown_operation)
+        return _AgentStore(port or 0, on_unknown_operation)
     if mode == "torch":
         from elastic_run.store.torch_server import TorchStore  # noqa: PLC0415 - not on the usual way
 
-        return TorchStore(loop, port or 0, python=python, env=env, on_lost=on_lost)
+        return TorchStore(port or 0, python=python, env=env, on_lost=on_lost)
     if mode == "rank0":
         return _Rank0Store(port or 0)
     message = f"worker store {mode!r} is not one of {', '.join(MODES)}"
@@ -131,23 +142,30 @@ class _AgentStore(WorkerStore):
     mode = "agent"
     use_agent_store = True
 
-    def __init__(self, loop: Loop, fixed_port: int, on_unknown_operation: Callable[[int], None] | None) -> None:
-        self._loop = loop
+    def __init__(self, fixed_port: int, on_unknown_operation: Callable[[int], None] | None) -> None:
+        self._loop: Loop | None = None
         self._fixed_port = fixed_port
         self._on_unknown_operation = on_unknown_operation
         self._listener = open_listener(LOOPBACK, fixed_port)
         self.host, self.port = self._listener.getsockname()[:2]
         self._server: StoreServer | None = None
-        # The socket listens, so workers may come. The server itself is made when the first of them does: while they
-        # start they need the processors more.
-        loop.add_reader(self._listener.fileno(), self._serve)
 
-    def _serve(self) -> None:
+    @property
+    def listening(self) -> int:
+        return self._listener.fileno()
+
+    def serve(self, loop: Loop) -> None:
+        # The socket listens already. The server itself is made when the first worker comes: while they start they need
+        # the processors more.
+        self._loop = loop
+        loop.add_reader(self._listener.fileno(), lambda: self._begin(loop))
+
+    def _begin(self, loop: Loop) -> None:
         from elastic_run.store.server import StoreServer  # noqa: PLC0415 - not on the way to the first worker
 
-        self._loop.remove_reader(self._listener.fileno())
+        loop.remove_reader(self._listener.fileno())
         self._server = StoreServer(
-            self._loop,
+            loop,
             self._listener,
             on_unknown_operation=self._on_unknown_operation,
             separates_groups=True,
@@ -159,7 +177,9 @@ class _AgentStore(WorkerStore):
                 self._server.reset()
             return self
         # The new one before the old one is closed: so their ports differ, and a straggler meets nobody.
-        following = _AgentStore(self._loop, 0, self._on_unknown_operation)
+        following = _AgentStore(0, self._on_unknown_operation)
+        if self._loop is not None:
+            following.serve(self._loop)
         self.close()
         return following
 
@@ -167,7 +187,8 @@ class _AgentStore(WorkerStore):
         if self._server is not None:
             self._server.close()
         elif self._listener.fileno() >= 0:
-            self._loop.remove_reader(self._listener.fileno())
+            if self._loop is not None:
+                self._loop.remove_reader(self._listener.fileno())
             self._listener.close()
 
 
@@ -188,6 +209,9 @@ class _Rank0Store(WorkerStore):
                 raise
             self._held = bind_port("0.0.0.0", fixed_port)  # noqa: S104 - bound, never listening
         self.port = self._held.getsockname()[1]
+
+    def serve(self, loop: Loop) -> None:
+        """Nothing to do: the worker of rank 0 serves it."""
 
     def renew(self) -> WorkerStore:
         if self._fixed_port:

@@ -110,18 +110,16 @@ def test_descriptors_run_out() -> None:
     """When there are no descriptors left, opening a worker's output fails and leaves none behind."""
     program = """
 import os, resource
-from elastic_run.loop import Loop
-from elastic_run.multiprocessing.output import Console, WorkerOutput
-with Loop() as loop:
-    output = WorkerOutput(loop, Console(loop))
-    before = os.listdir("/proc/self/fd")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (len(before) + 1, 64))
-    for tee in (True, False):
-        try:
-            output.open(0, stdout="/dev/null", stderr="", tee_stdout=tee)
-        except OSError as error:
-            print(error.strerror)
-    assert os.listdir("/proc/self/fd") == before
+from elastic_run.multiprocessing.output.wiring import Wiring
+wiring = Wiring()
+before = os.listdir("/proc/self/fd")
+resource.setrlimit(resource.RLIMIT_NOFILE, (len(before) + 1, 64))
+for tee in (True, False):
+    try:
+        wiring.open(0, stdout="/dev/null", stderr="", tee_stdout=tee)
+    except OSError as error:
+        print(error.strerror)
+assert os.listdir("/proc/self/fd") == before
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=DEADLINE, check=True)
     assert done.stdout == (os.strerror(errno.EMFILE) + "\n") * 2

@@ -57,7 +57,7 @@ def test_stuck_console(jobs: Jobs, streams: Streams) -> None:
 
 def test_stuck_at_the_end(jobs: Jobs) -> None:
     """Workers that die while nobody reads lose nothing, and the launcher's last line comes after theirs."""
-    workers = [(tee(stdout_prefix="[0]:"), "write(1, b'v' * 99999 + b'\\n')") for _ in range(8)]
+    workers = [(tee(prefix="[0]:"), "write(1, b'v' * 99999 + b'\\n')") for _ in range(8)]
     job = jobs.start(*workers, stderr=subprocess.STDOUT, say="end")
     wait_until(lambda: jobs.has_note("tail7"))
     out, _ = finish(job)

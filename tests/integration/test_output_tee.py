@@ -58,7 +58,7 @@ def test_tee_is_binary_safe(jobs: Jobs, tmp_path: Path, prefix: str) -> None:
     data = bytes(range(256)) * 64 + b"\n" * 5000 + b"\r\n\r\0\xff\n"
     (tmp_path / "data").write_bytes(data)
     code = f"write(1, open({str(tmp_path / 'data')!r}, 'rb').read())"
-    out, _ = jobs.run((tee(tmp_path / "log", stdout_prefix=prefix), code))
+    out, _ = jobs.run((tee(tmp_path / "log", prefix=prefix), code))
     assert (tmp_path / "log").read_bytes() == data
     assert out == b"".join(prefix.encode() + line + b"\n" for line in data[:-1].split(b"\n"))
 
@@ -143,7 +143,7 @@ def test_filtered_files(jobs: Jobs, tmp_path: Path) -> None:
         "stderr_filters": ["warn"],
     }
     code = "write(1, b'loss 1\\nother\\nstep 2'); write(2, b'warn me\\nnot\\n')"
-    workers = [(tee(rank=rank, tee_stderr=True, stderr_prefix=f"[{rank}]:"), code) for rank in range(2)]
+    workers = [(tee(rank=rank, tee_stderr=True, prefix=f"[{rank}]:"), code) for rank in range(2)]
     jobs.run(*workers, (CONSOLE, code), filters=filters)
     expected = [b"[0]:loss 1", b"[0]:step 2", b"[1]:loss 1", b"[1]:step 2"]
     assert sorted((tmp_path / "fo").read_bytes().splitlines()) == expected

@@ -93,7 +93,7 @@ except OSError as error:
 
 def test_tee_beside_a_terminal(terminal: Terminal, start: Start, tmp_path: Path) -> None:
     """A tee'd stream is a pipe for the worker also when the console is a terminal."""
-    streams = {"stdout": str(tmp_path / "out"), "stderr": "", "tee_stdout": True, "stdout_prefix": "[0]:"}
+    streams = {"stdout": str(tmp_path / "out"), "stderr": "", "tee_stdout": True, "prefix": "[0]:"}
     start((streams, "print(os.isatty(1), os.isatty(2))"))
     assert terminal.wait_exit() == 0
     assert bytes(terminal.output) == b"[0]:False True\r\n"

@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from elastic_run.loop import Loop
 from elastic_run.store.client import StoreClient
 from elastic_run.store.worker_store import open_worker_store
 from tests.compat.torch_versions import (
@@ -42,12 +41,11 @@ def test_ten_process_groups_in_one_life(prefix: str) -> None:
 
 def test_rank_0_serves_on_the_port_that_was_kept() -> None:
     """In mode rank0 torch's rank 0 can listen on the port that the agent holds for it."""
-    with Loop() as loop:
-        store = open_worker_store("rank0", loop=loop, port=None, python=sys.executable, env=os.environ)
-        try:
-            sums = perform_gloo_cycles(sys.executable, store.port, cycles=1, use_agent_store=store.use_agent_store)
-        finally:
-            store.close()
+    store = open_worker_store("rank0", port=None, python=sys.executable, env=os.environ)
+    try:
+        sums = perform_gloo_cycles(sys.executable, store.port, cycles=1, use_agent_store=store.use_agent_store)
+    finally:
+        store.close()
     assert sums == expected_sums(1)
 
 

@@ -40,7 +40,6 @@ class Desk:
         """Open a store."""
         store = open_worker_store(
             mode,
-            loop=self.loop,
             port=port,
             python=python,
             env=os.environ,
@@ -48,6 +47,7 @@ class Desk:
             on_lost=self.lost.append,
         )
         self.stores.append(store)
+        store.serve(self.loop)
         return store
 
     def renew(self, store: WorkerStore) -> WorkerStore:
@@ -271,7 +271,8 @@ from elastic_run.loop import Loop
 from elastic_run.store.client import StoreClient
 from elastic_run.store.worker_store import open_worker_store
 loop = Loop()
-store = open_worker_store("torch", loop=loop, port=None, python=sys.executable, env=os.environ)
+store = open_worker_store("torch", port=None, python=sys.executable, env=os.environ)
+store.serve(loop)
 if {moment!r} == "serving":
     StoreClient("127.0.0.1", store.port, 30).close()
 print(store.pid, flush=True)

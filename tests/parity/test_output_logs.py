@@ -10,7 +10,7 @@ import pytest
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs as TorchLogsSpecs
 from torch.distributed.elastic.multiprocessing import Std as TorchStd
 
-from elastic_run.multiprocessing.logs import DefaultLogsSpecs, Std
+from elastic_run.multiprocessing import DefaultLogsSpecs, Std
 
 
 def environments(count: int, *, run_id: str = "job", restarts: int = 0) -> dict[int, dict[str, str]]:

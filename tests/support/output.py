@@ -32,7 +32,7 @@ def write(fd, data):
 
 def tee(path: Path | str = "", rank: int = 0, **others: object) -> Streams:
     """Return the arguments of `open` that tee stdout to a file, with the prefix ``[RANK]:``."""
-    return {"stdout": str(path), "stderr": "", "tee_stdout": True, "stdout_prefix": f"[{rank}]:", **others}
+    return {"stdout": str(path), "stderr": "", "tee_stdout": True, "prefix": f"[{rank}]:", **others}
 
 
 def command(*workers: tuple[Streams, str], notes: Path, **spec: object) -> list[str]:

@@ -1,8 +1,8 @@
 """A launcher reduced to its output: a loop, a console, and workers that are one line of Python each.
 
 Run as ``python -m tests.support.output_job SPEC``, a JSON object:
-- ``workers``: for each ``code``, and ``streams``, the keyword arguments of `WorkerOutput.open` with prefixes as text;
-- ``capture``: as of `WorkerOutput`; ``filters``: keyword arguments of `WorkerOutput.open_filtered`;
+- ``workers``: for each ``code``, and ``streams``, the keyword arguments of `Wiring.open` and its ``prefix``;
+- ``capture``: as of `Wiring`; ``filters``: keyword arguments of `WorkerOutput.open_filtered`;
 - ``notes``: a directory. It gets ``pid`` and ``pid<rank>`` at the start, ``usr1`` whenever the loop sees SIGUSR1, and
   ``tail<rank>`` and the process's ``status`` at the end;
 - ``say``: a line that the launcher says when all workers have ended, before what is left is flushed.
@@ -20,7 +20,9 @@ from typing import Any
 from elastic_run.loop import Loop
 from elastic_run.multiprocessing.children import spawn
 from elastic_run.multiprocessing.descriptors import ensure_standard_descriptors
-from elastic_run.multiprocessing.output import Console, WorkerOutput
+from elastic_run.multiprocessing.output.console import Console
+from elastic_run.multiprocessing.output.wiring import Wiring
+from elastic_run.multiprocessing.output.worker_output import WorkerOutput
 
 
 class Job:
@@ -31,7 +33,9 @@ class Job:
         self.notes = Path(spec["notes"])
         self.loop = loop
         self.console = Console(loop)
-        self.output = WorkerOutput(loop, self.console, capture=spec.get("capture", True))
+        self.wiring = Wiring(capture=spec.get("capture", True))
+        self.output = WorkerOutput(loop, self.console, self.wiring)
+        self.prefixes: dict[int, bytes] = {}
         self.alive: set[int] = set()
 
     def run(self) -> None:
@@ -42,6 +46,7 @@ class Job:
             self.output.open_filtered(**self.spec["filters"])
         for rank, worker in enumerate(self.spec["workers"]):
             self.start(rank, worker)
+        self.output.attach(self.prefixes)
         self.note("pid", b"%d" % os.getpid())
         self.loop.run_until(lambda: not self.alive)
         for rank in range(len(self.spec["workers"])):
@@ -55,11 +60,12 @@ class Job:
 
     def start(self, rank: int, worker: dict[str, Any]) -> None:
         """Start one worker."""
-        streams = {name: value.encode() if "prefix" in name else value for name, value in worker["streams"].items()}
-        stdout, stderr = self.output.open(rank, **streams)
+        streams = dict(worker["streams"])
+        self.prefixes[rank] = streams.pop("prefix", "").encode()
+        stdout, stderr = self.wiring.open(rank, **streams)
         argv = [sys.executable, "-S", "-E", "-u", "-c", "import os, sys\n" + worker["code"]]
         pid = spawn(argv, os.environ, stdout=stdout, stderr=stderr)
-        self.output.started(rank)
+        self.wiring.started(rank)
         self.alive.add(rank)
         self.note(f"pid{rank}", b"%d" % pid)
         self.loop.watch_exit(pid, lambda _: self.end(rank))

@@ -13,7 +13,7 @@ import pytest
 from elastic_run import contract
 from elastic_run import launch as legacy
 from elastic_run.configuration import RUN_PATH_CODE, choose_rendezvous, get_use_env, make_command, unique_id
-from elastic_run.multiprocessing.logs import DefaultLogsSpecs, Std
+from elastic_run.multiprocessing import DefaultLogsSpecs, Std
 from elastic_run.preflight import check_arguments, find_notices, find_unserved, name_source
 from elastic_run.rendezvous.errors import NotInThisReleaseError
 from elastic_run.run import (

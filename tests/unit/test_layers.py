@@ -18,10 +18,11 @@ ALLOWED: dict[str, set[str]] = {
     "metrics": {"contract", "utils"},
     "events": {"contract", "utils"},
     "lazy": set(),
+    "signals": set(),
     "store": {"contract", "core", "loop", "utils"},
     "multiprocessing": {"contract", "core", "loop", "utils", "events", "metrics"},
     "report": {"contract", "core", "utils"},
-    "rendezvous": {"contract", "core", "store", "utils", "events"},
+    "rendezvous": {"contract", "core", "loop", "store", "utils", "events"},
     "cluster": {"contract", "core", "utils", "validation"},
     "agent": {"contract", "core", "loop", "store", "multiprocessing", "report", "cluster", "events", "metrics", "utils"}
     | {"rendezvous.api", "rendezvous.errors"},
@@ -58,7 +59,7 @@ def imported_names(tree: ast.AST) -> set[str]:
 def is_allowed(name: str, part: str) -> bool:
     """Tell whether a part may import a name below `elastic_run`, given without that prefix."""
     target, _, below = name.partition(".")
-    if part in SEE_ALL or target in {part, "__version__", "lazy"}:
+    if part in SEE_ALL or target in {part, "__version__", "lazy", "signals"}:
         return True
     if part not in ALLOWED:
         return target not in INNER

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from elastic_run.multiprocessing.output.ends import open_log
 from elastic_run.multiprocessing.output.filters import FilteredCopy
-from elastic_run.multiprocessing.output.logfile import LogFile, open_log
+from elastic_run.multiprocessing.output.logfile import LogFile
 
 if TYPE_CHECKING:
     from pathlib import Path

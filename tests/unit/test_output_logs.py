@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_run.multiprocessing import log_directories
-from elastic_run.multiprocessing.logs import DefaultLogsSpecs, LogsDest, LogsSpecs, Std, to_map
+from elastic_run.multiprocessing import DefaultLogsSpecs, LogsDest, LogsSpecs, Std, log_directories, to_map
 
 
 def environments(count: int, *, run_id: str = "job", restarts: int = 0) -> dict[int, dict[str, str]]:

@@ -7,7 +7,7 @@ import string
 import pytest
 
 from elastic_run import contract
-from elastic_run.multiprocessing.output import render_prefix
+from elastic_run.multiprocessing.output.prefix import render_prefix
 
 VALUES = {"role_name": "trainer", "local_rank": 3, "rank": 11, "hostname": "node7", "restart_count": 2}
 

@@ -7,8 +7,8 @@ is kept. The launcher's own lines never stand within a worker's line.
 from __future__ import annotations
 
 import errno
-import os
 
+from elastic_run.multiprocessing.output.ends import STDERR, STDOUT, is_same_file
 from elastic_run.multiprocessing.output.sink import open_sink
 from elastic_run.multiprocessing.output.stream import Source, Stream
 
@@ -16,8 +16,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from elastic_run.loop import Loop
 
-STDOUT = 1
-STDERR = 2
 _NAMES = {STDOUT: "standard output", STDERR: "standard error"}
 
 
@@ -109,21 +107,3 @@ class Console:
     def _tell_other(self, fd: int, text: str) -> None:
         if not self.is_shared:
             self.write(STDOUT + STDERR - fd, f"elastic-run: {text}\n".encode())
-
-
-def is_same_file(first: int, second: int) -> bool:
-    """Whether two descriptors lead to the same place.
-
-    Two openings of one regular file have offsets of their own; those of one opening are equal at any time.
-
-    Args:
-        first: An open descriptor.
-        second: Another.
-    """
-    one, other = os.fstat(first), os.fstat(second)
-    if (one.st_dev, one.st_ino) != (other.st_dev, other.st_ino):
-        return False
-    try:
-        return os.lseek(first, 0, os.SEEK_CUR) == os.lseek(second, 0, os.SEEK_CUR)
-    except OSError:
-        return True

@@ -1,4 +1,4 @@
-r"""Pipes and pseudo-terminals: a reading end for the launcher, a writing end for a worker.
+r"""What a worker may write to: pipes and pseudo-terminals with a reading end for the launcher, and log files.
 
 A pseudo-terminal is used where the launcher's stderr is a terminal, so that workers see one too: progress bars and
 colours stay. It is raw: the worker's bytes come out unchanged, and the real terminal translates ``\n`` itself.
@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import fcntl
 import os
+
+STDOUT = 1
+STDERR = 2
 
 _PIPE_SIZE = 1 << 20
 #: `struct winsize`: rows, columns, width and height in pixels, all unsigned short.
@@ -76,3 +79,36 @@ def copy_window_size(model: int, terminal: int) -> None:
         fcntl.ioctl(terminal, termios.TIOCSWINSZ, size)
     except OSError:
         pass
+
+
+def open_log(path: str) -> int:
+    """Open a file to append to, made when it isn't there.
+
+    Args:
+        path: Its path; a device is welcome.
+
+    Returns:
+        A descriptor, closed on exec.
+
+    Raises:
+        OSError: It can't be opened.
+    """
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY, 0o666)
+
+
+def is_same_file(first: int, second: int) -> bool:
+    """Whether two descriptors lead to the same place.
+
+    Two openings of one regular file have offsets of their own; those of one opening are equal at any time.
+
+    Args:
+        first: An open descriptor.
+        second: Another.
+    """
+    one, other = os.fstat(first), os.fstat(second)
+    if (one.st_dev, one.st_ino) != (other.st_dev, other.st_ino):
+        return False
+    try:
+        return os.lseek(first, 0, os.SEEK_CUR) == os.lseek(second, 0, os.SEEK_CUR)
+    except OSError:
+        return True

@@ -59,18 +59,3 @@ class LogFile:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
-
-
-def open_log(path: str) -> int:
-    """Open a file to append to, made when it isn't there.
-
-    Args:
-        path: Its path; a device is welcome.
-
-    Returns:
-        A descriptor, closed on exec.
-
-    Raises:
-        OSError: It can't be opened.
-    """
-    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY, 0o666)

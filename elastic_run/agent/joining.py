@@ -1,0 +1,129 @@
+"""This node's way into a round: the workers' store that it offers, the rendezvous, its place among the others.
+
+Neither the loop nor the console is needed for that: a store's port is open, and given to others, before it is served.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from elastic_run import contract
+from elastic_run.agent.environment import assign_ranks
+from elastic_run.store.worker_store import choose_worker_store, open_worker_store
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from elastic_run.agent.api import WorkerGroup
+    from elastic_run.loop import Loop
+    from elastic_run.store.worker_store import WorkerStore
+
+
+class Joining:
+    """Joins round after round.
+
+    Args:
+        group: The workers; their ranks and the master address are set.
+        requested_store: Who is to serve the workers' store: `auto`, `agent`, `torch` or `rank0`.
+
+    Attributes:
+        store: The workers' store of this node, or None before it was opened or where the rendezvous takes none.
+    """
+
+    def __init__(self, group: WorkerGroup, requested_store: str) -> None:
+        self.store: WorkerStore | None = None
+        self._group = group
+        self._requested_store = requested_store
+        self._use_torch_store = False
+        self._loop: Loop | None = None
+        self._say: Callable[[str], None] = lambda _: None
+
+    @property
+    def is_immediate(self) -> bool:
+        """Whether the rendezvous never waits for anybody."""
+        return bool(getattr(self._group.spec.rdzv_handler, "is_immediate", False))
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Whether something serves the workers' store already, for as long as the job lasts."""
+        return self._group.spec.rdzv_handler.use_agent_store if self.store is None else self.store.use_agent_store
+
+    def serve(self, loop: Loop, say: Callable[[str], None]) -> None:
+        """Serve the store of this round and of those to come.
+
+        Args:
+            loop: The agent's loop.
+            say: Tells the user one line.
+        """
+        self._loop = loop
+        self._say = say
+        if self.store is not None:
+            self.store.serve(loop)
+
+    def offer_store(self) -> None:
+        """Open a fresh store for the next round, and give its address to the rendezvous.
+
+        Raises:
+            PortTakenError: The port that the user fixed is taken.
+            OSError: The system refuses.
+        """
+        offer = getattr(self._group.spec.rdzv_handler, "offer_worker_store", None)
+        if offer is not None:
+            self.store = self._renew_store()
+            offer(self.store.host, self.store.port, use_agent_store=self.store.use_agent_store)
+
+    def take_place(self) -> None:
+        """Wait for the next round, and take this node's place in it.
+
+        Raises:
+            RendezvousError: There is no round; a foreign handler may raise anything else.
+        """
+        group, spec = self._group, self._group.spec
+        found = spec.rdzv_handler.next_rendezvous()
+        group.store = found.store
+        info = found.bootstrap_store_info
+        if self.store is not None and info is not None:
+            group.master_addr, group.master_port = info.master_addr, info.master_port
+        else:
+            group.master_addr = spec.master_addr or (info.master_addr if info is not None else None)
+            group.master_port = spec.master_port or (info.master_port if info is not None else None)
+        assign_ranks(group, group_rank=found.rank, group_world_size=found.world_size)
+
+    def close(self) -> None:
+        """Give the store's port back."""
+        if self.store is not None:
+            self.store.close()
+
+    def _renew_store(self) -> WorkerStore:
+        if self.store is not None and not self._use_torch_store:
+            return self.store.renew()
+        if self.store is not None:
+            self.store.close()
+        store = open_worker_store(
+            self._choose_mode(),
+            port=self._group.spec.master_port,
+            python=os.environ.get(contract.ENV_PYTHON_EXEC, sys.executable),
+            env=os.environ,
+            on_unknown_operation=self._on_unknown_operation,
+            on_lost=self._tell_lost,
+        )
+        self._use_torch_store = False
+        if self._loop is not None:
+            store.serve(self._loop)
+        return store
+
+    def _choose_mode(self) -> str:
+        mode = choose_worker_store(self._requested_store, self._group.spec.local_world_size, os.environ)
+        return "torch" if self._use_torch_store and mode == "agent" else mode
+
+    def _tell_lost(self, reason: str) -> None:
+        self._say(reason)
+
+    def _on_unknown_operation(self, operation: int) -> None:
+        self._use_torch_store = True
+        self._say(
+            f"a worker's torch asked the store for operation {operation}, which elastic-run doesn't know; "
+            "the next round uses torch's own store (--worker-store=torch does at once)"
+        )

@@ -1,0 +1,182 @@
+"""Which descriptors each worker of a round gets for its output: all that must be open before it starts, and no more.
+
+For each of stdout and stderr of a worker, one of
+- inherited: the launcher's own descriptor (stdout on the console; with --no-capture stderr too);
+- redirected: a file that the worker writes itself;
+- tee'd: a pipe; the launcher writes the file, and whole lines with a prefix to the console;
+- captured (stderr on the console): a pipe or, on a terminal, a raw pseudo-terminal; the launcher passes every byte on
+  unchanged and keeps the end for the report. Where the launcher's stdout and stderr are the same file, a worker's
+  stdout goes through that same channel, so that the order of the two stays;
+- muted (stderr of a rank that --local-ranks-filter leaves out): a pipe of which only the end is kept, for the report.
+
+What is done with what comes out of the pipes is `worker_output`'s, which is imported while the workers start. Redirects
+and tee add to files that are there, they never truncate.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from elastic_run.multiprocessing.output.ends import STDERR, STDOUT, is_same_file, open_log, open_pipe, open_terminal
+
+#: What a line is for.
+CAPTURED = "captured"
+TEED = "teed"
+MUTED = "muted"
+
+#: Pipes that may have 1 MiB: what they hold when the workers die has to fit into memory.
+_LARGE_PIPES = 16
+_OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
+
+
+class Line:
+    """The launcher's end of one stream of a worker.
+
+    Args:
+        fd: What the worker writes to, 1 or 2.
+        purpose: `CAPTURED`, `TEED` or `MUTED`.
+        reading: The reading end, non-blocking.
+        file: Descriptor of the log file of a tee, or -1.
+        path: Its path.
+        is_terminal: Whether it is a pseudo-terminal.
+    """
+
+    __slots__ = ("fd", "file", "is_terminal", "path", "purpose", "reading")
+
+    def __init__(
+        self, fd: int, purpose: str, reading: int, *, file: int = -1, path: str = "", is_terminal: bool = False
+    ) -> None:
+        self.fd = fd
+        self.purpose = purpose
+        self.reading = reading
+        self.file = file
+        self.path = path
+        self.is_terminal = is_terminal
+
+
+class Wiring:
+    """The descriptors of one round's workers, until `WorkerOutput` takes the launcher's ends over.
+
+    Args:
+        capture: Whether stderr passes through the launcher.
+
+    Attributes:
+        lines: The launcher's ends by local rank.
+        redirects: Paths of redirected stderr by local rank.
+        losses: Log files that could not be opened, each with the reason; their output goes to the console.
+    """
+
+    def __init__(self, *, capture: bool = True) -> None:
+        self.lines: dict[int, list[Line]] = {}
+        self.redirects: dict[int, str] = {}
+        self.losses: list[tuple[str, OSError]] = []
+        self._capture = capture
+        self._has_terminal = os.isatty(STDERR)
+        self._is_shared = capture and is_same_file(STDOUT, STDERR)
+        self._writing: dict[int, list[int]] = {}
+        self._pipes = 0
+
+    def open(
+        self, local_rank: int, *, stdout: str, stderr: str, tee_stdout: bool = False, tee_stderr: bool = False
+    ) -> tuple[int, int]:
+        """Make the descriptors for a worker.
+
+        Args:
+            local_rank: Its number on this node.
+            stdout: A log file's path, or an empty string for the console.
+            stderr: Ditto.
+            tee_stdout: Whether stdout goes to the console too.
+            tee_stderr: Whether stderr does.
+
+        Returns:
+            What the worker gets as descriptors 1 and 2; they stay open until `started`.
+
+        Raises:
+            OSError: There are no descriptors left.
+        """
+        self.lines[local_rank] = []
+        self._writing[local_rank] = []
+        try:
+            if self._is_shared and not (stdout or stderr or tee_stdout or tee_stderr):
+                both = self._open_captured(local_rank)
+                return (both, both) if both != STDERR else (STDOUT, STDERR)
+            out = self._open_one(local_rank, STDOUT, stdout, tee=tee_stdout)
+            err = self._open_one(local_rank, STDERR, stderr, tee=tee_stderr)
+        except OSError:
+            self.started(local_rank)
+            self.abandon(local_rank)
+            raise
+        return out, err
+
+    def started(self, local_rank: int) -> None:
+        """Close this process's copies of what the worker got; call it also when the start has failed."""
+        for end in self._writing.pop(local_rank, ()):
+            os.close(end)
+
+    def abandon(self, local_rank: int) -> None:
+        """Close the launcher's ends of a worker that nobody will listen to."""
+        for line in self.lines.pop(local_rank, ()):
+            os.close(line.reading)
+            if line.file >= 0:
+                os.close(line.file)
+
+    def _open_one(self, local_rank: int, fd: int, path: str, *, tee: bool) -> int:
+        if tee:
+            return self._open_tee(local_rank, fd, path)
+        if path and (path != os.devnull or fd == STDOUT or not self._capture):
+            return self._open_redirect(local_rank, fd, path)
+        if fd == STDERR and self._capture:
+            return self._open_muted(local_rank) if path else self._open_captured(local_rank)
+        return fd
+
+    def _open_tee(self, local_rank: int, fd: int, path: str) -> int:
+        reading, writing = self._open_pipe()
+        # Kept before the file is opened: should that fail, both ends are closed with the worker's others.
+        line = Line(fd, TEED, reading, path=path)
+        self._keep(local_rank, line, writing)
+        if path not in ("", os.devnull):
+            line.file = self._open_file(path)
+        return writing
+
+    def _open_redirect(self, local_rank: int, fd: int, path: str) -> int:
+        end = self._open_file(path)
+        if end < 0:
+            return self._open_one(local_rank, fd, "", tee=False)
+        if fd == STDERR:
+            self.redirects[local_rank] = path
+        self._writing[local_rank].append(end)
+        return end
+
+    def _open_captured(self, local_rank: int) -> int:
+        try:
+            reading, writing = open_terminal(STDERR) if self._has_terminal else self._open_pipe()
+        except OSError as error:
+            if error.errno in _OUT_OF_DESCRIPTORS or not self._has_terminal:
+                raise
+            return STDERR  # no pseudo-terminal to be had: better no tail than a worker without colours
+        self._keep(local_rank, Line(STDERR, CAPTURED, reading, is_terminal=self._has_terminal), writing)
+        return writing
+
+    def _open_muted(self, local_rank: int) -> int:
+        reading, writing = self._open_pipe()
+        self._keep(local_rank, Line(STDERR, MUTED, reading), writing)
+        return writing
+
+    def _open_pipe(self) -> tuple[int, int]:
+        self._pipes += 1
+        return open_pipe(is_large=self._pipes <= _LARGE_PIPES)
+
+    def _open_file(self, path: str) -> int:
+        """Open a log file, or note why that can't be done and return -1."""
+        try:
+            return open_log(path)
+        except OSError as error:
+            if error.errno in _OUT_OF_DESCRIPTORS:
+                raise
+            self.losses.append((path, error))
+            return -1
+
+    def _keep(self, local_rank: int, line: Line, writing: int) -> None:
+        self.lines[local_rank].append(line)
+        self._writing[local_rank].append(writing)

@@ -1,0 +1,87 @@
+"""The first workers run before the launcher has imported what watches over them: nothing is lost in that time."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+from tests.support.processes import wait_gone
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.support.launch import Launched
+
+    Launch = Callable[..., Launched]
+    Worker = Callable[[str], Path]
+
+#: Stands in for a module of the standard library that the launcher imports after its first workers were started, and
+#: keeps it waiting there until a worker has opened the gate.
+SLOW_MODULE = """
+import os, sys
+gate = os.environ.get("GATE")
+if gate and "RANK" not in os.environ:
+    open(gate).read()
+sys.path.remove(os.path.dirname(__file__))
+del sys.modules["heapq"]
+import heapq
+"""
+#: The same, but it can't be imported.
+BROKEN_MODULE = """
+import os
+gate = os.environ.get("GATE")
+if gate and "RANK" not in os.environ:
+    open(gate).read()
+    raise ImportError("a launcher that is broken")
+"""
+OPEN_THE_GATE = "open(os.environ['GATE'], 'w').close()\n"
+
+
+def surroundings(directory: Path, module: str) -> dict[str, str]:
+    """Put a module before the standard library's `heapq`, with its gate."""
+    (directory / "shadow").mkdir()
+    (directory / "shadow" / "heapq.py").write_text(module, encoding="utf-8")
+    os.mkfifo(directory / "gate")
+    return {"PYTHONPATH": str(directory / "shadow"), "GATE": str(directory / "gate")}
+
+
+def test_a_signal_before_the_handlers_stand(launch: Launch, worker: Worker, tmp_path: Path) -> None:
+    """A stop signal that comes while the launcher still imports reaches the workers as any other does."""
+    path = worker(
+        "def stop(number, _):\n    say('told', signal.Signals(number).name)\n    sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, stop)\n"
+        "os.kill(os.getppid(), signal.SIGTERM)\n" + OPEN_THE_GATE + "while True:\n    signal.pause()\n"
+    )
+    job = launch("--nproc-per-node=1", path, env=surroundings(tmp_path, SLOW_MODULE))
+    assert job.wait_exit() == 128 + signal.SIGTERM
+    assert job.stdout.splitlines() == ["told SIGTERM"]
+    assert "SIGTERM" in job.stderr
+
+
+def test_what_workers_said_and_how_they_ended_before_anybody_listened(
+    launch: Launch, worker: Worker, tmp_path: Path
+) -> None:
+    """A worker that failed while the launcher still imported is reported with its exception and its exit code."""
+    path = worker(OPEN_THE_GATE + "raise ValueError('too early')")
+    job = launch("--nproc-per-node=1", path, env=surroundings(tmp_path, SLOW_MODULE))
+    assert job.wait_exit() == 1
+    assert "ValueError: too early" in job.stderr
+
+
+def test_a_launcher_that_breaks_leaves_no_worker(launch: Launch, worker: Worker, tmp_path: Path) -> None:
+    """When the launcher can't go on after it has started its workers, they end with it."""
+    path = worker("say('pid', os.getpid())\n" + OPEN_THE_GATE + "while True:\n    signal.pause()\n")
+    job = launch("--nproc-per-node=1", path, env=surroundings(tmp_path, BROKEN_MODULE))
+    pid = int(job.wait_line(r"pid (\d+)")[1])
+    assert job.wait_exit() == 205
+    assert "a launcher that is broken" in job.stderr
+    wait_gone(pid, deadline=2.0)
+
+
+def test_workers_begin_with_the_signals_of_the_launchers_parent(launch: Launch, worker: Worker) -> None:
+    """The signals that the launcher holds back for that time are not held back from its workers."""
+    job = launch("--nproc-per-node=1", worker("say(sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())))"))
+    assert job.wait_exit() == 0
+    assert job.stdout.splitlines() == ["[]"]
