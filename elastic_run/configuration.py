@@ -37,19 +37,33 @@ def complete_arguments(args: AnyArguments) -> None:
 
 
 def choose_rendezvous(args: AnyArguments) -> None:
-    """Fill in the rendezvous of a job that has this node only, and the default port of the others.
+    """Fill in the rendezvous of a job for which the user named none, and the default port of the static one.
+
+    One node meets itself. For several this one serves a c10d store, and tells how the others join.
 
     Args:
         args: The command line.
     """
-    names_place = args.rdzv_backend != "static" or args.rdzv_endpoint or args.master_port
-    if args.standalone or (node_range(args.nnodes)[1] == 1 and not names_place):
+    if args.standalone or (node_range(args.nnodes)[1] == 1 and not names_rendezvous(args)):
         args.nnodes = "1:1"
         args.rdzv_backend = "local"
         args.rdzv_endpoint = ""
         args.rdzv_id = unique_id()
+    elif not names_rendezvous(args) and not args.node_rank and args.master_addr == "127.0.0.1":
+        args.rdzv_backend = "c10d"
+        if args.rdzv_id == "none":
+            args.rdzv_id = unique_id()[:8]
     if not args.master_port:
         args.master_port = contract.DEFAULT_MASTER_PORT
+
+
+def names_rendezvous(args: AnyArguments) -> bool:
+    """Whether the user said how, or where, the nodes meet.
+
+    Args:
+        args: The command line.
+    """
+    return bool(args.rdzv_backend != "static" or args.rdzv_endpoint or args.master_port)
 
 
 def unique_id() -> str:
@@ -125,6 +139,15 @@ def make_config(
         restart_policy=_restart_policy(args),
         forward_signals=args.forward_signals,
         worker_store=args.worker_store,
+        scale_up_delay=args.scale_up_delay,
+        scale_up_signal=args.scale_up_signal,
+        scale_up_grace=args.scale_up_grace,
+        membership_window=args.membership_window,
+        exit_barrier_timeout=args.exit_barrier_timeout,
+        on_split=args.on_split,
+        # Everybody's default is 0, so that only another number says something.
+        preferred_rank=args.node_rank or None,
+        rdzv_token=read_token(args.rdzv_token_file, environ),
         capture=not args.no_capture,
     )
     command, command_args = make_command(args, environ)
@@ -185,6 +208,30 @@ def _rdzv_configs(args: AnyArguments) -> dict[str, Any]:
     if args.rdzv_backend == "static":
         configs["rank"] = args.node_rank
     return configs
+
+
+def read_token(path: str | None, environ: Mapping[str, str]) -> bytes | None:
+    """Return the secret that the nodes of the job share, or None.
+
+    Args:
+        path: The file that holds it, or None to look into the environment.
+        environ: The environment.
+
+    Raises:
+        UsageError: The file can't be read, or there is nothing in it.
+    """
+    if path is None:
+        return environ.get(contract.ENV_RDZV_TOKEN, "").encode(errors="surrogateescape") or None
+    try:
+        with open(path, "rb") as file:
+            token = file.read().strip()
+    except OSError as error:
+        message = f"--rdzv-token-file: {path!r} can't be read: {(error.strerror or str(error)).lower()}"
+        raise UsageError(message) from None
+    if not token:
+        message = f"--rdzv-token-file: {path!r} is empty"
+        raise UsageError(message)
+    return token
 
 
 def _restart_policy(args: AnyArguments) -> RestartPolicy:

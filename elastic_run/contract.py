@@ -21,6 +21,9 @@ EXIT_REPEATED_FAILURE = 202
 EXIT_UNKILLABLE_WORKER = 203
 EXIT_CANNOT_START = 204
 EXIT_INTERNAL_ERROR = 205
+EXIT_NODES_LOST = 206
+EXIT_STORE_LOST = 207
+EXIT_REFUSED = 208
 
 #: Code, name in `failure.json`, and what it tells a scheduler. The table in docs/exit-codes.md is made from it.
 EXIT_CODES: tuple[tuple[int | str, str, str], ...] = (
@@ -36,6 +39,17 @@ EXIT_CODES: tuple[tuple[int | str, str, str], ...] = (
     (EXIT_UNKILLABLE_WORKER, "unkillable_worker", "A worker did not die of SIGKILL: this node needs a look."),
     (EXIT_CANNOT_START, "cannot_start", "The system refused to start a worker (memory, processes, descriptors)."),
     (EXIT_INTERNAL_ERROR, "internal_error", "A defect of elastic-run itself. Please report it."),
+    (EXIT_NODES_LOST, "nodes_lost", "Too few nodes were left, or nodes came and went too often."),
+    (
+        EXIT_STORE_LOST,
+        "store_lost",
+        "The store of a job of several nodes was out of reach for too long, or its host is gone.",
+    ),
+    (
+        EXIT_REFUSED,
+        "refused",
+        "This node was not taken into the job: its settings or its release don't fit. The job goes on.",
+    ),
 )
 
 # --- environment: set for workers ------------------------------------------------------------------------------
@@ -69,6 +83,8 @@ ENV_LOG_LINE_PREFIX_TEMPLATE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 ENV_SIGNALS_TO_HANDLE = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 ENV_SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 ENV_UNINTERRUPTIBLE_STATE_TIMEOUT = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
+#: The secret that the nodes of a job share; --rdzv-token-file is safer, since `ps e` shows an environment.
+ENV_RDZV_TOKEN = "ELASTIC_RUN_RDZV_TOKEN"  # noqa: S105 - a name, not a secret
 ENV_DISABLE_SHARED_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 
 # --- files and plug-ins ----------------------------------------------------------------------------------------
@@ -84,6 +100,7 @@ LOGS_SPECS_ENTRY_POINTS = "torchrun.logs_specs"
 
 # --- defaults --------------------------------------------------------------------------------------------------
 DEFAULT_MASTER_PORT = 29500
+DEFAULT_C10D_PORT = 29400
 DEFAULT_SIGNALS_TO_HANDLE = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 DEFAULT_SHUTDOWN_TIMEOUT = 30
 DEFAULT_PREFIX_TEMPLATE = "[${role_name}${local_rank}]:"

@@ -172,14 +172,15 @@ FLAGS: tuple[Flag, ...] = (
         values="NAME",
         default="static",
         text="How the nodes find each other: static, c10d, etcd, etcd-v2, etcd-v3, or the name of an installed plug-in "
-        "(entry-point group torchrun.handlers). This release has static and c10d, for one node.",
+        "(entry-point group torchrun.handlers). Several nodes without a flag of this group: c10d, served by this one.",
     ),
     Flag(
         "--rdzv-endpoint",
         group=RENDEZVOUS,
-        values="HOST[:PORT]",
+        values="HOST[:PORT],...",
         default="",
-        text="Where the backend is.",
+        text="Where the backend is. With c10d the first of several serves the store, and the next takes over when it "
+        "is gone; with etcd they are the members of its cluster.",
     ),
     Flag(
         "--rdzv-id",
@@ -195,6 +196,24 @@ FLAGS: tuple[Flag, ...] = (
         default="",
         parse=validation.key_values,
         text="Settings of the backend.",
+    ),
+    Flag(
+        "--rdzv-token-file",
+        group=RENDEZVOUS,
+        values="FILE",
+        is_ours=True,
+        text="File with a secret that all nodes of the job share; what others say is refused. Default: the variable "
+        f"{contract.ENV_RDZV_TOKEN}, or none.",
+    ),
+    Flag(
+        "--on-split",
+        group=RENDEZVOUS,
+        values="stop|continue",
+        default="stop",
+        parse=validation.one_of("stop", "continue"),
+        is_ours=True,
+        text="Several c10d endpoints and two nodes: what the one that is left does, which can't know whether the other "
+        "goes on as well.",
     ),
     Flag(
         "--master-addr",
@@ -259,6 +278,52 @@ FLAGS: tuple[Flag, ...] = (
         parse=validation.duration,
         is_ours=True,
         text="Longest pause before a restart. The first is at once; pauses grow while workers fail early.",
+    ),
+    Flag(
+        "--membership-window",
+        group=RESTARTS,
+        values="N/PERIOD",
+        default=(100, 3600.0),
+        parse=validation.restart_window,
+        is_ours=True,
+        text="Nodes may be lost or added N times in any PERIOD (100/1h by default). These are no restarts. One loss "
+        "more ends the job; one node more has to wait.",
+    ),
+    Flag(
+        "--scale-up-delay",
+        group=RESTARTS,
+        values="SECONDS",
+        default=2.0,
+        parse=validation.duration,
+        is_ours=True,
+        text="How long a running job waits for more new nodes after the first, so that they come in one round.",
+    ),
+    Flag(
+        "--scale-up-signal",
+        group=RESTARTS,
+        values="SIGNAL",
+        default="",
+        parse=validation.forwarded_signals,
+        is_ours=True,
+        text="Signal that tells workers to save what they have before they are stopped for new nodes.",
+    ),
+    Flag(
+        "--scale-up-grace",
+        group=RESTARTS,
+        values="SECONDS",
+        default=30.0,
+        parse=validation.duration,
+        is_ours=True,
+        text="Time that workers get after --scale-up-signal, before they are stopped.",
+    ),
+    Flag(
+        "--exit-barrier-timeout",
+        group=STOPPING,
+        values="SECONDS",
+        default=300.0,
+        parse=validation.duration,
+        is_ours=True,
+        text="How long a node of several stays at the end, at most, for the others to learn how the job ended.",
     ),
     Flag(
         "--signals-to-handle",

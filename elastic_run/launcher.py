@@ -17,6 +17,7 @@ from elastic_run.core.policy import RestartPolicy
 from elastic_run.multiprocessing.logs import DefaultLogsSpecs
 from elastic_run.rendezvous.api import RendezvousParameters
 from elastic_run.rendezvous.registry import get_rendezvous_handler
+from elastic_run.validation import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -71,6 +72,15 @@ class LaunchConfig:
         restart_policy: Window, minimum uptime, listed exit codes and backoff; None restarts `max_restarts` times.
         forward_signals: Signals that are passed on to the workers, by name, separated by commas.
         worker_store: Who serves the workers' store: `auto`, `agent`, `torch` or `rank0`.
+        scale_up_delay: Seconds that a running job waits for more new nodes after the first.
+        scale_up_signal: Signal by name that tells workers that they will be stopped for new nodes, or "".
+        scale_up_grace: Seconds that they get after it.
+        membership_window: How often nodes may be lost or added, and the seconds in which it may be so often.
+        exit_barrier_timeout: Seconds that a node stays at the end, at most, for the others.
+        on_split: What the one of two nodes does that is left: `stop` or `continue`.
+        preferred_rank: Which of the nodes this one would like to be, or None.
+        rdzv_token: The secret that the nodes of the job share, or None.
+        join_command: The command as given, in two parts between which flags may be added, to show how others join.
         capture: Whether the workers' stderr passes through the agent, so that the report can show its end.
 
     Raises:
@@ -103,6 +113,15 @@ class LaunchConfig:
     restart_policy: RestartPolicy | None = None
     forward_signals: str = ""
     worker_store: str = "auto"
+    scale_up_delay: float = 2.0
+    scale_up_signal: str = ""
+    scale_up_grace: float = 30.0
+    membership_window: tuple[int, float] = (100, 3600.0)
+    exit_barrier_timeout: float = 300.0
+    on_split: str = "stop"
+    preferred_rank: int | None = None
+    rdzv_token: bytes | None = None
+    join_command: tuple[list[str], list[str]] | None = None
     capture: bool = True
 
     def __post_init__(self) -> None:
@@ -215,8 +234,16 @@ def launch_job(config: LaunchConfig, entrypoint: str, args: list[str], guardian:
 
     Returns:
         The exit code; `contract.EXIT_CODES` lists them.
+
+    Raises:
+        UsageError: The rendezvous can't work with what the user said.
+        RendezvousError: The backend is not in this release.
     """
-    around = make_surroundings(config, entrypoint, args, is_whole_process=True, guardian=guardian)
+    try:
+        around = make_surroundings(config, entrypoint, args, is_whole_process=True, guardian=guardian)
+    except ValueError as error:
+        # What only the rendezvous can know of its settings; nothing was started yet.
+        raise UsageError(str(error)) from None
     head_start = take_head_start(around)
     try:
         agent = make_agent(config, around)
@@ -379,6 +406,15 @@ def _options(config: LaunchConfig, *, is_whole_process: bool, guardian: Guardian
         capture=config.capture,
         prefix_template=config.log_line_prefix_template or contract.DEFAULT_PREFIX_TEMPLATE,
         affinities=affinities,
+        scale_up_delay=config.scale_up_delay,
+        scale_up_signal=next(iter(parse_signals(config.scale_up_signal)), 0),
+        scale_up_grace=config.scale_up_grace,
+        membership_window=config.membership_window,
+        exit_barrier_timeout=config.exit_barrier_timeout,
+        on_split=config.on_split,
+        preferred_rank=config.preferred_rank,
+        token=config.rdzv_token,
+        join_command=config.join_command,
         is_whole_process=is_whole_process,
         guardian=guardian,
         stuck_timeout=float(os.environ.get(contract.ENV_UNINTERRUPTIBLE_STATE_TIMEOUT) or 0),

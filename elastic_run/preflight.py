@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from elastic_run.command_line import AnyArguments
 
 _EVENT_HANDLERS = ("null", "console", "dynamic_rendezvous")
-_LATER_BACKENDS = ("etcd", "etcd-v2", "etcd-v3")
+#: Their store outlives the job, and other jobs use it too.
+_SHARED_BACKENDS = ("etcd", "etcd-v2", "etcd-v3")
 _MACROS = ("${local_rank}", "$local_rank")
 
 
@@ -63,27 +64,6 @@ def name_source(message: str, args: AnyArguments, environ: Mapping[str, str]) ->
     return variable + colon + rest if flag.startswith("--") and environ.get(variable) == text else message
 
 
-def find_unserved(args: AnyArguments) -> str | None:
-    """Find what is valid but has no engine in this release.
-
-    Args:
-        args: The command line.
-
-    Returns:
-        One sentence, or None if the job can be served.
-    """
-    if node_range(args.nnodes)[1] > 1:
-        return (
-            f"--nnodes: {args.nnodes!r}: jobs of more than one node come with a later release, this one has --nnodes=1"
-        )
-    if args.rdzv_backend in _LATER_BACKENDS:
-        return (
-            f"--rdzv-backend: {args.rdzv_backend!r} comes with a later release; a job of one node needs no backend: "
-            f"leave the flag out"
-        )
-    return None
-
-
 def find_notices(args: AnyArguments, environ: Mapping[str, str]) -> list[str]:
     """Find what the user should know though the job can run: a sentence each.
 
@@ -105,7 +85,7 @@ def _unused_flags(args: AnyArguments) -> list[str]:
     given = (
         ("--master-port", args.master_port, None),
         ("--master-addr", args.master_addr, "127.0.0.1"),
-        ("--node-rank", args.node_rank, 0),
+        ("--node-rank", args.node_rank if args.standalone else 0, 0),
     )
     return [
         f"{name}={value} is not used: it belongs to --rdzv-backend=static, this is {backend}"
@@ -143,21 +123,57 @@ def _check_rendezvous(args: AnyArguments) -> None:
         raise UsageError(message)
     if args.rdzv_backend not in BUILT_IN_BACKENDS:
         _check_plugin_backend(args.rdzv_backend)
+    if args.standalone:
+        return
     if args.rdzv_endpoint and args.rdzv_backend in BUILT_IN_BACKENDS:
-        _check_endpoint(args)
+        _check_endpoints(args)
+    _check_shared_store(args)
+    _check_rendezvous_settings(args)
 
 
-def _check_endpoint(args: AnyArguments) -> None:
+def _check_endpoints(args: AnyArguments) -> None:
     from elastic_run.rendezvous.utils import parse_rendezvous_endpoint  # noqa: PLC0415 - most jobs have none
 
-    try:
-        _, port = parse_rendezvous_endpoint(args.rdzv_endpoint, default_port=-1)
-    except ValueError as error:
-        message = f"--rdzv-endpoint: {error}"
-        raise UsageError(message) from None
-    if port < 0 and args.rdzv_backend == "static":
-        message = f"--rdzv-endpoint: {args.rdzv_endpoint!r} has no port, which the static backend needs"
+    if args.rdzv_backend == "c10d" and "store_type=file" in args.rdzv_conf.replace(" ", ""):
+        return  # a path
+    for endpoint in args.rdzv_endpoint.split(","):
+        try:
+            _, port = parse_rendezvous_endpoint(endpoint, default_port=-1)
+        except ValueError as error:
+            message = f"--rdzv-endpoint: {error}"
+            raise UsageError(message) from None
+        if not endpoint.strip():
+            message = f"--rdzv-endpoint: {args.rdzv_endpoint!r} names an empty endpoint"
+            raise UsageError(message)
+        if port < 0 and args.rdzv_backend == "static":
+            message = f"--rdzv-endpoint: {args.rdzv_endpoint!r} has no port, which the static backend needs"
+            raise UsageError(message)
+
+
+def _check_shared_store(args: AnyArguments) -> None:
+    if args.rdzv_backend in _SHARED_BACKENDS and not args.rdzv_endpoint:
+        message = f"--rdzv-endpoint: is needed with --rdzv-backend={args.rdzv_backend}: HOST:PORT of its server"
         raise UsageError(message)
+    is_met_at = args.rdzv_backend == "c10d" and args.rdzv_endpoint and node_range(args.nnodes)[1] > 1
+    if (is_met_at or args.rdzv_backend in _SHARED_BACKENDS) and args.rdzv_id in ("", "none"):
+        message = (
+            f"--rdzv-id: is needed with --rdzv-backend={args.rdzv_backend}: its store is shared, and jobs are told "
+            f"apart by their ids; give all nodes of this job the same one"
+        )
+        raise UsageError(message)
+
+
+def _check_rendezvous_settings(args: AnyArguments) -> None:
+    if not args.rdzv_conf or args.rdzv_backend not in (*_SHARED_BACKENDS, "c10d", "static"):
+        return
+    from elastic_run.rendezvous.elastic.settings import read_settings  # noqa: PLC0415 - most jobs have none
+    from elastic_run.rendezvous.utils import parse_rendezvous_config  # noqa: PLC0415
+
+    try:
+        read_settings(args.rdzv_backend, parse_rendezvous_config(args.rdzv_conf))
+    except ValueError as error:
+        message = f"--rdzv-conf: {error}"
+        raise UsageError(message) from None
 
 
 def _check_plugin_backend(name: str) -> None:

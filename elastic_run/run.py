@@ -22,7 +22,7 @@ from elastic_run.configuration import (
     say,
 )
 from elastic_run.flags import FLAGS
-from elastic_run.preflight import check_arguments, find_notices, find_unserved, name_source
+from elastic_run.preflight import check_arguments, find_notices, name_source
 from elastic_run.validation import UsageError, node_range, whole_number, worker_count
 
 TYPE_CHECKING = False
@@ -59,14 +59,15 @@ def main(args: Sequence[str] | None = None) -> None:
     Raises:
         SystemExit: The job didn't succeed; the code is one of `contract.EXIT_CODES`.
     """
-    exit_unless_successful(parse_args(args))
+    exit_unless_successful(parse_args(args), sys.argv[1:] if args is None else args)
 
 
-def exit_unless_successful(args: Arguments) -> None:
+def exit_unless_successful(args: Arguments, words: Sequence[str] = ()) -> None:
     """Run a job, and leave with its exit code unless that is 0.
 
     Args:
         args: The command line.
+        words: Its words as given, to show how other nodes join the job.
 
     Raises:
         SystemExit: The job didn't succeed.
@@ -76,6 +77,7 @@ def exit_unless_successful(args: Arguments) -> None:
         workers = _check(args)
         guardian = _start_guardian()
         config, command, command_args = make_config(args, workers, os.environ)
+        config.join_command = (["elastic-run"], list(words))
         from elastic_run.launcher import launch_job  # noqa: PLC0415 - after all checks: it imports the most
 
         code = launch_job(config, command, command_args, guardian)
@@ -137,11 +139,6 @@ def _check(args: AnyArguments) -> int:
         raise UsageError(name_source(str(error), args, os.environ)) from None
     notices = find_notices(args, os.environ)
     choose_rendezvous(args)
-    unserved = find_unserved(args)
-    if unserved is not None:
-        from elastic_run.rendezvous.errors import NotInThisReleaseError  # noqa: PLC0415 - only on this way
-
-        raise NotInThisReleaseError(name_source(unserved, args, os.environ))
     for notice in notices:
         say(notice)
     return workers

@@ -71,8 +71,8 @@ class Joining:
         """
         offer = getattr(self._group.spec.rdzv_handler, "offer_worker_store", None)
         if offer is not None:
-            self.store = self._renew_store()
-            offer(self.store.host, self.store.port, use_agent_store=self.store.use_agent_store)
+            store = self.renew_store()
+            offer(store.host, store.port, use_agent_store=store.use_agent_store)
 
     def take_place(self) -> None:
         """Wait for the next round, and take this node's place in it.
@@ -96,13 +96,27 @@ class Joining:
         if self.store is not None:
             self.store.close()
 
-    def _renew_store(self) -> WorkerStore:
+    def renew_store(self, *, is_public: bool = False) -> WorkerStore:
+        """Open a fresh store for the next round, in place of the last one's.
+
+        Args:
+            is_public: Whether workers of other nodes are to reach it.
+
+        Returns:
+            The store; served if `serve` was called.
+
+        Raises:
+            PortTakenError: The port that the user fixed is taken.
+            OSError: The system refuses.
+        """
         if self.store is not None and not self._use_torch_store:
-            return self.store.renew()
+            self.store = self.store.renew()
+            return self.store
         if self.store is not None:
             self.store.close()
-        store = open_worker_store(
+        self.store = open_worker_store(
             self._choose_mode(),
+            is_public=is_public,
             port=self._group.spec.master_port,
             python=os.environ.get(contract.ENV_PYTHON_EXEC, sys.executable),
             env=os.environ,
@@ -111,8 +125,8 @@ class Joining:
         )
         self._use_torch_store = False
         if self._loop is not None:
-            store.serve(self._loop)
-        return store
+            self.store.serve(self._loop)
+        return self.store
 
     def _choose_mode(self) -> str:
         mode = choose_worker_store(self._requested_store, self._group.spec.local_world_size, os.environ)

@@ -14,12 +14,14 @@ from elastic_run.multiprocessing import processes
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
     from elastic_run.agent.round import Round
     from elastic_run.agent.surroundings import Surroundings
     from elastic_run.core.policy import Failure
     from elastic_run.core.rootcause import WorkerEnd
     from elastic_run.core.supervision import Command
+    from elastic_run.rendezvous.elastic.session import Ended
     from elastic_run.report import Attempt, Ending, OomKills
 
 
@@ -70,12 +72,57 @@ class Story:
         self._root = find_root_cause(self._ends)
         return None if self._root is None else failure_of(self._root, ended.uptime)
 
+    def write_report(self, failure: Failure | None) -> dict[str, Any] | None:
+        """Return what the other nodes of the job should know of the last round's failure on this node, or None.
+
+        Args:
+            failure: What `add_round` returned for it.
+        """
+        root = self._root
+        if root is None:
+            root = self._find_hidden_cause()
+        if root is None or self._round is None:
+            return None
+        from elastic_run.agent.root_document import write_root  # noqa: PLC0415 - only after a failure
+
+        return write_root(root, failure or failure_of(root, self._round.uptime))
+
+    def _find_hidden_cause(self) -> WorkerEnd | None:
+        if not self._ends:
+            return None
+        from elastic_run.core.rootcause import find_hidden_cause  # noqa: PLC0415 - only after a failure
+
+        return find_hidden_cause(self._ends)
+
+    def add_verdict(self, ended: Ended) -> None:
+        """Take over what the job says of its end: the same root cause and attempts on every node."""
+        from elastic_run.agent.root_document import read_root  # noqa: PLC0415 - only at the end
+        from elastic_run.report import Attempt  # noqa: PLC0415
+
+        root = read_root(ended.root)
+        # On the node that had it, it is one of the ends that are known here.
+        own = [end for end in self._ends if root is not None and (end.rank, end.pid) == (root.rank, root.pid)]
+        self._root = own[0] if own else root
+        roots = [root for root in map(read_root, ended.attempts) if root is not None]
+        self._attempts = [
+            Attempt(
+                restart_count=root.restart_count,
+                root=root,
+                started_at=root.ended_at - root.uptime,
+                uptime=root.uptime,
+            )
+            for root in roots
+        ]
+        if self._root is not None and not own:
+            self._ends = (self._root, *self._ends)
+
     def tell(self, before: supervision.Agent, after: supervision.Agent, commands: tuple[Command, ...]) -> None:
         """Say in one line what has changed while the job goes on; the end is told by the report."""
         from elastic_run.report import lines  # noqa: PLC0415 - only when there is something to say
 
         size, options, say = self._around.group.spec.local_world_size, self._around.options, self._say
-        if after.restart_count > before.restart_count and self._root is not None:
+        is_own_restart = after.restart_count > before.restart_count and not after.follows_job
+        if is_own_restart and self._root is not None:
             self._remember_attempt(self._root)
             pause = next((command.delay for command in commands if isinstance(command, supervision.Pause)), 0.0)
             policy = options.policy

@@ -31,10 +31,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from elastic_run.agent.head_start import HeadStart
+    from elastic_run.agent.job import Job
     from elastic_run.agent.launched import LaunchedWorkers
     from elastic_run.agent.story import Story
     from elastic_run.agent.stuck import StuckWatch
     from elastic_run.agent.surroundings import Surroundings
+    from elastic_run.core.policy import Failure
     from elastic_run.core.supervision import Command, Event
     from elastic_run.report import Ending
 
@@ -75,11 +77,14 @@ class Supervisor:
         self._joining.serve(self._loop, self.console.say)
         self._guard = Guard(self._loop, around.guardian, say=self.console.say)
         self._signals_seen = 0
+        self._job = self._find_job()
         self._agent = supervision.Agent(
             policy=self._options.policy,
             local_world_size=self._group.spec.local_world_size,
             forwarded=frozenset(self._options.forwarded),
+            follows_job=self._job is not None,
         )
+        self._failure: Failure | None = None
         self._events: deque[Event] = deque()
         self._is_feeding = False
         self._is_closing = False
@@ -87,6 +92,14 @@ class Supervisor:
         self._stuck_watch: StuckWatch | None = None
         self._told_story: Story | None = None
         self._finish: supervision.Finish | None = None
+
+    def _find_job(self) -> Job | None:
+        """Return the job of several nodes, where the rendezvous knows one; a foreign handler has rounds only."""
+        if not hasattr(self._group.spec.rdzv_handler, "open_session"):
+            return None
+        from elastic_run.agent.job import Job  # noqa: PLC0415 - one node needs none of it
+
+        return Job(self._group, self._options, self._joining, loop=self._loop, feed=self._feed, say=self.console.say)
 
     def __enter__(self) -> Supervisor:
         return self
@@ -124,6 +137,8 @@ class Supervisor:
         return self._conclude()
 
     def _conclude(self) -> Ending:
+        if self._job is not None and self._job.ended is not None:
+            self._story.add_verdict(self._job.ended)
         return self._story.conclude(self._finish or supervision.Finish("internal_error"), self._agent)
 
     def _is_finished(self) -> bool:
@@ -139,6 +154,8 @@ class Supervisor:
         """Give back everything: store, temporary files, guardian, console, signal handlers."""
         self._is_closing = True
         try:
+            if self._job is not None:
+                self._job.close(self._options.exit_barrier_timeout)
             self._joining.close()
             self._around.clean_up()
         finally:
@@ -222,13 +239,29 @@ class Supervisor:
             self._stop_workers(command)
         elif isinstance(command, supervision.Hurry) and self._round is not None:
             self._round.workers.hurry()
-        elif isinstance(command, supervision.Forward) and self._round is not None:
-            self._round.workers.forward(command.signal)
+        elif isinstance(command, supervision.Forward):
+            self._forward(command.signal)
         elif isinstance(command, supervision.Pause):
             number = command.round
             self._loop.call_later(command.delay, lambda: self._feed(supervision.PauseOver(number)))
         elif isinstance(command, supervision.Finish):
             self._finish = command
+        elif self._job is not None:
+            self._tell_job(self._job, command)
+
+    def _forward(self, number: int) -> None:
+        if self._round is not None:
+            self._round.workers.forward(number)
+
+    def _tell_job(self, job: Job, command: Command) -> None:
+        if isinstance(command, supervision.ReportFailing):
+            job.report_failing()
+        elif isinstance(command, supervision.Leave):
+            job.leave(command.reason)
+        elif isinstance(command, supervision.ReportReady):
+            job.report_ready(command, self._story.write_report(self._failure))
+        elif isinstance(command, supervision.Warn) and self._options.scale_up_signal:
+            self._forward(self._options.scale_up_signal)
 
     # --- joining ---------------------------------------------------------------------------------------------------
     def _join(self, command: supervision.Join) -> None:
@@ -237,6 +270,10 @@ class Supervisor:
             self._feed(supervision.RoundFormed(command.round))
             return
         try:
+            if self._job is not None:
+                self._job.join()
+                self._job.entrust_farewell(self._around.guardian)
+                return
             self._joining.offer_store()
         except PortTakenError as error:
             self._feed(supervision.RoundFailed(command.round, verdict="usage", detail=f"--master-port: {error}"))
@@ -296,9 +333,8 @@ class Supervisor:
         return launched
 
     def _launch(self) -> LaunchedWorkers:
-        return launch_workers(
-            self._around, restart_count=self._agent.restart_count, use_agent_store=self._joining.use_agent_store
-        )
+        use_agent_store = self._joining.use_agent_store if self._job is None else self._job.use_agent_store
+        return launch_workers(self._around, restart_count=self._agent.restart_count, use_agent_store=use_agent_store)
 
     def _prepare_for_failure(self) -> None:
         if self._finish is None:
@@ -325,5 +361,5 @@ class Supervisor:
         current = self._round
         if current is None:
             return
-        failure = self._story.add_round(current, survivors)
-        self._feed(supervision.GroupGone(current.number, failure=failure, is_unkillable=bool(survivors)))
+        self._failure = self._story.add_round(current, survivors)
+        self._feed(supervision.GroupGone(current.number, failure=self._failure, is_unkillable=bool(survivors)))

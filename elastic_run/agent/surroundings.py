@@ -40,19 +40,37 @@ class AgentOptions:
         is_whole_process: Whether the launcher is all that runs in this process.
         guardian: One that was started already, or None.
         stuck_timeout: Seconds that a worker may be in uninterruptible sleep; 0 for any time.
+        scale_up_delay: Seconds that a running job waits for more new nodes after the first.
+        scale_up_signal: What workers get before they are stopped for new nodes, or 0.
+        scale_up_grace: Seconds that they get after it.
+        membership_window: How often nodes may be lost or added, and the seconds in which it may be so often.
+        exit_barrier_timeout: Seconds that a node of several stays at the end, at most, for the others.
+        on_split: What the one of two nodes does that is left: `stop` or `continue`.
+        preferred_rank: Which of the nodes this one would like to be, or None.
+        token: The secret that the nodes of the job share, or None.
+        join_command: The command as given, in two parts between which flags may be added, or None.
     """
 
     __slots__ = (
         "affinities",
         "capture",
+        "exit_barrier_timeout",
         "forwarded",
         "guardian",
         "is_whole_process",
+        "join_command",
+        "membership_window",
+        "on_split",
         "policy",
+        "preferred_rank",
         "prefix_template",
+        "scale_up_delay",
+        "scale_up_grace",
+        "scale_up_signal",
         "shutdown_timeout",
         "signals",
         "stuck_timeout",
+        "token",
         "worker_store",
     )
 
@@ -70,6 +88,15 @@ class AgentOptions:
         is_whole_process: bool = False,
         guardian: Guardian | None = None,
         stuck_timeout: float = 0.0,
+        scale_up_delay: float = 0.0,
+        scale_up_signal: int = 0,
+        scale_up_grace: float = 0.0,
+        membership_window: tuple[int, float] | None = None,
+        exit_barrier_timeout: float = 300.0,
+        on_split: str = "stop",
+        preferred_rank: int | None = None,
+        token: bytes | None = None,
+        join_command: tuple[list[str], list[str]] | None = None,
     ) -> None:
         self.policy = policy
         self.shutdown_timeout = shutdown_timeout
@@ -82,6 +109,15 @@ class AgentOptions:
         self.is_whole_process = is_whole_process
         self.guardian = guardian
         self.stuck_timeout = stuck_timeout
+        self.scale_up_delay = scale_up_delay
+        self.scale_up_signal = scale_up_signal
+        self.scale_up_grace = scale_up_grace
+        self.membership_window = membership_window
+        self.exit_barrier_timeout = exit_barrier_timeout
+        self.on_split = on_split
+        self.preferred_rank = preferred_rank
+        self.token = token
+        self.join_command = join_command
 
 
 class Surroundings:

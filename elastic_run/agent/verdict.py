@@ -21,9 +21,8 @@ def failure_of(root: WorkerEnd, uptime: float) -> Failure:
     """Return what the restart policy needs to know of a round that lived `uptime` seconds."""
     from elastic_run.core.rootcause import failure_signature, is_deterministic  # noqa: PLC0415 - only after a failure
 
-    code = root.exitcode
     return Failure(
-        exit_code=code if code >= 0 else contract.EXIT_SIGNAL_BASE - code,
+        exit_code=exit_code_of(root),
         signature=failure_signature(root),
         is_deterministic=is_deterministic(root),
         uptime=uptime,
@@ -43,13 +42,19 @@ def start_failed(number: int, error: Exception, program: str) -> supervision.Rou
     return supervision.RoundFailed(number, verdict="cannot_start", detail=f"{program} can't be started: {error}")
 
 
+def exit_code_of(root: WorkerEnd) -> int:
+    """Return the exit code that a root cause gives its job: 128+n for signal n."""
+    return root.exitcode if root.exitcode >= 0 else contract.EXIT_SIGNAL_BASE - root.exitcode
+
+
 def exit_code(finish: supervision.Finish, root: WorkerEnd | None) -> int:
     """Return the launcher's exit code; see `contract.EXIT_CODES`."""
+    if finish.exit_code is not None:
+        return finish.exit_code
     if finish.signal is not None:
         return contract.EXIT_SIGNAL_BASE + finish.signal
     if finish.verdict == "worker_failed":
-        code = root.exitcode if root is not None else contract.EXIT_FAILURE
-        return code if code > 0 else contract.EXIT_SIGNAL_BASE - code
+        return contract.EXIT_FAILURE if root is None else exit_code_of(root)
     return _EXIT_CODES[finish.verdict]
 
 

@@ -189,9 +189,23 @@ def find_root_cause(ends: Sequence[WorkerEnd]) -> WorkerEnd | None:
     """
     failed = [end for end in ends if end.exitcode != 0]
     suspects = [end for end in failed if not end.was_stopped]
-    if suspects and all(is_consequence(end) for end in suspects):
-        suspects += [end for end in failed if end.was_stopped and _failed_before_its_stop(end)]
+    hidden = find_hidden_cause(ends) if suspects and all(map(is_consequence, suspects)) else None
+    if hidden is not None:
+        suspects.append(hidden)
     return min(suspects, key=_order, default=None)
+
+
+def find_hidden_cause(ends: Sequence[WorkerEnd]) -> WorkerEnd | None:
+    """Return the worker that had failed by itself when its node was told to stop, or None.
+
+    Its interpreter was still going down, and the peers that it took with it were seen first. Only where nothing but
+    consequences is found in the whole job it is the cause.
+
+    Args:
+        ends: How the workers of one attempt ended.
+    """
+    hidden = [end for end in ends if end.exitcode != 0 and end.was_stopped and _failed_before_its_stop(end)]
+    return min(hidden, key=_order, default=None)
 
 
 def is_consequence(end: WorkerEnd) -> bool:

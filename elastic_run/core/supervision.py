@@ -8,12 +8,92 @@ Rules
 - A worker's failure stops the round; whether it is tried again is decided when the last of its processes is gone,
   because only then all that the workers wrote has been read and the cause is known.
 - A signal wins over a restart and over a failure that is still being cleaned up, never over a success.
+- In a job of several nodes the agent decides on none of this (`follows_job`): it tells the job what became of its
+  round, waits (again `JOINING`), and does what the job has decided. A signal is its own: it leaves.
 - `TRANSITIONS` is the whole machine. A step that isn't in it raises. docs/architecture.md draws it from here.
 """
 
 from __future__ import annotations
 
 from elastic_run.core.policy import Failure, GiveUp, RestartPolicy, decide_restart
+from elastic_run.core.supervision_messages import (
+    BY_SIGNAL,
+    CANNOT_START,
+    DONE,
+    FAILED,
+    STOPPED,
+    UNKILLABLE,
+    Command,
+    Event,
+    Finish,
+    Forward,
+    GroupGone,
+    Hurry,
+    JobOver,
+    Join,
+    Leave,
+    Pause,
+    PauseOver,
+    ReportFailing,
+    ReportReady,
+    RoundFailed,
+    RoundFormed,
+    RoundHalted,
+    RoundWarned,
+    Signalled,
+    StartWorkers,
+    StopWorkers,
+    Warn,
+    WorkerExited,
+    WorkerStuck,
+)
+
+__all__ = [
+    "AFTER_FAILURE",
+    "AFTER_HALT",
+    "AFTER_SIGNAL",
+    "AFTER_SUCCESS",
+    "BY_SIGNAL",
+    "CANNOT_START",
+    "DONE",
+    "ENDED",
+    "FAILED",
+    "JOINING",
+    "PAUSING",
+    "RUNNING",
+    "STOPPED",
+    "STOPPING",
+    "TRANSITIONS",
+    "UNKILLABLE",
+    "Agent",
+    "Command",
+    "Event",
+    "Finish",
+    "Forward",
+    "GroupGone",
+    "Hurry",
+    "IllegalTransitionError",
+    "JobOver",
+    "Join",
+    "Leave",
+    "Pause",
+    "PauseOver",
+    "ReportFailing",
+    "ReportReady",
+    "RoundFailed",
+    "RoundFormed",
+    "RoundHalted",
+    "RoundWarned",
+    "Signalled",
+    "StartWorkers",
+    "StopWorkers",
+    "Warn",
+    "WorkerExited",
+    "WorkerStuck",
+    "begin",
+    "decide",
+    "has_news",
+]
 
 JOINING = "joining"
 RUNNING = "running"
@@ -25,6 +105,7 @@ ENDED = "ended"
 AFTER_SUCCESS = "success"
 AFTER_FAILURE = "failure"
 AFTER_SIGNAL = "signal"
+AFTER_HALT = "halt"
 
 SIGINT = 2
 SIGTERM = 15
@@ -33,164 +114,25 @@ SIGTERM = 15
 REMEMBERED_FAILURES = 64
 
 
-class Event:
-    """Something that happened; `round` is None where it belongs to no round."""
-
-    __slots__ = ("round",)
-
-    def __init__(self, round: int | None = None) -> None:  # noqa: A002 - the field's word
-        self.round = round
-
-
-class RoundFormed(Event):
-    """The rendezvous gave this node its place in a round."""
-
-    __slots__ = ()
-
-
-class RoundFailed(Event):
-    """The rendezvous ended without a round, or the workers could not be started."""
-
-    __slots__ = ("detail", "verdict")
-
-    def __init__(self, round: int, *, verdict: str, detail: str) -> None:  # noqa: A002
-        super().__init__(round)
-        self.verdict = verdict
-        self.detail = detail
-
-
-class WorkerExited(Event):
-    """A worker ended by itself or because it was told to."""
-
-    __slots__ = ("exitcode", "local_rank")
-
-    def __init__(self, round: int, *, local_rank: int, exitcode: int) -> None:  # noqa: A002
-        super().__init__(round)
-        self.local_rank = local_rank
-        self.exitcode = exitcode
-
-
-class GroupGone(Event):
-    """No process of the round lives any more, or what lives can't be killed."""
-
-    __slots__ = ("failure", "is_unkillable")
-
-    def __init__(self, round: int, *, failure: Failure | None, is_unkillable: bool = False) -> None:  # noqa: A002
-        super().__init__(round)
-        self.failure = failure
-        self.is_unkillable = is_unkillable
-
-
-class WorkerStuck(Event):
-    """A worker was in uninterruptible sleep for longer than the user allows."""
-
-    __slots__ = ()
-
-
-class Signalled(Event):
-    """The launcher got a signal."""
-
-    __slots__ = ("number",)
-
-    def __init__(self, number: int) -> None:
-        super().__init__(None)
-        self.number = number
-
-
-class PauseOver(Event):
-    """The pause before a restart has passed."""
-
-    __slots__ = ()
-
-
-class Command:
-    """Something for the driver to do."""
-
-    __slots__ = ()
-
-
-class Join(Command):
-    """Ask the rendezvous for a place in the next round."""
-
-    __slots__ = ("restart_count", "round")
-
-    def __init__(self, round: int, restart_count: int) -> None:  # noqa: A002
-        self.round = round
-        self.restart_count = restart_count
-
-
-class StartWorkers(Command):
-    """Start this node's workers of the round that was formed."""
-
-    __slots__ = ("round",)
-
-    def __init__(self, round: int) -> None:  # noqa: A002
-        self.round = round
-
-
-class StopWorkers(Command):
-    """Stop every process of the round: `signal` first, SIGKILL at the end of the grace period."""
-
-    __slots__ = ("signal",)
-
-    def __init__(self, signal: int) -> None:
-        self.signal = signal
-
-
-class Hurry(Command):
-    """Send SIGKILL now."""
-
-    __slots__ = ()
-
-
-class Forward(Command):
-    """Pass a signal on to the workers; nothing is stopped."""
-
-    __slots__ = ("signal",)
-
-    def __init__(self, signal: int) -> None:
-        self.signal = signal
-
-
-class Pause(Command):
-    """Bring `PauseOver` after `delay` seconds."""
-
-    __slots__ = ("delay", "round")
-
-    def __init__(self, round: int, delay: float) -> None:  # noqa: A002
-        self.round = round
-        self.delay = delay
-
-
-class Finish(Command):
-    """The job is over on this node.
-
-    Args:
-        verdict: A name from `contract.EXIT_CODES`.
-        detail: One sentence more, or empty.
-        signal: The signal that stopped the launcher, or None.
-    """
-
-    __slots__ = ("detail", "signal", "verdict")
-
-    def __init__(self, verdict: str, *, detail: str = "", signal: int | None = None) -> None:
-        self.verdict = verdict
-        self.detail = detail
-        self.signal = signal
-
-
 #: (state, event) -> the states that may follow.
 TRANSITIONS: dict[tuple[str, type[Event]], tuple[str, ...]] = {
     (JOINING, RoundFormed): (RUNNING,),
     (JOINING, RoundFailed): (ENDED,),
+    (JOINING, JobOver): (ENDED,),
     (JOINING, Signalled): (JOINING, ENDED),
     (RUNNING, WorkerExited): (RUNNING, STOPPING),
     (RUNNING, WorkerStuck): (STOPPING,),
     (RUNNING, RoundFailed): (STOPPING,),
+    (RUNNING, RoundWarned): (RUNNING,),
+    (RUNNING, RoundHalted): (STOPPING,),
+    (RUNNING, JobOver): (STOPPING,),
     (RUNNING, Signalled): (RUNNING, STOPPING),
     (STOPPING, WorkerExited): (STOPPING,),
     (STOPPING, WorkerStuck): (STOPPING,),
     (STOPPING, RoundFailed): (STOPPING,),
+    (STOPPING, RoundWarned): (STOPPING,),
+    (STOPPING, RoundHalted): (STOPPING,),
+    (STOPPING, JobOver): (STOPPING,),
     (STOPPING, Signalled): (STOPPING,),
     (STOPPING, GroupGone): (JOINING, PAUSING, ENDED),
     (PAUSING, PauseOver): (JOINING,),
@@ -209,45 +151,52 @@ class Agent:
         policy: What the user said about restarts.
         local_world_size: Workers on this node.
         forwarded: Signals that are passed on to the workers and stop nothing.
+        follows_job: Whether a job of several nodes decides what follows a round.
     """
 
     __slots__ = (
         "ending",
         "failures",
+        "follows_job",
         "forwarded",
         "interrupts",
         "is_hurried",
         "local_world_size",
         "policy",
+        "restart_count",
         "restart_times",
         "round",
         "running",
         "signal",
+        "start_failure",
         "state",
         "stop_reason",
     )
 
     def __init__(
-        self, *, policy: RestartPolicy, local_world_size: int, forwarded: frozenset[int] = frozenset()
+        self,
+        *,
+        policy: RestartPolicy,
+        local_world_size: int,
+        forwarded: frozenset[int] = frozenset(),
+        follows_job: bool = False,
     ) -> None:
         self.policy = policy
         self.local_world_size = local_world_size
         self.forwarded = forwarded
+        self.follows_job = follows_job
         self.state = JOINING
         self.round = 0
         self.running: frozenset[int] = frozenset()
         self.failures: tuple[Failure, ...] = ()
         self.restart_times: tuple[float, ...] = ()
+        self.restart_count = 0
         self.stop_reason = ""
         self.signal: int | None = None
         self.interrupts = 0
         self.is_hurried = False
+        self.start_failure: RoundFailed | None = None
         self.ending: Finish | None = None
-
-    @property
-    def restart_count(self) -> int:
-        """Restarts so far."""
-        return len(self.restart_times)
 
     def replace(self, **changes: object) -> Agent:
         """Return a copy with some fields changed."""
@@ -311,23 +260,41 @@ def _react(agent: Agent, event: Event, now: float, jitter: float) -> Decision:  
     if isinstance(event, GroupGone):
         return _on_group_gone(agent, event, now, jitter)
     if isinstance(event, RoundFormed):
-        running = frozenset(range(agent.local_world_size))
-        return agent.replace(state=RUNNING, running=running), (StartWorkers(agent.round),)
-    if isinstance(event, RoundFailed):
+        return _on_formed(agent, event)
+    if isinstance(event, (RoundFailed, WorkerStuck)):
         return _on_round_failed(agent, event)
+    if isinstance(event, (RoundWarned, RoundHalted, JobOver)):
+        return _on_job(agent, event)
+    return agent.replace(state=JOINING), (Join(agent.round, agent.restart_count),)
+
+
+def _on_formed(agent: Agent, event: RoundFormed) -> Decision:
+    restarts = agent.restart_count if event.restart_count is None else event.restart_count
+    running = frozenset(range(agent.local_world_size))
+    return agent.replace(state=RUNNING, running=running, restart_count=restarts), (StartWorkers(agent.round),)
+
+
+def _on_round_failed(agent: Agent, event: RoundFailed | WorkerStuck) -> Decision:
     if isinstance(event, WorkerStuck):
         # A fresh worker would fight the wedged one for its device, so there is no restart.
         after, commands = _stop(agent, AFTER_FAILURE)
         return after.replace(ending=Finish("unkillable_worker")), commands
-    return agent.replace(state=JOINING), (Join(agent.round, agent.restart_count),)
-
-
-def _on_round_failed(agent: Agent, event: RoundFailed) -> Decision:
     if agent.state == JOINING:
         return agent.replace(state=ENDED), (Finish(event.verdict, detail=event.detail),)
     # Some workers may run already: they go first, then the job ends.
     after, commands = _stop(agent, AFTER_FAILURE)
-    return after.replace(ending=agent.ending or Finish(event.verdict, detail=event.detail)), commands
+    return after.replace(start_failure=agent.start_failure or event), commands
+
+
+def _on_job(agent: Agent, event: RoundWarned | RoundHalted | JobOver) -> Decision:
+    if isinstance(event, RoundWarned):
+        return agent, (Warn(),) if agent.state == RUNNING else ()
+    if isinstance(event, RoundHalted):
+        return _stop(agent, AFTER_HALT)
+    if agent.state == JOINING:
+        return agent.replace(state=ENDED), (event.finish,)
+    after, commands = _stop(agent, AFTER_HALT)
+    return after.replace(ending=event.finish), commands
 
 
 def _on_exit(agent: Agent, event: WorkerExited) -> Decision:
@@ -335,7 +302,8 @@ def _on_exit(agent: Agent, event: WorkerExited) -> Decision:
     if agent.state == STOPPING:
         return agent, ()
     if event.exitcode != 0:
-        return _stop(agent, AFTER_FAILURE)
+        after, commands = _stop(agent, AFTER_FAILURE)
+        return after, (ReportFailing(agent.round), *commands) if agent.follows_job else commands
     if not agent.running:
         # What the workers left behind (a daemon, a shell's background job) goes with them: law 6.
         return _stop(agent, AFTER_SUCCESS)
@@ -352,33 +320,66 @@ def _on_signal(agent: Agent, event: Signalled) -> Decision:
     if event.number in agent.forwarded:
         return agent, (Forward(event.number),) if agent.state == RUNNING else ()
     agent = agent.replace(interrupts=agent.interrupts + (event.number == SIGINT))
+    leave = (Leave(BY_SIGNAL),) if agent.follows_job and agent.signal is None else ()
     if agent.state in (JOINING, PAUSING):
-        return agent.replace(state=ENDED, signal=event.number), (Finish("signal", signal=event.number),)
+        finish = Finish("signal", signal=event.number)
+        return agent.replace(state=ENDED, signal=event.number), (*leave, finish)
     if agent.state == RUNNING:
         after, commands = _stop(agent, AFTER_SIGNAL, event.number)
-        return after.replace(signal=event.number), commands
-    return _on_signal_while_stopping(agent, event)
+        return after.replace(signal=event.number), (*leave, *commands)
+    return _on_signal_while_stopping(agent, event, leave)
 
 
-def _on_signal_while_stopping(agent: Agent, event: Signalled) -> Decision:
-    is_enough = agent.stop_reason == AFTER_SUCCESS or agent.interrupts > 1
-    if is_enough and not agent.is_hurried:
+def _on_signal_while_stopping(agent: Agent, event: Signalled, leave: tuple[Command, ...]) -> Decision:
+    has_verdict = agent.follows_job and agent.ending is not None
+    is_success = agent.stop_reason == AFTER_SUCCESS
+    if is_success and agent.follows_job:
+        # Its round is done, but the job may go on without it.
+        agent = agent.replace(signal=event.number)
+    if (is_success or has_verdict or agent.interrupts > 1) and not agent.is_hurried:
         return agent.replace(is_hurried=True), (Hurry(),)
-    if agent.stop_reason == AFTER_FAILURE:
-        return agent.replace(stop_reason=AFTER_SIGNAL, signal=event.number), ()
+    if agent.stop_reason in (AFTER_FAILURE, AFTER_HALT) and not has_verdict:
+        return agent.replace(stop_reason=AFTER_SIGNAL, signal=event.number), leave
     return agent, ()
 
 
 def _on_group_gone(agent: Agent, event: GroupGone, now: float, jitter: float) -> Decision:
-    if event.is_unkillable:
-        return agent.replace(state=ENDED), (Finish("unkillable_worker", signal=agent.signal),)
+    finish = _find_end(agent, event)
+    if finish is not None:
+        leave = (Leave(UNKILLABLE),) if agent.follows_job and finish.verdict == "unkillable_worker" else ()
+        return agent.replace(state=ENDED), (*leave, finish)
+    if agent.follows_job:
+        return _tell_job(agent)
+    if agent.start_failure is not None:
+        return agent.replace(state=ENDED), (Finish(agent.start_failure.verdict, detail=agent.start_failure.detail),)
     if agent.stop_reason == AFTER_SUCCESS:
         return agent.replace(state=ENDED), (Finish("success"),)
-    if agent.stop_reason == AFTER_SIGNAL:
-        return agent.replace(state=ENDED), (Finish("signal", signal=agent.signal),)
-    if agent.ending is not None:
-        return agent.replace(state=ENDED), (agent.ending,)
     return _after_failure(agent, event.failure or Failure(exit_code=1), now, jitter)
+
+
+def _find_end(agent: Agent, event: GroupGone) -> Finish | None:
+    """Return the end of this agent, where nobody has to be asked."""
+    if event.is_unkillable:
+        return Finish("unkillable_worker", signal=agent.signal)
+    if agent.stop_reason == AFTER_SIGNAL:
+        return Finish("signal", signal=agent.signal)
+    return agent.ending
+
+
+def _tell_job(agent: Agent) -> Decision:
+    """Report the round, and wait for the next one or the verdict."""
+    failed = agent.start_failure
+    if failed is not None:
+        report = ReportReady(agent.round, CANNOT_START, verdict=failed.verdict, detail=failed.detail)
+    else:
+        report = ReportReady(agent.round, _OUTCOMES[agent.stop_reason])
+    if agent.signal is not None:
+        return agent.replace(state=ENDED), (report, Leave(BY_SIGNAL), Finish("signal", signal=agent.signal))
+    return agent.replace(state=JOINING, round=agent.round + 1, stop_reason="", start_failure=None), (report,)
+
+
+#: What became of a round on this node, by why it was stopped.
+_OUTCOMES = {AFTER_SUCCESS: DONE, AFTER_FAILURE: FAILED, AFTER_HALT: STOPPED}
 
 
 def _after_failure(agent: Agent, failure: Failure, now: float, jitter: float) -> Decision:
@@ -388,7 +389,11 @@ def _after_failure(agent: Agent, failure: Failure, now: float, jitter: float) ->
     if isinstance(answer, GiveUp):
         return agent.replace(state=ENDED), (Finish(answer.verdict, detail=answer.detail),)
     agent = agent.replace(
-        round=agent.round + 1, restart_times=(*agent.restart_times, now), stop_reason="", state=JOINING
+        round=agent.round + 1,
+        restart_times=(*agent.restart_times, now),
+        restart_count=agent.restart_count + 1,
+        stop_reason="",
+        state=JOINING,
     )
     if answer.delay > 0:
         return agent.replace(state=PAUSING), (Pause(agent.round, answer.delay),)

@@ -13,8 +13,9 @@ Rules
   processor has nothing to do.
 - It is forked where the launcher is the whole process (half a millisecond, pages shared), and exec'd where we run
   inside somebody's process, whose threads and memory must not be copied.
+- In a job of several nodes it also tells the others that this one is gone, last: nothing stands before the killing.
 - Messages are lines: `+PID BORN` a worker's session began (BORN: its start time), `-PID` it is gone, `dir HEX` a
-  temporary directory, `bye`.
+  temporary directory, `farewell MODULE HEX` whose `say_farewell` is to be called with which document, `bye`.
   Each is one write below PIPE_BUF, so a torn line can only be the last one.
 """
 
@@ -59,6 +60,7 @@ class Guardian:
         self._pipe = -1
         self._sessions: dict[int, int] = {}
         self._directory = ""
+        self._farewell = ""
 
     def start(self) -> int:
         """Start it, or start another one after it died; it learns what its predecessor knew.
@@ -81,6 +83,8 @@ class Guardian:
             self._send(f"+{session} {born}")
         if self._directory:
             self.remove_at_end(self._directory)
+        if self._farewell:
+            self._send(self._farewell)
         return self.pid
 
     def watch(self, session: int, born: int) -> None:
@@ -98,6 +102,16 @@ class Guardian:
         self._directory = directory
         # In hexadecimal: a path may hold a newline, and what follows one must not be taken for another directory.
         self._send(f"dir {os.fsencode(directory).hex()}")
+
+    def say_at_end(self, module: str, document: str) -> None:
+        """Tell it whom to tell of the launcher's death.
+
+        Args:
+            module: Name of a module with a function `say_farewell`.
+            document: Its argument, as JSON.
+        """
+        self._farewell = f"farewell {module} {document.encode().hex()}"
+        self._send(self._farewell)
 
     def dismiss(self) -> None:
         """Let it go: the launcher has cleaned up itself. The caller reaps it."""
@@ -206,11 +220,12 @@ def _set_process_title(launcher: int) -> None:
 class _Orders:
     """What the launcher has told so far."""
 
-    __slots__ = ("directory", "is_dismissed", "rest", "sessions")
+    __slots__ = ("directory", "farewell", "is_dismissed", "rest", "sessions")
 
     def __init__(self) -> None:
         self.sessions: dict[int, int] = {}
         self.directory = ""
+        self.farewell: tuple[str, bytes] | None = None
         self.is_dismissed = False
         self.rest = b""
 
@@ -227,6 +242,9 @@ class _Orders:
                 self.sessions.pop(int(line[1:]), None)
             elif line.startswith(b"dir "):
                 self.directory = os.fsdecode(bytes.fromhex(line[4:].decode()))
+            elif line.startswith(b"farewell "):
+                _, module, document = line.decode().split()
+                self.farewell = module, bytes.fromhex(document)
 
 
 def stand_guard(pipe: int, launcher: int, token: str, since: int) -> None:
@@ -256,6 +274,19 @@ def stand_guard(pipe: int, launcher: int, token: str, since: int) -> None:
         import shutil  # noqa: PLC0415 - only after a disaster
 
         shutil.rmtree(orders.directory, ignore_errors=True)
+    if orders.farewell is not None:
+        _say_farewell(*orders.farewell)
+
+
+def _say_farewell(module: str, document: bytes) -> None:
+    """Tell the job; it finds out by itself, later, if that can't be done."""
+    import importlib  # noqa: PLC0415 - only after a disaster
+    import json  # noqa: PLC0415
+
+    try:
+        importlib.import_module(module).say_farewell(json.loads(document))
+    except Exception:  # noqa: BLE001 - nobody is left to be told
+        return
 
 
 def _open_launcher(launcher: int) -> int | None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from elastic_run.contract import RENDEZVOUS_ENTRY_POINTS
 from elastic_run.rendezvous.api import rendezvous_handler_registry
-from elastic_run.rendezvous.errors import NotInThisReleaseError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,7 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["get_rendezvous_handler", "register_built_in_handlers"]
 
-_WHAT_WORKS = "this release runs jobs of one node: leave out the rendezvous flags, or give --standalone"
+#: Seconds for a name server to say whether an endpoint is this machine.
+_LOOK_UP = 3.0
 
 
 def get_rendezvous_handler(params: RendezvousParameters) -> RendezvousHandler:
@@ -40,7 +40,6 @@ def get_rendezvous_handler(params: RendezvousParameters) -> RendezvousHandler:
 
     Raises:
         ValueError: Nobody knows the backend, its plug-in is broken, or the parameters don't suit it.
-        NotInThisReleaseError: The backend comes with a later release.
         RuntimeError: The plug-in's handler gives another name than the one it is registered by.
     """
     if params.backend not in rendezvous_handler_registry._registry:  # noqa: SLF001 - torch's class, ours to look into
@@ -58,7 +57,7 @@ def register_built_in_handlers(registry: RendezvousHandlerRegistry) -> None:
     registry.register("static", _create_static_handler)
     registry.register("c10d", _create_c10d_handler)
     for backend in ("etcd", "etcd-v2", "etcd-v3"):
-        registry.register(backend, _refuse_later_backend)
+        registry.register(backend, _create_elastic_handler)
 
 
 def _create_local_handler(params: RendezvousParameters) -> RendezvousHandler:
@@ -71,32 +70,32 @@ def _create_local_handler(params: RendezvousParameters) -> RendezvousHandler:
 
 
 def _create_static_handler(params: RendezvousParameters) -> RendezvousHandler:
+    if params.max_nodes > 1:
+        return _create_elastic_handler(params)
     from elastic_run.rendezvous.static import create_handler  # noqa: PLC0415 - imported when used
 
     return create_handler(params)
 
 
 def _create_c10d_handler(params: RendezvousParameters) -> RendezvousHandler:
-    """Serve the one-node job that a user of torchrun starts with c10d; its store has no other node to talk to."""
-    if params.max_nodes > 1:
-        return _refuse_later_backend(params)
-    if not _hosts_its_store(params):
-        message = (
-            f"rendezvous backend 'c10d' with an endpoint that is not on this machine ({params.endpoint}) is not in "
-            f"this release; {_WHAT_WORKS}"
-        )
-        raise NotInThisReleaseError(message)
+    """Serve the one-node job that a user of torchrun starts with c10d by itself: its store has nobody to talk to."""
+    if params.max_nodes > 1 or not _hosts_its_store(params):
+        return _create_elastic_handler(params)
     from elastic_run.rendezvous.local import create_handler  # noqa: PLC0415 - imported when used
+
+    return create_handler(params)
+
+
+def _create_elastic_handler(params: RendezvousParameters) -> RendezvousHandler:
+    from elastic_run.rendezvous.elastic.handler import create_handler  # noqa: PLC0415 - imported when used
 
     return create_handler(params)
 
 
 def _hosts_its_store(params: RendezvousParameters) -> bool:
     """Tell whether torch would open the c10d store on this machine, from the endpoint and ``is_host``."""
-    from elastic_run.rendezvous.utils import (  # noqa: PLC0415 - imported when used
-        is_on_this_machine,
-        parse_rendezvous_endpoint,
-    )
+    from elastic_run.rendezvous.elastic.addresses import is_own_host  # noqa: PLC0415 - imported when used
+    from elastic_run.rendezvous.utils import parse_rendezvous_endpoint  # noqa: PLC0415 - ditto
 
     store_type = str(params.get("store_type", "tcp")).strip().lower()
     if store_type not in ("tcp", "file"):
@@ -104,15 +103,11 @@ def _hosts_its_store(params: RendezvousParameters) -> bool:
         raise ValueError(message)
     if store_type == "file":
         return True
-    host, _ = parse_rendezvous_endpoint(params.endpoint, default_port=0)
     is_host = params.get_as_bool("is_host")
-    return is_on_this_machine(host) if is_host is None else is_host
-
-
-def _refuse_later_backend(params: RendezvousParameters) -> RendezvousHandler:
-    nodes = "one node" if params.max_nodes == 1 else f"up to {params.max_nodes} nodes"
-    message = f"rendezvous backend {params.backend!r} for {nodes} is not in this release; {_WHAT_WORKS}"
-    raise NotInThisReleaseError(message)
+    if is_host is not None:
+        return is_host
+    host, _ = parse_rendezvous_endpoint(params.endpoint.partition(",")[0], default_port=0)
+    return is_own_host(host, _LOOK_UP)
 
 
 def _register_plugin(backend: str) -> None:

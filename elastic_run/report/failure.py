@@ -39,9 +39,12 @@ _TITLES = {
     "internal_error": "a defect of elastic-run ended {program}",
     "not_executable": "{program} could not be started",
     "not_found": "{program} could not be started",
+    "nodes_lost": "{program}: too few nodes were left",
     "not_in_this_release": "{program} was not started",
     "rendezvous": "{program}: the nodes could not come together",
+    "refused": "{program}: this node was not taken into the job",
     "repeated_failure": "{program} failed again in the same way",
+    "store_lost": "{program}: the job's store can't be reached",
     "unkillable_worker": "{program}: a worker can't be killed",
     "usage": "{program} was not started",
 }

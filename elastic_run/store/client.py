@@ -11,16 +11,28 @@ Rules
 from __future__ import annotations
 
 import os
+import time
 
 from elastic_run.store import wire
+from elastic_run.store.dialing import connect_once
+from elastic_run.store.errors import FOREIGN, StoreConnectionError
 from elastic_run.store.stream import Stream
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from types import TracebackType
+    from typing import TypeVar
+
+    _T = TypeVar("_T")
 
 _NAMED = 5
+_FIRST_RETRY = 0.01
+_LAST_RETRY = 0.5
+#: Expected and desired of a `compare_set` that only looks: nobody's value, and the answer for a missing key.
+NOTHING = b"\0nothing\0"
+#: Bytes of questions that go out before answers are read: with more, both sides could wait for the other to read.
+_AT_ONCE = 32 * 1024
 
 
 class StoreClient:
@@ -42,13 +54,7 @@ class StoreClient:
         self.port = port
         self.timeout = timeout
         self._prefix = prefix.encode()
-        self._stream = Stream(host, port, timeout)
-        nonce = os.getpid() & 0xFFFFFFFF
-        self._send(wire.encode_opening(nonce))
-        if wire.U32.unpack(self._receive(wire.U32.size))[0] != nonce:
-            self.close()
-            message = f"{host}:{port} is not a TCPStore"
-            raise wire.StoreConnectionError(message)
+        self._stream = _open_stream(host, port, timeout)
 
     def __enter__(self) -> StoreClient:
         return self
@@ -147,6 +153,50 @@ class StoreClient:
         keys = [self._receive_string() for _ in range(self._receive_number())]
         return [key[len(self._prefix) :].decode(errors="replace") for key in keys if key.startswith(self._prefix)]
 
+    # --- many at once: one round trip, whatever their number -----------------------------------------------------
+    def compare_sets(self, changes: Sequence[tuple[str | bytes, str | bytes, str | bytes]]) -> list[bytes]:
+        """Do several `compare_set`, given as (key, expected, desired), in this order; returns the values now."""
+        messages = [
+            wire.encode(wire.COMPARE_SET, self._key(key), _value(expected), _value(desired))
+            for key, expected, desired in changes
+        ]
+        return self._ask_all(messages, self._receive_string)
+
+    def look(self, keys: Sequence[str | bytes]) -> list[bytes | None]:
+        """Return the keys' values, None for those missing, without waiting for any."""
+        # GET of a missing key breaks the connection on torch's older servers; this changes nothing on any of them.
+        values = self.compare_sets([(key, NOTHING, NOTHING) for key in keys])
+        return [None if value == NOTHING else value for value in values]
+
+    def write(self, keys: Sequence[str | bytes], values: Sequence[str | bytes]) -> None:
+        """Give each key its value, and wait until the server has them.
+
+        Raises:
+            ValueError: There are not as many values as keys.
+        """
+        if keys:
+            self.multi_set(keys, values)
+            self.check(keys[:1])
+
+    def delete_keys(self, keys: Sequence[str | bytes]) -> None:
+        """Remove keys."""
+        self._ask_all([wire.encode(wire.DELETE, self._key(key)) for key in keys], self._receive_number)
+
+    def _ask_all(self, messages: Sequence[bytes], receive: Callable[[], _T]) -> list[_T]:
+        answers: list[_T] = []
+        batch: list[bytes] = []
+        for message in messages:
+            batch.append(message)
+            if len(batch) * len(message) >= _AT_ONCE:
+                answers += self._ask_batch(batch, receive)
+                batch.clear()
+        return answers + self._ask_batch(batch, receive)
+
+    def _ask_batch(self, batch: Sequence[bytes], receive: Callable[[], _T]) -> list[_T]:
+        if batch:
+            self._send(b"".join(batch))
+        return [receive() for _ in batch]
+
     # --- queues --------------------------------------------------------------------------------------------------
     def queue_push(self, key: str | bytes, value: str | bytes) -> None:
         """Put a value at a queue's end."""
@@ -195,13 +245,25 @@ class StoreClient:
         Raises:
             StoreTimeoutError: One did not appear in time.
         """
-        self._send(wire.encode(wire.WAIT, *self._list(keys)))
         timeout = self.timeout if timeout is None else timeout
-        if not self._wait_over(timeout):
+        if not self.has_come(keys, timeout):
             message = (
                 f"not within {timeout} s: {', '.join(map(repr, keys[:_NAMED]))}{' …' if len(keys) > _NAMED else ''}"
             )
             raise wire.StoreTimeoutError(message)
+
+    def has_come(self, keys: Sequence[str | bytes], timeout: float) -> bool:
+        """Wait until all keys are there.
+
+        Args:
+            keys: The keys.
+            timeout: Seconds.
+
+        Returns:
+            Whether they are; False when the time was over first.
+        """
+        self._send(wire.encode(wire.WAIT, *self._list(keys)))
+        return self._wait_over(timeout)
 
     def barrier(self, key: str | bytes, world_size: int, timeout: float | None = None) -> None:
         """Wait until so many have called this for the key (torch's servers know it from 2.13 on).
@@ -267,3 +329,31 @@ def _value(value: str | bytes) -> bytes:
         message = f"a value of {len(encoded)} bytes, over the limit of {wire.VALUE_LIMIT}"
         raise ValueError(message)
     return encoded
+
+
+def _open_stream(host: str, port: int, timeout: float) -> Stream:
+    """Connect, again and again while nobody listens or answers: servers and clients start in any order."""
+    deadline = time.monotonic() + timeout
+    delay = _FIRST_RETRY
+    while True:
+        left = deadline - time.monotonic()
+        try:
+            return _open_stream_once(host, port, max(left, 1e-3), timeout)
+        except StoreConnectionError as error:
+            if left <= delay or error.reason == FOREIGN:
+                message = f"no store answers at {host}:{port} within {timeout} s: {error}"
+                raise StoreConnectionError(message, error.reason) from error
+        time.sleep(delay)
+        delay = min(2 * delay, _LAST_RETRY)
+
+
+def _open_stream_once(host: str, port: int, timeout: float, dark_after: float) -> Stream:
+    name = f"{host}:{port}"
+    stream = Stream(connect_once(host, port, timeout, dark_after=dark_after), name)
+    nonce = os.getpid() & 0xFFFFFFFF
+    stream.send(wire.encode_opening(nonce), timeout)
+    if wire.U32.unpack(stream.receive(wire.U32.size, timeout))[0] != nonce:
+        stream.close()
+        message = "what listens there is not a TCPStore"
+        raise StoreConnectionError(message, FOREIGN)
+    return stream

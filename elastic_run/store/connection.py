@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from elastic_run.loop import Loop
+    from elastic_run.store.answers import Answers
     from elastic_run.store.groups import Member
     from elastic_run.store.memory import Waiter
 
@@ -39,10 +40,13 @@ class Connection:
     Args:
         loop: The loop whose thread this lives in.
         socket: The accepted socket, non-blocking.
+        space: What the client sees.
         on_message: Called with (connection, operation, fields); may raise `WireError` to close the connection.
         on_close: Called once with the connection, and with the error where the client broke the protocol.
 
     Attributes:
+        on_message: See above; may be exchanged.
+        space: What the client sees; whoever exchanges it sees to what the client waits for.
         member: The client's part in its process's groups, where they are kept apart.
         waiter: The wait that the client is in, or None.
         woken_by: The queue that ended the client's wait, until its next message shows whether it takes the value.
@@ -55,12 +59,13 @@ class Connection:
         "_is_held",
         "_loop",
         "_on_close",
-        "_on_message",
         "_queue",
         "_queued",
         "_socket",
         "is_closed",
         "member",
+        "on_message",
+        "space",
         "waiter",
         "woken_by",
     )
@@ -69,6 +74,8 @@ class Connection:
         self,
         loop: Loop,
         socket: _socket.socket,
+        space: Answers,
+        *,
         on_message: Callable[[Connection, int, list[bytes | int]], None],
         on_close: Callable[[Connection, WireError | None], None],
     ) -> None:
@@ -79,7 +86,8 @@ class Connection:
         self._loop = loop
         self._socket = socket
         self._fd = socket.fileno()
-        self._on_message = on_message
+        self.on_message = on_message
+        self.space = space
         self._on_close = on_close
         self._decoder = Decoder()
         self._gathered = bytearray()
@@ -126,7 +134,7 @@ class Connection:
         decoder = self._decoder
         try:
             while self._queued <= _HIGH_WATER and (operation := decoder.next_operation()) >= 0:
-                self._on_message(self, operation, decoder.fields)
+                self.on_message(self, operation, decoder.fields)
                 if self.is_closed:
                     return
         except WireError as error:

@@ -2,17 +2,43 @@
 
 from __future__ import annotations
 
+#: Why a store was not reached, as `StoreConnectionError.reason` says it; the words can be shown to users.
+REFUSED = "refused"  # the host answers, nobody listens on the port
+UNRESOLVED = "unresolved"  # the name has no address, or no name server answers
+SILENT = "silent"  # nothing comes back: the host is dark, or the server hangs
+CLOSED = "closed"  # the connection was there and broke, or we closed it
+UNREACHABLE = "unreachable"  # the network knows no way to the host
+FOREIGN = "no store"  # what answers there speaks another protocol
+UNREADY = "not ready"  # the store answers that it can't serve now: it elects a leader, or is too busy
+
 
 class StoreError(Exception):
     """Something went wrong between a store and its client."""
 
 
 class StoreConnectionError(StoreError, ConnectionError):
-    """The store can't be reached, or closed the connection."""
+    """The store can't be reached, or closed the connection.
+
+    Args:
+        message: What happened, to which store.
+        reason: One of the words above.
+    """
+
+    def __init__(self, message: str, reason: str = CLOSED) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class StoreTimeoutError(StoreError, TimeoutError):
     """The store did not answer, or the keys did not appear, in time."""
+
+
+class StoreAccessError(StoreError):
+    """The store refuses us, and would refuse us again: user, password, certificate, or a right that is missing."""
+
+
+class StoreForgedError(StoreError):
+    """A value was not written by a member of the job: its signature is missing or wrong."""
 
 
 class QueueEmptyError(StoreError):

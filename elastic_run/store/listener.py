@@ -57,6 +57,33 @@ def open_listener(host: str = "127.0.0.1", port: int = 0) -> _socket.socket:
     return listener
 
 
+def open_public_listener(port: int = 0) -> _socket.socket:
+    """Listen on a port of all interfaces, IPv6 and IPv4.
+
+    Args:
+        port: The port, or 0 for any free one.
+
+    Returns:
+        The listening socket, non-blocking.
+
+    Raises:
+        PortTakenError: Another process listens there.
+        OSError: The system refuses.
+    """
+    try:
+        listener = bind_port("::", port, is_dual_stack=True)
+    except OSError as error:
+        if error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
+            raise
+        return open_listener("0.0.0.0", port)  # noqa: S104 - other nodes are to reach it
+    try:
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise _explain(error, "::", port) from error
+    return listener
+
+
 def bind_port(host: str, port: int = 0, *, is_dual_stack: bool = False) -> _socket.socket:
     """Bind a port without listening on it.
 

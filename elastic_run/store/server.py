@@ -6,6 +6,8 @@ Rules
 - Nothing that arrives can harm it: what isn't the protocol is closed without a word; what is too long is refused.
 - An operation of the protocol that it doesn't know is told to the owner, once, and closes that client's connection:
   silence would leave the worker waiting for ever.
+- Agents and workers may share the port: a client whose first key begins with the agents' prefix sees their space of
+  keys, everybody else the workers'. Only the workers' space is emptied by `reset`, which begins a round.
 - When descriptors run out it stops accepting until a client leaves or a second has passed: clients wait in the backlog.
 """
 
@@ -15,21 +17,23 @@ import _socket  # `socket` builds enums when it is imported: 3 ms, and this is o
 import errno
 
 from elastic_run.store import wire
+from elastic_run.store.answers import Answers
 from elastic_run.store.connection import Connection
 from elastic_run.store.groups import Member, ProcessGroups
 from elastic_run.store.listener import PortTakenError, open_listener, raise_descriptor_limit
-from elastic_run.store.memory import MemoryStore
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from elastic_run.loop import Loop, Timer
+    from elastic_run.store.memory import MemoryStore
 
 __all__ = ["PortTakenError", "StoreServer", "open_listener", "raise_descriptor_limit"]
 
 _ACCEPTS_PER_TURN = 64
 _ACCEPT_AGAIN = 1.0
+_OPENING = (wire.VALIDATE, wire.PING)
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -39,7 +43,7 @@ class StoreServer:
     Args:
         loop: The loop whose thread this lives in.
         listener: A listening, non-blocking socket; the server owns it from now on.
-        data: What to serve; a new, empty store if None.
+        data: What to serve to workers; a new, empty store if None.
         on_unknown_operation: Called once, with the operation's number, when a client asks for one that we don't know.
         separates_groups: Whether process groups that a worker forms one after another are kept apart (see `groups`).
     """
@@ -55,23 +59,33 @@ class StoreServer:
     ) -> None:
         self._loop = loop
         self._listener = listener
-        self._data = MemoryStore() if data is None else data
+        self._workers = Answers(data)
+        self._agents = Answers()
         self._on_unknown_operation = on_unknown_operation
-        self._groups = ProcessGroups(self._data) if separates_groups else None
+        self._groups = ProcessGroups(self._workers.data) if separates_groups else None
         self._has_told = False
         self._connections: set[Connection] = set()
         self._pause: Timer | None = None
         self._is_closed = False
-        self._answers = self._make_answers()
         self.address: tuple[str, int] = listener.getsockname()[:2]
         loop.add_reader(listener.fileno(), self._accept)
 
+    @property
+    def connections(self) -> int:
+        """The number of clients that are connected."""
+        return len(self._connections)
+
     def reset(self) -> None:
-        """Forget all keys and close all connections, those not yet accepted too; the port stays open."""
-        self._close_connections()
+        """Forget the workers' keys and close their connections; the port stays open, and the agents' space as it is.
+
+        A connection that has not yet shown whose it is, or was not yet accepted, is closed too: agents come again.
+        """
+        for connection in tuple(self._connections):
+            if connection.space is not self._agents:
+                connection.close()
         while (waiting := self._take_connection()) is not None:
             waiting.close()
-        self._data.clear()
+        self._workers.data.clear()
         if self._groups is not None:
             self._groups.clear()
         self._has_told = False
@@ -84,9 +98,6 @@ class StoreServer:
         self._stop_pause()
         self._loop.remove_reader(self._listener.fileno())
         self._listener.close()
-        self._close_connections()
-
-    def _close_connections(self) -> None:
         for connection in tuple(self._connections):
             connection.close()
 
@@ -96,7 +107,7 @@ class StoreServer:
             socket = self._take_connection()
             if socket is None:
                 return
-            connection = Connection(self._loop, socket, self._answer, self._forget)
+            connection = Connection(self._loop, socket, self._workers, on_message=self._meet, on_close=self._forget)
             if self._groups is not None:
                 connection.member = Member(_peer_host(socket))
             self._connections.add(connection)
@@ -135,9 +146,7 @@ class StoreServer:
 
     def _forget(self, connection: Connection, error: wire.WireError | None) -> None:
         self._connections.discard(connection)
-        if connection.waiter is not None:
-            self._data.cancel(connection.waiter)
-        self._settle_queue(connection)
+        connection.space.forget(connection)
         if self._groups is not None and connection.member is not None:
             self._groups.leave(connection.member)
         self._resume_accepting()
@@ -146,90 +155,22 @@ class StoreServer:
             self._on_unknown_operation(error.operation)
 
     # --- answers -------------------------------------------------------------------------------------------------
-    def _answer(self, connection: Connection, operation: int, fields: list[bytes | int]) -> None:
-        if connection.woken_by is not None and operation != wire.QUEUE_POP:
-            self._settle_queue(connection)
+    def _meet(self, connection: Connection, operation: int, fields: list[bytes | int]) -> None:
+        """Answer a client whose first key has not yet shown whose it is."""
+        if operation in _OPENING:
+            self._answer_worker(connection, operation, fields)
+            return
+        connection.on_message = self._answer_worker
+        if fields and isinstance(fields[0], bytes) and fields[0].startswith(wire.AGENT_PREFIX):
+            connection.member = None
+            connection.space = self._agents
+            connection.on_message = self._agents.answer
+        connection.on_message(connection, operation, fields)
+
+    def _answer_worker(self, connection: Connection, operation: int, fields: list[bytes | int]) -> None:
         if self._groups is not None and connection.member is not None and connection.member.number != 1:
             fields = self._groups.rename(connection.member, operation, fields)
-        try:
-            self._answers[operation](connection, *fields)
-        except ValueError as error:
-            raise wire.WireError(str(error)) from error
-
-    def _make_answers(self) -> Mapping[int, Callable[..., None]]:
-        data = self._data
-        return {
-            wire.VALIDATE: _validate,
-            wire.PING: lambda connection, nonce: connection.reply(wire.U32.pack(nonce)),
-            wire.SET: lambda _, key, value: data.set(key, value),
-            wire.COMPARE_SET: lambda connection, *fields: _reply_string(connection, data.compare_set(*fields)),
-            wire.GET: lambda connection, key: _reply_string(connection, data.get(key) or b""),
-            wire.ADD: lambda connection, key, amount: _reply_number(connection, data.add(key, amount)),
-            wire.CHECK: lambda connection, *keys: connection.reply(wire.READY if data.check(keys) else wire.NOT_READY),
-            wire.WAIT: self._wait,
-            wire.NUM_KEYS: lambda connection: _reply_number(connection, data.num_keys()),
-            wire.DELETE: lambda connection, key: _reply_number(connection, data.delete_key(key)),
-            wire.APPEND: lambda _, key, value: data.append(key, value),
-            wire.MULTI_GET: self._multi_get,
-            wire.MULTI_SET: lambda _, *pairs: data.multi_set(pairs[::2], pairs[1::2]),
-            wire.CANCEL_WAIT: self._cancel_wait,
-            wire.QUEUE_PUSH: lambda _, key, value: data.queue_push(key, value),
-            wire.QUEUE_POP: self._queue_pop,
-            wire.QUEUE_LEN: lambda connection, key: _reply_number(connection, data.queue_len(key)),
-            wire.LIST_KEYS: self._list_keys,
-            wire.BARRIER: self._barrier,
-        }
-
-    def _multi_get(self, connection: Connection, *keys: bytes) -> None:
-        for value in self._data.multi_get(keys):
-            _reply_string(connection, value or b"")
-
-    def _list_keys(self, connection: Connection) -> None:
-        keys = self._data.list_keys()
-        _reply_number(connection, len(keys))
-        for key in keys:
-            _reply_string(connection, key)
-
-    def _queue_pop(self, connection: Connection, key: bytes) -> None:
-        if connection.woken_by == key:
-            connection.woken_by = None
-        self._settle_queue(connection)
-        length, value = self._data.queue_pop(key)
-        _reply_number(connection, length)
-        if length:
-            _reply_string(connection, value)
-
-    # --- waits ---------------------------------------------------------------------------------------------------
-    def _wait(self, connection: Connection, *keys: bytes) -> None:
-        _refuse_second_wait(connection)
-        connection.waiter = self._data.on_key(keys, lambda: self._end_wait(connection))
-        if connection.waiter is None:
-            connection.reply(wire.WAIT_OVER)
-
-    def _barrier(self, connection: Connection, key: bytes, world_size: int) -> None:
-        _refuse_second_wait(connection)
-        connection.waiter = self._data.barrier(key, world_size, lambda: self._end_wait(connection))
-        if connection.waiter is None:
-            connection.reply(wire.WAIT_OVER)
-
-    def _end_wait(self, connection: Connection) -> None:
-        if connection.waiter is not None:
-            connection.woken_by = connection.waiter.queue
-            connection.waiter = None
-            connection.reply(wire.WAIT_OVER)
-            connection.flush()
-
-    def _cancel_wait(self, connection: Connection) -> None:
-        if connection.waiter is not None:
-            self._data.cancel(connection.waiter)
-            connection.waiter = None
-        connection.reply(wire.WAIT_CANCELLED)
-
-    def _settle_queue(self, connection: Connection) -> None:
-        """Let the next have what this one was woken for and did not take."""
-        if connection.woken_by is not None:
-            queue, connection.woken_by = connection.woken_by, None
-            self._data.pass_on(queue)
+        self._workers.answer(connection, operation, fields)
 
 
 def _peer_host(socket: _socket.socket) -> str:
@@ -237,24 +178,3 @@ def _peer_host(socket: _socket.socket) -> str:
         return str(socket.getpeername()[0])
     except OSError:
         return ""  # it is gone already
-
-
-def _validate(_: Connection, magic: int) -> None:
-    if magic != wire.MAGIC:
-        message = f"magic number {magic:#x}"
-        raise wire.WireError(message)
-
-
-def _refuse_second_wait(connection: Connection) -> None:
-    if connection.waiter is not None:
-        message = "a wait within a wait"
-        raise wire.WireError(message)
-
-
-def _reply_number(connection: Connection, number: int) -> None:
-    connection.reply(wire.I64.pack(number))
-
-
-def _reply_string(connection: Connection, value: bytes) -> None:
-    connection.reply(wire.U64.pack(len(value)))
-    connection.reply(value)

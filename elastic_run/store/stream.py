@@ -2,17 +2,22 @@
 
 After a send or a reply that did not come off in time the stream is out of step, so it is closed and says so. Only
 `fill` may run out of time and leave it in order: nothing was taken from it.
+
+`close` may come from another thread: it wakes whoever reads or sends. The descriptor itself is closed by the last who
+uses it, since its number could otherwise be given away under the feet of the one who waits on it.
 """
 
 from __future__ import annotations
 
 import socket
+import threading
 import time
 
 from elastic_run.store import wire
+from elastic_run.store.dialing import reason_of
 
-_FIRST_RETRY = 0.01
-_LAST_RETRY = 1.0
+#: Bytes of a line.
+LINE_LIMIT = 64 * 1024
 _RECEIVE = 64 * 1024
 _RECEIVE_MOST = 1024 * 1024
 
@@ -21,25 +26,40 @@ class Stream:
     """A connection that is read by numbers of bytes.
 
     Args:
-        host: The server's name or address.
-        port: The server's port.
-        timeout: Seconds to try while nobody listens there.
-
-    Raises:
-        StoreConnectionError: Nobody did.
+        connected: The connection; the stream owns it from now on.
+        name: The server for messages, such as `10.0.0.1:29400`.
     """
 
-    def __init__(self, host: str, port: int, timeout: float) -> None:
-        self._name = f"{host}:{port}"
+    def __init__(self, connected: socket.socket, name: str) -> None:
+        self._name = name
         self._buffer = b""
         self._offset = 0
-        self._socket: socket.socket | None = _connect(host, port, timeout)
+        self._socket: socket.socket | None = connected
+        self._closing: socket.socket | None = None
+        self._using = threading.Lock()
 
     def close(self) -> None:
-        """Close the connection; harmless when closed."""
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
+        """Close the connection, from any thread; harmless when closed."""
+        closing, self._socket = self._socket, None
+        if closing is None:
+            return
+        self._closing = closing
+        try:
+            # The socket's own: that of a TLS socket would take its state from under who reads.
+            socket.socket.shutdown(closing, socket.SHUT_RDWR)
+        except OSError:
+            pass  # it was not connected any more
+        self._bury()
+
+    def _bury(self) -> None:
+        """Give the descriptor back once nobody uses it."""
+        if self._closing is not None and self._using.acquire(blocking=False):
+            try:
+                closing, self._closing = self._closing, None
+                if closing is not None:
+                    closing.close()
+            finally:
+                self._using.release()
 
     def send(self, data: bytes, timeout: float) -> None:
         """Send all of this.
@@ -48,12 +68,17 @@ class Stream:
             StoreConnectionError: The connection is closed.
             StoreTimeoutError: The server did not take it in time.
         """
-        open_socket = self._open_socket()
         try:
-            open_socket.settimeout(timeout)
-            open_socket.sendall(data)
+            with self._using:
+                open_socket = self._open_socket()
+                open_socket.settimeout(timeout)
+                open_socket.sendall(data)
+        except wire.StoreError:
+            raise
         except OSError as error:
             raise self._lost(error) from error
+        finally:
+            self._bury()
 
     def receive(self, size: int, timeout: float) -> bytes:
         """Take so many bytes.
@@ -70,6 +95,43 @@ class Stream:
         start, self._offset = self._offset, self._offset + size
         return self._buffer[start : self._offset]
 
+    def has_line(self, timeout: float) -> bool:
+        """Wait until a whole line can be taken, which may be no longer than LINE_LIMIT.
+
+        Returns:
+            Whether it can; False when the time was over first, and what came is kept.
+
+        Raises:
+            StoreConnectionError: The connection is closed.
+            WireError: The line is longer.
+        """
+        deadline = time.monotonic() + timeout
+        while self._buffer.find(b"\n", self._offset) < 0:
+            length = len(self._buffer) - self._offset
+            if length > LINE_LIMIT:
+                self.close()
+                message = f"{self._name} sends a line of more than {LINE_LIMIT} bytes"
+                raise wire.WireError(message)
+            try:
+                self.fill(length + 1, deadline - time.monotonic())
+            except TimeoutError:
+                return False
+        return True
+
+    def receive_line(self, timeout: float) -> bytes:
+        """Take a line, without its end.
+
+        Raises:
+            StoreConnectionError: The connection is closed.
+            StoreTimeoutError: It did not come in time.
+            WireError: It is too long.
+        """
+        if not self.has_line(timeout):
+            raise self._lost(TimeoutError())
+        start, end = self._offset, self._buffer.index(b"\n", self._offset)
+        self._offset = end + 1
+        return self._buffer[start:end].removesuffix(b"\r")
+
     def fill(self, size: int, timeout: float) -> None:
         """Read until so many bytes can be taken.
 
@@ -77,25 +139,28 @@ class Stream:
             StoreConnectionError: The connection is closed.
             TimeoutError: They did not come in time; what came is kept.
         """
-        open_socket = self._open_socket()
         deadline = time.monotonic() + timeout
         parts = [self._buffer[self._offset :]]
         missing = size - len(parts[0])
         try:
-            while missing > 0:
-                open_socket.settimeout(max(deadline - time.monotonic(), 1e-6))
-                parts.append(self._read(open_socket, missing))
-                missing -= len(parts[-1])
+            with self._using:
+                open_socket = self._open_socket()
+                while missing > 0:
+                    open_socket.settimeout(max(deadline - time.monotonic(), 1e-6))
+                    parts.append(self._read(open_socket, missing))
+                    missing -= len(parts[-1])
         finally:
             self._buffer = b"".join(parts)
             self._offset = 0
+            self._bury()
 
     def _read(self, open_socket: socket.socket, missing: int) -> bytes:
         try:
             part = open_socket.recv(min(max(missing, _RECEIVE), _RECEIVE_MOST))
-        except TimeoutError:
-            raise
         except OSError as error:
+            # The kernel's own verdict on a host that went dark has the same class, and a number.
+            if isinstance(error, TimeoutError) and error.errno is None:
+                raise
             raise self._lost(error) from error
         if not part:
             raise self._lost(None)
@@ -109,25 +174,8 @@ class Stream:
 
     def _lost(self, error: OSError | None) -> wire.StoreError:
         self.close()
-        if isinstance(error, TimeoutError):
+        if isinstance(error, TimeoutError) and error.errno is None:
             return wire.StoreTimeoutError(f"the store at {self._name} did not answer in time")
-        return wire.StoreConnectionError(f"the store at {self._name} closed the connection: {error or 'end of stream'}")
-
-
-def _connect(host: str, port: int, timeout: float) -> socket.socket:
-    """Connect, again and again while nobody listens: servers and clients start in any order."""
-    deadline = time.monotonic() + timeout
-    delay = _FIRST_RETRY
-    while True:
-        left = deadline - time.monotonic()
-        try:
-            connected = socket.create_connection((host, port), max(left, 1e-3))
-        except OSError as error:
-            if left <= delay:
-                message = f"no store answers at {host}:{port} within {timeout} s: {error}"
-                raise wire.StoreConnectionError(message) from error
-            time.sleep(delay)
-            delay = min(2 * delay, _LAST_RETRY)
-        else:
-            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return connected
+        reason = wire.CLOSED if error is None else reason_of(error)
+        message = f"the store at {self._name} closed the connection: {error or 'end of stream'}"
+        return wire.StoreConnectionError(message, reason)

@@ -16,9 +16,8 @@ import _socket
 import os
 import signal
 
-from elastic_run.store.listener import open_listener
 from elastic_run.store.server import StoreServer
-from elastic_run.store.worker_store import LOOPBACK, WorkerStore
+from elastic_run.store.worker_store import WorkerStore, open_worker_listener
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,6 +38,7 @@ class TorchStore(WorkerStore):
         fixed_port: The port that the user fixed, or 0.
         python: The interpreter that has torch.
         env: The child's environment.
+        is_public: Whether it listens on all interfaces, or on loopback only.
         on_lost: Called with one line when the child could not start or died.
     """
 
@@ -52,13 +52,15 @@ class TorchStore(WorkerStore):
         python: str,
         env: Mapping[str, str],
         on_lost: Callable[[str], None] | None,
+        is_public: bool = False,
     ) -> None:
         self._loop: Loop | None = None
+        self._is_public = is_public
         self._fixed_port = fixed_port
         self._python = python
         self._env = env
         self._on_lost = on_lost
-        self._listener = open_listener(LOOPBACK, fixed_port)
+        self._listener = open_worker_listener(fixed_port, is_public=is_public)
         self.host, self.port = self._listener.getsockname()[:2]
         self._successor: StoreServer | None = None
         self._is_closed = False
@@ -82,7 +84,13 @@ class TorchStore(WorkerStore):
         """Close this store and open the next round's, with a child of its own."""
         if self._fixed_port:
             self.close()
-        following = TorchStore(self._fixed_port, python=self._python, env=self._env, on_lost=self._on_lost)
+        following = TorchStore(
+            self._fixed_port,
+            python=self._python,
+            env=self._env,
+            on_lost=self._on_lost,
+            is_public=self._is_public,
+        )
         if self._loop is not None:
             following.serve(self._loop)
         self.close()

@@ -25,6 +25,7 @@ from __future__ import annotations
 from struct import Struct
 
 from elastic_run.store.errors import (
+    CLOSED,
     QueueEmptyError,
     StoreConnectionError,
     StoreError,
@@ -35,6 +36,7 @@ from elastic_run.store.errors import (
 
 #: The errors belong to the protocol's interface.
 __all__ = [
+    "CLOSED",
     "QueueEmptyError",
     "StoreConnectionError",
     "StoreError",
@@ -48,6 +50,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 MAGIC = 0x3C85F7CE
+#: What keys of agents begin with; their part of a server is none of the workers' business.
+AGENT_PREFIX = b"/elastic-run/"
 
 VALIDATE, SET, COMPARE_SET, GET, ADD, CHECK, WAIT, NUM_KEYS, DELETE, APPEND, MULTI_GET, MULTI_SET, CANCEL_WAIT, PING = (
     range(14)

@@ -5,7 +5,7 @@ Rules
   on our listening socket. `rank0`: the port is kept for the worker of rank 0, which serves the store itself.
 - `renew` gives the next round a store without a key or a client of the last one: on a new port, or on the same one
   where the user has fixed it.
-- Loopback only: a single node's workers need no more, and nobody else should reach an unguarded store.
+- Loopback only on a single node: its workers need no more, and nobody else should reach an unguarded store.
 - `rank0` keeps its port bound and not listening. With SO_REUSEADDR on both sides torch may then listen on it, while the
   kernel gives it to nobody who asks for any free port. (Rejected: closing it again, as torchrun does, and hoping.)
 """
@@ -16,10 +16,11 @@ import errno
 from abc import ABC, abstractmethod
 
 from elastic_run import contract
-from elastic_run.store.listener import bind_port, open_listener
+from elastic_run.store.listener import bind_port, open_listener, open_public_listener
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import _socket
     from collections.abc import Callable, Mapping
 
     from elastic_run.loop import Loop
@@ -98,6 +99,7 @@ def choose_worker_store(requested: str, world_size: int, env: Mapping[str, str])
 def open_worker_store(
     mode: str,
     *,
+    is_public: bool = False,
     port: int | None,
     python: str,
     env: Mapping[str, str],
@@ -108,6 +110,7 @@ def open_worker_store(
 
     Args:
         mode: `agent`, `torch` or `rank0`.
+        is_public: Whether workers of other nodes are to reach it; if not, it listens on loopback only.
         port: The port that the user fixed, or None (or 0) for a new one each round.
         python: The workers' interpreter, for `torch`.
         env: The launcher's environment, for `torch`.
@@ -125,15 +128,20 @@ def open_worker_store(
         ValueError: There is no such mode.
     """
     if mode == "agent":
-        return _AgentStore(port or 0, on_unknown_operation)
+        return _AgentStore(port or 0, on_unknown_operation, is_public=is_public)
     if mode == "torch":
         from elastic_run.store.torch_server import TorchStore  # noqa: PLC0415 - not on the usual way
 
-        return TorchStore(port or 0, python=python, env=env, on_lost=on_lost)
+        return TorchStore(port or 0, python=python, env=env, on_lost=on_lost, is_public=is_public)
     if mode == "rank0":
         return _Rank0Store(port or 0)
     message = f"worker store {mode!r} is not one of {', '.join(MODES)}"
     raise ValueError(message)
+
+
+def open_worker_listener(port: int, *, is_public: bool) -> _socket.socket:
+    """Listen on a port, 0 for any, of loopback or of all interfaces; errors as of `open_listener`."""
+    return open_public_listener(port) if is_public else open_listener(LOOPBACK, port)
 
 
 class _AgentStore(WorkerStore):
@@ -142,11 +150,12 @@ class _AgentStore(WorkerStore):
     mode = "agent"
     use_agent_store = True
 
-    def __init__(self, fixed_port: int, on_unknown_operation: Callable[[int], None] | None) -> None:
+    def __init__(self, fixed_port: int, on_unknown_operation: Callable[[int], None] | None, *, is_public: bool) -> None:
         self._loop: Loop | None = None
+        self._is_public = is_public
         self._fixed_port = fixed_port
         self._on_unknown_operation = on_unknown_operation
-        self._listener = open_listener(LOOPBACK, fixed_port)
+        self._listener = open_worker_listener(fixed_port, is_public=is_public)
         self.host, self.port = self._listener.getsockname()[:2]
         self._server: StoreServer | None = None
 
@@ -177,7 +186,7 @@ class _AgentStore(WorkerStore):
                 self._server.reset()
             return self
         # The new one before the old one is closed: so their ports differ, and a straggler meets nobody.
-        following = _AgentStore(0, self._on_unknown_operation)
+        following = _AgentStore(0, self._on_unknown_operation, is_public=self._is_public)
         if self._loop is not None:
             following.serve(self._loop)
         self.close()

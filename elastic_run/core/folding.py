@@ -1,0 +1,301 @@
+"""Facts into the job's state: who is there, what became of the round on each node. Decides nothing.
+
+- A fact counts once: its number must be above the last that its node said.
+- A node that went silent keeps its place in `gone`: when it is heard again it comes back, with its rank if no round was
+  formed meanwhile. A node that said `Leave` never comes back.
+- A node that joins again tells which round it still runs. If that is the present one, nothing has changed; if it had
+  followed the log beyond that round's slot and doesn't run it, the round has lost it; if it runs an older one, it is
+  busy until its workers are gone.
+- A round that the state doesn't know yet (the store moved, and the copy of the state was older) is adopted from those
+  who run it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, TypeAlias, TypeGuard
+
+from elastic_run.contract import EXIT_CODES, EXIT_RENDEZVOUS
+from elastic_run.core.codec import encode
+from elastic_run.core.job_state import (
+    HALTING,
+    MOVED,
+    REFUSED,
+    REMEMBERED_GONE,
+    RUNNING,
+    SILENT,
+    WARNED,
+    Gone,
+    Job,
+    Node,
+    Refusal,
+    Root,
+    forget_place,
+)
+from elastic_run.core.messages import (
+    BY_SIGNAL,
+    CANNOT_START,
+    DIED,
+    DONE,
+    FAILED,
+    LAST_SEQUENCE,
+    PROTOCOL,
+    STOPPED,
+    UNREACHABLE,
+    Failing,
+    Foreign,
+    Join,
+    Last,
+    Leave,
+    Ready,
+)
+from elastic_run.core.rootcause import BARE_END, CONSEQUENCE
+from elastic_run.core.rules import describe_difference
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from elastic_run.core.codec import Document
+
+#: Bytes of a report that are kept, and of one of its values where it is longer.
+_REPORT_BYTES = 64 * 1024
+_VALUE_BYTES = 1024
+_SIGNATURE_LENGTH = 1024
+_ACTIVE = frozenset((RUNNING, WARNED, HALTING))
+_EXIT_CODES = {name: code for code, name, _ in EXIT_CODES if isinstance(code, int)}
+_CLAUSES = {BY_SIGNAL: "was told to stop", DIED: "its agent died", "unkillable": "has a process that can't be killed"}
+
+
+@dataclass(frozen=True, slots=True)
+class Silent:
+    """A node's lease ran out; it was not heard for so many seconds."""
+
+    node: str
+    seconds: float
+
+
+Event: TypeAlias = Join | Failing | Ready | Leave | Foreign | Silent
+
+
+def fold(job: Job, events: Iterable[Event], now: float) -> Job:
+    """Take facts in.
+
+    Args:
+        job: The state before.
+        events: In order.
+        now: Monotonic seconds.
+
+    Returns:
+        The state after; no phase has changed but by the adoption of a round.
+    """
+    book = None
+    for event in events:
+        book = book or _Book(job, now)
+        book.enter(event)
+    return job if book is None else book.close()
+
+
+def verdict_exit_code(verdict: str) -> int:
+    """Return the exit code of a verdict that has one of its own, else 1."""
+    return _EXIT_CODES.get(verdict, 1)
+
+
+class _Book:
+    """A job's state while a batch of facts is entered; a thousand joins don't copy it a thousand times."""
+
+    def __init__(self, job: Job, now: float) -> None:
+        self._job = job
+        self._now = now
+        self._nodes = dict(job.nodes)
+        self._gone = dict(job.gone)
+
+    def enter(self, event: Event) -> None:
+        if isinstance(event, Silent):
+            self._enter_silence(event)
+            return
+        known = self._nodes.get(event.node) or self._gone.get(event.node)
+        if known is not None and event.sequence <= known.sequence:
+            return
+        if isinstance(event, Foreign):
+            self._refuse(event, f"it speaks protocol {event.protocol}, this job speaks {PROTOCOL}")
+        elif isinstance(event, Join):
+            self._enter_join(event)
+        elif isinstance(event, Failing):
+            self._enter_failing(event)
+        elif isinstance(event, Ready):
+            self._enter_ready(event)
+        else:
+            self._enter_leave(event)
+
+    def close(self) -> Job:
+        strangers = [name for name, gone in self._gone.items() if gone.was is None or not gone.was.is_member]
+        for name in strangers[: max(0, len(strangers) - REMEMBERED_GONE)]:
+            del self._gone[name]
+        if not self._nodes and self._job.round == 0:
+            # Whoever comes next begins anew, with rules that may be better.
+            self._set(rules=None)
+        return replace(self._job, nodes=MappingProxyType(self._nodes), gone=MappingProxyType(self._gone))
+
+    def _set(self, **changes: object) -> None:
+        self._job = replace(self._job, **changes)  # type: ignore[arg-type]  # names are checked by tests
+
+    def _next_order(self) -> int:
+        self._set(order=self._job.order + 1)
+        return self._job.order
+
+    # --- joining -----------------------------------------------------------------------------------------------------
+    def _enter_join(self, fact: Join) -> None:
+        if self._job.rules is None:
+            self._set(rules=fact.rules, since=self._now)
+        difference = describe_difference(self._job.rules or fact.rules, fact.rules)
+        if difference:
+            self._refuse(fact, difference)
+            return
+        if fact.last is not None and fact.last.round > self._job.round:
+            self._adopt(fact.last)
+        node = self._nodes.get(fact.node) or self._welcome(fact)
+        if fact.last is not None and self._job.phase in _ACTIVE and fact.last.round == self._job.round:
+            if not node.is_member:
+                self._expect_one_less()
+            node = replace(node, is_member=True, is_busy=False, rank=fact.last.rank)
+        elif not node.is_member:
+            node = replace(node, is_busy=fact.last is not None)
+        elif fact.seen >= self._job.formed_slot:
+            # It has read that the round was formed and doesn't run it: the round can't work.
+            node = replace(node, outcome=node.outcome or STOPPED)
+        self._nodes[fact.node] = replace(node, card=fact.card, offer=fact.offer, sequence=fact.sequence)
+
+    def _welcome(self, fact: Join) -> Node:
+        """Return a new node, or one that was silent for a while, as it was but for its membership."""
+        gone = self._gone.pop(fact.node, None)
+        if gone is None or gone.was is None:
+            order = self._next_order()
+            return Node(fact.node, fact.card, fact.offer, fact.sequence, arrived=order, arrived_at=self._now)
+        if gone.reason == MOVED and self._job.phase not in _ACTIVE:
+            self._expect_one_less()
+        is_same_round = gone.was.is_member and fact.last is not None and fact.last.round == self._job.round
+        outcome = gone.was.outcome if is_same_round else ""
+        return replace(gone.was, is_member=False, arrived_at=self._now, failing=None, outcome=outcome)
+
+    def _expect_one_less(self) -> None:
+        self._set(awaited=max(0, self._job.awaited - 1))
+
+    def _adopt(self, last: Last) -> None:
+        """Take over a round that was formed after the copy of the state was made."""
+        for name, node in self._nodes.items():
+            self._nodes[name] = replace(node, outcome="", failing=None)
+        self._gone = {name: forget_place(gone) for name, gone in self._gone.items()}
+        self._set(
+            phase=RUNNING,
+            since=self._now,
+            round=last.round,
+            formed_slot=-1,
+            size=last.nodes,
+            quorum=last.nodes,
+            awaited=max(0, last.nodes - sum(node.is_member for node in self._nodes.values())),
+            has_lost=False,
+            until=None,
+            restart_count=max(self._job.restart_count, last.restart_count),
+            halt_reason="",
+            root=None,
+        )
+
+    def _refuse(self, fact: Join | Foreign, detail: str) -> None:
+        self._drop(fact.node, REFUSED, detail, sequence=LAST_SEQUENCE)
+        self._set(refusals=(*self._job.refusals, Refusal(fact.node, detail)))
+
+    # --- the round ---------------------------------------------------------------------------------------------------
+    def _enter_failing(self, fact: Failing) -> None:
+        node = self._nodes.get(fact.node)
+        if node is None:
+            return
+        node = replace(node, sequence=fact.sequence)
+        if node.is_member and fact.round == self._job.round and node.failing is None and not node.outcome:
+            node = replace(node, failing=self._next_order())
+        self._nodes[fact.node] = node
+
+    def _enter_ready(self, fact: Ready) -> None:
+        node = self._nodes.get(fact.node)
+        if node is None:
+            node = self._return(fact.node)
+        if node is None:
+            return
+        node = replace(node, sequence=fact.sequence, offer=fact.offer, is_busy=False)
+        if node.is_member and fact.round == self._job.round:
+            node = replace(node, outcome=fact.outcome)
+            self._weigh(node, fact)
+        self._nodes[fact.node] = node
+
+    def _return(self, name: str) -> Node | None:
+        """Take back a node that was silent for a while."""
+        gone = self._gone.get(name)
+        if gone is None or gone.reason not in (SILENT, MOVED) or gone.was is None:
+            return None
+        del self._gone[name]
+        return gone.was
+
+    def _weigh(self, node: Node, fact: Ready) -> None:
+        """Note what a node reports of a failure, if it is a likelier cause than what is known."""
+        if fact.outcome not in (FAILED, UNREACHABLE, CANNOT_START):
+            return
+        root = _read_report(fact, node.failing if node.failing is not None else self._next_order())
+        if fact.outcome == CANNOT_START and self._job.ending is None:
+            self._set(ending=root)
+        elif self._job.root is None or (root.severity, root.order) < (self._job.root.severity, self._job.root.order):
+            self._set(root=root)
+
+    # --- going -------------------------------------------------------------------------------------------------------
+    def _enter_leave(self, fact: Leave) -> None:
+        clause = _CLAUSES.get(fact.reason, fact.reason)
+        detail = f"{clause}: {fact.detail}" if fact.detail else clause
+        self._drop(fact.node, fact.reason, detail, sequence=LAST_SEQUENCE)
+
+    def _enter_silence(self, event: Silent) -> None:
+        node = self._nodes.get(event.node)
+        if node is not None:
+            self._drop(event.node, SILENT, f"silent for {event.seconds:.1f} s", sequence=node.sequence)
+
+    def _drop(self, name: str, reason: str, detail: str, *, sequence: int) -> None:
+        node = self._nodes.pop(name, None)
+        before = self._gone.pop(name, None)
+        was = node if node is not None or before is None else before.was
+        self._gone[name] = Gone(name, sequence, reason, detail, was)
+        if node is not None and node.is_member and node.outcome != DONE:
+            self._set(has_lost=True)
+        if was is not None and was.rank is not None and reason != SILENT:
+            # It is known not to run anywhere else, so it doesn't count when a majority is asked for.
+            self._set(quorum=self._job.quorum - 1)
+
+
+def _read_report(fact: Ready, order: int) -> Root:
+    report = fact.report or {}
+    code, uptime, severity = report.get("exit_code"), report.get("uptime"), report.get("severity")
+    signature = report.get("signature")
+    own = {UNREACHABLE: "rendezvous", CANNOT_START: fact.verdict or "cannot_start"}.get(fact.outcome, "")
+    fallback = EXIT_RENDEZVOUS if fact.outcome == UNREACHABLE else verdict_exit_code(own)
+    return Root(
+        node=fact.node,
+        # Who could not reach the master's node may see no more than that it died.
+        severity=CONSEQUENCE if fact.outcome == UNREACHABLE else severity if _is_integer(severity) else BARE_END,
+        order=order,
+        exit_code=code if _is_integer(code) and code != 0 else fallback,
+        signature=None if signature is None else encode({"": signature}).decode("ascii")[:_SIGNATURE_LENGTH],
+        is_deterministic=report.get("is_deterministic") is True,
+        uptime=float(uptime) if isinstance(uptime, int | float) else 0.0,
+        verdict=own,
+        detail=fact.detail,
+        report=_cut(fact.report),
+    )
+
+
+def _cut(report: Document | None) -> Document | None:
+    """Return a report without its long values where it is too long to be carried to every node."""
+    if report is None or len(encode(report)) <= _REPORT_BYTES:
+        return report
+    short = {name: value for name, value in report.items() if len(encode({name: value})) <= _VALUE_BYTES}
+    return short if len(encode(short)) <= _REPORT_BYTES else {}
+
+
+def _is_integer(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,0 +1,152 @@
+"""When a round is formed, of whom, and where each of its members stands."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from elastic_run.core.job_state import RUNNING, Job, Node, forget_place
+from elastic_run.core.messages import Assignment
+from elastic_run.core.ranks import Candidate, assign_group_ranks, assign_worker_ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from elastic_run.core.messages import Rules
+
+_PAIR = 2
+
+
+def note_minimum(job: Job, rules: Rules, now: float) -> Job:
+    """Start the last call when enough nodes for a first round are there, and call it off when they no longer are.
+
+    Args:
+        job: The state before.
+        rules: Its rules.
+        now: Monotonic seconds.
+
+    Returns:
+        The state after.
+    """
+    is_enough = len(job.waiting) >= rules.min_nodes
+    if is_enough == (job.min_reached_at is not None):
+        return job
+    return replace(job, min_reached_at=now if is_enough else None)
+
+
+def last_call_ends(job: Job, rules: Rules) -> float | None:
+    """Return when a first round is formed of whoever is there, or None."""
+    if job.round > 0 or job.min_reached_at is None:
+        return None
+    return job.min_reached_at + rules.last_call_timeout
+
+
+def is_formable(job: Job, rules: Rules, now: float) -> bool:
+    """Whether a round is to be formed now, of the nodes that wait.
+
+    Args:
+        job: The state, gathering.
+        rules: Its rules.
+        now: Monotonic seconds.
+
+    Returns:
+        Whether.
+    """
+    count = len(job.waiting)
+    if count < rules.min_nodes or not has_majority(job, rules):
+        return False
+    if job.round > 0 or count >= rules.max_nodes or rules.starts_at_min:
+        return True
+    ends = last_call_ends(job, rules)
+    return ends is not None and now >= ends
+
+
+def has_majority(job: Job, rules: Rules) -> bool:
+    """Whether the nodes that are cut off from here, if any, can't form a round of their own.
+
+    Args:
+        job: The state, gathering.
+        rules: Its rules.
+
+    Returns:
+        Whether more than half of the last round's members are here; always, where the store can't move.
+    """
+    if not rules.has_successors or job.round == 0:
+        return True
+    survivors = sum(1 for node in job.waiting if node.rank is not None)
+    if job.quorum == _PAIR and survivors == 1:
+        return rules.split == "continue"
+    return 2 * survivors > job.quorum
+
+
+def form(job: Job, rules: Rules, now: float) -> Job:
+    """Form a round of the nodes that wait: survivors first, then in order of joining.
+
+    Args:
+        job: The state, gathering.
+        rules: Its rules.
+        now: Monotonic seconds.
+
+    Returns:
+        The state, running.
+    """
+    chosen = sorted(job.waiting, key=lambda node: (node.rank is None, node.arrived))[: rules.max_nodes]
+    chosen.sort(key=lambda node: node.arrived)
+    ranks = assign_group_ranks([Candidate(node.node, node.rank, node.card.preferred_rank) for node in chosen])
+    return replace(
+        job,
+        phase=RUNNING,
+        nodes=MappingProxyType({name: _place(node, ranks.get(name)) for name, node in job.nodes.items()}),
+        gone=MappingProxyType({name: forget_place(gone) for name, gone in job.gone.items()}),
+        round=job.round + 1 + job.gap,
+        gap=0,
+        formed_slot=job.slot,
+        size=len(ranks),
+        quorum=len(ranks),
+        awaited=0,
+        has_lost=False,
+        since=now,
+        min_reached_at=None,
+        until=None,
+        halt_reason="",
+        root=None,
+    )
+
+
+def assign(job: Job) -> Mapping[str, Assignment]:
+    """Return what each member of the round that was just formed needs to know.
+
+    Args:
+        job: The state after `form`.
+
+    Returns:
+        Node to assignment.
+    """
+    members = sorted(job.members, key=_rank)
+    sizes = [(member.card.role, member.card.local_world_size) for member in members]
+    world_size = sum(size for _, size in sizes)
+    hosts = len({member.card.host for member in members})
+    return {
+        member.node: Assignment(
+            round=job.round,
+            group_rank=_rank(member),
+            group_world_size=len(members),
+            base_rank=place.base_rank,
+            world_size=world_size,
+            role_rank=place.role_rank,
+            role_world_size=place.role_world_size,
+            master=members[0].offer,
+            restart_count=job.restart_count,
+            hosts=hosts,
+        )
+        for member, place in zip(members, assign_worker_ranks(sizes), strict=True)
+    }
+
+
+def _rank(node: Node) -> int:
+    return -1 if node.rank is None else node.rank
+
+
+def _place(node: Node, rank: int | None) -> Node:
+    return replace(node, rank=rank, is_member=rank is not None, failing=None, outcome="")

@@ -1,0 +1,25 @@
+"""Names of a job's documents in its store; the store puts the job's own prefix before each."""
+
+from __future__ import annotations
+
+#: The stream to which every agent appends.
+FACTS = "facts"
+#: The hint where the log stands.
+HEAD = "head"
+#: Who is there, for waiting lines.
+STATUS = "status"
+
+
+def decision_key(slot: int) -> str:
+    """Return the key of a slot of the log."""
+    return f"d/{slot}"
+
+
+def state_key(slot: int, term: int) -> str:
+    """Return the key of the job's state after the decision that this term's coordinator puts in a slot."""
+    return f"s/{slot}.{term}"
+
+
+def assignment_key(slot: int, term: int, node: str) -> str:
+    """Return the key of a node's assignment in the round that is formed in a slot."""
+    return f"a/{slot}.{term}/{node}"

@@ -1,0 +1,349 @@
+"""What the coordinator knows of its job: one frozen record, which is also the snapshot for whoever succeeds it.
+
+Bounded: figures of the last failures, causes of the last attempts, and those nodes that are gone which may be heard of
+again. Times are monotonic seconds of the coordinator; in a document they are relative to the moment of its writing,
+so that another node's clock can go on from there (law 4).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from elastic_run.core.codec import Document, encode, from_document, register, to_document
+from elastic_run.core.messages import Card, Offer, Rules  # noqa: TC001 - importing them registers them as fields
+from elastic_run.core.policy import Failure
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+GATHERING = "gathering"
+RUNNING = "running"
+WARNED = "warned"
+HALTING = "halting"
+PAUSING = "pausing"
+ENDED = "ended"
+
+# Why a node is gone, beside the reasons of its `Leave`.
+SILENT = "silent"
+REFUSED = "refused"
+MOVED = "moved"
+
+#: Failures, restart times and attempts that are remembered.
+REMEMBERED = 64
+#: Bytes of all remembered attempts together, as JSON.
+REMEMBERED_BYTES = 256 * 1024
+#: Rounds that may have been formed between the last copy of the state and the loss of its store.
+ROUND_GAP = 8
+#: Nodes that are gone and may be heard of again.
+REMEMBERED_GONE = 256
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node that is there.
+
+    Args:
+        node: Its id.
+        card: Who it is.
+        offer: Where its workers' store of the next round listens.
+        sequence: Number of the last fact that it said.
+        arrived: Its place in the order of joining.
+        arrived_at: When it joined.
+        rank: Its group rank in the last round, or None.
+        is_member: Whether it belongs to the round that runs or is being stopped.
+        is_busy: Whether it still runs workers of an older round.
+        failing: Place of its first sign of failure in the order of facts, or None.
+        outcome: How the round ended on it, "" while it runs.
+    """
+
+    node: str
+    card: Card
+    offer: Offer
+    sequence: int
+    arrived: int
+    arrived_at: float
+    rank: int | None = None
+    is_member: bool = False
+    is_busy: bool = False
+    failing: int | None = None
+    outcome: str = ""
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """A node that is no longer there.
+
+    Args:
+        node: Its id.
+        sequence: Number of the last fact that it said; nothing up to this is heard any more.
+        reason: `silent`, `refused`, `moved` (it has not followed the store yet), or that of its `Leave`.
+        detail: A clause for the user.
+        was: What it was, or None where it never was one of the job's.
+    """
+
+    node: str
+    sequence: int
+    reason: str
+    detail: str
+    was: Node | None = None
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class Root:
+    """The likeliest cause of a round's failure so far, as the node that had it reported it.
+
+    Args:
+        node: That node.
+        severity: See `core.rootcause`; the smaller, the likelier.
+        order: Place of the node's first sign of failure in the order of facts.
+        exit_code: 128+n for a signal.
+        signature: Equal for two failures that look the same; None for unknown.
+        is_deterministic: Whether it can't go away by itself.
+        uptime: Seconds that the round lived.
+        verdict: What the job ends with if it isn't tried again; "" for the restart policy's.
+        detail: One sentence for the user, or "".
+        report: The whole report, or None.
+    """
+
+    node: str
+    severity: int
+    order: int
+    exit_code: int
+    signature: str | None
+    is_deterministic: bool
+    uptime: float
+    verdict: str = ""
+    detail: str = ""
+    report: Document | None = None
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class PastFailure:
+    """What the restart policy needs to know of a failed round; see `core.policy.Failure`."""
+
+    exit_code: int
+    signature: str | None
+    is_deterministic: bool
+    uptime: float
+
+    @property
+    def failure(self) -> Failure:
+        """The same in the policy's words."""
+        return Failure(
+            exit_code=self.exit_code,
+            signature=self.signature,
+            is_deterministic=self.is_deterministic,
+            uptime=self.uptime,
+        )
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A node that is to be told that it is not taken in, and why."""
+
+    node: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """The state of a job.
+
+    Args:
+        term: The coordinator's term.
+        slot: Where its next decision goes.
+        phase: One of the phases above.
+        rules: The first joiner's, None before.
+        nodes: Who is there, by id.
+        gone: Who was, by id, the latest last.
+        order: The number of facts that needed a place in an order.
+        round: The last round that was formed, 0 for none.
+        gap: Round numbers to leave out, since rounds may have been formed in a store that is lost.
+        formed_slot: The slot in which it was, -1 for none.
+        size: The number of its members when it was formed.
+        quorum: Those of them that did not say that they go.
+        awaited: Nodes that were there before the store moved and have not been heard of since.
+        has_lost: Whether one of them went before it was done.
+        restart_count: Restarts so far.
+        since: When the phase began.
+        min_reached_at: When enough nodes for the first round were there, or None.
+        until: When the pause or the grace ends, or None.
+        halt_reason: Why the round was halted, "" while it was not.
+        root: The likeliest cause of this round's failure so far, or None.
+        ending: What a node reported that ends the job at once, or None.
+        refusals: Nodes that are still to be told.
+        failures: The last failed rounds, oldest first.
+        restart_times: When the last restarts were decided.
+        changes: When the membership changed, as far as the rules still ask for it.
+        attempts: The causes of the attempts before, oldest first.
+    """
+
+    term: int = 0
+    slot: int = 0
+    phase: str = GATHERING
+    rules: Rules | None = None
+    nodes: Mapping[str, Node] = field(default_factory=lambda: MappingProxyType({}))
+    gone: Mapping[str, Gone] = field(default_factory=lambda: MappingProxyType({}))
+    order: int = 0
+    round: int = 0
+    gap: int = 0
+    formed_slot: int = -1
+    size: int = 0
+    quorum: int = 0
+    awaited: int = 0
+    has_lost: bool = False
+    restart_count: int = 0
+    since: float = 0.0
+    min_reached_at: float | None = None
+    until: float | None = None
+    halt_reason: str = ""
+    root: Root | None = None
+    ending: Root | None = None
+    refusals: tuple[Refusal, ...] = ()
+    failures: tuple[PastFailure, ...] = ()
+    restart_times: tuple[float, ...] = ()
+    changes: tuple[float, ...] = ()
+    attempts: tuple[Document, ...] = ()
+
+    @property
+    def members(self) -> tuple[Node, ...]:
+        """The nodes of the round that runs or is being stopped, as far as they are there."""
+        return tuple(node for node in self.nodes.values() if node.is_member)
+
+    @property
+    def gone_members(self) -> tuple[Gone, ...]:
+        """The nodes of that round that are gone."""
+        return tuple(gone for gone in self.gone.values() if gone.was is not None and gone.was.is_member)
+
+    @property
+    def waiting(self) -> tuple[Node, ...]:
+        """The nodes that could be in the next round and are not in this one."""
+        return tuple(node for node in self.nodes.values() if not node.is_member and not node.is_busy)
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class _Snapshot:
+    """A `Job` in JSON's types, with times relative to the moment of writing."""
+
+    term: int
+    phase: str
+    rules: Rules | None
+    nodes: tuple[Node, ...]
+    gone: tuple[Gone, ...]
+    order: int
+    round: int
+    gap: int
+    formed_slot: int
+    size: int
+    quorum: int
+    awaited: int
+    has_lost: bool
+    restart_count: int
+    since: float
+    min_reached_at: float | None
+    until: float | None
+    halt_reason: str
+    root: Root | None
+    ending: Root | None
+    refusals: tuple[Refusal, ...]
+    failures: tuple[PastFailure, ...]
+    restart_times: tuple[float, ...]
+    changes: tuple[float, ...]
+    attempts: tuple[Document, ...]
+
+
+def job_to_document(job: Job, now: float) -> Document:
+    """Return the job's state for a successor.
+
+    Args:
+        job: The state.
+        now: Monotonic seconds.
+
+    Returns:
+        A document of JSON's types.
+    """
+    job = _shift(job, -now)
+    names = (name for name in _Snapshot.__slots__ if name not in ("nodes", "gone"))
+    values = {name: getattr(job, name) for name in names}
+    return to_document(_Snapshot(nodes=tuple(job.nodes.values()), gone=tuple(job.gone.values()), **values))
+
+
+def job_from_document(document: object, now: float) -> Job:
+    """Return the state that a coordinator before left.
+
+    Args:
+        document: What `job_to_document` gave, or garbage.
+        now: Monotonic seconds of this node.
+
+    Returns:
+        The state, as if no time had passed since.
+
+    Raises:
+        MessageError: It is garbage.
+    """
+    snapshot = from_document(_Snapshot, document)
+    names = (name for name in _Snapshot.__slots__ if name not in ("nodes", "gone"))
+    values = {name: getattr(snapshot, name) for name in names}
+    nodes = MappingProxyType({node.node: node for node in snapshot.nodes})
+    gone = MappingProxyType({gone.node: gone for gone in snapshot.gone})
+    return _shift(Job(nodes=nodes, gone=gone, **values), now)
+
+
+def move(job: Job, now: float) -> Job:
+    """Return the state as it goes on in another store, to which every node has yet to come.
+
+    Args:
+        job: A copy of the state that was left in the old store.
+        now: Monotonic seconds.
+
+    Returns:
+        The state there.
+    """
+    gone = {
+        name: Gone(name, node.sequence, MOVED, "did not follow the store", node) for name, node in job.nodes.items()
+    }
+    is_active = job.phase in (RUNNING, WARNED, HALTING)
+    return replace(
+        job,
+        nodes=MappingProxyType({}),
+        gone=MappingProxyType({**job.gone, **gone}),
+        awaited=sum(node.is_member for node in job.nodes.values()) if is_active else len(job.nodes),
+        gap=ROUND_GAP,
+        formed_slot=-1,
+        since=now,
+    )
+
+
+def forget_place(gone: Gone) -> Gone:
+    """Return a node that is gone without its place in the last round: another round is there now."""
+    return gone if gone.was is None else replace(gone, was=replace(gone.was, is_member=False, rank=None))
+
+
+def remember(attempts: tuple[Document, ...], report: Document | None) -> tuple[Document, ...]:
+    """Add the cause of an attempt, and forget the oldest where they are too many or too long."""
+    kept = [*attempts, report] if report is not None else list(attempts)
+    sizes = [len(encode(attempt)) for attempt in kept]
+    while len(kept) > REMEMBERED or sum(sizes) > REMEMBERED_BYTES:
+        del kept[0], sizes[0]
+    return tuple(kept)
+
+
+def _shift(job: Job, offset: float) -> Job:
+    nodes = {name: replace(node, arrived_at=node.arrived_at + offset) for name, node in job.nodes.items()}
+    return replace(
+        job,
+        nodes=MappingProxyType(nodes),
+        since=job.since + offset,
+        min_reached_at=None if job.min_reached_at is None else job.min_reached_at + offset,
+        until=None if job.until is None else job.until + offset,
+        restart_times=tuple(time + offset for time in job.restart_times),
+        changes=tuple(time + offset for time in job.changes),
+    )

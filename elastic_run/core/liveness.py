@@ -1,0 +1,102 @@
+"""Who still beats, as one observer sees it.
+
+A node is silent when its counter has not changed for a lease on the observer's monotonic clock: no clock of another
+node is read, and time in which the observer itself could not read doesn't count (law 4). A store with leases of its own
+says None for a node that is gone; that is believed at once where the node had been seen before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """A node's last beat.
+
+    Args:
+        value: The counter, or None while it was never seen.
+        since: Monotonic seconds at which the observer first saw it, or first looked for it.
+    """
+
+    value: int | None
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
+class Leases:
+    """What one observer knows.
+
+    Args:
+        lease: Seconds without a change after which a node is silent.
+        beats: The last beat of each node that is watched.
+    """
+
+    lease: float
+    beats: Mapping[str, Beat] = field(default_factory=lambda: MappingProxyType({}))
+
+    def age(self, node: str, now: float) -> float:
+        """Return for how many seconds nothing was heard of a node, 0 for a stranger."""
+        beat = self.beats.get(node)
+        return 0.0 if beat is None else max(0.0, now - beat.since)
+
+
+def watch(leases: Leases, nodes: Iterable[str], now: float) -> Leases:
+    """Watch exactly these nodes; those that are new to it get a whole lease.
+
+    Args:
+        leases: What the observer knows.
+        nodes: Their ids.
+        now: Monotonic seconds.
+
+    Returns:
+        What it knows now.
+    """
+    nodes = tuple(nodes)
+    if nodes == tuple(leases.beats):
+        return leases
+    beats = {node: leases.beats.get(node) or Beat(None, now) for node in nodes}
+    return replace(leases, beats=MappingProxyType(beats))
+
+
+def observe(leases: Leases, beats: Mapping[str, int | None], now: float) -> tuple[Leases, tuple[str, ...]]:
+    """Take in what was read of the store.
+
+    Args:
+        leases: What the observer knows.
+        beats: Per node its counter; None where the store says that the node is gone, or knows none yet.
+        now: Monotonic seconds.
+
+    Returns:
+        What it knows now, and the nodes that are silent, each reported at every observation until it is no longer
+        watched.
+    """
+    after: dict[str, Beat] = {}
+    silent: list[str] = []
+    for node, beat in leases.beats.items():
+        value = beats.get(node)
+        was_seen = beat.value is not None
+        after[node] = Beat(value, now) if value is not None and value != beat.value else beat
+        is_expired = value is None and was_seen and node in beats
+        if is_expired or now - after[node].since >= leases.lease:
+            silent.append(node)
+    return replace(leases, beats=MappingProxyType(after)), tuple(silent)
+
+
+def interrupted(leases: Leases, now: float) -> Leases:
+    """Start all leases anew: the observer itself could not read.
+
+    Args:
+        leases: What the observer knows.
+        now: Monotonic seconds.
+
+    Returns:
+        What it knows now.
+    """
+    beats = {node: replace(beat, since=now) for node, beat in leases.beats.items()}
+    return replace(leases, beats=MappingProxyType(beats))

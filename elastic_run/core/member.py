@@ -1,0 +1,140 @@
+"""One node's view of its job: what its agent says goes out as facts, the log's decisions come in.
+
+Pure (law 3): `decide(member, event, now) -> (member, commands)`. The driver feeds every event of one agent into one
+`Member`, in order, under one lock, and performs the commands in order.
+
+Rules
+- The driver waits for slot `member.next_slot` of the log as soon as that is not None, and feeds each entry.
+- An entry counts if it is a claim with the next term, or another decision of the present term; all others are void, for
+  every reader alike. In an empty log any first claim counts. After an `End` nothing counts.
+- Facts are appended one at a time in the order of their commands, each again until the store has confirmed it: the
+  coordinator ignores a number that is not above the node's last. What was not confirmed is `member.outstanding`.
+- Whoever sees no coordinator claims: none has claimed yet, it resigned, or its beats have stopped for a lease.
+- A node that may have been dropped says `Join` again: after a gap in its own beats, a jump over trimmed slots, and each
+  round that was formed without it. That is harmless where the coordinator counts it in.
+- A round that was formed without a node that still runs one ends that one: its agent is told to halt.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+from elastic_run.core.liveness import Leases
+from elastic_run.core.member_log import Book
+from elastic_run.core.member_messages import (
+    Append,
+    Appended,
+    AssignmentRead,
+    Beaten,
+    Command,
+    Coordinate,
+    CoordinatorBeatRead,
+    CreateEntry,
+    Ended,
+    EntryRead,
+    Event,
+    FetchAssignment,
+    Formed,
+    Halted,
+    HandOver,
+    HeadRead,
+    Interrupted,
+    Leaving,
+    MovedTo,
+    ReadHead,
+    Reconnected,
+    Refused,
+    StopCoordinating,
+    StoreChanged,
+    Warned,
+    WorkersFailing,
+    WorkersGone,
+)
+from elastic_run.core.member_state import BEGINNING, HALTING, LEAVING, OVER, READY, REPLACED, RUNNING, WAITING, Member
+
+if TYPE_CHECKING:
+    from elastic_run.core.messages import (
+        Card,
+        Offer,
+        Rules,
+    )
+
+__all__ = [
+    "BEGINNING",
+    "HALTING",
+    "LEAVING",
+    "OVER",
+    "READY",
+    "REPLACED",
+    "RUNNING",
+    "WAITING",
+    "Append",
+    "Appended",
+    "AssignmentRead",
+    "Beaten",
+    "Command",
+    "Coordinate",
+    "CoordinatorBeatRead",
+    "CreateEntry",
+    "Decision",
+    "Ended",
+    "EntryRead",
+    "Event",
+    "FetchAssignment",
+    "Formed",
+    "Halted",
+    "HandOver",
+    "HeadRead",
+    "Interrupted",
+    "Leaving",
+    "Member",
+    "MovedTo",
+    "ReadHead",
+    "Reconnected",
+    "Refused",
+    "StopCoordinating",
+    "StoreChanged",
+    "Warned",
+    "WorkersFailing",
+    "WorkersGone",
+    "begin",
+    "decide",
+]
+
+Decision: TypeAlias = tuple[Member, tuple[Command, ...]]
+
+
+def begin(node: str, *, card: Card, rules: Rules, offer: Offer, now: float) -> Decision:
+    """Return the first decision: find out where the log stands.
+
+    Args:
+        node: Its id, unique per agent run.
+        card: Who it is.
+        rules: The job's rules as it was told.
+        offer: Where its workers' store of the first round listens.
+        now: Monotonic seconds.
+
+    Returns:
+        The member, and the commands.
+    """
+    member = Member(node, card, rules, offer, Leases(rules.lease), beaten_at=now)
+    return member, (ReadHead(),)
+
+
+def decide(member: Member, event: Event, now: float) -> Decision:
+    """Decide what follows an event.
+
+    Args:
+        member: What the node knows.
+        event: What has happened.
+        now: Monotonic seconds.
+
+    Returns:
+        What it knows now, and the commands to perform, in order.
+    """
+    if member.state == OVER:
+        return member, ()
+    book = Book(member, now)
+    book.enter(event)
+    book.claim()
+    return book.member, tuple(book.commands)

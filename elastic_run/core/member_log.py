@@ -1,0 +1,313 @@
+"""What a member makes of the log and of the store: rounds, halts, the end, and who coordinates."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from elastic_run.core import liveness
+from elastic_run.core.codec import MessageError
+from elastic_run.core.member_messages import (
+    Append,
+    Appended,
+    AssignmentRead,
+    Beaten,
+    Coordinate,
+    CoordinatorBeatRead,
+    CreateEntry,
+    Ended,
+    EntryRead,
+    Event,
+    FetchAssignment,
+    Formed,
+    Halted,
+    HandOver,
+    HeadRead,
+    Interrupted,
+    Leaving,
+    MovedTo,
+    ReadHead,
+    Reconnected,
+    Refused,
+    StopCoordinating,
+    StoreChanged,
+    Warned,
+    WorkersFailing,
+    WorkersGone,
+)
+from elastic_run.core.messages import (
+    LOSS,
+    Assignment,
+    Claim,
+    End,
+    Form,
+    Halt,
+    Head,
+    Leave,
+    Move,
+    Refuse,
+    Resign,
+    UnknownProtocolError,
+    Warn,
+    read_assignment,
+    read_decision,
+    read_head,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+from elastic_run.core.member_state import BEGINNING, HALTING, JUMP, LEAVING, OVER, REPLACED, RUNNING, WAITING
+from elastic_run.core.member_words import Words
+
+
+class Book(Words):
+    """A member while any event is entered."""
+
+    def enter(self, event: Event) -> None:
+        """Take an event in."""
+        self._ENTRIES[type(event)](self, event)
+
+    # --- the store ---------------------------------------------------------------------------------------------------
+    def _enter_reconnected(self, _: Reconnected) -> None:
+        self._set(claimed=-1, leases=liveness.interrupted(self.member.leases, self._now))
+        self.commands += [Append(fact) for fact in self.member.outstanding]
+        self.commands.append(ReadHead())
+        if self.member.fetching is not None:
+            self.commands.append(FetchAssignment(*self.member.fetching))
+
+    def _enter_interrupted(self, _: Interrupted) -> None:
+        self._set(leases=liveness.interrupted(self.member.leases, self._now))
+
+    def _enter_beaten(self, _: Beaten) -> None:
+        gap = self._now - self.member.beaten_at
+        self._set(beaten_at=self._now)
+        if gap > self.member.rules.lease / 2 and self.member.state != BEGINNING:
+            # Others may have taken this node for lost.
+            self.commands.append(ReadHead())
+            self._announce()
+
+    def _enter_coordinator_beat(self, event: CoordinatorBeatRead) -> None:
+        if event.node != self.member.watched:
+            return
+        leases, silent = liveness.observe(self.member.leases, {event.node: event.value}, self._now)
+        self._set(leases=leases)
+        if silent:
+            self._set(is_vacant=True)
+        elif self.member.trusted_slot == self.member.next_slot:
+            # The entry that `head` names has not come yet: it may be an old `head` that names a slot which is gone.
+            self.commands.append(ReadHead())
+
+    def _enter_store_changed(self, event: StoreChanged) -> None:
+        member = self.member
+        self._set(
+            next_slot=None,
+            trusted_slot=-1,
+            term=0,
+            floor=max(member.floor, member.term),
+            claimed=-1,
+            claims_from=self._now if event.has_copy else self._now + member.rules.lease,
+            state_slot=-1,
+            state_term=0,
+            has_copy=event.has_copy,
+            fetching=None,
+            outstanding=tuple(fact for fact in member.outstanding if isinstance(fact, Leave)),
+        )
+        self._change_coordinator("")
+        self.commands += [Append(fact) for fact in self.member.outstanding]
+        self.commands.append(ReadHead())
+        self._announce()
+
+    # --- the log -----------------------------------------------------------------------------------------------------
+    def _enter_head(self, event: HeadRead) -> None:
+        head = _read_head(event.head)
+        is_first = self.member.next_slot is None
+        if head is None:
+            self._set(next_slot=0 if is_first else self.member.next_slot)
+        elif is_first or head.slot - (self.member.next_slot or 0) >= JUMP or self._is_stuck(head):
+            self._jump(head)
+        if self.member.state == BEGINNING:
+            self._set(state=WAITING)
+            self._say_join()
+
+    def _is_stuck(self, head: Head) -> bool:
+        """Whether it waits for a slot that an old `head` named."""
+        return self.member.trusted_slot == self.member.next_slot and head.slot > self.member.trusted_slot
+
+    def _jump(self, head: Head) -> None:
+        """Go on from the newest slot, and make up for what the slots between said."""
+        is_first = self.member.state == BEGINNING
+        self._set(
+            next_slot=head.slot,
+            trusted_slot=head.slot,
+            term=head.term,
+            state_slot=head.state_slot,
+            state_term=head.state_term,
+        )
+        self._change_coordinator(head.coordinator)
+        if is_first:
+            self._set(known_round=head.round)
+        elif head.round > self.member.known_round:
+            if not head.is_running:
+                self._set(halt=Halt(head.term, head.round, LOSS))
+            self._learn_round(head.round, head.form_slot, head.form_term)
+        else:
+            if not head.is_running and head.round == self._round:
+                self._learn_halt(Halt(head.term, head.round, LOSS))
+            self._announce()
+
+    def _enter_entry(self, event: EntryRead) -> None:
+        if event.slot != self.member.next_slot:
+            return
+        is_trusted = event.slot == self.member.trusted_slot
+        self._set(next_slot=event.slot + 1)
+        try:
+            decision = read_decision(event.value)
+        except UnknownProtocolError as error:
+            if self.member.term == 0 or is_trusted:
+                self._finish(Refused(str(error)))
+            return
+        except MessageError:
+            return
+        if isinstance(decision, Claim):
+            is_valid = decision.term == self.member.term + 1 or self.member.term == 0
+        else:
+            is_valid = decision.term == self.member.term
+        if not is_valid and not is_trusted:
+            return
+        self._set(term=decision.term)
+        if isinstance(decision, Claim):
+            self._learn_coordinator(decision, event.slot)
+            return
+        self._set(state_slot=event.slot, state_term=decision.term, has_copy=False)
+        # Whoever decides is there, whatever its beats say.
+        self._change_coordinator(self.member.coordinator)
+        self._learn(decision, event.slot)
+
+    def _learn(self, decision: Resign | Form | Warn | Halt | Refuse | Move | End, slot: int) -> None:
+        if isinstance(decision, Form):
+            if decision.round > self.member.known_round:
+                self._learn_round(decision.round, slot, decision.term)
+        elif isinstance(decision, Warn):
+            self._set(warned=decision.round)
+            if self.member.state == RUNNING and self._round == decision.round:
+                self.commands.append(Warned(decision.round))
+        elif isinstance(decision, Halt):
+            self._learn_halt(decision)
+        elif isinstance(decision, Refuse):
+            if decision.node == self.member.node:
+                self._finish(Refused(decision.detail))
+        elif isinstance(decision, Resign):
+            self._change_coordinator("")
+        elif isinstance(decision, Move):
+            self._change_coordinator("")
+            # This log is over; `StoreChanged` says from when on the other may be claimed.
+            self._set(claims_from=math.inf)
+            self.commands.append(MovedTo(decision.endpoint, decision.detail))
+        else:
+            self._finish(Ended(decision))
+
+    def _finish(self, last: Refused | Ended) -> None:
+        self._change_coordinator("")
+        self._set(state=OVER, outstanding=())
+        self.commands.append(last)
+
+    def _learn_coordinator(self, claim: Claim, slot: int) -> None:
+        self._change_coordinator(claim.node)
+        if claim.node != self.member.node or self.member.is_coordinator:
+            return
+        self._set(is_coordinator=True)
+        member = self.member
+        self.commands.append(
+            Coordinate(member.term, slot, member.state_slot, member.state_term, is_copy=member.has_copy)
+        )
+        if member.state == LEAVING:
+            self.commands.append(HandOver())
+
+    def _change_coordinator(self, node: str) -> None:
+        if self.member.is_coordinator and node != self.member.node:
+            self._set(is_coordinator=False)
+            self.commands.append(StopCoordinating())
+        watched = (node,) if node else ()
+        leases = replace(self.member.leases, beats=MappingProxyType({}))
+        self._set(coordinator=node, is_vacant=not node, leases=liveness.watch(leases, watched, self._now))
+
+    # --- rounds ------------------------------------------------------------------------------------------------------
+    def _learn_round(self, number: int, slot: int, term: int) -> None:
+        self._set(known_round=number)
+        if self.member.state in (RUNNING, HALTING):
+            if self.member.state == RUNNING:
+                self._halt(Halted(self._round, REPLACED))
+            return
+        if self.member.state != LEAVING:
+            self._set(fetching=(slot, term))
+            self.commands.append(FetchAssignment(slot, term))
+
+    def _enter_assignment(self, event: AssignmentRead) -> None:
+        if self.member.fetching != (event.slot, event.term) or self.member.state == LEAVING:
+            return
+        self._set(fetching=None)
+        place = _read_assignment(event.value)
+        if place is None or place.round != self.member.known_round:
+            self._set(state=WAITING, place=None, gone=None, is_failing=False, is_due=False)
+            self._say_join()
+            return
+        self._set(state=RUNNING, place=place, place_term=event.term, is_failing=False, gone=None)
+        self.commands.append(Formed(place))
+        if self.member.is_due:
+            self._announce()
+        if self.member.warned == place.round:
+            self.commands.append(Warned(place.round))
+        if self.member.halt is not None:
+            self._learn_halt(self.member.halt)
+
+    def _learn_halt(self, halt: Halt) -> None:
+        self._set(halt=halt)
+        if self.member.state == RUNNING and self._round == halt.round:
+            self._halt(Halted(halt.round, halt.reason, halt.detail))
+
+    def _halt(self, halted: Halted) -> None:
+        self._set(state=HALTING)
+        self.commands.append(halted)
+
+    # --- the office --------------------------------------------------------------------------------------------------
+    def claim(self) -> None:
+        """Claim the office of the coordinator where nobody holds it."""
+        member = self.member
+        is_able = member.state not in (BEGINNING, LEAVING, OVER) and self._now >= member.claims_from
+        if not is_able or not member.is_vacant or member.next_slot in (None, member.claimed):
+            return
+        self._set(claimed=member.next_slot)
+        term = (member.term or member.floor) + 1
+        self.commands.append(CreateEntry(member.next_slot, Claim(term, member.node)))
+
+    _ENTRIES: ClassVar[Mapping[type, Callable[[Book, Any], None]]] = {
+        HeadRead: _enter_head,
+        EntryRead: _enter_entry,
+        AssignmentRead: _enter_assignment,
+        WorkersFailing: Words.enter_failing,
+        WorkersGone: Words.enter_gone,
+        Leaving: Words.enter_leaving,
+        Appended: Words.enter_appended,
+        Reconnected: _enter_reconnected,
+        Beaten: _enter_beaten,
+        CoordinatorBeatRead: _enter_coordinator_beat,
+        Interrupted: _enter_interrupted,
+        StoreChanged: _enter_store_changed,
+    }
+
+
+def _read_head(data: bytes | None) -> Head | None:
+    try:
+        return None if data is None else read_head(data)
+    except MessageError:
+        return None
+
+
+def _read_assignment(data: bytes | None) -> Assignment | None:
+    try:
+        return None if data is None else read_assignment(data)
+    except MessageError:
+        return None

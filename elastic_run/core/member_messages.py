@@ -1,0 +1,253 @@
+"""What a member of a job and its driver say to each other: events in, commands out; see `member`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from elastic_run.core.codec import Document
+    from elastic_run.core.messages import Assignment, Claim, End, Fact, Offer
+
+
+# --- events ----------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class HeadRead:
+    """The answer to `ReadHead`.
+
+    Args:
+        head: The raw value, or None.
+    """
+
+    head: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class EntryRead:
+    """A slot of the log holds this; also the answer to `CreateEntry`. Slots behind `next_slot` are ignored.
+
+    Args:
+        slot: Its number.
+        value: The raw entry.
+    """
+
+    slot: int
+    value: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class AssignmentRead:
+    """The answer to `FetchAssignment`: the raw value, or None."""
+
+    slot: int
+    term: int
+    value: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersFailing:
+    """A worker of the round has failed, the others are being stopped."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersGone:
+    """No process of the round lives any more; the fields are `messages.Ready`'s."""
+
+    round: int
+    outcome: str
+    offer: Offer
+    report: Document | None = None
+    verdict: str = ""
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """The agent goes: `signal` or `unkillable`."""
+
+    reason: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """The store has confirmed the fact with this number."""
+
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reconnected:
+    """A connection was opened anew to the same store: what is outstanding is appended again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beaten:
+    """The store has taken a beat of this node."""
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorBeatRead:
+    """The driver read the beat of `member.watched`.
+
+    Args:
+        node: Whose beat.
+        value: Its counter, or None (see `liveness.observe`).
+    """
+
+    node: str
+    value: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """The store could not be reached for a while; reads work again from now on."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreChanged:
+    """The driver speaks to another store from now on (a successor); all that matters is said again.
+
+    Args:
+        has_copy: Whether this node has a copy of the job's state; who has none lets the others claim first.
+    """
+
+    has_copy: bool
+
+
+Event: TypeAlias = (
+    HeadRead
+    | EntryRead
+    | AssignmentRead
+    | WorkersFailing
+    | WorkersGone
+    | Leaving
+    | Appended
+    | Reconnected
+    | Beaten
+    | CoordinatorBeatRead
+    | Interrupted
+    | StoreChanged
+)
+
+
+# --- commands --------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Append a fact, after those before it, until it is confirmed by `Appended`."""
+
+    fact: Fact
+
+
+@dataclass(frozen=True, slots=True)
+class ReadHead:
+    """Get `head`; it comes back as `HeadRead`."""
+
+
+@dataclass(frozen=True, slots=True)
+class CreateEntry:
+    """Create a slot of the log (compare-and-set on an empty one); the value that is there comes back as `EntryRead`."""
+
+    slot: int
+    claim: Claim
+
+
+@dataclass(frozen=True, slots=True)
+class FetchAssignment:
+    """Get this node's assignment of the round that was formed in a slot; it comes back as `AssignmentRead`."""
+
+    slot: int
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class Coordinate:
+    """This node is the coordinator: begin `coordinator.take_office` with these, on its own thread.
+
+    Args:
+        term: The term.
+        slot: The slot of the claim; the coordinator's first decision goes into the next.
+        state_slot: Whose state document it goes on from, -1 for none.
+        state_term: Its term.
+        is_copy: Whether to go on from this node's own copy of the state instead: the store has moved.
+    """
+
+    term: int
+    slot: int
+    state_slot: int
+    state_term: int
+    is_copy: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HandOver:
+    """This node goes: let its coordinator `resign`, after the facts before this command."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopCoordinating:
+    """Another node is the coordinator now, or the job is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Formed:
+    """Tell the agent: a round with this node in it."""
+
+    assignment: Assignment
+
+
+@dataclass(frozen=True, slots=True)
+class Warned:
+    """Tell the agent: the round's workers will be stopped for a change of membership."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Halted:
+    """Tell the agent: stop the workers of the round. `reason` is a `Halt`'s, or `replaced`."""
+
+    round: int
+    reason: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Tell the agent: this node is not taken in. Nothing follows."""
+
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class MovedTo:
+    """The driver is to open the store at this endpoint and feed `StoreChanged`."""
+
+    endpoint: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Tell the agent: the job is over. Nothing follows."""
+
+    end: End
+
+
+Command: TypeAlias = (
+    Append
+    | ReadHead
+    | CreateEntry
+    | FetchAssignment
+    | Coordinate
+    | HandOver
+    | StopCoordinating
+    | Formed
+    | Warned
+    | Halted
+    | Refused
+    | MovedTo
+    | Ended
+)

@@ -1,0 +1,112 @@
+"""What a member of a job knows: one frozen record; see `member`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from elastic_run.core.liveness import Leases
+    from elastic_run.core.member_messages import (
+        WorkersGone,
+    )
+    from elastic_run.core.messages import (
+        Assignment,
+        Card,
+        Fact,
+        Halt,
+        Offer,
+        Rules,
+    )
+
+BEGINNING = "beginning"
+WAITING = "waiting"
+RUNNING = "running"
+HALTING = "halting"
+READY = "ready"
+LEAVING = "leaving"
+OVER = "over"
+
+#: Why a round ends on a node that the job went on without.
+REPLACED = "replaced"
+#: Slots that a reader may be behind before it jumps to the newest; fewer than the coordinator keeps.
+JUMP = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """What one node knows.
+
+    Attributes:
+        node: Its id.
+        card: Who it is.
+        rules: The job's rules as it was told.
+        offer: Where its workers' store of the next round listens.
+        leases: When it last heard of the coordinator.
+        state: One of the states above.
+        next_slot: The slot of the log to wait for, or None while it isn't known.
+        trusted_slot: The slot that counts whatever its term: the one that `head` named; -1 for none.
+        term: The present term, 0 for none.
+        floor: The highest term of a store that was left; the next claim is above it.
+        coordinator: The present coordinator, "" for none.
+        is_vacant: Whether there is none, or it seems to be gone.
+        is_coordinator: Whether this node is the coordinator.
+        claimed: The slot in which it last tried to claim, -1 for none.
+        claims_from: Monotonic seconds from which on it may claim.
+        state_slot: Whose state document is the newest, -1 for none.
+        state_term: Its term.
+        has_copy: Whether it is to go on from its own copy of the state, should it be elected.
+        place: Its assignment in the round that it runs or has just run, or None.
+        place_term: The term in which that round was formed.
+        known_round: The newest round that it has heard of.
+        fetching: Slot and term of the round whose assignment it waits for, or None.
+        is_due: Whether it is to say again where it stands, as soon as that assignment is there.
+        warned: The newest round that was warned.
+        halt: The newest halt, or None.
+        is_failing: Whether it has said that its round fails.
+        gone: What it has said of the end of its round, or None.
+        sequence: Number of its last fact.
+        outstanding: Facts that the store has not confirmed, in order.
+        beaten_at: When the store last took a beat of it.
+    """
+
+    node: str
+    card: Card
+    rules: Rules
+    offer: Offer
+    leases: Leases
+    beaten_at: float
+    state: str = BEGINNING
+    next_slot: int | None = None
+    trusted_slot: int = -1
+    term: int = 0
+    floor: int = 0
+    coordinator: str = ""
+    is_vacant: bool = True
+    is_coordinator: bool = False
+    claimed: int = -1
+    claims_from: float = 0.0
+    state_slot: int = -1
+    state_term: int = 0
+    has_copy: bool = False
+    place: Assignment | None = None
+    place_term: int = 0
+    known_round: int = 0
+    fetching: tuple[int, int] | None = None
+    is_due: bool = False
+    warned: int = 0
+    halt: Halt | None = None
+    is_failing: bool = False
+    gone: WorkersGone | None = None
+    sequence: int = 0
+    outstanding: tuple[Fact, ...] = ()
+
+    @property
+    def watched(self) -> str:
+        """Whose beat is to be read at every keep-alive interval, "" for nobody's."""
+        return "" if self.is_coordinator or self.state == OVER else self.coordinator
+
+    @property
+    def has_left(self) -> bool:
+        """Whether its last word was heard: nothing keeps the agent any longer."""
+        return self.state == OVER or (self.state == LEAVING and not self.outstanding)

@@ -1,0 +1,227 @@
+"""What the agents of a job say to each other through its store: facts, decisions, assignments.
+
+- Every message is a JSON object with the `protocol` that its sender speaks and its `kind`.
+- Facts are what agents saw; each carries its node and a number that grows per node, so that one that was said twice (a
+  reply was lost) counts once. Decisions are what the coordinator made of them; each carries the coordinator's term.
+- A node is known by an id that is unique per agent run. Host names and addresses are shown and dialled, never compared.
+- Nothing here says what follows from a message: that is `coordination` (facts) and `member` (decisions).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+from elastic_run.core.codec import Document, MessageError, decode, encode, from_document, to_document
+from elastic_run.core.decisions import (
+    FAILURE,
+    JOIN,
+    LEAVE,
+    LOSS,
+    Claim,
+    Decision,
+    End,
+    Form,
+    Halt,
+    Move,
+    Refuse,
+    Resign,
+    Warn,
+)
+from elastic_run.core.facts import (
+    BY_SIGNAL,
+    CANNOT_START,
+    DIED,
+    DONE,
+    FAILED,
+    LAST_SEQUENCE,
+    OUTCOMES,
+    STOPPED,
+    UNKILLABLE,
+    UNREACHABLE,
+    Card,
+    Fact,
+    Failing,
+    Foreign,
+    Join,
+    Last,
+    Leave,
+    Offer,
+    Ready,
+)
+from elastic_run.core.notes import (
+    Assignment,
+    Head,
+    Note,
+    Status,
+)
+from elastic_run.core.rules import Rules
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = [
+    "BY_SIGNAL",
+    "CANNOT_START",
+    "DIED",
+    "DONE",
+    "FAILED",
+    "FAILURE",
+    "JOIN",
+    "LAST_SEQUENCE",
+    "LEAVE",
+    "LOSS",
+    "OUTCOMES",
+    "PROTOCOL",
+    "STOPPED",
+    "UNKILLABLE",
+    "UNREACHABLE",
+    "Assignment",
+    "Card",
+    "Claim",
+    "Decision",
+    "End",
+    "Fact",
+    "Failing",
+    "Foreign",
+    "Form",
+    "Halt",
+    "Head",
+    "Join",
+    "Last",
+    "Leave",
+    "MessageError",
+    "Move",
+    "Note",
+    "Offer",
+    "Ready",
+    "Refuse",
+    "Resign",
+    "Rules",
+    "Status",
+    "UnknownProtocolError",
+    "Warn",
+    "read_assignment",
+    "read_decision",
+    "read_fact",
+    "read_head",
+    "read_status",
+    "to_json",
+]
+
+Message = TypeVar("Message")
+
+#: Raised by one when a release can no longer work together with those before.
+PROTOCOL = 1
+
+_FACTS: Mapping[str, type[Join | Failing | Ready | Leave]] = {
+    "join": Join,
+    "failing": Failing,
+    "ready": Ready,
+    "leave": Leave,
+}
+_DECISIONS: Mapping[str, type[Decision]] = {
+    "claim": Claim,
+    "resign": Resign,
+    "form": Form,
+    "warn": Warn,
+    "halt": Halt,
+    "refuse": Refuse,
+    "move": Move,
+    "end": End,
+}
+_NOTES: Mapping[str, type[Note]] = {"assignment": Assignment, "head": Head, "status": Status}
+_KINDS: Mapping[type, str] = {kind: name for table in (_FACTS, _DECISIONS, _NOTES) for name, kind in table.items()}
+
+
+class UnknownProtocolError(MessageError):
+    """A message in a protocol that this release doesn't speak.
+
+    Args:
+        protocol: The protocol.
+    """
+
+    def __init__(self, protocol: int) -> None:
+        super().__init__(f"protocol {protocol} is spoken there, {PROTOCOL} here: use the same release of elastic-run")
+        self.protocol = protocol
+
+
+def to_json(message: Fact | Decision | Note) -> bytes:
+    """Return a message as it is stored.
+
+    Args:
+        message: What to say.
+
+    Returns:
+        JSON; equal messages give equal bytes.
+    """
+    return encode({"protocol": PROTOCOL, "kind": _KINDS[type(message)], **to_document(message)})
+
+
+def read_fact(data: bytes) -> Fact:
+    """Read a fact.
+
+    Args:
+        data: An entry of the stream of facts; it may be garbage.
+
+    Returns:
+        The fact; `Foreign` where its node speaks another protocol.
+
+    Raises:
+        MessageError: It is garbage.
+    """
+    try:
+        document = _open(data)
+    except UnknownProtocolError as error:
+        return from_document(Foreign, {**decode(data), "protocol": error.protocol})
+    return from_document(_kind(_FACTS, document), document)
+
+
+def read_decision(data: bytes) -> Decision:
+    """Read a decision.
+
+    Args:
+        data: An entry of the log; it may be garbage.
+
+    Returns:
+        The decision.
+
+    Raises:
+        UnknownProtocolError: It was made by a release that speaks another protocol.
+        MessageError: It is garbage.
+    """
+    document = _open(data)
+    return from_document(_kind(_DECISIONS, document), document)
+
+
+def read_assignment(data: bytes) -> Assignment:
+    """Read an assignment; raises `MessageError` as `read_decision`."""
+    return from_document(Assignment, _open(data))
+
+
+def read_head(data: bytes) -> Head:
+    """Read the hint where the log stands; raises `MessageError` as `read_decision`."""
+    return from_document(Head, _open(data))
+
+
+def read_status(data: bytes) -> Status:
+    """Read who is there; raises `MessageError` as `read_decision`."""
+    return from_document(Status, _open(data))
+
+
+def _open(data: bytes) -> Document:
+    document = decode(data)
+    protocol = document.get("protocol")
+    if not isinstance(protocol, int) or isinstance(protocol, bool):
+        message = f"a message without a protocol: {data[:80]!r}"
+        raise MessageError(message)
+    if protocol != PROTOCOL:
+        raise UnknownProtocolError(protocol)
+    return document
+
+
+def _kind(table: Mapping[str, type[Message]], document: Document) -> type[Message]:
+    kind = table.get(str(document.get("kind")))
+    if kind is None:
+        message = f"kind {document.get('kind')!r} is none of {', '.join(table)}"
+        raise MessageError(message)
+    return kind

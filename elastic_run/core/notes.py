@@ -1,0 +1,92 @@
+"""What the coordinator writes beside the log: places in a round, where the log stands, who is there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from elastic_run.core.facts import Offer  # noqa: TC001 - importing it registers it as a field
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """One node's place in a round; the fields are `rendezvous.elastic.session.Formed`'s.
+
+    Args:
+        round: Number of the round.
+        group_rank: The node's rank among the nodes.
+        group_world_size: The number of nodes.
+        base_rank: Global rank of its first worker.
+        world_size: The number of workers.
+        role_rank: Rank of its first worker among those of its role.
+        role_world_size: The number of workers of its role.
+        master: Where rank 0's node listens.
+        restart_count: Restarts of the whole job so far.
+        hosts: The number of different host names in the round.
+    """
+
+    round: int
+    group_rank: int
+    group_world_size: int
+    base_rank: int
+    world_size: int
+    role_rank: int
+    role_world_size: int
+    master: Offer
+    restart_count: int
+    hosts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Where the log stands: a hint for who comes late or slept through a trim.
+
+    Args:
+        slot: The newest slot, whose entry is valid.
+        term: Of the coordinator that wrote this.
+        coordinator: The node that does.
+        round: The last round that was formed, 0 for none.
+        form_slot: The slot in which it was, -1 for none.
+        form_term: The term in which it was.
+        is_running: Whether it was neither halted nor ended since.
+        state_slot: The slot whose state document is the newest, -1 for none.
+        state_term: Its term.
+    """
+
+    slot: int
+    term: int
+    coordinator: str
+    round: int
+    form_slot: int
+    form_term: int
+    is_running: bool
+    state_slot: int
+    state_term: int
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Who is there, for the line that waiting agents show.
+
+    Args:
+        phase: Of the job.
+        round: The last round that was formed, 0 for none.
+        min_nodes: Of the rules.
+        max_nodes: Of the rules.
+        present: The number of nodes there.
+        hosts: The host names of the first of them.
+        lost: What happened to those that are missing, a clause each.
+        seconds_left: Until the job ends for want of nodes, or None.
+    """
+
+    phase: str
+    round: int
+    min_nodes: int
+    max_nodes: int
+    present: int
+    hosts: tuple[str, ...]
+    lost: tuple[str, ...]
+    seconds_left: float | None
+
+
+Note: TypeAlias = Assignment | Head | Status

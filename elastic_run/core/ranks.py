@@ -1,0 +1,96 @@
+"""Who gets which rank.
+
+Group ranks: a survivor keeps its rank where the round still has it, so that a replacement takes exactly the place that
+became free. Then who prefers a free rank gets it (`--node-rank`), then the lowest free ranks go out in order of
+joining.
+Worker ranks: global and role ranks count up in the order of group ranks, as torch's agent does
+(`SimpleElasticAgent._assign_worker_ranks`), for any number of workers per node.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A node that is in the next round.
+
+    Args:
+        node: Its id.
+        rank: Its group rank in the last round, or None.
+        preferred: The group rank that its user asked for, or None.
+    """
+
+    node: str
+    rank: int | None = None
+    preferred: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRanks:
+    """Ranks of a node's first worker; those of the others follow.
+
+    Args:
+        base_rank: Among all workers.
+        role_rank: Among the workers of its role.
+        role_world_size: The number of workers of its role.
+    """
+
+    base_rank: int
+    role_rank: int
+    role_world_size: int
+
+
+def assign_group_ranks(candidates: Sequence[Candidate]) -> dict[str, int]:
+    """Give each node a rank from 0 to their number.
+
+    Args:
+        candidates: The nodes, in order of joining.
+
+    Returns:
+        Node to group rank, in order of rank.
+    """
+    taken: dict[int, str] = {}
+    left = _take(taken, ((candidate, candidate.rank) for candidate in candidates), len(candidates))
+    left = _take(taken, ((candidate, candidate.preferred) for candidate in left), len(candidates))
+    free = (rank for rank in range(len(candidates)) if rank not in taken)
+    placed = dict(zip(list(free), left, strict=True))
+    taken.update({rank: candidate.node for rank, candidate in placed.items()})
+    return {taken[rank]: rank for rank in range(len(candidates))}
+
+
+def assign_worker_ranks(sizes: Sequence[tuple[str, int]]) -> tuple[WorkerRanks, ...]:
+    """Number the workers of a round.
+
+    Args:
+        sizes: Role and number of workers of each node, in order of group rank.
+
+    Returns:
+        The ranks of each node's first worker, in the same order.
+    """
+    totals: Counter[str] = Counter()
+    for role, size in sizes:
+        totals[role] += size
+    base, used, found = 0, Counter[str](), []
+    for role, size in sizes:
+        found.append(WorkerRanks(base_rank=base, role_rank=used[role], role_world_size=totals[role]))
+        base += size
+        used[role] += size
+    return tuple(found)
+
+
+def _take(taken: dict[int, str], wishes: Iterable[tuple[Candidate, int | None]], size: int) -> list[Candidate]:
+    """Fulfil the wishes that can be, the first first, and return who got nothing."""
+    left = []
+    for candidate, rank in wishes:
+        if rank is not None and 0 <= rank < size and rank not in taken:
+            taken[rank] = candidate.node
+        else:
+            left.append(candidate)
+    return left

@@ -1,0 +1,125 @@
+"""What a round that has stopped everywhere means: a restart, a change of membership, or the end of the job."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from elastic_run.core.folding import verdict_exit_code
+from elastic_run.core.job_state import GATHERING, PAUSING, REMEMBERED, Job, PastFailure, Root, remember
+from elastic_run.core.messages import End
+from elastic_run.core.policy import GiveUp, decide_restart
+from elastic_run.core.rootcause import CONSEQUENCE
+
+if TYPE_CHECKING:
+    from elastic_run.core.messages import Rules
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What follows: the state, gathering or pausing, or the end."""
+
+    job: Job
+    end: End | None = None
+
+
+def settle(job: Job, rules: Rules, *, now: float, jitter: float) -> Settled:
+    """Decide what follows a round of which nothing lives any more.
+
+    Args:
+        job: The state; every member is ready or gone.
+        rules: Its rules.
+        now: Monotonic seconds.
+        jitter: A random number in [0, 1).
+
+    Returns:
+        What follows.
+    """
+    root = job.root
+    if root is None or (job.has_lost and root.severity >= CONSEQUENCE):
+        return _settle_change(job, rules, now)
+    return _settle_failure(job, rules, root, now=now, jitter=jitter)
+
+
+def change_allowed_at(job: Job, rules: Rules) -> float:
+    """Return from when on the membership may change once more; infinity for never."""
+    count = rules.membership_count
+    if count is None or len(job.changes) < count:
+        return -math.inf
+    if count == 0 or rules.membership_seconds is None:
+        return math.inf
+    return job.changes[-count] + rules.membership_seconds
+
+
+def describe_lost(job: Job, limit: int = 8) -> tuple[str, ...]:
+    """Return a clause for each member that the last round has lost, the latest first."""
+    lost = [gone for gone in job.gone.values() if gone.was is not None and gone.was.rank is not None]
+    return tuple(f"{gone.was.card.host} ({gone.detail})" for gone in lost[: -limit - 1 : -1] if gone.was is not None)
+
+
+def end_with(job: Job, root: Root, verdict: str, detail: str) -> End:
+    """Return the end of a job whose cause is known."""
+    return End(
+        term=job.term,
+        verdict=verdict,
+        exit_code=root.exit_code if verdict in ("worker_failed", root.verdict) else verdict_exit_code(verdict),
+        detail=detail,
+        root=root.report,
+        attempts=job.attempts,
+    )
+
+
+def _settle_change(job: Job, rules: Rules, now: float) -> Settled:
+    if job.has_lost and now < change_allowed_at(job, rules):
+        per = "" if rules.membership_seconds is None else f" per {rules.membership_seconds:g} s"
+        detail = f"more than {rules.membership_count} changes of membership{per}; lost: {', '.join(describe_lost(job))}"
+        report = None if job.root is None else job.root.report
+        code = verdict_exit_code("nodes_lost")
+        return Settled(job, End(job.term, "nodes_lost", code, detail, report, job.attempts))
+    kept = (*job.changes, now)[-(rules.membership_count or 1) :]
+    return Settled(_clear(replace(job, changes=kept), GATHERING, now))
+
+
+def _settle_failure(job: Job, rules: Rules, root: Root, *, now: float, jitter: float) -> Settled:
+    past = PastFailure(root.exit_code, root.signature, root.is_deterministic, root.uptime)
+    failures = (*job.failures, past)[-REMEMBERED:]
+    # The policy counts restarts; those that are too old to be remembered count, and are out of every window.
+    times = (-math.inf,) * (job.restart_count - len(job.restart_times)) + job.restart_times
+    answer = decide_restart(rules.policy, [failure.failure for failure in failures], times, now, jitter)
+    if isinstance(answer, GiveUp):
+        own = root.verdict if answer.verdict == "worker_failed" else ""
+        return Settled(job, end_with(job, root, own or answer.verdict, answer.detail or root.detail))
+    kept = max(REMEMBERED, rules.window_count or 0)
+    job = replace(
+        job,
+        restart_count=job.restart_count + 1,
+        restart_times=(*job.restart_times, now)[-kept:],
+        failures=failures,
+        attempts=remember(job.attempts, root.report),
+    )
+    if answer.delay > 0:
+        return Settled(replace(_clear(job, PAUSING, now), until=now + answer.delay))
+    return Settled(_clear(job, GATHERING, now))
+
+
+def _clear(job: Job, phase: str, now: float) -> Job:
+    """Leave the round behind; its survivors keep their ranks."""
+    nodes = {
+        name: replace(node, is_member=False, failing=None, outcome="") if node.is_member else node
+        for name, node in job.nodes.items()
+    }
+    gone = {
+        name: replace(gone, was=replace(gone.was, is_member=False)) if gone.was is not None else gone
+        for name, gone in job.gone.items()
+    }
+    return replace(
+        job,
+        phase=phase,
+        nodes=MappingProxyType(nodes),
+        gone=MappingProxyType(gone),
+        since=now,
+        until=None,
+        min_reached_at=None,
+    )

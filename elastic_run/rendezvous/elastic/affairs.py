@@ -1,0 +1,165 @@
+"""What the threads of one session share: who this node is, how to reach the store, how to tell the agent."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+
+from elastic_run.rendezvous.elastic.link import Link
+from elastic_run.rendezvous.elastic.session import Ended, Lost, Refused
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from elastic_run.core.messages import Card, Offer, Rules
+    from elastic_run.rendezvous.elastic.backends import Backend
+    from elastic_run.rendezvous.elastic.membership import Membership
+    from elastic_run.rendezvous.elastic.session import SessionEvent
+    from elastic_run.rendezvous.elastic.settings import Settings
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Affairs:
+    """What the threads of one session share.
+
+    Args:
+        node: This run's id among the nodes of the job.
+        card: Who it is.
+        rules: The job's rules as it was told.
+        settings: Of its rendezvous.
+        backend: The job's store.
+        local_addr: The address that others use, empty until it is known.
+        offer: Where the next round's workers' store listens, as the agent said.
+        membership: The node's member, None until the store was reached.
+        birth: The birth mark of the store that the session lives with.
+        state_copy: The newest state of the job, kept where this node may have to serve the store later.
+        move_to: Where the store goes on, as its host said before it went; the speaker goes there.
+        is_leaving: Whether the agent said that it goes.
+        closing: Set when the threads are to end.
+        is_over: Set when the last event was delivered.
+        wake: Wakes the speaker.
+        has_spoken: Set whenever the store has confirmed what was to be said.
+        has_moved: Set when the coordinator has told that the store moves.
+        has_heard_the_end: Whether the others know that this node knows the verdict.
+        is_lost: Whether the store was given up.
+        deliver_to_agent: What the agent gave `start`.
+        links: The threads' connections.
+    """
+
+    node: str
+    card: Card
+    rules: Rules
+    settings: Settings
+    backend: Backend
+    local_addr: str
+    offer: Offer | None = None
+    membership: Membership | None = None
+    birth: bytes | None = None
+    state_copy: bytes | None = None
+    move_to: str | None = None
+    is_leaving: bool = False
+    closing: threading.Event = field(default_factory=threading.Event)
+    is_over: threading.Event = field(default_factory=threading.Event)
+    wake: threading.Event = field(default_factory=threading.Event)
+    has_spoken: threading.Event = field(default_factory=threading.Event)
+    has_moved: threading.Event = field(default_factory=threading.Event)
+    has_heard_the_end: bool = False
+    is_lost: bool = False
+    deliver_to_agent: Callable[[SessionEvent], None] = lambda _: None
+    links: list[Link] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _events: deque[SessionEvent] = field(default_factory=deque)
+    _is_delivering: bool = False
+
+    @property
+    def answer_timeout(self) -> float:
+        """Seconds for the store to answer: short enough to try another connection within the lease."""
+        settings = self.settings
+        return max(1.0, min(settings.read_timeout, settings.heartbeat_timeout, settings.lease / 2))
+
+    def spawn(self, name: str, run: Callable[[], None]) -> threading.Thread:
+        """Start a thread; a defect in it ends the session, instead of leaving the agent to wait for ever.
+
+        Args:
+            name: Its name.
+            run: What it runs.
+
+        Returns:
+            The thread.
+        """
+
+        def guarded() -> None:
+            try:
+                run()
+            except Exception as error:  # noqa: BLE001 - whatever it is, the agent is told
+                _log.exception("a defect in the rendezvous, thread %s", name)
+                self.deliver(Lost("internal_error", f"a defect in the rendezvous ({name}): {error!r}"))
+
+        thread = threading.Thread(target=guarded, name=name, daemon=True)
+        thread.start()
+        return thread
+
+    def make_link(self, expected_birth: Callable[[], bytes | None] | None = None) -> Link:
+        """Return a thread's connection, not yet open; `close` interrupts it.
+
+        Args:
+            expected_birth: See `Link`.
+        """
+        link = Link(self.backend, self.answer_timeout, self.closing, expected_birth)
+        self.links.append(link)
+        return link
+
+    @property
+    def open_links(self) -> int:
+        """The number of connections that this session has at the moment."""
+        return sum(link.is_open for link in self.links)
+
+    @property
+    def has_more_to_say(self) -> bool:
+        """Whether there is something that the store has not confirmed, and may still confirm."""
+        if self.membership is None or self.is_lost:
+            return False
+        is_silent = self.is_over.is_set() and not self.has_heard_the_end
+        return is_silent or self.membership.next_fact is not None
+
+    def deliver(self, event: SessionEvent) -> None:
+        """Tell the agent, after what it was to be told before; one event at a time.
+
+        Args:
+            event: What has happened.
+        """
+        self.post(event)
+        self.tell_agent()
+
+    def post(self, event: SessionEvent) -> None:
+        """Put an event in its place among those that the agent is to be told; `tell_agent` follows."""
+        with self._lock:
+            self._events.append(event)
+
+    def tell_agent(self) -> None:
+        """Tell the agent what was posted, unless another thread is at it: that one then tells this as well.
+
+        No lock is held meanwhile, since the agent may answer at once.
+        """
+        while (event := self._take_event()) is not None:
+            try:
+                if isinstance(event, Ended | Refused | Lost):
+                    self.is_lost = isinstance(event, Lost)
+                    self.is_over.set()
+                    self.wake.set()
+                self.deliver_to_agent(event)
+            finally:
+                with self._lock:
+                    self._is_delivering = False
+
+    def _take_event(self) -> SessionEvent | None:
+        with self._lock:
+            if self._is_delivering or not self._events or self.is_over.is_set():
+                return None
+            self._is_delivering = True
+            return self._events.popleft()

@@ -1,0 +1,300 @@
+"""Where a job's store is, and how to open it: one `Backend` per agent, whatever kind of store it is.
+
+Rules
+- `open` may be called by any thread, for a connection of its own.
+- An agent may serve the store itself (`is_host`): with c10d where the endpoint is an address of this machine, with
+  static on rank 0. Then it reaches it by loopback: no name, no network is between them.
+- Modules of a store are imported when it is used.
+"""
+
+# ruff: noqa: D102 - Backend says what the methods promise
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from elastic_run.rendezvous.elastic.addresses import find_local_address, find_trouble, is_own_host, written
+from elastic_run.rendezvous.elastic.hosting import HostedStore, open_public_listener
+from elastic_run.store.errors import StoreConnectionError
+from elastic_run.store.listener import PortTakenError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
+
+    from elastic_run.store.job_store import JobStore
+
+__all__ = ["Backend", "SharedBackend", "TcpBackend"]
+
+#: Seconds for a name server to say whether the endpoint is this machine, and which interface reaches it.
+_LOOK_UP = 3.0
+#: Seconds for a successor to show that it serves the store already.
+_LIVING = 1.0
+_LOOPBACK = "127.0.0.1"
+
+
+class Backend(ABC):
+    """A job's store, as one agent reaches it.
+
+    Attributes:
+        kind: The name of the backend, such as `c10d`.
+        run_id: The job.
+        name: The store for messages.
+        hosted: The store that this agent serves, or None.
+        dies_with_host: Whether the store is gone for good once nobody listens there any more.
+    """
+
+    kind: str
+    run_id: str
+    name: str
+    hosted: HostedStore | None = None
+    dies_with_host = False
+
+    @property
+    def successors(self) -> Sequence[tuple[str, int]]:
+        """The endpoints that take over when this one is gone, in their order."""
+        return ()
+
+    @property
+    def is_host(self) -> bool:
+        """Whether this agent serves the store."""
+        return self.hosted is not None
+
+    @property
+    def port(self) -> int:
+        """The port at which this agent serves the store, 0 if it doesn't."""
+        return 0 if self.hosted is None else self.hosted.port
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Serve the store if it is for this agent to do so; may take seconds, where a name is looked up.
+
+        Raises:
+            PortTakenError: The user said that this agent serves the store, and another process has the port.
+            OSError: The system refuses the port.
+        """
+
+    @abstractmethod
+    def open(self, timeout: float) -> JobStore:
+        """Open a connection for one thread.
+
+        Args:
+            timeout: Seconds to try, and for each answer later.
+
+        Raises:
+            StoreConnectionError: The store can't be reached; the reason says why.
+            StoreAccessError: It refuses us.
+        """
+
+    def advance(self, endpoint: str = "") -> bool:  # noqa: ARG002 - most stores have no successors
+        """Go on at a successor's endpoint from now on; `prepare` comes next.
+
+        Args:
+            endpoint: Which, as it was written; empty for the next one.
+
+        Returns:
+            Whether there is one.
+        """
+        return False
+
+    @property
+    def is_successor(self) -> bool:
+        """Whether this machine may have to serve the store later; may take seconds, where a name is looked up."""
+        return False
+
+    @abstractmethod
+    def find_local_address(self) -> str:
+        """Return the address of the interface that reaches the store."""
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """Return what another process needs to open the store, JSON-able: `farewell` reads it."""
+
+    def close(self) -> None:
+        """Stop serving the store, if this agent does."""
+        if self.hosted is not None:
+            self.hosted.close()
+
+
+class TcpBackend(Backend):
+    """A store over TCPStore's protocol, ours or torch's.
+
+    Args:
+        kind: `c10d` or `static`.
+        run_id: The job.
+        endpoints: Host and port, and its successors'.
+        is_host: Whether this agent serves it; None to find out.
+        secret: What the members of the job share, or None.
+        serves_workers: Whether the workers' store is at the same port.
+    """
+
+    dies_with_host = True
+
+    def __init__(
+        self,
+        kind: str,
+        run_id: str,
+        endpoints: Sequence[tuple[str, int]],
+        *,
+        is_host: bool | None,
+        secret: bytes | None = None,
+        serves_workers: bool = False,
+    ) -> None:
+        self.kind = kind
+        self.run_id = run_id
+        self.endpoint = endpoints[0]
+        self.name = written(*self.endpoint)
+        self.serves_workers = serves_workers
+        self._endpoints = list(endpoints)
+        self._is_host = is_host
+        self._secret = secret
+        self._was_reached = False
+
+    @property
+    def successors(self) -> Sequence[tuple[str, int]]:
+        return self._endpoints[self._endpoints.index(self.endpoint) + 1 :]
+
+    def host_anywhere(self) -> None:
+        """Serve the store at the endpoint's port or, if that is taken, at any: nobody was told of it yet.
+
+        Raises:
+            OSError: The system refuses.
+        """
+        try:
+            listener = open_public_listener(self.endpoint[1])
+        except PortTakenError:
+            listener = open_public_listener(0)
+        self._host(listener)
+        self._endpoints = [(self.endpoint[0], self.port)]
+        self._go_to(self._endpoints[0])
+
+    def prepare(self) -> None:
+        if self.hosted is not None or self._is_host is False:
+            return
+        if not self._was_reached and self._find_living():
+            return  # the job has moved on before this node came
+        if self._is_host is None and not is_own_host(self.endpoint[0], _LOOK_UP):
+            return
+        try:
+            self._host(open_public_listener(self.endpoint[1]))
+        except PortTakenError:
+            # Another agent of the job on this machine was first, unless the user says that it must be this one.
+            if self._is_host:
+                raise
+
+    def _find_living(self) -> bool:
+        """Look for a successor that serves the store already, and go there."""
+        for endpoint in self.successors:
+            if find_trouble(*endpoint, _LIVING) is None:
+                self._go_to(endpoint)
+                return True
+        return False
+
+    def _host(self, listener: Any) -> None:  # noqa: ANN401 - a socket, without importing the module for a name
+        self.hosted = HostedStore(listener, serves_workers=self.serves_workers)
+
+    def _go_to(self, endpoint: tuple[str, int]) -> None:
+        self.endpoint = endpoint
+        self.name = written(*endpoint)
+
+    def advance(self, endpoint: str = "") -> bool:
+        following = [one for one in self.successors if not endpoint or written(*one) == endpoint]
+        if not following:
+            return False
+        if self.hosted is not None:
+            self.hosted.close()
+            self.hosted = None
+        self._is_host = None
+        self._go_to(following[0])
+        return True
+
+    @property
+    def is_successor(self) -> bool:
+        return any(is_own_host(host, _LOOK_UP) for host, _ in self.successors)
+
+    def open(self, timeout: float) -> JobStore:
+        from elastic_run.store.c10d import C10dJobStore  # noqa: PLC0415 - imported when used
+
+        if not self._was_reached and self.hosted is None:
+            self._probe(timeout)
+        host, port = self.endpoint
+        store = C10dJobStore(_LOOPBACK if self.hosted is not None else host, port, self.run_id, timeout=timeout)
+        self._was_reached = True
+        return _seal(store, self._secret)
+
+    def _probe(self, timeout: float) -> None:
+        """Fail at once where nobody listens yet: nodes start in any order, and the caller asks again in a moment."""
+        trouble = find_trouble(*self.endpoint, timeout)
+        if trouble is not None and not self._find_living():
+            message = f"no store at {self.name}: {trouble}"
+            raise StoreConnectionError(message, trouble)
+
+    def find_local_address(self) -> str:
+        return find_local_address(*self.endpoint, _LOOK_UP)
+
+    def describe(self) -> dict[str, Any]:
+        endpoints = (self.endpoint, *(one for one in self._endpoints if one != self.endpoint))
+        return _describe(self, ",".join(written(*endpoint) for endpoint in endpoints), {}, self._secret)
+
+
+class SharedBackend(Backend):
+    """A store that somebody else serves: etcd, or a file that all nodes see.
+
+    Args:
+        kind: Name of the backend.
+        run_id: The job.
+        endpoint: As the user wrote it.
+        conf: The settings that the store reads, as the user gave them.
+        host: A host and port by which to find out our own address; None where there is none.
+        open_store: Opens a connection within so many seconds.
+        secret: What the members of the job share, or None.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        run_id: str,
+        endpoint: str,
+        *,
+        conf: Mapping[str, Any],
+        host: tuple[str, int] | None,
+        open_store: Callable[[float], JobStore],
+        secret: bytes | None = None,
+    ) -> None:
+        self.kind = kind
+        self.run_id = run_id
+        self.name = endpoint
+        self._conf = conf
+        self._host = host
+        self._open_store = open_store
+        self._secret = secret
+
+    def prepare(self) -> None:
+        """Nothing to do: somebody else serves it."""
+
+    def open(self, timeout: float) -> JobStore:
+        return _seal(self._open_store(timeout), self._secret)
+
+    def find_local_address(self) -> str:
+        return find_local_address(*(self._host or (_LOOPBACK, 1)), _LOOK_UP)
+
+    def describe(self) -> dict[str, Any]:
+        return _describe(self, self.name, self._conf, self._secret)
+
+
+def _describe(backend: Backend, endpoint: str, conf: Mapping[str, Any], secret: bytes | None) -> dict[str, Any]:
+    return {
+        "backend": backend.kind,
+        "run_id": backend.run_id,
+        "endpoint": endpoint,
+        "conf": {key: str(value) for key, value in conf.items()},
+        "secret": None if secret is None else secret.hex(),
+    }
+
+
+def _seal(store: JobStore, secret: bytes | None) -> JobStore:
+    if secret is None:
+        return store
+    from elastic_run.store.sealed import SealedStore  # noqa: PLC0415 - imported when used
+
+    return SealedStore(store, secret)

@@ -1,0 +1,169 @@
+"""The way into a round: between the coordinator's decision and the agent's `Formed`.
+
+Rules
+- The agent hears of a round only once the way to rank 0's store was seen to be open from here: workers that can't reach
+  it would only time out, much later and with less to say. A thread looks, so that nothing else has to wait.
+- A round that is halted before that was never the agent's: the session answers for it that nothing ran.
+- Where agents and workers share one server (static), rank 0's session empties the workers' half when the round was
+  formed, since only then no worker of the last round lives anywhere, and says so; the others wait for its word.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from elastic_run.core import member, messages
+from elastic_run.rendezvous.elastic.addresses import find_trouble, written
+from elastic_run.rendezvous.elastic.session import Formed
+from elastic_run.store.errors import StoreConnectionError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from elastic_run.core.messages import Assignment, Offer
+    from elastic_run.rendezvous.elastic.affairs import Affairs
+
+__all__ = ["Entrance"]
+
+#: Seconds to reach rank 0's store.
+_REACH = 5.0
+
+
+class Entrance:
+    """Lets the agent into its rounds.
+
+    Args:
+        affairs: What the session's threads share.
+        feed: Feeds the member.
+        offer: Returns where this node's store of the next round listens.
+        shares_server: Whether workers and agents share one server.
+    """
+
+    def __init__(
+        self,
+        affairs: Affairs,
+        *,
+        feed: Callable[[member.Event], None],
+        offer: Callable[[], Offer],
+        shares_server: bool = False,
+    ) -> None:
+        self._affairs = affairs
+        self._feed = feed
+        self._offer = offer
+        self._shares_server = shares_server
+        self._lock = threading.RLock()
+        self._awaited: Assignment | None = None
+
+    def announce(self, assignment: Assignment) -> None:
+        """Let the agent have a round as soon as the way is open; doesn't block.
+
+        Args:
+            assignment: This node's place in it.
+        """
+        with self._lock:
+            self._awaited = assignment
+        if assignment.group_rank == 0 and not self._shares_server:
+            self._admit(assignment)
+        else:
+            self._affairs.spawn(f"way into round {assignment.round}", lambda: self._look(assignment))
+
+    def has_withdrawn(self, number: int) -> bool:
+        """Answer for a round that is to be stopped, if the agent never heard of it.
+
+        Args:
+            number: The round.
+
+        Returns:
+            Whether it was so: then the agent needn't hear of it now.
+        """
+        with self._lock:
+            if self._awaited is None or self._awaited.round != number:
+                return False
+            self._awaited = None
+        self._feed(member.WorkersGone(number, messages.STOPPED, self._offer()))
+        return True
+
+    # --- the thread ----------------------------------------------------------------------------------------------
+    def _look(self, assignment: Assignment) -> None:
+        trouble = self._share_server(assignment) if self._shares_server else None
+        if trouble is None and assignment.group_rank != 0:
+            trouble = self._trouble_on_the_way(assignment)
+        if trouble is None:
+            self._admit(assignment)
+        else:
+            self._refuse(assignment, trouble)
+
+    def _share_server(self, assignment: Assignment) -> str | None:
+        """Empty the workers' half as rank 0, or wait until rank 0 has done so; returns what is wrong, or None."""
+        affairs = self._affairs
+        birth = affairs.birth
+        link = affairs.make_link(lambda: birth)
+        if assignment.group_rank == 0 and affairs.backend.hosted is not None:
+            affairs.backend.hosted.reset()
+        deadline = time.monotonic() + _REACH
+        key = f"open/{assignment.round}"
+        try:
+            while True:
+                try:
+                    if assignment.group_rank == 0:
+                        link.store.write({key: b"1"})
+                    elif link.store.wait(key, _REACH) is None:
+                        return "rank 0 does not begin the round"
+                except StoreConnectionError as error:
+                    # Emptying the workers' half also closes connections that have not yet shown whose they are.
+                    if time.monotonic() >= deadline or affairs.closing.is_set():
+                        return str(error)
+                    link.drop()
+                    link.pause()
+                else:
+                    return None
+        finally:
+            link.drop()
+            affairs.links.remove(link)
+
+    def _trouble_on_the_way(self, assignment: Assignment) -> str | None:
+        master = assignment.master
+        if not master.use_agent_store:
+            return None  # its worker of rank 0 opens the port, later
+        trouble = find_trouble(master.host, master.port, _REACH)
+        if trouble is None:
+            return None
+        here = f"{self._affairs.card.host} ({self._affairs.local_addr})"
+        return f"{here} can't reach the store of rank 0 at {written(master.host, master.port)}: {trouble}"
+
+    def _admit(self, assignment: Assignment) -> None:
+        """Tell the agent of the round."""
+        with self._lock:
+            if self._awaited is not assignment:
+                return
+            self._awaited = None
+            # In its place before a halt of the round can come; told without the lock.
+            self._affairs.post(_formed(assignment))
+        self._affairs.tell_agent()
+
+    def _refuse(self, assignment: Assignment, detail: str) -> None:
+        """Say that this node's workers were not started, since the way is closed."""
+        with self._lock:
+            if self._awaited is not assignment:
+                return
+            self._awaited = None
+        self._feed(member.WorkersGone(assignment.round, messages.UNREACHABLE, self._offer(), detail=detail))
+
+
+def _formed(assignment: Assignment) -> Formed:
+    master = assignment.master
+    return Formed(
+        round=assignment.round,
+        group_rank=assignment.group_rank,
+        group_world_size=assignment.group_world_size,
+        base_rank=assignment.base_rank,
+        world_size=assignment.world_size,
+        role_rank=assignment.role_rank,
+        role_world_size=assignment.role_world_size,
+        master_addr=master.host,
+        master_port=master.port,
+        restart_count=assignment.restart_count,
+        use_agent_store=master.use_agent_store,
+    )

@@ -1,0 +1,130 @@
+"""From the user's words to an etcd cluster: endpoints, TLS, user and password, under torch's names and our own."""
+
+from __future__ import annotations
+
+from elastic_run.rendezvous.elastic.backends import SharedBackend
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
+
+    from elastic_run.rendezvous.elastic.settings import Settings
+    from elastic_run.store.http_client import Credentials, HttpClient
+    from elastic_run.store.job_store import JobStore
+
+__all__ = ["make_etcd_backend"]
+
+#: torch's two etcd backends call the same things by different names.
+_CERTIFICATE = ("cert", "ssl_cert")
+_KEY = ("key", "ssl_cert_key")
+_AUTHORITY = ("cacert", "ca_cert")
+
+
+def make_etcd_backend(
+    kind: str,
+    endpoints: Sequence[tuple[str, int]],
+    run_id: str,
+    settings: Settings,
+    *,
+    endpoint: str,
+    secret: bytes | None,
+) -> SharedBackend:
+    """Make the backend of a job that meets in etcd.
+
+    Args:
+        kind: `etcd`, `etcd-v2` or `etcd-v3`.
+        endpoints: Hosts and ports of the cluster's servers.
+        run_id: The job.
+        settings: Of the rendezvous.
+        endpoint: As the user wrote it.
+        secret: What the members of the job share, or None.
+
+    Returns:
+        The backend; nothing was opened yet.
+
+    Raises:
+        ValueError: A setting is wrong, or a file that it names can't be read.
+    """
+    conf = settings.backend
+    tls = _read_tls(conf)
+    credentials = _read_credentials(conf)
+    prefix = str(conf.get("etcd_prefix", "")).strip("/")
+    open_store = _opener(kind, run_id, settings.lease, f"{prefix}/" if prefix else "", credentials)
+
+    def connect(timeout: float) -> JobStore:
+        return open_store(_client(endpoints, timeout, tls))
+
+    return SharedBackend(kind, run_id, endpoint, conf=conf, host=endpoints[0], open_store=connect, secret=secret)
+
+
+def _opener(
+    kind: str, run_id: str, lease: float, prefix: str, credentials: Credentials | None
+) -> Callable[[HttpClient], JobStore]:
+    def open_v3(client: HttpClient) -> JobStore:
+        from elastic_run.store.etcd_v3 import EtcdV3JobStore  # noqa: PLC0415 - imported when used
+        from elastic_run.store.etcd_v3_api import EtcdApi  # noqa: PLC0415 - ditto
+
+        return EtcdV3JobStore(EtcdApi(client, credentials), run_id, lease=lease, prefix=prefix)
+
+    def open_v2(client: HttpClient) -> JobStore:
+        from elastic_run.store.etcd_v2 import EtcdV2JobStore  # noqa: PLC0415 - imported when used
+        from elastic_run.store.etcd_v2_api import EtcdV2Api  # noqa: PLC0415 - ditto
+
+        return EtcdV2JobStore(EtcdV2Api(client, credentials), run_id, lease=lease, prefix=prefix)
+
+    return open_v3 if kind == "etcd-v3" else open_v2
+
+
+def _client(endpoints: Sequence[tuple[str, int]], timeout: float, tls: ssl.SSLContext | None) -> HttpClient:
+    from elastic_run.store.http_client import Endpoint, HttpClient  # noqa: PLC0415 - imported when used
+
+    return HttpClient([Endpoint(host, port) for host, port in endpoints], timeout, tls)
+
+
+def _read_credentials(conf: Mapping[str, Any]) -> Credentials | None:
+    user, password = str(conf.get("user", "")), str(conf.get("password", ""))
+    path = conf.get("password_file")
+    if path:
+        try:
+            with open(str(path), encoding="utf-8") as file:
+                password = file.read().rstrip("\n")
+        except OSError as error:
+            message = f"rendezvous setting password_file={path}: {error.strerror}"
+            raise ValueError(message) from error
+    if not user and not password:
+        return None
+    if not user:
+        message = "rendezvous setting password needs user=NAME"
+        raise ValueError(message)
+    from elastic_run.store.http_client import Credentials  # noqa: PLC0415 - imported when used
+
+    return Credentials(user, password)
+
+
+def _read_tls(conf: Mapping[str, Any]) -> ssl.SSLContext | None:
+    protocol = str(conf.get("protocol", "http")).strip().lower()
+    if protocol not in ("http", "https"):
+        message = f"rendezvous setting protocol={protocol!r}: not http or https"
+        raise ValueError(message)
+    certificate, key, authority = (_either(conf, names) for names in (_CERTIFICATE, _KEY, _AUTHORITY))
+    if protocol == "http":
+        given = certificate or key or authority
+        if given:
+            message = f"rendezvous setting protocol=http doesn't go with a certificate ({given}): give protocol=https"
+            raise ValueError(message)
+        return None
+    from elastic_run.store.errors import StoreAccessError  # noqa: PLC0415 - imported when used
+    from elastic_run.store.http_client import make_tls  # noqa: PLC0415 - ditto
+
+    try:
+        return make_tls(authority, certificate, key)
+    except StoreAccessError as error:
+        message = f"rendezvous settings for TLS: {error}"
+        raise ValueError(message) from error
+
+
+def _either(conf: Mapping[str, Any], names: tuple[str, str]) -> str | None:
+    value = conf.get(names[0]) or conf.get(names[1])
+    return None if value is None else str(value)

@@ -1,0 +1,76 @@
+"""The thread that follows the log of decisions: it blocks on the next slot and feeds what appears there."""
+
+from __future__ import annotations
+
+from elastic_run.core import job_keys, member
+from elastic_run.rendezvous.elastic.membership import FORGED
+from elastic_run.store.errors import StoreAccessError, StoreError, StoreForgedError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from elastic_run.rendezvous.elastic.affairs import Affairs
+    from elastic_run.rendezvous.elastic.membership import Membership
+    from elastic_run.store.job_store import JobStore
+
+__all__ = ["Follower"]
+
+#: Seconds that one wait for a slot takes at most.
+_LONGEST_WAIT = 30.0
+#: Seconds to wait for the speaker, which reads where the log stands.
+_MOMENT = 0.5
+#: Seconds before a store that refuses us is asked again; the speaker, which is refused as well, tells the agent.
+_REFUSED = 5.0
+
+
+class Follower:
+    """Follows the log for one node.
+
+    Args:
+        affairs: What the session's threads share.
+        membership: The node's member.
+    """
+
+    def __init__(self, affairs: Affairs, membership: Membership) -> None:
+        self._affairs = affairs
+        self._membership = membership
+        self._link = affairs.make_link(lambda: affairs.birth)
+        self._keeps_copy = False
+        self._copied = (-1, 0)
+
+    def run(self) -> None:
+        """Follow until the session ends or its last event came."""
+        affairs = self._affairs
+        self._keeps_copy = bool(affairs.backend.successors) and affairs.backend.is_successor
+        while not (affairs.closing.is_set() or affairs.is_over.is_set()):
+            try:
+                self._turn(self._link.store)
+            except StoreAccessError:
+                self._link.drop()
+                affairs.closing.wait(_REFUSED)
+            except StoreError:
+                self._link.drop()
+                self._link.pause()
+        self._link.drop()
+
+    def _turn(self, store: JobStore) -> None:
+        self._membership.run_errands(store, self._link.birth)
+        slot = self._membership.wait_slot(_MOMENT)
+        if slot is None:
+            return
+        try:
+            value = store.wait(job_keys.decision_key(slot), _LONGEST_WAIT)
+        except StoreForgedError:
+            value = FORGED
+        if value is not None:
+            self._membership.feed_from(self._link.birth, member.EntryRead(slot, value))
+            if self._keeps_copy:
+                self._copy_state(store)
+
+    def _copy_state(self, store: JobStore) -> None:
+        """Keep the newest state here: this machine may have to serve the store when its host is gone."""
+        known = self._membership.member
+        if known.state_slot >= 0 and self._copied != (known.state_slot, known.state_term):
+            state = store.get([job_keys.state_key(known.state_slot, known.state_term)])[0]
+            if state is not None:  # else a newer one has taken its place: it comes with the next slot
+                self._affairs.state_copy = state
+                self._copied = known.state_slot, known.state_term

@@ -1,0 +1,219 @@
+"""The rendezvous handler of jobs of several nodes: it opens sessions, and speaks torch's plain interface by one.
+
+Our own agent calls `open_session`. An agent that knows only torch's methods gets a session behind them: a round is
+formed by `next_rendezvous`, what happens to it meanwhile shows in `num_nodes_waiting`, and the agent comes back.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+from elastic_run.core.policy import RestartPolicy
+from elastic_run.rendezvous.api import RendezvousHandler
+from elastic_run.rendezvous.elastic.backends import TcpBackend
+from elastic_run.rendezvous.elastic.invitation import describe_invitation
+from elastic_run.rendezvous.elastic.kinds import DEFAULT_PORTS, make_backend
+from elastic_run.rendezvous.elastic.opening import open_session
+from elastic_run.rendezvous.elastic.session import Setup
+from elastic_run.rendezvous.elastic.settings import read_settings
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from elastic_run.rendezvous.api import RendezvousInfo, RendezvousParameters
+    from elastic_run.rendezvous.elastic.backends import Backend
+    from elastic_run.rendezvous.elastic.plain import PlainRounds
+    from elastic_run.rendezvous.elastic.session import Session
+    from elastic_run.rendezvous.elastic.settings import Settings
+
+__all__ = ["ElasticRendezvousHandler", "create_handler"]
+
+#: What torch's command line puts where the user gave no --rdzv-id.
+_NO_RUN_ID = ("", "none")
+_PUBLIC = "localhost"
+_NO_LIMIT = 1_000_000_000
+
+
+class ElasticRendezvousHandler(RendezvousHandler):
+    """One node's part in the rendezvous of a job of several nodes.
+
+    Args:
+        params: What the user said.
+        settings: Its settings, checked.
+        run_id: The job.
+        hosts_anywhere: Whether the user named no endpoint: then this node serves the store, and says where.
+    """
+
+    def __init__(
+        self, params: RendezvousParameters, settings: Settings, run_id: str, *, hosts_anywhere: bool = False
+    ) -> None:
+        self._params = params
+        self._settings = settings
+        self._run_id = run_id
+        self._hosts_anywhere = hosts_anywhere
+        self._rounds: PlainRounds | None = None
+        self._is_shut = False
+
+    # --- sessions ------------------------------------------------------------------------------------------------
+    def open_session(self, setup: Setup) -> Session:
+        """Make the session of one agent run.
+
+        Args:
+            setup: What the agent knows of its job.
+
+        Returns:
+            The session, not yet started.
+
+        Raises:
+            PortTakenError: This node is to serve the store at a port that another process has.
+            OSError: The system refuses the port.
+        """
+        params, settings = self._params, self._settings
+        backend = self._make_backend(setup)
+        if params.backend == "static":
+            setup.preferred_rank = settings.rank
+        return open_session(
+            backend,
+            settings,
+            setup,
+            min_nodes=params.min_nodes,
+            max_nodes=params.max_nodes,
+            local_addr=params.local_addr,
+            join_text=describe_invitation(self._run_id, setup.join_command) if self._hosts_anywhere else "",
+        )
+
+    def _make_backend(self, setup: Setup) -> Backend:
+        params = self._params
+        endpoint = params.endpoint or f"{_PUBLIC}:{DEFAULT_PORTS['c10d']}"
+        is_file = self._settings.store_type == "file"
+        backend = make_backend(
+            params.backend, params.endpoint if is_file else endpoint, self._run_id, self._settings, secret=setup.token
+        )
+        if self._hosts_anywhere and isinstance(backend, TcpBackend):
+            backend.host_anywhere()
+        elif params.backend == "static" and self._settings.rank == 0:
+            # Now and not by the session's thread: the agent must know where its workers' store is.
+            backend.prepare()
+        return backend
+
+    # --- torch's methods -----------------------------------------------------------------------------------------
+    def get_backend(self) -> str:
+        """Return the name that the user asked for."""
+        return self._params.backend
+
+    def get_run_id(self) -> str:
+        """Return the id of the job."""
+        return self._run_id
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Whether rank 0's handler serves the workers' store: with torch's methods it does."""
+        return True
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Join the next round and block until it is formed with this node in it.
+
+        Returns:
+            This node's rank, the number of nodes, a store of the round's agents and the address of the workers' store.
+
+        Raises:
+            RendezvousClosedError: The job is over.
+            RendezvousConnectionError: The store can't be reached.
+            RendezvousTimeoutError: Too few nodes came in time.
+            RendezvousStateError: This node is not taken in.
+        """
+        if self._rounds is None:
+            from elastic_run.rendezvous.elastic.plain import PlainRounds  # noqa: PLC0415 - for agents not ours
+
+            self._rounds = PlainRounds(self.open_session(_plain_setup()))
+        return self._rounds.next_round()
+
+    def is_closed(self) -> bool:
+        """Return whether the job is over, as far as this node knows."""
+        return self._is_shut or (self._rounds is not None and self._rounds.is_over)
+
+    def set_closed(self) -> None:
+        """Say that this node's part is done; the job is over when all have said so."""
+        if self._rounds is not None:
+            self._rounds.finish()
+
+    def num_nodes_waiting(self) -> int:
+        """Return how many nodes wait for the next round: above 0, the workers are to be restarted for it."""
+        return 0 if self._rounds is None else self._rounds.num_nodes_waiting
+
+    def shutdown(self) -> bool:
+        """Close the session.
+
+        Returns:
+            True.
+        """
+        self._is_shut = True
+        if self._rounds is not None:
+            self._rounds.finish()
+            self._rounds.close(self._settings.close_timeout)
+        return True
+
+
+def _plain_setup() -> Setup:
+    """Return what is known of an agent that says nothing: it counts its restarts by itself."""
+    return Setup(local_world_size=1, policy=RestartPolicy(_NO_LIMIT, max_backoff=0.0))
+
+
+def create_handler(params: RendezvousParameters) -> ElasticRendezvousHandler:
+    """Build the handler of a job of several nodes.
+
+    Args:
+        params: What the user said: backend, endpoint, run id, numbers of nodes and settings.
+
+    Returns:
+        A handler for this node; nothing was opened yet.
+
+    Raises:
+        ValueError: The endpoint, the run id or a setting is missing or wrong.
+    """
+    settings = read_settings(params.backend, params.config)
+    is_named = params.run_id not in _NO_RUN_ID
+    if params.backend == "static":
+        _check_static(params, settings)
+        return ElasticRendezvousHandler(params, settings, params.run_id or "none")
+    if params.backend == "c10d" and settings.store_type == "tcp" and not params.endpoint.strip():
+        if settings.is_host is False:
+            message = "rendezvous setting is_host=false needs an endpoint: give --rdzv-endpoint=HOST:PORT"
+            raise ValueError(message)
+        if not settings.is_last_call_given:
+            # Nobody can know of this endpoint yet: the job starts with the fewest nodes, and grows.
+            settings = replace(settings, last_call_timeout=0.0)
+        run_id = params.run_id if is_named else os.urandom(4).hex()
+        return ElasticRendezvousHandler(params, settings, run_id, hosts_anywhere=True)
+    if params.backend == "c10d" and not params.endpoint.strip():
+        message = "rendezvous setting store_type=file needs the path of a file that all nodes see: give --rdzv-endpoint"
+        raise ValueError(message)
+    if not is_named:
+        message = (
+            f"--rdzv-id is missing: other jobs may use the store at {params.endpoint or 'this endpoint'} too, and only "
+            "the id keeps them apart; give all nodes of this job the same one"
+        )
+        raise ValueError(message)
+    make_backend(params.backend, params.endpoint, params.run_id, settings)
+    return ElasticRendezvousHandler(params, settings, params.run_id)
+
+
+def _check_static(params: RendezvousParameters, settings: Settings) -> None:
+    if settings.rank is None:
+        message = "rendezvous backend 'static' needs the rank of this node (rank=N): give --node-rank"
+        raise ValueError(message)
+    if not 0 <= settings.rank < params.max_nodes:
+        message = (
+            f"--node-rank: {settings.rank} is not in 0 to {params.max_nodes - 1}, the ranks of {params.max_nodes} nodes"
+        )
+        raise ValueError(message)
+    if not params.endpoint.strip():
+        message = "rendezvous backend 'static' needs an endpoint: give --master-addr and --master-port"
+        raise ValueError(message)
+    backend = make_backend("static", params.endpoint, params.run_id or "none", settings)
+    if isinstance(backend, TcpBackend) and backend.endpoint[1] < 0:
+        message = f"rendezvous endpoint {params.endpoint!r} has no port: give --master-port"
+        raise ValueError(message)
+    if backend.successors:
+        message = f"rendezvous endpoint {params.endpoint!r}: 'static' knows one endpoint, rank 0's"
+        raise ValueError(message)

@@ -1,0 +1,171 @@
+"""The store that this node serves for the whole job: our server, on a loop and a thread of its own.
+
+Rules
+- It listens on all interfaces, IPv6 and IPv4: the endpoint names one of them, and other nodes may know another.
+- A thread of its own, because it must answer while the agent's loop is busy, and even when no agent runs a loop yet.
+- With static rendezvous the workers' store of each round is on the same port: `HostedWorkerStore` gives the agent the
+  workers' half of the server, which forgets all between two rounds while the agents' half stays.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+
+from elastic_run.loop import Loop
+from elastic_run.store.listener import PortTakenError, bind_port, find_port_owner
+from elastic_run.store.server import StoreServer
+from elastic_run.store.worker_store import WorkerStore
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import _socket
+    from collections.abc import Callable
+
+__all__ = ["HostedStore", "HostedWorkerStore", "open_public_listener"]
+
+_BACKLOG = 4096
+#: Seconds for a call into the server's thread, which never blocks.
+_PATIENCE = 10.0
+_NO_IPV6 = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
+
+
+def open_public_listener(port: int = 0) -> _socket.socket:
+    """Listen on a port of all interfaces.
+
+    Args:
+        port: The port, or 0 for any free one.
+
+    Returns:
+        The listening socket, non-blocking.
+
+    Raises:
+        PortTakenError: Another process listens there.
+        OSError: The system refuses.
+    """
+    try:
+        listener = bind_port("::", port, is_dual_stack=True)
+    except OSError as error:
+        if error.errno not in _NO_IPV6:
+            raise
+        listener = bind_port("0.0.0.0", port)  # noqa: S104 - other nodes are to reach it
+    try:
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise PortTakenError(port, find_port_owner(port)) from error
+        raise
+    return listener
+
+
+class HostedStore:
+    """Serves a store from a thread, until closed.
+
+    Args:
+        listener: A listening, non-blocking socket; this object owns it from now on.
+        serves_workers: Whether workers use the same port, with their process groups kept apart.
+        on_unknown_operation: Called from the thread when a client asks for an operation that we don't know.
+    """
+
+    def __init__(
+        self,
+        listener: _socket.socket,
+        *,
+        serves_workers: bool = False,
+        on_unknown_operation: Callable[[int], None] | None = None,
+    ) -> None:
+        self._loop = Loop()
+        self._server = StoreServer(
+            self._loop, listener, on_unknown_operation=on_unknown_operation, separates_groups=serves_workers
+        )
+        self.port = self._server.address[1]
+        self._is_over = False
+        self._own: int | None = None
+        self._alone = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="job-store", daemon=True)
+        self._thread.start()
+
+    def reset(self) -> None:
+        """Forget what the workers of the last round have left, and drop their connections."""
+        self._call(self._server.reset)
+
+    def wait_alone(self, own: int, timeout: float) -> bool:
+        """Wait until no more clients are connected than this agent has itself.
+
+        Args:
+            own: So many.
+            timeout: Seconds.
+
+        Returns:
+            Whether it is so.
+        """
+
+        def begin() -> None:
+            self._own = own
+            self._alone.clear()
+
+        self._call(begin)
+        self._call(lambda: None)  # a turn later the loop has asked
+        return self._alone.wait(timeout)
+
+    def close(self) -> None:
+        """Close the port and every connection; harmless when closed."""
+        if not self._is_over:
+            self._call(self._end)
+            self._thread.join(_PATIENCE)
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_until(self._is_to_end)
+        finally:
+            self._server.close()
+            self._loop.close()
+
+    def _is_to_end(self) -> bool:
+        """Asked after every turn of the loop, so whenever a client has come or gone."""
+        if self._own is not None and self._server.connections <= self._own:
+            self._alone.set()
+        return self._is_over
+
+    def _end(self) -> None:
+        self._is_over = True
+
+    def _call(self, function: Callable[[], None]) -> None:
+        """Call in the server's thread, and wait until that is done."""
+        is_done = threading.Event()
+
+        def call() -> None:
+            function()
+            is_done.set()
+
+        self._loop.call_soon_threadsafe(call)
+        is_done.wait(_PATIENCE)
+
+
+class HostedWorkerStore(WorkerStore):
+    """The workers' half of a hosted store, as the agent sees it.
+
+    Args:
+        hosted: The store.
+        host: MASTER_ADDR of the workers.
+    """
+
+    mode = "agent"
+    use_agent_store = True
+
+    def __init__(self, hosted: HostedStore, host: str) -> None:
+        self.host = host
+        self.port = hosted.port
+        self._hosted = hosted
+
+    def serve(self, loop: Loop) -> None:
+        """Nothing to do: it is served by a thread of its own."""
+
+    def renew(self) -> WorkerStore:
+        """Return this same store, emptied: its port is fixed."""
+        self._hosted.reset()
+        return self
+
+    def close(self) -> None:
+        """Nothing to do: the port belongs to the job's store as well, and stays for the other agents."""

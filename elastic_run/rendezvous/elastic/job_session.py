@@ -1,0 +1,197 @@
+"""The session of one agent: puts the threads together, and stands between them and the agent.
+
+From `start` to `close`: the speaker opens the store and begins the membership; then the follower follows the log; while
+this node is the coordinator there is an office as well. What the member says is for the agent is delivered from here.
+"""
+
+# ruff: noqa: D102 - Session says what the methods promise
+from __future__ import annotations
+
+import threading
+import time
+
+from elastic_run.core import member, messages
+from elastic_run.rendezvous.elastic import audience, handover
+from elastic_run.rendezvous.elastic.addresses import written
+from elastic_run.rendezvous.elastic.entrance import Entrance
+from elastic_run.rendezvous.elastic.follower import Follower
+from elastic_run.rendezvous.elastic.invitation import ENDPOINT
+from elastic_run.rendezvous.elastic.membership import Membership
+from elastic_run.rendezvous.elastic.session import Ended, Halted, Lost, Notice, Offer, Refused, Session, Warned
+from elastic_run.rendezvous.elastic.speaker import Speaker
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from elastic_run.rendezvous.elastic.affairs import Affairs
+    from elastic_run.rendezvous.elastic.office import Office
+    from elastic_run.rendezvous.elastic.session import Document, SessionEvent
+
+__all__ = ["JobSession"]
+
+_WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104 - compared, not bound
+#: Seconds for a thread to end once its connection was closed.
+_PATIENCE = 5.0
+
+
+class JobSession(Session):
+    """One agent's membership of one job.
+
+    Args:
+        affairs: What the session's threads share.
+        shares_server: Whether workers and agents share one server.
+        join_text: Told to the user once the store is there, with `{endpoint}` where this node's endpoint belongs.
+    """
+
+    def __init__(self, affairs: Affairs, *, shares_server: bool = False, join_text: str = "") -> None:
+        self.node = affairs.node
+        self._affairs = affairs
+        self._offer = Offer("", 0, use_agent_store=True)
+        self._offices: list[Office] = []
+        self._threads: list[threading.Thread] = []
+        self._join_text = join_text
+        self._end: Ended | None = None
+        self._lock = threading.RLock()
+        self._entrance = Entrance(affairs, feed=self._feed, offer=self._advertised, shares_server=shares_server)
+
+    @property
+    def local_addr(self) -> str:
+        """The address at which others reach this node, empty until it is known."""
+        return self._affairs.local_addr
+
+    # --- what the agent says -------------------------------------------------------------------------------------
+    def start(self, offer: Offer, deliver: Callable[[SessionEvent], None]) -> None:
+        self._offer = offer
+        self._affairs.deliver_to_agent = deliver
+        self._threads.append(self._affairs.spawn("speaker", Speaker(self._affairs, self._begin).run))
+
+    def report_failing(self, round: int) -> None:  # noqa: A002 - the events' word
+        self._feed(member.WorkersFailing(round))
+
+    def report_ready(
+        self,
+        round: int,  # noqa: A002 - the events' word
+        outcome: str,
+        *,
+        report: Document | None,
+        offer: Offer,
+        detail: str = "",
+        verdict: str = "",
+    ) -> None:
+        self._offer = offer
+        self._feed(
+            member.WorkersGone(
+                round,
+                outcome,
+                self._advertised(),
+                report=None if report is None else dict(report),
+                verdict=verdict,
+                detail=detail,
+            )
+        )
+
+    def leave(self, reason: str, detail: str = "") -> None:
+        self._affairs.is_leaving = True
+        self._feed(member.Leaving(reason, detail))
+
+    def _feed(self, event: member.Event) -> None:
+        membership = self._affairs.membership
+        if membership is not None:
+            membership.feed(event)
+            self._affairs.wake.set()
+
+    def _advertised(self) -> messages.Offer:
+        host = self._affairs.local_addr if self._offer.host in _WILDCARDS else self._offer.host
+        if self.worker_store is not None:
+            host = self.worker_store.host  # what the user calls rank 0 on every node
+        return messages.Offer(host, self._offer.port, use_agent_store=self._offer.use_agent_store)
+
+    # --- what the job says ---------------------------------------------------------------------------------------
+    def _begin(self) -> None:
+        """Join: the store was reached just now, by the speaker's thread."""
+        affairs = self._affairs
+        if not affairs.local_addr:
+            affairs.local_addr = affairs.backend.find_local_address()
+        if self._join_text:
+            endpoint = written(affairs.local_addr, affairs.backend.port)
+            affairs.deliver(Notice(self._join_text.replace(ENDPOINT, endpoint)))
+        begun = member.begin(
+            affairs.node, card=affairs.card, rules=affairs.rules, offer=self._advertised(), now=time.monotonic()
+        )
+        affairs.membership = Membership(begun, perform=self._perform, on_facts=affairs.wake.set, birth=affairs.birth)
+        self._threads.append(affairs.spawn("follower", Follower(affairs, affairs.membership).run))
+
+    def _perform(self, command: member.Command) -> None:
+        """Hand on what the member says, to the agent or to the coordinator's thread."""
+        affairs = self._affairs
+        if isinstance(command, member.Formed):
+            self._entrance.announce(command.assignment)
+        elif isinstance(command, member.Warned):
+            affairs.deliver(Warned(command.round))
+        elif isinstance(command, member.Halted):
+            if not self._entrance.has_withdrawn(command.round):
+                affairs.deliver(Halted(command.round, command.reason, command.detail))
+        elif isinstance(command, member.Refused):
+            affairs.deliver(Refused(command.detail))
+        elif isinstance(command, member.Ended):
+            end = command.end
+            self._end = Ended(end.verdict, end.exit_code, end.detail, end.root, list(end.attempts))
+            affairs.deliver(self._end)
+        elif isinstance(command, member.MovedTo):
+            self._move(command)
+        else:
+            self._coordinate(command)
+
+    def _coordinate(self, command: member.Command) -> None:
+        if isinstance(command, member.Coordinate):
+            from elastic_run.rendezvous.elastic.office import Office  # noqa: PLC0415 - only the elected node needs it
+
+            office = Office(self._affairs, command)
+            self._offices.append(office)
+            office.start()
+        elif isinstance(command, member.StopCoordinating) and self._offices:
+            self._offices[-1].stop()
+        elif isinstance(command, member.HandOver) and self._offices:
+            self._offices[-1].resign()
+
+    def _move(self, command: member.MovedTo) -> None:
+        affairs = self._affairs
+        affairs.has_moved.set()
+        if affairs.is_leaving:
+            return
+        if command.endpoint:
+            affairs.move_to = command.endpoint
+            affairs.wake.set()
+        else:
+            affairs.deliver(Lost("store_lost", command.detail))
+
+    # --- the end -------------------------------------------------------------------------------------------------
+    def close(self, timeout: float) -> None:
+        affairs = self._affairs
+        with self._lock:
+            if affairs.closing.is_set():
+                return
+            deadline = time.monotonic() + timeout
+            audience.wait_until_said(affairs, min(deadline, time.monotonic() + affairs.settings.lease))
+            if self._end is not None and (affairs.backend.is_host or self._has_ended_the_job):
+                audience.wait_until_heard(affairs, deadline, removes_job=not affairs.backend.dies_with_host)
+            elif affairs.is_leaving and affairs.backend.is_host and not affairs.is_lost:
+                handover.hand_over(affairs, deadline)
+            affairs.closing.set()
+            affairs.wake.set()
+            for link in tuple(affairs.links):
+                link.interrupt()
+        for thread in self._threads:
+            thread.join(_PATIENCE)
+        for office in self._offices:
+            office.join(_PATIENCE)
+        affairs.backend.close()
+
+    @property
+    def _has_ended_the_job(self) -> bool:
+        return bool(self._offices) and self._offices[-1].has_ended
+
+    def farewell(self) -> dict[str, Any] | None:
+        return {**self._affairs.backend.describe(), "node": self._affairs.node}

@@ -1,0 +1,220 @@
+"""The coordinator's thread, on the node that was elected: reads facts and beats, writes decisions.
+
+What is decided is `core.coordinator`'s; here are its reads, its writes and its clock.
+
+Rules
+- Beats are read several times in a keep-alive interval, so that a silent node is seen soon after its lease is over.
+- Beats age only while they can be read: after an outage of its own, or when this process was stopped, all leases start
+  anew.
+- A slot is created after its documents. When the connection breaks in between, all of it is done again over a new one:
+  the same proposal, so that nothing is decided twice.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+
+from elastic_run.core import coordinator as core
+from elastic_run.core import job_keys, messages
+from elastic_run.rendezvous.elastic.audience import AUDIENCE
+from elastic_run.rendezvous.elastic.beats import BeatReader
+from elastic_run.rendezvous.elastic.moving import decode_moving
+from elastic_run.store.errors import StoreAccessError, StoreError, StoreForgedError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import threading
+
+    from elastic_run.core.coordinator import Coordinator, Proposal
+    from elastic_run.core.member import Coordinate
+    from elastic_run.rendezvous.elastic.affairs import Affairs
+    from elastic_run.store.job_store import JobStore
+
+__all__ = ["Office"]
+
+#: Looks at the beats in a keep-alive interval.
+_LOOKS = 4
+#: Seconds to wait for facts when nothing else is due.
+_LONGEST_WAIT = 30.0
+#: What stands for an entry whose signature is wrong: no message, so void for every reader.
+_FORGED = b"forged"
+
+_log = logging.getLogger(__name__)
+
+
+class Office:
+    """One term of this node as the coordinator.
+
+    Args:
+        affairs: What the session's threads share.
+        command: What the member said: the term, and where its state is.
+
+    Attributes:
+        has_ended: Whether it was this office that ended the job.
+    """
+
+    def __init__(self, affairs: Affairs, command: Coordinate) -> None:
+        self.has_ended = False
+        self._affairs = affairs
+        self._command = command
+        birth = affairs.birth
+        self._link = affairs.make_link(lambda: birth)
+        self._coordinator: Coordinator | None = None
+        self._next_look = 0.0
+        self._next_notes = 0.0
+        self._last_look = time.monotonic()
+        self._complaint = ""
+        self._beats = BeatReader()
+        self._is_stopped = False
+        self._is_resigning = False
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread = self._affairs.spawn(f"coordinator of term {self._command.term}", self._run)
+
+    def stop(self) -> None:
+        """End without a word: the office is another's, or the job is over."""
+        self._is_stopped = True
+        self._link.interrupt()
+
+    def resign(self) -> None:
+        """Give the office back, once all that this node has said was taken in."""
+        self._is_resigning = True
+
+    def join(self, timeout: float) -> None:
+        """Wait until the thread has ended."""
+        if self._thread is not None:
+            self._thread.join(timeout)
+
+    # --- the thread ----------------------------------------------------------------------------------------------
+    def _run(self) -> None:
+        while not self._is_over:
+            try:
+                self._turn(self._link.store)
+            except StoreAccessError as error:
+                # The speaker, which is refused as well, tells the agent.
+                _log.warning("the coordinator of term %d stops: %s", self._command.term, error)
+                break
+            except StoreError:
+                self._link.drop()
+                if not self._is_over:
+                    self._link.pause()
+                    self._forgive()
+        self._link.drop()
+
+    @property
+    def _is_over(self) -> bool:
+        is_over = self._coordinator is not None and self._coordinator.is_over
+        return is_over or self._is_stopped or self._affairs.is_lost or self._affairs.closing.is_set()
+
+    def _forgive(self) -> None:
+        now = self._last_look = time.monotonic()
+        if self._coordinator is not None:
+            self._coordinator = core.interrupted(self._coordinator, now)
+
+    def _turn(self, store: JobStore) -> None:
+        """Write what is decided; then read beats if that is due, else wait for facts."""
+        coordinator = self._coordinator or self._take_office(store)
+        self._coordinator = coordinator
+        now = time.monotonic()
+        proposal = core.propose(coordinator, now)
+        if proposal is not None:
+            self._coordinator = self._write(store, coordinator, proposal)
+        elif now >= self._next_look:
+            self._coordinator = self._look(store, coordinator, now)
+        else:
+            self._coordinator = self._listen(store, coordinator, now)
+
+    def _take_office(self, store: JobStore) -> Coordinator:
+        command = self._command
+        state = None
+        if command.is_copy:
+            state = self._affairs.state_copy
+        elif command.state_slot >= 0:
+            state = _get(store, job_keys.state_key(command.state_slot, command.state_term))
+        return core.take_office(
+            self._affairs.node,
+            term=command.term,
+            slot=command.slot,
+            state=state,
+            now=time.monotonic(),
+            jitter=_jitter(),
+            is_copy=command.is_copy,
+        )
+
+    def _write(self, store: JobStore, coordinator: Coordinator, proposal: Proposal) -> Coordinator:
+        documents = dict(proposal.documents)
+        if isinstance(messages.read_decision(proposal.entry), messages.End):
+            documents[AUDIENCE] = json.dumps(list(coordinator.watched)).encode()
+            self.has_ended = True
+        store.write(documents)
+        try:
+            winner = store.create(job_keys.decision_key(proposal.slot), proposal.entry)
+        except StoreForgedError:
+            winner = _FORGED
+        coordinator, cleanup = core.settle(coordinator, winner, now=time.monotonic(), jitter=_jitter())
+        # Settled, whatever happens to the connection now: the rest may be dropped.
+        self._coordinator = coordinator
+        if cleanup.documents:
+            store.write(cleanup.documents)
+        if cleanup.deleted:
+            store.delete(cleanup.deleted)
+        if cleanup.trimmed is not None:
+            store.trim(job_keys.FACTS, cleanup.trimmed)
+        return coordinator
+
+    def _look(self, store: JobStore, coordinator: Coordinator, now: float) -> Coordinator:
+        """Read the beats of all nodes; now and then write who is there."""
+        interval = self._affairs.settings.keep_alive_interval
+        if now - self._last_look > 2 * interval:
+            coordinator = core.interrupted(coordinator, now)
+        watched = coordinator.watched
+        beats = self._beats.read(store, watched)
+        now = self._last_look = time.monotonic()
+        self._next_look = now + interval / _LOOKS
+        coordinator = core.observe(coordinator, beats, now=now, jitter=_jitter())
+        if now >= self._next_notes:
+            self._next_notes = now + interval
+            store.write(core.notes(coordinator, now))
+        return coordinator
+
+    def _listen(self, store: JobStore, coordinator: Coordinator, now: float) -> Coordinator:
+        """Wait for facts, until something is due."""
+        until = min(self._next_look, now + _LONGEST_WAIT)
+        if coordinator.wait_until is not None:
+            until = min(until, coordinator.wait_until)
+        # Before it resigns it takes in what this node has said, and decides what follows from it.
+        is_last = self._is_resigning and self._has_said_all
+        timeout = 0.0 if is_last else max(0.0, until - now)
+        entries, position = store.read(job_keys.FACTS, coordinator.position, timeout)
+        if is_last and not entries:
+            return core.resign(coordinator)
+        moves = [move for entry in entries if (move := decode_moving(entry)) is not None]
+        facts = [entry for entry in entries if decode_moving(entry) is None] if moves else entries
+        coordinator = core.receive(coordinator, facts, position, now=time.monotonic(), jitter=_jitter())
+        if moves:
+            return core.move(coordinator, *moves[-1])
+        if coordinator.complaint != self._complaint:
+            self._complaint = coordinator.complaint
+            _log.warning("garbage among what nodes said is left out: %s", self._complaint)
+        return coordinator
+
+    @property
+    def _has_said_all(self) -> bool:
+        membership = self._affairs.membership
+        return membership is None or membership.next_fact is None
+
+
+def _get(store: JobStore, key: str) -> bytes | None:
+    try:
+        return store.get([key])[0]
+    except StoreForgedError:
+        return None
+
+
+def _jitter() -> float:
+    return int.from_bytes(os.urandom(2), "big") / 65536

@@ -1,0 +1,108 @@
+"""How long an agent goes on without an answer of the job's store, and what it says meanwhile.
+
+Inside the lease nobody is told: the workers go on anyway. Then a line every ten seconds says what is wrong and for how
+long it will be tried; then the store is lost. A store that was never reached is tried for `join_timeout`. So is one
+that comes back by itself (etcd, a file). One that dies with its host (c10d) is given up sooner: a refused connection
+means that its process is gone, and what it knew with it. With successors it is given up after a lease: the next one
+serves the store then, and gets the time that a node needs to find that out.
+"""
+
+from __future__ import annotations
+
+import time
+
+from elastic_run.rendezvous.elastic.session import Lost
+from elastic_run.rendezvous.elastic.waiting import INTERVAL, describe_trouble
+from elastic_run.store.errors import REFUSED
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from elastic_run.rendezvous.elastic.affairs import Affairs
+
+#: Seconds beyond the lease for which a c10d store is tried whose host refuses connections, or is dark.
+REFUSED_FOR = 5.0
+DARK_FOR = 60.0
+
+
+class Patience:
+    """One agent's patience with its store.
+
+    Args:
+        affairs: What the session's threads share.
+    """
+
+    def __init__(self, affairs: Affairs) -> None:
+        self._affairs = affairs
+        self._since: float | None = None
+        self._refused_since: float | None = None
+        self._last_line: float | None = None
+        self._was_reached = False
+        self._has_moved = False
+
+    @property
+    def is_tried(self) -> bool:
+        """Whether the last attempt failed."""
+        return self._since is not None
+
+    def recovered(self) -> str:
+        """Note that the store answers.
+
+        Returns:
+            A line for the user if there were some before, else an empty string.
+        """
+        silent_for = 0.0 if self._since is None else time.monotonic() - self._since
+        told = self._last_line is not None and self._was_reached
+        self._since = self._last_line = self._refused_since = None
+        self._was_reached = True
+        self._has_moved = False
+        return f"the store at {self._affairs.backend.name} answers again after {silent_for:.0f} s" if told else ""
+
+    def restart(self) -> None:
+        """Begin anew: another endpoint is tried from now on."""
+        self._since = time.monotonic()
+        self._refused_since = None
+        self._has_moved = True
+
+    def failed(self, trouble: str) -> str | Lost | None:
+        """Note that an attempt failed.
+
+        Args:
+            trouble: What was wrong.
+
+        Returns:
+            A line for the user when one is due, `Lost` when it has lasted too long, else None.
+        """
+        now = time.monotonic()
+        if self._since is None:
+            self._since = now
+            self._last_line = None
+        self._refused_since = (self._refused_since or now) if trouble == REFUSED else None
+        left = self._left(now)
+        if left <= 0:
+            return self._lost(now, trouble)
+        quiet_for = self._affairs.settings.lease if self._was_reached else INTERVAL
+        if now - (self._last_line or self._since + quiet_for - INTERVAL) < INTERVAL:
+            return None
+        self._last_line = now
+        return describe_trouble(self._affairs.backend.name, trouble, now - self._since, left)
+
+    def _left(self, now: float) -> float:
+        settings = self._affairs.settings
+        since = self._since or now
+        left = since + settings.join_timeout - now
+        if not self._was_reached or not self._affairs.backend.dies_with_host:
+            return left
+        if self._affairs.backend.successors and not self._has_moved:
+            return min(left, since + settings.lease - now)
+        left = min(left, since + settings.lease + DARK_FOR - now)
+        if self._refused_since is not None:
+            left = min(left, self._refused_since + settings.lease + REFUSED_FOR - now)
+        return left
+
+    def _lost(self, now: float, trouble: str) -> Lost:
+        silent_for = now - (self._since or now)
+        name = self._affairs.backend.name
+        if not self._was_reached:
+            return Lost("rendezvous", f"the store at {name} could not be reached for {silent_for:.0f} s: {trouble}")
+        gone = "; the node that served it is gone" if self._affairs.backend.dies_with_host else ""
+        return Lost("store_lost", f"the store at {name} is lost for {silent_for:.0f} s: {trouble}{gone}")

@@ -1,0 +1,135 @@
+"""torch's plain rendezvous on a session: for agents that ask for a round, watch a number, and ask again.
+
+Such an agent knows nothing of reports. When it comes back for another round, its workers are gone: because the round
+was halted (then `num_nodes_waiting` had told it to), or because they failed. Its own restart budget counts; the job's
+has no limit here. The store of the round's agents is the server that rank 0 opens for the workers.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from elastic_run.rendezvous.api import RendezvousInfo, RendezvousStoreInfo
+from elastic_run.rendezvous.elastic.hosting import HostedStore, open_public_listener
+from elastic_run.rendezvous.elastic.session import Ended, Formed, Halted, Lost, Offer, Refused, Warned
+from elastic_run.rendezvous.errors import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousStateError,
+    RendezvousTimeoutError,
+)
+from elastic_run.store.client import StoreClient
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from elastic_run.rendezvous.elastic.session import Session, SessionEvent
+
+__all__ = ["PlainRounds"]
+
+
+class PlainRounds:
+    """The rounds of one plain handler.
+
+    Args:
+        session: Its session, not yet started.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._changed = threading.Condition()
+        self._formed: Formed | None = None
+        self._current: Formed | None = None
+        self._end: Ended | Lost | Refused | None = None
+        self._is_halted = False
+        self._is_finished = False
+        self._store: HostedStore | None = None
+        self._client: StoreClient | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no further round comes."""
+        return self._end is not None
+
+    @property
+    def num_nodes_waiting(self) -> int:
+        """1 if the workers are to be restarted for another round, or stopped for the end, else 0."""
+        return int(self._current is not None and (self._is_halted or self.is_over))
+
+    def next_round(self) -> RendezvousInfo:
+        """Come back, and wait for the next round."""
+        self._close_client()
+        offer = self._renew_store()
+        if self._current is None:
+            self._session.start(offer, self._take)
+        else:
+            self._come_back(self._current, offer)
+        with self._changed:
+            self._changed.wait_for(lambda: self._formed is not None or self._end is not None)
+            formed, self._formed = self._formed, None
+            if formed is None:
+                raise self._closed()
+            self._current, self._is_halted = formed, False
+        store = self._client = StoreClient(formed.master_addr, formed.master_port, prefix=f"/agents/{formed.round}/")
+        return RendezvousInfo(
+            store,
+            formed.group_rank,
+            formed.group_world_size,
+            RendezvousStoreInfo(formed.master_addr, formed.master_port),
+        )
+
+    def _come_back(self, current: Formed, offer: Offer) -> None:
+        if self._is_halted:
+            self._session.report_ready(current.round, "stopped", report=None, offer=offer)
+            return
+        self._session.report_failing(current.round)
+        report = {"exit_code": 1, "signature": None, "is_deterministic": False, "uptime": 0.0, "severity": 0}
+        self._session.report_ready(current.round, "failed", report=report, offer=offer)
+
+    def finish(self) -> None:
+        """Say that this node's workers are done; once."""
+        if self._current is None or self._is_finished or self.is_over:
+            return
+        self._is_finished = True
+        offer = Offer("", self._store.port if self._store else 0, use_agent_store=True)
+        self._session.report_ready(self._current.round, "done", report=None, offer=offer)
+
+    def close(self, timeout: float) -> None:
+        """Wait for the end of the others for so many seconds, and close the session."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._end is not None or self._current is None, timeout)
+        self._close_client()
+        self._session.close(timeout)
+        if self._store is not None:
+            self._store.close()
+
+    def _take(self, event: SessionEvent) -> None:
+        with self._changed:
+            if isinstance(event, Formed):
+                self._formed = event
+            elif isinstance(event, Halted | Warned):
+                self._is_halted = True
+            elif isinstance(event, Ended | Lost | Refused):
+                self._end = event
+            self._changed.notify_all()
+
+    def _close_client(self) -> None:
+        if self._client is not None:
+            self._client.close()
+
+    def _renew_store(self) -> Offer:
+        if self._store is not None:
+            self._store.close()
+        self._store = HostedStore(open_public_listener(0))
+        return Offer("", self._store.port, use_agent_store=True)
+
+    def _closed(self) -> RendezvousError:
+        end = self._end
+        if isinstance(end, Refused):
+            return RendezvousStateError(end.detail)
+        if isinstance(end, Lost):
+            return RendezvousConnectionError(end.detail)
+        detail = end.detail if end is not None else ""
+        if isinstance(end, Ended) and end.verdict == "rendezvous":
+            return RendezvousTimeoutError(detail)
+        return RendezvousClosedError(detail or "the job is over")

@@ -1,0 +1,272 @@
+"""What an agent and its rendezvous say to each other in a job of several nodes.
+
+The agent makes one `Session` per run, tells it what becomes of its workers, and is told what the job has decided:
+events, each with its round, in the order in which they were decided. An event is made once and never changed.
+Nothing here is imported beyond this package's light record, since the agent needs these names to tell events apart.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from dataclasses import dataclass
+    from typing import Any, TypeAlias
+
+    from elastic_run.core.policy import RestartPolicy
+    from elastic_run.store.worker_store import WorkerStore
+
+    Document: TypeAlias = Mapping[str, Any]
+else:
+    from elastic_run.utils.light_dataclass import dataclass
+
+#: What `report_ready` takes as outcome.
+DONE = "done"
+FAILED = "failed"
+STOPPED = "stopped"
+CANNOT_START = "cannot_start"
+
+#: What `leave` takes as reason.
+BY_SIGNAL = "signal"
+UNKILLABLE = "unkillable"
+
+
+@dataclass
+class Offer:
+    """Where this agent's workers' store of the next round listens already, should this node become rank 0.
+
+    Args:
+        host: The address that others are to use; empty or a wildcard for this node's own (`Session.local_addr`).
+        port: The port.
+        use_agent_store: Whether the agent serves it; False if the worker of rank 0 does.
+    """
+
+    __slots__ = ("host", "port", "use_agent_store")
+    host: str
+    port: int
+    use_agent_store: bool
+
+
+@dataclass
+class Setup:
+    """What the agent knows of its job and the rendezvous doesn't.
+
+    Args:
+        local_world_size: Workers on this node.
+        role: Their role.
+        preferred_rank: The group rank that the user asked for, or None.
+        policy: The restart policy; all nodes must have the same.
+        scale_up_delay: Seconds from a node's arrival at a running round until the round makes way for it.
+        scale_up_grace: Seconds from the warning of the workers until they are stopped for it; 0 for no warning.
+        membership_count: Membership changes per window, or None for any number.
+        membership_seconds: Length of that window in seconds, or None.
+        exit_barrier_timeout: Seconds for which an agent lingers after the end, for the others to read the verdict.
+        split: What the survivor of two nodes does in a job with successors: `stop` or `continue`.
+        token: What only the members of the job know: they sign all they say with it. None where nobody signs.
+        join_command: The words of this node's command line in two parts: up to where flags may be added, and from there
+            on (the other flags, the script, its arguments). For the notice how other nodes join.
+    """
+
+    local_world_size: int
+    role: str = "default"
+    preferred_rank: int | None = None
+    policy: RestartPolicy | None = None
+    scale_up_delay: float = 0.0
+    scale_up_grace: float = 0.0
+    membership_count: int | None = None
+    membership_seconds: float | None = None
+    exit_barrier_timeout: float = 300.0
+    split: str = "stop"
+    token: bytes | None = None
+    join_command: tuple[list[str], list[str]] | None = None
+
+
+# --- events ----------------------------------------------------------------------------------------------------------
+@dataclass
+class Formed:
+    """A round was formed with this node in it, and rank 0's store was seen to be reachable: start the workers.
+
+    Args:
+        round: Its number; it only grows, gaps are possible.
+        group_rank: This node's rank among the nodes.
+        group_world_size: The number of nodes.
+        base_rank: Global rank of this node's first worker.
+        world_size: The number of workers.
+        role_rank: Rank of this node's first worker among those of its role.
+        role_world_size: The number of workers of its role.
+        master_addr: Address of rank 0's store.
+        master_port: Its port.
+        restart_count: Restarts of the whole job so far.
+        use_agent_store: Whether rank 0's agent serves the store; False if its worker does.
+    """
+
+    round: int
+    group_rank: int
+    group_world_size: int
+    base_rank: int
+    world_size: int
+    role_rank: int
+    role_world_size: int
+    master_addr: str
+    master_port: int
+    restart_count: int
+    use_agent_store: bool = True
+
+
+@dataclass
+class Warned:
+    """The workers of the round will be stopped for a change of membership: send them --scale-up-signal now."""
+
+    round: int
+
+
+@dataclass
+class Halted:
+    """Stop the workers of the round, then `report_ready`.
+
+    Args:
+        round: Its number.
+        reason: `failure`, `loss`, `leave`, `join`, or `replaced`: the job went on without this node.
+        detail: One sentence for the user; may be empty.
+    """
+
+    round: int
+    reason: str
+    detail: str
+
+
+@dataclass
+class Ended:
+    """The job is over, for every node: stop what still runs, report, and `close` the session.
+
+    Args:
+        verdict: A name of `contract.EXIT_CODES`.
+        exit_code: The launcher's exit code.
+        detail: One sentence for the user; may be empty.
+        root: The report of the node that has the root cause, or None.
+        attempts: The root causes of the attempts before, oldest first.
+    """
+
+    verdict: str
+    exit_code: int
+    detail: str
+    root: Document | None
+    attempts: list[Document]
+
+
+@dataclass
+class Refused:
+    """This node is not taken into the job, which goes on without it. Nothing follows."""
+
+    detail: str
+
+
+@dataclass
+class Lost:
+    """The job's store is gone for good, or was never reached: stop the workers. Nothing follows.
+
+    Args:
+        verdict: A name of `contract.EXIT_CODES`.
+        detail: One sentence for the user.
+    """
+
+    verdict: str
+    detail: str
+
+
+@dataclass
+class Notice:
+    """One line for the user: nodes are missing, the store is unreachable, how others join."""
+
+    text: str
+
+
+if TYPE_CHECKING:
+    SessionEvent: TypeAlias = Formed | Warned | Halted | Ended | Refused | Lost | Notice
+
+
+# --- the session -----------------------------------------------------------------------------------------------------
+class Session(ABC):
+    """This node's membership of one job, from its first join to its end; all methods may be called from any thread.
+
+    Attributes:
+        node: This run's id among the nodes of the job.
+        worker_store: What the agent must use as the workers' store instead of opening one, where the rendezvous has one
+            port for both (static, on rank 0); else None.
+        offers_store: Whether the agent opens a workers' store for each round at all; with static only rank 0 has one.
+    """
+
+    node: str
+    worker_store: WorkerStore | None = None
+    offers_store = True
+
+    @property
+    @abstractmethod
+    def local_addr(self) -> str:
+        """The address at which others reach this node; empty until the store was reached."""
+
+    @abstractmethod
+    def start(self, offer: Offer, deliver: Callable[[SessionEvent], None]) -> None:
+        """Join the job; returns at once.
+
+        Args:
+            offer: Where this node's workers' store of the first round listens.
+            deliver: Called with each event, from the session's threads, one at a time; it must not block.
+        """
+
+    @abstractmethod
+    def report_failing(self, round: int) -> None:  # noqa: A002 - the events' word
+        """Say that a worker of the round has failed, before the others are stopped. Never blocks."""
+
+    @abstractmethod
+    def report_ready(
+        self,
+        round: int,  # noqa: A002 - the events' word
+        outcome: str,
+        *,
+        report: Document | None,
+        offer: Offer,
+        detail: str = "",
+        verdict: str = "",
+    ) -> None:
+        """Say that no process of the round lives any more on this node. Never blocks.
+
+        Args:
+            round: The round.
+            outcome: `done` (all workers exited 0), `failed`, `stopped` (because the round was halted) or `cannot_start`
+                (which ends the job).
+            report: This node's root cause, JSON-able: ``exit_code``, ``signature``, ``is_deterministic``, ``uptime``
+                (seconds) and ``severity`` are read by the policy, the rest is carried to every node.
+            offer: Where this node's workers' store of the next round listens.
+            detail: For `cannot_start`: one sentence for the user.
+            verdict: For `cannot_start`: a name of `contract.EXIT_CODES`.
+        """
+
+    @abstractmethod
+    def leave(self, reason: str, detail: str = "") -> None:
+        """Say that this node goes. Never blocks; `close` waits until it was heard.
+
+        Args:
+            reason: `signal` or `unkillable`.
+            detail: One sentence for the user.
+        """
+
+    @abstractmethod
+    def close(self, timeout: float) -> None:
+        """Flush what was said, linger where others depend on this node, and stop all threads; harmless when closed.
+
+        A node that hosts the store stays until the live agents have read the verdict.
+
+        Args:
+            timeout: Seconds that all this may take.
+        """
+
+    @abstractmethod
+    def farewell(self) -> dict[str, Any] | None:
+        """Return what a guardian needs to tell the job that this node died (see `farewell.say_farewell`).
+
+        Returns:
+            A JSON-able document, or None where the backend doesn't need or can't have one.
+        """

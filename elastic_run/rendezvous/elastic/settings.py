@@ -1,0 +1,171 @@
+"""What ``--rdzv-conf`` says, read once and checked: torch's keys, with their meaning and mostly their defaults.
+
+Each mistake is one line that names the key, the value and what is allowed; an unknown key names the nearest one.
+Times are seconds and may be fractions (torch: whole numbers).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+__all__ = ["Settings", "read_settings"]
+
+#: torch's LaunchConfig puts this ``timeout`` into every job's settings; only static and etcd ever meant it.
+_TIMEOUT_OF_TORCH = 900
+
+_TIMES: Mapping[str, float] = {
+    "join_timeout": 600.0,
+    "last_call_timeout": 30.0,
+    "close_timeout": 30.0,
+    "heartbeat_timeout": 5.0,
+    "keep_alive_interval": 2.0,
+    "read_timeout": 60.0,
+}
+_COMMON = (*_TIMES, "timeout", "keep_alive_max_attempt")
+_OF_ETCD = (
+    *("protocol", "ssl_cert", "ssl_cert_key", "ca_cert", "cert", "key", "cacert", "etcd_prefix"),
+    *("user", "password", "password_file"),
+)
+#: The keys of each backend beyond the common ones.
+_OWN: Mapping[str, tuple[str, ...]] = {
+    "c10d": ("store_type", "is_host"),
+    "static": ("rank",),
+    "etcd": _OF_ETCD,
+    "etcd-v2": _OF_ETCD,
+    "etcd-v3": _OF_ETCD,
+}
+#: The only times that may be 0: then nobody waits for more nodes than the minimum.
+_MAY_BE_ZERO = ("last_call_timeout",)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """One node's rendezvous settings; times in seconds.
+
+    Args:
+        join_timeout: How long too few nodes wait for more, and a node for a store that can't be reached.
+        last_call_timeout: How long a first round waits for more nodes once the minimum is there.
+        close_timeout: How long the end of a session may take.
+        heartbeat_timeout: How long one heartbeat may take before its connection is given up.
+        keep_alive_interval: Time between two heartbeats.
+        keep_alive_max_attempt: Heartbeats missed in a row that make a node lost.
+        read_timeout: How long the store may take for an answer.
+        is_host: Whether this node serves the c10d store; None to find out from the endpoint.
+        store_type: `tcp` or `file`, for c10d.
+        rank: This node's rank, for static.
+        is_last_call_given: Whether the user gave `last_call_timeout`.
+        backend: The settings that only the backend's store reads.
+    """
+
+    join_timeout: float = 600.0
+    last_call_timeout: float = 30.0
+    close_timeout: float = 30.0
+    heartbeat_timeout: float = 5.0
+    keep_alive_interval: float = 2.0
+    keep_alive_max_attempt: int = 3
+    read_timeout: float = 60.0
+    is_host: bool | None = None
+    store_type: str = "tcp"
+    rank: int | None = None
+    is_last_call_given: bool = False
+    backend: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def lease(self) -> float:
+        """Seconds of silence after which a node, or the coordinator, is lost."""
+        return self.keep_alive_interval * self.keep_alive_max_attempt
+
+
+def read_settings(backend: str, config: Mapping[str, Any]) -> Settings:
+    """Read and check a backend's settings.
+
+    Args:
+        backend: Name of the backend.
+        config: The settings as given.
+
+    Returns:
+        All of them, with defaults.
+
+    Raises:
+        ValueError: A key is unknown, a value of the wrong kind, or they don't go together.
+    """
+    own = _OWN[backend]
+    _refuse_unknown(backend, config, (*_COMMON, *own))
+    times = {key: _read_time(key, config[key]) if key in config else default for key, default in _TIMES.items()}
+    if "join_timeout" not in config and "timeout" in config:
+        timeout = _read_time("timeout", config["timeout"])
+        if backend not in ("c10d", "etcd-v3") or timeout != _TIMEOUT_OF_TORCH:
+            times["join_timeout"] = timeout
+    settings = Settings(
+        **times,
+        keep_alive_max_attempt=_read_number("keep_alive_max_attempt", config.get("keep_alive_max_attempt", 3)),
+        is_host=_read_truth("is_host", config.get("is_host")),
+        store_type=_read_word("store_type", config.get("store_type", "tcp"), ("tcp", "file")),
+        rank=None if config.get("rank") is None else _read_number("rank", config["rank"]),
+        is_last_call_given="last_call_timeout" in config,
+        backend={key: config[key] for key in own if key in config},
+    )
+    if settings.keep_alive_max_attempt < 1:
+        message = (
+            f"rendezvous setting keep_alive_max_attempt={config['keep_alive_max_attempt']!r}: the lease, "
+            "keep_alive_interval x keep_alive_max_attempt, would be shorter than one keep-alive; give 1 or more"
+        )
+        raise ValueError(message)
+    return settings
+
+
+def _refuse_unknown(backend: str, config: Mapping[str, Any], known: tuple[str, ...]) -> None:
+    unknown = next((key for key in config if key not in known), None)
+    if unknown is None:
+        return
+    import difflib  # noqa: PLC0415 - only on the way to an error
+
+    nearest = difflib.get_close_matches(unknown, known, n=1)
+    hint = f", did you mean {nearest[0]!r}?" if nearest else ""
+    message = f"unknown rendezvous setting {unknown!r} for {backend}{hint}; known: {', '.join(sorted(known))}"
+    raise ValueError(message)
+
+
+def _read_time(key: str, value: object) -> float:
+    may_be_zero = key in _MAY_BE_ZERO
+    try:
+        seconds = float(value)  # type: ignore[arg-type]  # that is what the except is for
+    except (TypeError, ValueError):
+        seconds = float("nan")
+    if (seconds > 0 or (may_be_zero and seconds == 0)) and seconds != float("inf"):
+        return seconds
+    message = f"rendezvous setting {key}={value!r}: not a number of seconds {'from' if may_be_zero else 'above'} 0"
+    raise ValueError(message)
+
+
+def _read_number(key: str, value: object) -> int:
+    try:
+        return int(str(value))
+    except ValueError as error:
+        message = f"rendezvous setting {key}={value!r}: not a whole number"
+        raise ValueError(message) from error
+
+
+def _read_truth(key: str, value: object) -> bool | None:
+    if value is None or isinstance(value, bool):
+        return value
+    word = str(value).strip().lower()
+    if word in ("1", "true", "t", "yes", "y"):
+        return True
+    if word in ("0", "false", "f", "no", "n"):
+        return False
+    message = f"rendezvous setting {key}={value!r}: not one of 1, true, t, yes, y, 0, false, f, no, n"
+    raise ValueError(message)
+
+
+def _read_word(key: str, value: object, allowed: tuple[str, ...]) -> str:
+    word = str(value).strip().lower()
+    if word in allowed:
+        return word
+    message = f"rendezvous setting {key}={value!r}: not {' or '.join(allowed)}"
+    raise ValueError(message)

@@ -1,0 +1,54 @@
+"""The lines that say what a node waits for: other nodes, or a store that can't be reached. Pure text.
+
+A line comes every `INTERVAL` seconds while there is something to wait for, and once when the wait is over.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: Seconds between two lines.
+INTERVAL = 10.0
+#: Hosts that a line names.
+_NAMED = 8
+_MINUTE = 60
+
+
+def describe_missing(hosts: Sequence[str], present: int, wanted: int, left: float | None) -> str:
+    """Say which nodes are there.
+
+    Args:
+        hosts: Hosts of the first nodes that are there, in order of joining.
+        present: The number of nodes that are there.
+        wanted: The number of nodes that are waited for.
+        left: Seconds until the wait is given up, or None.
+
+    Returns:
+        Such as ``waiting: 7/8 nodes (a, b, c …), 9:50 left``.
+    """
+    shown = ", ".join(hosts[:_NAMED]) + (" …" if present > _NAMED else "")
+    return f"waiting: {present}/{wanted} nodes{f' ({shown})' if shown else ''}{_describe_left(left)}"
+
+
+def describe_trouble(store: str, trouble: str, silent_for: float, left: float | None) -> str:
+    """Say why the store can't be reached.
+
+    Args:
+        store: The store's name, such as ``10.0.0.1:29400``.
+        trouble: What is wrong: refused, unresolved, silent, or a sentence.
+        silent_for: Seconds since the store answered last, or since it was asked first.
+        left: Seconds until the wait is given up, or None.
+
+    Returns:
+        Such as ``waiting: the store at 10.0.0.1:29400 is silent for 12 s, 9:50 left``.
+    """
+    return f"waiting: the store at {store} can't be reached for {silent_for:.0f} s: {trouble}{_describe_left(left)}"
+
+
+def _describe_left(left: float | None) -> str:
+    if left is None:
+        return ""
+    minutes, seconds = divmod(max(0, round(left)), _MINUTE)
+    return f", {minutes}:{seconds:02d} left"

@@ -1,0 +1,223 @@
+"""The job store over torch's TCPStore protocol, on our server or torch's.
+
+Rules
+- A stream's entries lie in numbered slots. A writer takes a number by counting up, then fills the slot by
+  compare-and-set: never a plain set, so a slot is filled once. Constant work for each entry, whoever else writes.
+- A writer that died between the two leaves a gap. A reader that has seen one for a second fills it with VOID the same
+  way. A writer that comes too late for its slot takes another one.
+- Trimming first raises the stream's floor, then deletes. A writer asks for the floor after it has filled its slot:
+  below the floor its entry was seen by nobody, and it takes another slot.
+- A reader that has nothing to read waits in the server for the next slot. It looks at the counter again now and then:
+  the next slot may become a gap while it waits. What it has seen behind a gap it keeps: a filled slot never changes.
+- The store knows no time: nothing expires, and what is left behind dies with the server.
+"""
+
+# ruff: noqa: D102 - JobStore says what the methods promise
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+
+from elastic_run.store.client import NOTHING, StoreClient
+from elastic_run.store.errors import SILENT, StoreConnectionError, StoreTimeoutError
+from elastic_run.store.job_store import ENTRIES_AT_ONCE, JobStore, job_path
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+#: Seconds that a slot may stay empty while later ones are filled.
+_GAP_LIVES = 1.0
+#: Seconds between looks at the counter while a slot is waited for.
+_LOOK_AGAIN = 2.0
+#: Seconds between looks at a key that is waited for: torch's older server (USE_LIBUV=0) wakes nobody for a
+#: compare-and-set.
+_WAIT_AGAIN = 5.0
+_VOID = b"-"
+_ENTRY = b"+"
+
+
+class C10dJobStore(JobStore):
+    """A job's part of a TCPStore.
+
+    Args:
+        host: The server's name or address, IPv6 without brackets.
+        port: Its port.
+        run_id: The job.
+        timeout: Seconds to try to reach the server, to wait for a reply, and until a server that went dark is noticed.
+
+    Raises:
+        StoreConnectionError: The server can't be reached, or isn't a TCPStore.
+    """
+
+    def __init__(self, host: str, port: int, run_id: str, *, timeout: float = 10.0) -> None:
+        self.run_id = run_id
+        self.name = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        # By stream: a slot found empty, and when that was.
+        self._gaps: dict[str, tuple[int, float]] = {}
+        # By stream: slots behind a gap, with what they hold.
+        self._ahead: dict[str, dict[int, bytes]] = {}
+        # Nodes whose beats are there: no beat is ever deleted.
+        self._beating: set[str] = set()
+        with _silence_closes():
+            self._client = StoreClient(host, port, timeout, f"/{job_path(run_id)}/")
+
+    # --- streams -------------------------------------------------------------------------------------------------
+    def append(self, stream: str, value: bytes) -> None:
+        entry = _ENTRY + value
+        with _silence_closes():
+            while True:
+                slot = self._client.add(_count(stream), 1)
+                filling = (_slot(stream, slot), b"", entry)
+                there, floor = self._client.compare_sets([filling, (_floor(stream), NOTHING, NOTHING)])
+                if there != entry:
+                    continue  # it was voided: we were too slow
+                if _number(floor) < slot:
+                    return
+                self._client.delete_key(_slot(stream, slot))
+
+    def read(self, stream: str, position: int, timeout: float) -> tuple[list[bytes], int]:
+        deadline = time.monotonic() + timeout
+        with _silence_closes():
+            while True:
+                newest = self._client.add(_count(stream), 0)
+                if newest < position:
+                    position = 0  # another server than the one that gave it: this one begins anew
+                    self._ahead.clear()
+                if newest > position:
+                    entries, position = self._take(stream, position, newest)
+                    if entries:
+                        return entries, position
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return [], position
+                self._wait_for_slot(stream, position + 1, left)
+
+    def _take(self, stream: str, position: int, newest: int) -> tuple[list[bytes], int]:
+        """Return the entries up to the first gap, and the position behind them or behind what was trimmed."""
+        slots = range(position + 1, min(newest, position + ENTRIES_AT_ONCE) + 1)
+        known = {slot: value for slot, value in self._ahead.pop(stream, {}).items() if slot > position}
+        unknown = [slot for slot in slots if slot not in known]
+        found = self._client.look([_slot(stream, slot) for slot in unknown])
+        known.update({slot: value for slot, value in zip(unknown, found, strict=True) if value is not None})
+        filled = []
+        while (value := known.pop(position + 1, None)) is not None:
+            filled.append(value)
+            position += 1
+        self._ahead[stream] = known
+        if filled:
+            return [value[1:] for value in filled if value[:1] == _ENTRY], position
+        return [], self._pass_gap(stream, position + 1)
+
+    def _pass_gap(self, stream: str, slot: int) -> int:
+        """Void an empty slot whose time is over; returns the position to go on from."""
+        floor = self._read_floor(stream)
+        if floor >= slot:
+            return floor
+        now = time.monotonic()
+        if self._gaps.get(stream, (0, 0.0))[0] != slot:
+            self._gaps[stream] = (slot, now)
+        elif now - self._gaps[stream][1] >= _GAP_LIVES:
+            self._client.compare_set(_slot(stream, slot), b"", _VOID)
+        return slot - 1
+
+    def _wait_for_slot(self, stream: str, slot: int, left: float) -> None:
+        gap, since = self._gaps.get(stream, (0, 0.0))
+        pause = max(since + _GAP_LIVES - time.monotonic(), 0.0) if gap == slot else _LOOK_AGAIN
+        self._client.has_come([_slot(stream, slot)], min(left, pause))
+
+    def trim(self, stream: str, position: int) -> None:
+        with _silence_closes():
+            floor = self._read_floor(stream)
+            while floor < position:
+                expected = b"%d" % floor if floor else b""
+                there = _number(self._client.compare_set(_floor(stream), expected, b"%d" % position))
+                if there == position:
+                    self._client.delete_keys([_slot(stream, slot) for slot in range(floor + 1, position + 1)])
+                floor = there
+
+    def _read_floor(self, stream: str) -> int:
+        value = self._client.look([_floor(stream)])[0]
+        return 0 if value is None else _number(value)
+
+    # --- keys ----------------------------------------------------------------------------------------------------
+    def create(self, key: str, value: bytes) -> bytes:
+        with _silence_closes():
+            return self._client.compare_set(_key(key), b"", value)
+
+    def wait(self, key: str, timeout: float) -> bytes | None:
+        deadline = time.monotonic() + timeout
+        with _silence_closes():
+            while True:
+                left = deadline - time.monotonic()
+                has_come = left > 0 and self._client.has_come([_key(key)], min(left, _WAIT_AGAIN))
+                value = self._client.look([_key(key)])[0]
+                if value is not None or (left <= 0 and not has_come):
+                    return value
+
+    def get(self, keys: Sequence[str]) -> list[bytes | None]:
+        with _silence_closes():
+            return self._client.look([_key(key) for key in keys])
+
+    def write(self, values: Mapping[str, bytes]) -> None:
+        with _silence_closes():
+            self._client.write([_key(key) for key in values], list(values.values()))
+
+    def delete(self, keys: Sequence[str]) -> None:
+        with _silence_closes():
+            self._client.delete_keys([_key(key) for key in keys])
+
+    # --- beats ---------------------------------------------------------------------------------------------------
+    def write_beat(self, node: str, value: bytes) -> None:
+        with _silence_closes():
+            self._client.write([f"b/{node}"], [value])
+
+    def fetch_beats(self, nodes: Sequence[str]) -> list[bytes | None]:
+        with _silence_closes():
+            if nodes and self._beating.issuperset(nodes):
+                # One operation, whatever their number; torch's server takes it only where all keys are there.
+                return list(self._client.get_present([f"b/{node}" for node in nodes]))
+            values = self._client.look([f"b/{node}" for node in nodes])
+            self._beating.update(node for node, value in zip(nodes, values, strict=True) if value is not None)
+            return values
+
+    # --- the whole -----------------------------------------------------------------------------------------------
+    def remove_job(self) -> None:
+        with _silence_closes():
+            self._client.delete_keys(self._client.list_keys())
+
+    def clone(self) -> C10dJobStore:
+        client = self._client
+        return C10dJobStore(client.host, client.port, self.run_id, timeout=client.timeout)
+
+    def close(self) -> None:
+        self._client.close()
+
+
+@contextmanager
+def _silence_closes() -> Iterator[None]:
+    """The protocol has one error for a store that doesn't answer, however that shows."""
+    try:
+        yield
+    except StoreTimeoutError as error:
+        raise StoreConnectionError(str(error), SILENT) from error
+
+
+def _key(key: str) -> str:
+    return f"k/{key}"
+
+
+def _count(stream: str) -> str:
+    return f"s/{stream}/count"
+
+
+def _floor(stream: str) -> str:
+    return f"s/{stream}/floor"
+
+
+def _slot(stream: str, slot: int) -> str:
+    return f"s/{stream}/{slot}"
+
+
+def _number(value: bytes) -> int:
+    return int(value) if value.isdigit() else 0

@@ -1,0 +1,134 @@
+"""Reaching a server: names, addresses and connections, with one deadline on all of it and a reason when it fails.
+
+Rules
+- A numeric address asks no name server. A name is looked up in a helper thread, since a resolver that never answers
+  can't be interrupted: the thread is given up at the deadline, and ends when the resolver does.
+- A host that goes dark sends nothing, not even that it is gone. The kernel asks it now and then (keep-alive) and breaks
+  the connection when neither that nor data is acknowledged in time, so that a wait on it ends too.
+- Every failure says why, in the words of `errors`.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import threading
+import time
+
+from elastic_run.store.errors import CLOSED, REFUSED, SILENT, UNREACHABLE, UNRESOLVED, StoreConnectionError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    Address: TypeAlias = tuple[socket.AddressFamily, tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]]
+
+_LOOK_UP_LEAST = 0.001
+#: One address of several gets this share of the time that is left, so that a dark one doesn't take all of it.
+_PROBES = 3
+_NO_WAY = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+
+
+def connect_once(host: str, port: int, timeout: float, *, dark_after: float) -> socket.socket:
+    """Connect to the first address of a host that takes the connection.
+
+    Args:
+        host: Name or address, IPv6 without brackets.
+        port: The port.
+        timeout: Seconds for the look-up and all addresses together.
+        dark_after: Seconds without any sign of the other side after which the kernel breaks the connection.
+
+    Returns:
+        The connected socket.
+
+    Raises:
+        StoreConnectionError: No address took it; the reason is that of the last one.
+    """
+    deadline = time.monotonic() + timeout
+    addresses = resolve(host, port, timeout)
+    for tried, (family, address) in enumerate(addresses, 1):
+        left = max(deadline - time.monotonic(), _LOOK_UP_LEAST)
+        connecting = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            connecting.settimeout(left / (len(addresses) - tried + 1))
+            connecting.connect(address)
+            notice_darkness(connecting, dark_after)
+        except OSError as error:
+            connecting.close()
+            if tried == len(addresses):
+                message = f"{_written(host, port)}: {error.strerror or error}"
+                raise StoreConnectionError(message, reason_of(error)) from error
+        else:
+            return connecting
+    message = f"{_written(host, port)}: no address"
+    raise StoreConnectionError(message, UNRESOLVED)
+
+
+def resolve(host: str, port: int, timeout: float) -> list[Address]:
+    """Return the addresses of a host.
+
+    Args:
+        host: Name or address, IPv6 without brackets.
+        port: The port.
+        timeout: Seconds for the look-up of a name.
+
+    Raises:
+        StoreConnectionError: It has none, or no name server answers in time.
+    """
+    try:
+        return _look_up(host, port, socket.AI_NUMERICHOST)
+    except (OSError, UnicodeError):
+        pass  # a name
+    found: list[list[Address] | Exception] = []
+
+    def look_up() -> None:
+        try:
+            found.append(_look_up(host, port, 0))
+        except (OSError, UnicodeError) as error:
+            found.append(error)
+
+    thread = threading.Thread(target=look_up, name=f"look-up of {host}", daemon=True)
+    thread.start()
+    thread.join(max(timeout, _LOOK_UP_LEAST))
+    answer = found[0] if found else TimeoutError(f"no name server answered within {timeout:.1f} s")
+    if isinstance(answer, Exception):
+        reason = answer.strerror if isinstance(answer, socket.gaierror) else str(answer)
+        message = f"{_written(host, port)}: the name has no address: {reason}"
+        raise StoreConnectionError(message, UNRESOLVED) from answer
+    return answer
+
+
+def notice_darkness(connected: socket.socket, seconds: float) -> None:
+    """Have the kernel break a connection whose other side gave no sign for so long; send small messages at once.
+
+    Args:
+        connected: A TCP connection.
+        seconds: How long; the kernel counts in whole ones where it can't do better.
+    """
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    pause = max(1, int(seconds / _PROBES))
+    options = (("TCP_KEEPIDLE", pause), ("TCP_KEEPALIVE", pause), ("TCP_KEEPINTVL", pause), ("TCP_KEEPCNT", _PROBES))
+    for name, value in (*options, ("TCP_USER_TIMEOUT", max(1, int(seconds * 1000)))):
+        if hasattr(socket, name):
+            connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def reason_of(error: OSError) -> str:
+    """Return the word of `errors` for what the system says of a connection."""
+    if isinstance(error, TimeoutError) or error.errno in (errno.ETIMEDOUT, errno.EAGAIN):
+        return SILENT
+    if error.errno == errno.ECONNREFUSED:
+        return REFUSED
+    if error.errno in _NO_WAY:
+        return UNREACHABLE
+    return CLOSED
+
+
+def _look_up(host: str, port: int, flags: int) -> list[Address]:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
+    return list(dict.fromkeys((family, address) for family, _, _, _, address in found))
+
+
+def _written(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,164 @@
+"""The job store over etcd's version 2 API: single keys, and times to live. How it reads stands in `etcd_job_store`.
+
+Rules
+- An entry of a stream is a key that etcd names in order.
+- A node's beat is a key with a time to live: a beat renews it, and etcd removes the key when it is over.
+- The job's directory has a time to live too, which every node renews now and then: what a job that was killed left
+  behind is gone after a day.
+- There are no transactions: a request for each key. Where that matters, `etcd-v3` is the better choice.
+"""
+
+# ruff: noqa: D102 - JobStore says what the methods promise
+from __future__ import annotations
+
+import math
+import time
+
+from elastic_run.store.errors import StoreError
+from elastic_run.store.etcd_job_store import EtcdJobStore
+from elastic_run.store.etcd_v2_api import (
+    MISSING,
+    NOT_A_FILE,
+    NOT_EMPTY,
+    THERE_ALREADY,
+    EtcdV2Api,
+    KeyStateError,
+    decode_value,
+    encode_value,
+)
+from elastic_run.store.job_store import LEFT_BEHIND
+from elastic_run.store.packing import pack, unpack
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+#: Seconds between renewals of the job's directory.
+_RENEW_JOB = LEFT_BEHIND / 24
+#: Beats up to which one request for each is less than reading all.
+_FEW = 4
+
+
+class EtcdV2JobStore(EtcdJobStore):
+    """A job's part of an etcd cluster.
+
+    Args:
+        api: The cluster; this object owns it from now on.
+        run_id: The job.
+        lease: Seconds after which etcd forgets the beat of a node that stopped beating; etcd knows whole ones.
+        prefix: What comes before `elastic-run/`.
+        is_clone: Whether the job's directory was made over another connection.
+
+    Raises:
+        StoreConnectionError: No server is able to answer.
+        StoreAccessError: etcd refuses us.
+    """
+
+    def __init__(
+        self, api: EtcdV2Api, run_id: str, *, lease: float = 6.0, prefix: str = "", is_clone: bool = False
+    ) -> None:
+        super().__init__(api, run_id, lease, prefix.lstrip("/"))
+        self._api = api
+        self._job_renewed_at = time.monotonic()
+        try:
+            if is_clone:
+                api.http.connect()
+            else:
+                self._try("PUT", self._root, {}, dir="true", ttl=str(LEFT_BEHIND), prevExist="false")
+        except StoreError:
+            self.close()
+            raise
+
+    # --- streams -------------------------------------------------------------------------------------------------
+    def append(self, stream: str, value: bytes) -> None:
+        with self._closes_on_loss():
+            self._api.call("POST", self._stream(stream), _fields(value), {})
+
+    def trim(self, stream: str, position: int) -> None:
+        with self._closes_on_loss():
+            items = self._api.read_directory(self._stream(stream)).items
+            self._delete([item.key for item in items if item.created <= position])
+
+    # --- keys ----------------------------------------------------------------------------------------------------
+    def create(self, key: str, value: bytes) -> bytes:
+        path = self._key(key)
+        with self._closes_on_loss():
+            while True:
+                if self._try("PUT", path, _fields(value), prevExist="false"):
+                    return value
+                there = self._look([path])[0]
+                if there is not None:
+                    return there
+
+    def write(self, values: Mapping[str, bytes]) -> None:
+        with self._closes_on_loss():
+            for key, value in values.items():
+                self._api.call("PUT", self._key(key), _fields(value), {})
+
+    def delete(self, keys: Sequence[str]) -> None:
+        with self._closes_on_loss():
+            self._delete([self._key(key) for key in keys])
+
+    # --- beats ---------------------------------------------------------------------------------------------------
+    def write_beat(self, node: str, value: bytes) -> None:
+        ttl = str(math.ceil(self._lease))
+        with self._closes_on_loss():
+            self._renew_job()
+            if not self._try("PUT", self._beat(node), {"ttl": ttl, "refresh": "true"}, prevExist="true"):
+                self._api.call("PUT", self._beat(node), {**_fields(value), "ttl": ttl}, {})
+
+    def fetch_beats(self, nodes: Sequence[str]) -> list[bytes | None]:
+        paths = [self._beat(node) for node in nodes]
+        with self._closes_on_loss():
+            if len(paths) <= _FEW:
+                return self._look(paths)
+            there = {item.key: item.value for item in self._api.read_directory(self._beat("")).items}
+            return [None if (value := there.get(path)) is None else unpack(value) for path in paths]
+
+    def _renew_job(self) -> None:
+        now = time.monotonic()
+        if now - self._job_renewed_at >= _RENEW_JOB:
+            self._job_renewed_at = now
+            self._try("PUT", self._root, {}, dir="true", ttl=str(LEFT_BEHIND), prevExist="true")
+
+    # --- the whole -----------------------------------------------------------------------------------------------
+    def remove_job(self) -> None:
+        with self._closes_on_loss():
+            self._try("DELETE", self._root, {}, recursive="true")
+            # What held the jobs, if this was the last.
+            self._try("DELETE", self._root.rstrip("/").rpartition("/")[0], {}, dir="true")
+
+    def clone(self) -> EtcdV2JobStore:
+        return EtcdV2JobStore(self._api.clone(), self.run_id, lease=self._lease, prefix=self._prefix, is_clone=True)
+
+    # --- requests ------------------------------------------------------------------------------------------------
+    def _look(self, paths: Sequence[str]) -> list[bytes | None]:
+        values: list[bytes | None] = []
+        for path in paths:
+            try:
+                document, _ = self._api.call("GET", path, {}, {"quorum": "true"})
+            except KeyStateError as error:
+                if error.code != MISSING:
+                    raise
+                values.append(None)
+            else:
+                values.append(unpack(decode_value(str(document["node"].get("value", "")))))
+        return values
+
+    def _delete(self, paths: Sequence[str]) -> None:
+        for path in paths:
+            self._try("DELETE", path, {})
+
+    def _try(self, method: str, path: str, fields: Mapping[str, str], **query: str) -> bool:
+        """Make a call that may come too late, or too early; returns whether it was in time."""
+        try:
+            self._api.call(method, path, fields, query)
+        except KeyStateError as error:
+            if error.code not in (MISSING, NOT_A_FILE, THERE_ALREADY, NOT_EMPTY):
+                raise
+            return False
+        return True
+
+
+def _fields(value: bytes) -> Mapping[str, str]:
+    return {"value": encode_value(pack(value))}

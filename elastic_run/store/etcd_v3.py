@@ -1,0 +1,196 @@
+"""The job store over etcd's version 3 API: transactions and leases. How it reads stands in `etcd_job_store`.
+
+Rules
+- An entry of a stream is a key with a name of its own, so a thousand who append at once don't meet.
+- A node's beat is a key on a lease of the node: a beat renews the lease, and etcd removes the key when it expires.
+- Everything else hangs on a lease of the job, which every node renews now and then: what a job that was killed left
+  behind is gone after a day.
+"""
+
+# ruff: noqa: D102 - JobStore says what the methods promise
+from __future__ import annotations
+
+import hashlib
+import math
+import secrets
+import time
+
+from elastic_run.store.etcd_job_store import EtcdJobStore
+from elastic_run.store.etcd_v3_api import (
+    LeaseGoneError,
+    encode,
+    encode_key,
+    end_of,
+    parse_items,
+    range_request,
+)
+from elastic_run.store.job_store import LEFT_BEHIND
+from elastic_run.store.packing import pack, unpack
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from typing import TypeVar
+
+    from elastic_run.store.etcd_v3_api import Document, EtcdApi
+
+    _T = TypeVar("_T")
+
+#: Operations and bytes of one transaction: etcd takes 128 and 1.5 MB unless it was told otherwise.
+_OPERATIONS = 128
+_BYTES = 512 * 1024
+#: Seconds between renewals of the job's lease.
+_RENEW_JOB = LEFT_BEHIND / 24
+
+
+class EtcdV3JobStore(EtcdJobStore):
+    """A job's part of an etcd cluster.
+
+    Args:
+        api: The cluster; this object owns it from now on.
+        run_id: The job.
+        lease: Seconds after which etcd forgets the beat of a node that stopped beating; etcd knows whole ones, and two
+            at least.
+        prefix: What comes before `elastic-run/`.
+        node_leases: Leases of the nodes whose beats were written over another connection.
+
+    Raises:
+        StoreConnectionError: No server can be reached.
+        StoreAccessError: etcd refuses us.
+    """
+
+    def __init__(
+        self,
+        api: EtcdApi,
+        run_id: str,
+        *,
+        lease: float = 6.0,
+        prefix: str = "",
+        node_leases: Mapping[str, int] | None = None,
+    ) -> None:
+        super().__init__(api, run_id, lease, prefix)
+        self._api = api
+        self._job_lease = int.from_bytes(hashlib.sha256(self._root.encode()).digest()[:8], "big") >> 1 | 1
+        self._job_renewed_at = time.monotonic()
+        self._node_leases = dict(node_leases or {})
+        api.http.connect()
+
+    # --- streams -------------------------------------------------------------------------------------------------
+    def append(self, stream: str, value: bytes) -> None:
+        with self._closes_on_loss():
+            put = self._put_request(f"{self._stream(stream)}{secrets.token_hex(8)}", value)["request_put"]
+            self._with_job_lease(lambda: self._api.call("kv/put", put))
+
+    def trim(self, stream: str, position: int) -> None:
+        directory = self._stream(stream)
+        with self._closes_on_loss():
+            past = self._api.read(directory, end_of(directory), max_create_revision=str(position), keys_only=True)
+            self._delete(item.key for item in past.items)
+
+    # --- keys ----------------------------------------------------------------------------------------------------
+    def create(self, key: str, value: bytes) -> bytes:
+        path = self._key(key)
+        is_free: Document = {"key": encode_key(path), "target": "VERSION", "result": "EQUAL", "version": "0"}
+        request: Document = {
+            "compare": [is_free],
+            "success": [self._put_request(path, value)],
+            "failure": [{"request_range": range_request(path)}],
+        }
+        with self._closes_on_loss():
+            while True:
+                answer = self._with_job_lease(lambda: self._api.call("kv/txn", request))
+                if answer.get("succeeded"):
+                    return value
+                there = parse_items(answer["responses"][0]["response_range"])
+                if there and there[0].value is not None:
+                    return unpack(there[0].value)
+
+    def write(self, values: Mapping[str, bytes]) -> None:
+        with self._closes_on_loss():
+            self._put({self._key(key): value for key, value in values.items()})
+
+    def delete(self, keys: Sequence[str]) -> None:
+        with self._closes_on_loss():
+            self._delete(self._key(key) for key in keys)
+
+    # --- beats ---------------------------------------------------------------------------------------------------
+    def write_beat(self, node: str, value: bytes) -> None:
+        with self._closes_on_loss():
+            self._renew_job()
+            lease = self._node_leases.get(node)
+            if lease is not None and self._api.keep_alive(lease):
+                return
+            lease = self._node_leases[node] = secrets.randbits(62) | 1
+            self._api.grant(lease, math.ceil(self._lease))
+            put = {"key": encode_key(self._beat(node)), "value": encode(pack(value)), "lease": str(lease)}
+            self._api.call("kv/put", put)
+
+    def fetch_beats(self, nodes: Sequence[str]) -> list[bytes | None]:
+        paths = [self._beat(node) for node in nodes]
+        with self._closes_on_loss():
+            if len(paths) <= _OPERATIONS:
+                return self._look(paths)
+            there = {item.key: item.value for item in self._api.read_directory(self._beat("")).items}
+            return [None if (value := there.get(path)) is None else unpack(value) for path in paths]
+
+    def _renew_job(self) -> None:
+        now = time.monotonic()
+        if now - self._job_renewed_at >= _RENEW_JOB:
+            self._job_renewed_at = now
+            self._api.keep_alive(self._job_lease)
+
+    # --- the whole -----------------------------------------------------------------------------------------------
+    def remove_job(self) -> None:
+        with self._closes_on_loss():
+            self._api.call("kv/deleterange", range_request(self._root, end_of(self._root)))
+            self._api.revoke(self._job_lease)
+
+    def clone(self) -> EtcdV3JobStore:
+        return EtcdV3JobStore(
+            self._api.clone(), self.run_id, lease=self._lease, prefix=self._prefix, node_leases=self._node_leases
+        )
+
+    # --- requests ------------------------------------------------------------------------------------------------
+    def _look(self, paths: Sequence[str]) -> list[bytes | None]:
+        values: list[bytes | None] = []
+        for some in _batches([{"request_range": range_request(path)} for path in paths]):
+            answers = self._api.call("kv/txn", {"success": some})["responses"]
+            for answer in answers:
+                items = parse_items(answer["response_range"])
+                stored = items[0].value if items else None
+                values.append(None if stored is None else unpack(stored))
+        return values
+
+    def _put(self, values: Mapping[str, bytes]) -> None:
+        for some in _batches([self._put_request(path, value) for path, value in values.items()]):
+            self._with_job_lease(lambda some=some: self._api.call("kv/txn", {"success": some}))  # type: ignore[misc]
+
+    def _put_request(self, path: str, value: bytes) -> Document:
+        return {"request_put": {"key": encode_key(path), "value": encode(pack(value)), "lease": str(self._job_lease)}}
+
+    def _delete(self, paths: Iterable[str]) -> None:
+        for some in _batches([{"request_delete_range": range_request(path)} for path in paths]):
+            self._api.call("kv/txn", {"success": some})
+
+    def _with_job_lease(self, ask: Callable[[], _T]) -> _T:
+        """Ask what hangs keys on the job's lease, and make the lease where it isn't there."""
+        try:
+            return ask()
+        except LeaseGoneError:
+            self._api.grant(self._job_lease, LEFT_BEHIND)
+            return ask()
+
+
+def _batches(operations: list[Document]) -> Iterator[list[Document]]:
+    """Cut operations into transactions that etcd takes."""
+    batch: list[Document] = []
+    size = 0
+    for operation in operations:
+        length = sum(len(str(field.get("value", ""))) for field in operation.values())
+        if batch and (len(batch) == _OPERATIONS or size + length > _BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append(operation)
+        size += length
+    if batch:
+        yield batch

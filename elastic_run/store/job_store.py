@@ -1,0 +1,261 @@
+"""What the agents of one job share: a job store. One small set of operations, and a backend for each kind of store.
+
+Rules
+- All of it lies below `elastic-run/<run id>/`, so two jobs never mix. Names of keys and streams are ours: ASCII, path
+  segments joined with `/`, none of them empty, `.` or `..`. Values are bytes and never empty.
+- A stream is a list of entries in one order that all readers see alike. `append` may put the same entry twice when a
+  reply was lost; it never loses one that it returned from.
+- A key is made once (`create`: the first wins, and all see the same winner) or written over (`write`: the last wins).
+- An object belongs to one thread. Only `close` may be called from another one: it wakes whoever waits in the object.
+- When the store can't be reached, or broke the connection, the operation raises `StoreConnectionError` and the object
+  is closed. Whether the operation took place is then unknown. `clone` works on a closed object too: it opens a new one.
+- A store that refuses us for good (user, password, certificate, right) raises `StoreAccessError` from any operation.
+  Values that strangers wrote come out as they are, unless the store is sealed (`sealed`): who reads must check them.
+- A beat is a number that changes as long as its node lives. `None` says that the store has none: it never came, or the
+  store itself has let it expire (`expires_beats`).
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from types import TracebackType
+
+    from typing_extensions import Self  # for the type checker only: typing has it from Python 3.11 on
+
+#: Where everything of ours lies in a store, whoever else uses it.
+ROOT = "elastic-run"
+#: Seconds for which a store keeps what a job left behind without being able to remove it, where it can do that.
+LEFT_BEHIND = 24 * 3600
+#: Entries that one `read` returns at most.
+ENTRIES_AT_ONCE = 1024
+
+_COUNT_DIGITS = 20
+
+
+class JobStore(ABC):
+    """One job's part of a store, over a connection of its own.
+
+    Attributes:
+        run_id: The job.
+        name: The store for messages, such as `10.0.0.1:29400`.
+        expires_beats: Whether the store itself forgets the beat of a node that stopped beating, after its lease.
+    """
+
+    run_id: str
+    name: str
+    expires_beats = False
+    # Beats that this object has read: where the store expires beats, a beat that is there is news every time.
+    _reads = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- streams -------------------------------------------------------------------------------------------------
+    @abstractmethod
+    def append(self, stream: str, value: bytes) -> None:
+        """Put an entry at a stream's end.
+
+        Args:
+            stream: The stream.
+            value: The entry.
+
+        Raises:
+            StoreConnectionError: The store can't be reached; whether the entry is there is unknown.
+        """
+
+    @abstractmethod
+    def read(self, stream: str, position: int, timeout: float) -> tuple[list[bytes], int]:
+        """Wait for entries behind a position, and return those that are there.
+
+        Args:
+            stream: The stream.
+            position: 0 for the beginning, else what an earlier `read` returned, in whatever process. What was trimmed
+                is passed over.
+            timeout: Seconds to wait for the first entry; 0 to look without waiting.
+
+        Returns:
+            The entries in their order, `ENTRIES_AT_ONCE` at most, and the position behind the last of them; none and a
+            position that is as good as the one given when nothing came in time.
+
+        Raises:
+            StoreConnectionError: The store can't be reached, or `close` was called.
+        """
+
+    @abstractmethod
+    def trim(self, stream: str, position: int) -> None:
+        """Forget a stream's entries up to a position.
+
+        Args:
+            stream: The stream.
+            position: What a `read` returned.
+
+        Raises:
+            StoreConnectionError: The store can't be reached.
+        """
+
+    # --- keys ----------------------------------------------------------------------------------------------------
+    @abstractmethod
+    def create(self, key: str, value: bytes) -> bytes:
+        """Give a key a value if it has none.
+
+        Args:
+            key: The key.
+            value: The value; two writers' values for one key must differ. Repeating this with the same value is
+                harmless.
+
+        Returns:
+            The value that is there now: ours if it equals `value`.
+
+        Raises:
+            StoreConnectionError: The store can't be reached; whether the key was made is unknown.
+        """
+
+    @abstractmethod
+    def wait(self, key: str, timeout: float) -> bytes | None:
+        """Wait until a key is there.
+
+        Args:
+            key: The key.
+            timeout: Seconds; 0 to look without waiting.
+
+        Returns:
+            Its value, or None when it did not appear in time.
+
+        Raises:
+            StoreConnectionError: The store can't be reached, or `close` was called.
+        """
+
+    @abstractmethod
+    def get(self, keys: Sequence[str]) -> list[bytes | None]:
+        """Return the values of keys, None for those that are not there.
+
+        Args:
+            keys: The keys.
+
+        Raises:
+            StoreConnectionError: The store can't be reached.
+        """
+
+    @abstractmethod
+    def write(self, values: Mapping[str, bytes]) -> None:
+        """Give keys their values, whatever they had before.
+
+        When it returns all of them are there; when it raises, any part of them may be.
+
+        Args:
+            values: By key.
+
+        Raises:
+            StoreConnectionError: The store can't be reached.
+        """
+
+    @abstractmethod
+    def delete(self, keys: Sequence[str]) -> None:
+        """Remove keys; those that are not there don't matter.
+
+        Args:
+            keys: The keys.
+
+        Raises:
+            StoreConnectionError: The store can't be reached.
+        """
+
+    # --- beats ---------------------------------------------------------------------------------------------------
+    def beat(self, node: str) -> None:
+        """Show that a node lives. Where the store expires beats this must come more often than the lease.
+
+        Args:
+            node: The node.
+
+        Raises:
+            StoreConnectionError: The store can't be reached.
+        """
+        # Only ever compared with itself; it goes on growing when the connection is made anew.
+        self.write_beat(node, b"%d" % (time.monotonic_ns() // 1_000_000))
+
+    def read_beats(self, nodes: Sequence[str]) -> list[int | None]:
+        """Return the beats of nodes.
+
+        Args:
+            nodes: The nodes.
+
+        Returns:
+            For each a number, another one than last time if it has beaten since, or None if the store has none.
+
+        Raises:
+            StoreConnectionError: The store can't be reached.
+        """
+        values = self.fetch_beats(nodes)
+        if self.expires_beats:
+            self._reads += 1
+            return [None if value is None else self._reads for value in values]
+        return [_parse_count(value) for value in values]
+
+    @abstractmethod
+    def write_beat(self, node: str, value: bytes) -> None:
+        """Store a node's beat; `beat` is what to call."""
+
+    @abstractmethod
+    def fetch_beats(self, nodes: Sequence[str]) -> list[bytes | None]:
+        """Return what `write_beat` has stored; `read_beats` is what to call."""
+
+    # --- the whole -----------------------------------------------------------------------------------------------
+    @abstractmethod
+    def remove_job(self) -> None:
+        """Remove everything of this job from the store. Others who still use it see an empty store.
+
+        Raises:
+            StoreConnectionError: The store can't be reached.
+        """
+
+    @abstractmethod
+    def clone(self) -> JobStore:
+        """Open another connection to the same job, for another thread or in place of a broken one.
+
+        Raises:
+            StoreConnectionError: The store can't be reached within the timeout that this object was made with.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the connection, from any thread; an operation that waits raises `StoreConnectionError` at once."""
+
+
+def job_path(run_id: str) -> str:
+    """Return where a job lies in a store that is shared with others.
+
+    Args:
+        run_id: The job; any text.
+
+    Returns:
+        `elastic-run/<run id>`, with everything in the run id that paths give a meaning to, or forbid, escaped.
+
+    Raises:
+        ValueError: The run id is empty: what lies there is all jobs'.
+    """
+    if not run_id:
+        message = "a job store needs a run id"
+        raise ValueError(message)
+    plain = "".join(
+        char if char.isascii() and (char.isalnum() or char in "_-.") else "".join(map("%{:02X}".format, char.encode()))
+        for char in run_id
+    )
+    if not plain.strip("."):
+        plain = plain.replace(".", "%2E")
+    return f"{ROOT}/{plain}"
+
+
+def _parse_count(value: bytes | None) -> int | None:
+    if value is None or not value.isdigit() or len(value) > _COUNT_DIGITS:
+        return None  # not ours: as good as none
+    return int(value)

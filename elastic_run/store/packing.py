@@ -1,0 +1,34 @@
+"""Values as etcd keeps them: large ones compressed, since etcd takes no request over 1.5 MB and writes all to disk.
+
+The first byte says which: `+` as it is, `z` compressed. What was not packed here comes out as it is: whoever reads it
+must check what strangers may have written anyway.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+_PLAIN = b"+"
+_COMPRESSED = b"z"
+_LARGE = 4096
+#: Bytes that a value may unpack to: what others wrote must not take all memory.
+_LIMIT = 64 * 1024 * 1024
+
+
+def pack(value: bytes) -> bytes:
+    """Return what to store for a value; equal values give equal results."""
+    return _PLAIN + value if len(value) < _LARGE else _COMPRESSED + zlib.compress(value, 1)
+
+
+def unpack(stored: bytes) -> bytes:
+    """Return the value that was stored, or what is stored where `pack` did not make it."""
+    if stored[:1] == _PLAIN:
+        return stored[1:]
+    if stored[:1] == _COMPRESSED:
+        decompressor = zlib.decompressobj()
+        try:
+            value = decompressor.decompress(stored[1:], _LIMIT)
+        except zlib.error:
+            return stored
+        return value if decompressor.eof else stored
+    return stored

@@ -1,0 +1,126 @@
+"""A job store whose values are signed by the members of the job: what a stranger wrote is refused.
+
+Rules
+- Every value carries an HMAC-SHA256, under the job's secret, over the run id, the kind and name of where it lies, and
+  the value. So a value that was copied to another key, stream, node or job is as good as garbage.
+- A stream's garbage is left out, and what lies at a key is as good as missing; each place is reported once. Only who
+  must know that a place is taken is told so: `create` and `wait` raise `StoreForgedError`, and a log's reader passes
+  over that slot.
+- Values are signed, not hidden: whoever can read the store can read them. And a stranger can still delete.
+"""
+
+# ruff: noqa: D102 - JobStore says what the methods promise
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+
+from elastic_run.store.errors import StoreForgedError
+from elastic_run.store.job_store import JobStore
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+logger = logging.getLogger(__name__)
+
+_SIZE = hashlib.sha256().digest_size
+_ENTRY, _KEY, _BEAT = b"entry", b"key", b"beat"
+
+
+class SealedStore(JobStore):
+    """Signs what goes into a store, and checks what comes out.
+
+    Args:
+        store: The store; this object owns it from now on.
+        secret: What all members of the job know, and nobody else.
+        reported: Places whose garbage was reported over another connection.
+    """
+
+    def __init__(self, store: JobStore, secret: bytes, reported: set[str] | None = None) -> None:
+        self.run_id = store.run_id
+        self.name = store.name
+        self.expires_beats = store.expires_beats
+        self._store = store
+        self._secret = secret
+        # Shared by clones: a line for each place, not for each thread.
+        self._reported: set[str] = set() if reported is None else reported
+
+    # --- streams -------------------------------------------------------------------------------------------------
+    def append(self, stream: str, value: bytes) -> None:
+        self._store.append(stream, self._seal(_ENTRY, stream, value))
+
+    def read(self, stream: str, position: int, timeout: float) -> tuple[list[bytes], int]:
+        entries, position = self._store.read(stream, position, timeout)
+        opened = [self._open(_ENTRY, stream, entry) for entry in entries]
+        return [entry for entry in opened if entry is not None], position
+
+    def trim(self, stream: str, position: int) -> None:
+        self._store.trim(stream, position)
+
+    # --- keys ----------------------------------------------------------------------------------------------------
+    def create(self, key: str, value: bytes) -> bytes:
+        return self._open_surely(key, self._store.create(key, self._seal(_KEY, key, value)))
+
+    def wait(self, key: str, timeout: float) -> bytes | None:
+        there = self._store.wait(key, timeout)
+        return None if there is None else self._open_surely(key, there)
+
+    def get(self, keys: Sequence[str]) -> list[bytes | None]:
+        there = zip(keys, self._store.get(keys), strict=True)
+        return [None if sealed is None else self._open(_KEY, key, sealed) for key, sealed in there]
+
+    def write(self, values: Mapping[str, bytes]) -> None:
+        self._store.write({key: self._seal(_KEY, key, value) for key, value in values.items()})
+
+    def delete(self, keys: Sequence[str]) -> None:
+        self._store.delete(keys)
+
+    # --- beats ---------------------------------------------------------------------------------------------------
+    def write_beat(self, node: str, value: bytes) -> None:
+        self._store.write_beat(node, self._seal(_BEAT, node, value))
+
+    def fetch_beats(self, nodes: Sequence[str]) -> list[bytes | None]:
+        there = zip(nodes, self._store.fetch_beats(nodes), strict=True)
+        return [None if sealed is None else self._open(_BEAT, node, sealed) for node, sealed in there]
+
+    # --- the whole -----------------------------------------------------------------------------------------------
+    def remove_job(self) -> None:
+        self._store.remove_job()
+
+    def clone(self) -> SealedStore:
+        return SealedStore(self._store.clone(), self._secret, self._reported)
+
+    def close(self) -> None:
+        self._store.close()
+
+    # --- seals ---------------------------------------------------------------------------------------------------
+    def _seal(self, kind: bytes, place: str, value: bytes) -> bytes:
+        return self._sign(kind, place, value) + value
+
+    def _open(self, kind: bytes, place: str, sealed: bytes) -> bytes | None:
+        """Return a value, or None if nobody of the job wrote it there."""
+        value = sealed[_SIZE:]
+        if hmac.compare_digest(sealed[:_SIZE], self._sign(kind, place, value)):
+            return value
+        name = f"{kind.decode()} {place}"
+        if name not in self._reported:
+            self._reported.add(name)
+            logger.warning("%s at %s was not written by a member of this job: left out", name, self.name)
+        return None
+
+    def _open_surely(self, key: str, sealed: bytes) -> bytes:
+        value = self._open(_KEY, key, sealed)
+        if value is None:
+            message = f"key {key} at {self.name} was not written by a member of this job"
+            raise StoreForgedError(message)
+        return value
+
+    def _sign(self, kind: bytes, place: str, value: bytes) -> bytes:
+        signing = hmac.new(self._secret, digestmod=hashlib.sha256)
+        # With their lengths: no two different lists of parts give the same bytes.
+        for part in (self.run_id.encode(), kind, place.encode()):
+            signing.update(b"%d:" % len(part) + part)
+        signing.update(value)
+        return signing.digest()

@@ -1,0 +1,206 @@
+"""Scenario scripts of a whole job: facts in, the whole trace of phases and decisions out.
+
+A script in `coordination/` begins with the job's `rules` and then has one event per `>` line; the lines below each are
+the trace that `decide` gives. Events: `join NODE`, `failing NODE`, `ready NODE OUTCOME`, `leave NODE REASON`,
+`silent NODE SECONDS`, `tick`, `succeed` (another coordinator goes on from the state document, on a clock of its own),
+`move` (the same in another store). `at=` sets the time, `seq=` a fact's number. After a deliberate change rewrite them
+all with `ELASTIC_RUN_REWRITE=1` and review the diff.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from elastic_run.core import coordination, formation, job_state
+from elastic_run.core.coordination import Job, Silent
+from elastic_run.core.messages import (
+    Card,
+    Failing,
+    Foreign,
+    Form,
+    Join,
+    Last,
+    Leave,
+    Offer,
+    Ready,
+    Rules,
+)
+
+if TYPE_CHECKING:
+    from elastic_run.core.folding import Event
+
+SCRIPTS = sorted((Path(__file__).parent / "coordination").glob("*.txt"))
+#: What another node's clock shows more than the one before.
+_OTHER_CLOCK = 1000.0
+_REPORT = ("exit_code", "severity", "signature", "is_deterministic", "uptime")
+
+
+def _value(text: str) -> Any:  # noqa: ANN401 - whatever a script says
+    if text in ("True", "False", "None"):
+        return {"True": True, "False": False, "None": None}[text]
+    try:
+        return float(text) if "." in text else int(text)
+    except ValueError:
+        return text
+
+
+def _split(words: list[str]) -> tuple[list[str], dict[str, Any]]:
+    named = dict(word.split("=", 1) for word in words if "=" in word)
+    return [word for word in words if "=" not in word], {name: _value(text) for name, text in named.items()}
+
+
+class Player:
+    """Plays one script."""
+
+    def __init__(self) -> None:
+        self.job = coordination.begin()
+        self.rules = Rules(1, 1)
+        self.now = 0.0
+        self.offset = 0.0
+        self.lines: list[str] = []
+        self._sequences: dict[str, int] = {}
+        self._ports: dict[str, int] = {}
+
+    def play(self, script: str) -> str:
+        """Return the script with the trace of today."""
+        for line in script.splitlines():
+            if line.startswith("    "):
+                continue
+            self.lines.append(line)
+            if line.startswith("rules"):
+                self.rules = Rules(**_split(line.split()[1:])[1])
+            elif line.startswith("> "):
+                self._step(*_split(line[2:].split()))
+        return "\n".join(self.lines) + "\n"
+
+    def _step(self, words: list[str], values: dict[str, Any]) -> None:
+        self.now = float(values.pop("at", self.now))
+        if words[0] in ("succeed", "move"):
+            self._succeed(is_moved=words[0] == "move")
+        events = [] if words[0] in ("succeed", "move", "tick") else [self._event(words, values)]
+        step = coordination.decide(self.job, events, now=self._clock, jitter=0.5)
+        decisions = []
+        while step.decision is not None:
+            decisions.append(_describe(step))
+            step = coordination.decide(replace(step.job, slot=step.job.slot + 1), (), now=self._clock, jitter=0.5)
+        self.job = step.job
+        self.lines.append("  ".join([f"    {self.job.phase}", *decisions]))
+        if any(decision.startswith("Form") for decision in decisions):
+            self.lines += _describe_places(self.job)
+        wake = coordination.next_at(self.job)
+        if wake is not None:
+            self.lines.append(f"      wakes at {wake - self.offset:g}")
+
+    @property
+    def _clock(self) -> float:
+        return self.now + self.offset
+
+    def _succeed(self, *, is_moved: bool) -> None:
+        document = job_state.job_to_document(self.job, self._clock)
+        self.offset += _OTHER_CLOCK
+        self.job = job_state.job_from_document(document, self._clock)
+        self.job = replace(self.job, term=self.job.term + 1, slot=self.job.slot + 1)
+        if is_moved:
+            self.job = job_state.move(self.job, self._clock)
+
+    def _event(self, words: list[str], values: dict[str, Any]) -> Event:
+        kind, node = words[0], words[1]
+        if kind == "silent":
+            return Silent(node, float(words[2]))
+        self._sequences[node] = sequence = values.pop("seq", self._sequences.get(node, 0) + 1)
+        number = values.pop("round", self.job.round)
+        if kind == "join":
+            return self._join(node, sequence, values)
+        if kind == "failing":
+            return Failing(node, sequence, number)
+        if kind == "leave":
+            return Leave(node, sequence, words[2], values.get("detail", ""))
+        if kind == "foreign":
+            return Foreign(node, sequence, values["protocol"])
+        report = {name: values[name] for name in _REPORT if name in values} or None
+        verdict, detail = values.get("verdict", ""), values.get("detail", "")
+        return Ready(node, sequence, number, words[2], self._offer(node), report, verdict, detail)
+
+    def _offer(self, node: str) -> Offer:
+        self._ports[node] = self._ports.get(node, 0) + 1
+        return Offer(node, self._ports[node])
+
+    def _join(self, node: str, sequence: int, values: dict[str, Any]) -> Join:
+        card = Card(node, 1, values.pop("nproc", 1), values.pop("role", "default"), values.pop("prefers", None))
+        last = None
+        if "last" in values:
+            last = Last(1, values.pop("last"), values.pop("rank"), values.pop("nodes"), values.pop("restarts", 0))
+        seen = values.pop("seen", self.job.slot)
+        return Join(node, sequence, card, replace(self.rules, **values), self._offer(node), seen, last)
+
+
+def _describe(step: coordination.Step) -> str:
+    decision = step.decision
+    assert decision is not None
+    shown = []
+    for name in type(decision).__slots__:
+        value = getattr(decision, name)
+        if name == "attempts":
+            value = [attempt.get("signature") for attempt in value]
+        if name != "term" and value not in ("", (), [], None):
+            shown.append(f"{name}={value!r}")
+    return f"{type(decision).__name__}({', '.join(shown)})"
+
+
+def _describe_places(job: Job) -> list[str]:
+    places = formation.assign(job)
+    lines = []
+    for node, place in places.items():
+        size = job.nodes[node].card.local_world_size
+        last = place.base_rank + size - 1
+        role = f", {job.nodes[node].card.role} {place.role_rank}/{place.role_world_size}" if _has_roles(job) else ""
+        lines.append(
+            f"      {node}: rank {place.group_rank}/{place.group_world_size}, "
+            f"workers {place.base_rank}-{last}/{place.world_size}{role}, store {place.master.host}:{place.master.port}"
+        )
+    return lines
+
+
+def _has_roles(job: Job) -> bool:
+    return len({node.card.role for node in job.members}) > 1
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_scenario(path: Path) -> None:
+    """The trace of a scenario is the one that was reviewed."""
+    script = path.read_text(encoding="utf-8")
+    played = Player().play(script)
+    if os.environ.get("ELASTIC_RUN_REWRITE"):
+        path.write_text(played, encoding="utf-8")
+        script = played
+    assert played == script
+
+
+def test_every_transition_is_told() -> None:
+    """Every move between phases that the table allows is seen in some scenario, at the end of a step."""
+    seen = set()
+    for path in SCRIPTS:
+        phase = job_state.GATHERING
+        for line in path.read_text(encoding="utf-8").splitlines():
+            words = line.split()
+            if line.startswith("    ") and not line.startswith("      "):
+                kind = words[1].partition("(")[0] if len(words) > 1 else None
+                seen.add((phase, kind))
+                phase = words[0]
+            elif line.startswith("rules"):
+                phase = job_state.GATHERING
+    allowed = {(phase, None if kind is None else kind.__name__) for phase, kind in coordination.TRANSITIONS}
+    assert allowed <= seen
+
+
+def test_a_step_that_is_not_in_the_table_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decision that leads to a phase which the table does not name is refused."""
+    monkeypatch.setattr(coordination, "TRANSITIONS", {**coordination.TRANSITIONS, ("gathering", Form): ()})
+    player = Player()
+    with pytest.raises(coordination.IllegalTransitionError, match="Form led from gathering to running"):
+        player.play("rules min_nodes=1 max_nodes=1\n> join a\n")

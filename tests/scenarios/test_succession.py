@@ -1,0 +1,285 @@
+"""Scenario scripts of the log: members and their coordinators over one store, step by step.
+
+The lines below each `>` line of a script in `succession/` are what nodes do and are told; `ELASTIC_RUN_REWRITE=1`
+rewrites them all; review the diff. `at=` sets the time. The verbs:
+
+- members: `start NODE…`, `follow [NODE…]` (read the log to its end), `beat NODE`, `look NODE` (at the coordinator's
+  beat), `failing NODE`, `gone NODE OUTCOME`, `leave NODE`;
+- coordinators: `decide NODE` (read all facts, write all decisions), `prepare NODE` (the same, but stopped before the
+  slot is created), `create NODE` (it goes on), `watch NODE` (look at all beats), `resign NODE`, `move NODE`,
+  `refuse NODE N` (so many strangers);
+- trouble: `lose NODE` (what it says does not arrive), `reconnect NODE`, `interrupt NODE`, `hold NODE` (its
+  assignments), `release NODE`, `entry SLOT TEXT`, `fact TEXT`, `put KEY TEXT`, `drop SLOT`, `oldhead` (the first head
+  is back), `change NODE` (to an empty store), `change_empty NODE` (without a copy of the state), `answer NODE SLOT`
+  (late).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from elastic_run.core import coordinator as office
+from elastic_run.core import member as membership
+from elastic_run.core.job_keys import HEAD, assignment_key, decision_key, state_key
+from elastic_run.core.messages import Card, Fact, Offer, Rules, read_decision, to_json
+
+SCRIPTS = sorted((Path(__file__).parent / "succession").glob("*.txt"))
+
+
+def _show(thing: object) -> str:
+    names = (name for name in type(thing).__slots__ if name not in ("card", "rules", "offer", "node"))  # type: ignore[attr-defined]  # all are slotted records
+    shown = [(name, getattr(thing, name)) for name in names]
+    told = ", ".join(f"{name}={value!r}" for name, value in shown if value not in ("", None, (), False))
+    return f"{type(thing).__name__}({told})"
+
+
+class Bed:
+    """A store and the nodes on it, in one thread."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.lines: list[str] = []
+        self.facts: list[bytes] = []
+        self.values: dict[str, bytes] = {}
+        self.beats: dict[str, int] = {}
+        self.members: dict[str, membership.Member] = {}
+        self.offices: dict[str, office.Coordinator] = {}
+        self.deaf: set[str] = set()
+        self.heads: list[bytes] = []
+        self.held: dict[str, membership.FetchAssignment | None] = {}
+        self.pending: list[tuple[str, membership.Command]] = []
+        self.rules = Rules(1, 1)
+
+    def play(self, script: str) -> str:
+        """Return the script with the trace of today."""
+        for line in script.splitlines():
+            if line.startswith("    "):
+                continue
+            self.lines.append(line)
+            if line.startswith("rules"):
+                words = line.split()
+                self.rules = Rules(int(words[1]), int(words[2]))
+            elif line.startswith("> "):
+                words = line[2:].split()
+                if words[-1].startswith("at="):
+                    self.now = float(words.pop()[3:])
+                getattr(self, "_put_value" if words[0] == "put" else f"_{words[0]}")(*words[1:])
+        return "\n".join(self.lines) + "\n"
+
+    def _tell(self, node: str, text: str) -> None:
+        self.lines.append(f"    {node}: {text}")
+
+    # --- members -----------------------------------------------------------------------------------------------------
+    def _start(self, *nodes: str) -> None:
+        for node in nodes:
+            card, offer = Card(node, 1, 1), Offer(node, 1)
+            self.members[node], commands = membership.begin(
+                node, card=card, rules=self.rules, offer=offer, now=self.now
+            )
+            self._obey(node, commands)
+
+    def _feed(self, node: str, event: membership.Event) -> None:
+        before = self.members[node].state
+        self.members[node], commands = membership.decide(self.members[node], event, self.now)
+        after = self.members[node].state
+        if before != after:
+            self._tell(node, f"{before} -> {after}")
+        self._obey(node, commands)
+
+    def _obey(self, node: str, commands: tuple[membership.Command, ...]) -> None:
+        """Perform commands in order: what follows from the first of them comes after the last."""
+        is_free = not self.pending
+        self.pending += [(node, command) for command in commands]
+        while is_free and self.pending:
+            node, command = self.pending[0]
+            if isinstance(command, membership.ReadHead):
+                self._head(node)
+            elif isinstance(command, membership.Append):
+                self._append(node, command.fact)
+            elif isinstance(command, membership.CreateEntry):
+                won = "won" if self._put(command.slot, to_json(command.claim)) else "lost"
+                self._tell(node, f"claims slot {command.slot} for term {command.claim.term}: {won}")
+                self._feed(node, membership.EntryRead(command.slot, self.values[decision_key(command.slot)]))
+            elif isinstance(command, membership.FetchAssignment) and node in self.held:
+                self.held[node] = command
+            elif isinstance(command, membership.FetchAssignment):
+                value = self.values.get(assignment_key(command.slot, command.term, node))
+                self._feed(node, membership.AssignmentRead(command.slot, command.term, value))
+            elif isinstance(command, membership.Coordinate):
+                self._take_office(node, command)
+            else:
+                self._tell(node, _show(command))
+                if isinstance(command, membership.StopCoordinating):
+                    self.offices.pop(node, None)
+            del self.pending[0]
+
+    def _append(self, node: str, fact: Fact) -> None:
+        is_lost = node in self.deaf
+        self._tell(node, f"{'loses' if is_lost else 'says'} {_show(fact)}")
+        if not is_lost:
+            self.facts.append(to_json(fact))
+            self._feed(node, membership.Appended(fact.sequence))
+
+    def _put(self, slot: int, value: bytes) -> bool:
+        return self.values.setdefault(decision_key(slot), value) == value
+
+    def _head(self, node: str) -> None:
+        self._feed(node, membership.HeadRead(self.values.get(HEAD)))
+
+    def _oldhead(self) -> None:
+        self.values[HEAD] = self.heads[0]
+
+    def _drop(self, slot: str) -> None:
+        del self.values[decision_key(int(slot))]
+
+    def _follow(self, *nodes: str) -> None:
+        for node in nodes or tuple(self.members):
+            while True:
+                slot = self.members[node].next_slot
+                value = None if slot is None else self.values.get(decision_key(slot))
+                if value is None or slot is None or self.members[node].state == membership.OVER:
+                    break
+                self._feed(node, membership.EntryRead(slot, value))
+
+    def _beat(self, node: str) -> None:
+        self.beats[node] = self.beats.get(node, 0) + 1
+        self._feed(node, membership.Beaten())
+
+    def _look(self, node: str) -> None:
+        watched = self.members[node].watched
+        self._feed(node, membership.CoordinatorBeatRead(watched, self.beats.get(watched)))
+
+    def _failing(self, node: str) -> None:
+        place = self.members[node].place
+        self._feed(node, membership.WorkersFailing(0 if place is None else place.round))
+
+    def _gone(self, node: str, outcome: str) -> None:
+        place = self.members[node].place
+        number = 0 if place is None else place.round
+        self._feed(node, membership.WorkersGone(number, outcome, Offer(node, number + 1)))
+
+    def _leave(self, node: str) -> None:
+        self._feed(node, membership.Leaving("signal"))
+        self._tell(node, f"has left: {self.members[node].has_left}")
+
+    def _lose(self, node: str) -> None:
+        self.deaf.add(node)
+
+    def _answer(self, node: str, slot: str) -> None:
+        self._feed(node, membership.EntryRead(int(slot), self.values[decision_key(int(slot))]))
+        self._feed(node, membership.AssignmentRead(int(slot), 1, None))
+        self._feed(node, membership.CoordinatorBeatRead("nobody", 1))
+
+    def _hold(self, node: str) -> None:
+        self.held[node] = None
+
+    def _release(self, node: str) -> None:
+        command = self.held.pop(node)
+        if command is not None:
+            self._obey(node, (command,))
+
+    def _reconnect(self, node: str) -> None:
+        self.deaf.discard(node)
+        self._feed(node, membership.Reconnected())
+
+    def _interrupt(self, node: str) -> None:
+        self._feed(node, membership.Interrupted())
+        if node in self.offices:
+            self.offices[node] = office.interrupted(self.offices[node], self.now)
+
+    def _entry(self, slot: str, *words: str) -> None:
+        self._put(int(slot), " ".join(words).encode())
+
+    def _put_value(self, key: str, *words: str) -> None:
+        self.values[key] = " ".join(words).encode()
+
+    def _fact(self, *words: str) -> None:
+        self.facts.append(" ".join(words).encode())
+
+    def _change(self, node: str) -> None:
+        self.values.clear()
+        self.facts.clear()
+        self._feed(node, membership.StoreChanged(has_copy=True))
+
+    def _change_empty(self, node: str) -> None:
+        self.values.clear()
+        self.facts.clear()
+        self._feed(node, membership.StoreChanged(has_copy=False))
+
+    # --- coordinators ------------------------------------------------------------------------------------------------
+    def _take_office(self, node: str, command: membership.Coordinate) -> None:
+        self._tell(node, _show(command))
+        state = self.values.get(state_key(command.state_slot, command.state_term))
+        self.offices[node] = office.take_office(node, term=command.term, slot=command.slot, state=state, now=self.now)
+
+    def _prepare(self, node: str) -> None:
+        known = self.offices[node]
+        facts = self.facts[known.position :]
+        self.offices[node] = known = office.receive(known, facts, len(self.facts), now=self.now, jitter=0.0)
+        if known.complaint:
+            self._tell(node, f"complains: {known.complaint}")
+        proposal = office.propose(known, self.now)
+        if proposal is not None:
+            self.values.update(proposal.documents)
+
+    def _create(self, node: str) -> None:
+        while True:
+            known = self.offices[node]
+            proposal = office.propose(known, self.now)
+            if proposal is None:
+                break
+            self.values.update(proposal.documents)
+            self._put(proposal.slot, proposal.entry)
+            winner = self.values[decision_key(proposal.slot)]
+            verb = "writes" if winner == proposal.entry else "can't write"
+            self._tell(node, f"{verb} slot {proposal.slot}: {_show(read_decision(proposal.entry))}")
+            self.offices[node], cleanup = office.settle(known, winner, now=self.now, jitter=0.0)
+            self.values.update(cleanup.documents)
+            self.heads += [value for key, value in cleanup.documents.items() if key == HEAD]
+            for key in cleanup.deleted:
+                self.values.pop(key, None)
+            if self.offices[node].is_over:
+                self._tell(node, "is no coordinator any more")
+                break
+
+    def _decide(self, node: str) -> None:
+        self._prepare(node)
+        self._create(node)
+
+    def _watch(self, node: str) -> None:
+        known = self.offices[node]
+        beats = {name: self.beats.get(name) for name in known.watched}
+        self.offices[node] = office.observe(known, beats, now=self.now, jitter=0.0)
+        self.values.update(office.notes(self.offices[node], self.now))
+        self._create(node)
+
+    def _refuse(self, node: str, count: str) -> None:
+        """Let so many nodes of another protocol come, each of which takes a slot."""
+        for index in range(int(count)):
+            self._fact(f'{{"protocol":2,"node":"f{len(self.facts)}","sequence":{index}}}')
+        self._prepare(node)
+        told = len(self.lines)
+        self._create(node)
+        del self.lines[told:]
+
+    def _resign(self, node: str) -> None:
+        self.offices[node] = office.resign(self.offices[node])
+        self._create(node)
+
+    def _move(self, node: str) -> None:
+        self.offices[node] = office.move(self.offices[node], "b:29400", "a goes")
+        self._create(node)
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_scenario(path: Path) -> None:
+    """The trace of a scenario is the one that was reviewed."""
+    script = path.read_text(encoding="utf-8")
+    played = Bed().play(script)
+    if os.environ.get("ELASTIC_RUN_REWRITE"):
+        path.write_text(played, encoding="utf-8")
+        script = played
+    assert played == script

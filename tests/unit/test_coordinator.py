@@ -1,0 +1,155 @@
+"""The coordinator's bookkeeping: what it keeps, what it cleans up, and when its office is over."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elastic_run.core import coordinator as office
+from elastic_run.core import messages
+from elastic_run.core.codec import MessageError
+from elastic_run.core.messages import Card, Join, Offer, Ready, Rules
+
+if TYPE_CHECKING:
+    from elastic_run.core.coordinator import Coordinator
+
+RULES = Rules(1, 2, max_restarts=1000, starts_at_min=True, max_backoff=0.0, scale_up_delay=1e6)
+
+
+class Clerk:
+    """Writes what a coordinator proposes into a store of its own."""
+
+    def __init__(self, *nodes: str) -> None:
+        self.values: dict[str, bytes] = {}
+        self.position = 0
+        self.known = office.take_office("a", term=1, slot=0, state=None, now=0.0)
+        self.hear(*(Join(node, 1, Card(node, 1, 1), RULES, Offer(node, 1)) for node in nodes))
+
+    def hear(self, *facts: messages.Fact) -> None:
+        """Take facts in, and write what follows."""
+        self.position += len(facts)
+        entries = [messages.to_json(fact) for fact in facts]
+        self.known = office.receive(self.known, entries, self.position, now=0.0, jitter=0.0)
+        self.write()
+
+    def write(self) -> None:
+        """Write all proposals."""
+        while (proposal := office.propose(self.known, 0.0)) is not None:
+            self.values.update(proposal.documents)
+            self.values[f"d/{proposal.slot}"] = proposal.entry
+            self.known, cleanup = office.settle(self.known, proposal.entry, now=0.0, jitter=0.0)
+            self.values.update(cleanup.documents)
+            for key in cleanup.deleted:
+                self.values.pop(key, None)  # the claim's slot was another's to write
+            assert cleanup.trimmed == self.position
+
+
+def _pending() -> Coordinator:
+    known = office.take_office("a", term=1, slot=0, state=None, now=0.0)
+    join = messages.to_json(Join("a", 1, Card("a", 1, 1), RULES, Offer("a", 1)))
+    return office.receive(known, [join], 1, now=0.0, jitter=0.0)
+
+
+def test_a_job_of_many_rounds_takes_no_more_room_than_one_of_some() -> None:
+    """Slots, states and assignments behind the newest are deleted: their number is bounded."""
+    clerk = Clerk("a")
+    for number in range(1, 151):
+        report = {"exit_code": 1, "uptime": 60.0, "severity": 0, "text": "x" * 5000, "list": ["y"] * 20_000}
+        clerk.hear(Ready("a", number + 1, number, "failed", Offer("a", 1), report))
+    kinds = [key.partition("/")[0] for key in clerk.values]
+    assert (kinds.count("d"), kinds.count("s"), kinds.count("a"), kinds.count("head")) == (64, 1, 2, 1)
+    (state,) = (value for key, value in clerk.values.items() if key.startswith("s/"))
+    assert len(state) < 300_000
+    job = clerk.known.job
+    assert (job.round, job.restart_count, len(job.restart_times), len(job.attempts)) == (151, 150, 64, 64)
+    assert job.attempts[0] == {"exit_code": 1, "uptime": 60.0, "severity": 0}
+
+
+def test_attempts_are_bounded_by_what_they_weigh() -> None:
+    """The oldest causes are forgotten when all together are too long."""
+    clerk = Clerk("a")
+    for number in range(1, 21):
+        report = {"exit_code": 1, "uptime": 60.0, "severity": 0, "text": "x" * 60_000}
+        clerk.hear(Ready("a", number + 1, number, "failed", Offer("a", 1), report))
+    assert len(clerk.known.job.attempts) == 4
+
+
+def test_a_report_that_nothing_can_shorten_is_left_out() -> None:
+    """Many short values that are too long together are not carried."""
+    clerk = Clerk("a")
+    report = {f"{index}": "x" * 500 for index in range(1000)}
+    clerk.hear(Ready("a", 2, 1, "failed", Offer("a", 1), report))
+    assert clerk.known.job.attempts == ({},)
+
+
+def test_strangers_that_are_gone_are_forgotten_the_oldest_first() -> None:
+    """Of nodes that came and went a bounded number is remembered; members of the round always are."""
+    clerk = Clerk("a", "b")
+    clerk.hear(*(messages.Leave(f"x{index}", messages.LAST_SEQUENCE, "died") for index in range(300)))
+    assert len(clerk.known.job.gone) == 256
+    assert "x299" in clerk.known.job.gone
+
+
+def test_nothing_is_taken_in_while_a_decision_is_pending() -> None:
+    """Facts and beats wait until the pending decision is written; none is lost."""
+    known = _pending()
+    assert known.wait_until is None
+    assert office.receive(known, [b"{}"], 9, now=1.0, jitter=0.0) is known
+    assert office.observe(known, {"a": None}, now=100.0, jitter=0.0) is known
+    assert "head" not in office.notes(known, 1.0)
+    assert "head" in office.notes(Clerk("a").known, 1.0)
+
+
+def test_without_a_pending_decision_there_is_nothing_to_settle() -> None:
+    """Settling twice changes nothing."""
+    known = Clerk("a").known
+    after, cleanup = office.settle(known, b"whatever", now=0.0, jitter=0.0)
+    assert after is known
+    assert cleanup == office.Cleanup({}, (), None)
+
+
+@pytest.mark.parametrize(
+    ("winner", "is_over"),
+    [
+        (messages.to_json(messages.Claim(2, "z")), True),
+        (messages.to_json(messages.Claim(1, "z")), False),
+        (messages.to_json(messages.Claim(3, "z")), False),
+        (messages.to_json(messages.Warn(1, 1)), True),
+        (messages.to_json(messages.Warn(0, 1)), False),
+        (b"garbage", False),
+    ],
+)
+def test_a_slot_that_another_created_ends_the_office_or_is_skipped(winner: bytes, *, is_over: bool) -> None:
+    """The next claim ends the office, and so does a decision of the same term; what is void is skipped."""
+    known = _pending()
+    after, cleanup = office.settle(known, winner, now=0.0, jitter=0.0)
+    assert after.is_over is is_over
+    assert cleanup.deleted == ("s/1.1", "a/1.1/a")
+    assert (office.propose(after, 0.0) is None) is is_over
+    assert after.job.formed_slot == (1 if is_over else 2)
+
+
+def test_a_state_of_another_store_is_gone_on_from_where_nobody_has_come_yet() -> None:
+    """A copy keeps round, budget and ranks, but neither positions nor slots of the old store."""
+    clerk = Clerk("a", "b")
+    (state,) = (value for key, value in clerk.values.items() if key.startswith("s/"))
+    known = office.take_office("b", term=2, slot=0, state=state, now=500.0, is_copy=True)
+    assert (known.position, known.slot, known.state_slot, known.formations) == (0, 1, -1, ())
+    assert (known.job.round, known.job.awaited, dict(known.job.nodes)) == (1, 2, {})
+
+
+def test_a_state_that_is_none_raises() -> None:
+    """Garbage and another protocol are told apart from no state at all."""
+    with pytest.raises(MessageError, match="the state of the job is in protocol 2"):
+        office.take_office("a", term=2, slot=1, state=b'{"protocol":2}', now=0.0)
+    with pytest.raises(MessageError, match="is missing"):
+        office.take_office("a", term=2, slot=1, state=b'{"protocol":1}', now=0.0)
+
+
+def test_an_office_that_is_over_does_nothing() -> None:
+    """After the end nothing is folded or proposed."""
+    known = replace(_pending(), is_over=True)
+    assert office.propose(known, 0.0) is None
+    assert office.receive(known, [], 0, now=0.0, jitter=0.0) is known

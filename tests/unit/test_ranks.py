@@ -1,0 +1,45 @@
+"""Ranks of nodes and of workers, beside an oracle that is as dumb as can be."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastic_run.core.ranks import Candidate, WorkerRanks, assign_group_ranks, assign_worker_ranks
+
+_RANKS = st.none() | st.integers(-1, 7)
+
+
+@given(st.lists(st.tuples(_RANKS, _RANKS), min_size=1, max_size=6))
+def test_group_ranks_are_dense_and_unique_and_wishes_are_heard(wishes: list[tuple[int | None, int | None]]) -> None:
+    """Ranks run from 0 to the number of nodes; who comes first gets what it had, then what it prefers."""
+    candidates = [Candidate(f"n{index}", rank, preferred) for index, (rank, preferred) in enumerate(wishes)]
+    ranks = assign_group_ranks(candidates)
+    assert list(ranks.values()) == list(range(len(wishes)))
+    had = {rank for rank, _ in wishes if rank in range(len(wishes))}
+    for rank in had:
+        assert ranks[next(c.node for c in candidates if c.rank == rank)] == rank
+    new = {preferred for rank, preferred in wishes if rank is None and preferred in range(len(wishes))}
+    for preferred in new - had:
+        holder = next(candidate for candidate in candidates if ranks[candidate.node] == preferred)
+        assert holder.preferred == preferred
+
+
+def test_the_rest_is_given_out_in_order_of_joining() -> None:
+    """Nodes without a wish take the lowest free ranks, the first the lowest."""
+    ranks = assign_group_ranks([Candidate("a"), Candidate("b", rank=1), Candidate("c", preferred=0), Candidate("d")])
+    assert ranks == {"c": 0, "b": 1, "a": 2, "d": 3}
+
+
+@given(st.lists(st.tuples(st.sampled_from("xyz"), st.integers(1, 4)), max_size=6))
+def test_worker_ranks_are_those_of_counting_one_by_one(sizes: list[tuple[str, int]]) -> None:
+    """Numbering the workers one after the other, in all and per role, gives the same ranks."""
+    workers = [(node, role) for node, (role, size) in enumerate(sizes) for _ in range(size)]
+    for node, ranks in enumerate(assign_worker_ranks(sizes)):
+        role = sizes[node][0]
+        alike = [number for number, other in workers if other == role]
+        assert ranks == WorkerRanks(
+            base_rank=[number for number, _ in workers].index(node),
+            role_rank=alike.index(node),
+            role_world_size=len(alike),
+        )

@@ -1,0 +1,64 @@
+"""Endpoints, and which addresses are this machine's."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from elastic_run.rendezvous.elastic import addresses
+from elastic_run.rendezvous.elastic.addresses import (
+    find_local_address,
+    find_trouble,
+    is_own_host,
+    parse_endpoints,
+    written,
+)
+from elastic_run.store.errors import REFUSED, UNRESOLVED, StoreConnectionError
+
+
+def test_an_endpoint_and_its_successors() -> None:
+    """Endpoints are separated by commas; those without a port get the default one, IPv6 stands in brackets."""
+    assert parse_endpoints("a, b:1,[::1]:2", 29400) == [("a", 29400), ("b", 1), ("::1", 2)]
+    assert [written(*one) for one in parse_endpoints("a,[::1]:2", 9)] == ["a:9", "[::1]:2"]
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.9.9.9", "::1"])
+def test_own_addresses(host: str) -> None:
+    """Loopback is this machine, and so is its own name, without asking anybody."""
+    assert is_own_host(host, 1.0)
+    assert is_own_host(socket.gethostname(), 1.0)
+
+
+def test_foreign_addresses() -> None:
+    """An address of no interface is not this machine."""
+    assert not is_own_host("203.0.113.77", 1.0)
+
+
+@pytest.mark.parametrize(("suffix", "expected"), [(".no.such.domain.invalid", True), ("x.invalid", False)])
+def test_a_name_that_does_not_resolve(monkeypatch: pytest.MonkeyPatch, suffix: str, expected: bool) -> None:  # noqa: FBT001
+    """A full name of ours that no name server knows is ours still; another one is not."""
+
+    def resolve(*_: object) -> list[object]:
+        message = "no such name"
+        raise StoreConnectionError(message, UNRESOLVED)
+
+    monkeypatch.setattr(addresses, "resolve", resolve)
+    own = socket.gethostname().partition(".")[0]
+    assert is_own_host(own + suffix, 1.0) is expected
+    assert find_local_address(own + suffix, 1, 1.0)
+
+
+def test_the_address_of_the_interface_that_reaches_the_endpoint() -> None:
+    """Towards an address of this machine that isn't loopback, that address is ours."""
+    towards_anywhere = find_local_address("127.0.0.1", 1, 1.0)
+    assert find_local_address(towards_anywhere, 1, 1.0) == towards_anywhere
+    assert is_own_host(towards_anywhere, 1.0)
+
+
+def test_trouble_has_a_name() -> None:
+    """A port that answers is no trouble; one where nobody listens is refused."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        assert find_trouble("127.0.0.1", port, 5.0) is None
+    assert find_trouble("127.0.0.1", port, 5.0) == REFUSED
