@@ -82,20 +82,3 @@ def _virtual_device(local_rank: int, parent: Mapping[str, str]) -> str:
         )
         raise ValueError(message)
     return devices[local_rank].strip()
-
-
-def assign_ranks(group: WorkerGroup, *, group_rank: int, group_world_size: int) -> None:
-    """Give a group's workers their ranks, where every node runs as many workers of one role.
-
-    Args:
-        group: Its workers are changed.
-        group_rank: Number of this node.
-        group_world_size: Nodes.
-    """
-    size = group.spec.local_world_size
-    for worker in group.workers:
-        rank = group_rank * size + worker.local_rank
-        worker.global_rank = worker.role_rank = rank
-        worker.world_size = worker.role_world_size = group_world_size * size
-    group.group_rank = group_rank
-    group.group_world_size = group_world_size

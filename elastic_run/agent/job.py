@@ -6,6 +6,7 @@ session speaks of, and the agent's own, which `core.supervision` counts; this is
 
 from __future__ import annotations
 
+from elastic_run.agent.places import set_places
 from elastic_run.core import supervision
 from elastic_run.rendezvous.elastic import session as sessions
 
@@ -203,12 +204,16 @@ class Job:
         self._round, self._job_round = self._next_round, place.round
         self.use_agent_store = place.use_agent_store
         group = self._group
-        group.group_rank, group.group_world_size = place.group_rank, place.group_world_size
         group.master_addr, group.master_port = place.master_addr, place.master_port
-        for worker in group.workers:
-            worker.global_rank = place.base_rank + worker.local_rank
-            worker.role_rank = place.role_rank + worker.local_rank
-            worker.world_size, worker.role_world_size = place.world_size, place.role_world_size
+        set_places(
+            group,
+            group_rank=place.group_rank,
+            group_world_size=place.group_world_size,
+            base_rank=place.base_rank,
+            world_size=place.world_size,
+            role_rank=place.role_rank,
+            role_world_size=place.role_world_size,
+        )
         self._feed(supervision.RoundFormed(self._round, restart_count=place.restart_count))
 
 

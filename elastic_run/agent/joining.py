@@ -9,7 +9,7 @@ import os
 import sys
 
 from elastic_run import contract
-from elastic_run.agent.environment import assign_ranks
+from elastic_run.agent.places import agree_on_ranks
 from elastic_run.store.worker_store import choose_worker_store, open_worker_store
 
 TYPE_CHECKING = False
@@ -89,7 +89,7 @@ class Joining:
         else:
             group.master_addr = spec.master_addr or (info.master_addr if info is not None else None)
             group.master_port = spec.master_port or (info.master_port if info is not None else None)
-        assign_ranks(group, group_rank=found.rank, group_world_size=found.world_size)
+        agree_on_ranks(group, found)
 
     def close(self) -> None:
         """Give the store's port back."""

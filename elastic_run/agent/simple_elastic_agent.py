@@ -15,7 +15,7 @@ import signal
 import time
 
 from elastic_run.agent.api import DEFAULT_ROLE, ElasticAgent, RunResult, WorkerGroup
-from elastic_run.agent.environment import assign_ranks
+from elastic_run.agent.places import agree_on_ranks
 from elastic_run.agent.state import WorkerState
 
 TYPE_CHECKING = False
@@ -126,7 +126,7 @@ class SimpleElasticAgent(ElasticAgent):
         info = found.bootstrap_store_info
         worker_group.master_addr = spec.master_addr or (info.master_addr if info else None)
         worker_group.master_port = spec.master_port or (info.master_port if info else None)
-        assign_ranks(worker_group, group_rank=found.rank, group_world_size=found.world_size)
+        agree_on_ranks(worker_group, found)
 
     def get_event_failed(self) -> Event:
         """Return the event that says that the agent failed, with the exception that is being handled."""

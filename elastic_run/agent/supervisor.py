@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from elastic_run.agent.head_start import HeadStart
     from elastic_run.agent.job import Job
     from elastic_run.agent.launched import LaunchedWorkers
+    from elastic_run.agent.newcomers import NewcomerWatch
     from elastic_run.agent.story import Story
     from elastic_run.agent.stuck import StuckWatch
     from elastic_run.agent.surroundings import Surroundings
@@ -90,6 +91,7 @@ class Supervisor:
         self._is_closing = False
         self._round: Round | None = None
         self._stuck_watch: StuckWatch | None = None
+        self._newcomer_watch: NewcomerWatch | None = None
         self._told_story: Story | None = None
         self._finish: supervision.Finish | None = None
 
@@ -327,6 +329,8 @@ class Supervisor:
         self._loop.call_later(_SETTLED, self._prepare_for_failure)
         if self._options.stuck_timeout > 0:
             self._watch_stuck(self._round)
+        if self._job is None and not self._joining.is_immediate:
+            self._watch_newcomers(number)
 
     def _take_launched(self) -> LaunchedWorkers | None:
         launched, self._launched = self._launched, None
@@ -351,9 +355,21 @@ class Supervisor:
             on_stuck=lambda _: self._feed(supervision.WorkerStuck(current.number)),
         )
 
+    def _watch_newcomers(self, number: int) -> None:
+        from elastic_run.agent.newcomers import NewcomerWatch  # noqa: PLC0415 - only with a foreign rendezvous
+
+        spec = self._group.spec
+        self._newcomer_watch = NewcomerWatch(
+            self._loop,
+            spec.rdzv_handler,
+            spec.monitor_interval,
+            lambda: self._feed(supervision.RoundHalted(number)),
+        )
+
     def _stop_workers(self, command: supervision.StopWorkers) -> None:
-        if self._stuck_watch is not None:
-            self._stuck_watch.close()
+        for watch in (self._stuck_watch, self._newcomer_watch):
+            if watch is not None:
+                watch.close()
         if self._round is not None:
             self._round.workers.stop(command.signal, self._options.shutdown_timeout, self._on_gone)
 

@@ -354,6 +354,10 @@ def _on_group_gone(agent: Agent, event: GroupGone, now: float, jitter: float) ->
         return agent.replace(state=ENDED), (Finish(agent.start_failure.verdict, detail=agent.start_failure.detail),)
     if agent.stop_reason == AFTER_SUCCESS:
         return agent.replace(state=ENDED), (Finish("success"),)
+    if agent.stop_reason == AFTER_HALT:
+        # A foreign rendezvous has nodes that wait: no failure of this round's, so no restart of the budget.
+        agent = agent.replace(round=agent.round + 1, stop_reason="", state=JOINING)
+        return agent, (Join(agent.round, agent.restart_count),)
     return _after_failure(agent, event.failure or Failure(exit_code=1), now, jitter)
 
 

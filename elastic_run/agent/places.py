@@ -1,0 +1,86 @@
+"""The ranks of a node's workers in a round.
+
+Our own rendezvous says them. A foreign one knows nodes only: then the agents tell each other, through the round's
+store, how many workers of which role they have, as torch's agents do. Rank 0 counts for all, so that it is O(N).
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from elastic_run.agent.api import WorkerGroup
+
+_SIZE_KEY = "elastic_run/size/{}"
+_PLACE_KEY = "elastic_run/place/{}"
+
+
+def set_places(
+    group: WorkerGroup,
+    *,
+    group_rank: int,
+    group_world_size: int,
+    base_rank: int,
+    world_size: int,
+    role_rank: int,
+    role_world_size: int,
+) -> None:
+    """Give a group's workers their ranks.
+
+    Args:
+        group: Its workers are changed.
+        group_rank: Number of this node.
+        group_world_size: The number of nodes.
+        base_rank: Global rank of this node's first worker.
+        world_size: The number of workers.
+        role_rank: Rank of this node's first worker among those of its role.
+        role_world_size: The number of workers of its role.
+    """
+    group.group_rank, group.group_world_size = group_rank, group_world_size
+    for worker in group.workers:
+        worker.global_rank = base_rank + worker.local_rank
+        worker.role_rank = role_rank + worker.local_rank
+        worker.world_size, worker.role_world_size = world_size, role_world_size
+
+
+def agree_on_ranks(group: WorkerGroup, found: Any) -> None:  # noqa: ANN401 - a foreign handler's class
+    """Give a group's workers their ranks in a round of which only the nodes' ranks are known.
+
+    Args:
+        group: Its workers are changed.
+        found: What `next_rendezvous` returned: store, rank and world_size.
+
+    Raises:
+        Exception: Whatever the round's store raises when a node doesn't tell in time.
+    """
+    size = group.spec.local_world_size
+    place = (0, size, 0, size) if found.world_size == 1 else _exchange(group, found)
+    base_rank, world_size, role_rank, role_world_size = place
+    set_places(
+        group,
+        group_rank=found.rank,
+        group_world_size=found.world_size,
+        base_rank=base_rank,
+        world_size=world_size,
+        role_rank=role_rank,
+        role_world_size=role_world_size,
+    )
+
+
+def _exchange(group: WorkerGroup, found: Any) -> tuple[int, int, int, int]:  # noqa: ANN401 - ditto
+    import json  # noqa: PLC0415 - one node tells nobody
+
+    store, spec = found.store, group.spec
+    store.set(_SIZE_KEY.format(found.rank), json.dumps([spec.role, spec.local_world_size]))
+    if found.rank == 0:
+        from elastic_run.core.ranks import assign_worker_ranks  # noqa: PLC0415 - ditto
+
+        told = [json.loads(store.get(_SIZE_KEY.format(rank))) for rank in range(found.world_size)]
+        sizes = [(str(role), int(size)) for role, size in told]
+        world_size = sum(size for _, size in sizes)
+        for rank, ranks in enumerate(assign_worker_ranks(sizes)):
+            place = [ranks.base_rank, world_size, ranks.role_rank, ranks.role_world_size]
+            store.set(_PLACE_KEY.format(rank), json.dumps(place))
+    base_rank, world_size, role_rank, role_world_size = map(int, json.loads(store.get(_PLACE_KEY.format(found.rank))))
+    return base_rank, world_size, role_rank, role_world_size

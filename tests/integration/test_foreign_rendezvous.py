@@ -1,0 +1,53 @@
+"""A rendezvous that somebody else wrote for torchrun: torch's own, as a plug-in, under our agents."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.sessions import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.support.launch import Launched
+
+    Launch = Callable[..., Launched]
+    Worker = Callable[[str], Path]
+
+_PACKAGES = Path(__file__).parent.parent / "data" / "rendezvous_plugin"
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """Install the plug-in, and keep torch's look-ups of names from waiting for a name server."""
+    metadata = tmp_path / "torchs_own-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: torchs_own\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[torchrun.handlers]\ntorchs-own = torchs_own:get_handler\n")
+    return {"PYTHONPATH": os.pathsep.join((str(_PACKAGES), str(tmp_path))), "RES_OPTIONS": "attempts:0"}
+
+
+def test_nodes_of_different_size_and_a_restart(launch: Launch, worker: Worker, environment: dict[str, str]) -> None:
+    """Two agents meet through torch's handler, agree on the ranks of 1 + 2 workers, and restart together."""
+    script = worker(
+        "world, local_rank, size = (os.environ[name] for name in ('WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE'))\n"
+        "say(f'rank {rank} of {world}')\n"
+        "mark = f'{sys.argv[1]}.{size}.{local_rank}'\n"
+        "if not os.path.exists(mark):\n"
+        "    open(mark, 'w').close()\n"
+        "    sys.exit(3) if size == '1' else signal.pause()\n"
+    )
+    mark = str(Path(script).with_name("mark"))
+    common = ("--nnodes=2", "--rdzv-backend=torchs-own", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=j")
+    conf = "--rdzv-conf=last_call_timeout=1"
+    first = launch(*common, conf, "--nproc-per-node=2", "--max-restarts=1", script, mark, env=environment)
+    second = launch(*common, conf, "--nproc-per-node=1", "--max-restarts=1", script, mark, env=environment)
+    assert first.wait_exit() == 0, first.stderr
+    assert second.wait_exit() == 0, second.stderr
+    lines = sorted((first.stdout + second.stdout).splitlines())
+    assert len(lines) == 6, lines
+    assert set(lines) == {f"rank {rank} of 3" for rank in range(3)}

@@ -1,0 +1,246 @@
+"""Nodes of a job without workers: a session, an open port, and a record of what the session delivered.
+
+A `Node` is one agent as the rendezvous sees it. It answers `Halted` by itself, as an agent does whose workers stop at
+once; a test says what its workers do otherwise (`done`, `fail`). `NodeProcess` is the same in a process of its own, to
+be killed or stopped: it obeys lines and prints one line per event.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, TypeVar
+
+from elastic_run.core.policy import RestartPolicy
+from elastic_run.rendezvous import get_rendezvous_handler
+from elastic_run.rendezvous.elastic.backends import TcpBackend
+from elastic_run.rendezvous.elastic.handler import ElasticRendezvousHandler
+from elastic_run.rendezvous.elastic.hosting import open_public_listener
+from elastic_run.rendezvous.elastic.opening import open_session
+from elastic_run.rendezvous.elastic.session import Ended, Formed, Halted, Lost, Notice, Offer, Refused, Setup, Warned
+from elastic_run.rendezvous.elastic.settings import read_settings
+from tests.support.wait import DEADLINE, DeadlinePassedError
+
+if TYPE_CHECKING:
+    import _socket
+    from collections.abc import Mapping
+    from types import TracebackType
+
+    from elastic_run.rendezvous import RendezvousParameters
+    from elastic_run.rendezvous.elastic.session import Session, SessionEvent
+
+E = TypeVar("E", Ended, Formed, Halted, Lost, Notice, Refused, Warned)
+
+#: A lease of 1.2 s: long enough for a busy machine, short enough for a test.
+FAST = {"keep_alive_interval": "0.4", "keep_alive_max_attempt": "3", "last_call_timeout": "20", "join_timeout": "30"}
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on at the moment."""
+    listener = open_public_listener(0)
+    port: int = listener.getsockname()[1]
+    listener.close()
+    return port
+
+
+class Node:
+    """One agent of a job.
+
+    Args:
+        session: Its session, not yet started.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.events: list[tuple[float, SessionEvent]] = []
+        self.answers_halts = True
+        self.offers_closed_port = False
+        self._changed = threading.Condition()
+        self._listeners: list[_socket.socket] = []
+        self._seen = 0
+        self.round: Formed | None = None
+
+    def __enter__(self) -> Node:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def start(self) -> Node:
+        """Join the job."""
+        self.session.start(self._offer(), self._deliver)
+        return self
+
+    def close(self, timeout: float = 10.0) -> None:
+        """Close the session."""
+        self.session.close(timeout)
+        for listener in self._listeners:
+            listener.close()
+
+    def _offer(self) -> Offer:
+        store = self.session.worker_store
+        if store is not None:
+            return Offer(store.host, store.port, use_agent_store=True)
+        if self.offers_closed_port:
+            return Offer("", free_port(), use_agent_store=True)
+        self._listeners.append(open_public_listener(0))
+        return Offer("", self._listeners[-1].getsockname()[1], use_agent_store=True)
+
+    def _deliver(self, event: SessionEvent) -> None:
+        with self._changed:
+            self.events.append((time.monotonic(), event))
+            if isinstance(event, Formed):
+                self.round = event
+            self._changed.notify_all()
+        if isinstance(event, Halted) and self.answers_halts:
+            self.session.report_ready(event.round, "stopped", report=None, offer=self._offer())
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it has said that it joins, and the store has heard it."""
+        membership = self.session._affairs.membership  # type: ignore[attr-defined]
+        return membership is not None and membership.member.sequence > 0 and membership.next_fact is None
+
+    # --- what the agent does -------------------------------------------------------------------------------------
+    @property
+    def current_round(self) -> int:
+        """The round that was formed last."""
+        assert self.round is not None
+        return self.round.round
+
+    def done(self) -> None:
+        """All workers ended with 0."""
+        self.session.report_ready(self.current_round, "done", report=None, offer=self._offer())
+
+    def fail(self, exit_code: int = 1, *, severity: int = 0, signature: str = "boom") -> None:
+        """A worker failed, and the others are gone."""
+        self.session.report_failing(self.current_round)
+        report = {
+            "exit_code": exit_code,
+            "severity": severity,
+            "signature": signature,
+            "is_deterministic": False,
+            "uptime": 100.0,
+            "host": self.session.node,
+        }
+        self.session.report_ready(self.current_round, "failed", report=report, offer=self._offer())
+
+    # --- what the test waits for ---------------------------------------------------------------------------------
+    def wait_for(self, kind: type[E], *, deadline: float = DEADLINE) -> E:
+        """Wait for the next event of a kind; those before it are passed over."""
+        end = time.monotonic() + deadline
+        with self._changed:
+            while True:
+                for index in range(self._seen, len(self.events)):
+                    event = self.events[index][1]
+                    if isinstance(event, kind):
+                        self._seen = index + 1
+                        return event
+                left = end - time.monotonic()
+                if left <= 0:
+                    message = f"no {kind.__name__} within {deadline} s; there was {self.events}"
+                    raise DeadlinePassedError(message)
+                self._changed.wait(left)
+
+    def when(self, event: SessionEvent) -> float:
+        """Return the monotonic time at which an event was delivered."""
+        return next(time for time, one in self.events if one is event)
+
+
+def tcp_node(
+    port: int,
+    nodes: tuple[int, int],
+    *,
+    is_host: bool | None = None,
+    secret: bytes | None = None,
+    run_id: str = "job",
+    conf: Mapping[str, str] | None = None,
+    setup: Setup | None = None,
+    successors: tuple[int, ...] = (),
+) -> Node:
+    """Return a node whose store is at a port of this machine.
+
+    Args:
+        port: The port.
+        nodes: Least and most nodes.
+        is_host: Whether it serves the store; None to find out.
+        secret: What the job's members share.
+        run_id: The job.
+        conf: The rendezvous settings, `FAST` unless given.
+        setup: What the agent knows; one worker and no restarts unless given.
+        successors: Ports of this machine that take over.
+    """
+    endpoints = [("127.0.0.1", port), *(("127.0.0.1", one) for one in successors)]
+    backend = TcpBackend("c10d", run_id, endpoints, is_host=is_host, secret=secret)
+    settings = read_settings("c10d", FAST if conf is None else conf)
+    setup = setup or Setup(local_world_size=1, policy=RestartPolicy(0))
+    return Node(open_session(backend, settings, setup, min_nodes=nodes[0], max_nodes=nodes[1], local_addr="127.0.0.1"))
+
+
+def handler_node(parameters: RendezvousParameters, setup: Setup | None = None) -> Node:
+    """Return a node as the launcher makes it: from a handler of the registry."""
+    handler = get_rendezvous_handler(parameters)
+    assert isinstance(handler, ElasticRendezvousHandler)
+    return Node(handler.open_session(setup or Setup(local_world_size=1, policy=RestartPolicy(0))))
+
+
+class NodeProcess:
+    """A node in a process of its own.
+
+    Args:
+        port: Port of the store on this machine.
+        nodes: Least and most nodes.
+        is_host: Whether it serves the store; None to find out.
+        successor: Port of a successor, and one restart; 0 for none.
+    """
+
+    def __init__(self, port: int, nodes: tuple[int, int], *, is_host: bool | None = None, successor: int = 0) -> None:
+        host = {None: "auto", True: "yes", False: "no"}[is_host]
+        self.process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "tests.support.session_node",
+                str(port),
+                str(nodes[0]),
+                str(nodes[1]),
+                host,
+                str(successor),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+        )
+        self.lines: list[str] = []
+
+    def __enter__(self) -> NodeProcess:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.process.kill()
+        self.process.wait()
+        for stream in (self.process.stdin, self.process.stdout):
+            if stream is not None:
+                stream.close()
+
+    def say(self, line: str) -> None:
+        """Give an order: `done`, `fail`, `leave`, `close`, `farewell`."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{line}\n")
+
+    def wait_line(self, start: str) -> str:
+        """Wait for a line of output that begins so; the test's own time limit is the deadline."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip("\n"))
+            if line.startswith(start):
+                return self.lines[-1]
+        message = f"no {start!r} before the end of {self.lines}"
+        raise DeadlinePassedError(message)
