@@ -7,9 +7,11 @@ PYTEST :=
 BENCH :=
 # Compiled files are part of what users get; a shell that forbids them would make every start slower.
 unexport PYTHONDONTWRITEBYTECODE
+# Another life among faults: make chaos CHAOS="--seed 17 --faults 40"
+CHAOS :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test cover lint format types docs bench figures build clean
+.PHONY: help setup demo test chaos cover lint format types docs bench figures build clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | sort | column -t -s $$'\t' 2>/dev/null || true
@@ -23,6 +25,10 @@ demo: setup ## train on 2 workers, kill one, restart, resume, end with a lower l
 test: setup ## the whole test suite
 	@tools/test-tools.sh
 	$(PYTHON_IN_VENV) -m pytest $(PYTEST)
+
+chaos: setup ## train on three virtual hosts through 30 random faults; needs root, takes minutes
+	@tools/test-tools.sh
+	$(PYTHON_IN_VENV) -m tests.chaos $(CHAOS)
 
 cover: setup ## unit tests; every branch of the pure core must be taken
 	$(PYTHON_IN_VENV) -m coverage run -m pytest -q --durations=0 tests/unit tests/scenarios

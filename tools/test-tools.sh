@@ -5,6 +5,13 @@ set -euo pipefail
 tools=(
   "unshare util-linux"
   "mount mount"
+  "etcd etcd-server"
+  "openssl openssl"
+  "ip iproute2"
+  "nft nftables"
+  "cc gcc"
+  "slurmctld slurm-wlm"
+  "munged munge"
 )
 missing=()
 for tool in "${tools[@]}"; do

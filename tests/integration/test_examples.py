@@ -101,7 +101,7 @@ def test_main_job_recovers_from_a_killed_worker(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_every_example_is_run_here() -> None:
-    """No example stays untried."""
-    source = Path(__file__).read_text(encoding="utf-8")
+    """No example stays untried, here or on Slurm."""
+    source = "".join(Path(__file__).with_name(name).read_text() for name in ("test_examples.py", "test_slurm.py"))
     scripts = [path for path in EXAMPLES.rglob("*") if path.suffix in {".py", ".sh", ".sbatch"}]
     assert [path.name for path in scripts if path.name not in source and path.name != "train.py"] == []

@@ -1,0 +1,211 @@
+"""The faults of the chaos tests: what happens to workers, agents, hosts, cables, clocks and stores.
+
+Each fault is one function. It does its harm, lasts as long as it is told, and undoes what doesn't undo itself; how the
+job takes it is the caller's question. Which fault comes when is drawn from a seeded generator, so a seed is a test.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tests.support.wait import wait_until
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Sequence
+
+    from tests.chaos.etcd import EtcdCluster
+    from tests.chaos.job import ManyNodeJob, Node
+
+#: Seconds that a clock jumps.
+_CLOCK_JUMP = 900
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault, ready to happen.
+
+    Attributes:
+        name: What it is: a key of `FAULTS`.
+        node: The number of the node that it hits.
+        other: The number of another node, for faults between two.
+        seconds: How long it lasts, if it does.
+    """
+
+    name: str
+    node: int
+    other: int
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"{self.name} node={self.node} other={self.other} seconds={self.seconds}"
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What a fault may touch.
+
+    Attributes:
+        job: The job.
+        node: The node that is hit.
+        other: Another one.
+        seconds: How long the fault lasts.
+        etcd: The store, where it is an etcd.
+    """
+
+    job: ManyNodeJob
+    node: Node
+    other: Node
+    seconds: float
+    etcd: EtcdCluster | None
+
+
+def _last(scene: Scene) -> None:
+    # Nothing is waited for: the length of a fault is part of it.
+    time.sleep(scene.seconds)
+
+
+def kill_worker(scene: Scene) -> None:
+    """SIGKILL one of the node's workers."""
+    workers = wait_until(scene.node.workers, deadline=60, what=f"workers on {scene.node.host}")
+    os.kill(workers[0], signal.SIGKILL)
+
+
+def kill_agent(scene: Scene) -> None:
+    """SIGKILL the node's elastic-run, and see that nothing outlives it."""
+    scene.node.agent.kill()
+    scene.node.agent.process.wait(30)
+    scene.job.wait_no_orphans(scene.node)
+    _last(scene)
+
+
+def terminate_agent(scene: Scene) -> None:
+    """SIGTERM the node's elastic-run, and see that it goes and leaves nothing."""
+    scene.node.agent.send(signal.SIGTERM)
+    scene.node.agent.wait_exit()
+    scene.job.wait_no_orphans(scene.node)
+    _last(scene)
+
+
+def stop_agent(scene: Scene) -> None:
+    """SIGSTOP the node's elastic-run for a while."""
+    scene.node.agent.send(signal.SIGSTOP)
+    _last(scene)
+    scene.node.agent.send(signal.SIGCONT)
+
+
+def power_off(scene: Scene) -> None:
+    """Take the node's power, and boot it again."""
+    scene.node.host.poweroff()
+    scene.node.agent.process.wait(30)
+    _last(scene)
+    scene.node.host.boot()
+
+
+def pull_cable(scene: Scene) -> None:
+    """Pull the node's network cable for a while."""
+    scene.node.host.link_down()
+    _last(scene)
+    scene.node.host.link_up()
+
+
+def go_dark(scene: Scene) -> None:
+    """Drop all packets of the node for a while, silently."""
+    scene.node.host.go_dark()
+    _last(scene)
+    scene.node.host.come_to_light()
+
+
+def cut_one_way(scene: Scene) -> None:
+    """Drop what the node sends to another for a while."""
+    hosts = scene.job.hosts
+    hosts.cut(scene.node.host, scene.other.host)
+    _last(scene)
+    hosts.mend(scene.node.host, scene.other.host)
+
+
+def cut_from_hub(scene: Scene) -> None:
+    """Drop what the node sends to the store for a while."""
+    hosts = scene.job.hosts
+    hosts.cut(scene.node.host, hosts.hub)
+    _last(scene)
+    hosts.mend(scene.node.host, hosts.hub)
+
+
+def set_clock(scene: Scene) -> None:
+    """Set the node's wall clock a quarter of an hour ahead or back, for good."""
+    is_even = int(scene.seconds * 1000) % 2 == 0
+    scene.node.host.clock.set(_CLOCK_JUMP if is_even else -_CLOCK_JUMP)
+
+
+def kill_store_leader(scene: Scene) -> None:
+    """SIGKILL the leader of the etcd, and bring it back after a while."""
+    assert scene.etcd is not None
+    leader = scene.etcd.wait_leader()
+    scene.etcd.kill(leader)
+    _last(scene)
+    scene.etcd.start(leader)
+
+
+FAULTS: dict[str, Callable[[Scene], None]] = {
+    "kill-worker": kill_worker,
+    "kill-agent": kill_agent,
+    "terminate-agent": terminate_agent,
+    "stop-agent": stop_agent,
+    "power-off": power_off,
+    "pull-cable": pull_cable,
+    "go-dark": go_dark,
+    "cut-one-way": cut_one_way,
+    "set-clock": set_clock,
+    "cut-from-hub": cut_from_hub,
+    "kill-store-leader": kill_store_leader,
+}
+#: Faults that need a store on the hub.
+_OF_ETCD = {"cut-from-hub", "kill-store-leader"}
+#: Faults that end the node's agent, and a store that lives with it.
+ENDS_AGENT = {"kill-agent", "terminate-agent", "power-off"}
+
+
+def draw_faults(
+    generator: random.Random,
+    count: int,
+    *,
+    nodes: int,
+    has_etcd: bool,
+    store_node: int | None = None,
+    only: Sequence[str] = (),
+) -> Sequence[Fault]:
+    """Draw the faults of one run.
+
+    Args:
+        generator: Decides; the same seed, the same faults.
+        count: How many.
+        nodes: How many nodes there are.
+        has_etcd: Whether the store is an etcd on the hub.
+        store_node: The node that has the store and whose end would end the job, if there is one.
+        only: The kinds to draw from; all when empty.
+
+    Returns:
+        The faults in order. Every kind comes once before any comes twice.
+    """
+    kinds = [name for name in only or FAULTS if has_etcd or name not in _OF_ETCD]
+    names: list[str] = []
+    while len(names) < count:
+        names += generator.sample(kinds, len(kinds))
+    drawn = []
+    for name in names[:count]:
+        allowed = [node for node in range(nodes) if node != store_node or name not in ENDS_AGENT]
+        node = generator.choice(allowed)
+        other = generator.choice([number for number in range(nodes) if number != node])
+        drawn.append(Fault(name, node, other, round(generator.uniform(0.1, 8.0), 3)))
+    return drawn
+
+
+def inflict(fault: Fault, job: ManyNodeJob, etcd: EtcdCluster | None) -> None:
+    """Let a fault happen, from its begin to its end."""
+    scene = Scene(job, job.nodes[fault.node], job.nodes[fault.other], fault.seconds, etcd)
+    FAULTS[fault.name](scene)

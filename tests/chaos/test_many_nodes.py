@@ -1,0 +1,99 @@
+"""Training on three virtual hosts through faults that are drawn at random, and the audit that judges it.
+
+The long version, with every fault there is: make chaos, or python -m tests.chaos --help.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.chaos.accounts import Progress, Segment, audit
+from tests.chaos.etcd import EtcdCluster
+from tests.chaos.faults import FAULTS, draw_faults
+from tests.chaos.story import Story, tell
+from tests.support.hosts import virtual_hosts
+from tests.support.wait import wait_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def write_books(directory: Path, life: str, steps: range, *, ranks: int) -> None:
+    """Write what the ranks of a life would, two samples a step."""
+    (directory / "books").mkdir(exist_ok=True)
+    for rank in range(ranks):
+        lines = [json.dumps({"step": step, "samples": [2 * step, 2 * step + 1][rank::ranks]}) + "\n" for step in steps]
+        (directory / "books" / f"{life}.{rank}.jsonl").write_text("".join(lines))
+
+
+def progress_of(*segments: Segment) -> Progress:
+    """Return the progress of a checkpoint with such an ancestry."""
+    return Progress(segments[-1].last, 1.0, segments[-1].life, segments[-1].ranks, segments)
+
+
+def test_books_that_are_whole_pass_the_audit(tmp_path: Path) -> None:
+    """Steps that a life did after its last checkpoint were done again by the next, and count once."""
+    write_books(tmp_path, "aa", range(13), ranks=1)
+    write_books(tmp_path, "bb", range(10, 20), ranks=2)
+    progress = progress_of(Segment("aa", 0, 10, 1), Segment("bb", 10, 20, 2))
+    assert audit(progress, tmp_path, 2) == []
+
+
+def test_the_audit_sees_a_missing_rank(tmp_path: Path) -> None:
+    """A rank that took part and wrote nothing is named."""
+    write_books(tmp_path, "aa", range(2), ranks=2)
+    (tmp_path / "books" / "aa.1.jsonl").unlink()
+    wrong = audit(progress_of(Segment("aa", 0, 2, 2)), tmp_path, 2)
+    assert wrong[:2] == ["step 0 of life aa: ranks [0] of 2", "step 0 of life aa: samples [0]"]
+    assert len(wrong) == 4
+
+
+def test_the_audit_sees_a_sample_taken_twice(tmp_path: Path) -> None:
+    """Two ranks that took the same samples are named."""
+    write_books(tmp_path, "aa", range(1), ranks=2)
+    first = tmp_path / "books" / "aa.0.jsonl"
+    first.with_name("aa.1.jsonl").write_text(first.read_text())
+    assert audit(progress_of(Segment("aa", 0, 1, 2)), tmp_path, 2) == ["step 0 of life aa: samples [0, 0]"]
+
+
+def test_the_audit_sees_steps_that_nobody_did(tmp_path: Path) -> None:
+    """A life that begins behind the checkpoint before it is named."""
+    write_books(tmp_path, "aa", range(10), ranks=1)
+    write_books(tmp_path, "bb", range(12, 20), ranks=1)
+    progress = progress_of(Segment("aa", 0, 10, 1), Segment("bb", 12, 20, 1))
+    assert audit(progress, tmp_path, 2) == ["life bb begins at step 12, not 10"]
+
+
+def test_a_seed_is_a_test() -> None:
+    """The same seed draws the same faults; all kinds come before one comes again; the store's node keeps its agent."""
+    drawn = [
+        draw_faults(random.Random(7), 33, nodes=3, has_etcd=True)  # noqa: S311 - it must be the same again
+        for _ in range(2)
+    ]
+    assert drawn[0] == drawn[1]
+    assert {fault.name for fault in drawn[0][: len(FAULTS)]} == set(FAULTS)
+    assert all(fault.node != fault.other for fault in drawn[0])
+    alone = draw_faults(random.Random(7), 99, nodes=3, has_etcd=False, store_node=0)  # noqa: S311 - ditto
+    assert {fault.node for fault in alone if fault.name == "power-off"} == {1, 2}
+    assert {fault.name for fault in alone} == set(FAULTS) - {"cut-from-hub", "kill-store-leader"}
+
+
+def test_the_store_gets_another_leader(tmp_path: Path) -> None:
+    """When the leader of the three etcd members is killed another takes over, and it comes back."""
+    with virtual_hosts(0) as hosts:
+        etcd = EtcdCluster(hosts.hub, tmp_path)
+        first = etcd.wait_leader()
+        etcd.kill(first)
+        assert etcd.wait_leader() != first
+        etcd.start(first)
+        wait_until(lambda: etcd.state_of(first))
+
+
+@pytest.mark.timeout(240)
+def test_a_job_outlives_a_worker_an_agent_and_a_host(tmp_path: Path) -> None:
+    """The short version: each is killed once, all nodes train again after each, and the books are right in the end."""
+    tell(Story(seed=1, count=3, store="c10d", only=("kill-worker", "kill-agent", "power-off")), tmp_path, say=print)

@@ -1,0 +1,271 @@
+"""The test bed itself: each verb does to real sockets and processes what its name says, and nothing is left of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.hosts import VirtualHost, VirtualHosts, virtual_hosts
+from tests.support.processes import is_gone, wait_gone
+from tests.support.wait import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PORT = 4000
+#: Seconds without an answer that count as silence. On this network an answer takes less than a millisecond.
+SILENCE = 0.3
+#: An argument, ::, makes it serve IPv6 as well.
+SERVER = f"""
+import socket, sys
+family = socket.AF_INET6 if sys.argv[1:] else socket.AF_INET
+with socket.create_server(("".join(sys.argv[1:]), {PORT}), family=family) as listener:
+    print("ready", flush=True)
+    while True:
+        peer, _ = listener.accept()
+        while line := peer.recv(100):
+            peer.sendall(line)
+"""
+
+
+@pytest.fixture
+def hosts() -> Iterator[VirtualHosts]:
+    """Give two hosts."""
+    with virtual_hosts(2) as booted:
+        yield booted
+
+
+@contextlib.contextmanager
+def connection(source: VirtualHost, target: VirtualHost) -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Give both ends of an open connection from one host to another."""
+    with target.on_network():
+        listener = socket.create_server(("", PORT))
+    with listener, dial(source, target) as near, listener.accept()[0] as far:
+        near.settimeout(SILENCE)
+        far.settimeout(SILENCE)
+        yield near, far
+
+
+def dial(source: VirtualHost, target: VirtualHost) -> socket.socket:
+    """Connect from one host to another."""
+    with source.on_network():
+        return socket.create_connection((target.address, PORT), timeout=SILENCE)
+
+
+def datagram_socket(host: VirtualHost) -> socket.socket:
+    """Open a socket for datagrams on a host."""
+    with host.on_network():
+        opened = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        opened.bind((host.address, PORT))
+        opened.settimeout(SILENCE)
+        return opened
+
+
+def is_heard(sender: socket.socket, receiver: socket.socket) -> bool:
+    """Tell whether what one end sends now arrives at the other within the time that counts as silence."""
+    sender.sendall(b"anybody there?")
+    try:
+        return bool(receiver.recv(100))
+    except TimeoutError:
+        return False
+
+
+def test_a_host_has_a_name_pids_and_an_uptime_of_its_own(hosts: VirtualHosts) -> None:
+    """Programs on two hosts see two machines."""
+    program = "import os, socket, time; print(socket.gethostname(), os.getpid() < 100, time.monotonic() // 100_000)"
+    seen = [host.run("python3", "-c", program).split() for host in hosts]
+    assert [words[:2] for words in seen] == [["h0", "True"], ["h1", "True"]]
+    assert float(seen[1][2]) == float(seen[0][2]) + 1
+
+
+def test_hosts_know_each_other_by_name(hosts: VirtualHosts) -> None:
+    """A name leads to the host's address, over IPv4 and IPv6."""
+    server = hosts[0].start(["python3", "-c", SERVER, "::"])
+    server.wait_line("ready")
+    for address in ("h0", hosts[0].address6):
+        hosts[1].run("python3", "-c", f"import socket; socket.create_connection(({address!r}, {PORT}), 5)")
+
+
+def test_a_process_that_dies_is_refused_after(hosts: VirtualHosts) -> None:
+    """The death of one process is heard: its connections end, new ones are refused; the host stays."""
+    server = hosts[0].start(["python3", "-c", SERVER])
+    server.wait_line("ready")
+    with dial(hosts[1], hosts[0]) as near:
+        assert is_heard(near, near)
+        server.kill()
+        assert near.recv(100) == b""
+        assert server.wait_exit() == -signal.SIGKILL
+    with pytest.raises(ConnectionRefusedError):
+        dial(hosts[1], hosts[0])
+
+
+def test_a_pulled_cable_is_silent_until_it_is_back(hosts: VirtualHosts) -> None:
+    """What was sent meanwhile arrives when the cable is back."""
+    with connection(hosts[1], hosts[0]) as (near, far):
+        assert is_heard(near, far)
+        hosts[0].link_down()
+        assert not is_heard(near, far)
+        hosts[0].link_up()
+        far.settimeout(20)
+        assert far.recv(100)
+
+
+@pytest.mark.parametrize("verb", ["dark", "drop"])
+def test_a_silent_drop_is_neither_refused_nor_reset(hosts: VirtualHosts, verb: str) -> None:
+    """Open connections go silent either way, new ones get no answer; healed, all is as before."""
+    with connection(hosts[1], hosts[0]) as (near, far):
+        if verb == "dark":
+            hosts[0].go_dark()
+        else:
+            hosts.silent_drop(hosts[1], hosts[0])
+        assert not is_heard(near, far)
+        assert not is_heard(far, near)
+        with pytest.raises(TimeoutError):
+            dial(hosts[1], hosts[0])
+        hosts.heal()
+        far.settimeout(20)
+        assert far.recv(100)
+
+
+def test_a_cut_is_one_way(hosts: VirtualHosts) -> None:
+    """Datagrams in one direction are lost, those in the other arrive."""
+    with datagram_socket(hosts[0]) as one, datagram_socket(hosts[1]) as other:
+        hosts.cut(hosts[0], hosts[1])
+        one.sendto(b"lost", (hosts[1].address, PORT))
+        other.sendto(b"back", (hosts[0].address, PORT))
+        assert one.recv(100) == b"back"
+        hosts.mend(hosts[0], hosts[1])
+        one.sendto(b"found", (hosts[1].address, PORT))
+        assert other.recv(100) == b"found"
+
+
+def test_the_hub_is_a_host_like_others(hosts: VirtualHosts) -> None:
+    """It is reached by name, and not from a host that is dark or cut off from it."""
+    server = hosts.hub.start(["python3", "-c", SERVER])
+    server.wait_line("ready")
+    dial(hosts[0], hosts.hub).close()
+    hosts.cut(hosts[0], hosts.hub)
+    hosts[1].go_dark()
+    for host in hosts:
+        with pytest.raises(TimeoutError):
+            dial(host, hosts.hub)
+
+
+def test_power_off_takes_everything_and_tells_nobody(hosts: VirtualHosts) -> None:
+    """Peers hear nothing, no process is left; after the next boot the old connection is reset."""
+    server = hosts[0].start(["python3", "-c", SERVER])
+    server.wait_line("ready")
+    orphan = hosts[0].run("sh", "-c", "setsid sleep 1000 >/dev/null 2>&1 & echo")
+    assert orphan
+    with dial(hosts[1], hosts[0]) as near:
+        assert is_heard(near, near)
+        pids = hosts[0].processes()
+        assert len(pids) == 2
+        hosts[0].poweroff()
+        assert all(is_gone(pid) for pid in pids)
+        assert server.wait_exit() == -signal.SIGKILL
+        assert not is_heard(near, near)
+        hosts[0].boot()
+        near.settimeout(20)
+        with pytest.raises(ConnectionResetError):
+            near.recv(100)
+    with pytest.raises(ConnectionRefusedError):
+        dial(hosts[1], hosts[0])
+
+
+def test_a_stopped_program_goes_on_where_it_was(hosts: VirtualHosts) -> None:
+    """SIGSTOP and SIGCONT reach the program, and its exit code comes through; so does death by a signal."""
+    program = hosts[0].start(["sh", "-c", "trap 'exit 7' USR1; sleep 1000 >/dev/null 2>&1 & echo ready; wait"])
+    program.wait_line("ready")
+    program.send(signal.SIGSTOP)
+    wait_until(lambda: " T " in Path(f"/proc/{program.pid}/stat").read_text())
+    program.send(signal.SIGCONT)
+    program.send(signal.SIGUSR1)
+    assert program.wait_exit() == 7
+    program = hosts[0].start(["sh", "-c", "kill -TERM $$"])
+    assert program.wait_exit() == -signal.SIGTERM
+
+
+def test_a_clock_is_set_while_a_program_runs(hosts: VirtualHosts) -> None:
+    """The time of day jumps for the programs of one host; time that has passed does not, nor do others' clocks."""
+    hosts[0].clock.install()
+    program = """
+import time
+first, start = time.time(), time.monotonic()
+print("ready", flush=True)
+while abs(time.time() - first) < 800: time.sleep(0.05)
+print("jumped", round((time.time() - first) / 900), time.monotonic() - start < 60)
+"""
+    job = hosts[0].start([sys.executable, "-c", program])
+    job.wait_line("ready")
+    hosts[0].clock.set(-900)
+    job.wait_line("jumped -1 True")
+    assert job.wait_exit() == 0
+
+
+@pytest.mark.parametrize("is_silent", [False, True])
+def test_a_resolver_may_refuse_or_say_nothing(hosts: VirtualHosts, is_silent: bool) -> None:  # noqa: FBT001
+    """An unknown name fails at once, or when the look-up's time is over."""
+    if is_silent:
+        hosts.switch.silence_resolver()
+    program = """
+import socket, time
+start = time.monotonic()
+try: socket.getaddrinfo("nobody.invalid", 1)
+except OSError: print("silent" if time.monotonic() - start > 0.9 else "refused")
+"""
+    job = hosts[0].start([sys.executable, "-c", program], env={"RES_OPTIONS": "timeout:1 attempts:1"})
+    assert job.wait_exit() == 0
+    assert job.stdout == ("silent\n" if is_silent else "refused\n")
+
+
+def test_two_beds_do_not_meet(hosts: VirtualHosts) -> None:
+    """A second bed has the same names and addresses, and other hosts."""
+    server = hosts[0].start(["python3", "-c", SERVER])
+    server.wait_line("ready")
+    with virtual_hosts(2) as others:
+        dial(hosts[1], hosts[0]).close()
+        with pytest.raises(ConnectionRefusedError):
+            dial(others[1], others[0])
+
+
+def test_nothing_is_left_when_a_test_fails() -> None:
+    """The hosts end with the block, also when it raises."""
+    pids: list[int] = []
+    with contextlib.suppress(KeyboardInterrupt), virtual_hosts(1) as booted:
+        sleeper = booted[0].start(["sleep", "1000"])
+        pids = [booted[0].first_pid, booted.hub.first_pid, sleeper.pid]
+        raise KeyboardInterrupt
+    assert len(pids) == 3
+    assert all(is_gone(pid) for pid in pids)
+
+
+def test_nothing_is_left_when_the_test_run_is_killed(tmp_path: Path) -> None:
+    """The hosts end with the process that made them, however it ends."""
+    program = """
+import signal
+from tests.support.hosts import virtual_hosts
+with virtual_hosts(1) as hosts:
+    orphan = hosts[0].run("sh", "-c", "setsid sleep 1000 >/dev/null 2>&1 & echo")
+    print(hosts[0].first_pid, hosts.hub.first_pid, *hosts[0].processes(), flush=True)
+    signal.pause()
+"""
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}  # files are what it does leave
+    run = subprocess.Popen([sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, text=True)
+    assert run.stdout is not None
+    with run.stdout:
+        pids = [int(pid) for pid in re.findall(r"\d+", run.stdout.readline())]
+    run.kill()
+    run.wait(20)
+    assert len(pids) == 3
+    for pid in pids:
+        wait_gone(pid, deadline=5)
