@@ -45,12 +45,13 @@ class C10dJobStore(JobStore):
         port: Its port.
         run_id: The job.
         timeout: Seconds to try to reach the server, to wait for a reply, and until a server that went dark is noticed.
+        tries_again: Whether to go on trying, within the timeout, where nobody listens yet.
 
     Raises:
         StoreConnectionError: The server can't be reached, or isn't a TCPStore.
     """
 
-    def __init__(self, host: str, port: int, run_id: str, *, timeout: float = 10.0) -> None:
+    def __init__(self, host: str, port: int, run_id: str, *, timeout: float = 10.0, tries_again: bool = True) -> None:
         self.run_id = run_id
         self.name = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         # By stream: a slot found empty, and when that was.
@@ -60,7 +61,7 @@ class C10dJobStore(JobStore):
         # Nodes whose beats are there: no beat is ever deleted.
         self._beating: set[str] = set()
         with _silence_closes():
-            self._client = StoreClient(host, port, timeout, f"/{job_path(run_id)}/")
+            self._client = StoreClient(host, port, timeout, f"/{job_path(run_id)}/", tries_again=tries_again)
 
     # --- streams -------------------------------------------------------------------------------------------------
     def append(self, stream: str, value: bytes) -> None:
@@ -175,8 +176,8 @@ class C10dJobStore(JobStore):
     def fetch_beats(self, nodes: Sequence[str]) -> list[bytes | None]:
         with _silence_closes():
             if nodes and self._beating.issuperset(nodes):
-                # One operation, whatever their number; torch's server takes it only where all keys are there.
-                return list(self._client.get_present([f"b/{node}" for node in nodes]))
+                # Two operations, whatever their number; it would wait for one that is not there.
+                return list(self._client.multi_get([f"b/{node}" for node in nodes]))
             values = self._client.look([f"b/{node}" for node in nodes])
             self._beating.update(node for node, value in zip(nodes, values, strict=True) if value is not None)
             return values

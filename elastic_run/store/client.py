@@ -43,18 +43,21 @@ class StoreClient:
         port: The server's port.
         timeout: Seconds to wait for the server to listen, for a reply, and for keys.
         prefix: What is put before each key.
+        tries_again: Whether to go on trying, within the timeout, where nobody listens or answers yet.
 
     Raises:
         StoreConnectionError: The server can't be reached within the timeout, or isn't a TCPStore.
         StoreTimeoutError: The server took the connection and did not answer.
     """
 
-    def __init__(self, host: str, port: int, timeout: float = 300.0, prefix: str = "/") -> None:
+    def __init__(
+        self, host: str, port: int, timeout: float = 300.0, prefix: str = "/", *, tries_again: bool = True
+    ) -> None:
         self.host = host
         self.port = port
         self.timeout = timeout
         self._prefix = prefix.encode()
-        self._stream = _open_stream(host, port, timeout)
+        self._stream = _open_stream(host, port, timeout, tries_again=tries_again)
 
     def __enter__(self) -> StoreClient:
         return self
@@ -331,7 +334,7 @@ def _value(value: str | bytes) -> bytes:
     return encoded
 
 
-def _open_stream(host: str, port: int, timeout: float) -> Stream:
+def _open_stream(host: str, port: int, timeout: float, *, tries_again: bool) -> Stream:
     """Connect, again and again while nobody listens or answers: servers and clients start in any order."""
     deadline = time.monotonic() + timeout
     delay = _FIRST_RETRY
@@ -340,6 +343,8 @@ def _open_stream(host: str, port: int, timeout: float) -> Stream:
         try:
             return _open_stream_once(host, port, max(left, 1e-3), timeout)
         except StoreConnectionError as error:
+            if not tries_again:
+                raise
             if left <= delay or error.reason == FOREIGN:
                 message = f"no store answers at {host}:{port} within {timeout} s: {error}"
                 raise StoreConnectionError(message, error.reason) from error

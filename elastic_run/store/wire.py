@@ -74,6 +74,10 @@ U32 = Struct("<I")
 U64 = Struct("<Q")
 I64 = Struct("<q")
 
+_U32_SIZE = U32.size
+_U64_SIZE = U64.size
+_unpack_length = U64.unpack_from
+
 # A field is given by its kind: a limit means a string of at most that many bytes.
 _I64 = -1
 _U32 = -2
@@ -212,29 +216,30 @@ class Decoder:
         return True
 
     def _read_fields(self, kinds: tuple[int, ...]) -> bool:
+        # Every message of every client comes through here: no call that can be done without.
         buffer, fields, width, end = self._buffer, self.fields, len(kinds), len(self._buffer)
-        while len(fields) < self._total:
-            kind = kinds[len(fields) % width]
-            start = self._offset
-            length = U32.size if kind == _U32 else U64.size
-            if end - start < length:
-                return self._wait_for(length)
+        start = self._offset
+        for number in range(len(fields), self._total):
+            kind = kinds[number % width]
+            body = start + (_U32_SIZE if kind == _U32 else _U64_SIZE)
+            if kind > 0 and body <= end:
+                length = _unpack_length(buffer, start)[0]
+                if length > kind:
+                    message = f"a string of {length} bytes, over the limit of {kind}"
+                    raise WireError(message)
+                stop = body + length
+            else:
+                stop = body
+            if stop > end:
+                self._offset = start
+                return self._wait_for(stop - start)
             if kind > 0:
-                length += self._string_length(start, kind)
-                if end - start < length:
-                    return self._wait_for(length)
-                fields.append(buffer[start + U64.size : start + length])
+                fields.append(buffer[body:stop])
             else:
                 fields.append((U32 if kind == _U32 else I64).unpack_from(buffer, start)[0])
-            self._offset = start + length
+            start = stop
+        self._offset = start
         return True
-
-    def _string_length(self, start: int, limit: int) -> int:
-        length: int = U64.unpack_from(self._buffer, start)[0]
-        if length > limit:
-            message = f"a string of {length} bytes, over the limit of {limit}"
-            raise WireError(message)
-        return length
 
     def _wait_for(self, length: int) -> bool:
         """Put the unread rest aside until the next field, of so many bytes, can be there; returns False."""

@@ -1,0 +1,316 @@
+"""What every job store promises, asked of each kind in front of the real server."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elastic_run.store.errors import StoreConnectionError
+from elastic_run.store.job_store import ENTRIES_AT_ONCE
+from tests.support.job_stores import STORES
+from tests.support.wait import DEADLINE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from elastic_run.store.job_store import JobStore
+    from tests.support.job_stores import Opener
+
+_SHORT = 0.05
+
+
+@pytest.fixture(scope="module", params=list(STORES))
+def opener(request: pytest.FixtureRequest) -> Iterator[Opener]:
+    """Start one kind of store for all tests of the module."""
+    with STORES[request.param]() as opened:
+        yield opened
+
+
+@pytest.fixture
+def store(opener: Opener) -> Iterator[JobStore]:
+    """Give a job of its own."""
+    with opener(f"job {uuid.uuid4().hex}") as opened:
+        yield opened
+        _remove(opened)
+
+
+@pytest.fixture
+def other(store: JobStore) -> Iterator[JobStore]:
+    """Give a second connection to the job."""
+    with store.clone() as cloned:
+        yield cloned
+
+
+def _remove(store: JobStore) -> None:
+    with store.clone() as again:
+        again.remove_job()
+
+
+def _begin(target: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=target)
+    thread.start()
+    return thread
+
+
+def _begin_wait(store: JobStore, key: str) -> tuple[threading.Thread, list[bytes | None]]:
+    got: list[bytes | None] = []
+    return _begin(lambda: got.append(store.wait(key, DEADLINE))), got
+
+
+def _begin_read(store: JobStore, position: int) -> tuple[threading.Thread, list[tuple[list[bytes], int]]]:
+    got: list[tuple[list[bytes], int]] = []
+    return _begin(lambda: got.append(store.read("facts", position, DEADLINE))), got
+
+
+def _read_all(store: JobStore, count: int, position: int = 0) -> tuple[list[bytes], int]:
+    entries: list[bytes] = []
+    while len(entries) < count:
+        found, position = store.read("facts", position, DEADLINE)
+        assert found, "not in time"
+        entries += found
+    return entries, position
+
+
+# --- streams ---------------------------------------------------------------------------------------------------------
+def test_entries_come_in_one_order(store: JobStore, other: JobStore) -> None:
+    """Every reader sees the entries in the order in which they were appended, and goes on behind a position."""
+    for number in range(3):
+        (store, other)[number % 2].append("facts", b"%d" % number)
+    entries, position = _read_all(other, 3)
+    assert entries == [b"0", b"1", b"2"]
+    assert store.read("facts", 0, 0)[0] == entries
+    store.append("facts", b"3")
+    assert store.read("facts", position, DEADLINE)[0] == [b"3"]
+
+
+def test_streams_are_separate(store: JobStore) -> None:
+    """An entry of one stream is not in another one."""
+    store.append("facts", b"a")
+    assert store.read("others", 0, 0)[0] == []
+
+
+def test_a_read_in_vain_returns_at_its_timeout(store: JobStore) -> None:
+    """A read that finds nothing returns nothing, at its timeout, and the position stays good."""
+    store.append("facts", b"a")
+    _, position = _read_all(store, 1)
+    begun = time.monotonic()
+    entries, later = store.read("facts", position, _SHORT)
+    assert entries == []
+    assert _SHORT <= time.monotonic() - begun < _SHORT + 5
+    store.append("facts", b"b")
+    assert store.read("facts", later, DEADLINE)[0] == [b"b"]
+
+
+def test_a_read_waits_for_an_entry(store: JobStore, other: JobStore) -> None:
+    """A read that began before the entry was there returns it, each time anew."""
+    position = 0
+    for number in range(3):
+        thread, got = _begin_read(other, position)
+        store.append("facts", b"%d" % number)
+        thread.join(DEADLINE)
+        assert got[0][0] == [b"%d" % number]
+        position = got[0][1]
+
+
+def test_writers_at_once_lose_nothing(store: JobStore) -> None:
+    """Entries that eight appended at once are all there, once."""
+
+    def append(writer: int) -> None:
+        with store.clone() as own:
+            for number in range(20):
+                own.append("facts", b"%d-%d" % (writer, number))
+
+    with ThreadPoolExecutor(8) as pool:
+        done = pool.map(append, range(8))
+        entries, _ = _read_all(store, 160)
+        list(done)
+    assert sorted(entries) == sorted(b"%d-%d" % (writer, number) for writer in range(8) for number in range(20))
+    for writer in range(8):
+        own = [entry for entry in entries if entry.startswith(b"%d-" % writer)]
+        assert own == [b"%d-%d" % (writer, number) for number in range(20)]
+
+
+def test_what_was_trimmed_is_gone(store: JobStore, other: JobStore) -> None:
+    """A reader from the beginning finds what was not trimmed, and what comes later."""
+    for number in range(5):
+        store.append("facts", b"%d" % number)
+    _, position = _read_all(store, 5)
+    store.append("facts", b"5")
+    store.trim("facts", position)
+    store.trim("facts", position)
+    assert _read_all(other, 1)[0] == [b"5"]
+    store.trim("facts", _read_all(store, 1, position)[1])
+    assert other.read("facts", 0, _SHORT)[0] == []
+    store.append("facts", b"6")
+    assert _read_all(other, 1)[0] == [b"6"]
+
+
+def test_a_long_stream_comes_in_pieces(store: JobStore) -> None:
+    """More entries than one read returns come with the next ones."""
+    count = ENTRIES_AT_ONCE + 20
+    for number in range(count):
+        store.append("facts", b"%d" % number)
+    first, position = store.read("facts", 0, DEADLINE)
+    assert 0 < len(first) <= ENTRIES_AT_ONCE
+    assert first + _read_all(store, count - len(first), position)[0] == [b"%d" % number for number in range(count)]
+
+
+# --- keys ------------------------------------------------------------------------------------------------------------
+def test_the_first_creates(store: JobStore, other: JobStore) -> None:
+    """Of two who create a key the first wins, both see it, and repeating it changes nothing."""
+    assert store.create("d/0", b"first") == b"first"
+    assert other.create("d/0", b"second") == b"first"
+    assert store.create("d/0", b"first") == b"first"
+
+
+def test_one_of_many_creates(store: JobStore) -> None:
+    """Of eight who create a key at once one wins, and all see the same."""
+
+    def create(number: int) -> bytes:
+        with store.clone() as own:
+            return own.create("d/7", b"%d" % number)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert len(set(pool.map(create, range(8)))) == 1
+
+
+def test_a_wait_ends_with_the_key(store: JobStore, other: JobStore) -> None:
+    """A wait returns what was created, or written, after it began, and at once what is there."""
+    for key, make in (
+        ("d/1", store.create),
+        ("d/2", lambda key, value: store.write({key: value})),
+        ("d/3", store.create),
+    ):
+        thread, got = _begin_wait(other, key)
+        make(key, b"value")
+        thread.join(DEADLINE)
+        assert got == [b"value"]
+        assert other.wait(key, 0) == b"value"
+
+
+def test_a_wait_in_vain_returns_none(store: JobStore, other: JobStore) -> None:
+    """A wait for a key that does not come returns at its timeout and leaves the object usable."""
+    begun = time.monotonic()
+    assert store.wait("d/0", 0) is None
+    assert store.wait("d/0", _SHORT) is None
+    assert _SHORT <= time.monotonic() - begun < _SHORT + 5
+    other.create("d/0", b"late")
+    assert store.wait("d/0", DEADLINE) == b"late"
+
+
+def test_a_key_that_was_deleted_is_waited_for(store: JobStore, other: JobStore) -> None:
+    """A wait does not return what was there once."""
+    store.create("d/0", b"old")
+    assert other.wait("d/0", DEADLINE) == b"old"
+    store.delete(["d/0"])
+    assert other.wait("d/0", _SHORT) is None
+    store.create("d/0", b"new")
+    assert other.wait("d/0", DEADLINE) == b"new"
+
+
+def test_values_are_written_read_and_deleted(store: JobStore, other: JobStore) -> None:
+    """A value that was written is what others read; of those missing and deleted they read None."""
+    store.write({"head": b"1", "status": b"\0\xff"})
+    store.write({"head": b"2"})
+    assert other.get(["head", "missing", "status"]) == [b"2", None, b"\0\xff"]
+    store.delete(["head", "missing"])
+    assert other.get(["head", "status"]) == [None, b"\0\xff"]
+    store.write({})
+    store.delete([])
+    assert store.get([]) == []
+
+
+def test_many_values_and_large_ones(store: JobStore, other: JobStore) -> None:
+    """An assignment for each of five hundred nodes and a large state go through one call each."""
+    values = {f"a/3.1/node-{number}": b"%d" % number * 100 for number in range(500)}
+    store.write(values)
+    assert other.get(list(values)) == list(values.values())
+    state = bytes(range(256)) * 2000
+    store.write({"s/3.1": state})
+    assert other.get(["s/3.1"]) == [state]
+    store.delete(list(values))
+    assert set(other.get(list(values))) == {None}
+
+
+# --- beats -----------------------------------------------------------------------------------------------------------
+def test_a_beat_is_a_change(store: JobStore, other: JobStore) -> None:
+    """A node that beats shows another number each time it has beaten, and one that never did shows None."""
+    seen = []
+    for _ in range(3):
+        store.beat("host_1_0a")
+        beaten = time.monotonic()
+        while time.monotonic() - beaten < 2e-3:  # a millisecond is the finest change
+            store.get([])
+        seen.append(other.read_beats(["host_1_0a", "host_2_0b"]))
+    assert len({beats[0] for beats in seen}) == 3
+    assert all(isinstance(beats[0], int) and beats[1] is None for beats in seen)
+    assert other.read_beats([]) == []
+
+
+# --- the whole -------------------------------------------------------------------------------------------------------
+def test_jobs_are_separate(opener: Opener, store: JobStore) -> None:
+    """Jobs with other ids, be they a part of ours, see nothing of ours and remove nothing of ours."""
+    store.append("facts", b"a")
+    store.create("d/0", b"ours")
+    store.beat("n")
+    for run_id in (store.run_id[:-1], f"{store.run_id}/d", f"{store.run_id}%", "ünïcode job/..", ".."):
+        with opener(run_id) as foreign:
+            assert foreign.read("facts", 0, 0)[0] == []
+            assert foreign.create("d/0", b"theirs") == b"theirs"
+            assert foreign.read_beats(["n"]) == [None]
+            foreign.remove_job()
+    assert store.get(["d/0"]) == [b"ours"]
+    assert _read_all(store, 1)[0] == [b"a"]
+
+
+def test_a_removed_job_leaves_nothing(store: JobStore, other: JobStore) -> None:
+    """After a job was removed nothing of it is there, and a job of the same id begins anew."""
+    store.append("facts", b"a")
+    store.create("d/0", b"x")
+    store.beat("n")
+    store.remove_job()
+    store.remove_job()
+    assert other.get(["d/0"]) == [None]
+    assert other.read_beats(["n"]) == [None]
+    assert other.read("facts", 0, 0)[0] == []
+    other.append("facts", b"b")
+    assert _read_all(other, 1)[0] == [b"b"]
+
+
+@pytest.mark.parametrize("wait", ["wait", "read"])
+def test_closing_wakes_who_waits(store: JobStore, wait: str) -> None:
+    """An object that another thread closes raises from its wait at once, and from then on."""
+    waiting = store.clone()
+    raised: list[BaseException] = []
+    begins = threading.Event()
+
+    def block() -> None:
+        begins.set()
+        try:
+            waiting.wait("never", DEADLINE) if wait == "wait" else waiting.read("never", 0, DEADLINE)
+        except StoreConnectionError as error:
+            raised.append(error)
+
+    thread = _begin(block)
+    begins.wait(DEADLINE)
+    begun = time.monotonic()
+    waiting.close()
+    thread.join(DEADLINE)
+    assert raised
+    assert time.monotonic() - begun < 2
+    waiting.close()
+    with pytest.raises(StoreConnectionError):
+        waiting.get(["d/0"])
+
+
+def test_a_closed_object_can_be_cloned(store: JobStore) -> None:
+    """What replaces a broken connection is made from the broken one."""
+    store.create("d/0", b"x")
+    store.close()
+    with store.clone() as again:
+        assert again.get(["d/0"]) == [b"x"]

@@ -1,0 +1,214 @@
+"""A real etcd of one or three members on loopback: plain, with TLS, with users; members can be killed and stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from elastic_run.store.errors import StoreConnectionError
+from elastic_run.store.etcd_v3_api import EtcdApi
+from elastic_run.store.http_client import Credentials, Endpoint, HttpClient, make_tls
+from tests.support.store import LOOPBACK
+from tests.support.wait import wait_until
+
+if TYPE_CHECKING:
+    import ssl
+    from types import TracebackType
+
+_PATIENCE = 5.0
+#: Who may do everything where users are on.
+ROOT = ("root", "secret of root")
+
+
+@dataclass(frozen=True)
+class Certificates:
+    """Files that openssl made.
+
+    Args:
+        cacert: The authority's certificate.
+        cert: A certificate for loopback, good for servers and clients.
+        key: Its key.
+    """
+
+    cacert: str
+    cert: str
+    key: str
+
+
+def make_certificates(directory: Path) -> Certificates:
+    """Make an authority and a certificate that it has signed.
+
+    Args:
+        directory: Where the files go.
+
+    Returns:
+        Their paths.
+    """
+    at = {name: str(directory / name) for name in ("ca.pem", "ca.key", "cert.pem", "cert.key", "request", "names")}
+    Path(at["names"]).write_text(f"subjectAltName=IP:{LOOPBACK},DNS:localhost\n", encoding="utf-8")
+    new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout")
+    for command in (
+        ("req", "-x509", *new_key, at["ca.key"], "-out", at["ca.pem"], "-subj", "/CN=authority", "-days", "2"),
+        ("req", *new_key, at["cert.key"], "-out", at["request"], "-subj", "/CN=member"),
+        (
+            *("x509", "-req", "-in", at["request"], "-CA", at["ca.pem"], "-CAkey", at["ca.key"], "-CAcreateserial"),
+            *("-out", at["cert.pem"], "-days", "2", "-extfile", at["names"]),
+        ),
+    ):
+        subprocess.run(["openssl", *command], check=True, capture_output=True)
+    return Certificates(at["ca.pem"], at["cert.pem"], at["cert.key"])
+
+
+class Etcd:
+    """A cluster that lives as long as the `with` block.
+
+    Args:
+        members: How many.
+        certificates: TLS with them, and clients must have one too; plain HTTP if None.
+        has_users: Whether clients must name a user (`ROOT` is one).
+
+    Attributes:
+        endpoints: Where the members are.
+        tls: How to talk to them.
+    """
+
+    def __init__(self, members: int = 1, *, certificates: Certificates | None = None, has_users: bool = False) -> None:
+        self._certificates = certificates
+        self._has_users = has_users
+        self._files = ExitStack()
+        self._directory = Path(self._files.enter_context(tempfile.TemporaryDirectory()))
+        ports = _free_ports(2 * members)
+        self.endpoints = [Endpoint(LOOPBACK, port) for port in ports[:members]]
+        self._peers = [f"http://{LOOPBACK}:{port}" for port in ports[members:]]
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self.tls: ssl.SSLContext | None = None
+        if certificates is not None:
+            own = () if has_users else (certificates.cert, certificates.key)
+            self.tls = make_tls(certificates.cacert, *own)
+
+    def __enter__(self) -> Etcd:
+        try:
+            for member in range(len(self.endpoints)):
+                self.revive(member)
+            for member in range(len(self.endpoints)):
+                self.wait_healthy(member)
+            if self._has_users:
+                self._turn_users_on()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        for member in tuple(self._processes):
+            self.kill(member)
+        self._files.close()
+
+    def client(self, member: int | None = None, timeout: float = _PATIENCE) -> HttpClient:
+        """Return a client of one member, or of all."""
+        return HttpClient(self.endpoints if member is None else [self.endpoints[member]], timeout, self.tls)
+
+    # --- members -------------------------------------------------------------------------------------------------
+    def revive(self, member: int) -> None:
+        """Start a member, with the data that it had."""
+        scheme = "http" if self._certificates is None else "https"
+        peers = ",".join(f"m{number}={peer}" for number, peer in enumerate(self._peers))
+        url = f"{scheme}://{self.endpoints[member]}"
+        command = ["etcd", "--name", f"m{member}", "--data-dir", str(self._directory / f"m{member}"), "--enable-v2"]
+        command += ["--listen-client-urls", url, "--advertise-client-urls", url]
+        command += ["--listen-peer-urls", self._peers[member], "--initial-advertise-peer-urls", self._peers[member]]
+        command += ["--initial-cluster", peers, "--heartbeat-interval", "50", "--election-timeout", "500"]
+        command += ["--unsafe-no-fsync", "--logger", "zap"]
+        if self._certificates is not None:
+            command += ["--cert-file", self._certificates.cert, "--key-file", self._certificates.key]
+            # With users on, etcd's gateway refuses clients whose certificate has a name.
+            command += [] if self._has_users else ["--trusted-ca-file", self._certificates.cacert, "--client-cert-auth"]
+        with (self._directory / f"m{member}.log").open("ab") as log:
+            self._processes[member] = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    def kill(self, member: int) -> None:
+        """Kill a member, as a power cut does."""
+        process = self._processes.pop(member)
+        process.kill()
+        process.wait()
+
+    def pause(self, member: int) -> None:
+        """Stop a member: its connections stay, and say nothing."""
+        os.kill(self._processes[member].pid, signal.SIGSTOP)
+
+    def resume(self, member: int) -> None:
+        """Let a member go on."""
+        os.kill(self._processes[member].pid, signal.SIGCONT)
+
+    def wait_healthy(self, member: int) -> None:
+        """Wait until a member serves."""
+
+        def is_healthy() -> bool:
+            process = self._processes[member]
+            log = self._directory / f"m{member}.log"
+            assert process.poll() is None, f"etcd ended with {process.returncode}: {log.read_text()[-2000:]}"
+            return self._get(member, "GET", "/health").get("health") == "true"
+
+        wait_until(is_healthy, what=f"member {member} of etcd is healthy")
+
+    def find_leader(self) -> int:
+        """Return the number of the leader, once there is one."""
+
+        def look() -> list[int]:
+            found = []
+            for member in self._processes:
+                status = self._get(member, "POST", "/v3/maintenance/status")
+                if status.get("leader", "0") == status.get("header", {}).get("member_id"):
+                    found.append(member)
+            return found
+
+        return wait_until(look, what="etcd has a leader")[0]
+
+    def list_keys(self) -> list[str]:
+        """Return all keys of version 3."""
+        api = EtcdApi(self.client(), Credentials(*ROOT) if self._has_users else None)
+        try:
+            return [item.key for item in api.read("\0", "\0", keys_only=True).items]
+        finally:
+            api.http.close()
+
+    def _get(self, member: int, method: str, path: str, **request: object) -> dict[str, Any]:
+        client = self.client(member, timeout=1.0)
+        try:
+            answer = client.ask(method, path, json.dumps(request).encode(), {})
+            document: dict[str, Any] = json.loads(answer.body)
+        except (StoreConnectionError, ValueError):
+            return {}
+        finally:
+            client.close()
+        return document
+
+    def _turn_users_on(self) -> None:
+        name, password = ROOT
+        for path, request in (
+            ("user/add", {"name": name, "password": password}),
+            ("role/add", {"name": "root"}),
+            ("user/grant", {"user": name, "role": "root"}),
+            ("user/add", {"name": "guest", "password": "guest"}),
+            ("enable", {}),
+        ):
+            self._get(0, "POST", f"/v3/auth/{path}", **request)
+
+
+def _free_ports(count: int) -> list[int]:
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket.create_server((LOOPBACK, 0))) for _ in range(count)]
+        return [one.getsockname()[1] for one in sockets]
