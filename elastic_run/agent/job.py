@@ -227,4 +227,5 @@ def _describe_round(place: sessions.Formed, max_restarts: int) -> str:
     limit = f" of {max_restarts}" if max_restarts else ""
     nodes = "1 node" if place.group_world_size == 1 else f"{place.group_world_size} nodes"
     workers = "1 worker" if place.world_size == 1 else f"{place.world_size} workers"
-    return f"new round: {nodes}, {workers}, restart {place.restart_count}{limit}; this is node {place.group_rank}"
+    news = f" ({place.news})" if place.news else ""
+    return f"new round: {nodes}, {workers}, restart {place.restart_count}{limit}; this is node {place.group_rank}{news}"

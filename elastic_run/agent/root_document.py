@@ -7,6 +7,7 @@ one that is too long is cut. Long texts are cut before they are sent: each node 
 from __future__ import annotations
 
 from elastic_run.core.rootcause import ExceptionText, WorkerEnd, severity
+from elastic_run.report.lines import failed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ def write_root(root: WorkerEnd, failure: Failure) -> dict[str, Any]:
         "is_deterministic": failure.is_deterministic,
         "uptime": failure.uptime,
         "severity": severity(root),
+        "summary": failed(root, host=root.host),
         "end": end,
     }
 

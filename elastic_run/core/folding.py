@@ -198,7 +198,9 @@ class _Book:
             until=None,
             restart_count=max(self._job.restart_count, last.restart_count),
             halt_reason="",
+            news="",
             root=None,
+            hidden=None,
         )
 
     def _refuse(self, fact: Join | Foreign, detail: str) -> None:
@@ -237,10 +239,13 @@ class _Book:
 
     def _weigh(self, node: Node, fact: Ready) -> None:
         """Note what a node reports of a failure, if it is a likelier cause than what is known."""
-        if fact.outcome not in (FAILED, UNREACHABLE, CANNOT_START):
+        is_hidden = fact.outcome == STOPPED and fact.report is not None
+        if fact.outcome not in (FAILED, UNREACHABLE, CANNOT_START) and not is_hidden:
             return
         root = _read_report(fact, node.failing if node.failing is not None else self._next_order())
-        if fact.outcome == CANNOT_START and self._job.ending is None:
+        if is_hidden:
+            self._set(hidden=self._job.hidden or root)
+        elif fact.outcome == CANNOT_START and self._job.ending is None:
             self._set(ending=root)
         elif self._job.root is None or (root.severity, root.order) < (self._job.root.severity, self._job.root.order):
             self._set(root=root)

@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING
 from elastic_run.core.job_state import RUNNING, Job, Node, forget_place
 from elastic_run.core.messages import Assignment
 from elastic_run.core.ranks import Candidate, assign_group_ranks, assign_worker_ranks
+from elastic_run.core.settlement import describe_lost
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from elastic_run.core.messages import Rules
 
 _PAIR = 2
+#: Names that a line for the user holds.
+_SHOWN = 8
 
 
 def note_minimum(job: Job, rules: Rules, now: float) -> Job:
@@ -110,8 +113,20 @@ def form(job: Job, rules: Rules, now: float) -> Job:
         min_reached_at=None,
         until=None,
         halt_reason="",
+        news=_tell_news(job, [node for node in chosen if node.rank is None]),
         root=None,
+        hidden=None,
     )
+
+
+def _tell_news(job: Job, newcomers: Sequence[Node]) -> str:
+    """Say what is new since the last round."""
+    if job.round == 0:
+        return ""
+    lost = ", ".join(describe_lost(job))
+    new = ", ".join(node.card.host for node in newcomers[:_SHOWN])
+    told = (job.news, f"without {lost}" if lost else "", f"with {new}" if new else "")
+    return "; ".join(text for text in told if text)
 
 
 def assign(job: Job) -> Mapping[str, Assignment]:
@@ -139,6 +154,7 @@ def assign(job: Job) -> Mapping[str, Assignment]:
             master=members[0].offer,
             restart_count=job.restart_count,
             hosts=hosts,
+            news=job.news,
         )
         for member, place in zip(members, assign_worker_ranks(sizes), strict=True)
     }

@@ -176,7 +176,10 @@ class Job:
         min_reached_at: When enough nodes for the first round were there, or None.
         until: When the pause or the grace ends, or None.
         halt_reason: Why the round was halted, "" while it was not.
+        news: What made the next round necessary, or, once it was formed, this one; for the user.
         root: The likeliest cause of this round's failure so far, or None.
+        hidden: What a node reports that was already going down when it was told to stop, or None; the cause where all
+            else is a consequence.
         ending: What a node reported that ends the job at once, or None.
         refusals: Nodes that are still to be told.
         failures: The last failed rounds, oldest first.
@@ -204,7 +207,9 @@ class Job:
     min_reached_at: float | None = None
     until: float | None = None
     halt_reason: str = ""
+    news: str = ""
     root: Root | None = None
+    hidden: Root | None = None
     ending: Root | None = None
     refusals: tuple[Refusal, ...] = ()
     failures: tuple[PastFailure, ...] = ()
@@ -251,7 +256,9 @@ class _Snapshot:
     min_reached_at: float | None
     until: float | None
     halt_reason: str
+    news: str
     root: Root | None
+    hidden: Root | None
     ending: Root | None
     refusals: tuple[Refusal, ...]
     failures: tuple[PastFailure, ...]

@@ -23,6 +23,7 @@ class Assignment:
         master: Where rank 0's node listens.
         restart_count: Restarts of the whole job so far.
         hosts: The number of different host names in the round.
+        news: What made the round necessary, for the user; "" for the first.
     """
 
     round: int
@@ -35,6 +36,7 @@ class Assignment:
     master: Offer
     restart_count: int
     hosts: int
+    news: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,9 @@ from elastic_run.core.rootcause import CONSEQUENCE
 if TYPE_CHECKING:
     from elastic_run.core.messages import Rules
 
+#: Characters of what a node says of its failure in a line.
+_SUMMARY_LENGTH = 200
+
 
 @dataclass(frozen=True, slots=True)
 class Settled:
@@ -38,6 +41,8 @@ def settle(job: Job, rules: Rules, *, now: float, jitter: float) -> Settled:
         What follows.
     """
     root = job.root
+    if root is not None and root.severity >= CONSEQUENCE and job.hidden is not None:
+        root = job.hidden
     if root is None or (job.has_lost and root.severity >= CONSEQUENCE):
         return _settle_change(job, rules, now)
     return _settle_failure(job, rules, root, now=now, jitter=jitter)
@@ -79,7 +84,7 @@ def _settle_change(job: Job, rules: Rules, now: float) -> Settled:
         code = verdict_exit_code("nodes_lost")
         return Settled(job, End(job.term, "nodes_lost", code, detail, report, job.attempts))
     kept = (*job.changes, now)[-(rules.membership_count or 1) :]
-    return Settled(_clear(replace(job, changes=kept), GATHERING, now))
+    return Settled(_clear(replace(job, changes=kept, news=""), GATHERING, now))
 
 
 def _settle_failure(job: Job, rules: Rules, root: Root, *, now: float, jitter: float) -> Settled:
@@ -98,10 +103,16 @@ def _settle_failure(job: Job, rules: Rules, root: Root, *, now: float, jitter: f
         restart_times=(*job.restart_times, now)[-kept:],
         failures=failures,
         attempts=remember(job.attempts, root.report),
+        news=_summary(root),
     )
     if answer.delay > 0:
         return Settled(replace(_clear(job, PAUSING, now), until=now + answer.delay))
     return Settled(_clear(job, GATHERING, now))
+
+
+def _summary(root: Root) -> str:
+    summary = None if root.report is None else root.report.get("summary")
+    return summary[:_SUMMARY_LENGTH] if isinstance(summary, str) else ""
 
 
 def _clear(job: Job, phase: str, now: float) -> Job:

@@ -15,16 +15,20 @@ if TYPE_CHECKING:
 _EXCEPTION_LIMIT = 120
 
 
-def failed(root: WorkerEnd) -> str:
+def failed(root: WorkerEnd, host: str = "") -> str:
     """Say which worker failed, after how long and of what.
 
     Args:
         root: The worker that failed first.
+        host: Its node, where there are several.
 
     Returns:
         A clause.
     """
-    who = f"rank {root.rank} (local {root.local_rank}, pid {root.pid}) {end_verb(root)} after {span(root.uptime)}"
+    where = f" on {host}" if host else ""
+    who = (
+        f"rank {root.rank}{where} (local {root.local_rank}, pid {root.pid}) {end_verb(root)} after {span(root.uptime)}"
+    )
     if root.exception is None:
         return who
     # Imported here: a restart of workers that left no exception has no use for the measuring of text.

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 SCRIPTS = sorted((Path(__file__).parent / "coordination").glob("*.txt"))
 #: What another node's clock shows more than the one before.
 _OTHER_CLOCK = 1000.0
-_REPORT = ("exit_code", "severity", "signature", "is_deterministic", "uptime")
+_REPORT = ("exit_code", "severity", "signature", "is_deterministic", "uptime", "summary")
 
 
 def _value(text: str) -> Any:  # noqa: ANN401 - whatever a script says
@@ -162,6 +162,7 @@ def _describe_places(job: Job) -> list[str]:
         lines.append(
             f"      {node}: rank {place.group_rank}/{place.group_world_size}, "
             f"workers {place.base_rank}-{last}/{place.world_size}{role}, store {place.master.host}:{place.master.port}"
+            f"{f'; {place.news}' if place.news else ''}"
         )
     return lines
 

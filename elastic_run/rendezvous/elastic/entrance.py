@@ -166,4 +166,5 @@ def _formed(assignment: Assignment) -> Formed:
         master_port=master.port,
         restart_count=assignment.restart_count,
         use_agent_store=master.use_agent_store,
+        news=assignment.news,
     )

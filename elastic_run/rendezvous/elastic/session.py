@@ -100,6 +100,7 @@ class Formed:
         master_port: Its port.
         restart_count: Restarts of the whole job so far.
         use_agent_store: Whether rank 0's agent serves the store; False if its worker does.
+        news: What made the round necessary, for the user; "" for the first.
     """
 
     round: int
@@ -113,6 +114,7 @@ class Formed:
     master_port: int
     restart_count: int
     use_agent_store: bool = True
+    news: str = ""
 
 
 @dataclass
@@ -238,7 +240,8 @@ class Session(ABC):
             outcome: `done` (all workers exited 0), `failed`, `stopped` (because the round was halted) or `cannot_start`
                 (which ends the job).
             report: This node's root cause, JSON-able: ``exit_code``, ``signature``, ``is_deterministic``, ``uptime``
-                (seconds) and ``severity`` are read by the policy, the rest is carried to every node.
+                (seconds), ``severity`` and ``summary`` (a line for the user) are read by the policy, the rest is
+                carried to every node. With `stopped`: what had failed by itself before the halt, or None.
             offer: Where this node's workers' store of the next round listens.
             detail: For `cannot_start`: one sentence for the user.
             verdict: For `cannot_start`: a name of `contract.EXIT_CODES`.
