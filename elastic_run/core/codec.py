@@ -70,7 +70,10 @@ def decode(data: bytes) -> Document:
 
 def to_document(record: object) -> Document:
     """Return a record as a document of JSON's types."""
-    return {name: _plain(getattr(record, name)) for name, _, _ in _fields(type(record))}
+    return {
+        name: value if type(value := getattr(record, name)) in _PLAIN else _plain(value)
+        for name, _, _ in _fields(type(record))
+    }
 
 
 def from_document(kind: type[Record], document: object) -> Record:
@@ -183,6 +186,8 @@ _SCALARS: Mapping[str, Check] = {
     "bool": _boolean,
     "Document": _object,
 }
+#: Types that JSON has too: a record's field of one is its own plain form.
+_PLAIN = frozenset((str, int, float, bool, dict, type(None)))
 _CHECKS: dict[str, Check] = {}
 _FIELDS: dict[type, tuple[tuple[str, str, object], ...]] = {}
 

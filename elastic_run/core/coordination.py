@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from elastic_run.core import formation
 from elastic_run.core.folding import Event, Silent, fold, verdict_exit_code
-from elastic_run.core.job_state import ENDED, GATHERING, HALTING, PAUSING, RUNNING, WARNED, Job
+from elastic_run.core.job_state import ENDED, GATHERING, HALTING, PAUSING, RUNNING, WARNED, Job, Node
 from elastic_run.core.messages import (
     BY_SIGNAL,
     DONE,
@@ -142,7 +142,7 @@ def next_at(job: Job) -> float | None:
     if job.phase == GATHERING:
         times += [job.since + rules.join_timeout]
         ends = formation.last_call_ends(job, rules)
-        times += [] if ends is None else [ends]
+        times += [] if ends is None or job.awaited else [ends]
     elif job.phase in (WARNED, PAUSING) and job.until is not None:
         times += [job.until]
     elif job.phase == RUNNING:
@@ -178,23 +178,26 @@ def _advance(job: Job, now: float, jitter: float) -> Step:  # noqa: PLR0911 - on
     if job.refusals:
         refusal = job.refusals[0]
         return Step(replace(job, refusals=job.refusals[1:]), Refuse(job.term, refusal.node, refusal.detail))
-    if job.rules is None:
+    rules = job.rules
+    if rules is None:
         return Step(job)
+    if job.awaited and now >= job.since + rules.lease:
+        job = replace(job, awaited=0, has_lost=True)
     if job.phase == GATHERING:
-        return _advance_gathering(job, job.rules, now)
+        return _advance_gathering(job, rules, now)
     if job.phase == PAUSING:
         is_over = job.until is None or now >= job.until
         return Step(replace(job, phase=GATHERING, since=now, until=None) if is_over else job)
     if job.ending is not None:
         return _end(job, end_with(job, job.ending, job.ending.verdict, job.ending.detail))
-    if any(not member.outcome for member in job.members) or _still_awaits(job, job.rules, now):
-        return Step(job) if job.phase == HALTING else _watch_round(job, job.rules, now)
-    return _conclude(job, job.rules, now, jitter)
+    if any(not member.outcome for member in job.members) or job.awaited:
+        return Step(job) if job.phase == HALTING else _watch_round(job, rules, now)
+    return _conclude(job, rules, now, jitter)
 
 
 def _advance_gathering(job: Job, rules: Rules, now: float) -> Step:
     job = formation.note_minimum(job, rules, now)
-    if formation.is_formable(job, rules, now) and not _still_awaits(job, rules, now):
+    if formation.is_formable(job, rules, now) and not job.awaited:
         after = formation.form(job, rules, now)
         world_size = sum(member.card.local_world_size for member in after.members)
         return Step(after, Form(job.term, after.round, after.restart_count, after.size, world_size))
@@ -209,9 +212,7 @@ def _watch_round(job: Job, rules: Rules, now: float) -> Step:
     if failing:
         first = min(failing, key=lambda node: (node.failing is None, node.failing or 0))
         reason = FAILURE if any(node.outcome != STOPPED for node in failing) else LEAVE
-        return _halt(job, reason, f"a worker failed on {first.card.host}" if reason == FAILURE else first.card.host)
-    if job.awaited and not _still_awaits(job, rules, now):
-        job = replace(job, has_lost=True)
+        return _halt(job, reason, _describe_trouble(first))
     if job.has_lost:
         return _halt(job, _loss_reason(job), ", ".join(describe_lost(job, _SHOWN)))
     if job.phase == WARNED:
@@ -220,9 +221,12 @@ def _watch_round(job: Job, rules: Rules, now: float) -> Step:
     return _make_way(job, rules, now) if now >= _scale_up_at(job, rules) else Step(job)
 
 
-def _still_awaits(job: Job, rules: Rules, now: float) -> bool:
-    """Whether nodes that were there before the store moved may still come."""
-    return job.awaited > 0 and now < job.since + rules.lease
+def _describe_trouble(node: Node) -> str:
+    if node.outcome == STOPPED:
+        return f"{node.card.host} has stopped"
+    if node.outcome == UNREACHABLE:
+        return f"{node.card.host} can't reach rank 0's store"
+    return f"a worker failed on {node.card.host}"
 
 
 def _loss_reason(job: Job) -> str:
@@ -232,7 +236,6 @@ def _loss_reason(job: Job) -> str:
 
 def _conclude(job: Job, rules: Rules, now: float, jitter: float) -> Step:
     """Decide what follows a round of which nothing runs any more."""
-    job = replace(job, has_lost=job.has_lost or job.awaited > 0, awaited=0)
     if job.phase != HALTING and job.has_lost:
         # Who is lost may live, and run the round for ever if the log doesn't say that it is over.
         return _halt(job, _loss_reason(job), ", ".join(describe_lost(job, _SHOWN)))

@@ -112,6 +112,7 @@ class Book(Words):
             state_slot=-1,
             state_term=0,
             has_copy=event.has_copy,
+            known_round=self._round,
             fetching=None,
             outstanding=tuple(fact for fact in member.outstanding if isinstance(fact, Leave)),
         )

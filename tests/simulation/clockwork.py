@@ -1,0 +1,100 @@
+"""Virtual time: a queue of events, and threads that are generators.
+
+A thread yields what it waits for and is sent the answer, or `StoreLost` is thrown into it. Nodes have clocks of their
+own, which begin anywhere and run too fast or too slow. Nothing here knows of jobs.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+Routine: TypeAlias = Generator[Any, Any, None]
+
+
+class StoreLost(Exception):  # noqa: N818 - what the drivers see
+    """The connection broke; whether the request was carried out is not known."""
+
+
+#: The answer of a connection that broke.
+LOST = object()
+
+
+class Clockwork:
+    """The queue of events, in true time."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._count = 0
+        self._queue: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
+
+    def at(self, time: float, action: Callable[..., object], *arguments: Any) -> None:  # noqa: ANN401
+        """Do something at a time."""
+        self._count += 1
+        heapq.heappush(self._queue, (time, self._count, action, arguments))
+
+    def run(self, until: float) -> None:
+        """Let time pass."""
+        queue = self._queue
+        while queue and queue[0][0] <= until:
+            self.now, _, action, arguments = heapq.heappop(queue)
+            action(*arguments)
+        self.now = until
+
+
+@dataclass(slots=True)
+class Clock:
+    """A node's monotonic clock."""
+
+    clockwork: Clockwork
+    offset: float
+    rate: float
+
+    def now(self) -> float:
+        """Return what it shows."""
+        return self.offset + self.rate * self.clockwork.now
+
+    def true(self, local: float) -> float:
+        """Return the true time at which it will show a time."""
+        return (local - self.offset) / self.rate
+
+
+class Host:
+    """Something that can be killed, or stopped for a while; its threads go with it."""
+
+    def __init__(self, clockwork: Clockwork, clock: Clock) -> None:
+        self.clockwork = clockwork
+        self.clock = clock
+        self.is_alive = True
+        self.stalled_until = 0.0
+
+
+class Thread:
+    """A generator on a host; what it yields is performed by `perform(thread, wish)`."""
+
+    def __init__(self, host: Host, routine: Routine, perform: Callable[[Thread, Any], None]) -> None:
+        self.host = host
+        self.ticket = 0
+        self._routine = routine
+        self._perform = perform
+        self.is_over = False
+        self.is_idle = False
+        host.clockwork.at(host.clockwork.now, self.resume, 0, None)
+
+    def resume(self, ticket: int, value: object) -> None:
+        """Go on, if this is the answer that is waited for; `LOST` is no answer."""
+        host = self.host
+        if ticket != self.ticket or not host.is_alive or self.is_over:
+            return
+        if host.stalled_until > host.clockwork.now:
+            host.clockwork.at(host.stalled_until, self.resume, ticket, value)
+            return
+        self.ticket += 1
+        try:
+            wish = self._routine.throw(StoreLost()) if value is LOST else self._routine.send(value)
+        except StopIteration:
+            self.is_over = True
+            return
+        self._perform(self, wish)

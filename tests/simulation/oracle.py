@@ -1,0 +1,172 @@
+"""What must hold in every run, checked without any knowledge of how the core comes to it."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from elastic_run.core import member as membership
+
+if TYPE_CHECKING:
+    from elastic_run.core.messages import Assignment
+    from tests.simulation.agent import Agent
+    from tests.simulation.store import Store
+    from tests.simulation.world import World
+
+
+class Oracle:
+    """Collects what nodes were told, and judges."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._places: dict[int, dict[str, Assignment]] = defaultdict(dict)
+        self._done: dict[int, set[str]] = defaultdict(set)
+        self._failed: set[int] = set()
+        self._ended_at = float("inf")
+
+    # --- what happened -----------------------------------------------------------------------------------------------
+    def note_formed(self, agent: Agent, place: Assignment) -> None:
+        """A node was told its place."""
+        assert agent.end is None, f"{agent.node} got a round after the end"
+        assert agent.running is None, f"{agent.node} got a round while it ran one"
+        assert not agent.formed or place.round > agent.formed[-1].round, "round numbers must grow"
+        is_elsewhere = agent.store is not self._world.stores[0]
+        if is_elsewhere and place.round == 1 and not any(other.formed for other in self._world.living):
+            # Nobody is left of the job that lost its store: this is another one.
+            self._places.clear()
+            self._done.clear()
+        others = self._places[place.round]
+        for other in others.values():
+            assert other.group_rank != place.group_rank, f"rank {place.group_rank} of round {place.round} twice"
+            for field in ("group_world_size", "world_size", "master", "restart_count", "hosts"):
+                assert getattr(other, field) == getattr(place, field), f"two memberships of round {place.round}"
+        assert 0 <= place.group_rank < place.group_world_size
+        others[agent.node] = place
+
+    def note_done(self, agent: Agent, number: int) -> None:
+        """All workers of a round ended with 0 on a node."""
+        self._done[number].add(agent.node)
+
+    def note_failure(self, agent: Agent, number: int) -> None:
+        """A worker of a round failed by itself."""
+        del agent
+        self._failed.add(number)
+
+    def note_end(self, agent: Agent, end: membership.Ended | membership.Refused) -> None:
+        """A node was told the end."""
+        assert agent.is_alive
+        if isinstance(end, membership.Ended):
+            self._ended_at = min(self._ended_at, self._world.clockwork.now)
+
+    # --- the judgement -----------------------------------------------------------------------------------------------
+    def judge(self) -> None:
+        """Raise AssertionError where a promise was broken."""
+        living = [agent.node for agent in self._world.living]
+        assert not living, f"never learnt the end: {living}"
+        self._judge_refusals()
+        self._judge_rounds()
+        self._judge_survivors()
+        entries: list[dict[str, Any]] = []
+        for store in self._world.stores:
+            entries = self._judge_log(store) or entries
+        self._judge_verdict(entries)
+        self._judge_size(entries)
+
+    def _judge_refusals(self) -> None:
+        """A node is refused only where another with other rules was there before."""
+        agents = self._world.agents
+        for agent in agents:
+            if isinstance(agent.end, membership.Refused):
+                assert any(other.member.rules != agent.member.rules for other in agents), agent.end.detail
+
+    def _judge_survivors(self) -> None:
+        """Who is in two rounds in a row keeps its rank where the second has it."""
+        for number, places in self._places.items():
+            for node, place in self._places.get(number + 1, {}).items():
+                before = places.get(node)
+                if before is not None and before.group_rank < place.group_world_size:
+                    assert before.group_rank == place.group_rank, f"{node} lost its rank after round {number}"
+
+    def _judge_rounds(self) -> None:
+        for number, places in self._places.items():
+            some = next(iter(places.values()))
+            if len(places) < some.group_world_size:
+                continue
+            ordered = sorted(places.values(), key=lambda place: place.group_rank)
+            assert [place.group_rank for place in ordered] == list(range(len(ordered)))
+            base = 0
+            for node, place in sorted(places.items(), key=lambda item: item[1].group_rank):
+                assert place.base_rank == base, f"base rank of {node} in round {number}"
+                base += self._agent(node).member.card.local_world_size
+            assert base == some.world_size
+
+    def _agent(self, node: str) -> Agent:
+        return next(agent for agent in self._world.agents if agent.node == node)
+
+    def _judge_log(self, store: Store) -> list[dict[str, Any]]:
+        """Read the log as a newcomer who knows no more than that terms count, and return what counts."""
+        term, office, round_number, is_closed = 0, "", 0, False
+        restarts: int | None = None
+        valid: list[dict[str, Any]] = []
+        for slot, (number, writer, value) in enumerate(store.slots):
+            assert number == slot, f"slot {number} was created after {slot - 1}"
+            entry = json.loads(value)
+            is_claim = entry["kind"] == "claim"
+            counts = entry["term"] == term + is_claim or (is_claim and term == 0)
+            if not counts or is_closed:
+                continue
+            if is_claim:
+                term, office = entry["term"], entry["node"]
+            assert writer == office, f"{writer} decided in the term of {office}"
+            if entry["kind"] == "form":
+                assert entry["round"] > round_number, "round numbers must grow"
+                assert (restarts or 0) <= entry["restart_count"] <= self._world.rules.max_restarts
+                assert entry["restart_count"] <= len(self._failed), "a restart that no failure asked for"
+                assert self._world.rules.min_nodes <= entry["nodes"] <= self._world.rules.max_nodes
+                assert restarts is None or entry["restart_count"] - restarts <= 1
+                round_number, restarts = entry["round"], entry["restart_count"]
+            is_closed = entry["kind"] == "end"
+            valid.append({**entry, "slot": slot})
+        return valid
+
+    def _judge_verdict(self, entries: list[dict[str, Any]]) -> None:
+        ends = {
+            json.dumps([a.end.end.verdict, a.end.end.exit_code, a.end.end.root])
+            for a in self._world.agents
+            if isinstance(a.end, membership.Ended)
+        }
+        # An end that was lost with its store before anybody copied it is decided once more in the next one.
+        closed = sum(any(b'"kind":"end"' in value for _, _, value in store.slots) for store in self._world.stores)
+        assert len(ends) <= max(1, closed), f"different truths: {ends}"
+        end = next((entry for entry in entries if entry["kind"] == "end"), None)
+        if end is None:
+            return
+        rules = self._world.rules
+        last = max(self._places, default=0)
+        if end["verdict"] == "success":
+            nodes = next(iter(self._places[last].values())).group_world_size
+            assert len(self._done[last]) == nodes, "success while somebody was not done"
+        elif end["verdict"] == "worker_failed":
+            assert last in self._failed, "a failure that nobody had"
+            used = next(iter(self._places[last].values())).restart_count
+            assert used >= rules.max_restarts, "budget was left"
+        else:
+            assert end["verdict"] in ("nodes_lost", "rendezvous"), end
+            # Where a node with other rules came first, all the rest are refused.
+            refused = [agent for agent in self._world.agents if isinstance(agent.end, membership.Refused)]
+            is_foreign = any(agent.member.rules == rules for agent in refused)
+            is_barred = is_foreign or rules.membership_count is not None or rules.has_successors
+            assert is_barred or self._world.was_short(self._ended_at), f"gave up with enough nodes: {end['detail']}"
+
+    def _judge_size(self, entries: list[dict[str, Any]]) -> None:
+        store = self._world.last_store
+        states = [key for key in store.values if key.startswith("s/")]
+        slots = [key for key in store.values if key.startswith("d/")]
+        claims = sum(entry["kind"] == "claim" for entry in entries)
+        assert len(states) <= 2 * claims + 1, f"states pile up: {states}"
+        assert len(slots) <= 64 + claims, "slots pile up"
+        end = next((entry for entry in entries if entry["kind"] == "end"), None)
+        key = None if end is None else f"s/{end['slot']}.{end['term']}"
+        if end is not None and self._world.is_tidy(end["slot"]) and key in store.values:
+            assert store.trimmed == json.loads(store.values[key])["position"], "facts pile up"
