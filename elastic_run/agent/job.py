@@ -153,14 +153,29 @@ class Job:
         if self._session is not None:
             self._session.leave(reason)
 
-    def close(self, barrier: float) -> None:
+    def close(self, barrier: float, *, is_hurried: Callable[[], bool]) -> None:
         """Say the last words, and stay as long as others need this node.
 
         Args:
             barrier: Seconds for which this node stays, at most, after the verdict.
+            is_hurried: Whether the user has asked again to stop; nobody is waited for then.
         """
-        if self._session is not None:
-            self._session.close(barrier if self.ended is not None and not self._has_left else _LAST_WORDS)
+        session = self._session
+        if session is None:
+            return
+        import threading  # noqa: PLC0415 - not for one node
+
+        timeout = barrier if self.ended is not None and not self._has_left else _LAST_WORDS
+        is_closed = threading.Event()
+
+        def close() -> None:
+            session.close(timeout)
+            is_closed.set()
+            self._loop.call_soon_threadsafe(lambda: None)  # wakes the loop
+
+        # In a thread: while this node stays for the others, a signal must be heard.
+        threading.Thread(target=close, name="farewell", daemon=True).start()
+        self._loop.run_until(lambda: is_closed.is_set() or is_hurried(), self._loop.now() + timeout + _LAST_WORDS)
 
     def _offer(self, session: Session) -> sessions.Offer:
         if self._joining.store is None:

@@ -157,7 +157,8 @@ class Supervisor:
         self._is_closing = True
         try:
             if self._job is not None:
-                self._job.close(self._options.exit_barrier_timeout)
+                before = self._signals_seen
+                self._job.close(self._options.exit_barrier_timeout, is_hurried=lambda: self._signals_seen > before)
             self._joining.close()
             self._around.clean_up()
         finally:

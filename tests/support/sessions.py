@@ -57,6 +57,7 @@ class Node:
         self.events: list[tuple[float, SessionEvent]] = []
         self.answers_halts = True
         self.offers_closed_port = False
+        self._failed_round = 0
         self._changed = threading.Condition()
         self._listeners: list[_socket.socket] = []
         self._seen = 0
@@ -96,7 +97,7 @@ class Node:
             if isinstance(event, Formed):
                 self.round = event
             self._changed.notify_all()
-        if isinstance(event, Halted) and self.answers_halts:
+        if isinstance(event, Halted) and self.answers_halts and event.round != self._failed_round:
             self.session.report_ready(event.round, "stopped", report=None, offer=self._offer())
 
     @property
@@ -118,6 +119,7 @@ class Node:
 
     def fail(self, exit_code: int = 1, *, severity: int = 0, signature: str = "boom") -> None:
         """A worker failed, and the others are gone."""
+        self._failed_round = self.current_round
         self.session.report_failing(self.current_round)
         report = {
             "exit_code": exit_code,

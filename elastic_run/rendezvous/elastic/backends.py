@@ -56,6 +56,16 @@ class Backend(ABC):
         return ()
 
     @property
+    def others(self) -> Sequence[tuple[str, int]]:
+        """All endpoints but this one, as the user ordered them."""
+        return ()
+
+    @property
+    def rank(self) -> int:
+        """The place of this endpoint in that order."""
+        return 0
+
+    @property
     def is_host(self) -> bool:
         """Whether this agent serves the store."""
         return self.hosted is not None
@@ -87,7 +97,7 @@ class Backend(ABC):
         """
 
     def advance(self, endpoint: str = "") -> bool:  # noqa: ARG002 - most stores have no successors
-        """Go on at a successor's endpoint from now on; `prepare` comes next.
+        """Go on at another endpoint from now on; `prepare` comes next.
 
         Args:
             endpoint: Which, as it was written; empty for the next one.
@@ -96,6 +106,19 @@ class Backend(ABC):
             Whether there is one.
         """
         return False
+
+    def look_at(self, endpoint: tuple[str, int], timeout: float) -> JobStore:
+        """Open a connection to what may be served at another endpoint; for one look, close it soon.
+
+        Args:
+            endpoint: One of `others`.
+            timeout: Seconds, also for each answer.
+
+        Raises:
+            StoreConnectionError: Nothing is there.
+        """
+        message = f"a store of kind {self.kind!r} has one endpoint, not {endpoint} as well, for {timeout} s"
+        raise StoreConnectionError(message)
 
     @property
     def is_successor(self) -> bool:
@@ -154,6 +177,14 @@ class TcpBackend(Backend):
     def successors(self) -> Sequence[tuple[str, int]]:
         return self._endpoints[self._endpoints.index(self.endpoint) + 1 :]
 
+    @property
+    def others(self) -> Sequence[tuple[str, int]]:
+        return [one for one in self._endpoints if one != self.endpoint]
+
+    @property
+    def rank(self) -> int:
+        return self._endpoints.index(self.endpoint)
+
     def host_anywhere(self) -> None:
         """Serve the store at the endpoint's port or, if that is taken, at any: nobody was told of it yet.
 
@@ -198,7 +229,8 @@ class TcpBackend(Backend):
         self.name = written(*endpoint)
 
     def advance(self, endpoint: str = "") -> bool:
-        following = [one for one in self.successors if not endpoint or written(*one) == endpoint]
+        candidates = self.others if endpoint else self.successors
+        following = [one for one in candidates if not endpoint or written(*one) == endpoint]
         if not following:
             return False
         if self.hosted is not None:
@@ -213,21 +245,27 @@ class TcpBackend(Backend):
         return any(is_own_host(host, _LOOK_UP) for host, _ in self.successors)
 
     def open(self, timeout: float) -> JobStore:
-        from elastic_run.store.c10d import C10dJobStore  # noqa: PLC0415 - imported when used
-
-        if not self._was_reached and self.hosted is None:
-            self._probe(timeout)
-        host, port = self.endpoint
-        store = C10dJobStore(_LOOPBACK if self.hosted is not None else host, port, self.run_id, timeout=timeout)
+        is_known = self._was_reached or self.hosted is not None
+        try:
+            # Nodes start in any order: where nobody listens yet it fails at once, and the caller asks again soon.
+            store = self._connect(timeout, tries_again=is_known)
+        except StoreConnectionError:
+            if is_known or not self._find_living():
+                raise
+            store = self._connect(timeout, tries_again=True)
         self._was_reached = True
         return _seal(store, self._secret)
 
-    def _probe(self, timeout: float) -> None:
-        """Fail at once where nobody listens yet: nodes start in any order, and the caller asks again in a moment."""
-        trouble = find_trouble(*self.endpoint, timeout)
-        if trouble is not None and not self._find_living():
-            message = f"no store at {self.name}: {trouble}"
-            raise StoreConnectionError(message, trouble)
+    def _connect(self, timeout: float, *, tries_again: bool) -> JobStore:
+        from elastic_run.store.c10d import C10dJobStore  # noqa: PLC0415 - imported when used
+
+        host, port = (_LOOPBACK, self.port) if self.hosted is not None else self.endpoint
+        return C10dJobStore(host, port, self.run_id, timeout=timeout, tries_again=tries_again)
+
+    def look_at(self, endpoint: tuple[str, int], timeout: float) -> JobStore:
+        from elastic_run.store.c10d import C10dJobStore  # noqa: PLC0415 - imported when used
+
+        return _seal(C10dJobStore(*endpoint, self.run_id, timeout=timeout, tries_again=False), self._secret)
 
     def find_local_address(self) -> str:
         return find_local_address(*self.endpoint, _LOOK_UP)

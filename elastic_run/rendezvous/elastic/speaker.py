@@ -10,6 +10,7 @@ Rules
 
 from __future__ import annotations
 
+import os
 import time
 
 from elastic_run.core import job_keys, member, messages
@@ -18,6 +19,7 @@ from elastic_run.rendezvous.elastic.audience import say_heard
 from elastic_run.rendezvous.elastic.beats import BeatReader
 from elastic_run.rendezvous.elastic.link import BIRTH
 from elastic_run.rendezvous.elastic.patience import Patience
+from elastic_run.rendezvous.elastic.reunion import Reunion
 from elastic_run.rendezvous.elastic.session import Lost, Notice, Refused
 from elastic_run.rendezvous.elastic.waiting import INTERVAL, describe_missing
 from elastic_run.store.errors import StoreAccessError, StoreError, StoreForgedError
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Speaker"]
 
-_MARK = b"born with "
+_MARK = b"born "
 #: Phases of the job in which a node waits for others.
 _GATHERING = "gathering"
 
@@ -54,6 +56,7 @@ class Speaker:
         self._last_read: float | None = None
         self._last_line = time.monotonic()
         self._patience = Patience(affairs)
+        self._reunion = Reunion(affairs)
 
     def run(self) -> None:
         """Speak until the session ends."""
@@ -90,6 +93,10 @@ class Speaker:
         now = time.monotonic()
         if now >= self._next_beat:
             self._beat(store, now)
+            others = self._reunion.find_others(store)
+            if others is not None:
+                self._rejoin(others)
+                return
         if affairs.wake.wait(max(0.0, self._next_beat - time.monotonic())):
             # Cleared before facts are looked for, so that none is overlooked.
             affairs.wake.clear()
@@ -105,6 +112,7 @@ class Speaker:
         if membership is None:
             affairs.birth = birth
             store.beat(affairs.node)
+            self._next_beat = time.monotonic() + affairs.settings.keep_alive_interval
             self._begin()
             return
         if birth == affairs.birth:
@@ -118,7 +126,8 @@ class Speaker:
         """Return the store's birth mark, or None after telling the agent that its token is not the job's."""
         name = self._affairs.backend.name
         try:
-            birth = store.create(BIRTH, _MARK + self._affairs.node.encode())
+            # Random, not this node's name: the same node may be the first in two stores one after another.
+            birth = store.create(BIRTH, _MARK + os.urandom(8).hex().encode())
         except StoreForgedError:
             self._affairs.deliver(Refused(f"the job at {name} has another token than this node, or none"))
             return None
@@ -224,6 +233,13 @@ class Speaker:
             Notice(f"the node that serves the store at {before} leaves; going on at {affairs.backend.name}")
         )
         self._settle_down()
+
+    def _rejoin(self, endpoint: str) -> None:
+        """Leave a store that nobody else uses for the one where the job has gone on."""
+        if self._affairs.backend.advance(endpoint):
+            self._link.drop()
+            self._affairs.deliver(Notice(f"the job has gone on at {endpoint}: joining it again"))
+            self._settle_down()
 
     def _settle_down(self) -> bool:
         """Serve the store here if it is this node's turn, and wait for it anew."""

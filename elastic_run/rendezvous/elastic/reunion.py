@@ -1,0 +1,90 @@
+"""How a node that was cut off finds the others again, where the store can move.
+
+It may serve a store that nobody else uses: the one that the others have left, or the one that it went on to alone. The
+majority rule keeps it from forming rounds there, and nobody would ever come. So, while it waits, it looks at the job's
+other endpoints, and goes where the job has come further. Of two stores that have come equally far the one that the user
+named first is the right one, so that two waiting nodes don't change places for ever.
+"""
+
+from __future__ import annotations
+
+import time
+
+from elastic_run.core import job_keys, member, messages
+from elastic_run.core.codec import MessageError
+from elastic_run.rendezvous.elastic.addresses import written
+from elastic_run.store.errors import StoreError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    from elastic_run.rendezvous.elastic.affairs import Affairs
+    from elastic_run.store.job_store import JobStore
+
+    #: How far a job has come in a store; the greater, the further.
+    Progress: TypeAlias = tuple[int, bool]
+
+__all__ = ["Reunion"]
+
+#: Seconds between two looks, and for one endpoint to answer.
+_INTERVAL = 2.0
+_ANSWER = 1.0
+_NOTHING: Progress = (-1, False)
+
+
+class Reunion:
+    """One node's look-out for the others.
+
+    Args:
+        affairs: What the session's threads share.
+    """
+
+    def __init__(self, affairs: Affairs) -> None:
+        self._affairs = affairs
+        self._next_look = 0.0
+
+    def find_others(self, store: JobStore) -> str | None:
+        """Look where the job has come further than here; may take a second for each other endpoint.
+
+        Args:
+            store: The store that this node lives with.
+
+        Returns:
+            The endpoint, as it was written, or None to stay.
+        """
+        backend, now = self._affairs.backend, time.monotonic()
+        if not (backend.is_host and backend.others and self._is_waiting) or now < self._next_look:
+            return None
+        here = _read_progress(store)
+        best, place = here, None
+        for index, endpoint in enumerate(backend.others):
+            there = self._look_at(endpoint)
+            is_first = there == here and there != _NOTHING and index < backend.rank and place is None
+            if there > best or is_first:
+                best, place = there, endpoint
+        self._next_look = time.monotonic() + _INTERVAL
+        return None if place is None else written(*place)
+
+    @property
+    def _is_waiting(self) -> bool:
+        membership = self._affairs.membership
+        return membership is not None and membership.member.state in (member.WAITING, member.READY)
+
+    def _look_at(self, endpoint: tuple[str, int]) -> Progress:
+        try:
+            with self._affairs.backend.look_at(endpoint, _ANSWER) as store:
+                return _read_progress(store)
+        except StoreError:
+            return _NOTHING
+
+
+def _read_progress(store: JobStore) -> Progress:
+    raw = store.get([job_keys.HEAD])[0]
+    if raw is None:
+        return _NOTHING
+    try:
+        head = messages.read_head(raw)
+    except MessageError:
+        return _NOTHING
+    return head.round, head.is_running

@@ -1,0 +1,204 @@
+"""Jobs of several nodes over a real c10d store: sessions in threads, real sockets, our server."""
+
+from __future__ import annotations
+
+import shlex
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elastic_run.core.policy import RestartPolicy
+from elastic_run.rendezvous import RendezvousClosedError, RendezvousParameters, get_rendezvous_handler
+from elastic_run.rendezvous.elastic import speaker
+from elastic_run.rendezvous.elastic.session import Ended, Formed, Halted, Notice, Refused, Setup
+from elastic_run.store.client import StoreClient
+from tests.support.sessions import FAST, Node, free_port, handler_node, tcp_node
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+@pytest.fixture
+def enter() -> Iterator[Callable[[Node], Node]]:
+    """Return a function that starts a node and closes it after the test, the first one last."""
+    with ExitStack() as stack:
+        yield stack.enter_context
+
+
+def test_two_nodes_form_a_round_and_succeed(enter: Callable[[Node], Node]) -> None:
+    """Two nodes meet at an endpoint, get ranks 0 and 1, and both learn of the success of both."""
+    port = free_port()
+    nodes = [enter(tcp_node(port, (2, 2))) for _ in range(2)]
+    formed = [node.wait_for(Formed) for node in nodes]
+    assert sorted(one.group_rank for one in formed) == [0, 1]
+    assert len({(one.master_addr, one.master_port, one.round) for one in formed}) == 1
+    for node in nodes:
+        node.done()
+    assert [node.wait_for(Ended).verdict for node in nodes] == ["success"] * 2
+
+
+def test_a_failure_restarts_all(enter: Callable[[Node], Node]) -> None:
+    """A worker's failure stops the round on every node, and the next round begins on all of them."""
+    port = free_port()
+    setup = Setup(local_world_size=2, policy=RestartPolicy(1))
+    nodes = [enter(tcp_node(port, (3, 3), setup=setup)) for _ in range(3)]
+    for node in nodes:
+        assert node.wait_for(Formed).world_size == 6
+    nodes[1].fail()
+    for node in nodes[::2]:
+        assert node.wait_for(Halted).reason == "failure"
+    formed = [node.wait_for(Formed) for node in nodes]
+    assert {one.restart_count for one in formed} == {1}
+    nodes[2].fail(7)
+    ended = [node.wait_for(Ended) for node in nodes]
+    assert {(one.verdict, one.exit_code) for one in ended} == {("worker_failed", 7)}
+    assert all(one.root == ended[0].root and one.root is not None for one in ended)
+
+
+def test_a_node_that_leaves_is_replaced_by_a_spare(enter: Callable[[Node], Node]) -> None:
+    """A node that was told to stop leaves in order, and a waiting node takes its rank."""
+    port = free_port()
+    setup = Setup(local_world_size=1, policy=RestartPolicy(0))
+    nodes = [enter(tcp_node(port, (2, 2), setup=setup)) for _ in range(2)]
+    ranks = {node.wait_for(Formed).group_rank: node for node in nodes}
+    spare = enter(tcp_node(port, (2, 2), setup=setup))
+    leaver = ranks[1] if not ranks[1].session._affairs.backend.is_host else ranks[0]  # type: ignore[attr-defined]
+    stayer = next(node for node in nodes if node is not leaver)
+    leaver.session.leave("signal", "told to stop")
+    leaver.close()
+    assert stayer.wait_for(Halted).reason == "leave"
+    formed = [node.wait_for(Formed) for node in (stayer, spare)]
+    assert sorted(one.group_rank for one in formed) == [0, 1]
+    assert {one.restart_count for one in formed} == {0}
+
+
+def test_the_last_call_waits_for_more(enter: Callable[[Node], Node]) -> None:
+    """With fewer than the most nodes the first round waits for the last call, then begins without them."""
+    port = free_port()
+    nodes = [enter(tcp_node(port, (1, 4), conf={**FAST, "last_call_timeout": "0.3"})) for _ in range(2)]
+    assert {node.wait_for(Formed).group_world_size for node in nodes} == {2}
+
+
+def static_node(port: int, rank: int, size: int) -> Node:
+    """Return a node of a job with static rendezvous."""
+    parameters = RendezvousParameters("static", f"127.0.0.1:{port}", "job", size, size, rank=rank, timeout=30)
+    return handler_node(parameters, Setup(local_world_size=1, policy=RestartPolicy(1)))
+
+
+def test_static_nodes_have_the_ranks_that_were_given(enter: Callable[[Node], Node]) -> None:
+    """With static rendezvous each node has the rank it was given, and the store is at the address that was given."""
+    port = free_port()
+    nodes = [enter(static_node(port, rank, 3)) for rank in (0, 2, 1)]
+    formed = [node.wait_for(Formed) for node in nodes]
+    assert [one.group_rank for one in formed] == [0, 2, 1]
+    assert {(one.master_addr, one.master_port) for one in formed} == {("127.0.0.1", port)}
+    with StoreClient("127.0.0.1", port, 10.0) as worker:
+        worker.set("left", "behind")
+        nodes[1].fail()
+        formed = [node.wait_for(Formed) for node in nodes]
+    assert [one.group_rank for one in formed] == [0, 2, 1]
+    with StoreClient("127.0.0.1", port, 10.0) as worker:
+        assert not worker.check(["left"])
+    for node in nodes:
+        node.done()
+    assert {node.wait_for(Ended).verdict for node in nodes} == {"success"}
+
+
+def test_a_node_with_other_rules_is_refused(enter: Callable[[Node], Node]) -> None:
+    """A node that was told another number of nodes is refused with both values, and the job goes on."""
+    port = free_port()
+    nodes = [enter(tcp_node(port, (2, 2))) for _ in range(2)]
+    for node in nodes:
+        node.wait_for(Formed)
+    other = enter(tcp_node(port, (2, 5)))
+    detail = other.wait_for(Refused).detail
+    assert "2:5" in detail
+    assert "2:2" in detail
+    for node in nodes:
+        node.done()
+    assert {node.wait_for(Ended).verdict for node in nodes} == {"success"}
+
+
+def test_two_jobs_share_a_store(enter: Callable[[Node], Node]) -> None:
+    """Jobs with different ids at one endpoint know nothing of each other."""
+    port = free_port()
+    nodes = [enter(tcp_node(port, (2, 2), run_id=run_id)) for run_id in ("a", "b", "a", "b")]
+    assert sorted(node.wait_for(Formed).group_rank for node in nodes[::2]) == [0, 1]
+    assert sorted(node.wait_for(Formed).group_rank for node in nodes[1::2]) == [0, 1]
+    nodes[0].fail(5)
+    assert {node.wait_for(Ended).exit_code for node in nodes[::2]} == {5}
+    for node in nodes[1::2]:
+        node.done()
+    assert {node.wait_for(Ended).verdict for node in nodes[1::2]} == {"success"}
+
+
+def test_a_master_that_cannot_be_reached_is_named(enter: Callable[[Node], Node]) -> None:
+    """Where rank 0's store can't be reached no worker is started, and the verdict says from where and why."""
+    port = free_port()
+    nodes = [tcp_node(port, (2, 2)) for _ in range(2)]
+    for node in nodes:
+        node.offers_closed_port = True
+        enter(node)
+    ended = [node.wait_for(Ended) for node in nodes]
+    assert {end.verdict for end in ended} == {"rendezvous"}
+    assert all("refused" in end.detail and "can't reach" in end.detail for end in ended)
+
+
+def test_who_is_missing_is_told(enter: Callable[[Node], Node], monkeypatch: pytest.MonkeyPatch) -> None:
+    """While nodes are missing, a line says how many are there, who, and how long they are waited for."""
+    monkeypatch.setattr(speaker, "INTERVAL", 0.2)
+    node = enter(tcp_node(free_port(), (2, 2)))
+    while not (text := node.wait_for(Notice).text).startswith("waiting: 1/2 nodes"):
+        pass
+    assert socket.gethostname() in text
+    assert text.endswith(" left")
+
+
+def test_without_an_endpoint_a_node_hosts_one_and_says_how_to_join(enter: Callable[[Node], Node]) -> None:
+    """The shortest command serves a store here, starts at the minimum, and says with which command others join."""
+    setup = Setup(
+        local_world_size=1,
+        policy=RestartPolicy(0),
+        join_command=(["elastic-run"], ["--nnodes=1:2", "train.py", "--name=a b"]),
+    )
+    conf = {key: value for key, value in FAST.items() if key != "last_call_timeout"}
+    first = enter(handler_node(RendezvousParameters("c10d", "", "none", 1, 2, "127.0.0.1", **conf), setup))
+    words = shlex.split(first.wait_for(Notice).text.partition("join with: ")[2])
+    assert words[-3:] == ["--nnodes=1:2", "train.py", "--name=a b"]
+    flags = dict(word.lstrip("-").split("=", 1) for word in words[1:5])
+    assert first.wait_for(Formed).group_world_size == 1
+    second = enter(
+        handler_node(
+            RendezvousParameters(
+                "c10d",
+                flags["rdzv-endpoint"],
+                flags["rdzv-id"],
+                1,
+                2,
+                "127.0.0.1",
+                **{**conf, **dict([flags["rdzv-conf"].split("=")])},
+            )
+        )
+    )
+    assert {node.wait_for(Formed).group_world_size for node in (first, second)} == {2}
+
+
+def test_a_plain_handler_joins_rounds() -> None:
+    """An agent that knows only torch's methods forms rounds with another, shares a store with it, and ends with it."""
+    port = free_port()
+    parameters = RendezvousParameters("c10d", f"127.0.0.1:{port}", "job", 2, 2, "127.0.0.1", **FAST)
+    handlers = [get_rendezvous_handler(parameters) for _ in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        for _ in range(2):
+            rounds = list(pool.map(lambda handler: handler.next_rendezvous(), handlers))
+            assert sorted(one.rank for one in rounds) == [0, 1]
+            rounds[0].store.set("key", b"value")
+            assert rounds[1].store.get("key") == b"value"
+            assert [handler.num_nodes_waiting() for handler in handlers] == [0, 0]
+        assert all(pool.map(lambda handler: handler.shutdown(), handlers))
+    assert all(handler.is_closed() for handler in handlers)
+    with pytest.raises(RendezvousClosedError):
+        handlers[0].next_rendezvous()
