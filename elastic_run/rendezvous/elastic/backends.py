@@ -103,7 +103,7 @@ class Backend(ABC):
             endpoint: Which, as it was written; empty for the next one.
 
         Returns:
-            Whether there is one.
+            Whether there is one that was not tried in vain since the store answered last.
         """
         return False
 
@@ -172,10 +172,12 @@ class TcpBackend(Backend):
         self._is_host = is_host
         self._secret = secret
         self._was_reached = False
+        self._passed = 0  # endpoints since the last that was reached
 
     @property
     def successors(self) -> Sequence[tuple[str, int]]:
-        return self._endpoints[self._endpoints.index(self.endpoint) + 1 :]
+        # After the last comes the first: its host may be there again.
+        return [*self._endpoints[self.rank + 1 :], *self._endpoints[: self.rank]]
 
     @property
     def others(self) -> Sequence[tuple[str, int]]:
@@ -231,7 +233,8 @@ class TcpBackend(Backend):
     def advance(self, endpoint: str = "") -> bool:
         candidates = self.others if endpoint else self.successors
         following = [one for one in candidates if not endpoint or written(*one) == endpoint]
-        if not following:
+        self._passed += 1
+        if not following or self._passed >= len(self._endpoints):
             return False
         if self.hosted is not None:
             self.hosted.close()
@@ -242,7 +245,7 @@ class TcpBackend(Backend):
 
     @property
     def is_successor(self) -> bool:
-        return any(is_own_host(host, _LOOK_UP) for host, _ in self.successors)
+        return any(is_own_host(host, _LOOK_UP) for host, _ in self._endpoints)
 
     def open(self, timeout: float) -> JobStore:
         is_known = self._was_reached or self.hosted is not None
@@ -254,6 +257,7 @@ class TcpBackend(Backend):
                 raise
             store = self._connect(timeout, tries_again=True)
         self._was_reached = True
+        self._passed = 0
         return _seal(store, self._secret)
 
     def _connect(self, timeout: float, *, tries_again: bool) -> JobStore:

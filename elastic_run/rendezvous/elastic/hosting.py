@@ -163,8 +163,10 @@ class HostedWorkerStore(WorkerStore):
         """Nothing to do: it is served by a thread of its own."""
 
     def renew(self) -> WorkerStore:
-        """Return this same store, emptied: its port is fixed."""
-        self._hosted.reset()
+        """Return this same store: its port is fixed.
+
+        It isn't emptied yet, since workers of other nodes may still use it: `Entrance` does that for the next round.
+        """
         return self
 
     def close(self) -> None:

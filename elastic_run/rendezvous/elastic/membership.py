@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     Errand: TypeAlias = core.ReadHead | core.CreateEntry | core.FetchAssignment
 
-__all__ = ["FORGED", "Membership"]
+__all__ = ["FORGED", "Membership", "get_document"]
 
 #: What stands for an entry whose signature is wrong: no message, so void for every reader.
 FORGED = b"forged"
@@ -171,8 +171,8 @@ class Membership:
             return core.EntryRead(errand.slot, value)
         if isinstance(errand, core.FetchAssignment):
             key = job_keys.assignment_key(errand.slot, errand.term, self._member.node)
-            return core.AssignmentRead(errand.slot, errand.term, _get(store, key))
-        return core.HeadRead(_get(store, job_keys.HEAD))
+            return core.AssignmentRead(errand.slot, errand.term, get_document(store, key))
+        return core.HeadRead(get_document(store, job_keys.HEAD))
 
 
 def _create(store: JobStore, key: str, value: bytes) -> bytes:
@@ -182,7 +182,16 @@ def _create(store: JobStore, key: str, value: bytes) -> bytes:
         return FORGED
 
 
-def _get(store: JobStore, key: str) -> bytes | None:
+def get_document(store: JobStore, key: str) -> bytes | None:
+    """Return what lies at a key; None where there is nothing, or its signature is wrong.
+
+    Args:
+        store: The job's store.
+        key: The key.
+
+    Raises:
+        StoreConnectionError: The store can't be reached.
+    """
     try:
         return store.get([key])[0]
     except StoreForgedError:

@@ -21,6 +21,7 @@ from elastic_run.core import coordinator as core
 from elastic_run.core import job_keys, messages
 from elastic_run.rendezvous.elastic.audience import AUDIENCE
 from elastic_run.rendezvous.elastic.beats import BeatReader
+from elastic_run.rendezvous.elastic.membership import FORGED, get_document
 from elastic_run.rendezvous.elastic.moving import decode_moving
 from elastic_run.store.errors import StoreAccessError, StoreError, StoreForgedError
 
@@ -39,8 +40,6 @@ __all__ = ["Office"]
 _LOOKS = 4
 #: Seconds to wait for facts when nothing else is due.
 _LONGEST_WAIT = 30.0
-#: What stands for an entry whose signature is wrong: no message, so void for every reader.
-_FORGED = b"forged"
 
 _log = logging.getLogger(__name__)
 
@@ -135,7 +134,7 @@ class Office:
         if command.is_copy:
             state = self._affairs.state_copy
         elif command.state_slot >= 0:
-            state = _get(store, job_keys.state_key(command.state_slot, command.state_term))
+            state = get_document(store, job_keys.state_key(command.state_slot, command.state_term))
         return core.take_office(
             self._affairs.node,
             term=command.term,
@@ -155,7 +154,7 @@ class Office:
         try:
             winner = store.create(job_keys.decision_key(proposal.slot), proposal.entry)
         except StoreForgedError:
-            winner = _FORGED
+            winner = FORGED
         coordinator, cleanup = core.settle(coordinator, winner, now=time.monotonic(), jitter=_jitter())
         # Settled, whatever happens to the connection now: the rest may be dropped.
         self._coordinator = coordinator
@@ -207,13 +206,6 @@ class Office:
     def _has_said_all(self) -> bool:
         membership = self._affairs.membership
         return membership is None or membership.next_fact is None
-
-
-def _get(store: JobStore, key: str) -> bytes | None:
-    try:
-        return store.get([key])[0]
-    except StoreForgedError:
-        return None
 
 
 def _jitter() -> float:

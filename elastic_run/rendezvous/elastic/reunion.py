@@ -3,7 +3,8 @@
 It may serve a store that nobody else uses: the one that the others have left, or the one that it went on to alone. The
 majority rule keeps it from forming rounds there, and nobody would ever come. So, while it waits, it looks at the job's
 other endpoints, and goes where the job has come further. Of two stores that have come equally far the one that the user
-named first is the right one, so that two waiting nodes don't change places for ever.
+named first is the right one, so that two waiting nodes don't change places for ever. It looks only after a lease of
+waiting: until then the others may still be on their way to here, from a store whose host has not hung up yet.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ class Reunion:
     def __init__(self, affairs: Affairs) -> None:
         self._affairs = affairs
         self._next_look = 0.0
+        self._waits_since: float | None = None
 
     def find_others(self, store: JobStore) -> str | None:
         """Look where the job has come further than here; may take a second for each other endpoint.
@@ -54,7 +56,11 @@ class Reunion:
             The endpoint, as it was written, or None to stay.
         """
         backend, now = self._affairs.backend, time.monotonic()
-        if not (backend.is_host and backend.others and self._is_waiting) or now < self._next_look:
+        if not (backend.is_host and backend.others and self._is_waiting):
+            self._waits_since = None
+            return None
+        self._waits_since = self._waits_since or now
+        if now < max(self._next_look, self._waits_since + self._affairs.settings.lease):
             return None
         here = _read_progress(store)
         best, place = here, None
@@ -64,6 +70,8 @@ class Reunion:
             if there > best or is_first:
                 best, place = there, endpoint
         self._next_look = time.monotonic() + _INTERVAL
+        if place is not None:
+            self._waits_since = None
         return None if place is None else written(*place)
 
     @property

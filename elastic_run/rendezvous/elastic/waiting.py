@@ -42,7 +42,7 @@ def describe_trouble(store: str, trouble: str, silent_for: float, left: float | 
         left: Seconds until the wait is given up, or None.
 
     Returns:
-        Such as ``waiting: the store at 10.0.0.1:29400 is silent for 12 s, 9:50 left``.
+        Such as ``waiting: the store at 10.0.0.1:29400 can't be reached for 12 s: silent, 9:50 left``.
     """
     return f"waiting: the store at {store} can't be reached for {silent_for:.0f} s: {trouble}{_describe_left(left)}"
 
