@@ -169,20 +169,23 @@ class Job:
         is_closed = threading.Event()
 
         def close() -> None:
-            session.close(timeout)
-            is_closed.set()
-            self._loop.call_soon_threadsafe(lambda: None)  # wakes the loop
+            try:
+                session.close(timeout)
+            finally:
+                is_closed.set()
+                self._loop.call_soon_threadsafe(lambda: None)  # wakes the loop
 
         # In a thread: while this node stays for the others, a signal must be heard.
         threading.Thread(target=close, name="farewell", daemon=True).start()
         self._loop.run_until(lambda: is_closed.is_set() or is_hurried(), self._loop.now() + timeout + _LAST_WORDS)
 
     def _offer(self, session: Session) -> sessions.Offer:
-        if self._joining.store is None:
+        if not session.offers_store:
+            # One port for the store of the agents and of the workers, on the node that serves it.
             self._joining.store = session.worker_store
-        if self._joining.store is None and not session.offers_store:
-            return sessions.Offer("", 0, use_agent_store=True)
-        store = self._joining.renew_store(is_public=True)
+            port = 0 if session.worker_store is None else session.worker_store.port
+            return sessions.Offer("", port, use_agent_store=True)
+        store = self._joining.open_next_store()
         return sessions.Offer("", store.port, use_agent_store=store.use_agent_store)
 
     def _deliver(self, event: SessionEvent) -> None:
@@ -194,6 +197,7 @@ class Job:
         elif isinstance(event, sessions.Formed):
             self._take_place(event)
         elif isinstance(event, sessions.Warned):
+            self._say("new nodes wait: telling the workers, which will be stopped soon")
             self._feed(supervision.RoundWarned(self._number(event.round)))
         elif isinstance(event, sessions.Halted):
             self._say(f"stopping the workers: {_describe_halt(event)}")
@@ -216,6 +220,7 @@ class Job:
     def _take_place(self, place: sessions.Formed) -> None:
         if self._job_round >= 0:
             self._say(_describe_round(place, self._options.policy.max_restarts))
+        self._joining.close_former_store()
         self._round, self._job_round = self._next_round, place.round
         self.use_agent_store = place.use_agent_store
         group = self._group

@@ -34,6 +34,7 @@ class Joining:
 
     def __init__(self, group: WorkerGroup, requested_store: str) -> None:
         self.store: WorkerStore | None = None
+        self._former: WorkerStore | None = None
         self._group = group
         self._requested_store = requested_store
         self._use_torch_store = False
@@ -91,8 +92,28 @@ class Joining:
             group.master_port = spec.master_port or (info.master_port if info is not None else None)
         agree_on_ranks(group, found)
 
+    def open_next_store(self) -> WorkerStore:
+        """Open the next round's store beside this round's, which workers of other nodes may still need.
+
+        Returns:
+            The store; `close_former_store` ends the other one.
+
+        Raises:
+            OSError: The system refuses.
+        """
+        self.close_former_store()
+        self._former, self.store = self.store, None
+        return self.renew_store(is_public=True)
+
+    def close_former_store(self) -> None:
+        """End the last round's store: a new round was formed, so that nobody uses it any more."""
+        if self._former is not None:
+            self._former.close()
+            self._former = None
+
     def close(self) -> None:
-        """Give the store's port back."""
+        """Give the ports back."""
+        self.close_former_store()
         if self.store is not None:
             self.store.close()
 

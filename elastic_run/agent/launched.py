@@ -117,6 +117,7 @@ def _launch_worker(
     spec, rank = around.group.spec, worker.local_rank
     stdout, stderr = _wire(launched, rank)
     env = {**os.environ, **own_env, contract.ENV_TOKEN: around.inherited_token}
+    env.pop(contract.ENV_RDZV_TOKEN, None)  # the agents' secret; a worker may print its environment
     argv = [str(spec.entrypoint), *macros.substitute([str(arg) for arg in spec.args], str(rank))]
     affinity = around.options.affinities.get(rank)
     try:

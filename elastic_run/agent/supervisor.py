@@ -262,7 +262,10 @@ class Supervisor:
         elif isinstance(command, supervision.Leave):
             job.leave(command.reason)
         elif isinstance(command, supervision.ReportReady):
-            job.report_ready(command, self._story.write_report(self._failure))
+            try:
+                job.report_ready(command, self._story.write_report(self._failure))
+            except OSError as error:
+                self._feed(supervision.JobOver(supervision.Finish("cannot_start", detail=str(error))))
         elif isinstance(command, supervision.Warn) and self._options.scale_up_signal:
             self._forward(self._options.scale_up_signal)
 

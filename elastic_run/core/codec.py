@@ -39,7 +39,7 @@ def encode(document: Mapping[str, Any]) -> bytes:
     Returns:
         ASCII bytes.
     """
-    return json.dumps(document, separators=(",", ":"), sort_keys=True, allow_nan=False).encode("ascii")
+    return _ENCODER.encode(document).encode("ascii")
 
 
 def decode(data: bytes) -> Document:
@@ -58,7 +58,7 @@ def decode(data: bytes) -> Document:
         message = f"{len(data)} bytes are more than a message may have ({LARGEST})"
         raise MessageError(message)
     try:
-        found = json.loads(data, parse_constant=_refuse_constant)
+        found = _DECODER.decode(data.decode())
     except (ValueError, RecursionError) as error:
         message = f"not JSON: {error}"
         raise MessageError(message) from error
@@ -178,6 +178,10 @@ def _list(value: object) -> list[object]:
         raise ValueError  # noqa: TRY004 - `_check` makes the message
     return value
 
+
+# Made once: `json.dumps` and `json.loads` make one for each message, which takes as long as the message.
+_ENCODER = json.JSONEncoder(separators=(",", ":"), sort_keys=True, allow_nan=False)
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 _SCALARS: Mapping[str, Check] = {
     "str": _string,

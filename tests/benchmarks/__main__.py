@@ -16,7 +16,7 @@ from dataclasses import fields
 from pathlib import Path
 from tempfile import mkdtemp
 
-from tests.benchmarks import detection, meetings, memory, orphans, start, tee
+from tests.benchmarks import detection, meetings, meetings_of_nodes, memory, nodes, orphans, scale, start, tee
 from tests.benchmarks.effort import Effort
 from tests.benchmarks.figures import ORDER, Figure, console_lines, record, write_readme
 from tests.benchmarks.installation import install
@@ -34,6 +34,9 @@ _BENCHMARKS = {
     "detection": detection.measure,
     "orphans": orphans.measure,
     "meetings": meetings.measure,
+    "nodes": nodes.measure,
+    "meetings_of_nodes": meetings_of_nodes.measure,
+    "scale": scale.measure,
     "tee": tee.measure,
 }
 

@@ -15,6 +15,9 @@ class Effort:
         restarts: Restarts of a job one of whose workers is late.
         kills: Launchers that are killed.
         megabytes: Size of the output that has to arrive whole.
+        rounds: Rounds of each number of nodes.
+        nodes: The largest number of nodes.
+        meetings: Rounds of each kind in which workers of several nodes meet.
     """
 
     pairs: int = 5
@@ -22,3 +25,6 @@ class Effort:
     restarts: int = 100
     kills: int = 50
     megabytes: int = 200
+    rounds: int = 3
+    nodes: int = 4000
+    meetings: int = 100

@@ -34,6 +34,10 @@ is the same workers started by a bare loop of `subprocess.Popen` in the same run
 Both launchers are installed as pip does it, not editable, in one environment without test tools. Their workers hardly
 import anything, torch least of all: the launcher is what is measured.
 
+Nodes are agents on one machine. In rounds of many the store, the coordinator and one node are a real agent's; the other
+nodes share two processes, where they decide and speak as real ones do, without their threads. The column of torchrun
+then stands for torch's `DynamicRendezvousHandler`, one thread each in two processes, at torch's own TCPStore.
+
 """
 
 
@@ -143,7 +147,7 @@ def record(figures: Iterable[Figure], *, load: float) -> None:
 
 
 #: The benchmarks' names, in the order in which they run and are shown.
-ORDER = ("start", "memory", "detection", "orphans", "meetings", "tee")
+ORDER = ("start", "memory", "detection", "orphans", "meetings", "nodes", "meetings_of_nodes", "scale", "tee")
 
 
 def write_readme() -> bool:

@@ -136,6 +136,16 @@ class Job:
         """Send one byte to its stdin, which its workers inherit."""
         os.write(self.process.stdin.fileno(), b"\n")  # type: ignore[union-attr] # it is a pipe
 
+    def send(self, number: int) -> int:
+        """Send it a signal; returns the time at which that was done."""
+        os.kill(self.pid, number)
+        return time.monotonic_ns()
+
+    def read(self) -> None:
+        """Take in what it has written so far."""
+        if self.process.stdout and not self.ended_at:
+            self._read()
+
     def close(self) -> None:
         """Kill it and what is below it, if it runs, and close its pipes."""
         if self.process.poll() is None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.benchmarks import detection, meetings, memory, orphans, start, tee
+from tests.benchmarks import detection, meetings, meetings_of_nodes, memory, nodes, orphans, scale, start, tee
 from tests.benchmarks.comparison import interleave
 from tests.benchmarks.installation import Installation, install
 from tests.support.torchrun import with_hosts_file, write_hosts_file
@@ -100,3 +100,52 @@ def test_workers_meet_while_ports_are_taken(installation: Installation) -> None:
 def test_workers_meet_when_one_is_late(installation: Installation) -> None:
     """A rank that comes late finds the others waiting, restart after restart."""
     assert meetings.rounds_met(installation, 3) == 4
+
+
+def test_two_nodes_start_in_a_quarter_of_the_time(installation: Installation) -> None:
+    """The last worker of two nodes runs its first line in at most a quarter of torchrun's time."""
+    nodes.start_nodes(installation, "elastic-run")
+    starts = interleave(
+        {
+            "elastic-run": lambda: nodes.start_nodes(installation, "elastic-run"),
+            "torchrun": lambda: nodes.start_nodes(installation, "torchrun"),
+        },
+        rounds=2,
+        times={"elastic-run": 3},
+    )
+    assert starts.ratio("elastic-run", "torchrun").value <= 0.25
+
+
+def test_other_nodes_hear_of_a_death_at_once(installation: Installation) -> None:
+    """The workers on all other nodes are told within 300 ms of a worker's death."""
+    assert median(nodes.tell_after_death(installation, 5)) <= 300
+
+
+def test_a_lost_node_is_made_up_for_at_once(installation: Installation) -> None:
+    """The other nodes run again within two seconds of a node's end, however it came, and so does a spare."""
+    for measure in (nodes.reform_after_kill, nodes.reform_after_term, nodes.replace_by_spare):
+        assert median(measure(installation, 3)) <= 2000
+
+
+@pytest.mark.parametrize(
+    "meet",
+    [meetings_of_nodes.meet_after_failures, meetings_of_nodes.meet_newcomers, meetings_of_nodes.meet_at_new_masters],
+)
+def test_workers_of_several_nodes_meet(installation: Installation, meet: meetings_of_nodes.Meet) -> None:
+    """Restart after restart, arrival after arrival, master after master, all workers meet at the master's address."""
+    assert meetings_of_nodes.count_met(meet(installation, 5)) == (5, "")
+
+
+def test_many_nodes_form_a_round() -> None:
+    """A round of 256 nodes forms within four seconds, and asks no more of the store per node than one of 64."""
+    few, many = scale.form_round(64), scale.form_round(256)
+    assert many.seconds <= 4.0
+    assert many.operations / many.nodes <= 2 * few.operations / few.nodes
+    assert many.transferred / many.nodes <= 2 * few.transferred / few.nodes
+
+
+def test_light_nodes_weigh_as_much_as_real_ones() -> None:
+    """A crowd of light nodes asks of the store what real sessions ask."""
+    light, real = scale.form_round(64), scale.form_round(64, kind="real")
+    assert 0.75 <= light.operations / real.operations <= 1.4
+    assert 0.75 <= light.transferred / real.transferred <= 1.4

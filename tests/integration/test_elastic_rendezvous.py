@@ -78,7 +78,7 @@ def test_a_node_that_leaves_is_replaced_by_a_spare(enter: Callable[[Node], Node]
 def test_the_last_call_waits_for_more(enter: Callable[[Node], Node]) -> None:
     """With fewer than the most nodes the first round waits for the last call, then begins without them."""
     port = free_port()
-    nodes = [enter(tcp_node(port, (1, 4), conf={**FAST, "last_call_timeout": "0.3"})) for _ in range(2)]
+    nodes = [enter(tcp_node(port, (1, 4), conf={**FAST, "last_call_timeout": "2"})) for _ in range(2)]
     assert {node.wait_for(Formed).group_world_size for node in nodes} == {2}
 
 

@@ -50,6 +50,7 @@ class JobSession(Session):
         self._affairs = affairs
         self._offer = Offer("", 0, use_agent_store=True)
         self._offices: list[Office] = []
+        self._leaving: member.Leaving | None = None
         self._threads: list[threading.Thread] = []
         self._join_text = join_text
         self._end: Ended | None = None
@@ -94,7 +95,8 @@ class JobSession(Session):
 
     def leave(self, reason: str, detail: str = "") -> None:
         self._affairs.is_leaving = True
-        self._feed(member.Leaving(reason, detail))
+        self._leaving = member.Leaving(reason, detail)
+        self._feed(self._leaving)
 
     def _feed(self, event: member.Event) -> None:
         membership = self._affairs.membership
@@ -121,6 +123,8 @@ class JobSession(Session):
             affairs.node, card=affairs.card, rules=affairs.rules, offer=self._advertised(), now=time.monotonic()
         )
         affairs.membership = Membership(begun, perform=self._perform, on_facts=affairs.wake.set, birth=affairs.birth)
+        if self._leaving is not None:
+            affairs.membership.feed(self._leaving)  # said while the store was being reached
         self._threads.append(affairs.spawn("follower", Follower(affairs, affairs.membership).run))
 
     def _perform(self, command: member.Command) -> None:
@@ -149,6 +153,7 @@ class JobSession(Session):
             from elastic_run.rendezvous.elastic.office import Office  # noqa: PLC0415 - only the elected node needs it
 
             office = Office(self._affairs, command)
+            del self._offices[:-1]  # those of terms long past have ended, and each holds a state of the whole job
             self._offices.append(office)
             office.start()
         elif isinstance(command, member.StopCoordinating) and self._offices:

@@ -65,6 +65,8 @@ class Reunion:
         here = _read_progress(store)
         best, place = here, None
         for index, endpoint in enumerate(backend.others):
+            if time.monotonic() - now > self._affairs.settings.lease / 3:
+                break  # this thread beats, too
             there = self._look_at(endpoint)
             is_first = there == here and there != _NOTHING and index < backend.rank and place is None
             if there > best or is_first:

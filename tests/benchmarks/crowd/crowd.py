@@ -1,0 +1,110 @@
+"""A part of a large job's nodes in one process.
+
+``python -m tests.benchmarks.crowd.crowd KIND BACKEND ENDPOINT RUN_ID NODES FIRST COUNT``, where KIND is ``light`` (see
+`light_node`) or ``real`` (sessions with all their threads). It says ``ready``, begins when it is sent a line, says
+``joined NANOSECONDS CPU_SECONDS`` when the store has the joins of all (light nodes, or a real one alone), and
+``formed`` likewise when all are in a round. It ends with its input.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import select
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+from elastic_run.loop import Loop
+from elastic_run.rendezvous.elastic import opening
+from elastic_run.rendezvous.elastic.hosting import open_public_listener
+from elastic_run.rendezvous.elastic.kinds import make_backend
+from elastic_run.rendezvous.elastic.session import Formed, Lost, Offer, Refused, Setup
+from elastic_run.rendezvous.elastic.settings import read_settings
+from elastic_run.store.listener import raise_descriptor_limit
+from tests.benchmarks.crowd.counting import Tally, say
+from tests.benchmarks.crowd.host import wait_joined
+from tests.benchmarks.crowd.light_node import LightNode
+
+if TYPE_CHECKING:
+    from elastic_run.rendezvous.elastic.session import SessionEvent
+
+#: Per node.
+_WORKERS = 8
+_STACK = 256 * 1024
+
+
+def run_light(endpoint: str, run_id: str, nodes: int, first: int, count: int) -> None:
+    """Drive light nodes until the input ends."""
+    host, port = endpoint.split(":")
+    tally = Tally(count)
+    rules = opening._make_rules(read_settings("c10d", {}), Setup(_WORKERS), nodes, nodes, has_successors=False)
+    loop = Loop()
+    gc.disable()  # it looks at all nodes again and again; a node that is alone has next to nothing to look at
+    say("ready")
+    sys.stdin.readline()
+    alive = [
+        LightNode(
+            loop,
+            (host, int(port)),
+            run_id,
+            number,
+            rules=rules,
+            on_joined=lambda: tally.note("joined"),
+            on_formed=lambda: tally.note("formed"),
+        )
+        for number in range(first, first + count)
+    ]
+    loop.add_reader(0, lambda: os._exit(0))
+    loop.run_until(lambda: not alive)
+
+
+def run_real(backend: str, endpoint: str, run_id: str, nodes: int, count: int) -> None:
+    """Open real sessions until the input ends."""
+    threading.stack_size(_STACK)
+    tally = Tally(count)
+    settings = read_settings(backend, {"join_timeout": "600", **({"is_host": "0"} if backend == "c10d" else {})})
+    listener = open_public_listener(0)
+    offer = Offer("127.0.0.1", listener.getsockname()[1], use_agent_store=True)
+    sessions = [
+        opening.open_session(
+            make_backend(backend, endpoint, run_id, settings),
+            settings,
+            Setup(_WORKERS),
+            min_nodes=nodes,
+            max_nodes=nodes,
+            local_addr="127.0.0.1",
+        )
+        for _ in range(count)
+    ]
+
+    def deliver(event: SessionEvent) -> None:
+        if isinstance(event, Formed):
+            tally.note("formed")
+        elif isinstance(event, Lost | Refused):
+            say(f"lost {event.detail}")
+
+    say("ready")
+    sys.stdin.readline()
+    for session in sessions:
+        session.start(offer, deliver)
+    if count == 1:
+        wait_joined(sessions[0])
+        tally.note("joined")
+    select.select([0], [], [])
+    os._exit(0)
+
+
+def main() -> None:
+    """Do what the file says."""
+    kind, backend, endpoint, run_id = sys.argv[1:5]
+    nodes, first, count = map(int, sys.argv[5:8])
+    raise_descriptor_limit()
+    if kind == "light":
+        run_light(endpoint, run_id, nodes, first, count)
+    else:
+        run_real(backend, endpoint, run_id, nodes, count)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""Questions and answers over one non-blocking connection, many of which share one loop and one thread.
+
+What is said is written down as a generator, as a blocking client would do it one line after another: it yields a
+`Question` and is sent the answers. It yields None to rest until `wake`. No thread, no lock, no buffer of its own: a
+node of a crowd must cost less than what it asks of the server.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+from typing import TYPE_CHECKING, NamedTuple
+
+from elastic_run.store import wire
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+    from typing import TypeAlias
+
+    from elastic_run.loop import Loop
+
+    Answers: TypeAlias = list[bytes]
+    Script: TypeAlias = Generator["Question | None", Answers, None]
+
+#: Kinds of answers: so many bytes, or a string with its length before it.
+BYTE = 1
+NONCE = wire.U32.size
+NUMBER = wire.I64.size
+STRING = 0
+
+_RECEIVE = 64 * 1024
+
+
+class Question(NamedTuple):
+    """What to send, and the kinds of the answers that come back."""
+
+    data: bytes
+    kinds: tuple[int, ...]
+
+
+class Exchange:
+    """One connection and its script.
+
+    Args:
+        loop: The loop that drives it.
+        address: Host and port of the server, numeric.
+        script: What is said; None to do no more than connect, and hang up.
+        on_end: Called when the script is over, or the connection of one without a script is open.
+    """
+
+    __slots__ = (
+        "_buffer",
+        "_fd",
+        "_is_resting",
+        "_kinds",
+        "_loop",
+        "_offset",
+        "_on_end",
+        "_script",
+        "_socket",
+        "found",
+    )
+
+    def __init__(
+        self, loop: Loop, address: tuple[str, int], script: Script | None, on_end: Callable[[], None] | None = None
+    ) -> None:
+        self._loop = loop
+        self._script = script
+        self._on_end = on_end
+        self._buffer = b""
+        self._offset = 0
+        self._kinds: tuple[int, ...] = ()
+        self.found: Answers = []
+        self._is_resting = False
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        self._socket.settimeout(0)
+        self._fd = self._socket.fileno()
+        error = self._socket.connect_ex(address)
+        if error not in (0, errno.EINPROGRESS):
+            raise OSError(error, f"{address}: connect")
+        loop.add_writer(self._fd, self._open)
+
+    def wake(self) -> None:
+        """Let a script that rests go on; harmless where it doesn't."""
+        if self._is_resting:
+            self._is_resting = False
+            self._resume([])
+
+    def _open(self) -> None:
+        self._loop.remove_writer(self._fd)
+        error = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if error:
+            raise OSError(error, "connect")
+        if self._script is None:
+            self._end()
+            return
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._loop.add_reader(self._fd, self._receive)
+        self._resume(None)
+
+    def _resume(self, answers: Answers | None) -> None:
+        script = self._script
+        if script is None:
+            return
+        try:
+            question = next(script) if answers is None else script.send(answers)
+        except StopIteration:
+            self._end()
+            return
+        if question is None:
+            self._is_resting = True
+            return
+        self._kinds = question.kinds
+        self.found = []
+        # Some hundred bytes at a time: the kernel always takes them whole.
+        if self._socket.send(question.data) != len(question.data):
+            message = "the server does not read"
+            raise BlockingIOError(message)
+
+    def _receive(self) -> None:
+        try:
+            data = self._socket.recv(_RECEIVE)
+        except BlockingIOError:
+            return
+        if not data:
+            message = "the server hung up"
+            raise ConnectionError(message)
+        self._buffer = self._buffer[self._offset :] + data if self._buffer else data
+        self._offset = 0
+        if self._has_all():
+            self._buffer = b""
+            self._resume(self.found)
+
+    def _has_all(self) -> bool:
+        buffer, found = self._buffer, self.found
+        for kind in self._kinds[len(found) :]:
+            start, size = self._offset, kind
+            if kind == STRING:
+                if len(buffer) < start + wire.U64.size:
+                    return False
+                size = wire.U64.unpack_from(buffer, start)[0]
+                start += wire.U64.size
+            if len(buffer) < start + size:
+                return False
+            found.append(buffer[start : start + size])
+            self._offset = start + size
+        return True
+
+    def _end(self) -> None:
+        self._loop.remove_reader(self._fd)
+        self._socket.close()
+        self._script = None
+        if self._on_end is not None:
+            self._on_end()

@@ -1,0 +1,70 @@
+"""The first node of a large job, all of it real: it serves the store, is rank 0, and becomes the coordinator.
+
+``python -m tests.benchmarks.crowd.host NODES RUN_ID``. It says ``listening PORT``, ``joined`` once the store has its
+join, ``formed NANOSECONDS`` when it is in the round. To every line it is sent it answers with what its store was asked
+so far, as JSON. It ends with its input.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from elastic_run.rendezvous.elastic.backends import TcpBackend
+from elastic_run.rendezvous.elastic.hosting import HostedStore, open_public_listener
+from elastic_run.rendezvous.elastic.opening import open_session
+from elastic_run.rendezvous.elastic.session import Formed, Lost, Offer, Refused, Setup
+from elastic_run.rendezvous.elastic.settings import read_settings
+from elastic_run.store.listener import raise_descriptor_limit
+from tests.benchmarks.crowd.counting import count_traffic, say
+from tests.support.wait import wait_until
+
+if TYPE_CHECKING:
+    from elastic_run.rendezvous.elastic.affairs import Affairs
+    from elastic_run.rendezvous.elastic.session import Session, SessionEvent
+
+
+def main() -> None:
+    """Do what the file says."""
+    nodes, run_id = int(sys.argv[1]), sys.argv[2]
+    raise_descriptor_limit()
+    traffic = count_traffic()
+    workers_store = HostedStore(open_public_listener(0))
+    backend = TcpBackend("c10d", run_id, [("127.0.0.1", 0)], is_host=True)
+    backend.host_anywhere()
+    session = open_session(
+        backend,
+        read_settings("c10d", {"join_timeout": "600"}),
+        Setup(local_world_size=8),
+        min_nodes=nodes,
+        max_nodes=nodes,
+        local_addr="127.0.0.1",
+    )
+
+    def deliver(event: SessionEvent) -> None:
+        if isinstance(event, Formed):
+            say(f"formed {time.monotonic_ns()}")
+        elif isinstance(event, Lost | Refused):
+            say(f"lost {event.detail}")
+
+    session.start(Offer("127.0.0.1", workers_store.port, use_agent_store=True), deliver)
+    say(f"listening {backend.port}")
+    wait_joined(session)
+    say("joined")
+    for _ in sys.stdin:
+        say(json.dumps({**traffic.document(), "cpu": time.process_time()}))
+    os._exit(0)
+
+
+def wait_joined(session: Session) -> None:
+    """Wait until the store has the join of a session."""
+    affairs: Affairs = session._affairs  # type: ignore[attr-defined] # a benchmark may look inside
+    wait_until(lambda: affairs.membership is not None and affairs.membership.member.sequence > 0)
+    wait_until(lambda: not affairs.has_more_to_say)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,215 @@
+"""Jobs of several nodes, from the command line: start, re-formation, and what becomes of a node's end.
+
+All nodes are agents on this machine; they meet at a c10d endpoint, as torchrun's do.
+"""
+
+from __future__ import annotations
+
+import signal
+from statistics import median
+from typing import TYPE_CHECKING
+
+from tests.benchmarks.comparison import interleave
+from tests.benchmarks.figures import Bar, Figure
+from tests.benchmarks.node_group import NodeGroup, Watch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.benchmarks.effort import Effort
+    from tests.benchmarks.installation import Installation
+    from tests.benchmarks.job import Job
+
+_TIMES = 3
+#: Seconds for torchrun to form a round of fewer than the maximum: its last call takes 30.
+_PATIENCE = 120.0
+
+
+def measure(installation: Installation, effort: Effort) -> list[Figure]:
+    """Measure all."""
+    return [
+        _start_figure(installation, effort),
+        _figure(
+            "2 nodes waiting, exec of the third to the first line of the last worker",
+            300.0,
+            start_last,
+            installation,
+            effort,
+        ),
+        _reform_figure(installation, effort),
+        *(
+            _figure(name, bar, measure_one, installation, effort)
+            for name, bar, measure_one in (
+                ("death of a worker to those on the other nodes told to stop", 300.0, tell_after_death),
+                ("SIGKILL of an agent to the others' new round", 1000.0, reform_after_kill),
+                ("SIGTERM of an agent to the others' new round", 1000.0, reform_after_term),
+                ("SIGKILL of an agent to the round in which a spare has taken over", 1000.0, replace_by_spare),
+            )
+        ),
+    ]
+
+
+def _start_figure(installation: Installation, effort: Effort) -> Figure:
+    start_nodes(installation, "elastic-run")  # the page cache is warm for both
+    starts = interleave(
+        {
+            "elastic-run": lambda: start_nodes(installation, "elastic-run"),
+            "torchrun": lambda: start_nodes(installation, "torchrun"),
+        },
+        rounds=effort.pairs,
+        times={"elastic-run": _TIMES},
+    )
+    return Figure(
+        benchmark="nodes",
+        name="2 nodes of 2 workers, exec of the last agent to the first line of the last worker",
+        unit="ms",
+        bar=Bar(0.15, "torchrun"),
+        elastic_run=starts.median("elastic-run"),
+        torchrun=starts.median("torchrun"),
+        ratio=starts.ratio("elastic-run", "torchrun"),
+        is_headline=True,
+    )
+
+
+def _reform_figure(installation: Installation, effort: Effort) -> Figure:
+    reforms = interleave(
+        {
+            "elastic-run": lambda: median(reform_after_failure(installation, "elastic-run", effort.pairs)),
+            "torchrun": lambda: median(reform_after_failure(installation, "torchrun", 1)),
+        },
+        rounds=1,
+    )
+    return Figure(
+        benchmark="nodes",
+        name="--nnodes=1:4, death of a worker to the new round of the 3 nodes",
+        unit="ms",
+        bar=Bar(0.1, "torchrun"),
+        elastic_run=reforms.median("elastic-run"),
+        torchrun=reforms.median("torchrun"),
+        ratio=reforms.ratio("elastic-run", "torchrun"),
+        note=f"median of {effort.pairs}; torchrun once: it waits 30 s for more nodes (last_call_timeout, by default)",
+        is_headline=True,
+    )
+
+
+def _figure(
+    name: str,
+    bar: float,
+    measure_one: Callable[[Installation, int], list[float]],
+    installation: Installation,
+    effort: Effort,
+) -> Figure:
+    values = measure_one(installation, 2 * effort.pairs)
+    return Figure(
+        benchmark="nodes",
+        name=name,
+        unit="ms",
+        bar=Bar(bar),
+        elastic_run=median(values),
+        note=f"{min(values):.0f} to {max(values):.0f} ms in {len(values)}",
+    )
+
+
+# --- start -----------------------------------------------------------------------------------------------------------
+def start_nodes(installation: Installation, launcher: str) -> float:
+    """Start two nodes, and return the milliseconds from the last one's exec to the last worker's first line."""
+    with NodeGroup(installation, "2", launcher=launcher, script="first_line") as group:
+        nodes = group.start_many(2)
+        lines = [words for node in nodes for words in node.wait_lines(group.nproc)]
+        for node in nodes:
+            node.wait_end()
+        return (max(int(words[0]) for words in lines) - nodes[-1].started_at) / 1e6
+
+
+def start_last(installation: Installation, times: int) -> list[float]:
+    """Start a node for which two others wait, so often; return the milliseconds to the last worker's first line."""
+    return [_start_last(installation) for _ in range(times)]
+
+
+def _start_last(installation: Installation) -> float:
+    with NodeGroup(installation, "3") as group:
+        nodes = group.start_many(2)
+        group.wait_present(2)
+        nodes.append(group.start())
+        return (Watch(nodes, "up", group.nproc, from_start=True).wait_last() - nodes[-1].started_at) / 1e6
+
+
+# --- a worker's death ------------------------------------------------------------------------------------------------
+def reform_after_failure(installation: Installation, launcher: str, times: int) -> list[float]:
+    """Let workers of a job of 3 of at most 4 nodes die; return the milliseconds to all workers' next first lines."""
+    with NodeGroup(installation, "1:4", f"--max-restarts={times}", launcher=launcher) as group:
+        nodes = group.start_many(3)
+        Watch(nodes, "up", group.nproc, from_start=True).wait_last(deadline=_PATIENCE)
+        return [_reform(group, nodes, nodes[number % 3]) for number in range(times)]
+
+
+def _reform(group: NodeGroup, nodes: list[Job], failing: Job) -> float:
+    up, died = Watch(nodes, "up", group.nproc), Watch([failing], "died", 1)
+    failing.poke()
+    return (up.wait_last(deadline=_PATIENCE) - died.wait_last()) / 1e6
+
+
+def tell_after_death(installation: Installation, times: int) -> list[float]:
+    """Let workers of a job of 3 nodes die; return the milliseconds until all on the other nodes are told."""
+    delays = []
+    with NodeGroup(installation, "3", f"--max-restarts={times}", "--max-backoff=0") as group:
+        nodes = group.start_many(3)
+        Watch(nodes, "up", group.nproc, from_start=True).wait()
+        for number in range(times):
+            failing, others = nodes[number % 3], [node for node in nodes if node is not nodes[number % 3]]
+            up, told, died = (
+                Watch(nodes, "up", group.nproc),
+                Watch(others, "told", group.nproc),
+                Watch([failing], "died", 1),
+            )
+            failing.poke()
+            delays.append((told.wait_last() - died.wait_last()) / 1e6)
+            up.wait()
+    return delays
+
+
+# --- an agent's end --------------------------------------------------------------------------------------------------
+def reform_after_kill(installation: Installation, times: int) -> list[float]:
+    """Kill an agent of three, so often; return the milliseconds to the last first line of the others' new round."""
+    return _reform_after(installation, signal.SIGKILL, times)
+
+
+def reform_after_term(installation: Installation, times: int) -> list[float]:
+    """Tell an agent of three to end, so often; return the milliseconds to the last line of the others' new round."""
+    return _reform_after(installation, signal.SIGTERM, times)
+
+
+def _reform_after(installation: Installation, number: int, times: int) -> list[float]:
+    delays = []
+    with NodeGroup(installation, "2:3", "--scale-up-delay=0") as group:
+        nodes = [group.start_host(), *group.start_many(2)]
+        Watch(nodes, "up", group.nproc, from_start=True).wait()
+        for _ in range(times):
+            leaver = nodes.pop()
+            up = Watch(nodes, "up", group.nproc)
+            sent_at = leaver.send(number)
+            delays.append((up.wait_last() - sent_at) / 1e6)
+            group.forget(leaver)
+            up = Watch(nodes, "up", group.nproc)
+            nodes.append(group.start())
+            up.wait()
+            nodes[-1].wait_lines(group.nproc, starting="up")
+    return delays
+
+
+def replace_by_spare(installation: Installation, times: int) -> list[float]:
+    """Kill an agent of two while a third waits, so often; return the milliseconds to the last line of the new round."""
+    delays = []
+    with NodeGroup(installation, "2") as group:
+        nodes = [group.start_host(), group.start()]
+        Watch(nodes, "up", group.nproc, from_start=True).wait()
+        for _ in range(times):
+            spare = group.start()
+            group.wait_present(3)
+            lost = nodes.pop()
+            nodes.append(spare)
+            up = Watch(nodes, "up", group.nproc)
+            sent_at = lost.send(signal.SIGKILL)
+            delays.append((up.wait_last() - sent_at) / 1e6)
+            group.forget(lost)
+    return delays

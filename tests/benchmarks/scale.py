@@ -1,0 +1,278 @@
+"""Rounds of many nodes: how long they take to form, and what they ask of the store.
+
+All nodes start at once; the clock runs until the last one is in the round and has seen that rank 0's store listens. The
+store, the coordinator and one node are one real agent's, in one process as in a real job. The other nodes share two
+processes; `crowd.light_node` says what is light about them. With etcd, and where that is said, they are real
+sessions with all their threads.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from time import monotonic_ns
+from typing import TYPE_CHECKING, Any
+
+from tests.benchmarks.figures import Bar, Figure
+from tests.benchmarks.job import BenchmarkError, Job
+from tests.support.etcd import Etcd
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from tests.benchmarks.effort import Effort
+    from tests.benchmarks.installation import Installation
+
+_ROOT = Path(__file__).resolve().parents[2]
+#: Seconds that a round may take at each number of nodes; the others are for information.
+_BARS = {1000: 1.0, 4000: 4.0}
+_SIZES = (64, 256, 1000, 4000)
+_OF_ETCD = 1000
+_ETCD_BAR = 5.0
+_OF_TORCH = (64, 256)
+#: Seconds after which a round is given up.
+_DEADLINE = 120.0
+#: Operations and bytes per node may differ so much between the smallest and the largest round.
+_GROWTH = 2.0
+_RUN_ID = "crowd"
+
+
+@dataclass(frozen=True)
+class Round:
+    """What it took to form one.
+
+    Args:
+        nodes: Of so many nodes.
+        seconds: From the start of the first node, or the arrival of the last, to the last one's being in it.
+        operations: That the store was asked.
+        transferred: Bytes to and from the store.
+        crowd_cpu: Seconds of CPU time of all nodes but the first.
+    """
+
+    nodes: int
+    seconds: float
+    operations: int = 0
+    transferred: int = 0
+    crowd_cpu: float = 0.0
+
+
+def measure(_: Installation, effort: Effort) -> list[Figure]:
+    """Measure at each size, beside torch where that can do it, and on etcd."""
+    sizes = [size for size in _SIZES if size <= effort.nodes]
+    rounds = {size: [form_round(size) for _ in range(effort.rounds)] for size in sizes}
+    figures = [_time_figure(size, rounds[size], _try_torch(size)) for size in sizes]
+    figures += [_arrival_figure(size, effort) for size in sizes if size in _BARS]
+    figures += _growth_figures(rounds)
+    if effort.nodes >= _OF_ETCD:
+        figures.append(_etcd_figure(effort))
+    return figures
+
+
+def _time_figure(size: int, ours: Sequence[Round], theirs: Round | None) -> Figure:
+    seconds = [each.seconds for each in ours]
+    note = f"lowest {min(seconds):.3g} s; {ours[-1].crowd_cpu:.2g} s of CPU time is the other nodes' own"
+    if size in _OF_TORCH:
+        note += "; torch: " + (
+            f"{theirs.operations / size:.0f} operations and {theirs.transferred / size / 1000:.0f} kB a node"
+            if theirs
+            else f"not within {_DEADLINE:g} s"
+        )
+    return Figure(
+        benchmark="scale",
+        name=f"{size} nodes started at once to the last one in the round",
+        unit="s",
+        bar=Bar(_BARS[size]) if size in _BARS else None,
+        elastic_run=median(seconds),
+        torchrun=theirs.seconds if theirs else None,
+        note=note,
+        is_headline=size in _BARS or size in _OF_TORCH,
+    )
+
+
+def _arrival_figure(size: int, effort: Effort) -> Figure:
+    seconds = [form_round(size, is_last_late=True).seconds for _ in range(effort.rounds)]
+    return Figure(
+        benchmark="scale",
+        name=f"{size - 1} nodes waiting, start of the last one to all in the round",
+        unit="s",
+        bar=None,
+        elastic_run=median(seconds),
+        note=f"lowest {min(seconds):.3g} s",
+    )
+
+
+def _growth_figures(rounds: dict[int, list[Round]]) -> list[Figure]:
+    each = {
+        "operations": {size: median(one.operations for one in some) / size for size, some in rounds.items()},
+        "kB": {size: median(one.transferred for one in some) / size / 1000 for size, some in rounds.items()},
+    }
+    largest = max(rounds)
+    return [
+        Figure(
+            benchmark="scale",
+            name=f"growth of the store's {unit} per node from {min(rounds)} to {largest} nodes",
+            unit="",
+            bar=Bar(_GROWTH),
+            elastic_run=per_node[largest] / per_node[min(rounds)],
+            note=", ".join(f"{value:.3g} {unit} a node of {size}" for size, value in per_node.items()),
+        )
+        for unit, per_node in each.items()
+    ]
+
+
+def _etcd_figure(effort: Effort) -> Figure:
+    seconds = [form_round_on_etcd(_OF_ETCD).seconds for _ in range(effort.rounds)]
+    return Figure(
+        benchmark="scale",
+        name=f"{_OF_ETCD} nodes started at once on etcd to the last one in the round",
+        unit="s",
+        bar=Bar(_ETCD_BAR),
+        elastic_run=median(seconds),
+        note=f"lowest {min(seconds):.3g} s; real sessions in two processes beside one etcd without fsync",
+    )
+
+
+# --- rounds ----------------------------------------------------------------------------------------------------------
+def form_round(nodes: int, *, kind: str = "light", crowds: int = 2, is_last_late: bool = False) -> Round:
+    """Let nodes meet at a store of ours.
+
+    Args:
+        nodes: How many.
+        kind: `light` or `real`.
+        crowds: Processes for all nodes but the first.
+        is_last_late: Whether one node comes when all others wait already, and the clock starts with it.
+
+    Returns:
+        What it took.
+
+    Raises:
+        BenchmarkError: No round was formed in time.
+    """
+    with ExitStack() as stack:
+        host = stack.enter_context(_program("host", str(nodes), _RUN_ID))
+        port = host.wait_lines(1, starting="listening")[0][1]
+        host.wait_lines(1, starting="joined")
+        late = 1 if is_last_late else 0
+        shares = [*_share(nodes - 1 - late, crowds), *([1] * late)]
+        place = (kind, "c10d", f"127.0.0.1:{port}", _RUN_ID, str(nodes))
+        programs = [
+            stack.enter_context(_program("crowd", *place, str(1 + sum(shares[:index])), str(share)))
+            for index, share in enumerate(shares)
+        ]
+        for program in programs:
+            program.wait_lines(1, starting="ready")
+        if is_last_late:
+            for program in programs[:-1]:
+                program.poke()
+            for program in programs[:-1]:
+                program.wait_lines(1, starting="joined", deadline=_DEADLINE)
+            programs = [*programs[-1:], *programs[:-1]]
+        before = _traffic(host, 1)
+        begun = monotonic_ns()
+        for program in programs if not is_last_late else programs[:1]:
+            program.poke()
+        formed = [program.wait_lines(1, starting="formed", deadline=_DEADLINE)[0] for program in (*programs, host)]
+        after = _traffic(host, 2)
+    return Round(
+        nodes,
+        (max(int(words[1]) for words in formed) - begun) / 1e9,
+        after["operations"] - before["operations"],
+        after["bytes"] - before["bytes"],
+        sum(float(words[2]) for words in formed if len(words) > 2),
+    )
+
+
+def form_round_on_etcd(nodes: int, *, crowds: int = 2) -> Round:
+    """Let real sessions meet in etcd.
+
+    Args:
+        nodes: How many.
+        crowds: Processes for them.
+
+    Returns:
+        What it took, without what etcd was asked.
+
+    Raises:
+        BenchmarkError: No round was formed in time.
+    """
+    with Etcd() as etcd:
+        place = ("real", "etcd-v3", str(etcd.endpoints[0]), _RUN_ID, str(nodes))
+        shares = [1, *_share(nodes - 1, crowds)]
+        with _programs([("crowd", *place, "0", str(share)) for share in shares]) as programs:
+            # The coordinator, like every other, has a process of its own in a real job.
+            programs[0].wait_lines(1, starting="ready")
+            programs[0].poke()
+            programs[0].wait_lines(1, starting="joined")
+            seconds = _run(programs[1:])
+            formed = [program.wait_lines(1, starting="formed")[0] for program in programs]
+            return Round(nodes, seconds, crowd_cpu=sum(float(words[2]) for words in formed[1:]))
+
+
+def form_round_of_torch(nodes: int) -> Round:
+    """Let torch's handlers meet: once at torch's own server for the time, once at ours for what they ask of it.
+
+    Args:
+        nodes: How many.
+
+    Returns:
+        What it took.
+
+    Raises:
+        BenchmarkError: No round was formed in time.
+    """
+    first, second = _share(nodes, 2)
+    with _program("torch_crowd", "0", str(nodes), str(first)) as one:
+        port = one.wait_lines(1, starting="listening")[0][1]
+        with _program("torch_crowd", port, str(nodes), str(second)) as other:
+            seconds = _run([one, other])
+    with _program("server") as server:
+        port = server.wait_lines(1, starting="listening")[0][1]
+        with _programs([("torch_crowd", port, str(nodes), str(share)) for share in (first, second)]) as programs:
+            _run(programs)
+            asked = _traffic(server, 1)
+    return Round(nodes, seconds, asked["operations"], asked["bytes"])
+
+
+def _try_torch(nodes: int) -> Round | None:
+    if nodes not in _OF_TORCH:
+        return None
+    try:
+        return form_round_of_torch(nodes)
+    except BenchmarkError as error:
+        print(f"scale: torch with {nodes} nodes: {str(error).splitlines()[0]}", file=sys.stderr)
+        return None
+
+
+def _run(programs: Sequence[Job]) -> float:
+    """Let them begin; returns the seconds until all are in a round."""
+    for program in programs:
+        program.wait_lines(1, starting="ready")
+    begun = monotonic_ns()
+    for program in programs:
+        program.poke()
+    formed = [program.wait_lines(1, starting="formed", deadline=_DEADLINE)[0] for program in programs]
+    return (max(int(words[1]) for words in formed) - begun) / 1e9
+
+
+def _traffic(program: Job, answers: int) -> dict[str, Any]:
+    program.poke()
+    found: dict[str, Any] = json.loads(" ".join(program.wait_lines(answers, starting="{")[-1]))
+    return found
+
+
+def _share(nodes: int, parts: int) -> list[int]:
+    return [nodes // parts + (part < nodes % parts) for part in range(parts)]
+
+
+@contextmanager
+def _programs(commands: Sequence[Sequence[str]]) -> Iterator[list[Job]]:
+    with ExitStack() as stack:
+        yield [stack.enter_context(_program(*command)) for command in commands]
+
+
+def _program(name: str, *arguments: str) -> Job:
+    return Job([sys.executable, "-m", f"tests.benchmarks.crowd.{name}", *arguments], directory=_ROOT)

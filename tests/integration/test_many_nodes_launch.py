@@ -1,0 +1,204 @@
+"""The launcher on several nodes, each an agent of this machine: what a user sees, and what workers get."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import signal
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elastic_run.core import job_keys
+from elastic_run.store.c10d import C10dJobStore
+from elastic_run.store.errors import StoreConnectionError
+from tests.support.processes import children_of
+from tests.support.sessions import free_port
+from tests.support.wait import DEADLINE, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.support.launch import Launched
+
+    Launch = Callable[..., Launched]
+    Worker = Callable[[str], Path]
+    Nodes = Callable[..., list[Launched]]
+
+#: A last call that no test waits for, and beats that show a loss soon.
+CONF = "last_call_timeout=3,keep_alive_interval=0.5"
+
+
+@pytest.fixture
+def nodes(launch: Launch) -> Nodes:
+    """Launch agents that meet at one endpoint; each gets the flags, and each its own words of `each`."""
+
+    def start(
+        *words: object, count: int = 2, each: tuple[tuple[str, ...], ...] = (), **options: object
+    ) -> list[Launched]:
+        place = (
+            "--rdzv-backend=c10d",
+            f"--rdzv-endpoint=localhost:{free_port()}",
+            "--rdzv-id=j",
+            f"--rdzv-conf={CONF}",
+        )
+        own = each or ((),) * count
+        return [launch(*place, *own[number], *words, **options) for number in range(count)]
+
+    return start
+
+
+def test_ranks_of_nodes_of_different_size(nodes: Nodes, worker: Worker) -> None:
+    """Workers are numbered through all nodes, and all nodes end with 0."""
+    path = worker("say('rank', rank, 'of', os.environ['WORLD_SIZE'], os.environ['GROUP_WORLD_SIZE'])")
+    agents = nodes("--nnodes=2", path, each=(("--nproc-per-node=1",), ("--nproc-per-node=2",)))
+    assert [agent.wait_exit() for agent in agents] == [0, 0]
+    lines = sorted("".join(agent.stdout for agent in agents).splitlines())
+    assert lines == [f"rank {rank} of 3 2" for rank in range(3)]
+
+
+def test_one_cause_and_one_exit_code(nodes: Nodes, worker: Worker, tmp_path: Path) -> None:
+    """After its last restart a failed job has the same cause on every node, within 2 s, and the same exit code."""
+    path = worker("if rank == 1:\n    raise SystemExit(7) if attempt == 0 else ValueError('the cause')\nsignal.pause()")
+    agents = nodes("--nnodes=2", "--max-restarts=1", "--log-dir", tmp_path, path)
+    codes = [agent.wait_exit() for agent in agents]
+    assert codes == [1, 1]
+    for agent in agents:
+        assert "ValueError: the cause" in agent.stderr
+        assert "rank 1 on" in agent.stderr
+        assert "restart 1 of 1" in agent.stderr
+    ends = [json.loads(file.read_text())["ended_at"] for file in tmp_path.glob("*/failure.json")]
+    assert len(ends) == 2
+    assert abs(ends[0] - ends[1]) < 2
+
+
+def test_the_store_of_a_round_outlives_the_workers_of_its_node(nodes: Nodes, worker: Worker) -> None:
+    """Workers of other nodes keep the store when all workers beside it have ended."""
+    path = worker(
+        "import socket\n"
+        "if rank == 0:\n    sys.exit(0)\n"
+        "from elastic_run.store.client import StoreClient\n"
+        "where = os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT'])\n"
+        "with StoreClient(*where, timeout=10) as store:\n"
+        "    store.set('key', 'value')\n"
+        "    open(sys.argv[1], 'w').close()\n"
+        "    open(sys.argv[2]).read()\n"
+        "    say(store.get('key').decode())\n"
+        "with StoreClient(*where, timeout=10) as store:\n"
+        "    say('again', store.get('key').decode())\n"
+    )
+    gate = path.with_name("gate")
+    os.mkfifo(gate)
+    agents = nodes("--nnodes=2", path, str(path.with_name("there")), str(gate))
+    with gate.open("w"):  # opens when rank 1 waits there
+        wait_until(lambda: any(len(children_of(agent.pid)) < 2 for agent in agents), what="only a guardian left of one")
+    assert [agent.wait_exit() for agent in agents] == [0, 0]
+    assert "value\nagain value" in "".join(agent.stdout for agent in agents)
+
+
+def test_workers_are_told_before_a_new_node_comes(launch: Launch, worker: Worker) -> None:
+    """With --scale-up-signal workers get it, and time to save, before they are stopped for a node that has come."""
+    path = worker(
+        "signal.signal(signal.SIGUSR1, lambda *_: (say('saving'), sys.exit(0)))\n"
+        "say('rank', rank, 'of', os.environ['WORLD_SIZE'])\n"
+        "if os.environ['WORLD_SIZE'] == '1':\n    signal.pause()\n"
+    )
+    flags = ("--nnodes=1:2", "--scale-up-signal=SIGUSR1", "--scale-up-grace=20", "--scale-up-delay=0")
+    first = launch(*flags, path)
+    first.wait_line("rank 0 of 1")
+    second = launch(*joining_words(first))
+    assert [first.wait_exit(), second.wait_exit()] == [0, 0]
+    assert "saving" in first.stdout
+    assert "rank 1 of 2" in first.stdout + second.stdout
+    assert "new nodes wait" in first.stderr
+
+
+def joining_words(agent: Launched) -> list[str]:
+    """Return the words behind the command that an agent has printed for other nodes."""
+    said = agent.wait_line(r"other nodes join with: elastic-run (.*)$")
+    return shlex.split(said[1])
+
+
+def test_the_shortest_command_waits_for_the_second_node(launch: Launch, worker: Worker) -> None:
+    """`--nnodes=2` without an endpoint serves one, and the command that it prints makes the second node join."""
+    first = launch("--nnodes=2", worker("say('rank', rank, 'of', os.environ['WORLD_SIZE'])"))
+    second = launch(*joining_words(first))
+    assert [first.wait_exit(), second.wait_exit()] == [0, 0]
+    assert sorted((first.stdout + second.stdout).splitlines()) == ["rank 0 of 2", "rank 1 of 2"]
+
+
+def test_a_node_without_the_token_is_refused(launch: Launch, worker: Worker, tmp_path: Path) -> None:
+    """A node that has not the job's secret is refused with a line that says so, and the job goes on without it."""
+    (tmp_path / "token").write_text("a secret")
+    port, place = make_place()
+    path = worker("say(os.environ.get('ELASTIC_RUN_RDZV_TOKEN', 'no secret'))")
+    first = launch(*place, "--nnodes=2", path, env={"ELASTIC_RUN_RDZV_TOKEN": "a secret"})
+    wait_served(port)
+    stranger = launch(*place, "--nnodes=2", path)
+    assert stranger.wait_exit() == 208
+    assert "token" in stranger.stderr
+    second = launch(*place, "--nnodes=2", "--rdzv-token-file", tmp_path / "token", path)
+    assert [first.wait_exit(), second.wait_exit()] == [0, 0]
+    assert (first.stdout + second.stdout).splitlines() == ["no secret"] * 2
+
+
+def make_place() -> tuple[int, tuple[str, ...]]:
+    """Return a free port, and the flags that make nodes meet there."""
+    port = free_port()
+    return port, ("--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{port}", "--rdzv-id=j", f"--rdzv-conf={CONF}")
+
+
+def wait_served(port: int) -> None:
+    """Wait until the first node of a job has made itself its coordinator."""
+    store = None
+    deadline = time.monotonic() + DEADLINE
+    while store is None and time.monotonic() < deadline:
+        with contextlib.suppress(StoreConnectionError):
+            store = C10dJobStore("localhost", port, "j", timeout=DEADLINE)
+    assert store is not None, f"nobody serves port {port}"
+    with store:
+        assert store.wait(job_keys.decision_key(0), DEADLINE) is not None
+
+
+def test_a_program_that_one_node_cannot_start(launch: Launch, worker: Worker, tmp_path: Path) -> None:
+    """A program that can't be started on one node ends the job on all, with that cause and exit code."""
+    program = tmp_path / "program"
+    program.write_text("neither a script nor a binary")
+    program.chmod(0o755)
+    _, place = make_place()
+    agents = [launch(*place, "--nnodes=2", worker("signal.pause()"))]
+    agents.append(launch(*place, "--nnodes=2", "--no-python", program))
+    assert [agent.wait_exit() for agent in agents] == [126, 126]
+    assert all("is not in a format that can be executed" in " ".join(agent.stderr.split()) for agent in agents)
+
+
+def test_disagreement_is_refused_with_both_values(launch: Launch, worker: Worker) -> None:
+    """A node whose flags differ from the job's is refused with both values, and the job goes on."""
+    path = worker("say('rank', rank, 'of', os.environ['WORLD_SIZE'])")
+    port, place = make_place()
+    first = launch(*place, "--nnodes=2", path)
+    wait_served(port)
+    other = launch(*place, "--nnodes=2", "--max-restarts=5", path)
+    assert other.wait_exit() == 208
+    assert "--max-restarts is 5 here and 0 in the job" in " ".join(other.stderr.split())
+    second = launch(*place, "--nnodes=2", path)
+    assert [first.wait_exit(), second.wait_exit()] == [0, 0]
+
+
+def test_a_signal_at_the_end_is_heard(nodes: Nodes, worker: Worker) -> None:
+    """A node whose workers are done waits for the others; a signal makes it leave, and the job succeeds without it."""
+    path = worker("if rank == 1:\n    say('there')\n    open(sys.argv[1]).read()\n")
+    gate = path.with_name("gate")
+    os.mkfifo(gate)
+    agents = nodes("--nnodes=2", path, str(gate))
+    with gate.open("w"):
+        wait_until(lambda: any(len(children_of(agent.pid)) < 2 for agent in agents), what="one node is done")
+        done = next(agent for agent in agents if len(children_of(agent.pid)) < 2)
+        done.process.send_signal(signal.SIGTERM)
+        assert done.wait_exit() == 143
+    other = next(agent for agent in agents if agent is not done)
+    assert other.wait_exit() in (0, 207)  # 207 where the node that left was the one that served the store
