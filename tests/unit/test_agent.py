@@ -93,9 +93,7 @@ def test_a_spec_refuses_what_cannot_be() -> None:
 
 def _environment(spec: WorkerSpec, parent: dict[str, str], rank: int = 1) -> dict[str, str]:
     group = WorkerGroup(spec)
-    set_places(
-        group, group_rank=1, group_world_size=3, base_rank=2, world_size=6, role_rank=2, role_world_size=6
-    )
+    set_places(group, group_rank=1, group_world_size=3, base_rank=2, world_size=6, role_rank=2, role_world_size=6)
     group.master_addr, group.master_port = "10.0.0.1", 1234
     return worker_environment(
         group,
