@@ -84,7 +84,7 @@ FLAGS: tuple[Flag, ...] = (
         values="MIN[:MAX]",
         default="1:1",
         parse=validation.nodes,
-        text="Number of nodes, or the fewest and the most that the job may have. This release runs jobs of one node.",
+        text="Number of nodes, or the fewest and the most that the job may have.",
     ),
     Flag(
         "--nproc-per-node",
@@ -101,7 +101,7 @@ FLAGS: tuple[Flag, ...] = (
         values="RANK",
         default=0,
         parse=validation.count,
-        text="Rank of this node, from 0; only with --rdzv-backend static.",
+        text="Rank of this node, from 0. With --rdzv-backend static it is that, else a wish (0 is none).",
     ),
     Flag(
         "-m",
@@ -286,7 +286,7 @@ FLAGS: tuple[Flag, ...] = (
         default=(100, 3600.0),
         parse=validation.restart_window,
         is_ours=True,
-        text="Nodes may be lost or added N times in any PERIOD (100/1h by default). These are no restarts. One loss "
+        text="Nodes may be lost or added N times in any PERIOD. These are no restarts. One loss "
         "more ends the job; one node more has to wait.",
     ),
     Flag(

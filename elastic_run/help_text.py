@@ -88,6 +88,8 @@ def _has_default(flag: Flag) -> bool:
 
 
 def _show(value: object) -> str:
+    if isinstance(value, tuple):  # N/PERIOD
+        return "/".join(map(_show, value)) + "s"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

@@ -236,7 +236,7 @@ def restart_window(text: str) -> tuple[int, float]:
         text: As in ``5/1h``, ``5/h`` or ``3/600``.
 
     Returns:
-        Restarts, and the seconds in which there may be so many.
+        The number, and the seconds in which it may be so many.
 
     Raises:
         ValueError: It isn't of that form, or one of them is 0.
@@ -248,7 +248,7 @@ def restart_window(text: str) -> tuple[int, float]:
     except ValueError:
         restarts, length = 0, 0.0
     if restarts < 1 or length <= 0:
-        message = "is not N/PERIOD, as in 5/1h: N restarts from 1 up in a PERIOD with s, m, h or d"
+        message = "is not N/PERIOD, as in 5/1h: a number N from 1 up, in a PERIOD with s, m, h or d"
         raise ValueError(message)
     return restarts, length
 

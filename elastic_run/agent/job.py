@@ -204,6 +204,8 @@ class Job:
             self._feed(supervision.RoundHalted(self._number(event.round)))
         elif isinstance(event, sessions.Ended):
             self.ended = event
+            if event.verdict == "success" and event.detail:
+                self._say(event.detail)
             self._end(event.verdict, event.detail, exit_code=event.exit_code)
         elif isinstance(event, sessions.Refused):
             self._end("refused", event.detail)

@@ -161,7 +161,10 @@ def describe(job: Job, now: float) -> Status:
         The status.
     """
     rules = job.rules or Rules(1, 1)
-    left = max(0.0, job.since + rules.join_timeout - now) if job.phase == GATHERING else None
+    left = None
+    if job.phase == GATHERING:
+        ends = formation.last_call_ends(job, rules)
+        left = max(0.0, (job.since + rules.join_timeout if ends is None else ends) - now)
     return Status(
         phase=job.phase,
         round=job.round,

@@ -78,7 +78,7 @@ class Status:
         present: The number of nodes there.
         hosts: The host names of the first of them.
         lost: What happened to those that are missing, a clause each.
-        seconds_left: Until the job ends for want of nodes, or None.
+        seconds_left: Until the job ends for want of nodes, or begins with those that are there; None if neither.
     """
 
     phase: str

@@ -45,6 +45,7 @@ class StoreServer:
         listener: A listening, non-blocking socket; the server owns it from now on.
         data: What to serve to workers; a new, empty store if None.
         on_unknown_operation: Called once, with the operation's number, when a client asks for one that we don't know.
+        on_garbage: Called once, with what was wrong, when somebody sends what is no message; he is hung up on.
         separates_groups: Whether process groups that a worker forms one after another are kept apart (see `groups`).
     """
 
@@ -55,6 +56,7 @@ class StoreServer:
         data: MemoryStore | None = None,
         on_unknown_operation: Callable[[int], None] | None = None,
         *,
+        on_garbage: Callable[[str], None] | None = None,
         separates_groups: bool = False,
     ) -> None:
         self._loop = loop
@@ -63,7 +65,9 @@ class StoreServer:
         self._agents = Answers()
         self._on_unknown_operation = on_unknown_operation
         self._groups = ProcessGroups(self._workers.data) if separates_groups else None
+        self._on_garbage = on_garbage
         self._has_told = False
+        self._has_told_garbage = False
         self._connections: set[Connection] = set()
         self._pause: Timer | None = None
         self._is_closed = False
@@ -150,6 +154,9 @@ class StoreServer:
         if self._groups is not None and connection.member is not None:
             self._groups.leave(connection.member)
         self._resume_accepting()
+        if error is not None and self._on_garbage is not None and not self._has_told_garbage:
+            self._has_told_garbage = True
+            self._on_garbage(str(error))
         if isinstance(error, wire.UnknownOperationError) and self._on_unknown_operation and not self._has_told:
             self._has_told = True
             self._on_unknown_operation(error.operation)

@@ -13,8 +13,9 @@ import pytest
 
 from elastic_run.core.policy import RestartPolicy
 from elastic_run.rendezvous.elastic.farewell import say_farewell
-from elastic_run.rendezvous.elastic.hosting import HostedStore, open_public_listener
+from elastic_run.rendezvous.elastic.hosting import HostedStore
 from elastic_run.rendezvous.elastic.session import Ended, Formed, Halted, Lost, Setup
+from elastic_run.store.listener import open_public_listener
 from tests.support.sessions import FAST, NodeProcess, free_port, tcp_node
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 import signal
+import socket
 import time
 from typing import TYPE_CHECKING
 
@@ -202,3 +203,19 @@ def test_a_signal_at_the_end_is_heard(nodes: Nodes, worker: Worker) -> None:
         assert done.wait_exit() == 143
     other = next(agent for agent in agents if agent is not done)
     assert other.wait_exit() in (0, 207)  # 207 where the node that left was the one that served the store
+
+
+def test_garbage_at_the_port_is_said_once(launch: Launch, worker: Worker) -> None:
+    """What strangers send to the store's port is refused, said once on the node that serves it, and harms nothing."""
+    path = worker("say('rank', rank, 'of', os.environ['WORLD_SIZE'])")
+    port, place = make_place()
+    first = launch(*place, "--nnodes=2", path)
+    wait_served(port)
+    for garbage in (b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 4096, os.urandom(4096)):
+        with socket.create_connection(("localhost", port)) as stranger:
+            stranger.sendall(garbage)
+            with contextlib.suppress(ConnectionResetError):
+                assert stranger.recv(1) == b""
+    second = launch(*place, "--nnodes=2", path)
+    assert [first.wait_exit(), second.wait_exit()] == [0, 0]
+    assert first.stderr.count("which is no store's message") == 1

@@ -105,7 +105,7 @@ BAD = [
     ("--numa-binding", "nodes", "did you mean 'node'?"),
     ("--worker-store", "file", "auto, agent, torch, rank0"),
     ("--restart-window", "5", "N/PERIOD, as in 5/1h"),
-    ("--restart-window", "0/1h", "N restarts from 1 up"),
+    ("--restart-window", "0/1h", "a number N from 1 up"),
     ("--restart-window", "5/0", "N/PERIOD"),
     ("--restart-window", "5/1w", "s, m, h or d"),
     ("--restart-window", "/h", "N/PERIOD"),

@@ -13,9 +13,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 from elastic_run.rendezvous.elastic.addresses import find_local_address, find_trouble, is_own_host, written
-from elastic_run.rendezvous.elastic.hosting import HostedStore, open_public_listener
+from elastic_run.rendezvous.elastic.hosting import HostedStore
 from elastic_run.store.errors import StoreConnectionError
-from elastic_run.store.listener import PortTakenError
+from elastic_run.store.listener import PortTakenError, open_public_listener
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -250,8 +250,9 @@ class TcpBackend(Backend):
     def open(self, timeout: float) -> JobStore:
         is_known = self._was_reached or self.hosted is not None
         try:
-            # Nodes start in any order: where nobody listens yet it fails at once, and the caller asks again soon.
-            store = self._connect(timeout, tries_again=is_known)
+            # Nodes start in any order: where nobody listens yet it fails at once, and the caller asks again soon. So it
+            # does where another takes over: then each refusal tells.
+            store = self._connect(timeout, tries_again=is_known and not self.successors)
         except StoreConnectionError:
             if is_known or not self._find_living():
                 raise

@@ -9,11 +9,11 @@ Rules
 
 from __future__ import annotations
 
-import errno
+import logging
 import threading
 
 from elastic_run.loop import Loop
-from elastic_run.store.listener import PortTakenError, bind_port, find_port_owner
+from elastic_run.store.listener import open_public_listener
 from elastic_run.store.server import StoreServer
 from elastic_run.store.worker_store import WorkerStore
 
@@ -22,41 +22,12 @@ if TYPE_CHECKING:
     import _socket
     from collections.abc import Callable
 
+_log = logging.getLogger(__name__)
+
 __all__ = ["HostedStore", "HostedWorkerStore", "open_public_listener"]
 
-_BACKLOG = 4096
 #: Seconds for a call into the server's thread, which never blocks.
 _PATIENCE = 10.0
-_NO_IPV6 = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
-
-
-def open_public_listener(port: int = 0) -> _socket.socket:
-    """Listen on a port of all interfaces.
-
-    Args:
-        port: The port, or 0 for any free one.
-
-    Returns:
-        The listening socket, non-blocking.
-
-    Raises:
-        PortTakenError: Another process listens there.
-        OSError: The system refuses.
-    """
-    try:
-        listener = bind_port("::", port, is_dual_stack=True)
-    except OSError as error:
-        if error.errno not in _NO_IPV6:
-            raise
-        listener = bind_port("0.0.0.0", port)  # noqa: S104 - other nodes are to reach it
-    try:
-        listener.listen(_BACKLOG)
-    except OSError as error:
-        listener.close()
-        if error.errno == errno.EADDRINUSE:
-            raise PortTakenError(port, find_port_owner(port)) from error
-        raise
-    return listener
 
 
 class HostedStore:
@@ -77,7 +48,11 @@ class HostedStore:
     ) -> None:
         self._loop = Loop()
         self._server = StoreServer(
-            self._loop, listener, on_unknown_operation=on_unknown_operation, separates_groups=serves_workers
+            self._loop,
+            listener,
+            on_unknown_operation=on_unknown_operation,
+            on_garbage=self._tell_garbage,
+            separates_groups=serves_workers,
         )
         self.port = self._server.address[1]
         self._is_over = False
@@ -85,6 +60,12 @@ class HostedStore:
         self._alone = threading.Event()
         self._thread = threading.Thread(target=self._run, name="job-store", daemon=True)
         self._thread.start()
+
+    def _tell_garbage(self, what: str) -> None:
+        """Say it once: a scanner, or a program with a wrong address, would fill the log."""
+        _log.warning(
+            "elastic-run: refused what somebody sent to port %d, which is no store's message: %s", self.port, what
+        )
 
     def reset(self) -> None:
         """Forget what the workers of the last round have left, and drop their connections."""

@@ -50,6 +50,7 @@ class JobSession(Session):
         self._affairs = affairs
         self._offer = Offer("", 0, use_agent_store=True)
         self._offices: list[Office] = []
+        self._is_prepared = False
         self._leaving: member.Leaving | None = None
         self._threads: list[threading.Thread] = []
         self._join_text = join_text
@@ -132,6 +133,9 @@ class JobSession(Session):
         affairs = self._affairs
         if isinstance(command, member.Formed):
             self._entrance.announce(command.assignment)
+            if not self._is_prepared:
+                self._is_prepared = True
+                affairs.spawn("prepare", _prepare_to_coordinate)
         elif isinstance(command, member.Warned):
             affairs.deliver(Warned(command.round))
         elif isinstance(command, member.Halted):
@@ -200,3 +204,8 @@ class JobSession(Session):
 
     def farewell(self) -> dict[str, Any] | None:
         return {**self._affairs.backend.describe(), "node": self._affairs.node}
+
+
+def _prepare_to_coordinate() -> None:
+    """Import what only a coordinator needs: by the time that it does, the installation may have been upgraded."""
+    import elastic_run.rendezvous.elastic.office  # noqa: F401, PLC0415

@@ -3,8 +3,8 @@
 Inside the lease nobody is told: the workers go on anyway. Then a line every ten seconds says what is wrong and for how
 long it will be tried; then the store is lost. A store that was never reached is tried for `join_timeout`. So is one
 that comes back by itself (etcd, a file). One that dies with its host (c10d) is given up sooner: a refused connection
-means that its process is gone, and what it knew with it. With successors it is given up after a lease: the next one
-serves the store then, and gets the time that a node needs to find that out.
+means that its process is gone, and what it knew with it. With successors it is given up after a lease, or after a
+second of refusals: the next one serves the store then, and gets the time that a node needs to find that out.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from elastic_run.rendezvous.elastic.affairs import Affairs
 
+#: Seconds after which a host that refuses connections is gone, where another takes over.
+GONE_AFTER = 1.0
 #: Seconds beyond the lease for which a c10d store is tried whose host refuses connections, or is dark.
 REFUSED_FOR = 5.0
 DARK_FOR = 60.0
@@ -93,7 +95,8 @@ class Patience:
         if not self._was_reached or not self._affairs.backend.dies_with_host:
             return left
         if self._affairs.backend.successors and not self._has_moved:
-            return min(left, since + settings.lease - now)
+            left = min(left, since + settings.lease - now)
+            return left if self._refused_since is None else min(left, self._refused_since + GONE_AFTER - now)
         left = min(left, since + settings.lease + DARK_FOR - now)
         if self._refused_since is not None:
             left = min(left, self._refused_since + settings.lease + REFUSED_FOR - now)

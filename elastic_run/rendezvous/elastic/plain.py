@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 
 from elastic_run.rendezvous.api import RendezvousInfo, RendezvousStoreInfo
-from elastic_run.rendezvous.elastic.hosting import HostedStore, open_public_listener
+from elastic_run.rendezvous.elastic.hosting import HostedStore
 from elastic_run.rendezvous.elastic.session import Ended, Formed, Halted, Lost, Offer, Refused, Warned
 from elastic_run.rendezvous.errors import (
     RendezvousClosedError,
@@ -20,6 +20,7 @@ from elastic_run.rendezvous.errors import (
     RendezvousTimeoutError,
 )
 from elastic_run.store.client import StoreClient
+from elastic_run.store.listener import open_public_listener
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ import time
 from typing import TYPE_CHECKING
 
 from elastic_run.rendezvous.elastic.backends import TcpBackend
-from elastic_run.rendezvous.elastic.hosting import HostedStore, open_public_listener
+from elastic_run.rendezvous.elastic.hosting import HostedStore
 from elastic_run.rendezvous.elastic.opening import open_session
 from elastic_run.rendezvous.elastic.session import Formed, Lost, Offer, Refused, Setup
 from elastic_run.rendezvous.elastic.settings import read_settings
-from elastic_run.store.listener import raise_descriptor_limit
+from elastic_run.store.listener import open_public_listener, raise_descriptor_limit
 from tests.benchmarks.crowd.counting import count_traffic, say
 from tests.support.wait import wait_until
 

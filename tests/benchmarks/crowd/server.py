@@ -9,8 +9,8 @@ import json
 import os
 import sys
 
-from elastic_run.rendezvous.elastic.hosting import HostedStore, open_public_listener
-from elastic_run.store.listener import raise_descriptor_limit
+from elastic_run.rendezvous.elastic.hosting import HostedStore
+from elastic_run.store.listener import open_public_listener, raise_descriptor_limit
 from tests.benchmarks.crowd.counting import count_traffic, say
 
 
