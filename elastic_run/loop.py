@@ -199,7 +199,7 @@ class Loop:
             callback(code)
 
     def reap_strangers(self) -> None:
-        """Collect ended children that nobody here started, as PID 1 of a container must.
+        """Collect ended children that nobody watches, as PID 1 of a container must; call it once the others are watched.
 
         Raises:
             ValueError: Outside the main thread.
@@ -219,6 +219,7 @@ class Loop:
                     os.waitpid(found.si_pid, os.WNOHANG)
 
         self._install(signal.SIGCHLD, reap_all)
+        self.call_soon(reap_all)  # those that have ended before
 
     # --- signals -------------------------------------------------------------------------------------------------
     def watch_signals(self, signals: Iterable[int], callback: Callable[[int], None]) -> None:

@@ -89,6 +89,7 @@ class Supervisor:
         self._events: deque[Event] = deque()
         self._is_feeding = False
         self._is_closing = False
+        self._is_reaping = False
         self._round: Round | None = None
         self._stuck_watch: StuckWatch | None = None
         self._newcomer_watch: NewcomerWatch | None = None
@@ -189,8 +190,6 @@ class Supervisor:
             if self._options.is_whole_process:
                 # Inherited as ignored it would make the kernel throw the workers' exit codes away.
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                if os.getpid() == 1:
-                    self._loop.reap_strangers()
         except ValueError:
             # Not the main thread: the program we run in has the signals.
             pass
@@ -328,6 +327,7 @@ class Supervisor:
         else:
             self._on_state("START", None)
         if self._options.is_whole_process:
+            self._begin_to_reap()
             gc.enable()
         # Now the workers need the processors. What makes a failure's answer quicker waits until they are up.
         self._loop.call_later(_SETTLED, self._prepare_for_failure)
@@ -335,6 +335,12 @@ class Supervisor:
             self._watch_stuck(self._round)
         if self._job is None and not self._joining.is_immediate:
             self._watch_newcomers(number)
+
+    def _begin_to_reap(self) -> None:
+        """As PID 1, collect orphans; only now, when it is known which children are the first round's workers."""
+        if os.getpid() == 1 and not self._is_reaping:
+            self._is_reaping = True
+            self._loop.reap_strangers()
 
     def _take_launched(self) -> LaunchedWorkers | None:
         launched, self._launched = self._launched, None

@@ -6,6 +6,7 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
+from tests.support.launch import ELASTIC_RUN
 from tests.support.processes import wait_gone
 
 if TYPE_CHECKING:
@@ -85,3 +86,11 @@ def test_workers_begin_with_the_signals_of_the_launchers_parent(launch: Launch, 
     job = launch("--nproc-per-node=1", worker("say(sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())))"))
     assert job.wait_exit() == 0
     assert job.stdout.splitlines() == ["[]"]
+
+
+def test_as_pid_1_a_worker_that_ends_early_keeps_its_exit_code(launch: Launch, worker: Worker, tmp_path: Path) -> None:
+    """As PID 1, which collects orphans, the launcher still learns how a worker ended while it was importing."""
+    path = worker(OPEN_THE_GATE + "os._exit(7)")
+    program = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child", *ELASTIC_RUN)
+    job = launch("--nproc-per-node=1", path, env=surroundings(tmp_path, SLOW_MODULE), program=program)
+    assert job.wait_exit() == 7
