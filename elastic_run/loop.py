@@ -199,7 +199,9 @@ class Loop:
             callback(code)
 
     def reap_strangers(self) -> None:
-        """Collect ended children that nobody watches, as PID 1 of a container must; call it once the others are watched.
+        """Collect ended children that nobody watches, as PID 1 of a container must.
+
+        Call it when those that are not strangers are watched.
 
         Raises:
             ValueError: Outside the main thread.
