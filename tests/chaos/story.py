@@ -35,7 +35,7 @@ RECOVERY = 120.0
 _ENDING = 60.0
 #: What agents must have written since a fault began, one of these; without an entry a fault may pass unnoticed.
 TRACES = {
-    "kill-worker": r"SIGKILL|a worker failed on",
+    "kill-worker": r"killed by SIGKILL",
     "kill-agent": r"elastic-run: .*(lost|left|died|gone|silent)",
     "terminate-agent": r"SIGTERM",
     "power-off": r"elastic-run: .*(lost|left|died|gone|silent)",

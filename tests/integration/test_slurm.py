@@ -104,11 +104,11 @@ def test_scancel_leaves_nothing(slurm: SlurmCluster, tmp_path: Path, script: str
 def test_a_failed_node_puts_a_fixed_job_back_into_the_queue(slurm: SlurmCluster, tmp_path: Path) -> None:
     """fixed.sbatch: when a node loses its power the job starts again on the others, from its checkpoint."""
     job = Submitted(slurm, tmp_path, "fixed.sbatch", "--steps=60")
-    job.wait_line("^step 20:")
+    job.wait_line("^step 30:")  # so the checkpoint of step 20 is written
     slurm.hosts[1].poweroff()
     assert slurm.wait_end(job.number, deadline=LIFE).state in {"NODE_FAIL", "REQUEUED"}
     assert slurm.wait_end(job.number, count=2, deadline=LIFE).state == "COMPLETED", job.log
-    assert re.search(r"^resumed at step [1-6]0$", job.log, re.MULTILINE), job.log
+    assert re.search(r"^resumed at step [2-6]0$", job.log, re.MULTILINE), job.log
 
 
 def test_an_elastic_job_outlives_a_node(slurm: SlurmCluster, tmp_path: Path) -> None:

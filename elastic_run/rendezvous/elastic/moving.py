@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 
+from elastic_run.core.messages import PROTOCOL
+
 __all__ = ["decode_moving", "encode_moving"]
 
 _KIND = "moving"
@@ -19,7 +21,8 @@ def encode_moving(endpoint: str, detail: str) -> bytes:
         endpoint: Where the store goes on, empty for nowhere.
         detail: One sentence for the user.
     """
-    return json.dumps({"kind": _KIND, "endpoint": endpoint, "detail": detail}, sort_keys=True).encode()
+    document = {"protocol": PROTOCOL, "kind": _KIND, "endpoint": endpoint, "detail": detail}
+    return json.dumps(document, sort_keys=True).encode()
 
 
 def decode_moving(entry: bytes) -> tuple[str, str] | None:
@@ -34,7 +37,7 @@ def decode_moving(entry: bytes) -> tuple[str, str] | None:
         found = json.loads(entry)
     except ValueError:
         return None
-    if not isinstance(found, dict) or found.get("kind") != _KIND:
+    if not isinstance(found, dict) or (found.get("protocol"), found.get("kind")) != (PROTOCOL, _KIND):
         return None
     endpoint, detail = found.get("endpoint"), found.get("detail")
     return (endpoint, detail) if isinstance(endpoint, str) and isinstance(detail, str) else None
