@@ -11,10 +11,10 @@ unexport PYTHONDONTWRITEBYTECODE
 CHAOS :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test chaos cover lint format types docs bench figures build clean
+.PHONY: help setup demo test test-clients chaos cover lint format types docs bench figures build clean
 
 help: ## show this list
-	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | sort | column -t -s $$'\t' 2>/dev/null || true
+	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | sort | column -t -s $$'\t' 2>/dev/null || true
 
 setup: ## make or refresh .venv; does nothing when it is up to date
 	@tools/setup.sh
@@ -25,6 +25,10 @@ demo: setup ## train on 2 workers, kill one, restart, resume, end with a lower l
 test: setup ## the whole test suite
 	@tools/test-tools.sh
 	$(PYTHON_IN_VENV) -m pytest $(PYTEST)
+
+test-clients: setup ## accelerate, lightning, torchx, transformers and notebooks on elastic-run; installs them into .venv-clients
+	@tools/setup-clients.sh
+	.venv-clients/bin/python -m pytest -p no:anyio tests/clients $(PYTEST)
 
 chaos: setup ## train on three virtual hosts through 30 random faults; needs root, takes minutes
 	@tools/test-tools.sh
@@ -42,8 +46,9 @@ format: setup ## mend what ruff can mend
 	$(PYTHON_IN_VENV) -m ruff check --fix-only .
 	$(PYTHON_IN_VENV) -m ruff format .
 
-types: setup ## mypy, strict
+types: setup ## mypy, strict; the public API as its users see it, under pyright as well
 	$(PYTHON_IN_VENV) -m mypy
+	.venv/bin/basedpyright -p tests/typing --pythonpath $(PYTHON_IN_VENV)
 
 docs: setup ## build the pages into site/
 	NO_MKDOCS_2_WARNING=1 $(PYTHON_IN_VENV) -m mkdocs build --strict --quiet
@@ -58,6 +63,6 @@ figures: ## put the recorded figures into README.md
 build: setup ## wheel and source archive into dist/
 	$(PYTHON_IN_VENV) -m pip wheel --quiet --no-deps --wheel-dir dist .
 
-clean: ## remove what was built; .venv stays
+clean: ## remove what was built; .venv and .venv-clients stay
 	rm -rf site dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage
-	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from elastic_run.launcher import LaunchConfig, elastic_launch, launch_agent
     from elastic_run.multiprocessing.errors import ChildFailedError, ProcessFailure, record
     from elastic_run.multiprocessing.logs import DefaultLogsSpecs, LogsSpecs
+    from elastic_run.multiprocessing.spawning import spawn
     from elastic_run.multiprocessing.std import Std
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "elastic_launch",
     "launch_agent",
     "record",
+    "spawn",
 ]
 
 __version__ = "0.1.0"
@@ -40,6 +42,7 @@ __getattr__ = lazy_names(
         "ChildFailedError": "multiprocessing.errors",
         "ProcessFailure": "multiprocessing.errors",
         "record": "multiprocessing.errors",
+        "spawn": "multiprocessing.spawning",
         "DefaultLogsSpecs": "multiprocessing.logs",
         "LogsSpecs": "multiprocessing.logs",
         "Std": "multiprocessing.std",

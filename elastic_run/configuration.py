@@ -165,8 +165,7 @@ def make_command(args: AnyArguments, environ: Mapping[str, str]) -> tuple[str, l
     Raises:
         UsageError: --no-python and -m are both given.
     """
-    local_rank = [] if get_use_env(args) else ["--local-rank=${local_rank}"]
-    rest = [*local_rank, *args.training_script_args]
+    rest = [*_local_rank_argument(args), *args.training_script_args]
     if args.run_path:
         return sys.executable, ["-u", "-c", RUN_PATH_CODE, args.training_script, *rest]
     if args.no_python:
@@ -176,6 +175,15 @@ def make_command(args: AnyArguments, environ: Mapping[str, str]) -> tuple[str, l
         return args.training_script, rest
     python = environ.get(contract.ENV_PYTHON_EXEC) or sys.executable
     return python, ["-u", *(["-m"] if args.module else []), args.training_script, *rest]
+
+
+def _local_rank_argument(args: AnyArguments) -> list[str]:
+    """Return what the legacy front door puts in front of the script's arguments."""
+    if get_use_env(args):
+        return []
+    # torch 1 wrote it with an underscore; argparse in a script takes only the spelling that it was told.
+    name = "--local_rank" if getattr(args, "local_rank_underscore", False) else "--local-rank"
+    return [f"{name}=${{local_rank}}"]
 
 
 def say(text: str) -> None:

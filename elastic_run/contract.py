@@ -75,6 +75,10 @@ ENV_CUDA_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 #: One token per launcher that this process descends from, joined by colons: a descendant that left its session is
 #: found by it, and a launcher nested in a worker keeps the outer launcher's token in front of its own.
 ENV_TOKEN = "ELASTIC_RUN_TOKEN"  # noqa: S105 - a name, not a secret
+#: What a worker reads through `elastic_run.worker`: the name of the signal before workers start again with new nodes,
+#: and the file for its signs of life.
+ENV_SCALE_UP_SIGNAL = "ELASTIC_RUN_SCALE_UP_SIGNAL"
+ENV_HEARTBEAT_FILE = "ELASTIC_RUN_HEARTBEAT_FILE"
 
 # --- environment: read by the launcher -------------------------------------------------------------------------
 ENV_FLAG_PREFIX = "PET_"
@@ -83,9 +87,18 @@ ENV_LOG_LINE_PREFIX_TEMPLATE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 ENV_SIGNALS_TO_HANDLE = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 ENV_SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 ENV_UNINTERRUPTIBLE_STATE_TIMEOUT = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
+ENV_HEALTH_CHECK_PORT = "TORCHELASTIC_HEALTH_CHECK_PORT"
+ENV_ENABLE_FILE_TIMER = "TORCHELASTIC_ENABLE_FILE_TIMER"
+#: The named pipe for timers; the launcher sets it for workers.
+ENV_TIMER_FILE = "TORCHELASTIC_TIMER_FILE"
 #: The secret that the nodes of a job share; --rdzv-token-file is safer, since `ps e` shows an environment.
 ENV_RDZV_TOKEN = "ELASTIC_RUN_RDZV_TOKEN"  # noqa: S105 - a name, not a secret
+#: 1 lets torch's module paths mean ours, in a process and its children.
+ENV_COMPAT = "ELASTIC_RUN_COMPAT"
 ENV_DISABLE_SHARED_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+
+#: The type of a root cause that is a timer which expired, in `failure.json`; no exception of that name is raised.
+TIMER_EXPIRED = "TimerExpired"
 
 # --- files and plug-ins ----------------------------------------------------------------------------------------
 STDOUT_LOG = "stdout.log"
@@ -97,6 +110,7 @@ FAILURE_FILE = "failure.json"
 ATTEMPT_DIR_PREFIX = "attempt_"
 RENDEZVOUS_ENTRY_POINTS = "torchrun.handlers"
 LOGS_SPECS_ENTRY_POINTS = "torchrun.logs_specs"
+EVENT_HANDLERS_ENTRY_POINTS = "elastic_run.event_handlers"
 
 # --- defaults --------------------------------------------------------------------------------------------------
 DEFAULT_MASTER_PORT = 29500

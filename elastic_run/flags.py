@@ -436,18 +436,28 @@ FLAGS: tuple[Flag, ...] = (
         group=OUTPUT,
         values="NAME",
         default="null",
-        text="Where events of the job are written: null, console or dynamic_rendezvous.",
+        text=(
+            "Where events of the job are written: null, console, dynamic_rendezvous, or an installed plug-in "
+            "(entry-point group elastic_run.event_handlers)."
+        ),
     ),
     Flag("-h", "--help", group=ABOUT, has_variable=False, text="Show this and exit."),
     Flag("--version", group=ABOUT, has_variable=False, is_ours=True, text="Show the version and exit."),
 )
 
-#: Only at the legacy front door, `python -m elastic_run.launch`.
+#: Only at the legacy front door, `python -m elastic_run.launch`; torch's is --use-env alone.
 USE_ENV = Flag(
     "--use-env",
     group=PROGRAM,
     has_variable=False,
     text="Don't add --local-rank=N to the script's arguments; the script reads LOCAL_RANK instead.",
+)
+LOCAL_RANK_UNDERSCORE = Flag(
+    "--local-rank-underscore",
+    group=PROGRAM,
+    has_variable=False,
+    is_ours=True,
+    text="Add --local_rank=N rather than --local-rank=N, for scripts written before torch 2.",
 )
 
 

@@ -1,12 +1,14 @@
 """The legacy front door, `python -m elastic_run.launch`: torch.distributed.launch's.
 
 It takes the same flags and --use-env. Without that one every worker gets --local-rank=N as the first argument of its
-script, as scripts of that time expect.
+script, as scripts of that time expect; those of torch 1 want --local_rank=N, which --local-rank-underscore gives them.
 """
 
 from __future__ import annotations
 
-from elastic_run.flags import FLAGS, USE_ENV
+import sys
+
+from elastic_run.flags import FLAGS, LOCAL_RANK_UNDERSCORE, USE_ENV
 from elastic_run.run import exit_unless_successful, parse_with, run
 
 TYPE_CHECKING = False
@@ -16,6 +18,10 @@ if TYPE_CHECKING:
     from elastic_run.command_line import AnyArguments, Arguments
 
 __all__ = ["launch", "main", "parse_args"]
+
+#: The flags of this front door.
+LEGACY_FLAGS = (*FLAGS, USE_ENV, LOCAL_RANK_UNDERSCORE)
+_WORDS = ("python", "-m", "elastic_run.launch")
 
 
 def parse_args(args: Sequence[str] | None) -> Arguments:
@@ -30,7 +36,7 @@ def parse_args(args: Sequence[str] | None) -> Arguments:
     Raises:
         SystemExit: It is wrong (2), or asks for the help or the version (0).
     """
-    return parse_with((*FLAGS, USE_ENV), args)
+    return parse_with(LEGACY_FLAGS, args)
 
 
 def launch(args: AnyArguments) -> None:
@@ -55,7 +61,7 @@ def main(args: Sequence[str] | None = None) -> None:
     Raises:
         SystemExit: The job didn't succeed; the code is one of `contract.EXIT_CODES`.
     """
-    exit_unless_successful(parse_args(args))
+    exit_unless_successful(parse_args(args), sys.argv[1:] if args is None else args, _WORDS)
 
 
 if __name__ == "__main__":

@@ -15,14 +15,15 @@ from elastic_run.agent.head_start import take_head_start
 from elastic_run.agent.surroundings import AgentOptions, Surroundings, parse_signals
 from elastic_run.core.policy import RestartPolicy
 from elastic_run.multiprocessing.logs import DefaultLogsSpecs
+from elastic_run.records import dataclass, field
 from elastic_run.rendezvous.api import RendezvousParameters
 from elastic_run.rendezvous.registry import get_rendezvous_handler
+from elastic_run.signals import SIGTERM
 from elastic_run.validation import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from dataclasses import dataclass, field
     from typing import Any
 
     from elastic_run.agent.local_elastic_agent import LocalElasticAgent
@@ -31,9 +32,6 @@ if TYPE_CHECKING:
     from elastic_run.multiprocessing.logs import LogsSpecs
     from elastic_run.multiprocessing.output.console import Console
     from elastic_run.report import Ending
-else:
-    from elastic_run.utils.light_dataclass import dataclass, field
-
 __all__ = ["LaunchConfig", "elastic_launch", "launch_agent", "launch_job"]
 
 _DEFAULT_RENDEZVOUS_TIMEOUT = 900
@@ -153,7 +151,7 @@ class elastic_launch:  # noqa: N801 - torch's name
 
     Args:
         config: How.
-        entrypoint: The command to run as each worker.
+        entrypoint: A function, or a command, to run as each worker.
         health_check_server: Kept for torch's signature.
     """
 
@@ -166,10 +164,29 @@ class elastic_launch:  # noqa: N801 - torch's name
         self._config = config
         self._entrypoint = entrypoint
         self._health_check_server = health_check_server
+        self._agent: LocalElasticAgent | None = None
+        self._stop_signal = 0
 
     def __call__(self, *args: Any) -> dict[int, Any]:  # noqa: ANN401 - the workers' arguments
         """Run the job; see `launch_agent`."""
-        return launch_agent(self._config, self._entrypoint, list(args), self._health_check_server)
+        return _run_agent(self._config, self._entrypoint, list(args), self._health_check_server, self._take_agent)
+
+    def _take_agent(self, agent: LocalElasticAgent) -> None:
+        self._agent = agent
+        if self._stop_signal:
+            agent.request_stop(self._stop_signal)
+
+    def stop(self, number: int = SIGTERM) -> None:
+        """Stop the job as if this signal had come; the call that runs it raises SignalException.
+
+        For programs that launch in a thread of their own, where no signal arrives; may be called from any thread.
+
+        Args:
+            number: The signal, which the workers get too.
+        """
+        self._stop_signal = number
+        if self._agent is not None:
+            self._agent.request_stop(number)
 
 
 def launch_agent(
@@ -182,26 +199,39 @@ def launch_agent(
 
     Args:
         config: How.
-        entrypoint: The command to run as each worker.
+        entrypoint: A function, or a command, to run as each worker.
         args: Its arguments; `${local_rank}` stands for the worker's number on this node.
         health_check_server: Kept for torch's signature.
 
     Returns:
-        An entry per global rank of this node.
+        What the function returned, by global rank of this node's workers; None for each of a command.
 
     Raises:
         ChildFailedError: A worker failed and restarts are used up.
         SignalException: The launcher was stopped by a signal.
         RendezvousError: The nodes could not come together.
-        TypeError: The entrypoint is a function.
+        AssertionError: There is no entrypoint, or no worker (torch's exception).
+        Exception: The function or an argument can't be sent to a worker: what pickle raises, with the name of it.
     """
+    return _run_agent(config, entrypoint, args, health_check_server, lambda _: None)
+
+
+def _run_agent(
+    config: LaunchConfig,
+    entrypoint: Callable[..., Any] | str | None,
+    args: list[Any],
+    health_check_server: Any,  # noqa: ANN401 - torch's argument
+    on_agent: Callable[[LocalElasticAgent], None],
+) -> dict[int, Any]:
     from elastic_run import events, metrics  # noqa: PLC0415 - the command line needs neither by default
     from elastic_run.multiprocessing.api import SignalException  # noqa: PLC0415
     from elastic_run.multiprocessing.errors import ChildFailedError  # noqa: PLC0415
 
+    events.is_recorded(config.event_log_handler)  # refuses one that there isn't, before anything is started
     around = make_surroundings(config, entrypoint, args, is_whole_process=False)
     agent = make_agent(config, around, health_check_server=health_check_server)
     handler = agent.get_worker_group().spec.rdzv_handler
+    on_agent(agent)
     # A stop by signal is no end of the job: other nodes may go on with this rendezvous.
     is_over = True
     try:
@@ -316,9 +346,13 @@ def make_surroundings(
         local_addr=config.local_addr,
         **config.rdzv_configs,
     )
+    spec = _make_spec(config, parameters, entrypoint, args)
+    logs_specs = config.logs_specs or DefaultLogsSpecs()
+    if isinstance(logs_specs, DefaultLogsSpecs) and hasattr(spec.rdzv_handler, "open_session"):
+        logs_specs.host = os.uname().nodename  # other nodes may have the same directory
     return Surroundings(
-        WorkerGroup(_make_spec(config, parameters, entrypoint, args)),
-        config.logs_specs or DefaultLogsSpecs(),
+        WorkerGroup(spec),
+        logs_specs,
         _options(config, is_whole_process=is_whole_process, guardian=guardian),
     )
 
@@ -338,9 +372,6 @@ def make_agent(
 
     Returns:
         The agent, not yet running.
-
-    Raises:
-        TypeError: The entrypoint is a function.
     """
     from elastic_run.agent.local_elastic_agent import LocalElasticAgent  # noqa: PLC0415 - while the workers start
 
@@ -417,5 +448,6 @@ def _options(config: LaunchConfig, *, is_whole_process: bool, guardian: Guardian
         join_command=config.join_command,
         is_whole_process=is_whole_process,
         guardian=guardian,
+        start_method=config.start_method,
         stuck_timeout=float(os.environ.get(contract.ENV_UNINTERRUPTIBLE_STATE_TIMEOUT) or 0),
     )

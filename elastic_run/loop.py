@@ -325,6 +325,22 @@ class Loop:
         except BlockingIOError:
             pass
 
+    def abandon(self) -> None:
+        """Let go of everything in a forked child of this process, whose own copy of the loop is not touched.
+
+        The descriptors lead to /dev/null then, rather than being closed: what owns one would close somebody else's
+        under that number later.
+        """
+        for number, previous in self._previous_handlers.items():
+            signal.signal(number, signal.SIG_DFL if previous is None else previous)  # type: ignore[arg-type]
+        self._previous_handlers.clear()
+        signal.set_wakeup_fd(-1)
+        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        own = {self._poll.fileno(), self._wake_read, self._wake_write, *self._pidfds.values(), *self._registered}
+        for fd in own - {-1, null}:
+            os.dup2(null, fd, inheritable=False)
+        os.close(null)
+
     def close(self) -> None:
         """Put the signal handlers back and close what the loop owns; children are not touched."""
         if self._wake_read < 0:
@@ -364,6 +380,10 @@ class _Poll:
     def poll(self, timeout: float | None) -> list[tuple[int, int]]:
         """Wait; the timeout is in seconds."""
         return self._poll.poll(None if timeout is None else timeout * 1000)
+
+    def fileno(self) -> int:
+        """Return -1: there is no descriptor."""
+        return -1
 
     def close(self) -> None:
         """Nothing to close."""

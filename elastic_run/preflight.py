@@ -74,6 +74,11 @@ def find_notices(args: AnyArguments, environ: Mapping[str, str]) -> list[str]:
     notices = [*_unused_flags(args), *_interpreter_notices(args, environ)]
     if args.run_path and environ.get(contract.ENV_PYTHON_EXEC):
         notices.append(f"{contract.ENV_PYTHON_EXEC} is not used with --run-path: workers run {sys.executable}")
+    if hasattr(args, "use_env") and "ignore" not in sys.warnoptions:
+        notices.append(
+            "python -m elastic_run.launch is the old way in: elastic-run is the same without --local-rank, for scripts "
+            "that read LOCAL_RANK (python -W ignore hides this line)"
+        )
     return notices
 
 
@@ -249,7 +254,10 @@ def _check_event_log_handler(args: AnyArguments) -> None:
 
     try:
         get_logging_handler(args.event_log_handler)
-    except ValueError:
+    except ValueError as error:
+        if not str(error).startswith("unknown"):
+            message = f"--event-log-handler: {error}"
+            raise UsageError(message) from error
         hint = nearest(args.event_log_handler, _EVENT_HANDLERS)
         message = f"--event-log-handler: {args.event_log_handler!r} is none of {', '.join(_EVENT_HANDLERS)}{hint}"
         raise UsageError(message) from None
@@ -289,6 +297,9 @@ def _check_program(args: AnyArguments, environ: Mapping[str, str]) -> None:
     name = args.training_script
     if args.no_python and not getattr(args, "use_env", True):
         message = "--no-python: needs --use-env here, or the program would get a --local-rank it doesn't know"
+        raise UsageError(message)
+    if getattr(args, "local_rank_underscore", False) and args.use_env:
+        message = "--local-rank-underscore: doesn't go with --use-env: then no local rank is added"
         raise UsageError(message)
     if args.run_path:
         _check_script(name)

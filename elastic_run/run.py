@@ -62,12 +62,15 @@ def main(args: Sequence[str] | None = None) -> None:
     exit_unless_successful(parse_args(args), sys.argv[1:] if args is None else args)
 
 
-def exit_unless_successful(args: Arguments, words: Sequence[str] = ()) -> None:
+def exit_unless_successful(
+    args: Arguments, words: Sequence[str], command_words: Sequence[str] = ("elastic-run",)
+) -> None:
     """Run a job, and leave with its exit code unless that is 0.
 
     Args:
         args: The command line.
         words: Its words as given, to show how other nodes join the job.
+        command_words: What stands in front of them there.
 
     Raises:
         SystemExit: The job didn't succeed.
@@ -77,7 +80,7 @@ def exit_unless_successful(args: Arguments, words: Sequence[str] = ()) -> None:
         workers = _check(args)
         guardian = _start_guardian()
         config, command, command_args = make_config(args, workers, os.environ)
-        config.join_command = (["elastic-run"], list(words))
+        config.join_command = (list(command_words), list(words))
         from elastic_run.launcher import launch_job  # noqa: PLC0415 - after all checks: it imports the most
 
         code = launch_job(config, command, command_args, guardian)
@@ -117,7 +120,8 @@ def _start_guardian() -> Guardian | None:
 
     # First: a closed standard descriptor's number would go to the guardian's pipe.
     ensure_standard_descriptors()
-    guardian = Guardian(is_exec=False)
+    # Under compat we run in somebody's process, whose memory and threads must not be copied.
+    guardian = Guardian(is_exec="torch" in sys.modules)
     try:
         guardian.start()
     except OSError:

@@ -6,6 +6,7 @@ Every process started by a test carries the test's token in its environment, so 
 from __future__ import annotations
 
 import os
+import signal
 import uuid
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,11 @@ _LEFTOVER_DEADLINE = 2.0
 
 # A user's shell has neither of these; pyc files are part of what users get.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# Nor are signals ignored there, as under nohup or behind an `&` of a script. What has a handler goes on here, and is at
+# its default in what a test starts.
+for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, lambda *_: None)
 
 
 @pytest.fixture(autouse=True)

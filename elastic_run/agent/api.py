@@ -8,19 +8,17 @@ from __future__ import annotations
 import abc
 import os
 
+from elastic_run.records import dataclass, field
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from dataclasses import dataclass, field
     from typing import Any
 
     from elastic_run.agent.state import WorkerState
     from elastic_run.cluster.numa import NumaOptions
     from elastic_run.multiprocessing.errors import ProcessFailure
     from elastic_run.rendezvous.api import RendezvousHandler
-else:
-    from elastic_run.utils.light_dataclass import dataclass, field
-
 DEFAULT_ROLE = "default"
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from elastic_run.agent.api import Worker, WorkerGroup
 
 
-def worker_environment(
+def worker_environment(  # noqa: PLR0913 - each becomes a variable
     group: WorkerGroup,
     worker: Worker,
     parent: Mapping[str, str],
@@ -25,6 +25,7 @@ def worker_environment(
     max_restarts: int,
     use_agent_store: bool,
     signals: Sequence[int] = (),
+    scale_up_signal: int = 0,
 ) -> dict[str, str]:
     """Return the variables that a worker gets on top of the launcher's own environment.
 
@@ -37,6 +38,7 @@ def worker_environment(
         max_restarts: Restarts that are allowed.
         use_agent_store: Whether the store at the master address is served by the agent.
         signals: Signals that stop the job; a launcher inside the worker takes them over.
+        scale_up_signal: What workers get before they start again with new nodes, or 0.
 
     Returns:
         Names and values.
@@ -64,6 +66,8 @@ def worker_environment(
         contract.ENV_SIGNALS_TO_HANDLE: ",".join(signal_name(number) for number in signals),
         contract.ENV_NCCL_ASYNC_ERROR_HANDLING: parent.get(contract.ENV_NCCL_ASYNC_ERROR_HANDLING, "1"),
     }
+    if scale_up_signal:
+        env[contract.ENV_SCALE_UP_SIGNAL] = signal_name(scale_up_signal)
     if spec.virtual_local_rank:
         env[contract.ENV_LOCAL_RANK] = "0"
         env[contract.ENV_CUDA_VISIBLE_DEVICES] = _virtual_device(worker.local_rank, parent)

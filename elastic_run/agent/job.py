@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from elastic_run.agent.api import WorkerGroup, WorkerSpec
     from elastic_run.agent.joining import Joining
     from elastic_run.agent.surroundings import AgentOptions
+    from elastic_run.agent.wait_line import WaitLine
     from elastic_run.loop import Loop
     from elastic_run.multiprocessing.guardian import Guardian
+    from elastic_run.multiprocessing.output.console import Console
     from elastic_run.rendezvous.elastic.session import Session, SessionEvent
 
 #: Seconds that the last words of an agent may take where nobody waits for it to linger.
@@ -36,12 +38,13 @@ _HALTS = {
 }
 
 
-def make_setup(spec: WorkerSpec, options: AgentOptions) -> sessions.Setup:
+def make_setup(spec: WorkerSpec, options: AgentOptions, *, shows_waiting: bool = False) -> sessions.Setup:
     """Return what the rendezvous has to know of this node's workers and of what the user asked for.
 
     Args:
         spec: The workers.
         options: What the user asked for.
+        shows_waiting: Whether what is waited for is shown in one line that is rewritten.
     """
     count, length = options.membership_window or (None, None)
     return sessions.Setup(
@@ -57,6 +60,7 @@ def make_setup(spec: WorkerSpec, options: AgentOptions) -> sessions.Setup:
         split=options.on_split,
         token=options.token,
         join_command=options.join_command,
+        shows_waiting=shows_waiting,
     )
 
 
@@ -69,7 +73,7 @@ class Job:
         joining: Opens this node's workers' store of each round.
         loop: The agent's loop.
         feed: Takes supervision's events.
-        say: Tells the user one line.
+        console: Where the user is told what happens.
 
     Attributes:
         ended: The job's verdict, or None.
@@ -84,7 +88,7 @@ class Job:
         *,
         loop: Loop,
         feed: Callable[[supervision.Event], None],
-        say: Callable[[str], None],
+        console: Console,
     ) -> None:
         self.ended: sessions.Ended | None = None
         self.use_agent_store = True
@@ -94,7 +98,10 @@ class Job:
         self._joining = joining
         self._loop = loop
         self._feed = feed
-        self._say = say
+        self._say = console.say
+        self._console = console
+        self._wait_line: WaitLine | None = None
+        self._is_running = False
         self._round = -1  # the agent's number of the job's round `_job_round`
         self._job_round = -1
         self._next_round = 0
@@ -109,7 +116,8 @@ class Job:
             OSError: The system refuses a socket.
         """
         handler: Any = self._group.spec.rdzv_handler
-        self._session = handler.open_session(make_setup(self._group.spec, self._options))
+        setup = make_setup(self._group.spec, self._options, shows_waiting=self._console.has_live_line)
+        self._session = handler.open_session(setup)
         self._session.start(self._offer(self._session), self._deliver)
 
     def entrust_farewell(self, guardian: Guardian) -> None:
@@ -120,10 +128,14 @@ class Job:
         if document is not None:
             guardian.say_at_end(_FAREWELL_MODULE, json.dumps(document))
 
-    def report_failing(self) -> None:
-        """Say that a worker of the current round has failed."""
+    def report_failing(self, *, is_consequence: bool) -> None:
+        """Say that a worker of the current round has failed.
+
+        Args:
+            is_consequence: Whether all that failed so far look as if they had lost a peer.
+        """
         if self._session is not None:
-            self._session.report_failing(self._job_round)
+            self._session.report_failing(self._job_round, is_consequence=is_consequence)
 
     def report_ready(self, command: supervision.ReportReady, report: dict[str, Any] | None) -> None:
         """Say that the round is over on this node.
@@ -135,6 +147,7 @@ class Job:
         Raises:
             OSError: The next round's store can't be opened.
         """
+        self._is_running = False
         self._next_round = command.round + 1
         if self._session is None:
             return
@@ -150,6 +163,7 @@ class Job:
     def leave(self, reason: str) -> None:
         """Say that this node goes."""
         self._has_left = True
+        self._end_wait()
         if self._session is not None:
             self._session.leave(reason)
 
@@ -194,6 +208,8 @@ class Job:
     def _take(self, event: SessionEvent) -> None:
         if isinstance(event, sessions.Notice):
             self._say(event.text)
+        elif isinstance(event, sessions.Waiting):
+            self._show_wait(event)
         elif isinstance(event, sessions.Formed):
             self._take_place(event)
         elif isinstance(event, sessions.Warned):
@@ -212,7 +228,25 @@ class Job:
         else:
             self._end(event.verdict, event.detail)
 
+    def _show_wait(self, event: sessions.Waiting) -> None:
+        if event.is_for_nodes and self._is_running:
+            return  # the round was formed while this was being said
+        if event.texts is None:
+            self._end_wait("")
+            return
+        if self._wait_line is None:
+            from elastic_run.agent.wait_line import WaitLine  # noqa: PLC0415 - only on a terminal
+
+            self._wait_line = WaitLine(self._loop, self._console)
+        # Workers own the terminal: beside their progress bars there is no room for a line that is rewritten.
+        self._wait_line.show(event.texts, is_live=not self._is_running)
+
+    def _end_wait(self, last: str | None = None) -> None:
+        if self._wait_line is not None:
+            self._wait_line.end(last)
+
     def _end(self, verdict: str, detail: str, exit_code: int | None = None) -> None:
+        self._end_wait()
         self._feed(supervision.JobOver(supervision.Finish(verdict, detail=detail, exit_code=exit_code)))
 
     def _number(self, job_round: int) -> int:
@@ -220,6 +254,9 @@ class Job:
         return self._round if job_round == self._job_round else -1
 
     def _take_place(self, place: sessions.Formed) -> None:
+        nodes = place.group_world_size
+        self._end_wait("" if self._job_round >= 0 else f"{nodes} node{'s are' if nodes > 1 else ' is'} there")
+        self._is_running = True
         if self._job_round >= 0:
             self._say(_describe_round(place, self._options.policy.max_restarts))
         self._joining.close_former_store()

@@ -19,10 +19,12 @@ from elastic_run.utils import macros
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
+    from typing import Any
 
     from elastic_run.agent.api import Worker
     from elastic_run.agent.surroundings import Surroundings
+    from elastic_run.multiprocessing.functions import Functions, StartedFunction
     from elastic_run.multiprocessing.logs import LogsDest
 
 
@@ -39,10 +41,12 @@ class LaunchedWorkers:
         wiring: Their streams.
         born: Start times in clock ticks, by pid; their keys are the processes.
         pids: Pids by local rank.
+        functions: The function that they run and its arguments, or None for a command.
+        started_functions: What is known of each function worker, by local rank.
         error: Why not all of them were started, or None.
     """
 
-    __slots__ = ("born", "error", "logs", "pids", "started", "started_at", "wiring")
+    __slots__ = ("born", "error", "functions", "logs", "pids", "started", "started_at", "started_functions", "wiring")
 
     def __init__(self, *, capture: bool) -> None:
         self.started_at = time.time()
@@ -51,11 +55,18 @@ class LaunchedWorkers:
         self.wiring = Wiring(capture=capture)
         self.pids: dict[int, int] = {}
         self.born: dict[int, int] = {}
+        self.functions: Functions | None = None
+        self.started_functions: dict[int, StartedFunction] = {}
         self.error: OSError | ValueError | None = None
 
 
 def launch_workers(
-    around: Surroundings, *, restart_count: int, use_agent_store: bool, mask: Iterable[int] | None = None
+    around: Surroundings,
+    *,
+    restart_count: int,
+    use_agent_store: bool,
+    mask: Iterable[int] | None = None,
+    on_fork: Callable[[], None] | None = None,
 ) -> LaunchedWorkers:
     """Start every worker of this node.
 
@@ -64,13 +75,14 @@ def launch_workers(
         restart_count: Restarts so far.
         use_agent_store: Whether the agent serves the workers' store.
         mask: Signals that the workers begin with blocked, or None to inherit this thread's.
+        on_fork: Gives up what is the launcher's, in a worker that is forked.
 
     Returns:
         The workers. When one can't be started, those before it, and the reason.
     """
     launched = LaunchedWorkers(capture=around.options.capture)
     try:
-        _launch(around, launched, restart_count, use_agent_store=use_agent_store, mask=mask)
+        _launch(around, launched, restart_count, use_agent_store=use_agent_store, mask=mask, on_fork=on_fork)
     except (OSError, ValueError) as error:
         launched.error = error
     return launched
@@ -83,6 +95,7 @@ def _launch(
     *,
     use_agent_store: bool,
     mask: Iterable[int] | None,
+    on_fork: Callable[[], None] | None,
 ) -> None:
     group = around.group
     around.make_room()
@@ -96,14 +109,63 @@ def _launch(
             max_restarts=group.spec.max_restarts,
             use_agent_store=use_agent_store,
             signals=around.options.signals,
+            scale_up_signal=around.options.scale_up_signal,
         )
         for worker in group.workers
     }
     launched.logs = around.logs_specs.reify(envs)
     around.announce_log_directory()
+    around.serve_timers(envs)
     closed = inheritable_descriptors()
+    if not isinstance(group.spec.entrypoint, str):
+        launched.functions = _prepare_functions(around)
     for worker in group.workers:
-        worker.id = _launch_worker(around, launched, worker, envs[worker.local_rank], closed, mask)
+        own_env = {**envs[worker.local_rank], contract.ENV_TOKEN: around.inherited_token}
+        if launched.functions is None:
+            worker.id = _launch_worker(around, launched, worker, own_env, closed, mask)
+        else:
+            worker.id = _launch_function(around, launched, worker, own_env, closed, on_fork)
+
+
+def _prepare_functions(around: Surroundings) -> Functions:
+    from elastic_run.multiprocessing.functions import Functions  # noqa: PLC0415 - a command needs no multiprocessing
+
+    spec: Any = around.group.spec
+    args = {rank: macros.substitute(list(spec.args), str(rank)) for rank in range(spec.local_world_size)}
+    return Functions(spec.entrypoint, args, around.options.start_method)
+
+
+def _launch_function(
+    around: Surroundings,
+    launched: LaunchedWorkers,
+    worker: Worker,
+    own_env: dict[str, str],
+    closed: list[int],
+    on_fork: Callable[[], None] | None,
+) -> int:
+    from elastic_run.multiprocessing.functions import Place  # noqa: PLC0415 - ditto
+
+    rank, logs, functions = worker.local_rank, launched.logs, launched.functions
+    if functions is None or logs is None:
+        message = "the round's functions are not prepared yet"
+        raise RuntimeError(message)
+    stdout, stderr = _wire(launched, rank)
+    replaced = [fd for fd, paths in ((1, logs.stdouts), (2, logs.stderrs)) if paths[rank]]
+    affinity = around.options.affinities.get(rank)
+
+    def give_up() -> None:
+        if on_fork is not None:
+            on_fork()
+        for fd in launched.wiring.launcher_ends():
+            os.close(fd)
+
+    place = Place(own_env, stdout=stdout, stderr=stderr, replaced=replaced, affinity=affinity)
+    try:
+        started = functions.start(rank, place, closed=closed, on_fork=give_up)
+    finally:
+        launched.wiring.started(rank)
+    launched.started_functions[rank] = started
+    return _note(around, launched, rank, started.pid)
 
 
 def _launch_worker(
@@ -116,7 +178,7 @@ def _launch_worker(
 ) -> int:
     spec, rank = around.group.spec, worker.local_rank
     stdout, stderr = _wire(launched, rank)
-    env = {**os.environ, **own_env, contract.ENV_TOKEN: around.inherited_token}
+    env = {**os.environ, **own_env}
     env.pop(contract.ENV_RDZV_TOKEN, None)  # the agents' secret; a worker may print its environment
     argv = [str(spec.entrypoint), *macros.substitute([str(arg) for arg in spec.args], str(rank))]
     affinity = around.options.affinities.get(rank)
@@ -124,6 +186,11 @@ def _launch_worker(
         pid = spawn(argv, env, stdout=stdout, stderr=stderr, affinity=affinity, closed=closed, mask=mask)
     finally:
         launched.wiring.started(rank)
+    return _note(around, launched, rank, pid)
+
+
+def _note(around: Surroundings, launched: LaunchedWorkers, rank: int, pid: int) -> int:
+    """Tell those who have to know of a worker that was started; return its pid."""
     launched.pids[rank] = pid
     launched.born[pid] = processes.start_time(pid)
     around.guardian.watch(pid, launched.born[pid])

@@ -1,6 +1,8 @@
 """LocalElasticAgent: runs the workers of one node as processes, without ever looking: it is told.
 
-`run` is driven by `agent.supervisor`. Functions as workers are not in this release; commands are.
+`run` is driven by `agent.supervisor`. A subclass that replaces one of torch's hooks expects to be driven through them:
+for it `run` is the template's (`SimpleElasticAgent`), and the hooks that it leaves alone start, look at and stop
+processes of `start_processes`.
 """
 
 from __future__ import annotations
@@ -11,11 +13,13 @@ import time
 
 from elastic_run import contract
 from elastic_run.agent.api import DEFAULT_ROLE, RunResult
-from elastic_run.agent.simple_elastic_agent import SimpleElasticAgent
+from elastic_run.agent.environment import worker_environment
+from elastic_run.agent.simple_elastic_agent import SimpleElasticAgent, measured
 from elastic_run.agent.state import WorkerState
 from elastic_run.agent.supervisor import Supervisor
 from elastic_run.agent.surroundings import AgentOptions, Surroundings, parse_signals
 from elastic_run.core.policy import RestartPolicy
+from elastic_run.utils.api import macros, safe_substitute
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,9 +27,18 @@ if TYPE_CHECKING:
 
     from elastic_run.agent.api import WorkerGroup, WorkerSpec
     from elastic_run.agent.head_start import HeadStart
+    from elastic_run.multiprocessing.contexts import PContext
     from elastic_run.multiprocessing.errors import ProcessFailure
     from elastic_run.multiprocessing.logs import LogsSpecs
     from elastic_run.report import Ending
+    from elastic_run.timer import FileTimerServer
+    from elastic_run.timer.requests import FileTimerRequest
+
+
+TORCHELASTIC_ENABLE_FILE_TIMER = contract.ENV_ENABLE_FILE_TIMER
+TORCHELASTIC_HEALTH_CHECK_PORT = contract.ENV_HEALTH_CHECK_PORT
+TORCHELASTIC_TIMER_FILE = contract.ENV_TIMER_FILE
+TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT = contract.ENV_UNINTERRUPTIBLE_STATE_TIMEOUT
 
 
 class LocalElasticAgent(SimpleElasticAgent):
@@ -39,13 +52,12 @@ class LocalElasticAgent(SimpleElasticAgent):
         log_line_prefix_template: Prefix of tee'd lines.
         shutdown_timeout: Seconds that workers get to stop, on every path.
         health_check_server: Kept for torch's signature.
+        uninterruptible_state_timeout: Seconds that a worker may be in uninterruptible sleep; None for what
+            TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT says, 0 for any time.
         around: What torch has no field for, with the group of this spec; by default taken from the spec.
-
-    Raises:
-        TypeError: The entrypoint is a function.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - torch's signature
         self,
         spec: WorkerSpec,
         logs_specs: LogsSpecs,
@@ -54,34 +66,40 @@ class LocalElasticAgent(SimpleElasticAgent):
         log_line_prefix_template: str | None = None,
         shutdown_timeout: int = contract.DEFAULT_SHUTDOWN_TIMEOUT,
         health_check_server: Any = None,  # noqa: ANN401 - torch's argument
+        uninterruptible_state_timeout: float | None = None,
         *,
         around: Surroundings | None = None,
     ) -> None:
         super().__init__(spec, exit_barrier_timeout, shutdown_timeout)
-        if not isinstance(spec.entrypoint, str):
-            message = (
-                "elastic_launch runs commands in this release, not functions: "
-                "pass a program as the entrypoint and its arguments to the call"
-            )
-            raise TypeError(message)
         self._start_method = start_method
         self._health_check_server = health_check_server
+        self._logs_specs = logs_specs
+        self._log_line_prefix_template = log_line_prefix_template
+        self._rdzv_handler = spec.rdzv_handler
+        self._pcontext: PContext | None = None
         if around is None:
+            if uninterruptible_state_timeout is None:
+                uninterruptible_state_timeout = float(os.environ.get(contract.ENV_UNINTERRUPTIBLE_STATE_TIMEOUT) or 0)
             signals = os.environ.get(contract.ENV_SIGNALS_TO_HANDLE, contract.DEFAULT_SIGNALS_TO_HANDLE)
             options = AgentOptions(
                 policy=RestartPolicy(spec.max_restarts),
                 shutdown_timeout=shutdown_timeout,
                 signals=parse_signals(signals),
+                start_method=start_method,
+                stuck_timeout=uninterruptible_state_timeout,
+                exit_barrier_timeout=exit_barrier_timeout,
                 prefix_template=log_line_prefix_template or contract.DEFAULT_PREFIX_TEMPLATE,
             )
             around = Surroundings(self._worker_group, logs_specs, options)
         self._worker_group = around.group
         self._around = around
+        self._worker_watchdog: FileTimerServer | None = None
         self._supervisor: Supervisor | None = None
+        self._stop_signal = 0
         self.ending: Ending | None = None
         self._started_at = 0.0
 
-    def run(self, role: str = DEFAULT_ROLE) -> RunResult:  # noqa: ARG002 - torch's signature
+    def run(self, role: str = DEFAULT_ROLE) -> RunResult:
         """Run the workers to their end.
 
         Args:
@@ -94,13 +112,47 @@ class LocalElasticAgent(SimpleElasticAgent):
             SignalException: The launcher was stopped by a signal; the workers are gone.
             RendezvousError: The nodes could not come together.
             OSError: The workers could not be started.
+            Exception: The function or an argument can't be sent to a worker; see `functions.Functions`.
         """
+        if self._has_own_hooks():
+            return super().run(role)
+        self._refuse_unsendable()
         with self.supervise() as supervisor:
+            if self._stop_signal:
+                supervisor.request_stop(self._stop_signal)
             ending = supervisor.run()
-        self._note_end(ending)
-        return self._result(ending)
+            self._note_end(ending)
+            # Within: what the workers left of their errors goes with the supervisor.
+            result = self._result(ending)
+            if not result.is_failed():
+                result.return_values.update(supervisor.return_values())
+        self._record_result(result)
+        return result
+
+    def request_stop(self, number: int) -> None:
+        """Stop as if this signal had come; may be called from any thread.
+
+        Args:
+            number: The signal.
+        """
+        self._stop_signal = number
+        if self._supervisor is not None:
+            self._supervisor.request_stop(number)
+
+    def _has_own_hooks(self) -> bool:
+        """Whether a subclass replaces a step of torch's, so that it is to be called."""
+        return any(getattr(type(self), name) is not getattr(LocalElasticAgent, name) for name in _HOOKS)
+
+    def _refuse_unsendable(self) -> None:
+        """Refuse a function that its workers can't get, before anything is started or joined."""
+        spec = self._worker_group.spec
+        if spec.entrypoint is not None and not isinstance(spec.entrypoint, str):
+            from elastic_run.multiprocessing.functions import Functions  # noqa: PLC0415 - a command needs none of it
+
+            Functions(spec.entrypoint, {0: spec.args}, self._start_method)
 
     def _note_end(self, ending: Ending) -> None:
+        self._stop_healthcheck()
         self.ending = ending
         self._total_execution_time = int(time.monotonic() - self._started_at)
 
@@ -114,7 +166,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         from elastic_run.rendezvous.api import RendezvousError  # noqa: PLC0415
 
         try:
-            self._result(ending)
+            self._record_result(self._result(ending))
             event = self.get_event_succeeded()
         except (SignalException, RendezvousError, OSError):
             event = self.get_event_failed()
@@ -130,7 +182,10 @@ class LocalElasticAgent(SimpleElasticAgent):
             The supervisor, not yet running.
         """
         self._started_at = time.monotonic()
-        self._supervisor = Supervisor(self._around, head_start, on_state=self._record_state)
+        self._supervisor = Supervisor(
+            self._around, head_start, on_state=self._record_state, on_timer=self._log_watchdog_event
+        )
+        self._setup_healthcheck()
         return self._supervisor
 
     def _record_state(self, state: str, duration_ms: float | None) -> None:
@@ -146,6 +201,16 @@ class LocalElasticAgent(SimpleElasticAgent):
         for worker in self._worker_group.workers:
             record(self._construct_event(state, EventSource.WORKER, worker), handler)
 
+    def _log_watchdog_event(self, name: str, request: FileTimerRequest | None) -> None:
+        """Emit torch's event of the workers' timers."""
+        handler = self._worker_group.spec.event_log_handler
+        if handler == "null":
+            return
+        from elastic_run.agent.timers import watchdog_event  # noqa: PLC0415 - only with --event-log-handler
+        from elastic_run.events import EventSource, record  # noqa: PLC0415
+
+        record(watchdog_event(self._construct_event("RUNNING", EventSource.AGENT), name, request), handler)
+
     def _result(self, ending: Ending) -> RunResult:
         self._remaining_restarts = max(0, self._worker_group.spec.max_restarts - ending.restarts_used)
         if ending.verdict != "success":
@@ -156,8 +221,16 @@ class LocalElasticAgent(SimpleElasticAgent):
             ranks = [worker.global_rank for worker in self._worker_group.workers]
             result = RunResult(WorkerState.SUCCEEDED, return_values=dict.fromkeys(ranks))
         self._worker_group.state = result.state
-        self._record_result(result)
         return result
+
+    def _record_result(self, result: RunResult) -> None:
+        from elastic_run.metrics import put_metric  # noqa: PLC0415 - after the last worker
+
+        role = self._worker_group.spec.role
+        put_metric(f"workers.{role}.remaining_restarts", self._remaining_restarts)
+        put_metric(f"workers.{role}.{result.state.value.lower()}", 1)
+        self._record_metrics(result)
+        self._record_worker_events(result)
 
     def _raise_for(self, ending: Ending) -> None:
         if ending.signal is not None:
@@ -177,18 +250,128 @@ class LocalElasticAgent(SimpleElasticAgent):
         from elastic_run.multiprocessing.errors import ProcessFailure  # noqa: PLC0415
 
         failed = [end for end in ending.ends if end.exitcode != 0 and not end.was_stopped]
-        return {end.rank: ProcessFailure(end.local_rank, end.pid, end.exitcode, end.error_file) for end in failed}
+        failures = {end.rank: ProcessFailure(end.local_rank, end.pid, end.exitcode, end.error_file) for end in failed}
+        for end in failed:
+            if end.exception is not None and end.exception.type == contract.TIMER_EXPIRED:
+                failures[end.rank].message = f"timer {end.exception.message}; {failures[end.rank].message}"
+        return failures
 
-    # --- torch's hooks: the supervisor does without them; a subclass that extends one calls them ---------------------
+    # --- torch's hooks, as a subclass that replaces some of them needs the others -------------------------------------
+    @measured
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        return {worker.local_rank: worker.id for worker in worker_group.workers}
+        from elastic_run.multiprocessing.starting import start_processes  # noqa: PLC0415 - the supervisor has its own
 
+        spec, options = worker_group.spec, self._around.options
+        envs = {
+            worker.local_rank: worker_environment(
+                worker_group,
+                worker,
+                os.environ,
+                run_id=spec.rdzv_handler.get_run_id(),
+                restart_count=spec.max_restarts - self._remaining_restarts,
+                max_restarts=spec.max_restarts,
+                use_agent_store=spec.rdzv_handler.use_agent_store,
+                signals=options.signals,
+            )
+            for worker in worker_group.workers
+        }
+        self._setup_local_watchdog(envs)
+        self._setup_healthcheck()
+        self._pcontext = start_processes(
+            name=spec.role,
+            entrypoint=spec.entrypoint or "",
+            args={rank: tuple(macros.substitute(list(spec.args), str(rank))) for rank in envs},
+            envs=envs,
+            logs_specs=self._logs_specs,
+            log_line_prefixes=self._prefixes(worker_group),
+            start_method=self._start_method,
+            numa_options=spec.numa_options,
+            duplicate_stdout_filters=spec.duplicate_stdout_filters,
+            duplicate_stderr_filters=spec.duplicate_stderr_filters,
+        )
+        return self._pcontext.pids()
+
+    def _setup_local_watchdog(self, envs: dict[int, dict[str, str]]) -> None:
+        """Serve the timers of workers that these hooks start, where TORCHELASTIC_ENABLE_FILE_TIMER=1 asks for it."""
+        if os.environ.get(contract.ENV_ENABLE_FILE_TIMER) != "1":
+            return
+        from elastic_run.agent.timers import start_timer_server  # noqa: PLC0415 - only where the user asks for it
+
+        run_id = self._worker_group.spec.rdzv_handler.get_run_id()
+        self._worker_watchdog, path = start_timer_server(run_id, self._log_watchdog_event)
+        for env in envs.values():
+            env[contract.ENV_TIMER_FILE] = path
+
+    def _setup_healthcheck(self) -> None:
+        """Start what `health_check_server` offers, where TORCHELASTIC_HEALTH_CHECK_PORT asks for it; a site's seam."""
+        port = os.environ.get(contract.ENV_HEALTH_CHECK_PORT, "")
+        if not port or self._health_check_server is not None:
+            return
+        from elastic_run.agent import health_check_server  # noqa: PLC0415 - only where the user asks for it
+
+        self._health_check_server = health_check_server.start(port, lambda: int(time.time()))
+
+    def _prefixes(self, worker_group: WorkerGroup) -> dict[int, str] | None:
+        template = self._log_line_prefix_template
+        if template is None:
+            return None
+        return {
+            worker.local_rank: safe_substitute(
+                template,
+                {
+                    "role_name": worker_group.spec.role,
+                    "rank": str(worker.global_rank),
+                    "local_rank": str(worker.local_rank),
+                },
+            )
+            for worker in worker_group.workers
+        }
+
+    @measured
     def _stop_workers(self, worker_group: WorkerGroup) -> None:  # noqa: ARG002 - torch's signature
-        self._shutdown()
+        self._shutdown(timeout=self._shutdown_timeout)
 
+    @measured
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        return RunResult(worker_group.state)
+        if self._pcontext is None:
+            return RunResult(worker_group.state)
+        if {worker.id for worker in worker_group.workers} != set(self._pcontext.pids().values()):
+            return RunResult(WorkerState.UNKNOWN)
+        found = self._pcontext.wait(0)
+        if found is None:
+            return RunResult(WorkerState.HEALTHY)
+        ranks = {worker.local_rank: worker.global_rank for worker in worker_group.workers}
+        if found.is_failed():
+            return RunResult(WorkerState.FAILED, failures={ranks[rank]: end for rank, end in found.failures.items()})
+        values = {ranks[rank]: value for rank, value in found.return_values.items()}
+        return RunResult(WorkerState.SUCCEEDED, return_values=values)
 
-    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:  # noqa: ARG002
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
         if self._supervisor is not None:
             self._supervisor.request_stop(death_sig)
+        if self._pcontext is not None:
+            self._pcontext.close(death_sig, timeout)
+        if self._worker_watchdog is not None:
+            self._worker_watchdog.stop()
+            self._worker_watchdog = None
+        self._stop_healthcheck()
+
+    def _stop_healthcheck(self) -> None:
+        if self._health_check_server is not None:
+            self._health_check_server.stop()
+            self._health_check_server = None
+
+
+#: The steps of torch's agent that subclasses replace.
+_HOOKS = (
+    "_assign_worker_ranks",
+    "_exit_barrier",
+    "_initialize_workers",
+    "_invoke_run",
+    "_monitor_workers",
+    "_rendezvous",
+    "_restart_workers",
+    "_shutdown",
+    "_start_workers",
+    "_stop_workers",
+)

@@ -10,7 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from elastic_run.agent.api import WorkerGroup
+    from elastic_run.agent.api import WorkerGroup, WorkerSpec
 
 _SIZE_KEY = "elastic_run/size/{}"
 _PLACE_KEY = "elastic_run/place/{}"
@@ -54,8 +54,7 @@ def agree_on_ranks(group: WorkerGroup, found: Any) -> None:  # noqa: ANN401 - a 
     Raises:
         Exception: Whatever the round's store raises when a node doesn't tell in time.
     """
-    size = group.spec.local_world_size
-    place = (0, size, 0, size) if found.world_size == 1 else _exchange(group, found)
+    place = find_place(found.store, found.rank, found.world_size, group.spec)
     base_rank, world_size, role_rank, role_world_size = place
     set_places(
         group,
@@ -68,19 +67,40 @@ def agree_on_ranks(group: WorkerGroup, found: Any) -> None:  # noqa: ANN401 - a 
     )
 
 
-def _exchange(group: WorkerGroup, found: Any) -> tuple[int, int, int, int]:  # noqa: ANN401 - ditto
+def find_place(
+    store: Any,  # noqa: ANN401 - ditto
+    group_rank: int,
+    group_world_size: int,
+    spec: WorkerSpec,
+) -> tuple[int, int, int, int]:
+    """Find out where a node's workers stand among all.
+
+    Args:
+        store: The round's store.
+        group_rank: Number of this node.
+        group_world_size: The number of nodes.
+        spec: This node's workers.
+
+    Returns:
+        Global rank of the first worker, number of workers, rank of the first among its role, size of the role.
+
+    Raises:
+        Exception: Whatever the round's store raises when a node doesn't tell in time.
+    """
+    size = spec.local_world_size
+    if group_world_size == 1:
+        return 0, size, 0, size
     import json  # noqa: PLC0415 - one node tells nobody
 
-    store, spec = found.store, group.spec
-    store.set(_SIZE_KEY.format(found.rank), json.dumps([spec.role, spec.local_world_size]))
-    if found.rank == 0:
+    store.set(_SIZE_KEY.format(group_rank), json.dumps([spec.role, size]))
+    if group_rank == 0:
         from elastic_run.core.ranks import assign_worker_ranks  # noqa: PLC0415 - ditto
 
-        told = [json.loads(store.get(_SIZE_KEY.format(rank))) for rank in range(found.world_size)]
+        told = [json.loads(store.get(_SIZE_KEY.format(rank))) for rank in range(group_world_size)]
         sizes = [(str(role), int(size)) for role, size in told]
         world_size = sum(size for _, size in sizes)
         for rank, ranks in enumerate(assign_worker_ranks(sizes)):
             place = [ranks.base_rank, world_size, ranks.role_rank, ranks.role_world_size]
             store.set(_PLACE_KEY.format(rank), json.dumps(place))
-    base_rank, world_size, role_rank, role_world_size = map(int, json.loads(store.get(_PLACE_KEY.format(found.rank))))
+    base_rank, world_size, role_rank, role_world_size = map(int, json.loads(store.get(_PLACE_KEY.format(group_rank))))
     return base_rank, world_size, role_rank, role_world_size

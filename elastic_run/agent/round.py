@@ -9,6 +9,7 @@ Rules
 from __future__ import annotations
 
 import os
+import sys
 import time
 
 from elastic_run.multiprocessing.output.prefix import render_prefix
@@ -18,6 +19,7 @@ from elastic_run.multiprocessing.workers import Workers
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
     from elastic_run.agent.api import Worker
     from elastic_run.agent.launched import LaunchedWorkers
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 #: Signals that nobody sends to stop a process: a worker that ends so has failed, also while it is being stopped.
 _CRASHES = frozenset((-4, -5, -6, -7, -8, -11, -31))  # ILL, TRAP, ABRT, BUS, FPE, SEGV, SYS
+_ABORTED = -6
 
 
 class Round:
@@ -75,7 +78,10 @@ class Round:
         """
         launched, spec = self._launched, self._around.group.spec
         for rank, pid in launched.pids.items():
-            self.workers.adopt(rank, pid, launched.born[pid])
+            started = launched.started_functions.get(rank)
+            self.workers.adopt(rank, pid, launched.born[pid], None if started is None else started.exit)
+            if started is not None:
+                started.reply.attach(self._loop)
         if launched.logs is not None:
             self.output.open_filtered(
                 launched.logs.filtered_stdout if spec.duplicate_stdout_filters else "",
@@ -104,6 +110,21 @@ class Round:
             self._failed_after = self._loop.now() - self._launched.started
         self._report_exit(local_rank, exitcode)
 
+    def is_consequence(self, local_rank: int) -> bool:
+        """Whether a worker that has just failed looks as if it had lost a peer; asked only after a failure.
+
+        Args:
+            local_rank: Its number on this node.
+        """
+        _, exitcode, _ = self._ended_at[local_rank]
+        if exitcode < 0 and exitcode != _ABORTED:
+            return False  # lost peers make collectives raise, or abort
+        from elastic_run.core.rootcause import has_lost_rank  # noqa: PLC0415 - only after a failure
+
+        self.output.catch_up(local_rank)
+        worker = next(worker for worker in self._around.group.workers if worker.local_rank == local_rank)
+        return has_lost_rank(self._end_of(worker))
+
     @property
     def uptime(self) -> float:
         """Seconds from the round's start to its first failure, or to now."""
@@ -118,10 +139,28 @@ class Round:
         for rank in self.workers.pids:
             self.output.finish(rank)
         self.output.close()
+        for started in self._launched.started_functions.values():
+            started.reply.finish()
+        if self._launched.functions is not None:
+            self._launched.functions.close()
         if not any(exitcode for _, exitcode, _ in self._ended_at.values()):
             return ()
         workers = {worker.local_rank: worker for worker in self._around.group.workers}
-        return tuple(self._end_of(workers[rank]) for rank in sorted(self._ended_at))
+        return tuple(_with_timer(self._end_of(workers[rank])) for rank in sorted(self._ended_at))
+
+    def return_values(self) -> dict[int, Any]:
+        """Return what the workers' functions returned, by global rank, after `close`; empty for commands.
+
+        Raises:
+            UnpicklingError: This process can't make a value of what a worker sent.
+        """
+        if not self._launched.started_functions:
+            return {}
+        from elastic_run.multiprocessing.functions import read_value  # noqa: PLC0415 - imported by now
+
+        ranks = {worker.local_rank: worker.global_rank for worker in self._around.group.workers}
+        started = self._launched.started_functions
+        return {ranks[local]: read_value(started[local].reply, ranks[local]) for local in sorted(started)}
 
     def _end_of(self, worker: Worker) -> WorkerEnd:
         from elastic_run.core.rootcause import WorkerEnd  # noqa: PLC0415 - only after a failure
@@ -151,6 +190,15 @@ class Round:
             stderr_tail=tuple(text.splitlines()[-20:]),
             log_file=log_file,
         )
+
+
+def _with_timer(end: WorkerEnd) -> WorkerEnd:
+    """Add what is known of a timer that ended the worker; it can be asked for once."""
+    if end.exitcode and "elastic_run.timer.expiries" in sys.modules:
+        from elastic_run.agent.timers import timer_exception  # noqa: PLC0415 - only where timers are used
+
+        end.exception = timer_exception(end.pid, end.exception)
+    return end
 
 
 def _file(paths: dict[int, str], rank: int) -> str:

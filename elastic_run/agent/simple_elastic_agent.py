@@ -1,8 +1,9 @@
 """SimpleElasticAgent: torch's template of an agent, for subclasses that start workers in a way of their own.
 
-A subclass implements the four hooks; `run` calls them. Nothing tells us when such workers end, so this class looks at
-them every `monitor_interval`: the only place where elastic-run polls. `LocalElasticAgent`, which every launch uses,
-does not: its workers are processes, and it waits for them.
+A subclass implements the four hooks; `run` calls them, and the steps between them that subclasses replace as well.
+Nothing tells us when such workers end, so this class looks at them every `monitor_interval`: the only place where
+elastic-run polls. `LocalElasticAgent`, which every launch uses, does not: its workers are processes, and it waits for
+them.
 
 Source of the hooks and their order: torch 2.13, torch.distributed.elastic.agent.server.api.SimpleElasticAgent.
 """
@@ -14,16 +15,57 @@ import os
 import signal
 import time
 
-from elastic_run.agent.api import DEFAULT_ROLE, ElasticAgent, RunResult, WorkerGroup
-from elastic_run.agent.places import agree_on_ranks
+from elastic_run.agent.api import DEFAULT_ROLE, ElasticAgent, RunResult, Worker, WorkerGroup
+from elastic_run.agent.places import find_place
 from elastic_run.agent.state import WorkerState
+from elastic_run.rendezvous.errors import RendezvousGracefulExitError, is_kind
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from collections.abc import Callable
+    from typing import Any, ParamSpec, TypeVar
 
-    from elastic_run.agent.api import Worker, WorkerSpec
+    _P = ParamSpec("_P")
+    _R = TypeVar("_R")
+
+    from elastic_run.agent.api import WorkerSpec
     from elastic_run.events import Event, EventSource
+
+_BARRIER_KEY = "elastic_run/end/{}"
+
+
+class _Duration:
+    """Tells how many milliseconds its block took; contextlib would be 2 ms more while workers start."""
+
+    def __init__(self, tell: Callable[[float], None]) -> None:
+        self._tell = tell
+        self._started = 0.0
+
+    def __enter__(self) -> None:
+        self._started = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self._tell((time.perf_counter() - self._started) * 1000)
+
+
+def measured(method: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Publish how each call of a step ends and how long it takes, as `metrics.prof`, which is imported by the call.
+
+    Args:
+        method: The step.
+
+    Returns:
+        The step, measured.
+    """
+
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        from elastic_run.metrics import prof  # noqa: PLC0415
+
+        return prof(method)(*args, **kwargs)
+
+    call.__name__, call.__qualname__, call.__doc__ = method.__name__, method.__qualname__, method.__doc__
+    call.__wrapped__ = method  # type: ignore[attr-defined] # where inspect.signature finds torch's signature
+    return call
 
 
 class SimpleElasticAgent(ElasticAgent):
@@ -42,6 +84,7 @@ class SimpleElasticAgent(ElasticAgent):
         self._exit_barrier_timeout = exit_barrier_timeout
         self._shutdown_timeout = shutdown_timeout
         self._total_execution_time = 0
+        self._in_exit_barrier = False
 
     def get_worker_group(self, role: str = DEFAULT_ROLE) -> WorkerGroup:  # noqa: ARG002 - torch's signature
         """Return the group; there is one, whatever the role."""
@@ -63,8 +106,13 @@ class SimpleElasticAgent(ElasticAgent):
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
         """Stop what runs and give back what was taken."""
 
+    @measured
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
-        """Run the workers to their end; see `ElasticAgent.run`."""
+        """Run the workers to their end; see `ElasticAgent.run`.
+
+        Returns:
+            What became of the workers; None where the rendezvous let this node go, as with torch.
+        """
         from elastic_run.multiprocessing.api import SignalException  # noqa: PLC0415
 
         started = time.monotonic()
@@ -75,9 +123,15 @@ class SimpleElasticAgent(ElasticAgent):
             self._shutdown(error.sigval, timeout=self._shutdown_timeout)
             is_shut_down = True
             raise
+        except Exception as error:
+            if not is_kind(error, RendezvousGracefulExitError):
+                raise
+            _log().info("the rendezvous let this node go: %s", error)
+            return None  # type: ignore[return-value] # torch's
         else:
             self._total_execution_time = int(time.monotonic() - started)
-            self._record_result(result)
+            self._record_metrics(result)
+            self._record_worker_events(result)
             return result
         finally:
             if not is_shut_down:
@@ -85,14 +139,20 @@ class SimpleElasticAgent(ElasticAgent):
             self._total_execution_time = int(time.monotonic() - started)
 
     def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:
+        from elastic_run.metrics import put_metric  # noqa: PLC0415
+
         group = self._worker_group
+        role = group.spec.role
         self._initialize_workers(group)
         while True:
             # Law 2's one exception: a foreign subclass has no descriptor to wait for.
             time.sleep(group.spec.monitor_interval)
             result = self._monitor_workers(group)
             group.state = result.state
+            put_metric(f"workers.{role}.remaining_restarts", self._remaining_restarts)
+            put_metric(f"workers.{role}.{result.state.name.lower()}", 1)
             if result.state == WorkerState.SUCCEEDED:
+                self._exit_barrier()
                 return result
             if result.state in (WorkerState.UNHEALTHY, WorkerState.FAILED):
                 if self._remaining_restarts == 0:
@@ -107,26 +167,92 @@ class SimpleElasticAgent(ElasticAgent):
             elif group.spec.rdzv_handler.num_nodes_waiting() > 0:
                 self._restart_workers(group)
 
+    @measured
     def _initialize_workers(self, worker_group: WorkerGroup) -> None:
+        """Take this node's place in a round, and start its workers."""
+        from elastic_run.events import EventSource, record  # noqa: PLC0415
+
         self._rendezvous(worker_group)
         ids = self._start_workers(worker_group)
         for local_rank, worker_id in ids.items():
-            worker_group.workers[local_rank].id = worker_id
+            worker = worker_group.workers[local_rank]
+            worker.id = worker_id
+            record(self._construct_event("START", EventSource.WORKER, worker), worker_group.spec.event_log_handler)
         worker_group.state = WorkerState.HEALTHY
 
+    @measured
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
+        """Stop the workers, and start them in another round."""
         self._stop_workers(worker_group)
         worker_group.state = WorkerState.STOPPED
         self._initialize_workers(worker_group)
 
+    @measured
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        """Wait for the next round; give the group its ranks, its store and the address of the workers' store."""
         spec = worker_group.spec
-        found = spec.rdzv_handler.next_rendezvous()
+        with self.record_duration("RENDEZVOUS"):
+            found = spec.rdzv_handler.next_rendezvous()
         self._store = worker_group.store = found.store
         info = found.bootstrap_store_info
+        worker_group.group_rank, worker_group.group_world_size = found.rank, found.world_size
         worker_group.master_addr = spec.master_addr or (info.master_addr if info else None)
         worker_group.master_port = spec.master_port or (info.master_port if info else None)
-        agree_on_ranks(worker_group, found)
+        with self.record_duration("ASSIGN_WORKER_RANKS"):
+            worker_group.workers = self._assign_worker_ranks(found.store, found.rank, found.world_size, spec)
+
+    @measured
+    def _assign_worker_ranks(
+        self,
+        store: Any,  # noqa: ANN401 - a foreign rendezvous's class
+        group_rank: int,
+        group_world_size: int,
+        spec: WorkerSpec,
+    ) -> list[Worker]:
+        """Return this node's workers with their ranks in a round."""
+        base_rank, world_size, role_rank, role_size = find_place(store, group_rank, group_world_size, spec)
+        return [
+            Worker(rank, base_rank + rank, role_rank + rank, world_size, role_size)
+            for rank in range(spec.local_world_size)
+        ]
+
+    def _exit_barrier(self) -> None:
+        """Stay until the agents of all nodes have come here, or `exit_barrier_timeout` has passed."""
+        from datetime import timedelta  # noqa: PLC0415
+
+        from elastic_run.multiprocessing.api import SignalException  # noqa: PLC0415
+
+        size = self._worker_group.group_world_size or 1
+        if size == 1 or self._store is None:
+            return
+        self._in_exit_barrier = True
+        try:
+            if self._store.add(_BARRIER_KEY.format("count"), 1) == size:
+                self._store.set(_BARRIER_KEY.format("all"), "1")
+            self._store.wait([_BARRIER_KEY.format("all")], timedelta(seconds=self._exit_barrier_timeout))
+        except SignalException:
+            raise
+        except Exception as error:  # noqa: BLE001 - a foreign store's; our own workers have succeeded
+            _log().warning("not all nodes came to the end: %s", error)
+        finally:
+            self._in_exit_barrier = False
+
+    def record_duration(self, state: str) -> _Duration:
+        """Emit an event of a step when it is over, with its duration.
+
+        Args:
+            state: Name of the step.
+
+        Returns:
+            A context manager around the step.
+        """
+        return _Duration(lambda milliseconds: self._record_step(state, milliseconds))
+
+    def _record_step(self, state: str, duration_ms: float) -> None:
+        from elastic_run.events import EventSource, record  # noqa: PLC0415
+
+        event = self._construct_event(state, EventSource.AGENT, duration_ms=duration_ms)
+        record(event, self._worker_group.spec.event_log_handler)
 
     def get_event_failed(self) -> Event:
         """Return the event that says that the agent failed, with the exception that is being handled."""
@@ -186,36 +312,60 @@ class SimpleElasticAgent(ElasticAgent):
         }
         return Event(f"torchelastic.worker.status.{state}", source=source, metadata=metadata)
 
-    def _record_result(self, result: RunResult) -> None:
-        """Emit torch's metrics of a finished run, and the workers' last events."""
+    def _record_metrics(self, group_results: RunResult) -> None:
+        """Emit torch's metrics of a finished run."""
         from elastic_run.metrics import put_metric  # noqa: PLC0415
 
-        spec = self._worker_group.spec
-        is_failed = result.is_failed()
-        has_retried = self._remaining_restarts != spec.max_restarts
-        flakiness = 100.0 if is_failed else 100.0 - 100.0 * (self._remaining_restarts + 1) / (spec.max_restarts + 1)
-        put_metric(f"workers.{spec.role}.flakiness", int(flakiness))
-        put_metric(f"workers.{spec.role}.run_total", 1)
+        is_failed = group_results.is_failed()
+        has_retried = self._remaining_restarts != self._worker_group.spec.max_restarts
+        self._record_flakiness_metric(is_failed)
+        put_metric(f"workers.{self._worker_group.spec.role}.run_total", 1)
         for name, holds in (
             ("run_success_with_retries", not is_failed and has_retried),
             ("run_success_no_retries", not is_failed and not has_retried),
             ("run_failed_with_retries", is_failed and has_retried),
             ("run_failed_no_retries", is_failed and not has_retried),
         ):
-            put_metric(f"workers.{spec.role}.{name}", int(holds))
-        if spec.event_log_handler != "null":
-            self._record_worker_events(result)
+            self._record_metric_with_condition(name, holds)
+
+    def _record_metric_with_condition(self, metric_name: str, condition: bool) -> None:  # noqa: FBT001 - torch's
+        from elastic_run.metrics import put_metric  # noqa: PLC0415
+
+        put_metric(f"workers.{self._worker_group.spec.role}.{metric_name}", int(condition))
+
+    def _record_flakiness_metric(self, is_failed: bool = False) -> None:  # noqa: FBT001, FBT002 - torch's
+        from elastic_run.metrics import put_metric  # noqa: PLC0415
+
+        spec = self._worker_group.spec
+        flakiness = 100.0 if is_failed else 100.0 - 100.0 * (self._remaining_restarts + 1) / (spec.max_restarts + 1)
+        put_metric(f"workers.{spec.role}.flakiness", int(flakiness))
+
+    def _get_worker_state(self, worker: Worker, result: RunResult) -> str:
+        """Return what is told of a worker at the end: the group's state, or TERMINATED where it was stopped.
+
+        Raises:
+            ValueError: The result knows nothing of the worker.
+        """
+        is_failed = worker.global_rank in result.failures
+        if result.state in (WorkerState.UNHEALTHY, WorkerState.FAILED) and not is_failed:
+            return "TERMINATED"
+        if is_failed or worker.global_rank in result.return_values:
+            return result.state.value
+        message = f"the result has neither a failure nor a value of rank {worker.global_rank}"
+        raise ValueError(message)
 
     def _record_worker_events(self, result: RunResult) -> None:
+        """Emit the workers' last events."""
+        if self._worker_group.spec.event_log_handler == "null":
+            return
         import json  # noqa: PLC0415
 
         from elastic_run.events import EventSource, record  # noqa: PLC0415
 
         for worker in self._worker_group.workers:
             failure = result.failures.get(worker.global_rank)
-            is_terminated = result.state in (WorkerState.UNHEALTHY, WorkerState.FAILED) and failure is None
             event = self._construct_event(
-                "TERMINATED" if is_terminated else result.state.value,
+                self._get_worker_state(worker, result),
                 EventSource.WORKER,
                 worker,
                 raw_error=json.dumps(failure.error_file_data) if failure is not None else None,
@@ -223,3 +373,9 @@ class SimpleElasticAgent(ElasticAgent):
                 worker_pid=failure.pid if failure is not None else None,
             )
             record(event, self._worker_group.spec.event_log_handler)
+
+
+def _log() -> Any:  # noqa: ANN401 - a logger, whose module is imported only here
+    import logging  # noqa: PLC0415
+
+    return logging.getLogger(__name__)

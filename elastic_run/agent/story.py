@@ -47,6 +47,7 @@ class Story:
         """Note what the OOM killer had done before, and import what a failure will need; nobody waits for it now."""
         if self._oom_kills is None:
             self._oom_kills = self._count_oom_kills()
+            import elastic_run.core.consequences  # noqa: PLC0415
             import elastic_run.core.traceback_text  # noqa: PLC0415
             import elastic_run.multiprocessing.errors.error_file  # noqa: PLC0415
             import elastic_run.report.failure  # noqa: F401, PLC0415
@@ -132,6 +133,12 @@ class Story:
             say(lines.stopping(after.signal, size, options.shutdown_timeout))
         elif after.is_hurried and not before.is_hurried:
             say(lines.hurrying())
+
+    def tell_patience(self, seconds: float) -> None:
+        """Say that the cause of a failure is awaited."""
+        from elastic_run.report import lines  # noqa: PLC0415 - only when there is something to say
+
+        self._say(lines.awaiting_cause(seconds))
 
     def _remember_attempt(self, root: WorkerEnd) -> None:
         from elastic_run.report import Attempt  # noqa: PLC0415

@@ -14,14 +14,15 @@ import os
 import signal
 from collections import deque
 
-from elastic_run.agent.guard import Guard
 from elastic_run.agent.joining import Joining
 from elastic_run.agent.launched import launch_workers
 from elastic_run.agent.round import Round
+from elastic_run.agent.watches import Watches
 from elastic_run.core import supervision
-from elastic_run.core.shutdown import KILL_PATIENCE
+from elastic_run.core.shutdown import CAUSE_PATIENCE, KILL_PATIENCE
 from elastic_run.loop import Loop
 from elastic_run.multiprocessing.descriptors import ensure_standard_descriptors
+from elastic_run.multiprocessing.guard import Guard
 from elastic_run.multiprocessing.output.console import Console
 from elastic_run.rendezvous.errors import RendezvousGracefulExitError, is_kind
 from elastic_run.store.listener import PortTakenError
@@ -29,17 +30,17 @@ from elastic_run.store.listener import PortTakenError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
     from elastic_run.agent.head_start import HeadStart
     from elastic_run.agent.job import Job
     from elastic_run.agent.launched import LaunchedWorkers
-    from elastic_run.agent.newcomers import NewcomerWatch
     from elastic_run.agent.story import Story
-    from elastic_run.agent.stuck import StuckWatch
     from elastic_run.agent.surroundings import Surroundings
     from elastic_run.core.policy import Failure
     from elastic_run.core.supervision import Command, Event
     from elastic_run.report import Ending
+    from elastic_run.timer.requests import FileTimerRequest
 
 #: Seconds that are long for a reader of the output, or for the loop, and short for a person.
 _MOMENT = 2.0
@@ -54,6 +55,7 @@ class Supervisor:
         around: The workers and what the user asked for; the group's ranks and states are kept up to date.
         head_start: The first round, if its workers were started already.
         on_state: Called with `RENDEZVOUS` and its duration in milliseconds, and with `START`, in every round.
+        on_timer: Called with the name of an event of the workers' timers, and the request that it is about.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Supervisor:
         head_start: HeadStart | None = None,
         *,
         on_state: Callable[[str, float | None], None] = lambda *_: None,
+        on_timer: Callable[[str, FileTimerRequest | None], None] = lambda *_: None,
     ) -> None:
         self._around = around
         self._group = around.group
@@ -84,6 +87,16 @@ class Supervisor:
             local_world_size=self._group.spec.local_world_size,
             forwarded=frozenset(self._options.forwarded),
             follows_job=self._job is not None,
+            patience=min(CAUSE_PATIENCE, self._options.shutdown_timeout),
+        )
+        self._watches = Watches(
+            self._loop,
+            around,
+            is_polled=self._job is None and not self._joining.is_immediate,
+            say=self.console.say,
+            on_stuck=lambda number: self._feed(supervision.WorkerStuck(number)),
+            on_newcomers=self._make_way,
+            on_timer=on_timer,
         )
         self._failure: Failure | None = None
         self._events: deque[Event] = deque()
@@ -91,8 +104,6 @@ class Supervisor:
         self._is_closing = False
         self._is_reaping = False
         self._round: Round | None = None
-        self._stuck_watch: StuckWatch | None = None
-        self._newcomer_watch: NewcomerWatch | None = None
         self._told_story: Story | None = None
         self._finish: supervision.Finish | None = None
 
@@ -102,7 +113,7 @@ class Supervisor:
             return None
         from elastic_run.agent.job import Job  # noqa: PLC0415 - one node needs none of it
 
-        return Job(self._group, self._options, self._joining, loop=self._loop, feed=self._feed, say=self.console.say)
+        return Job(self._group, self._options, self._joining, loop=self._loop, feed=self._feed, console=self.console)
 
     def __enter__(self) -> Supervisor:
         return self
@@ -139,6 +150,10 @@ class Supervisor:
             raise
         return self._conclude()
 
+    def return_values(self) -> dict[int, Any]:
+        """Return what the workers' functions returned in the last round, by global rank; empty for commands."""
+        return {} if self._round is None else self._round.return_values()
+
     def _conclude(self) -> Ending:
         if self._job is not None and self._job.ended is not None:
             self._story.add_verdict(self._job.ended)
@@ -148,6 +163,8 @@ class Supervisor:
         return self._finish is not None
 
     def _stop_after(self, error: BaseException) -> None:
+        if self._round is None and self._job is None:
+            return  # nothing was started, and nobody would answer
         number = signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM
         self._feed(supervision.Signalled(number))
         patience = self._options.shutdown_timeout + KILL_PATIENCE + _MOMENT
@@ -156,16 +173,17 @@ class Supervisor:
     def close(self) -> None:
         """Give back everything: store, temporary files, guardian, console, signal handlers."""
         self._is_closing = True
+        before = self._signals_seen
         try:
             if self._job is not None:
-                before = self._signals_seen
                 self._job.close(self._options.exit_barrier_timeout, is_hurried=lambda: self._signals_seen > before)
             self._joining.close()
-            self._around.clean_up()
+            self._watches.close()
+            self._around.clean_up(is_failure=self._finish is not None and self._finish.verdict == "worker_failed")
         finally:
             try:
                 self._guard.close(is_clean=self._is_finished())
-                self._flush()
+                self._flush(before)
                 if self._options.is_whole_process:
                     # The exit code is known; a signal that comes now must not replace it.
                     self._loop.ignore_signals()
@@ -173,9 +191,8 @@ class Supervisor:
                 self.console.close()
                 self._loop.close()
 
-    def _flush(self) -> None:
-        """Wait for a slow reader of the output, but not after a stop signal, nor when one comes while waiting."""
-        signals_before = self._signals_seen
+    def _flush(self, signals_before: int) -> None:
+        """Wait for a slow reader of the output, but not after a stop signal, nor when one comes while closing."""
         is_stopped = self._finish is not None and self._finish.signal is not None
         self._loop.run_until(
             lambda: self.console.is_idle or self._signals_seen > signals_before,
@@ -246,6 +263,8 @@ class Supervisor:
         elif isinstance(command, supervision.Pause):
             number = command.round
             self._loop.call_later(command.delay, lambda: self._feed(supervision.PauseOver(number)))
+        elif isinstance(command, supervision.AwaitCause):
+            self._await_cause(command)
         elif isinstance(command, supervision.Finish):
             self._finish = command
         elif self._job is not None:
@@ -257,7 +276,7 @@ class Supervisor:
 
     def _tell_job(self, job: Job, command: Command) -> None:
         if isinstance(command, supervision.ReportFailing):
-            job.report_failing()
+            job.report_failing(is_consequence=command.is_consequence)
         elif isinstance(command, supervision.Leave):
             job.leave(command.reason)
         elif isinstance(command, supervision.ReportReady):
@@ -316,14 +335,16 @@ class Supervisor:
             console=self.console,
             number=number,
             restart_count=self._agent.restart_count,
-            on_exit=lambda rank, code: self._feed(supervision.WorkerExited(number, local_rank=rank, exitcode=code)),
+            on_exit=lambda rank, code: self._on_exit(number, rank, code),
         )
         try:
             self._round.watch()
         except (OSError, ValueError) as error:
             from elastic_run.agent.verdict import start_failed  # noqa: PLC0415 - only after a failure
 
-            self._feed(start_failed(number, error, str(self._group.spec.entrypoint)))
+            spec = self._group.spec
+            program = spec.entrypoint if isinstance(spec.entrypoint, str) else spec.get_entrypoint_name()
+            self._feed(start_failed(number, error, program))
         else:
             self._on_state("START", None)
         if self._options.is_whole_process:
@@ -331,10 +352,26 @@ class Supervisor:
             gc.enable()
         # Now the workers need the processors. What makes a failure's answer quicker waits until they are up.
         self._loop.call_later(_SETTLED, self._prepare_for_failure)
-        if self._options.stuck_timeout > 0:
-            self._watch_stuck(self._round)
-        if self._job is None and not self._joining.is_immediate:
-            self._watch_newcomers(number)
+        self._watches.begin(self._round)
+
+    def _on_exit(self, number: int, local_rank: int, exitcode: int) -> None:
+        # Whose failure it is matters only where somebody else is left whose it may be.
+        has_others = self._job is not None or self._agent.running != {local_rank}
+        is_asked = exitcode != 0 and has_others and self._agent.state == supervision.RUNNING
+        current = self._round if is_asked else None
+        self._feed(
+            supervision.WorkerExited(
+                number,
+                local_rank=local_rank,
+                exitcode=exitcode,
+                is_consequence=current is not None and current.is_consequence(local_rank),
+            )
+        )
+
+    def _await_cause(self, command: supervision.AwaitCause) -> None:
+        number = command.round
+        self._story.tell_patience(command.delay)
+        self._loop.call_later(command.delay, lambda: self._feed(supervision.PatienceOver(number)))
 
     def _begin_to_reap(self) -> None:
         """As PID 1, collect orphans; only now, when it is known which children are the first round's workers."""
@@ -348,38 +385,29 @@ class Supervisor:
 
     def _launch(self) -> LaunchedWorkers:
         use_agent_store = self._joining.use_agent_store if self._job is None else self._job.use_agent_store
-        return launch_workers(self._around, restart_count=self._agent.restart_count, use_agent_store=use_agent_store)
+        return launch_workers(
+            self._around,
+            restart_count=self._agent.restart_count,
+            use_agent_store=use_agent_store,
+            on_fork=self._give_up,
+        )
+
+    def _give_up(self) -> None:
+        """In a forked worker: let go of what is this process's."""
+        self._loop.abandon()
+        self._around.guardian.abandon()
 
     def _prepare_for_failure(self) -> None:
         if self._finish is None:
             self._story.prepare()
 
-    def _watch_stuck(self, current: Round) -> None:
-        from elastic_run.agent.stuck import StuckWatch  # noqa: PLC0415 - only where the user asks for it
-
-        workers = current.workers
-        self._stuck_watch = StuckWatch(
-            self._loop,
-            self._options.stuck_timeout,
-            pids=lambda: [workers.pids[rank] for rank in workers.alive],
-            on_stuck=lambda _: self._feed(supervision.WorkerStuck(current.number)),
-        )
-
-    def _watch_newcomers(self, number: int) -> None:
-        from elastic_run.agent.newcomers import NewcomerWatch  # noqa: PLC0415 - only with a foreign rendezvous
-
-        spec = self._group.spec
-        self._newcomer_watch = NewcomerWatch(
-            self._loop,
-            spec.rdzv_handler,
-            spec.monitor_interval,
-            lambda: self._feed(supervision.RoundHalted(number)),
-        )
+    def _make_way(self, number: int) -> None:
+        if self._agent.state == supervision.RUNNING:
+            self.console.say("stopping the workers: nodes wait to join")
+        self._feed(supervision.RoundHalted(number))
 
     def _stop_workers(self, command: supervision.StopWorkers) -> None:
-        for watch in (self._stuck_watch, self._newcomer_watch):
-            if watch is not None:
-                watch.close()
+        self._watches.end_round()
         if self._round is not None:
             self._round.workers.stop(command.signal, self._options.shutdown_timeout, self._on_gone)
 

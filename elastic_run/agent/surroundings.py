@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from elastic_run.agent.api import WorkerGroup
+    from elastic_run.agent.timers import WorkersTimers
     from elastic_run.core.policy import RestartPolicy
     from elastic_run.multiprocessing.logs import LogsSpecs
 
@@ -39,6 +40,7 @@ class AgentOptions:
         affinities: Logical CPUs by local rank.
         is_whole_process: Whether the launcher is all that runs in this process.
         guardian: One that was started already, or None.
+        start_method: How function workers are started: `spawn`, `fork` or `forkserver`.
         stuck_timeout: Seconds that a worker may be in uninterruptible sleep; 0 for any time.
         scale_up_delay: Seconds that a running job waits for more new nodes after the first.
         scale_up_signal: What workers get before they are stopped for new nodes, or 0.
@@ -69,6 +71,7 @@ class AgentOptions:
         "scale_up_signal",
         "shutdown_timeout",
         "signals",
+        "start_method",
         "stuck_timeout",
         "token",
         "worker_store",
@@ -87,6 +90,7 @@ class AgentOptions:
         affinities: Mapping[int, frozenset[int]] | None = None,
         is_whole_process: bool = False,
         guardian: Guardian | None = None,
+        start_method: str = "spawn",
         stuck_timeout: float = 0.0,
         scale_up_delay: float = 0.0,
         scale_up_signal: int = 0,
@@ -108,6 +112,7 @@ class AgentOptions:
         self.affinities = affinities or {}
         self.is_whole_process = is_whole_process
         self.guardian = guardian
+        self.start_method = start_method
         self.stuck_timeout = stuck_timeout
         self.scale_up_delay = scale_up_delay
         self.scale_up_signal = scale_up_signal
@@ -139,6 +144,7 @@ class Surroundings:
         "logs_specs",
         "options",
         "run_id",
+        "timers",
     )
 
     def __init__(self, group: WorkerGroup, logs_specs: LogsSpecs, options: AgentOptions) -> None:
@@ -150,6 +156,7 @@ class Surroundings:
         self.guardian = options.guardian or Guardian(is_exec=not options.is_whole_process)
         outer = os.environ.get(contract.ENV_TOKEN)
         self.inherited_token = f"{outer}:{self.guardian.token}" if outer else self.guardian.token
+        self.timers: WorkersTimers | None = None
         self._announced = False
         self._worker_limit: int | None = None
 
@@ -175,10 +182,16 @@ class Surroundings:
         except (OSError, AttributeError):
             pass  # it has ended already, or this is not Linux
 
-    def clean_up(self) -> None:
-        """Remove files that nobody asked for."""
+    def clean_up(self, *, is_failure: bool = False) -> None:
+        """Remove files that nobody asked for.
+
+        Args:
+            is_failure: The job has failed: then a program may yet look for the error files that its exception names.
+        """
+        if self.timers is not None:
+            self.timers.close()
         cleanup = getattr(self.logs_specs, "cleanup", None)
-        if cleanup is not None:
+        if cleanup is not None and not (is_failure and not self.options.is_whole_process):
             cleanup()
 
     @property
@@ -192,6 +205,27 @@ class Surroundings:
         if not self._announced and getattr(self.logs_specs, "is_temporary", False):
             self.guardian.remove_at_end(getattr(self.logs_specs, "run_log_dir", None) or "")
             self._announced = True
+
+    def serve_timers(self, envs: Mapping[int, dict[str, str]]) -> None:
+        """Make the pipe of the workers' timers where the user asks for it, and tell the workers of it.
+
+        Args:
+            envs: The workers' variables; one is added.
+
+        Raises:
+            OSError: The pipe can't be made.
+        """
+        if os.environ.get(contract.ENV_ENABLE_FILE_TIMER) != "1":
+            return
+        if self.timers is None:
+            from elastic_run.agent.timers import WorkersTimers  # noqa: PLC0415 - only where the user asks for it
+
+            shared = getattr(self.logs_specs, "run_log_dir", None) if self._announced else None
+            self.timers = WorkersTimers(shared or "", os.environ)
+            if self.timers.own_directory:
+                self.guardian.remove_at_end(self.timers.own_directory)
+        for env in envs.values():
+            env[contract.ENV_TIMER_FILE] = self.timers.file.path
 
 
 def parse_signals(names: str) -> tuple[int, ...]:

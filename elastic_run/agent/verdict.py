@@ -62,7 +62,7 @@ def program_name(entrypoint: object, args: tuple[object, ...]) -> str:
     """Return what the user would call the program: the script rather than the interpreter."""
     if entrypoint == sys.executable or entrypoint == os.environ.get(contract.ENV_PYTHON_EXEC):
         return next((str(arg) for arg in args if not str(arg).startswith("-")), str(entrypoint))
-    return str(entrypoint)
+    return str(getattr(entrypoint, "__qualname__", entrypoint))
 
 
 def is_disk_full(directory: str) -> bool:

@@ -8,11 +8,11 @@ below `worker_affinities` is a pure function over a file tree.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from enum import Enum
 
 from elastic_run.cluster.cpus import ROOT, available_cpus, read_text
 from elastic_run.cluster.devices import visible_gpus
+from elastic_run.records import dataclass
 from elastic_run.validation import UsageError
 
 TYPE_CHECKING = False

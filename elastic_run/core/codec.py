@@ -7,18 +7,20 @@ type, a missing field or a number that is none raises.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+from elastic_run.records import MISSING, fields
+
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from typing import Any, TypeAlias, TypeVar
 
     Check: TypeAlias = Callable[[object], object]
+    Record = TypeVar("Record")
 
-Document: TypeAlias = dict[str, Any]
-Record = TypeVar("Record")
+Document: TypeAlias = "dict[str, Any]"
 
 #: Bytes of one message. A round's state for 4,000 nodes takes a quarter of it.
 LARGEST = 8 * 1024 * 1024
@@ -95,7 +97,7 @@ def from_document(kind: type[Record], document: object) -> Record:
     values = {}
     for name, annotation, default in _fields(kind):
         value = document.get(name, default)
-        if value is dataclasses.MISSING:
+        if value is MISSING:
             message = f"{kind.__name__}.{name} is missing"
             raise MessageError(message)
         values[name] = default if value is default else _check(kind, name, annotation, value)
@@ -112,7 +114,7 @@ def _fields(kind: type) -> tuple[tuple[str, str, object], ...]:
     """Return name, annotation and default of each field; remembered, since a job of 4,000 nodes asks as often."""
     found = _FIELDS.get(kind)
     if found is None:
-        found = tuple((field.name, str(field.type), field.default) for field in dataclasses.fields(kind))
+        found = tuple((field.name, str(field.type), field.default) for field in fields(kind))
         _FIELDS[kind] = found
     return found
 

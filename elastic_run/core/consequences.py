@@ -41,6 +41,15 @@ _LOST_PEER = re.compile(
     r"|failed to pass monitoredbarrier",
     re.IGNORECASE,
 )
+#: Types whose message, where it matches, is torch's: a program that talks to a database or to a web server of its own
+#: sees the same words, but in exceptions of Python or of a library.
+_TORCH_TYPES = frozenset(
+    (
+        *("DistBackendError", "DistNetworkError", "DistStoreError"),
+        *("RuntimeError", "Error", "runtime_error", "system_error"),
+        *("IoException", "TimeoutException", "EnforceNotMet"),
+    )
+)
 #: The same types, but the rank's own fault.
 _OWN_FAULT = re.compile(
     r"eaddrinuse|address already in use|duplicate gpu|ncclinvalid|unhandled cuda error|out of memory|no backend type",
@@ -66,6 +75,18 @@ def is_consequence(name: str, message: str) -> bool:
     if _OWN_FAULT.search(message):
         return False
     return name in _TYPES or _LOST_PEER.search(message) is not None
+
+
+def is_of_torch(name: str) -> bool:
+    """Whether an exception that looks like a lost peer is one that torch raises, so that the peer is another rank.
+
+    Args:
+        name: Its class without the module.
+
+    Returns:
+        Whether.
+    """
+    return name in _TORCH_TYPES
 
 
 def is_lost_peer(lines: Iterable[str]) -> bool:

@@ -9,6 +9,8 @@ Rules
   one at once, when min are there (and, where the store can move, more than half of the last round's members).
 - A round that loses a worker or a node is halted; what follows is settled when it has stopped on every node that is
   still there (`settlement`), because only then the cause is known.
+- Where all that failed look as if they had lost a peer, and somebody still runs, the cause is awaited for a moment: who
+  has it may be cleaning up, and would be told to stop before it says what was wrong. A lost node ends that wait.
 - A node that comes to a running round waits `scale_up_delay` for others, then the round makes way; not when one of its
   members is done already, not when it is full, and no more often than the rules allow.
 - All members done, and nobody warned or halted: success. A member that goes after it was done changes nothing.
@@ -18,8 +20,6 @@ Rules
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeAlias
 
 from elastic_run.core import formation
 from elastic_run.core.folding import Event, Silent, fold, verdict_exit_code
@@ -44,9 +44,13 @@ from elastic_run.core.messages import (
     Warn,
 )
 from elastic_run.core.settlement import change_allowed_at, describe_lost, end_with, settle
+from elastic_run.core.shutdown import CAUSE_PATIENCE
+from elastic_run.records import dataclass, replace
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from typing import TypeAlias
 
 __all__ = ["TRANSITIONS", "IllegalTransitionError", "Job", "Silent", "Step", "begin", "decide", "describe", "next_at"]
 
@@ -146,7 +150,7 @@ def next_at(job: Job) -> float | None:
     elif job.phase in (WARNED, PAUSING) and job.until is not None:
         times += [job.until]
     elif job.phase == RUNNING:
-        times += [_scale_up_at(job, rules)]
+        times += [_scale_up_at(job, rules) if job.until is None else job.until]
     return min((time for time in times if time < math.inf), default=None)
 
 
@@ -212,8 +216,14 @@ def _advance_gathering(job: Job, rules: Rules, now: float) -> Step:
 def _watch_round(job: Job, rules: Rules, now: float) -> Step:
     """Decide about a round of which something still runs, and should."""
     failing = [node for node in job.members if node.failing is not None or node.outcome in _TROUBLES]
-    if failing:
-        first = min(failing, key=lambda node: (node.failing is None, node.failing or 0))
+    is_certain = not all(node.is_suspecting for node in failing)
+    if failing and not is_certain and not job.has_lost:
+        until = now + CAUSE_PATIENCE
+        until = until if job.until is None else min(job.until, until)
+        if now < until:
+            return Step(replace(job, until=until))
+    if failing and (is_certain or not job.has_lost):
+        first = min(failing, key=lambda node: (node.is_suspecting, node.failing is None, node.failing or 0))
         reason = FAILURE if any(node.outcome != STOPPED for node in failing) else LEAVE
         return _halt(job, reason, _describe_trouble(first))
     if job.has_lost:

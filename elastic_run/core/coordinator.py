@@ -2,89 +2,68 @@
 
 The driver's loop, on a thread and a connection of its own, from `member.Coordinate` to `member.StopCoordinating`:
 
-1. `take_office` with the state document that the command names (None where it names none, or it is gone). Then `read`
-   the facts behind `coordinator.position`, again and again, waiting no longer than until `coordinator.wait_until`, and
-   feed what came, also where that is nothing: `receive`. At each keep-alive interval read the beats of
-   `coordinator.watched`, feed `observe`, and write `notes`. Could not read for a while: `interrupted`.
+1. `take_office` with the state document that the command names (None where it names none, b"" where it is gone). After
+   `has_lost_state` read the facts that are there, and `skip` them. Then `read` the facts behind `coordinator.position`,
+   again and again, waiting no longer than until `coordinator.wait_until`, and feed what came, also where that is
+   nothing: `receive`. At each keep-alive interval read the beats of `coordinator.watched`, feed `observe`, and write
+   `notes`. Could not read for a while: `interrupted`.
 2. While `propose` gives a `Proposal`: write its `documents`, create its slot, and `settle` with the value that is there
    then. What `settle` returns beside may be dropped: the job goes on without it. Where the connection breaks, open
    another and do all of the same proposal again.
 3. `coordinator.is_over`: stop. The office is lost or given back, or the job has ended.
 
+A host's word that its store moves (`Moving`) is one of the facts: a `Move` follows, and the office is over.
+
 A decision and the state after it are one: the state document is written first, under a key that only this term uses,
 and counts from the moment in which the slot is created. So a successor goes on from exactly what was decided, and folds
 the facts behind the position that the state names once more.
+
+Longer than a page on purpose: half of it says what the functions take and give, and the rest is one record's life.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeAlias
+from types import MappingProxyType
 
 from elastic_run.core import coordination, liveness
-from elastic_run.core.codec import Document, MessageError, decode, encode, from_document, register, to_document
+from elastic_run.core.codec import MessageError
 from elastic_run.core.coordination import Job, Silent
 from elastic_run.core.formation import assign
 from elastic_run.core.job_keys import HEAD, STATUS, assignment_key, decision_key, state_key
-from elastic_run.core.job_state import RUNNING, WARNED, job_from_document, job_to_document
+from elastic_run.core.job_state import RUNNING, WARNED
 from elastic_run.core.job_state import move as move_job
 from elastic_run.core.liveness import Leases
 from elastic_run.core.messages import (
-    PROTOCOL,
     Claim,
     End,
     Form,
     Head,
     Move,
+    Moving,
+    Recall,
     Refuse,
     Resign,
     read_decision,
     read_fact,
     to_json,
 )
+from elastic_run.core.state_document import Formation, State, make_state, read_state, recalled, write_state
+from elastic_run.records import dataclass, replace
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from typing import TypeAlias
 
+    from elastic_run.core.liveness import Beat
     from elastic_run.core.messages import Fact, Halt, Warn
 
-    Pending: TypeAlias = Form | Warn | Halt | Refuse | End | Resign | Move
+    Pending: TypeAlias = Form | Warn | Halt | Refuse | End | Resign | Move | Recall
 
 #: Slots of the log that are kept for those who read slowly.
 KEPT_SLOTS = 64
 #: Rounds whose assignments are kept.
 KEPT_ROUNDS = 2
-
-
-@register
-@dataclass(frozen=True, slots=True)
-class Formation:
-    """Where a round was formed, and whose assignments lie there."""
-
-    slot: int
-    term: int
-    nodes: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _State:
-    """The state document.
-
-    Args:
-        term: Of its writer.
-        slot: Of the decision.
-        position: Of the stream: all facts up to here are in.
-        oldest: The oldest slot that may still be there.
-        formations: Those whose assignments are kept, the latest last.
-        job: See `job_state.job_to_document`.
-    """
-
-    term: int
-    slot: int
-    position: int
-    oldest: int
-    formations: tuple[Formation, ...]
-    job: Document
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +111,7 @@ class Coordinator:
         formations: Rounds whose assignments are kept, the latest last.
         state_slot: Whose state document is the newest, -1 for none.
         state_term: Its term.
+        known_restarts: The restarts that its node had heard of when it took office.
         pending: The decision that is being written, or None.
         parting: The last decision, to be written after the pending one, or None.
         complaint: What was wrong with the last garbage among the facts, "" for none; for one line of the log.
@@ -148,6 +128,7 @@ class Coordinator:
     formations: tuple[Formation, ...] = ()
     state_slot: int = -1
     state_term: int = 0
+    known_restarts: int = 0
     pending: Pending | None = None
     parting: Resign | Move | None = None
     complaint: str = ""
@@ -164,8 +145,19 @@ class Coordinator:
         return coordination.next_at(self.job)
 
 
-def take_office(
-    node: str, *, term: int, slot: int, state: bytes | None, now: float, jitter: float = 0.0, is_copy: bool = False
+def take_office(  # noqa: PLR0913 - what a node knows of the job
+    node: str,
+    *,
+    term: int,
+    slot: int,
+    state: bytes | None,
+    now: float,
+    jitter: float = 0.0,
+    is_copy: bool = False,
+    known_round: int = 0,
+    known_restarts: int = 0,
+    silent: str = "",
+    last_beat: Beat | None = None,
 ) -> Coordinator:
     """Begin a term.
 
@@ -173,24 +165,54 @@ def take_office(
         node: This node.
         term: The term.
         slot: The slot of the claim.
-        state: The state document to go on from, or None.
+        state: The state document to go on from; b"" where there should be one, None where there can't be.
         now: Monotonic seconds.
         jitter: A random number in [0, 1).
         is_copy: Whether the state was left in another store than this one.
+        known_round: The newest round that this node has heard of; no other gets its number again.
+        known_restarts: The restarts that it has heard of: they count where the state is lost, or is an older copy.
+        silent: The coordinator before, where this node has missed its beats for a lease, else "".
+        last_beat: The last of them: it gets no other lease, unless it has beaten since.
 
     Returns:
-        The coordinator.
-
-    Raises:
-        MessageError: The state document is garbage.
+        The coordinator; where the state is garbage, with a `complaint`, and it asks all nodes where they stand.
     """
-    fresh = Coordinator(node, term, slot + 1, coordination.begin(), Leases(0.0))
+    leases = Leases(0.0) if last_beat is None else Leases(0.0, MappingProxyType({silent: last_beat}))
+    fresh = Coordinator(node, term, slot + 1, replace(coordination.begin(), gap=known_round), leases)
     if state is not None:
-        found = _read_state(state)
-        job = job_from_document(found.job, now)
-        fresh = replace(fresh, job=move_job(job, now)) if is_copy else _go_on(fresh, found, job)
-    coordinator = replace(fresh, job=replace(fresh.job, term=term, slot=slot + 1))
-    return _decide(coordinator, (), now, jitter)
+        try:
+            found, job = read_state(state, now)
+        except MessageError as error:
+            fresh = replace(
+                fresh,
+                job=recalled(fresh.job, now, known_round),
+                pending=Recall(term, str(error)),
+                complaint=f"the state of the job is lost: {error}",
+            )
+        else:
+            fresh = replace(fresh, job=move_job(job, now)) if is_copy else _go_on(fresh, found, job)
+    restarts = max(fresh.job.restart_count, known_restarts)
+    job = replace(fresh.job, term=term, slot=slot + 1, restart_count=restarts)
+    coordinator = replace(fresh, job=job, known_restarts=known_restarts)
+    return coordinator if coordinator.pending is not None else _decide(coordinator, (), now, jitter)
+
+
+def has_lost_state(coordinator: Coordinator) -> bool:
+    """Whether the state was garbage and nobody was asked yet: facts up to now are then to be passed over (`skip`)."""
+    return isinstance(coordinator.pending, Recall)
+
+
+def skip(coordinator: Coordinator, position: int) -> Coordinator:
+    """Pass facts over: what they say is half a story, and whoever is there is about to tell the whole.
+
+    Args:
+        coordinator: What it knows.
+        position: Of the stream: the first fact that counts comes behind it.
+
+    Returns:
+        What it knows now.
+    """
+    return replace(coordinator, position=position)
 
 
 def receive(
@@ -211,14 +233,21 @@ def receive(
     if coordinator.pending is not None or coordinator.is_over:
         return coordinator
     facts: list[Fact] = []
+    moving = None
     complaint = coordinator.complaint
     for entry in entries:
         try:
-            facts.append(read_fact(entry))
+            fact = read_fact(entry)
         except MessageError as error:
             complaint = str(error)
+        else:
+            if isinstance(fact, Moving):
+                moving = fact
+            else:
+                facts.append(fact)
     coordinator = replace(coordinator, position=position, complaint=complaint)
-    return _decide(coordinator, facts, now, jitter)
+    coordinator = _decide(coordinator, facts, now, jitter)
+    return coordinator if moving is None else _part(coordinator, Move(coordinator.term, moving.endpoint, moving.detail))
 
 
 def observe(coordinator: Coordinator, beats: Mapping[str, int | None], *, now: float, jitter: float) -> Coordinator:
@@ -311,20 +340,6 @@ def resign(coordinator: Coordinator) -> Coordinator:
     return _part(coordinator, Resign(coordinator.term, coordinator.node))
 
 
-def move(coordinator: Coordinator, endpoint: str, detail: str) -> Coordinator:
-    """Tell all that the store moves: a `Move` follows what is pending, then the office is over.
-
-    Args:
-        coordinator: What it knows.
-        endpoint: Where the store goes on.
-        detail: One sentence for the user, or "".
-
-    Returns:
-        What it knows now.
-    """
-    return _part(coordinator, Move(coordinator.term, endpoint, detail))
-
-
 def notes(coordinator: Coordinator, now: float) -> dict[str, bytes]:
     """Return the documents beside the log: `head` for who comes late, `status` for who waits.
 
@@ -355,7 +370,7 @@ def _settle_own(coordinator: Coordinator, pending: Pending, now: float, jitter: 
     deleted = [state_key(coordinator.state_slot, coordinator.state_term)] if coordinator.state_slot >= 0 else []
     formations = coordinator.formations
     if isinstance(pending, Form):
-        formations = (*formations, Formation(slot, term, tuple(node.node for node in coordinator.job.members)))
+        formations = (*formations, _make_formation(coordinator))
         for old in formations[:-KEPT_ROUNDS]:
             deleted += [assignment_key(old.slot, old.term, node) for node in old.nodes]
         formations = formations[-KEPT_ROUNDS:]
@@ -375,6 +390,12 @@ def _settle_own(coordinator: Coordinator, pending: Pending, now: float, jitter: 
     )
     cleanup = Cleanup({HEAD: _write_head(after)}, tuple(deleted), coordinator.position)
     return (after if is_over else _decide(after, (), now, jitter)), cleanup
+
+
+def _make_formation(coordinator: Coordinator) -> Formation:
+    job = coordinator.job
+    nodes = tuple(node.node for node in job.members)
+    return Formation(coordinator.slot, coordinator.term, nodes, job.restart_count)
 
 
 def _try_next_slot(coordinator: Coordinator) -> Coordinator:
@@ -397,31 +418,15 @@ def _ends_office(winner: bytes, term: int) -> bool:
     return decision.term == term + 1 if isinstance(decision, Claim) else decision.term == term
 
 
-def _read_state(data: bytes) -> _State:
-    document = decode(data)
-    if document.get("protocol") != PROTOCOL:
-        message = f"the state of the job is in protocol {document.get('protocol')}, this node speaks {PROTOCOL}"
-        raise MessageError(message)
-    return from_document(_State, document)
-
-
 def _write_state(coordinator: Coordinator, now: float) -> bytes:
     formations = coordinator.formations
     if isinstance(coordinator.pending, Form):
-        nodes = tuple(node.node for node in coordinator.job.members)
-        formations = (*formations, Formation(coordinator.slot, coordinator.term, nodes))
-    state = _State(
-        term=coordinator.term,
-        slot=coordinator.slot,
-        position=coordinator.position,
-        oldest=coordinator.oldest,
-        formations=formations,
-        job=job_to_document(coordinator.job, now),
-    )
-    return encode({"protocol": PROTOCOL, **to_document(state)})
+        formations = (*formations, _make_formation(coordinator))
+    position, oldest = coordinator.position, coordinator.oldest
+    return write_state(make_state(coordinator.job, now, position=position, oldest=oldest, formations=formations))
 
 
-def _go_on(fresh: Coordinator, found: _State, job: Job) -> Coordinator:
+def _go_on(fresh: Coordinator, found: State, job: Job) -> Coordinator:
     return replace(
         fresh,
         job=job,
@@ -447,5 +452,7 @@ def _write_head(coordinator: Coordinator) -> bytes:
             is_running=job.phase in (RUNNING, WARNED),
             state_slot=coordinator.state_slot,
             state_term=coordinator.state_term,
+            restart_count=max(formation.restart_count, coordinator.known_restarts),
+            floor=job.round + job.gap,
         )
     )

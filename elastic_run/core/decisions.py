@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from elastic_run.records import dataclass
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import TypeAlias
+
     from elastic_run.core.codec import Document
 
 # Reasons to halt a round.
@@ -78,6 +80,19 @@ class Refuse:
 
 
 @dataclass(frozen=True, slots=True)
+class Recall:
+    """The state of the job is lost: every node is to say again where it stands.
+
+    Args:
+        term: The coordinator's.
+        detail: What was wrong with the state.
+    """
+
+    term: int
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Move:
     """The store moves to another host; the log goes on there."""
 
@@ -107,4 +122,4 @@ class End:
     attempts: tuple[Document, ...] = ()
 
 
-Decision: TypeAlias = Claim | Resign | Form | Warn | Halt | Refuse | Move | End
+Decision: TypeAlias = Claim | Resign | Form | Warn | Halt | Refuse | Recall | Move | End

@@ -6,11 +6,13 @@ once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TypeAlias
-
 from elastic_run.core.codec import Document, MessageError, register
 from elastic_run.core.rules import Rules  # noqa: TC001 - importing it registers it as a field
+from elastic_run.records import dataclass
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypeAlias
 
 #: The sequence number of a node's last word, said by its guardian, who can't know how many there were.
 LAST_SEQUENCE = 1 << 53
@@ -117,11 +119,20 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class Failing:
-    """A worker of the node ended with a failure; its others are being stopped."""
+    """A worker of the node ended with a failure.
+
+    Args:
+        node: The node.
+        sequence: Number of this fact among the node's.
+        round: The round.
+        is_consequence: Whether all that failed there so far look as if they had lost a peer: its others run on then,
+            for the cause may be theirs. Said again without this when a failure of another kind follows.
+    """
 
     node: str
     sequence: int
     round: int
+    is_consequence: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +196,19 @@ class Foreign:
     node: str
     sequence: int
     protocol: int
+
+
+@dataclass(frozen=True, slots=True)
+class Moving:
+    """The host of the store goes, and the store with it; of no node's sequence, since the host says it but once.
+
+    Args:
+        endpoint: Where the store goes on, "" for nowhere.
+        detail: One sentence for the user.
+    """
+
+    endpoint: str
+    detail: str
 
 
 Fact: TypeAlias = Join | Failing | Ready | Leave | Foreign

@@ -6,15 +6,13 @@
 - A node that joins again tells which round it still runs. If that is the present one, nothing has changed; if it had
   followed the log beyond that round's slot and doesn't run it, the round has lost it; if it runs an older one, it is
   busy until its workers are gone.
-- A round that the state doesn't know yet (the store moved, and the copy of the state was older) is adopted from those
-  who run it.
+- A round that the state doesn't know yet (the store moved, and the copy of the state was older; or the state was lost)
+  is adopted from those who run it. Where the state was lost, so are the rules.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, TypeAlias, TypeGuard
 
 from elastic_run.contract import EXIT_CODES, EXIT_RENDEZVOUS
 from elastic_run.core.codec import encode
@@ -52,11 +50,15 @@ from elastic_run.core.messages import (
 )
 from elastic_run.core.rootcause import BARE_END, CONSEQUENCE
 from elastic_run.core.rules import describe_difference
+from elastic_run.records import dataclass, replace
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from typing import TypeAlias, TypeGuard
 
     from elastic_run.core.codec import Document
+    from elastic_run.core.rules import Rules
 
 #: Bytes of a report that are kept, and of one of its values where it is longer.
 _REPORT_BYTES = 64 * 1024
@@ -118,7 +120,7 @@ class _Book:
         if known is not None and event.sequence <= known.sequence:
             return
         if isinstance(event, Foreign):
-            self._refuse(event, f"it speaks protocol {event.protocol}, this job speaks {PROTOCOL}")
+            self._refuse(event.node, f"it speaks protocol {event.protocol}, this job speaks {PROTOCOL}")
         elif isinstance(event, Join):
             self._enter_join(event)
         elif isinstance(event, Failing):
@@ -149,8 +151,10 @@ class _Book:
         if self._job.rules is None:
             self._set(rules=fact.rules, since=self._now)
         difference = describe_difference(self._job.rules or fact.rules, fact.rules)
-        if difference:
-            self._refuse(fact, difference)
+        if difference and self._job.round == 0 and fact.last is not None:
+            self._take_rules(fact.rules)
+        elif difference:
+            self._refuse(fact.node, difference)
             return
         if fact.last is not None and fact.last.round > self._job.round:
             self._adopt(fact.last)
@@ -165,6 +169,13 @@ class _Book:
             # It has read that the round was formed and doesn't run it: the round can't work.
             node = replace(node, outcome=node.outcome or STOPPED)
         self._nodes[fact.node] = replace(node, card=fact.card, offer=fact.offer, sequence=fact.sequence)
+
+    def _take_rules(self, rules: Rules) -> None:
+        """Take the rules of one that runs a round: the state was lost, and who spoke before it is a stranger."""
+        difference = describe_difference(rules, self._job.rules or rules)
+        self._set(rules=rules)
+        for name in tuple(self._nodes):
+            self._refuse(name, difference)
 
     def _welcome(self, fact: Join) -> Node:
         """Return a new node, or one that was silent for a while, as it was but for its membership."""
@@ -184,7 +195,7 @@ class _Book:
     def _adopt(self, last: Last) -> None:
         """Take over a round that was formed after the copy of the state was made."""
         for name, node in self._nodes.items():
-            self._nodes[name] = replace(node, outcome="", failing=None)
+            self._nodes[name] = replace(node, outcome="", failing=None, is_suspecting=False)
         self._gone = {name: forget_place(gone) for name, gone in self._gone.items()}
         self._set(
             phase=RUNNING,
@@ -193,6 +204,7 @@ class _Book:
             formed_slot=-1,
             size=last.nodes,
             quorum=last.nodes,
+            gap=max(0, self._job.round + self._job.gap - last.round),
             awaited=max(0, last.nodes - sum(node.is_member for node in self._nodes.values())),
             has_lost=False,
             until=None,
@@ -203,9 +215,9 @@ class _Book:
             hidden=None,
         )
 
-    def _refuse(self, fact: Join | Foreign, detail: str) -> None:
-        self._drop(fact.node, REFUSED, detail, sequence=LAST_SEQUENCE)
-        self._set(refusals=(*self._job.refusals, Refusal(fact.node, detail)))
+    def _refuse(self, name: str, detail: str) -> None:
+        self._drop(name, REFUSED, detail, sequence=LAST_SEQUENCE)
+        self._set(refusals=(*self._job.refusals, Refusal(name, detail)))
 
     # --- the round ---------------------------------------------------------------------------------------------------
     def _enter_failing(self, fact: Failing) -> None:
@@ -213,8 +225,11 @@ class _Book:
         if node is None:
             return
         node = replace(node, sequence=fact.sequence)
-        if node.is_member and fact.round == self._job.round and node.failing is None and not node.outcome:
-            node = replace(node, failing=self._next_order())
+        if node.is_member and fact.round == self._job.round and not node.outcome:
+            if node.failing is None:
+                node = replace(node, failing=self._next_order(), is_suspecting=fact.is_consequence)
+            else:
+                node = replace(node, is_suspecting=node.is_suspecting and fact.is_consequence)
         self._nodes[fact.node] = node
 
     def _enter_ready(self, fact: Ready) -> None:
@@ -225,7 +240,7 @@ class _Book:
             return
         node = replace(node, sequence=fact.sequence, offer=fact.offer, is_busy=False)
         if node.is_member and fact.round == self._job.round:
-            node = replace(node, outcome=fact.outcome)
+            node = replace(node, outcome=fact.outcome, is_suspecting=_is_suspecting(node, fact))
             self._weigh(node, fact)
         self._nodes[fact.node] = node
 
@@ -271,6 +286,13 @@ class _Book:
         if was is not None and was.rank is not None and reason != SILENT:
             # It is known not to run anywhere else, so it doesn't count when a majority is asked for.
             self._set(quorum=self._job.quorum - 1)
+
+
+def _is_suspecting(node: Node, fact: Ready) -> bool:
+    """Whether a node that failed knows of consequences only; one that had said otherwise may not know better now."""
+    report = fact.report or {}
+    is_certain = node.failing is not None and not node.is_suspecting
+    return fact.outcome == FAILED and not is_certain and report.get("severity") == CONSEQUENCE
 
 
 def _read_report(fact: Ready, order: int) -> Root:

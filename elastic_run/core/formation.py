@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from elastic_run.core.job_state import RUNNING, Job, Node, forget_place
 from elastic_run.core.messages import Assignment
 from elastic_run.core.ranks import Candidate, assign_group_ranks, assign_worker_ranks
 from elastic_run.core.settlement import describe_lost
+from elastic_run.records import replace
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -59,7 +59,7 @@ def is_formable(job: Job, rules: Rules, now: float) -> bool:
     count = len(job.waiting)
     if count < rules.min_nodes or not has_majority(job, rules):
         return False
-    if job.round > 0 or count >= rules.max_nodes or rules.starts_at_min:
+    if job.round > 0 or count >= rules.max_nodes:
         return True
     ends = last_call_ends(job, rules)
     return ends is not None and now >= ends
@@ -165,4 +165,4 @@ def _rank(node: Node) -> int:
 
 
 def _place(node: Node, rank: int | None) -> Node:
-    return replace(node, rank=rank, is_member=rank is not None, failing=None, outcome="")
+    return replace(node, rank=rank, is_member=rank is not None, failing=None, outcome="", is_suspecting=False)

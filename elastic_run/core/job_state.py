@@ -7,14 +7,14 @@ so that another node's clock can go on from there (law 4).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
-from elastic_run.core.codec import Document, encode, from_document, register, to_document
+from elastic_run.core.codec import Document, MessageError, encode, from_document, register, to_document
 from elastic_run.core.messages import Card, Offer, Rules  # noqa: TC001 - importing them registers them as fields
 from elastic_run.core.policy import Failure
+from elastic_run.records import dataclass, field, replace
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -24,6 +24,7 @@ WARNED = "warned"
 HALTING = "halting"
 PAUSING = "pausing"
 ENDED = "ended"
+PHASES = (GATHERING, RUNNING, WARNED, HALTING, PAUSING, ENDED)
 
 # Why a node is gone, beside the reasons of its `Leave`.
 SILENT = "silent"
@@ -57,6 +58,7 @@ class Node:
         is_busy: Whether it still runs workers of an older round.
         failing: Place of its first sign of failure in the order of facts, or None.
         outcome: How the round ended on it, "" while it runs.
+        is_suspecting: Whether all that is known to have failed on it look as if they had lost a peer.
     """
 
     node: str
@@ -70,6 +72,7 @@ class Node:
     is_busy: bool = False
     failing: int | None = None
     outcome: str = ""
+    is_suspecting: bool = False
 
 
 @register
@@ -174,7 +177,7 @@ class Job:
         restart_count: Restarts so far.
         since: When the phase began.
         min_reached_at: When enough nodes for the first round were there, or None.
-        until: When the pause or the grace ends, or None.
+        until: When the pause, the grace or the wait for the cause of a failure ends, or None.
         halt_reason: Why the round was halted, "" while it was not.
         news: What made the next round necessary, or, once it was formed, this one; for the user.
         root: The likeliest cause of this round's failure so far, or None.
@@ -297,6 +300,9 @@ def job_from_document(document: object, now: float) -> Job:
         MessageError: It is garbage.
     """
     snapshot = from_document(_Snapshot, document)
+    if snapshot.phase not in PHASES:
+        message = f"_Snapshot.phase: {snapshot.phase!r} is none of {', '.join(PHASES)}"
+        raise MessageError(message)
     names = (name for name in _Snapshot.__slots__ if name not in ("nodes", "gone"))
     values = {name: getattr(snapshot, name) for name in names}
     nodes = MappingProxyType({node.node: node for node in snapshot.nodes})

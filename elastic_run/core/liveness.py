@@ -2,15 +2,17 @@
 
 A node is silent when its counter has not changed for a lease on the observer's monotonic clock: no clock of another
 node is read, and time in which the observer itself could not read doesn't count (law 4). A store with leases of its own
-says None for a node that is gone; that is believed at once where the node had been seen before.
+says None for a node that is gone; that is believed at once where the node had been seen before. Not after such a time:
+a store that was out for all has let the beats of the living expire, too.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
+from elastic_run.records import dataclass, field, replace
+
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -22,10 +24,12 @@ class Beat:
     Args:
         value: The counter, or None while it was never seen.
         since: Monotonic seconds at which the observer first saw it, or first looked for it.
+        is_news: Whether that was after the observer's last interruption.
     """
 
     value: int | None
     since: float
+    is_news: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +84,7 @@ def observe(leases: Leases, beats: Mapping[str, int | None], now: float) -> tupl
     silent: list[str] = []
     for node, beat in leases.beats.items():
         value = beats.get(node)
-        was_seen = beat.value is not None
+        was_seen = beat.value is not None and beat.is_news
         after[node] = Beat(value, now) if value is not None and value != beat.value else beat
         is_expired = value is None and was_seen and node in beats
         if is_expired or now - after[node].since >= leases.lease:
@@ -98,5 +102,5 @@ def interrupted(leases: Leases, now: float) -> Leases:
     Returns:
         What it knows now.
     """
-    beats = {node: replace(beat, since=now) for node, beat in leases.beats.items()}
+    beats = {node: replace(beat, since=now, is_news=False) for node, beat in leases.beats.items()}
     return replace(leases, beats=MappingProxyType(beats))

@@ -17,8 +17,6 @@ Rules
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
-
 from elastic_run.core.liveness import Leases
 from elastic_run.core.member_log import Book
 from elastic_run.core.member_messages import (
@@ -52,7 +50,10 @@ from elastic_run.core.member_messages import (
 )
 from elastic_run.core.member_state import BEGINNING, HALTING, LEAVING, OVER, READY, REPLACED, RUNNING, WAITING, Member
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import TypeAlias
+
     from elastic_run.core.messages import (
         Card,
         Offer,

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
 
 from elastic_run.core import liveness
 from elastic_run.core.codec import MessageError
@@ -37,6 +35,8 @@ from elastic_run.core.member_messages import (
     WorkersFailing,
     WorkersGone,
 )
+from elastic_run.core.member_state import BEGINNING, HALTING, JUMP, LEAVING, OVER, REPLACED, RUNNING, WAITING
+from elastic_run.core.member_words import Words
 from elastic_run.core.messages import (
     LOSS,
     Assignment,
@@ -47,6 +47,7 @@ from elastic_run.core.messages import (
     Head,
     Leave,
     Move,
+    Recall,
     Refuse,
     Resign,
     UnknownProtocolError,
@@ -55,12 +56,12 @@ from elastic_run.core.messages import (
     read_decision,
     read_head,
 )
+from elastic_run.records import replace
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-
-from elastic_run.core.member_state import BEGINNING, HALTING, JUMP, LEAVING, OVER, REPLACED, RUNNING, WAITING
-from elastic_run.core.member_words import Words
+    from typing import Any, ClassVar
 
 
 class Book(Words):
@@ -144,12 +145,13 @@ class Book(Words):
             next_slot=head.slot,
             trusted_slot=head.slot,
             term=head.term,
+            known_restarts=max(self.member.known_restarts, head.restart_count),
             state_slot=head.state_slot,
             state_term=head.state_term,
         )
         self._change_coordinator(head.coordinator)
         if is_first:
-            self._set(known_round=head.round)
+            self._set(known_round=max(head.round, head.floor))
         elif head.round > self.member.known_round:
             if not head.is_running:
                 self._set(halt=Halt(head.term, head.round, LOSS))
@@ -187,19 +189,20 @@ class Book(Words):
         self._change_coordinator(self.member.coordinator)
         self._learn(decision, event.slot)
 
-    def _learn(self, decision: Resign | Form | Warn | Halt | Refuse | Move | End, slot: int) -> None:
+    def _learn(self, decision: Resign | Form | Warn | Halt | Refuse | Recall | Move | End, slot: int) -> None:
         if isinstance(decision, Form):
+            self._set(known_restarts=max(self.member.known_restarts, decision.restart_count))
             if decision.round > self.member.known_round:
                 self._learn_round(decision.round, slot, decision.term)
         elif isinstance(decision, Warn):
-            self._set(warned=decision.round)
-            if self.member.state == RUNNING and self._round == decision.round:
-                self.commands.append(Warned(decision.round))
+            self._learn_warning(decision)
         elif isinstance(decision, Halt):
             self._learn_halt(decision)
         elif isinstance(decision, Refuse):
             if decision.node == self.member.node:
                 self._finish(Refused(decision.detail))
+        elif isinstance(decision, Recall):
+            self._announce()
         elif isinstance(decision, Resign):
             self._change_coordinator("")
         elif isinstance(decision, Move):
@@ -216,13 +219,25 @@ class Book(Words):
         self.commands.append(last)
 
     def _learn_coordinator(self, claim: Claim, slot: int) -> None:
+        silent = self.member.coordinator if self.member.is_vacant else ""
+        last_beat = self.member.leases.beats.get(silent)
         self._change_coordinator(claim.node)
         if claim.node != self.member.node or self.member.is_coordinator:
             return
         self._set(is_coordinator=True)
         member = self.member
         self.commands.append(
-            Coordinate(member.term, slot, member.state_slot, member.state_term, is_copy=member.has_copy)
+            Coordinate(
+                member.term,
+                slot,
+                member.state_slot,
+                member.state_term,
+                is_copy=member.has_copy,
+                known_round=member.known_round,
+                known_restarts=member.known_restarts,
+                silent=silent,
+                last_beat=last_beat,
+            )
         )
         if member.state == LEAVING:
             self.commands.append(HandOver())
@@ -263,6 +278,11 @@ class Book(Words):
             self.commands.append(Warned(place.round))
         if self.member.halt is not None:
             self._learn_halt(self.member.halt)
+
+    def _learn_warning(self, warn: Warn) -> None:
+        self._set(warned=warn.round)
+        if self.member.state == RUNNING and self._round == warn.round:
+            self.commands.append(Warned(warn.round))
 
     def _learn_halt(self, halt: Halt) -> None:
         self._set(halt=halt)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from elastic_run.records import dataclass
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import TypeAlias
+
     from elastic_run.core.codec import Document
+    from elastic_run.core.liveness import Beat
     from elastic_run.core.messages import Assignment, Claim, End, Fact, Offer
 
 
@@ -46,9 +49,10 @@ class AssignmentRead:
 
 @dataclass(frozen=True, slots=True)
 class WorkersFailing:
-    """A worker of the round has failed, the others are being stopped."""
+    """A worker of the round has failed; the fields are `messages.Failing`'s."""
 
     round: int
+    is_consequence: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +176,10 @@ class Coordinate:
         state_slot: Whose state document it goes on from, -1 for none.
         state_term: Its term.
         is_copy: Whether to go on from this node's own copy of the state instead: the store has moved.
+        known_round: The newest round that this node has heard of.
+        known_restarts: The restarts of the whole job that it has heard of.
+        silent: The coordinator before, where its lease has run out on this node, else "".
+        last_beat: The last beat of that one: it was missed for a lease already, and gets no other.
     """
 
     term: int
@@ -179,6 +187,10 @@ class Coordinate:
     state_slot: int
     state_term: int
     is_copy: bool = False
+    known_round: int = 0
+    known_restarts: int = 0
+    silent: str = ""
+    last_beat: Beat | None = None
 
 
 @dataclass(frozen=True, slots=True)

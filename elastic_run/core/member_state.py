@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from elastic_run.records import dataclass
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from elastic_run.core.liveness import Leases
     from elastic_run.core.member_messages import (
@@ -59,11 +59,13 @@ class Member:
         place: Its assignment in the round that it runs or has just run, or None.
         place_term: The term in which that round was formed.
         known_round: The newest round that it has heard of.
+        known_restarts: The restarts of the whole job that it has heard of; should the state be lost, they still count.
         fetching: Slot and term of the round whose assignment it waits for, or None.
         is_due: Whether it is to say again where it stands, as soon as that assignment is there.
         warned: The newest round that was warned.
         halt: The newest halt, or None.
         is_failing: Whether it has said that its round fails.
+        is_suspecting: Whether it has said so only of workers that may have lost a peer.
         gone: What it has said of the end of its round, or None.
         sequence: Number of its last fact.
         outstanding: Facts that the store has not confirmed, in order.
@@ -92,11 +94,13 @@ class Member:
     place: Assignment | None = None
     place_term: int = 0
     known_round: int = 0
+    known_restarts: int = 0
     fetching: tuple[int, int] | None = None
     is_due: bool = False
     warned: int = 0
     halt: Halt | None = None
     is_failing: bool = False
+    is_suspecting: bool = False
     gone: WorkersGone | None = None
     sequence: int = 0
     outstanding: tuple[Fact, ...] = ()

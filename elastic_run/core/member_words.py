@@ -39,9 +39,10 @@ class Words:
     # --- what the agent says -----------------------------------------------------------------------------------------
     def enter_failing(self, event: WorkersFailing) -> None:
         """A worker has failed."""
-        if self.member.state not in (RUNNING, HALTING) or self._round != event.round or self.member.is_failing:
+        is_news = not self.member.is_failing or (self.member.is_suspecting and not event.is_consequence)
+        if self.member.state not in (RUNNING, HALTING) or self._round != event.round or not is_news:
             return
-        self._set(is_failing=True)
+        self._set(is_failing=True, is_suspecting=event.is_consequence)
         self._say_failing()
 
     def enter_gone(self, event: WorkersGone) -> None:
@@ -88,7 +89,7 @@ class Words:
         self._say(Join(member.node, self._next_sequence(), member.card, member.rules, member.offer, seen, last))
 
     def _say_failing(self) -> None:
-        self._say(Failing(self.member.node, self._next_sequence(), self._round))
+        self._say(Failing(self.member.node, self._next_sequence(), self._round, self.member.is_suspecting))
 
     def _say_ready(self, gone: WorkersGone) -> None:
         self._say(

@@ -9,8 +9,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
-
 from elastic_run.core.codec import Document, MessageError, decode, encode, from_document, to_document
 from elastic_run.core.decisions import (
     FAILURE,
@@ -23,6 +21,7 @@ from elastic_run.core.decisions import (
     Form,
     Halt,
     Move,
+    Recall,
     Refuse,
     Resign,
     Warn,
@@ -45,6 +44,7 @@ from elastic_run.core.facts import (
     Join,
     Last,
     Leave,
+    Moving,
     Offer,
     Ready,
 )
@@ -56,8 +56,12 @@ from elastic_run.core.notes import (
 )
 from elastic_run.core.rules import Rules
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import TypeVar
+
+    Message = TypeVar("Message")
 
 __all__ = [
     "BY_SIGNAL",
@@ -91,15 +95,18 @@ __all__ = [
     "Leave",
     "MessageError",
     "Move",
+    "Moving",
     "Note",
     "Offer",
     "Ready",
+    "Recall",
     "Refuse",
     "Resign",
     "Rules",
     "Status",
     "UnknownProtocolError",
     "Warn",
+    "is_spoken",
     "read_assignment",
     "read_decision",
     "read_fact",
@@ -108,16 +115,18 @@ __all__ = [
     "to_json",
 ]
 
-Message = TypeVar("Message")
 
-#: Raised by one when a release can no longer work together with those before.
+#: Raised by one with each change of what a message means. A release speaks its own protocol, and understands that of
+#: the one before and of the one after it, so that a job can be upgraded node by node: what a neighbour can't do
+#: without takes two steps.
 PROTOCOL = 1
 
-_FACTS: Mapping[str, type[Join | Failing | Ready | Leave]] = {
+_FACTS: Mapping[str, type[Join | Failing | Ready | Leave | Moving]] = {
     "join": Join,
     "failing": Failing,
     "ready": Ready,
     "leave": Leave,
+    "moving": Moving,
 }
 _DECISIONS: Mapping[str, type[Decision]] = {
     "claim": Claim,
@@ -126,11 +135,21 @@ _DECISIONS: Mapping[str, type[Decision]] = {
     "warn": Warn,
     "halt": Halt,
     "refuse": Refuse,
+    "recall": Recall,
     "move": Move,
     "end": End,
 }
 _NOTES: Mapping[str, type[Note]] = {"assignment": Assignment, "head": Head, "status": Status}
 _KINDS: Mapping[type, str] = {kind: name for table in (_FACTS, _DECISIONS, _NOTES) for name, kind in table.items()}
+
+
+def is_spoken(protocol: object) -> bool:
+    """Tell whether this release understands a protocol: its own, or a neighbour's.
+
+    Args:
+        protocol: What a message says that its sender speaks.
+    """
+    return isinstance(protocol, int) and not isinstance(protocol, bool) and abs(protocol - PROTOCOL) <= 1
 
 
 class UnknownProtocolError(MessageError):
@@ -145,7 +164,7 @@ class UnknownProtocolError(MessageError):
         self.protocol = protocol
 
 
-def to_json(message: Fact | Decision | Note) -> bytes:
+def to_json(message: Fact | Moving | Decision | Note) -> bytes:
     """Return a message as it is stored.
 
     Args:
@@ -157,7 +176,7 @@ def to_json(message: Fact | Decision | Note) -> bytes:
     return encode({"protocol": PROTOCOL, "kind": _KINDS[type(message)], **to_document(message)})
 
 
-def read_fact(data: bytes) -> Fact:
+def read_fact(data: bytes) -> Fact | Moving:
     """Read a fact.
 
     Args:
@@ -214,7 +233,7 @@ def _open(data: bytes) -> Document:
     if not isinstance(protocol, int) or isinstance(protocol, bool):
         message = f"a message without a protocol: {data[:80]!r}"
         raise MessageError(message)
-    if protocol != PROTOCOL:
+    if not is_spoken(protocol):
         raise UnknownProtocolError(protocol)
     return document
 

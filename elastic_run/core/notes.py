@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TypeAlias
-
 from elastic_run.core.facts import Offer  # noqa: TC001 - importing it registers it as a field
+from elastic_run.records import dataclass
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,8 @@ class Head:
         is_running: Whether it was neither halted nor ended since.
         state_slot: The slot whose state document is the newest, -1 for none.
         state_term: Its term.
+        restart_count: Restarts of the whole job when that round was formed, or that are known where it isn't.
+        floor: Up to this number rounds may have been formed, if the state that knew was lost.
     """
 
     slot: int
@@ -64,6 +68,8 @@ class Head:
     is_running: bool
     state_slot: int
     state_term: int
+    restart_count: int = 0
+    floor: int = 0
 
 
 @dataclass(frozen=True, slots=True)

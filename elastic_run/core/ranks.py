@@ -10,9 +10,10 @@ Worker ranks: global and role ranks count up in the order of group ranks, as tor
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from elastic_run.records import dataclass
+
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 

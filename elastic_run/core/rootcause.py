@@ -220,6 +220,23 @@ def is_consequence(end: WorkerEnd) -> bool:
     return severity(end) == CONSEQUENCE
 
 
+def has_lost_rank(end: WorkerEnd) -> bool:
+    """Whether a failure is what torch says of a rank that died; narrower than `is_consequence`.
+
+    For this one others are left running a moment longer, as one of them may have the cause. A connection that the
+    program itself had lost, to a database or for its data, stops them at once.
+
+    Args:
+        end: The failed worker.
+
+    Returns:
+        Whether the cause is another rank's.
+    """
+    from elastic_run.core import consequences  # noqa: PLC0415 - only after a failure
+
+    return is_consequence(end) and (end.exception is None or consequences.is_of_torch(end.exception.name))
+
+
 def severity(end: WorkerEnd) -> int:
     """Rank a failure: `OWN_EXCEPTION`, `BARE_END` or `CONSEQUENCE`.
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from elastic_run.core.codec import MessageError, register
 from elastic_run.core.policy import RestartPolicy
+from elastic_run.records import dataclass
 
 #: Fields of `Rules` and what the user knows them by; those that are absent are the other half of one.
 _NAMES = {
@@ -22,7 +21,6 @@ _NAMES = {
     "exit_barrier_timeout": "--exit-barrier-timeout",
     "has_successors": "successors of the endpoint",
     "split": "split",
-    "starts_at_min": "start at the minimum",
 }
 _PAIRS = {
     "--nnodes": ("min_nodes", "max_nodes", ":"),
@@ -46,7 +44,7 @@ class Rules:
         no_restart_exit_codes: Exit codes that end the job at once.
         max_backoff: Longest pause before a restart.
         join_timeout: How long fewer than `min_nodes` are waited with.
-        last_call_timeout: How long a first formation waits for more than `min_nodes`.
+        last_call_timeout: How long a first formation waits for more than `min_nodes`; 0 to begin with those.
         keep_alive_interval: Between two beats of a node.
         keep_alive_max_attempt: So many missing beats make a node lost.
         scale_up_delay: From a node's arrival at a running round until the round makes way for it.
@@ -56,7 +54,6 @@ class Rules:
         exit_barrier_timeout: How long agents linger after the end, for the others to read the verdict.
         has_successors: Whether the store moves on to another node when its host is gone.
         split: What the survivor of two nodes does then: `stop` or `continue`.
-        starts_at_min: Whether the first round is formed as soon as `min_nodes` are there.
     """
 
     min_nodes: int
@@ -78,7 +75,6 @@ class Rules:
     exit_barrier_timeout: float = 300.0
     has_successors: bool = False
     split: str = "stop"
-    starts_at_min: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_nodes <= self.max_nodes:

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from elastic_run.core.folding import verdict_exit_code
 from elastic_run.core.job_state import GATHERING, PAUSING, REMEMBERED, Job, PastFailure, Root, remember
-from elastic_run.core.messages import End
+from elastic_run.core.messages import DONE, End
 from elastic_run.core.policy import GiveUp, decide_restart
+from elastic_run.core.ranks import assign_worker_ranks
 from elastic_run.core.rootcause import CONSEQUENCE
+from elastic_run.records import dataclass, replace
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from elastic_run.core.messages import Rules
 
 #: Characters of what a node says of its failure in a line.
 _SUMMARY_LENGTH = 200
+#: Names that a line for the user holds.
+_SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +98,8 @@ def _settle_failure(job: Job, rules: Rules, root: Root, *, now: float, jitter: f
     answer = decide_restart(rules.policy, [failure.failure for failure in failures], times, now, jitter)
     if isinstance(answer, GiveUp):
         own = root.verdict if answer.verdict == "worker_failed" else ""
-        return Settled(job, end_with(job, root, own or answer.verdict, answer.detail or root.detail))
+        detail = "; ".join(text for text in (answer.detail or root.detail, _describe_early(job, root)) if text)
+        return Settled(job, end_with(job, root, own or answer.verdict, detail))
     kept = max(REMEMBERED, rules.window_count or 0)
     job = replace(
         job,
@@ -108,6 +112,26 @@ def _settle_failure(job: Job, rules: Rules, root: Root, *, now: float, jitter: f
     if answer.delay > 0:
         return Settled(replace(_clear(job, PAUSING, now), until=now + answer.delay))
     return Settled(_clear(job, GATHERING, now))
+
+
+def _describe_early(job: Job, root: Root) -> str:
+    """Name the nodes whose workers ended well, where the others knew no more than that they had lost a peer."""
+    if root.severity < CONSEQUENCE:
+        return ""
+    gone = [gone.was for gone in job.gone_members if gone.was is not None]
+    members = sorted([*job.members, *gone], key=lambda node: -1 if node.rank is None else node.rank)
+    places = assign_worker_ranks([(node.card.role, node.card.local_world_size) for node in members])
+    done = [
+        f"{node.card.host} ({_ranks(place.base_rank, node.card.local_world_size)})"
+        for node, place in zip(members, places, strict=True)
+        if node.outcome == DONE
+    ]
+    hosts = ", ".join(done[:_SHOWN])
+    return f"all workers on {hosts} had ended with code 0: did they leave the loop early?" if done else ""
+
+
+def _ranks(first: int, count: int) -> str:
+    return f"rank {first}" if count == 1 else f"ranks {first}-{first + count - 1}"
 
 
 def _summary(root: Root) -> str:

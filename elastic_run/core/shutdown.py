@@ -15,6 +15,10 @@ from __future__ import annotations
 LATE = 0.8
 #: Seconds that the kernel gets to carry out SIGKILL.
 KILL_PATIENCE = 5.0
+#: Seconds for which a round is not stopped while all that failed are workers that look as if they had lost a peer: the
+#: worker that had the cause may still be cleaning up. Long enough for a last flush of logs; shorter than a lease, so
+#: that a node that is lost is known soon after.
+CAUSE_PATIENCE = 5.0
 
 
 class Stop:

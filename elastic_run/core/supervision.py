@@ -7,15 +7,20 @@ Rules
 - Every event of a round carries the round's number; events of past rounds are dropped.
 - A worker's failure stops the round; whether it is tried again is decided when the last of its processes is gone,
   because only then all that the workers wrote has been read and the cause is known.
+- Where all that failed look as if they had lost a peer, the cause is awaited for a moment while others run: it may
+  still be cleaning up, and who is told to stop first never says what was wrong. Any other failure ends the wait.
 - A signal wins over a restart and over a failure that is still being cleaned up, never over a success.
 - In a job of several nodes the agent decides on none of this (`follows_job`): it tells the job what became of its
   round, waits (again `JOINING`), and does what the job has decided. A signal is its own: it leaves.
 - `TRANSITIONS` is the whole machine. A step that isn't in it raises. docs/architecture.md draws it from here.
+
+Longer than a page on purpose: a third of it are names for those who import from here, the rest is one machine.
 """
 
 from __future__ import annotations
 
 from elastic_run.core.policy import Failure, GiveUp, RestartPolicy, decide_restart
+from elastic_run.core.shutdown import CAUSE_PATIENCE
 from elastic_run.core.supervision_messages import (
     BY_SIGNAL,
     CANNOT_START,
@@ -23,6 +28,7 @@ from elastic_run.core.supervision_messages import (
     FAILED,
     STOPPED,
     UNKILLABLE,
+    AwaitCause,
     Command,
     Event,
     Finish,
@@ -32,6 +38,7 @@ from elastic_run.core.supervision_messages import (
     JobOver,
     Join,
     Leave,
+    PatienceOver,
     Pause,
     PauseOver,
     ReportFailing,
@@ -66,6 +73,7 @@ __all__ = [
     "TRANSITIONS",
     "UNKILLABLE",
     "Agent",
+    "AwaitCause",
     "Command",
     "Event",
     "Finish",
@@ -76,6 +84,7 @@ __all__ = [
     "JobOver",
     "Join",
     "Leave",
+    "PatienceOver",
     "Pause",
     "PauseOver",
     "ReportFailing",
@@ -121,6 +130,7 @@ TRANSITIONS: dict[tuple[str, type[Event]], tuple[str, ...]] = {
     (JOINING, JobOver): (ENDED,),
     (JOINING, Signalled): (JOINING, ENDED),
     (RUNNING, WorkerExited): (RUNNING, STOPPING),
+    (RUNNING, PatienceOver): (STOPPING,),
     (RUNNING, WorkerStuck): (STOPPING,),
     (RUNNING, RoundFailed): (STOPPING,),
     (RUNNING, RoundWarned): (RUNNING,),
@@ -128,6 +138,7 @@ TRANSITIONS: dict[tuple[str, type[Event]], tuple[str, ...]] = {
     (RUNNING, JobOver): (STOPPING,),
     (RUNNING, Signalled): (RUNNING, STOPPING),
     (STOPPING, WorkerExited): (STOPPING,),
+    (STOPPING, PatienceOver): (STOPPING,),
     (STOPPING, WorkerStuck): (STOPPING,),
     (STOPPING, RoundFailed): (STOPPING,),
     (STOPPING, RoundWarned): (STOPPING,),
@@ -152,9 +163,11 @@ class Agent:
         local_world_size: Workers on this node.
         forwarded: Signals that are passed on to the workers and stop nothing.
         follows_job: Whether a job of several nodes decides what follows a round.
+        patience: Seconds for which the cause is awaited where it may be a worker's that still runs.
     """
 
     __slots__ = (
+        "awaits_cause",
         "ending",
         "failures",
         "follows_job",
@@ -162,6 +175,7 @@ class Agent:
         "interrupts",
         "is_hurried",
         "local_world_size",
+        "patience",
         "policy",
         "restart_count",
         "restart_times",
@@ -180,17 +194,20 @@ class Agent:
         local_world_size: int,
         forwarded: frozenset[int] = frozenset(),
         follows_job: bool = False,
+        patience: float = CAUSE_PATIENCE,
     ) -> None:
         self.policy = policy
         self.local_world_size = local_world_size
         self.forwarded = forwarded
         self.follows_job = follows_job
+        self.patience = patience
         self.state = JOINING
         self.round = 0
         self.running: frozenset[int] = frozenset()
         self.failures: tuple[Failure, ...] = ()
         self.restart_times: tuple[float, ...] = ()
         self.restart_count = 0
+        self.awaits_cause = False
         self.stop_reason = ""
         self.signal: int | None = None
         self.interrupts = 0
@@ -263,6 +280,8 @@ def _react(agent: Agent, event: Event, now: float, jitter: float) -> Decision:  
         return _on_formed(agent, event)
     if isinstance(event, (RoundFailed, WorkerStuck)):
         return _on_round_failed(agent, event)
+    if isinstance(event, PatienceOver):
+        return _stop(agent, AFTER_FAILURE)
     if isinstance(event, (RoundWarned, RoundHalted, JobOver)):
         return _on_job(agent, event)
     return agent.replace(state=JOINING), (Join(agent.round, agent.restart_count),)
@@ -271,7 +290,8 @@ def _react(agent: Agent, event: Event, now: float, jitter: float) -> Decision:  
 def _on_formed(agent: Agent, event: RoundFormed) -> Decision:
     restarts = agent.restart_count if event.restart_count is None else event.restart_count
     running = frozenset(range(agent.local_world_size))
-    return agent.replace(state=RUNNING, running=running, restart_count=restarts), (StartWorkers(agent.round),)
+    agent = agent.replace(state=RUNNING, running=running, restart_count=restarts, awaits_cause=False)
+    return agent, (StartWorkers(agent.round),)
 
 
 def _on_round_failed(agent: Agent, event: RoundFailed | WorkerStuck) -> Decision:
@@ -290,7 +310,7 @@ def _on_job(agent: Agent, event: RoundWarned | RoundHalted | JobOver) -> Decisio
     if isinstance(event, RoundWarned):
         return agent, (Warn(),) if agent.state == RUNNING else ()
     if isinstance(event, RoundHalted):
-        return _stop(agent, AFTER_HALT)
+        return _stop(agent, AFTER_FAILURE if agent.awaits_cause else AFTER_HALT)
     if agent.state == JOINING:
         return agent.replace(state=ENDED), (event.finish,)
     after, commands = _stop(agent, AFTER_HALT)
@@ -302,12 +322,22 @@ def _on_exit(agent: Agent, event: WorkerExited) -> Decision:
     if agent.state == STOPPING:
         return agent, ()
     if event.exitcode != 0:
-        after, commands = _stop(agent, AFTER_FAILURE)
-        return after, (ReportFailing(agent.round), *commands) if agent.follows_job else commands
+        return _on_failure(agent, event)
     if not agent.running:
         # What the workers left behind (a daemon, a shell's background job) goes with them: law 6.
-        return _stop(agent, AFTER_SUCCESS)
+        return _stop(agent, AFTER_FAILURE if agent.awaits_cause else AFTER_SUCCESS)
     return agent, ()
+
+
+def _on_failure(agent: Agent, event: WorkerExited) -> Decision:
+    may_wait = event.is_consequence and agent.patience > 0
+    is_told = agent.awaits_cause and may_wait
+    report = (ReportFailing(agent.round, is_consequence=may_wait),) if agent.follows_job and not is_told else ()
+    if may_wait and agent.running:
+        wait = () if agent.awaits_cause else (AwaitCause(agent.round, agent.patience),)
+        return agent.replace(awaits_cause=True), (*report, *wait)
+    after, commands = _stop(agent, AFTER_FAILURE)
+    return after, (*report, *commands)
 
 
 def _stop(agent: Agent, reason: str, signal: int = SIGTERM) -> Decision:

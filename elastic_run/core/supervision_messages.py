@@ -56,14 +56,22 @@ class RoundFailed(Event):
 
 
 class WorkerExited(Event):
-    """A worker ended by itself or because it was told to."""
+    """A worker ended by itself or because it was told to.
 
-    __slots__ = ("exitcode", "local_rank")
+    Args:
+        round: The agent's round.
+        local_rank: Its number on this node.
+        exitcode: Its exit code, or minus the number of the signal that ended it.
+        is_consequence: Whether it failed as those do who lose a peer, so that the cause may be somebody else's.
+    """
 
-    def __init__(self, round: int, *, local_rank: int, exitcode: int) -> None:  # noqa: A002
+    __slots__ = ("exitcode", "is_consequence", "local_rank")
+
+    def __init__(self, round: int, *, local_rank: int, exitcode: int, is_consequence: bool = False) -> None:  # noqa: A002
         super().__init__(round)
         self.local_rank = local_rank
         self.exitcode = exitcode
+        self.is_consequence = is_consequence
 
 
 class GroupGone(Event):
@@ -91,6 +99,12 @@ class Signalled(Event):
     def __init__(self, number: int) -> None:
         super().__init__(None)
         self.number = number
+
+
+class PatienceOver(Event):
+    """The cause of what failed has been awaited for long enough."""
+
+    __slots__ = ()
 
 
 class PauseOver(Event):
@@ -180,6 +194,16 @@ class Pause(Command):
         self.delay = delay
 
 
+class AwaitCause(Command):
+    """Bring `PatienceOver` after `delay` seconds."""
+
+    __slots__ = ("delay", "round")
+
+    def __init__(self, round: int, delay: float) -> None:  # noqa: A002
+        self.round = round
+        self.delay = delay
+
+
 class Warn(Command):
     """Tell the workers that they will be stopped soon."""
 
@@ -187,12 +211,18 @@ class Warn(Command):
 
 
 class ReportFailing(Command):
-    """Tell the job at once that a worker of the round has failed; how, follows when all of them are gone."""
+    """Tell the job at once that a worker of the round has failed; how, follows when all of them are gone.
 
-    __slots__ = ("round",)
+    Args:
+        round: The agent's round.
+        is_consequence: Whether all that failed so far look as if they had lost a peer.
+    """
 
-    def __init__(self, round: int) -> None:  # noqa: A002
+    __slots__ = ("is_consequence", "round")
+
+    def __init__(self, round: int, *, is_consequence: bool = False) -> None:  # noqa: A002
         self.round = round
+        self.is_consequence = is_consequence
 
 
 class ReportReady(Command):

@@ -40,7 +40,7 @@ def record(event: Event, destination: str = "null") -> None:
 
     Args:
         event: The event.
-        destination: Name of the handler: "console", "null" or "dynamic_rendezvous".
+        destination: Name of the handler: "console", "null", "dynamic_rendezvous", or a plug-in's.
 
     Raises:
         ValueError: There is no handler of that name, or LOGLEVEL is not the name of a level.

@@ -1,16 +1,20 @@
-"""Where events go, by name. torch has these three names and no plug-ins for more.
+"""Where events go, by name: torch's three names, and those that installed packages bring.
 
 A handler is built when it is first asked for, since that imports logging. Both NullHandlers are known to be silent
-without being built. A program may put a handler of its own into `_log_handlers`, as into torch's.
+without being built. A program may put a handler of its own into `_log_handlers`, as into torch's. A package offers one
+as an entry point of the group `elastic_run.event_handlers`: a function or class that returns a `logging.Handler`.
 """
 
 from __future__ import annotations
 
 import sys
 
+from elastic_run.contract import EVENT_HANDLERS_ENTRY_POINTS
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import logging
+    from importlib.metadata import EntryPoint
 
 __all__ = ["get_logging_handler", "is_recorded"]
 
@@ -26,19 +30,16 @@ def get_logging_handler(destination: str = "null") -> logging.Handler:
 
     Args:
         destination: "console" (the standard error of the moment when it is first asked for), "null" or
-            "dynamic_rendezvous" (both drop everything).
+            "dynamic_rendezvous" (both drop everything), or the name of a plug-in.
 
     Returns:
         The handler.
 
     Raises:
-        ValueError: There is no handler of that name (torch: KeyError).
+        ValueError: There is no handler of that name (torch: KeyError), or the plug-in is broken.
     """
     if destination not in _log_handlers:
-        _check_name(destination)
-        import logging  # noqa: PLC0415 - slow to import, and most jobs record no events
-
-        _log_handlers[destination] = logging.NullHandler() if destination in _SILENT else logging.StreamHandler()
+        _log_handlers[destination] = _make(destination) if destination in _NAMES else _find_plugin(destination)
     return _log_handlers[destination]
 
 
@@ -52,10 +53,10 @@ def is_recorded(destination: str = "null") -> bool:
         False where everything is dropped and nobody has added another handler to the destination's logger.
 
     Raises:
-        ValueError: There is no handler of that name.
+        ValueError: There is no handler of that name, or the plug-in is broken.
     """
-    if destination not in _log_handlers:
-        _check_name(destination)
+    if destination not in _NAMES:
+        get_logging_handler(destination)
     logging = sys.modules.get("logging")
     if logging is None:
         return destination not in _SILENT
@@ -68,8 +69,37 @@ def logger_name(destination: str) -> str:
     return _LOGGER_PREFIX + destination
 
 
-def _check_name(destination: str) -> None:
-    if destination not in _NAMES:
-        known = ", ".join(sorted({*_NAMES, *_log_handlers}))
-        message = f"unknown event handler {destination!r}; known: {known}"
-        raise ValueError(message)
+def _make(destination: str) -> logging.Handler:
+    import logging  # noqa: PLC0415 - slow to import, and most jobs record no events
+
+    return logging.NullHandler() if destination in _SILENT else logging.StreamHandler()
+
+
+def _find_plugin(destination: str) -> logging.Handler:
+    """Load the installed plug-in of that name, and no other."""
+    from importlib.metadata import entry_points  # noqa: PLC0415 - slow, and only for names that are not ours
+
+    plugins = entry_points(group=EVENT_HANDLERS_ENTRY_POINTS)
+    for plugin in plugins:
+        if plugin.name == destination:
+            return _load(plugin)
+    known = ", ".join(sorted({*_NAMES, *_log_handlers, *plugins.names}))
+    message = f"unknown event handler {destination!r}; known: {known}"
+    raise ValueError(message)
+
+
+def _load(plugin: EntryPoint) -> logging.Handler:
+    import logging  # noqa: PLC0415 - ditto
+
+    try:
+        handler = plugin.load()()
+    except Exception as error:  # whatever foreign code raises is told to the user as its package's
+        raise ValueError(_broken(plugin, f"can't be loaded: {type(error).__name__}: {error}")) from error
+    if not isinstance(handler, logging.Handler):
+        raise ValueError(_broken(plugin, f"returned {handler!r}, not a logging.Handler"))  # noqa: TRY004 - the plug-in's mistake
+    return handler
+
+
+def _broken(plugin: EntryPoint, what: str) -> str:
+    package = f"{plugin.dist.name} {plugin.dist.version}" if plugin.dist else "of an unknown package"
+    return " ".join(f"event handler {plugin.name!r}: plug-in {package} ({plugin.value}) {what}".split())

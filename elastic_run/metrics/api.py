@@ -13,7 +13,7 @@ from functools import wraps
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import ParamSpec, TypeVar, overload
+    from typing import NamedTuple, ParamSpec, TypeVar, overload
 
     _P = ParamSpec("_P")
     _R = TypeVar("_R")
@@ -34,8 +34,19 @@ __all__ = [
     "put_metric",
 ]
 
-#: One value: seconds since the epoch, group, name, value. Untyped, since typing is slow to import.
-MetricData = namedtuple("MetricData", ["timestamp", "group_name", "name", "value"])  # noqa: PYI024 - see above
+if TYPE_CHECKING:
+
+    class MetricData(NamedTuple):
+        """One value: seconds since the epoch, group, name, value."""
+
+        timestamp: float
+        group_name: str
+        name: str
+        value: int
+
+else:
+    # typing is slow to import.
+    MetricData = namedtuple("MetricData", ["timestamp", "group_name", "name", "value"])  # noqa: PYI024 - see above
 
 
 class MetricsConfig:

@@ -7,6 +7,9 @@ from elastic_run.lazy import lazy_names
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from elastic_run.multiprocessing.api import SignalException as SignalException
+    from elastic_run.multiprocessing.contexts import PContext as PContext
+    from elastic_run.multiprocessing.contexts import RunProcsResult as RunProcsResult
+    from elastic_run.multiprocessing.errors.failures import ProcessFailure as ProcessFailure
     from elastic_run.multiprocessing.logs import (
         DefaultLogsSpecs as DefaultLogsSpecs,
     )
@@ -19,14 +22,23 @@ if TYPE_CHECKING:
     from elastic_run.multiprocessing.logs import (
         to_map as to_map,
     )
+    from elastic_run.multiprocessing.starting import MultiprocessContext as MultiprocessContext
+    from elastic_run.multiprocessing.starting import SubprocessContext as SubprocessContext
+    from elastic_run.multiprocessing.starting import start_processes as start_processes
     from elastic_run.multiprocessing.std import Std as Std
 
 _HOMES = {
     "DefaultLogsSpecs": "logs",
     "LogsDest": "logs",
     "LogsSpecs": "logs",
+    "MultiprocessContext": "starting",
+    "PContext": "contexts",
+    "ProcessFailure": "errors",
+    "RunProcsResult": "contexts",
     "SignalException": "api",
     "Std": "std",
+    "SubprocessContext": "starting",
+    "start_processes": "starting",
     "to_map": "logs",
 }
 

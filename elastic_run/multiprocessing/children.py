@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 
-def spawn(
+def spawn(  # noqa: PLR0913 - what a process can be given
     argv: Sequence[str],
     env: Mapping[str, str],
     *,
@@ -29,6 +29,7 @@ def spawn(
     affinity: frozenset[int] | None = None,
     stdin: int = 0,
     closed: Sequence[int] = (),
+    kept: Sequence[int] = (),
     mask: Iterable[int] | None = None,
 ) -> int:
     """Start a program as the leader of a new session.
@@ -41,6 +42,7 @@ def spawn(
         affinity: Logical CPUs to run on, or None to inherit.
         stdin: Descriptor that it gets as 0.
         closed: Descriptors that it must not inherit, from `inheritable_descriptors`.
+        kept: Descriptors that it inherits under their own numbers, though they are close-on-exec here.
         mask: Signals that it begins with blocked, or None to inherit what this thread blocks.
 
     Returns:
@@ -55,6 +57,8 @@ def spawn(
         if source != target
     ]
     actions += [(os.POSIX_SPAWN_CLOSE, fd) for fd in closed]
+    # Onto itself: POSIX has that clear close-on-exec, in the child alone.
+    actions += [(os.POSIX_SPAWN_DUP2, fd, fd) for fd in kept]
     blocked = block_signals(()) if mask is None else mask
     saved = _bind(affinity)
     try:

@@ -113,6 +113,10 @@ class Guardian:
         self._farewell = f"farewell {module} {document.encode().hex()}"
         self._send(self._farewell)
 
+    def abandon(self) -> None:
+        """Let go of it in a forked child of the launcher: it is not the child's."""
+        self._close_pipe()
+
     def dismiss(self) -> None:
         """Let it go: the launcher has cleaned up itself. The caller reaps it."""
         self._send("bye")
@@ -323,7 +327,7 @@ def sweep(sessions: Mapping[int, int], token: str, since: int, clock: Callable[[
     """
     # The groups first and at once: no scan stands between a dead launcher and its workers.
     ours = {session for session, born in sessions.items() if not processes.is_recycled(session, born)}
-    processes.kill_all(ours)
+    processes.kill_all(ours, ours)  # the leaders by themselves too: one may not have begun its session yet
     give_up_at = clock() + PATIENCE
     me = (os.getpid(),)
     empty_looks = 0

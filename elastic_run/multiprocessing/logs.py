@@ -15,19 +15,16 @@ from abc import ABC, abstractmethod
 
 from elastic_run import contract
 from elastic_run.multiprocessing.log_directories import make_new, make_temporary, random_name, remove_tree
+from elastic_run.records import dataclass, field
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from dataclasses import dataclass, field
 
     from elastic_run.multiprocessing.std import Std
 
     #: One value of `Std` for all workers, or one by local rank; plain numbers do.
     Streams = int | Mapping[int, int]
-else:
-    from elastic_run.utils.light_dataclass import dataclass, field
-
 #: Longer run ids are cut in directory names, which may have 255 bytes.
 _RUN_ID_LENGTH = 200
 #: `Std.OUT` and `Std.ERR`.
@@ -169,6 +166,8 @@ class DefaultLogsSpecs(LogsSpecs):
             message = f"log_dir: {log_dir} is a file"
             raise NotADirectoryError(message)
         super().__init__(log_dir or None, redirects, tee, local_ranks_filter)
+        #: The name of this machine, where several write to the same log directory: it becomes part of the run's name.
+        self.host = ""
         self._run_log_dir: str | None = None
         self._has_no_place = False
 
@@ -240,7 +239,9 @@ class DefaultLogsSpecs(LogsSpecs):
         return logs
 
     def _make_run_directory(self, run_id: str) -> str | None:
-        name = run_id.replace("/", "_").encode(errors="surrogateescape")[:_RUN_ID_LENGTH].decode(errors="ignore")
+        host = f"_{self.host.replace('/', '_')}" if self.host else ""
+        length = _RUN_ID_LENGTH - len(host.encode())
+        name = run_id.replace("/", "_").encode(errors="surrogateescape")[:length].decode(errors="ignore") + host
         if self._root_log_dir is not None:
             os.makedirs(self._root_log_dir, exist_ok=True)
             return make_new(self._root_log_dir, f"{name}_{random_name()}")

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from elastic_run.loop import Loop, Timer
+    from elastic_run.multiprocessing.functions import ServedExit
     from elastic_run.multiprocessing.guardian import Guardian
 
 #: Seconds between two looks at leftovers that can't be waited for (a case of law 2's list).
@@ -44,6 +45,7 @@ class Workers:
         self._since = processes.start_time("self")
         self.pids: dict[int, int] = {}
         self.alive: set[int] = set()
+        self._exits: dict[int, ServedExit] = {}
         self._born: dict[int, int] = {}
         self._ended_before_stop: set[int] = set()
         self._told: set[int] = set()
@@ -54,18 +56,23 @@ class Workers:
         self._timer: Timer | None = None
         self._watched: dict[int, int] = {}
 
-    def adopt(self, local_rank: int, pid: int, born: int) -> None:
+    def adopt(self, local_rank: int, pid: int, born: int, served: ServedExit | None = None) -> None:
         """Take charge of a worker that was just started.
 
         Args:
             local_rank: Its number on this node.
             pid: Its process, a child of this one and the leader of a session.
             born: Its start time in clock ticks.
+            served: How its end is seen where it is a fork server's child, or None.
         """
         self._born[pid] = born
         self.pids[local_rank] = pid
         self.alive.add(local_rank)
-        self._loop.watch_exit(pid, lambda code: self._exited(local_rank, code))
+        if served is None:
+            self._loop.watch_exit(pid, lambda code: self._exited(local_rank, code))
+        else:
+            self._exits[local_rank] = served
+            self._loop.add_reader(served.descriptor, lambda: self._served_exited(local_rank))
 
     def forward(self, number: int) -> None:
         """Send a signal to the workers that live, not to their children."""
@@ -86,7 +93,7 @@ class Workers:
         self._on_gone = on_gone
         self._stop = shutdown.Stop(started_at=self._loop.now(), signal=number, grace=grace)
         # Some may have ended already without the loop having seen it: they failed, they were not stopped.
-        self._ended_before_stop = {rank for rank in self.pids if rank not in self.alive or _has_ended(self.pids[rank])}
+        self._ended_before_stop = {rank for rank in self.pids if rank not in self.alive or self._has_ended(rank)}
         self._tell_groups(pid for rank, pid in self.pids.items() if rank not in self.alive)
         self._advance()
 
@@ -96,6 +103,11 @@ class Workers:
         if self._stop is not None:
             self._advance()
 
+    def _served_exited(self, local_rank: int) -> None:
+        served = self._exits.pop(local_rank)
+        self._loop.remove_reader(served.descriptor)
+        self._exited(local_rank, served.read())
+
     def _exited(self, local_rank: int, code: int) -> None:
         self.alive.discard(local_rank)
         if self._stop is not None:
@@ -103,6 +115,10 @@ class Workers:
         self._on_exit(local_rank, code)
         if self._stop is not None and not self.alive:
             self._advance()
+
+    def _has_ended(self, local_rank: int) -> bool:
+        served = self._exits.get(local_rank)
+        return _is_zombie(self.pids[local_rank]) if served is None else served.has_ended()
 
     def _tell_groups(self, leaders: Iterable[int]) -> None:
         """Send the signal to what is left in the groups of workers that have ended."""
@@ -138,7 +154,9 @@ class Workers:
         if step.tell_groups:
             self._tell(survivors, self._stop.signal)
         if self._stop.killed_at is not None:
-            processes.kill_all(self._ours(self.pids.values()), survivors)
+            # The leaders by themselves too: a fork server's child begins its session late.
+            leaders = [self.pids[rank] for rank in self.alive]
+            processes.kill_all(self._ours(self.pids.values()), [*survivors, *leaders])
         if step.next_at is not None:
             self._timer = self._loop.call_at(step.next_at, self._advance)
         if not self.alive:
@@ -189,7 +207,7 @@ class Workers:
             on_gone(survivors)
 
 
-def _has_ended(pid: int) -> bool:
+def _is_zombie(pid: int) -> bool:
     """Whether a child is a zombie by now; it stays one."""
     try:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None

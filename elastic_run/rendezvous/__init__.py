@@ -26,9 +26,11 @@ from elastic_run.rendezvous.registry import get_rendezvous_handler, register_bui
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from elastic_run.rendezvous.api import RendezvousHandlerCreator
+    from elastic_run.rendezvous.etcd_server import EtcdServer
     from elastic_run.rendezvous.utils import parse_rendezvous_config, parse_rendezvous_endpoint
 
 __all__ = [
+    "EtcdServer",
     "NotInThisReleaseError",
     "RendezvousClosedError",
     "RendezvousConnectionError",
@@ -57,6 +59,8 @@ def __getattr__(name: str) -> object:
         from elastic_run.rendezvous import api as module  # noqa: PLC0415 - the alias is made when asked for
     elif name in ("parse_rendezvous_config", "parse_rendezvous_endpoint"):
         from elastic_run.rendezvous import utils as module  # type: ignore[no-redef]  # noqa: PLC0415 - it imports socket
+    elif name == "EtcdServer":
+        from elastic_run.rendezvous import etcd_server as module  # type: ignore[no-redef]  # noqa: PLC0415 - for tests
     else:
         message = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(message)

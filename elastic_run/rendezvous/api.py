@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+from elastic_run.records import dataclass
 from elastic_run.rendezvous.errors import (
     NotInThisReleaseError,
     RendezvousClosedError,
@@ -23,7 +24,6 @@ from elastic_run.rendezvous.errors import (
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from dataclasses import dataclass
     from typing import Any, Protocol
 
     class Store(Protocol):
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
         def set(self, key: str, value: bytes, /) -> object: ...
         def get(self, key: str, /) -> bytes: ...
 
-else:
-    from elastic_run.utils.light_dataclass import dataclass
 
 __all__ = [
     "NotInThisReleaseError",
@@ -65,7 +63,7 @@ class RendezvousStoreInfo:
         master_port: Port; MASTER_PORT of the workers.
     """
 
-    # Without annotations: with ClassVar the light dataclass would take them for fields.
+    # Without annotations, as torch has them: they are no fields.
     MASTER_ADDR_KEY = "MASTER_ADDR"
     MASTER_PORT_KEY = "MASTER_PORT"
     master_addr: str

@@ -68,6 +68,13 @@ _TEXTS: tuple[tuple[str, str], ...] = (
         "PyTorch's CUDA build doesn't fit this GPU or its driver: compare torch.version.cuda with nvidia-smi.",
     ),
     (
+        r"^TimerExpired: ",
+        (
+            "The script set that deadline itself (timer.expires). A timer with signal=SIGABRT makes faulthandler show "
+            "where the worker hung; py-spy dump --pid shows it while it hangs."
+        ),
+    ),
+    (
         r"Cannot re-initialize CUDA in forked subprocess",
         "CUDA was used before a fork: give the DataLoader multiprocessing_context='spawn', or use CUDA later.",
     ),

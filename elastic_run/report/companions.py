@@ -39,7 +39,21 @@ def other_lines(ends: Sequence[WorkerEnd], root: WorkerEnd | None) -> list[str]:
         *_failures(failed, root),
         *_line(killed, "did not stop in time and {was} killed"),
         *_line(obeyed, "{was} stopped"),
-        *_line(finished, "had ended with exit code 0"),
+        *_finished(finished, root),
+    ]
+
+
+def _finished(ends: list[WorkerEnd], root: WorkerEnd | None) -> list[str]:
+    """Say who had ended well; where the others knew no more than that they had lost a peer, that may be the cause."""
+    if root is None or not is_consequence(root):
+        return _line(ends, "had ended with exit code 0")
+    early = [end for end in ends if end.ended_at < root.ended_at]
+    late = [end for end in ends if end.ended_at >= root.ended_at]
+    before = span(max(0.0, root.ended_at - max((end.ended_at for end in early), default=0.0)))
+    they = "it" if len(early) == 1 else "they"
+    return [
+        *_line(early, f"had ended with 0 {before} before: did {they} leave the loop early?"),
+        *_line(late, "ended with exit code 0"),
     ]
 
 

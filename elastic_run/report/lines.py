@@ -60,6 +60,18 @@ def restarting(
     return f"{failed(root)}; restarting {workers}{when}, restart {restart_count}{limit}{allowed}"
 
 
+def awaiting_cause(seconds: float) -> str:
+    """Say why the workers are not stopped yet.
+
+    Args:
+        seconds: How long that may last.
+
+    Returns:
+        The line.
+    """
+    return f"a worker has lost a peer: up to {span(seconds)} for the worker that has the cause to say so"
+
+
 def stopping(number: int, size: int, grace: float) -> str:
     """Say that a signal stops the job.
 

@@ -58,8 +58,6 @@ class C10dJobStore(JobStore):
         self._gaps: dict[str, tuple[int, float]] = {}
         # By stream: slots behind a gap, with what they hold.
         self._ahead: dict[str, dict[int, bytes]] = {}
-        # Nodes whose beats are there: no beat is ever deleted.
-        self._beating: set[str] = set()
         with _silence_closes():
             self._client = StoreClient(host, port, timeout, f"/{job_path(run_id)}/", tries_again=tries_again)
 
@@ -171,16 +169,17 @@ class C10dJobStore(JobStore):
     # --- beats ---------------------------------------------------------------------------------------------------
     def write_beat(self, node: str, value: bytes) -> None:
         with _silence_closes():
-            self._client.write([f"b/{node}"], [value])
+            self._client.write([_beat(node)], [value])
 
     def fetch_beats(self, nodes: Sequence[str]) -> list[bytes | None]:
         with _silence_closes():
-            if nodes and self._beating.issuperset(nodes):
-                # Two operations, whatever their number; it would wait for one that is not there.
-                return list(self._client.multi_get([f"b/{node}" for node in nodes]))
-            values = self._client.look([f"b/{node}" for node in nodes])
-            self._beating.update(node for node, value in zip(nodes, values, strict=True) if value is not None)
-            return values
+            keys = [_beat(node) for node in nodes]
+            there = self._client.get_if_all(keys) if keys else None
+            return self._client.look(keys) if there is None else list(there)
+
+    def forget_beats(self, nodes: Sequence[str]) -> None:
+        with _silence_closes():
+            self._client.delete_keys([_beat(node) for node in nodes])
 
     # --- the whole -----------------------------------------------------------------------------------------------
     def remove_job(self) -> None:
@@ -206,6 +205,10 @@ def _silence_closes() -> Iterator[None]:
 
 def _key(key: str) -> str:
     return f"k/{key}"
+
+
+def _beat(node: str) -> str:
+    return f"b/{node}"
 
 
 def _count(stream: str) -> str:

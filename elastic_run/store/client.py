@@ -127,6 +127,17 @@ class StoreClient:
         self._send(wire.encode(wire.MULTI_GET, *self._list(keys)))
         return [self._receive_string() for _ in keys]
 
+    def get_if_all(self, keys: Sequence[str | bytes]) -> list[bytes] | None:
+        """Return the values of keys if all are there, else None: two operations, however many they are.
+
+        Args:
+            keys: The keys.
+        """
+        if not self.check(keys):
+            return None
+        self._send(wire.encode(wire.MULTI_GET, *self._list(keys)))
+        return [self._receive_string() for _ in keys]
+
     def multi_set(self, keys: Sequence[str | bytes], values: Sequence[str | bytes]) -> None:
         """Give each key its value.
 

@@ -18,22 +18,21 @@ import time
 from abc import ABC, abstractmethod
 from contextlib import contextmanager
 
+from elastic_run.records import dataclass
 from elastic_run.store.errors import StoreConnectionError
 from elastic_run.store.job_store import ENTRIES_AT_ONCE, JobStore, job_path
 from elastic_run.store.packing import unpack
+from elastic_run.store.retreat import Retreat
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from dataclasses import dataclass
 
     from elastic_run.store.http_client import HttpClient
-else:
-    from elastic_run.utils.light_dataclass import dataclass
 
-
-#: Seconds until a watch that broke is tried again.
+#: Seconds until a watch that broke is tried again, at most: the first time, and any time.
 _PAUSE = 0.1
+_LAST_PAUSE = 0.8
 
 
 class HistoryLostError(Exception):
@@ -137,6 +136,7 @@ class Follower:
         self._watch: Watch | None = None
         self._known = 0
         self._heard_at = 0.0
+        self._retreat = Retreat(_PAUSE, _LAST_PAUSE, reader.http.draw)
 
     def close(self) -> None:
         """Close the watch, from any thread."""
@@ -176,11 +176,12 @@ class Follower:
             self._drop_watch()
             items = self._check()
             if not items:
-                time.sleep(min(timeout, _PAUSE))
+                time.sleep(min(timeout, self._retreat.next_pause()))
             return items
         except HistoryLostError:
             self._drop_watch()
             raise
+        self._retreat.reset()
         if items:
             self._known = items[-1].changed
             self._heard_at = time.monotonic()
@@ -225,6 +226,11 @@ class EtcdJobStore(JobStore):
         # By stream, the position up to which its follower has delivered; by directory, the values it has brought.
         self._positions: dict[str, int] = {}
         self._mirrors: dict[str, dict[str, bytes]] = {}
+        # The directory that `follow` has read just now.
+        self._fresh = ""
+
+    def forget_beats(self, nodes: Sequence[str]) -> None:
+        """Nothing to do: they expire."""
 
     def close(self) -> None:
         self._is_closed = True
@@ -262,6 +268,9 @@ class EtcdJobStore(JobStore):
         directory = path.rpartition("/")[0] + "/"
         with self._closes_on_loss():
             mirror = self._mirrors.get(directory)
+            is_fresh, self._fresh = self._fresh == directory, ""
+            if mirror is not None and is_fresh and path in mirror:
+                return unpack(mirror[path])
             if timeout <= 0 or (mirror is not None and path in mirror):
                 # What the watch has brought before may be gone again.
                 value = self._look([path])[0]
@@ -282,6 +291,15 @@ class EtcdJobStore(JobStore):
                     mirror.clear()
                     _reflect(mirror, follower.read())
             return unpack(mirror[path])
+
+    def follow(self, key: str) -> bytes | None:
+        path = self._key(key)
+        with self._closes_on_loss():
+            directory = path.rpartition("/")[0] + "/"
+            mirror = self._mirrors[directory] = _reflect({}, self._follow(directory).read())
+            self._fresh = directory
+            stored = mirror.get(path)
+        return None if stored is None else unpack(stored)
 
     def get(self, keys: Sequence[str]) -> list[bytes | None]:
         with self._closes_on_loss():

@@ -4,7 +4,7 @@ Rules
 - An entry of a stream is a key that etcd names in order.
 - A node's beat is a key with a time to live: a beat renews it, and etcd removes the key when it is over.
 - The job's directory has a time to live too, which every node renews now and then: what a job that was killed left
-  behind is gone after a day.
+  behind is gone after a day. Who writes makes it first, unless it has seen that something is in it.
 - There are no transactions: a request for each key. Where that matters, `etcd-v3` is the better choice.
 """
 
@@ -47,7 +47,7 @@ class EtcdV2JobStore(EtcdJobStore):
         run_id: The job.
         lease: Seconds after which etcd forgets the beat of a node that stopped beating; etcd knows whole ones.
         prefix: What comes before `elastic-run/`.
-        is_clone: Whether the job's directory was made over another connection.
+        has_job: Whether the job's directory is known to be there.
 
     Raises:
         StoreConnectionError: No server is able to answer.
@@ -55,16 +55,15 @@ class EtcdV2JobStore(EtcdJobStore):
     """
 
     def __init__(
-        self, api: EtcdV2Api, run_id: str, *, lease: float = 6.0, prefix: str = "", is_clone: bool = False
+        self, api: EtcdV2Api, run_id: str, *, lease: float = 6.0, prefix: str = "", has_job: bool = False
     ) -> None:
         super().__init__(api, run_id, lease, prefix.lstrip("/"))
         self._api = api
         self._job_renewed_at = time.monotonic()
+        self._has_job = has_job
+        self._beaten: set[str] = set()
         try:
-            if is_clone:
-                api.http.connect()
-            else:
-                self._try("PUT", self._root, {}, dir="true", ttl=str(LEFT_BEHIND), prevExist="false")
+            api.http.connect()
         except StoreError:
             self.close()
             raise
@@ -72,6 +71,7 @@ class EtcdV2JobStore(EtcdJobStore):
     # --- streams -------------------------------------------------------------------------------------------------
     def append(self, stream: str, value: bytes) -> None:
         with self._closes_on_loss():
+            self._make_job()
             self._api.call("POST", self._stream(stream), _fields(value), {})
 
     def trim(self, stream: str, position: int) -> None:
@@ -83,6 +83,7 @@ class EtcdV2JobStore(EtcdJobStore):
     def create(self, key: str, value: bytes) -> bytes:
         path = self._key(key)
         with self._closes_on_loss():
+            self._make_job()
             while True:
                 if self._try("PUT", path, _fields(value), prevExist="false"):
                     return value
@@ -92,6 +93,7 @@ class EtcdV2JobStore(EtcdJobStore):
 
     def write(self, values: Mapping[str, bytes]) -> None:
         with self._closes_on_loss():
+            self._make_job()
             for key, value in values.items():
                 self._api.call("PUT", self._key(key), _fields(value), {})
 
@@ -103,9 +105,13 @@ class EtcdV2JobStore(EtcdJobStore):
     def write_beat(self, node: str, value: bytes) -> None:
         ttl = str(math.ceil(self._lease))
         with self._closes_on_loss():
+            self._make_job()
             self._renew_job()
-            if not self._try("PUT", self._beat(node), {"ttl": ttl, "refresh": "true"}, prevExist="true"):
-                self._api.call("PUT", self._beat(node), {**_fields(value), "ttl": ttl}, {})
+            renewal = {"ttl": ttl, "refresh": "true"}
+            if node in self._beaten and self._try("PUT", self._beat(node), renewal, prevExist="true"):
+                return
+            self._api.call("PUT", self._beat(node), {**_fields(value), "ttl": ttl}, {})
+            self._beaten.add(node)
 
     def fetch_beats(self, nodes: Sequence[str]) -> list[bytes | None]:
         paths = [self._beat(node) for node in nodes]
@@ -114,6 +120,11 @@ class EtcdV2JobStore(EtcdJobStore):
                 return self._look(paths)
             there = {item.key: item.value for item in self._api.read_directory(self._beat("")).items}
             return [None if (value := there.get(path)) is None else unpack(value) for path in paths]
+
+    def _make_job(self) -> None:
+        if not self._has_job:
+            self._try("PUT", self._root, {}, dir="true", ttl=str(LEFT_BEHIND), prevExist="false")
+            self._has_job = True
 
     def _renew_job(self) -> None:
         now = time.monotonic()
@@ -124,12 +135,15 @@ class EtcdV2JobStore(EtcdJobStore):
     # --- the whole -----------------------------------------------------------------------------------------------
     def remove_job(self) -> None:
         with self._closes_on_loss():
+            self._has_job = False
             self._try("DELETE", self._root, {}, recursive="true")
             # What held the jobs, if this was the last.
             self._try("DELETE", self._root.rstrip("/").rpartition("/")[0], {}, dir="true")
 
     def clone(self) -> EtcdV2JobStore:
-        return EtcdV2JobStore(self._api.clone(), self.run_id, lease=self._lease, prefix=self._prefix, is_clone=True)
+        return EtcdV2JobStore(
+            self._api.clone(), self.run_id, lease=self._lease, prefix=self._prefix, has_job=self._has_job
+        )
 
     # --- requests ------------------------------------------------------------------------------------------------
     def _look(self, paths: Sequence[str]) -> list[bytes | None]:
@@ -143,6 +157,7 @@ class EtcdV2JobStore(EtcdJobStore):
                 values.append(None)
             else:
                 values.append(unpack(decode_value(str(document["node"].get("value", "")))))
+                self._has_job = True
         return values
 
     def _delete(self, paths: Sequence[str]) -> None:

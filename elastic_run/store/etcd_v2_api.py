@@ -28,14 +28,16 @@ from elastic_run.store.errors import (
     StoreConnectionError,
 )
 from elastic_run.store.etcd_job_store import Directory, EtcdReader, HistoryLostError, Item, Watch
-from elastic_run.store.http_client import receive_body
+from elastic_run.store.http_messages import receive_body
+from elastic_run.store.retreat import Retreat
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any, TypeAlias
 
-    from elastic_run.store.http_client import Answer, Credentials, HttpClient
+    from elastic_run.store.http_client import Credentials, HttpClient
+    from elastic_run.store.http_messages import Answer
     from elastic_run.store.stream import Stream
 
     Document: TypeAlias = dict[str, Any]
@@ -45,7 +47,9 @@ _BAD_REQUEST, _SERVER_ERROR = 400, 500
 # etcd's numbers of errors.
 MISSING, NOT_A_FILE, THERE_ALREADY, NOT_EMPTY, _UNAUTHORIZED = 100, 102, 105, 108, 110
 _GONE = ("delete", "expire", "compareAndDelete")
+#: Seconds that the pauses between attempts take at most: the first one, and any.
 _PAUSE = 0.1
+_LAST_PAUSE = 0.8
 _FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 
 
@@ -97,6 +101,7 @@ class EtcdV2Api(EtcdReader):
             KeyStateError: etcd refuses the operation.
         """
         deadline = time.monotonic() + self.http.timeout
+        retreat = Retreat(_PAUSE, _LAST_PAUSE, self.http.draw)
         body = urlencode(fields).encode()
         path = _path(key, query)
         while True:
@@ -104,16 +109,17 @@ class EtcdV2Api(EtcdReader):
             document = _parse(answer, self.http)
             if answer.status in _OK:
                 return document, _index(answer)
-            self._face(answer, document, is_over=time.monotonic() + _PAUSE > deadline)
+            self._face(answer, document, deadline, retreat)
 
-    def _face(self, answer: Answer, document: Document, *, is_over: bool) -> None:
+    def _face(self, answer: Answer, document: Document, deadline: float, retreat: Retreat) -> None:
         """Raise what an error means, or return where the call is worth another try."""
         message = f"etcd at {self.http.endpoint}: {document.get('message')} ({document.get('cause')})"
         if answer.status >= _SERVER_ERROR:
-            if is_over:
+            pause = retreat.next_pause()
+            if time.monotonic() + pause > deadline:
                 raise StoreConnectionError(message, UNREADY)
             self.http.prefer_next()
-            time.sleep(_PAUSE)
+            time.sleep(pause)
             return
         code = document.get("errorCode")
         if isinstance(code, int) and code != _UNAUTHORIZED:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from typing import TypeVar
 
+    from elastic_run.store.etcd_job_store import Item
     from elastic_run.store.etcd_v3_api import Document, EtcdApi
 
     _T = TypeVar("_T")
@@ -152,13 +153,13 @@ class EtcdV3JobStore(EtcdJobStore):
 
     # --- requests ------------------------------------------------------------------------------------------------
     def _look(self, paths: Sequence[str]) -> list[bytes | None]:
+        if len(paths) == 1:  # most often it is one, and this costs etcd the least
+            there = parse_items(self._api.call("kv/range", range_request(paths[0])))
+            return [_unpacked(there)]
         values: list[bytes | None] = []
         for some in _batches([{"request_range": range_request(path)} for path in paths]):
             answers = self._api.call("kv/txn", {"success": some})["responses"]
-            for answer in answers:
-                items = parse_items(answer["response_range"])
-                stored = items[0].value if items else None
-                values.append(None if stored is None else unpack(stored))
+            values += [_unpacked(parse_items(answer["response_range"])) for answer in answers]
         return values
 
     def _put(self, values: Mapping[str, bytes]) -> None:
@@ -179,6 +180,11 @@ class EtcdV3JobStore(EtcdJobStore):
         except LeaseGoneError:
             self._api.grant(self._job_lease, LEFT_BEHIND)
             return ask()
+
+
+def _unpacked(items: list[Item]) -> bytes | None:
+    stored = items[0].value if items else None
+    return None if stored is None else unpack(stored)
 
 
 def _batches(operations: list[Document]) -> Iterator[list[Document]]:

@@ -6,8 +6,9 @@ in other versions. JSON over HTTP needs the standard library only.
 Rules
 - Keys and values are base64 in requests and answers, numbers of 64 bits are text.
 - With a user and a password each request carries a token; where it has expired another one is fetched, once.
-- What etcd can't do now (no leader, leader changed, request timed out) is asked of the next server until the time is
-  over; what it refuses for good is a `StoreAccessError`.
+- What etcd can't do now (no leader, leader changed, request timed out, too many requests) is asked of the next server
+  until the time is over; the last of these comes with HTTP's 500, so that is no refusal. What it refuses for good is a
+  `StoreAccessError`.
 - A watch asks to be ended when its server has lost the leader, so that a cut-off one doesn't keep silent.
 """
 
@@ -25,28 +26,63 @@ from elastic_run.store.errors import (
     StoreConnectionError,
 )
 from elastic_run.store.etcd_job_store import Directory, EtcdReader, HistoryLostError, Item, Watch
-from elastic_run.store.http_client import ChunkedLines
+from elastic_run.store.http_messages import ChunkedLines
+from elastic_run.store.retreat import Retreat
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any, TypeAlias
 
-    from elastic_run.store.http_client import Answer, Credentials, HttpClient
+    from elastic_run.store.http_client import Credentials, HttpClient
+    from elastic_run.store.http_messages import Answer
 
     Document: TypeAlias = dict[str, Any]
 
 _OK = 200
 _REFUSED = (400, 401, 403)
+_SERVER_ERROR = 500
 # gRPC's numbers, as the gateway gives them.
 _NOT_FOUND = 5
 _NOT_NOW = (4, 8, 14)  # deadline exceeded, resource exhausted, unavailable
 _REQUIRE_LEADER = {"Grpc-Metadata-hasleader": "true"}
+#: Seconds that the pauses between attempts take at most: the first one, and any.
 _PAUSE = 0.1
+_LAST_PAUSE = 0.8
 
 
 class LeaseGoneError(Exception):
     """The lease has expired, or was never granted."""
+
+
+class Pass:
+    """The token that etcd last gave our user, for all connections: each new one costs etcd a slow hash."""
+
+    __slots__ = ("token",)
+
+    def __init__(self) -> None:
+        self.token = ""
+
+
+class _Fault:
+    """What an answer says went wrong."""
+
+    __slots__ = ("code", "text")
+
+    def __init__(self, document: Document) -> None:
+        inner = document.get("error")
+        fault: Document = inner if isinstance(inner, dict) else document
+        self.code = fault.get("code", fault.get("grpc_code"))
+        self.text = str(fault.get("message") or fault.get("error"))
+
+    @property
+    def is_of_token(self) -> bool:
+        """Whether another token would help."""
+        return "invalid auth token" in self.text or "revision in auth token is old" in self.text
+
+    def is_momentary(self, status: int) -> bool:
+        """Whether the same call may succeed a moment later."""
+        return status >= _SERVER_ERROR or self.code in _NOT_NOW or "timed out" in self.text or "leader" in self.text
 
 
 class EtcdApi(EtcdReader):
@@ -55,19 +91,18 @@ class EtcdApi(EtcdReader):
     Args:
         http: The cluster.
         credentials: Who we are, if etcd wants to know.
+        shared: Holds that user's token, for other connections too; None for this one and its clones only.
     """
 
-    def __init__(self, http: HttpClient, credentials: Credentials | None = None) -> None:
+    def __init__(self, http: HttpClient, credentials: Credentials | None = None, shared: Pass | None = None) -> None:
         self.http = http
         self.credentials = credentials
-        self._token = ""
+        self._pass = shared or Pass()
         self._has_watched = False
 
     def clone(self) -> EtcdApi:
         """Return another client, not yet connected."""
-        cloned = EtcdApi(self.http.clone(), self.credentials)
-        cloned._token = self._token
-        return cloned
+        return EtcdApi(self.http.clone(), self.credentials, self._pass)
 
     def call(self, path: str, request: Document) -> Document:
         """Make one call.
@@ -85,48 +120,53 @@ class EtcdApi(EtcdReader):
             LeaseGoneError: The lease of the request is unknown.
         """
         deadline = time.monotonic() + self.http.timeout
+        retreat = self._make_retreat()
         while True:
-            if self.credentials is not None and not self._token:
-                self._authenticate()
-            answer = self.http.ask("POST", f"/v3/{path}", json.dumps(request).encode(), self._headers())
-            document = _parse(answer, self.http)
-            if answer.status == _OK and "error" not in document:
+            token = self._find_token(deadline, retreat)
+            status, document = self._ask(path, request, token)
+            if status == _OK and "error" not in document:
                 return document
-            self._face(document, deadline)
+            self._face(status, _Fault(document), token, deadline=deadline, retreat=retreat)
 
-    def _face(self, document: Document, deadline: float) -> None:
+    def _make_retreat(self) -> Retreat:
+        return Retreat(_PAUSE, _LAST_PAUSE, self.http.draw)
+
+    def _ask(self, path: str, request: Document, token: str) -> tuple[int, Document]:
+        answer = self.http.ask("POST", f"/v3/{path}", json.dumps(request).encode(), _headers(token))
+        return answer.status, _parse(answer, self.http)
+
+    def _find_token(self, deadline: float, retreat: Retreat) -> str:
+        """Return the token of our user, after asking for one where there is none; "" without a user."""
+        user = self.credentials
+        token = "" if user is None else self._pass.token
+        while user is not None and not token:
+            status, document = self._ask("auth/authenticate", {"name": user.user, "password": user.password}, "")
+            self._pass.token = token = str(document.get("token", ""))
+            fault = _Fault(document)
+            if not token and not fault.is_momentary(status):
+                message = f"etcd at {self.http.endpoint} refuses user {user.user!r}: {fault.text}"
+                raise StoreAccessError(message)
+            if not token:
+                self._face(status, fault, token, deadline=deadline, retreat=retreat)
+        return token
+
+    def _face(self, status: int, fault: _Fault, token: str, *, deadline: float, retreat: Retreat) -> None:
         """Raise what an error means, or return where the call is worth another try."""
-        inner = document.get("error")
-        fault: Document = inner if isinstance(inner, dict) else document
-        code, text = fault.get("code", fault.get("grpc_code")), str(fault.get("message") or fault.get("error"))
-        if code == _NOT_FOUND and "lease" in text:
-            raise LeaseGoneError(text)
-        is_over = time.monotonic() + _PAUSE > deadline
-        if self._token and ("invalid auth token" in text or "revision in auth token is old" in text) and not is_over:
-            self._token = ""
+        if fault.code == _NOT_FOUND and "lease" in fault.text:
+            raise LeaseGoneError(fault.text)
+        pause = retreat.next_pause()
+        is_over = time.monotonic() + pause > deadline
+        if token and fault.is_of_token and not is_over:
+            if self._pass.token == token:
+                self._pass.token = ""
             return
-        message = f"etcd at {self.http.endpoint}: {text}"
-        if code in _NOT_NOW or "timed out" in text or "leader" in text:
-            if is_over:
-                raise StoreConnectionError(message, UNREADY)
-            self.http.prefer_next()
-            time.sleep(_PAUSE)
-            return
-        raise StoreAccessError(message)
-
-    def _authenticate(self) -> None:
-        assert self.credentials is not None  # noqa: S101 - the caller has looked
-        request = {"name": self.credentials.user, "password": self.credentials.password}
-        answer = self.http.ask("POST", "/v3/auth/authenticate", json.dumps(request).encode(), {})
-        document = _parse(answer, self.http)
-        if "token" not in document:
-            text = document.get("message") or document.get("error")
-            message = f"etcd at {self.http.endpoint} refuses user {self.credentials.user!r}: {text}"
+        message = f"etcd at {self.http.endpoint}: {fault.text}"
+        if not fault.is_momentary(status):
             raise StoreAccessError(message)
-        self._token = str(document["token"])
-
-    def _headers(self) -> Mapping[str, str]:
-        return {"Authorization": self._token} if self._token else {}
+        if is_over:
+            raise StoreConnectionError(message, UNREADY)
+        self.http.prefer_next()
+        time.sleep(pause)
 
     # --- what is asked -------------------------------------------------------------------------------------------
     def read_directory(self, directory: str, *, created_after: int = 0, changed_after: int = 0) -> Directory:
@@ -173,17 +213,22 @@ class EtcdApi(EtcdReader):
             pass
 
     def watch(self, directory: str, number: int) -> Watch:
-        if self.credentials is not None and (self._has_watched or not self._token):
-            self._authenticate()  # a watch that was ended doesn't always say why: the token may be old
+        if self._has_watched:
+            self._pass.token = ""  # a watch that was ended doesn't always say why: the token may be old
         self._has_watched = True
+        token = self._find_token(time.monotonic() + self.http.timeout, self._make_retreat())
         request = range_request(directory, end_of(directory), start_revision=str(number))
         body = json.dumps({"create_request": request}).encode()
-        stream, answer = self.http.open_answer("POST", "/v3/watch", body, {**_REQUIRE_LEADER, **self._headers()})
+        stream, answer = self.http.open_answer("POST", "/v3/watch", body, {**_REQUIRE_LEADER, **_headers(token)})
         if answer.status != _OK:
             message = f"etcd at {self.http.endpoint} refuses a watch with status {answer.status}"
             self.http.prefer_next()
             raise StoreConnectionError(message, UNREADY)
         return _Watch(ChunkedLines(stream, self.http.timeout))
+
+
+def _headers(token: str) -> Mapping[str, str]:
+    return {"Authorization": token} if token else {}
 
 
 class _Watch(Watch):
@@ -197,10 +242,19 @@ class _Watch(Watch):
         self._lines = lines
 
     def next_items(self, timeout: float) -> list[Item]:
-        return [item for line in self._lines.next_lines(timeout) for item in _parse_news(line)]
+        return [item for line in self._lines.next_lines(timeout) for item in parse_news(line)]
 
 
-def _parse_news(line: bytes) -> list[Item]:
+def parse_news(line: bytes) -> list[Item]:
+    """Return the news in a line of a watch's answer.
+
+    Args:
+        line: The line.
+
+    Raises:
+        StoreConnectionError: It says that the watch is over.
+        HistoryLostError: It says that what the watch should begin with is gone.
+    """
     try:
         document = json.loads(line)
     except ValueError as error:

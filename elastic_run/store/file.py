@@ -150,6 +150,11 @@ class FileJobStore(JobStore):
         with self._explains():
             return [_read(self._beat(node)) for node in nodes]
 
+    def forget_beats(self, nodes: Sequence[str]) -> None:
+        with self._explains():
+            for node in nodes:
+                _remove(self._beat(node))
+
     # --- the whole -----------------------------------------------------------------------------------------------
     def remove_job(self) -> None:
         with self._explains():

@@ -135,6 +135,20 @@ class JobStore(ABC):
             StoreConnectionError: The store can't be reached, or `close` was called.
         """
 
+    def follow(self, key: str) -> bytes | None:
+        """Return the value of a key, None if it is not there, and get ready to `wait` for others of its directory.
+
+        Where such a wait begins with reading the directory, that is done here: the first wait may return what was there
+        then, and costs nothing.
+
+        Args:
+            key: The key.
+
+        Raises:
+            StoreConnectionError: The store can't be reached.
+        """
+        return self.get([key])[0]
+
     @abstractmethod
     def get(self, keys: Sequence[str]) -> list[bytes | None]:
         """Return the values of keys, None for those that are not there.
@@ -200,6 +214,17 @@ class JobStore(ABC):
             self._reads += 1
             return [None if value is None else self._reads for value in values]
         return [_parse_count(value) for value in values]
+
+    @abstractmethod
+    def forget_beats(self, nodes: Sequence[str]) -> None:
+        """Remove the beats of nodes that are gone; nothing to do where the store expires them.
+
+        Args:
+            nodes: The nodes. One that beats again is there again.
+
+        Raises:
+            StoreConnectionError: The store can't be reached.
+        """
 
     @abstractmethod
     def write_beat(self, node: str, value: bytes) -> None:

@@ -127,6 +127,12 @@ class MemoryJobStore(JobStore):
             self._check()
             return [self.space.beats.get(node) for node in nodes]
 
+    def forget_beats(self, nodes: Sequence[str]) -> None:
+        with self.space.changed:
+            self._check()
+            for node in nodes:
+                self.space.beats.pop(node, None)
+
     def remove_job(self) -> None:
         with self.space.changed:
             self._check()

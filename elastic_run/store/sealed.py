@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+#: Places whose garbage was reported and is not reported again: a job may run for months.
+_REMEMBERED = 256
 _SIZE = hashlib.sha256().digest_size
 _ENTRY, _KEY, _BEAT = b"entry", b"key", b"beat"
 
@@ -38,14 +40,14 @@ class SealedStore(JobStore):
         reported: Places whose garbage was reported over another connection.
     """
 
-    def __init__(self, store: JobStore, secret: bytes, reported: set[str] | None = None) -> None:
+    def __init__(self, store: JobStore, secret: bytes, reported: dict[str, None] | None = None) -> None:
         self.run_id = store.run_id
         self.name = store.name
         self.expires_beats = store.expires_beats
         self._store = store
         self._secret = secret
-        # Shared by clones: a line for each place, not for each thread.
-        self._reported: set[str] = set() if reported is None else reported
+        # In order, the latest last. Shared by clones: a line for each place, not for each thread.
+        self._reported: dict[str, None] = {} if reported is None else reported
 
     # --- streams -------------------------------------------------------------------------------------------------
     def append(self, stream: str, value: bytes) -> None:
@@ -67,6 +69,10 @@ class SealedStore(JobStore):
         there = self._store.wait(key, timeout)
         return None if there is None else self._open_surely(key, there)
 
+    def follow(self, key: str) -> bytes | None:
+        there = self._store.follow(key)
+        return None if there is None else self._open(_KEY, key, there)
+
     def get(self, keys: Sequence[str]) -> list[bytes | None]:
         there = zip(keys, self._store.get(keys), strict=True)
         return [None if sealed is None else self._open(_KEY, key, sealed) for key, sealed in there]
@@ -84,6 +90,9 @@ class SealedStore(JobStore):
     def fetch_beats(self, nodes: Sequence[str]) -> list[bytes | None]:
         there = zip(nodes, self._store.fetch_beats(nodes), strict=True)
         return [None if sealed is None else self._open(_BEAT, node, sealed) for node, sealed in there]
+
+    def forget_beats(self, nodes: Sequence[str]) -> None:
+        self._store.forget_beats(nodes)
 
     # --- the whole -----------------------------------------------------------------------------------------------
     def remove_job(self) -> None:
@@ -106,7 +115,9 @@ class SealedStore(JobStore):
             return value
         name = f"{kind.decode()} {place}"
         if name not in self._reported:
-            self._reported.add(name)
+            self._reported[name] = None
+            for oldest in tuple(self._reported)[:-_REMEMBERED]:
+                self._reported.pop(oldest, None)
             logger.warning("%s at %s was not written by a member of this job: left out", name, self.name)
         return None
 

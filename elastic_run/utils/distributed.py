@@ -7,9 +7,100 @@ from __future__ import annotations
 
 import socket
 
-__all__ = ["get_free_port", "get_hostname", "get_socket_with_port"]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+__all__ = ["create_c10d_store", "get_free_port", "get_hostname", "get_socket_with_port"]
 
 _LOOPBACK = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
+
+
+def create_c10d_store(
+    is_server: bool,  # noqa: FBT001
+    server_addr: str,
+    server_port: int = -1,
+    world_size: int = 1,
+    timeout: float = 600,
+    wait_for_workers: bool = True,  # noqa: FBT001, FBT002
+    retries: int = 3,
+    use_libuv: bool | None = None,  # noqa: FBT001
+) -> Any:  # noqa: ANN401 - torch is imported only here
+    """Make torch's own TCPStore, for programs that want one; the launcher doesn't.
+
+    Args:
+        is_server: Whether this process serves it.
+        server_addr: The serving host.
+        server_port: Its port; -1 for a free one, with a world of one.
+        world_size: How many processes connect, the server included.
+        timeout: Seconds for waiting.
+        wait_for_workers: Whether to return only when all have connected.
+        retries: How many free ports to try.
+        use_libuv: Ignored, as by torch; the environment variable USE_LIBUV decides.
+
+    Returns:
+        The store.
+
+    Raises:
+        ValueError: There are others to connect, and no port that they could know.
+        TimeoutError: Not all have connected in time.
+        RuntimeError: The port is taken; torch raises subclasses of it.
+    """
+    del use_libuv
+    if server_port == -1 and world_size > 1:
+        message = f"server_port has to be given for a world of {world_size}: the others must know it"
+        raise ValueError(message)
+    attempts = retries if server_port == -1 else 1
+    for attempt in range(1, attempts + 1):
+        port = get_free_port() if server_port == -1 else server_port
+        try:
+            store = _make_torch_store(server_addr, port, world_size, timeout, is_server, wait_for_workers)
+        except RuntimeError as error:
+            if "EADDRINUSE" not in str(error) and "Address already in use" not in str(error):
+                raise
+            if attempt == attempts:
+                message = f"port {port} of {server_addr} is taken"
+                raise RuntimeError(message) from error
+        else:
+            if wait_for_workers:
+                _wait_for_all(store, world_size, timeout)
+            return store
+    message = f"retries must be at least 1, got {retries}"
+    raise ValueError(message)
+
+
+def _make_torch_store(
+    host: str,
+    port: int,
+    world_size: int,
+    timeout: float,
+    is_server: bool,  # noqa: FBT001
+    wait_for_workers: bool,  # noqa: FBT001
+) -> Any:  # noqa: ANN401 - torch is imported only here
+    import os  # noqa: PLC0415 - together with torch it is nothing
+    from datetime import timedelta  # noqa: PLC0415
+
+    import torch.distributed as dist  # noqa: PLC0415 - for programs that want torch's store
+
+    return dist.TCPStore(  # type: ignore[attr-defined] # torch has no stub that exports it
+        host_name=host,
+        port=port,
+        world_size=world_size,
+        is_master=is_server,
+        timeout=timedelta(seconds=timeout),
+        wait_for_workers=wait_for_workers,
+        use_libuv=os.environ.get("USE_LIBUV", "1") == "1",
+    )
+
+
+def _wait_for_all(store: Any, world_size: int, timeout: float) -> None:  # noqa: ANN401 - torch's
+    from elastic_run.utils import store as meeting  # noqa: PLC0415 - only with a store of torch's
+
+    try:
+        meeting.barrier(store, world_size, key_prefix="_tcp_store/num_members", barrier_timeout=timeout)
+    except meeting._store_error() as error:  # noqa: SLF001 - ours
+        message = f"not all {world_size} members have joined within {timeout} s"
+        raise TimeoutError(message) from error
 
 
 def get_free_port() -> int:

@@ -16,7 +16,18 @@ from dataclasses import fields
 from pathlib import Path
 from tempfile import mkdtemp
 
-from tests.benchmarks import detection, meetings, meetings_of_nodes, memory, nodes, orphans, scale, start, tee
+from tests.benchmarks import (
+    detection,
+    functions,
+    meetings,
+    meetings_of_nodes,
+    memory,
+    nodes,
+    orphans,
+    scale,
+    start,
+    tee,
+)
 from tests.benchmarks.effort import Effort
 from tests.benchmarks.figures import ORDER, Figure, console_lines, record, write_readme
 from tests.benchmarks.installation import install
@@ -30,6 +41,7 @@ _DIRECTORY = "ELASTIC_RUN_BENCHMARKS"
 _QUIET = 0.5
 _BENCHMARKS = {
     "start": start.measure,
+    "functions": functions.measure,
     "memory": memory.measure,
     "detection": detection.measure,
     "orphans": orphans.measure,

@@ -147,7 +147,10 @@ def record(figures: Iterable[Figure], *, load: float) -> None:
 
 
 #: The benchmarks' names, in the order in which they run and are shown.
-ORDER = ("start", "memory", "detection", "orphans", "meetings", "nodes", "meetings_of_nodes", "scale", "tee")
+ORDER = (
+    *("start", "functions", "memory", "detection", "orphans", "meetings", "nodes", "meetings_of_nodes", "scale"),
+    "tee",
+)
 
 
 def write_readme() -> bool:

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 #: Seconds over which wake-ups are counted.
 _IDLE = 10.0
 #: Seconds after the workers' first lines until a launcher has nothing left to do.
-_SETTLING = 1.0
+_SETTLING = 1.5
+#: Seconds without a wake-up that tell a launcher at rest, and how long to wait for that at most.
+_QUIET = 0.5
+_PATIENCE = 10.0
 _NEVER_IMPORTED = frozenset({"torch", "numpy", "asyncio", "multiprocessing", "importlib.metadata", "requests"})
 _IMPORT_LINE = re.compile(r"^import time:\s+\d+ \|\s+\d+ \|\s*(\S+)$", re.MULTILINE)
 
@@ -80,7 +83,7 @@ def idle_figures(installation: Installation, launcher: str, *, idle: float) -> t
         if launcher == "elastic-run" and any("libtorch" in _maps(pid) for pid in pids):
             message = "the launcher has torch in its memory"
             raise BenchmarkError(message)
-        before = sum(map(_wakes, pids))
+        before = _wait_quiet(pids)
         time.sleep(idle)
         wakes = sum(map(_wakes, pids)) - before
         return sum(map(_proportional_megabytes, pids)), float(wakes)
@@ -105,6 +108,18 @@ def _proportional_megabytes(pid: int) -> float:
 
 def _maps(pid: int) -> str:
     return Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")
+
+
+def _wait_quiet(pids: list[int]) -> int:
+    """Wait until the launcher is done with its start, which a busy machine delays; return its wake-ups until then."""
+    give_up_at = time.monotonic() + _PATIENCE
+    wakes = sum(map(_wakes, pids))
+    while time.monotonic() < give_up_at:
+        time.sleep(_QUIET)
+        before, wakes = wakes, sum(map(_wakes, pids))
+        if wakes == before:
+            break
+    return wakes
 
 
 def _wakes(pid: int) -> int:

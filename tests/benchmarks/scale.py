@@ -2,13 +2,14 @@
 
 All nodes start at once; the clock runs until the last one is in the round and has seen that rank 0's store listens. The
 store, the coordinator and one node are one real agent's, in one process as in a real job. The other nodes share two
-processes; `crowd.light_node` says what is light about them. With etcd, and where that is said, they are real
-sessions with all their threads.
+processes; `crowd.light_node` says what is light about them. Where that is said they are real sessions with all their
+threads. On etcd the real agent is there before the clock starts.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -31,8 +32,13 @@ _ROOT = Path(__file__).resolve().parents[2]
 #: Seconds that a round may take at each number of nodes; the others are for information.
 _BARS = {1000: 1.0, 4000: 4.0}
 _SIZES = (64, 256, 1000, 4000)
-_OF_ETCD = 1000
-_ETCD_BAR = 5.0
+#: What is measured on etcd: light nodes in two processes, and real sessions.
+_ETCD_SIZES = (64, 256, 1000)
+_ETCD_BARS = {1000: 5.0}
+_REAL_ON_ETCD = 1000
+#: Of etcd's own figures: what it was asked, and the bytes of that (as it understands them, without JSON and HTTP).
+_ETCD_ASKED = re.compile(rb"^grpc_server_started_total\{.*\} (\S+)$", re.MULTILINE)
+_ETCD_BYTES = re.compile(rb"^etcd_network_client_grpc_(?:received|sent)_bytes_total (\S+)$", re.MULTILINE)
 _OF_TORCH = (64, 256)
 #: Seconds after which a round is given up.
 _DEADLINE = 120.0
@@ -66,10 +72,8 @@ def measure(_: Installation, effort: Effort) -> list[Figure]:
     rounds = {size: [form_round(size) for _ in range(effort.rounds)] for size in sizes}
     figures = [_time_figure(size, rounds[size], _try_torch(size)) for size in sizes]
     figures += [_arrival_figure(size, effort) for size in sizes if size in _BARS]
-    figures += _growth_figures(rounds)
-    if effort.nodes >= _OF_ETCD:
-        figures.append(_etcd_figure(effort))
-    return figures
+    figures += _growth_figures(rounds, "the store")
+    return figures + _etcd_figures(effort)
 
 
 def _time_figure(size: int, ours: Sequence[Round], theirs: Round | None) -> Figure:
@@ -105,7 +109,7 @@ def _arrival_figure(size: int, effort: Effort) -> Figure:
     )
 
 
-def _growth_figures(rounds: dict[int, list[Round]]) -> list[Figure]:
+def _growth_figures(rounds: dict[int, list[Round]], store: str) -> list[Figure]:
     each = {
         "operations": {size: median(one.operations for one in some) / size for size, some in rounds.items()},
         "kB": {size: median(one.transferred for one in some) / size / 1000 for size, some in rounds.items()},
@@ -114,7 +118,7 @@ def _growth_figures(rounds: dict[int, list[Round]]) -> list[Figure]:
     return [
         Figure(
             benchmark="scale",
-            name=f"growth of the store's {unit} per node from {min(rounds)} to {largest} nodes",
+            name=f"growth of {store}'s {unit} per node from {min(rounds)} to {largest} nodes",
             unit="",
             bar=Bar(_GROWTH),
             elastic_run=per_node[largest] / per_node[min(rounds)],
@@ -124,15 +128,26 @@ def _growth_figures(rounds: dict[int, list[Round]]) -> list[Figure]:
     ]
 
 
-def _etcd_figure(effort: Effort) -> Figure:
-    seconds = [form_round_on_etcd(_OF_ETCD).seconds for _ in range(effort.rounds)]
+def _etcd_figures(effort: Effort) -> list[Figure]:
+    sizes = [size for size in _ETCD_SIZES if size <= effort.nodes]
+    rounds = {size: [form_round_on_etcd(size) for _ in range(effort.rounds)] for size in sizes}
+    figures = [_etcd_figure(size, some, "light nodes") for size, some in rounds.items()]
+    figures += _growth_figures(rounds, "etcd")
+    if effort.nodes >= _REAL_ON_ETCD:
+        real = [form_round_on_etcd(_REAL_ON_ETCD, kind="real") for _ in range(effort.rounds)]
+        figures.append(_etcd_figure(_REAL_ON_ETCD, real, "real sessions"))
+    return figures
+
+
+def _etcd_figure(size: int, rounds: Sequence[Round], what: str) -> Figure:
+    seconds = [each.seconds for each in rounds]
     return Figure(
         benchmark="scale",
-        name=f"{_OF_ETCD} nodes started at once on etcd to the last one in the round",
+        name=f"{size} {what} started at once on etcd to the last one in the round",
         unit="s",
-        bar=Bar(_ETCD_BAR),
+        bar=Bar(_ETCD_BARS[size]) if size in _ETCD_BARS else None,
         elastic_run=median(seconds),
-        note=f"lowest {min(seconds):.3g} s; real sessions in two processes beside one etcd without fsync",
+        note=f"lowest {min(seconds):.3g} s; {rounds[-1].crowd_cpu:.2g} s of CPU time is the nodes' own; no fsync",
     )
 
 
@@ -186,30 +201,38 @@ def form_round(nodes: int, *, kind: str = "light", crowds: int = 2, is_last_late
     )
 
 
-def form_round_on_etcd(nodes: int, *, crowds: int = 2) -> Round:
-    """Let real sessions meet in etcd.
+def form_round_on_etcd(nodes: int, *, kind: str = "light", backend: str = "etcd-v3", crowds: int = 2) -> Round:
+    """Let nodes meet in etcd.
 
     Args:
         nodes: How many.
-        crowds: Processes for them.
+        kind: `light` or `real`, for all nodes but the first.
+        backend: `etcd-v3`, or `etcd-v2` for real ones.
+        crowds: Processes for all nodes but the first.
 
     Returns:
-        What it took, without what etcd was asked.
+        What it took; what etcd was asked only with version 3.
 
     Raises:
         BenchmarkError: No round was formed in time.
     """
     with Etcd() as etcd:
-        place = ("real", "etcd-v3", str(etcd.endpoints[0]), _RUN_ID, str(nodes))
-        shares = [1, *_share(nodes - 1, crowds)]
-        with _programs([("crowd", *place, "0", str(share)) for share in shares]) as programs:
-            # The coordinator, like every other, has a process of its own in a real job.
+        place = (backend, str(etcd.endpoints[0]), _RUN_ID, str(nodes))
+        shares = _share(nodes - 1, crowds)
+        commands = [
+            ("crowd", kind, *place, str(1 + sum(shares[:index])), str(share)) for index, share in enumerate(shares)
+        ]
+        # The coordinator, like every other, has a process of its own in a real job.
+        with _programs([("crowd", "real", *place, "0", "1"), *commands]) as programs:
             programs[0].wait_lines(1, starting="ready")
             programs[0].poke()
             programs[0].wait_lines(1, starting="joined")
+            before = _etcd_traffic(etcd)
             seconds = _run(programs[1:])
             formed = [program.wait_lines(1, starting="formed")[0] for program in programs]
-            return Round(nodes, seconds, crowd_cpu=sum(float(words[2]) for words in formed[1:]))
+            after = _etcd_traffic(etcd)
+            asked, transferred = (int(now - then) for now, then in zip(after, before, strict=True))
+            return Round(nodes, seconds, asked, transferred, sum(float(words[2]) for words in formed[1:]))
 
 
 def form_round_of_torch(nodes: int) -> Round:
@@ -262,6 +285,15 @@ def _traffic(program: Job, answers: int) -> dict[str, Any]:
     program.poke()
     found: dict[str, Any] = json.loads(" ".join(program.wait_lines(answers, starting="{")[-1]))
     return found
+
+
+def _etcd_traffic(etcd: Etcd) -> tuple[float, float]:
+    client = etcd.client()
+    try:
+        figures = client.ask("GET", "/metrics", b"", {}).body
+    finally:
+        client.close()
+    return sum(map(float, _ETCD_ASKED.findall(figures))), sum(map(float, _ETCD_BYTES.findall(figures)))
 
 
 def _share(nodes: int, parts: int) -> list[int]:

@@ -7,12 +7,24 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.benchmarks import detection, meetings, meetings_of_nodes, memory, nodes, orphans, scale, start, tee
+from tests.benchmarks import (
+    detection,
+    functions,
+    meetings,
+    meetings_of_nodes,
+    memory,
+    nodes,
+    orphans,
+    scale,
+    start,
+    tee,
+)
 from tests.benchmarks.comparison import interleave
 from tests.benchmarks.installation import Installation, install
 from tests.support.torchrun import with_hosts_file, write_hosts_file
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -49,6 +61,15 @@ def test_many_workers_start_almost_as_fast_as_from_a_loop(installation: Installa
         rounds=5,
     )
     assert starts.ratio("elastic-run", "floor").value <= 2.0
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+def test_functions_are_launched_faster(method: str, installation: Installation) -> None:
+    """Four function workers have returned in no more time than with torch's elastic_launch."""
+    # By fork it is a close race, otherwise none: each of torch's workers imports torch.
+    imports, rounds = ("torch", 2) if method == "fork" else ("", 1)
+    launches = functions.compare(installation, method, imports, rounds=rounds)
+    assert launches.ratio("elastic-run", "torchrun").value <= 1.0
 
 
 def test_launcher_is_small_and_idle(installation: Installation) -> None:
@@ -144,8 +165,23 @@ def test_many_nodes_form_a_round() -> None:
     assert many.transferred / many.nodes <= 2 * few.transferred / few.nodes
 
 
-def test_light_nodes_weigh_as_much_as_real_ones() -> None:
+def test_many_nodes_form_a_round_on_etcd() -> None:
+    """So it is on etcd, within ten seconds and with no more than eight requests for each node."""
+    few, many = scale.form_round_on_etcd(64), scale.form_round_on_etcd(256)
+    assert many.seconds <= 10.0
+    assert many.operations / many.nodes <= 8
+    assert many.operations / many.nodes <= 2 * few.operations / few.nodes
+    assert many.transferred / many.nodes <= 2 * few.transferred / few.nodes
+
+
+def test_many_nodes_form_a_round_on_etcd_of_version_2() -> None:
+    """256 real sessions form a round over version 2 of etcd's API within twenty seconds."""
+    assert scale.form_round_on_etcd(256, kind="real", backend="etcd-v2").seconds <= 20.0
+
+
+@pytest.mark.parametrize("form_round", [scale.form_round, scale.form_round_on_etcd], ids=["ours", "etcd"])
+def test_light_nodes_weigh_as_much_as_real_ones(form_round: Callable[..., scale.Round]) -> None:
     """A crowd of light nodes asks of the store what real sessions ask."""
-    light, real = scale.form_round(64), scale.form_round(64, kind="real")
+    light, real = form_round(64), form_round(64, kind="real")
     assert 0.75 <= light.operations / real.operations <= 1.4
     assert 0.75 <= light.transferred / real.transferred <= 1.4

@@ -11,12 +11,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from elastic_run.core.job_keys import HEAD, state_key
+from elastic_run.core.messages import read_head
 from elastic_run.core.policy import RestartPolicy
 from elastic_run.rendezvous.elastic.farewell import say_farewell
 from elastic_run.rendezvous.elastic.hosting import HostedStore
 from elastic_run.rendezvous.elastic.session import Ended, Formed, Halted, Lost, Setup
+from elastic_run.store.c10d import C10dJobStore
 from elastic_run.store.listener import open_public_listener
 from tests.support.sessions import FAST, NodeProcess, free_port, tcp_node
+from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,7 +70,10 @@ def test_a_guardian_tells_of_a_death_at_once(stack: ExitStack) -> None:
 
 
 def test_the_coordinator_is_replaced(stack: ExitStack) -> None:
-    """When the coordinator hangs, another node takes over; when it wakes up it decides nothing, and joins again."""
+    """When the coordinator hangs, another node takes over, and it is missed within its lease and a second.
+
+    When it wakes up it decides nothing, and joins again.
+    """
     port = _serve_store(stack)
     coordinator = stack.enter_context(NodeProcess(port, (2, 3), is_host=False))
     coordinator.wait_line("waiting")
@@ -75,7 +82,9 @@ def test_the_coordinator_is_replaced(stack: ExitStack) -> None:
     assert {node.wait_for(Formed).group_world_size for node in others} == {3}
     coordinator.wait_line("Formed")
     coordinator.process.send_signal(signal.SIGSTOP)
+    begin = time.monotonic()
     assert {node.wait_for(Halted).reason for node in others} == {"loss"}
+    assert time.monotonic() - begin < _LEASE + 1.0
     assert {node.wait_for(Formed).group_world_size for node in others} == {2}
     coordinator.process.send_signal(signal.SIGCONT)
     coordinator.wait_line("Halted")
@@ -87,6 +96,38 @@ def test_the_coordinator_is_replaced(stack: ExitStack) -> None:
         node.done()
     assert {node.wait_for(Ended).verdict for node in others} == {"success"}
     assert "success" in coordinator.wait_line("Ended")
+
+
+@pytest.mark.parametrize("garbage", [b"rubbish", b'{"protocol":1,"term":1}', None], ids=["rubbish", "half", "gone"])
+def test_a_job_survives_its_state(stack: ExitStack, garbage: bytes | None, caplog: pytest.LogCaptureFixture) -> None:
+    """Garbage over the job's state, which a successor reads, costs no agent: it is said once, and the job goes on."""
+    port = _serve_store(stack)
+    coordinator = stack.enter_context(NodeProcess(port, (2, 3), is_host=False))
+    coordinator.wait_line("waiting")
+    others = [stack.enter_context(tcp_node(port, (2, 3), is_host=False, conf=CALM)) for _ in range(2)]
+    rounds = [node.wait_for(Formed) for node in others]
+    assert {formed.group_world_size for formed in rounds} == {3}
+    with C10dJobStore("127.0.0.1", port, "job") as stranger:
+        # Nodes are told of a round a moment before the head is.
+        wait_until(lambda: read_head(stranger.get([HEAD])[0] or b"").is_running, what="the head of a round that runs")
+        head = read_head(stranger.get([HEAD])[0] or b"")
+        key = state_key(head.state_slot, head.state_term)
+        assert stranger.get([key])[0] is not None
+        if garbage is None:
+            stranger.delete([key])
+        else:
+            stranger.write({key: garbage})
+    coordinator.process.kill()
+    # The round that they run is theirs still: it is the killed node's loss that ends it.
+    assert {node.wait_for(Halted).reason for node in others} == {"loss"}
+    again = [node.wait_for(Formed) for node in others]
+    assert {formed.group_world_size for formed in again} == {2}
+    for node in others:
+        node.done()
+    assert {node.wait_for(Ended).verdict for node in others} == {"success"}
+    said = [record.getMessage() for record in caplog.records if "the state of the job is lost" in record.getMessage()]
+    assert len(said) == 1
+    assert key in said[0]
 
 
 def test_a_host_that_is_paused_is_not_missed(stack: ExitStack) -> None:

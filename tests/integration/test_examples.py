@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from tests.support.sessions import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -100,8 +103,73 @@ def test_main_job_recovers_from_a_killed_worker(monkeypatch: pytest.MonkeyPatch)
     assert last.endswith(": ok")
 
 
+def test_elastic_training_outlives_a_kill(launch: Launch, tmp_path: Path) -> None:
+    """A worker is killed in the middle of an epoch: both go on, and each sample is used once per epoch."""
+    flags = ["--standalone", "--nproc-per-node=2", "--max-restarts=1", EXAMPLES / "elastic_training.py", "--pace=0.01"]
+    job = launch(*flags, "--epochs=2", "--save-every=5", f"--checkpoint={tmp_path / 'elastic.pt'}")
+    victim = int(job.wait_line(r"^rank 1 of 2 is process (\d+)")[1])
+    job.wait_line("^epoch 0, sample 120:")
+    os.kill(victim, signal.SIGKILL)
+    assert job.wait_exit() == 0, job.stderr
+    assert re.search(r"^resumed in epoch 0 at sample [1-4]\d\d$", job.stdout, re.MULTILINE), job.stdout
+    done = re.findall(r"^epoch (\d) done: each sample used (.*) times", job.stdout, re.MULTILINE)
+    assert done == [("0", "1 to 1"), ("1", "1 to 1")]
+
+
+def test_elastic_training_takes_a_second_node(launch: Launch, tmp_path: Path) -> None:
+    """A node comes in the middle of an epoch: the worker is told, saves, and both go on with what is left of it."""
+    meeting = ["--nnodes=1:2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=example"]
+    flags = [*meeting, "--rdzv-conf=last_call_timeout=0", "--scale-up-delay=0", "--scale-up-signal=SIGUSR1"]
+    script = [EXAMPLES / "elastic_training.py", f"--checkpoint={tmp_path / 'elastic.pt'}", "--save-every=5"]
+    first = launch(*flags, *script, "--pace=0.02")
+    first.wait_line("^epoch 0, sample 40:")
+    second = launch(*flags, *script, "--pace=0.02")
+    assert [first.wait_exit(), second.wait_exit()] == [0, 0], first.stderr + second.stderr
+    text = first.stdout + second.stdout
+    assert text.index("saved, and stopped as asked") < text.index("resumed in epoch 0 at sample")
+    assert "rank 1 of 2 is process" in text
+    done = re.findall(r"^epoch (\d) done: each sample used (.*) times", text, re.MULTILINE)
+    assert done == [("0", "1 to 1"), ("1", "1 to 1"), ("2", "1 to 1")]
+
+
 def test_every_example_is_run_here() -> None:
     """No example stays untried, here or on Slurm."""
     source = "".join(Path(__file__).with_name(name).read_text() for name in ("test_examples.py", "test_slurm.py"))
     scripts = [path for path in EXAMPLES.rglob("*") if path.suffix in {".py", ".sh", ".sbatch"}]
     assert [path.name for path in scripts if path.name not in source and path.name != "train.py"] == []
+
+
+def test_timer(launch: Launch) -> None:
+    """A worker that hangs is killed at its deadline, and the next attempt makes all steps."""
+    flags = ["--standalone", "--nproc-per-node=2", "--max-restarts=1"]
+    job = launch(*flags, EXAMPLES / "timer.py", env={"TORCHELASTIC_ENABLE_FILE_TIMER": "1"})
+    assert job.wait_exit() == 0, job.stderr
+    assert {f"rank {rank} has made 3 steps, after 1 restarts" for rank in "01"} <= set(job.stdout.splitlines())
+    assert re.search(r"timer scope 'step 1' expired after \S+ s; it gets SIGKILL", job.stderr)
+
+
+def test_functions(launch: Launch) -> None:
+    """A function's values come back by rank after a restart, and its exception without one."""
+    job = launch(EXAMPLES / "functions.py", program=[sys.executable])
+    assert job.wait_exit() == 0, job.stderr
+    values = ["rank 0 returned (0, 1.0)", "rank 1 returned (1, 1.0)"]
+    failed = "without restarts: rank 1: RuntimeError: the first attempt is always bad"
+    assert job.stdout.splitlines()[:3] == [*values, failed]
+    assert sorted(job.stdout.splitlines()[3:]) == [f"process {index} says hello to the world" for index in (0, 1)]
+
+
+def test_timer_queue(launch: Launch) -> None:
+    """Functions as workers, timers by queue: the exception names the scope."""
+    job = launch(EXAMPLES / "timer_queue.py", program=[sys.executable])
+    assert job.wait_exit() == 0, job.stderr
+    assert re.fullmatch(r"rank 1: timer scope 'second step' expired after \S+ s\n", job.stdout)
+
+
+def test_metrics(launch: Launch) -> None:
+    """Each group has its handler, and an event is one line of JSON."""
+    job = launch(EXAMPLES / "metrics.py", program=[sys.executable])
+    assert job.wait_exit() == 0, job.stderr
+    first, second = job.stdout.splitlines()
+    assert first.endswith("[other]: epochs=1")
+    assert second == "12 samples in 3 steps"
+    assert json.loads(job.stderr)["metadata"] == {"step": 3, "loss": 0.25}

@@ -48,6 +48,7 @@ def test_nodes_of_different_size_and_a_restart(launch: Launch, worker: Worker, e
     second = launch(*common, conf, "--nproc-per-node=1", "--max-restarts=1", script, mark, env=environment)
     assert first.wait_exit() == 0, first.stderr
     assert second.wait_exit() == 0, second.stderr
+    assert "stopping the workers: nodes wait to join" in first.stderr
     lines = sorted((first.stdout + second.stdout).splitlines())
     assert len(lines) == 6, lines
     assert set(lines) == {f"rank {rank} of 3" for rank in range(3)}

@@ -44,6 +44,10 @@ TOO_SLOW = {
     "inspect",
     "traceback",
 }
+#: Flags of a job of several nodes that begins with one; it also needs what speaks with the others.
+SEVERAL_NODES = ["--nnodes=1:2"]
+#: Each would cost such a job as much as all its messages' classes.
+TOO_SLOW_FOR_NODES = {"ast", "dataclasses", "dis", "inspect", "typing", "subprocess", "tempfile", "uuid", "argparse"}
 
 
 @pytest.mark.parametrize("flags", [["--standalone"], ["--max-restarts=1", "--tee=3", "--log-dir=logs"]], ids=" ".join)
@@ -51,12 +55,26 @@ def test_nothing_large_is_imported_before_the_workers_run(
     flags: list[str], launch: Callable[..., Launched], tmp_path: Path
 ) -> None:
     """When the last worker is started, the launcher has imported neither torch nor anything else on the lists."""
-    (tmp_path / "sitecustomize.py").write_text(SPY, encoding="utf-8")
-    (tmp_path / "script.py").write_text("", encoding="utf-8")
-    report = tmp_path / "imported.jsonl"
-    env = {"PYTHONPATH": str(tmp_path), "SPY_REPORT": str(report)}
-    job = launch("--nproc-per-node=2", *flags, "script.py", env=env, cwd=tmp_path)
+    assert not (NEVER | TOO_SLOW) & imported_before_the_last_worker(flags, launch, tmp_path)
+
+
+def test_nothing_large_is_imported_before_the_workers_of_several_nodes_run(
+    launch: Callable[..., Launched], tmp_path: Path
+) -> None:
+    """A job of several nodes has imported neither torch nor `dataclasses` when its last worker is started."""
+    imported = imported_before_the_last_worker(SEVERAL_NODES, launch, tmp_path)
+    assert "elastic_run.core.member" in imported, "this was no job of several nodes"
+    assert not (NEVER | TOO_SLOW_FOR_NODES) & imported
+
+
+def imported_before_the_last_worker(flags: list[str], launch: Callable[..., Launched], directory: Path) -> set[str]:
+    """Run a job; return the modules that its launcher had imported when it started the last process."""
+    (directory / "sitecustomize.py").write_text(SPY, encoding="utf-8")
+    (directory / "script.py").write_text("", encoding="utf-8")
+    report = directory / "imported.jsonl"
+    env = {"PYTHONPATH": str(directory), "SPY_REPORT": str(report)}
+    job = launch("--nproc-per-node=2", *flags, "script.py", env=env, cwd=directory)
     assert job.wait_exit() == 0, job.stderr
     notes = [json.loads(line) for line in report.read_text(encoding="utf-8").splitlines()]
     assert notes, "the spy saw no process start"
-    assert not (NEVER | TOO_SLOW) & set(notes[-1])
+    return set(notes[-1])

@@ -213,6 +213,23 @@ def test_a_key_that_was_deleted_is_waited_for(store: JobStore, other: JobStore) 
     assert other.wait("d/0", DEADLINE) == b"new"
 
 
+def test_who_follows_a_key_waits_for_its_neighbours(store: JobStore, other: JobStore) -> None:
+    """To follow a key returns it, or None; waits for its neighbours find those that were there, and those to come."""
+    assert other.follow("d/birth") is None
+    store.write({"d/birth": b"born", "d/0": b"zero"})
+    assert other.follow("d/birth") == b"born"
+    assert other.wait("d/0", DEADLINE) == b"zero"
+    thread, got = _begin_wait(other, "d/1")
+    store.create("d/1", b"one")
+    thread.join(DEADLINE)
+    assert got == [b"one"]
+    store.delete(["d/0"])
+    assert other.wait("d/0", _SHORT) is None
+    store.write({"d/birth": b"born again"})
+    assert other.follow("d/birth") == b"born again"
+    assert other.wait("d/1", DEADLINE) == b"one"
+
+
 def test_values_are_written_read_and_deleted(store: JobStore, other: JobStore) -> None:
     """A value that was written is what others read; of those missing and deleted they read None."""
     store.write({"head": b"1", "status": b"\0\xff"})

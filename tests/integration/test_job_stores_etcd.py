@@ -265,7 +265,7 @@ def test_users_of_version_3(certificates: Certificates) -> None:
         with make(Credentials(*ROOT)) as store:
             store.create("d/0", b"x")
             assert store.wait("d/1", 0.01) is None
-            store._api._token = "expired"  # noqa: S105 - no secret
+            store._api._pass.token = "expired"  # noqa: S105 - no secret
             assert store.get(["d/0"]) == [b"x"]
         for credentials in (Credentials(ROOT[0], "wrong"), None, Credentials("guest", "guest")):
             with make(credentials) as refused, pytest.raises(StoreAccessError):

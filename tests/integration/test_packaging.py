@@ -42,8 +42,11 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: zipfile.ZipFile) ->
     assert "elastic_run/py.typed" in names
     assert {name.partition("/")[0] for name in names} == {
         "elastic_run",
+        "elastic-run-compat.pth",
         f"elastic_run-{elastic_run.__version__}.dist-info",
     }
+    # Only beside the package does Python read it.
+    assert not [name for name in names if name.endswith("/elastic-run-compat.pth")]
 
 
 def test_the_wheel_has_the_console_script_and_the_licence(wheel: zipfile.ZipFile) -> None:

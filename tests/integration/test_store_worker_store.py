@@ -17,6 +17,7 @@ from elastic_run.store import wire
 from elastic_run.store.listener import PortTakenError, open_listener
 from elastic_run.store.worker_store import choose_worker_store, open_worker_store
 from tests.support.processes import children_of, is_gone, wait_gone
+from tests.support.sessions import free_port
 from tests.support.store import LOOPBACK, Peer
 from tests.support.wait import DEADLINE, wait_until
 
@@ -84,13 +85,6 @@ def desk() -> Iterator[Desk]:
         for store in desk.stores:
             store.close()
         desk.turn_until(lambda: not loop._children)
-
-
-def free_port() -> int:
-    """Return a port that nobody has."""
-    with socket.create_server((LOOPBACK, 0)) as listener:
-        port: int = listener.getsockname()[1]
-    return port
 
 
 def is_open(port: int) -> bool:

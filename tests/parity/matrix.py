@@ -59,6 +59,14 @@ _SIZE = (
     ),
     _case("old front door", "--nproc-per-node=2 probe.py --x", front_door="launch"),
     _case("old front door, --use-env", "--use-env --nproc_per_node=2 probe.py --x", front_door="launch"),
+    _case("old front door, module", "--nproc_per_node=2 -m packaged.worker --x", front_door="launch"),
+    _case("old front door, program", "--use_env --no_python --nproc_per_node=2 ./probe.sh --x", front_door="launch"),
+    _case("old front door, program without --use-env", "--no_python ./probe.sh", front_door="launch", exit_code=2),
+    _case(
+        "old front door, old flags",
+        "--nnodes=1 --node_rank=0 --nproc_per_node=2 --master_addr=127.0.0.1 --master_port={port} probe.py --x",
+        front_door="launch",
+    ),
     _case("command on PATH", "--nproc-per-node=2 probe.py --x", front_door="script"),
 )
 

@@ -39,7 +39,7 @@ COMMANDS = {
     },
     "elastic-run": {
         "run": ELASTIC_RUN,
-        "launch": (sys.executable, "-m", "elastic_run.launch"),
+        "launch": (sys.executable, "-W", "ignore", "-m", "elastic_run.launch"),
         "script": (sys.executable, str(_BIN / "elastic-run")),
     },
 }

@@ -225,7 +225,8 @@ def without_ours(namespace: object) -> object:
     """Leave out what torchrun hasn't got, which must have its default."""
     if not isinstance(namespace, dict):
         return namespace
-    ours = {flag.dest: flag.default for flag in FLAGS if flag.is_ours and flag.dest != "version"}
+    flags = legacy.LEGACY_FLAGS if "use_env" in namespace else FLAGS
+    ours = {flag.dest: flag.default for flag in flags if flag.is_ours and flag.dest != "version"}
     assert {name: namespace[name] for name in ours} == ours
     return {name: value for name, value in namespace.items() if name not in ours}
 
@@ -290,7 +291,7 @@ def test_torch_has_no_flag_that_we_lack() -> None:
 
 
 @pytest.mark.parametrize(
-    "case", ["train.py --x", "--use-env train.py", "--use_env -m x y", "--use-e train.py", "-r 3 x"]
+    "case", ["train.py --x", "--use-env train.py", "--use_env -m x y", "--use-e train.py", "-r 3 x", "--local-r 1 x"]
 )
 def test_the_legacy_front_door_reads_the_same(case: str) -> None:
     """torch.distributed.launch's parser and ours make the same of a command line."""

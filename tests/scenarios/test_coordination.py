@@ -1,10 +1,10 @@
 """Scenario scripts of a whole job: facts in, the whole trace of phases and decisions out.
 
 A script in `coordination/` begins with the job's `rules` and then has one event per `>` line; the lines below each are
-the trace that `decide` gives. Events: `join NODE`, `failing NODE`, `ready NODE OUTCOME`, `leave NODE REASON`,
-`silent NODE SECONDS`, `tick`, `succeed` (another coordinator goes on from the state document, on a clock of its own),
-`move` (the same in another store). `at=` sets the time, `seq=` a fact's number. After a deliberate change rewrite them
-all with `ELASTIC_RUN_REWRITE=1` and review the diff.
+the trace that `decide` gives. Events: `join NODE`, `failing NODE [consequence]`, `ready NODE OUTCOME`,
+`leave NODE REASON`, `silent NODE SECONDS`, `tick`, `succeed` (another coordinator goes on from the state document, on a
+clock of its own), `move` (the same in another store). `at=` sets the time, `seq=` a fact's number. After a deliberate
+change rewrite them all with `ELASTIC_RUN_REWRITE=1` and review the diff.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Player:
         if kind == "join":
             return self._join(node, sequence, values)
         if kind == "failing":
-            return Failing(node, sequence, number)
+            return Failing(node, sequence, number, "consequence" in words)
         if kind == "leave":
             return Leave(node, sequence, words[2], values.get("detail", ""))
         if kind == "foreign":

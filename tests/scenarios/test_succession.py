@@ -1,10 +1,11 @@
 """Scenario scripts of the log: members and their coordinators over one store, step by step.
 
 The lines below each `>` line of a script in `succession/` are what nodes do and are told; `ELASTIC_RUN_REWRITE=1`
-rewrites them all; review the diff. `at=` sets the time. The verbs:
+rewrites them all; review the diff. `at=` sets the time; `rules MIN MAX [RESTARTS]` are those of the nodes that start
+from there on. The verbs:
 
 - members: `start NODE…`, `follow [NODE…]` (read the log to its end), `beat NODE`, `look NODE` (at the coordinator's
-  beat), `failing NODE`, `gone NODE OUTCOME`, `leave NODE`;
+  beat), `failing NODE [consequence]`, `gone NODE OUTCOME`, `leave NODE`;
 - coordinators: `decide NODE` (read all facts, write all decisions), `prepare NODE` (the same, but stopped before the
   slot is created), `create NODE` (it goes on), `watch NODE` (look at all beats), `resign NODE`, `move NODE`,
   `refuse NODE N` (so many strangers);
@@ -24,7 +25,7 @@ import pytest
 from elastic_run.core import coordinator as office
 from elastic_run.core import member as membership
 from elastic_run.core.job_keys import HEAD, assignment_key, decision_key, state_key
-from elastic_run.core.messages import Card, Fact, Offer, Rules, read_decision, to_json
+from elastic_run.core.messages import Card, Fact, Moving, Offer, Rules, read_decision, to_json
 
 SCRIPTS = sorted((Path(__file__).parent / "succession").glob("*.txt"))
 
@@ -60,8 +61,7 @@ class Bed:
                 continue
             self.lines.append(line)
             if line.startswith("rules"):
-                words = line.split()
-                self.rules = Rules(int(words[1]), int(words[2]))
+                self._rules(*line.split()[1:])
             elif line.startswith("> "):
                 words = line[2:].split()
                 if words[-1].startswith("at="):
@@ -71,6 +71,10 @@ class Bed:
 
     def _tell(self, node: str, text: str) -> None:
         self.lines.append(f"    {node}: {text}")
+
+    def _rules(self, *numbers: str) -> None:
+        low, high, *restarts = map(int, numbers)
+        self.rules = Rules(low, high, max_restarts=restarts[0] if restarts else 0)
 
     # --- members -----------------------------------------------------------------------------------------------------
     def _start(self, *nodes: str) -> None:
@@ -152,9 +156,9 @@ class Bed:
         watched = self.members[node].watched
         self._feed(node, membership.CoordinatorBeatRead(watched, self.beats.get(watched)))
 
-    def _failing(self, node: str) -> None:
+    def _failing(self, node: str, kind: str = "") -> None:
         place = self.members[node].place
-        self._feed(node, membership.WorkersFailing(0 if place is None else place.round))
+        self._feed(node, membership.WorkersFailing(0 if place is None else place.round, kind == "consequence"))
 
     def _gone(self, node: str, outcome: str) -> None:
         place = self.members[node].place
@@ -212,8 +216,23 @@ class Bed:
     # --- coordinators ------------------------------------------------------------------------------------------------
     def _take_office(self, node: str, command: membership.Coordinate) -> None:
         self._tell(node, _show(command))
-        state = self.values.get(state_key(command.state_slot, command.state_term))
-        self.offices[node] = office.take_office(node, term=command.term, slot=command.slot, state=state, now=self.now)
+        state = None
+        if command.state_slot >= 0:
+            state = self.values.get(state_key(command.state_slot, command.state_term), b"")
+        self.offices[node] = office.take_office(
+            node,
+            term=command.term,
+            slot=command.slot,
+            state=state,
+            now=self.now,
+            known_round=command.known_round,
+            known_restarts=command.known_restarts,
+            silent=command.silent,
+            last_beat=command.last_beat,
+        )
+        if office.has_lost_state(self.offices[node]):
+            self.offices[node] = office.skip(self.offices[node], len(self.facts))
+            self._tell(node, f"complains: {self.offices[node].complaint}")
 
     def _prepare(self, node: str) -> None:
         known = self.offices[node]
@@ -259,7 +278,7 @@ class Bed:
     def _refuse(self, node: str, count: str) -> None:
         """Let so many nodes of another protocol come, each of which takes a slot."""
         for index in range(int(count)):
-            self._fact(f'{{"protocol":2,"node":"f{len(self.facts)}","sequence":{index}}}')
+            self._fact(f'{{"protocol":3,"node":"f{len(self.facts)}","sequence":{index}}}')
         self._prepare(node)
         told = len(self.lines)
         self._create(node)
@@ -270,7 +289,8 @@ class Bed:
         self._create(node)
 
     def _move(self, node: str) -> None:
-        self.offices[node] = office.move(self.offices[node], "b:29400", "a goes")
+        self.facts.append(to_json(Moving("b:29400", "a goes")))
+        self._prepare(node)
         self._create(node)
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from elastic_run.core import supervision
 from elastic_run.core.policy import Failure, RestartPolicy
+from elastic_run.core.shutdown import CAUSE_PATIENCE
 
 SCRIPTS = sorted((Path(__file__).parent / "supervision").glob("*.txt"))
 _FAILURE_FIELDS = ("exit_code", "signature", "uptime", "is_deterministic")
@@ -36,6 +37,7 @@ def _value(text: str) -> object:
 def _make_agent(words: list[str]) -> supervision.Agent:
     values = _values(words)
     size = values.pop("workers", 2)
+    patience = values.pop("patience", CAUSE_PATIENCE)
     follows_job = values.pop("follows_job", False) is True
     forwarded = values.pop("forward", None)
     assert isinstance(size, int)
@@ -43,6 +45,7 @@ def _make_agent(words: list[str]) -> supervision.Agent:
         policy=RestartPolicy(**values),  # type: ignore[arg-type]
         local_world_size=size,
         follows_job=follows_job,
+        patience=patience,  # type: ignore[arg-type]
         forwarded=frozenset() if forwarded is None else frozenset({forwarded}),  # type: ignore[arg-type]
     )
 

@@ -5,12 +5,14 @@ It does with `core.member` and `core.coordinator` what the real driver does, and
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from elastic_run.core import coordinator as office
 from elastic_run.core import member as membership
 from elastic_run.core.job_keys import HEAD, assignment_key, decision_key, state_key
 from elastic_run.core.messages import DIED, DONE, FAILED, LAST_SEQUENCE, STOPPED, Card, Leave, Offer, to_json
+from elastic_run.core.rootcause import CONSEQUENCE
 from tests.simulation.clockwork import Clock, Host, StoreLost, Thread
 from tests.simulation.store import Pause, Request
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
     from elastic_run.core.messages import Assignment, Fact, Rules
+    from tests.simulation.store import Store
     from tests.simulation.world import World
 
 
@@ -61,10 +64,10 @@ class Agent(Host):
         self.port += 1
         return Offer(self.node, self.port)
 
-    def _perform(self, thread: Thread, wish: Request | Pause) -> None:
+    def _perform(self, thread: Thread, wish: Request | Pause, store: Store | None = None) -> None:
         if thread is self.coordinating and isinstance(wish, Request) and self.world.note_operation(self):
             return
-        self.store.perform(thread, wish)
+        (store or self.store).perform(thread, wish)
 
     # --- events in, commands out -------------------------------------------------------------------------------------
     def feed(self, event: membership.Event) -> None:
@@ -84,7 +87,9 @@ class Agent(Host):
                 self._wake(self.clerk)
             elif isinstance(command, membership.Coordinate):
                 self.orders = []
-                self.coordinating = Thread(self, self._coordinate(command, self.orders), self._perform)
+                # An office never writes to another store than the one in which it was claimed.
+                perform = partial(self._perform, store=self.store)
+                self.coordinating = Thread(self, self._coordinate(command, self.orders), perform)
             elif isinstance(command, membership.HandOver):
                 self.orders.append("resign")
             elif isinstance(command, membership.StopCoordinating):
@@ -121,10 +126,9 @@ class Agent(Host):
             return
         self.stopping = number
         self.world.oracle.note_failure(self, number)
-        self.feed(membership.WorkersFailing(number))
-        self.clockwork.at(
-            self.clockwork.now + self.random.random(), self._report, number, FAILED, self.world.draw_report(self)
-        )
+        report = self.world.draw_report(self)
+        self.feed(membership.WorkersFailing(number, report["severity"] == CONSEQUENCE))
+        self.clockwork.at(self.clockwork.now + self.random.random(), self._report, number, FAILED, report)
 
     def _stop(self, halted: membership.Halted) -> None:
         if self.running is None or self.stopping == halted.round:
@@ -265,12 +269,13 @@ class Agent(Host):
                 del self.asked[0]
                 self.feed(event)
 
-    def _coordinate(self, command: membership.Coordinate, orders: list[str]) -> Generator[Request | Pause, Any, None]:
+    def _take_office(self, command: membership.Coordinate) -> Generator[Request | Pause, Any, office.Coordinator]:
         state: bytes | None = self.copy if command.is_copy else None
         if command.state_slot >= 0:
             while True:
                 try:
                     (state,) = yield Request("get", ([state_key(command.state_slot, command.state_term)],))
+                    state = state or b""
                     break
                 except StoreLost:
                     yield Pause(0.2)
@@ -282,7 +287,24 @@ class Agent(Host):
             now=self.clock.now(),
             jitter=self.random.random(),
             is_copy=command.is_copy,
+            known_round=command.known_round,
+            known_restarts=command.known_restarts,
+            silent=command.silent,
+            last_beat=command.last_beat,
         )
+        while office.has_lost_state(known):
+            try:
+                entries, position = yield Request("read", (known.position,), 0.0)
+            except StoreLost:
+                yield Pause(0.2)
+                continue
+            known = office.skip(known, position)
+            if not entries:
+                break
+        return known
+
+    def _coordinate(self, command: membership.Coordinate, orders: list[str]) -> Generator[Request | Pause, Any, None]:
+        known = yield from self._take_office(command)
         interval = self.world.rules.keep_alive_interval
         next_beats = self.clock.now() + interval
         has_resigned = False

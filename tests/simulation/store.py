@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 
 _WAITS = ("read", "wait")
+#: What a stranger writes over documents.
+SPOILT = b"garbage"
 
 
 @dataclass(slots=True)

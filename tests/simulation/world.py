@@ -10,7 +10,7 @@ from elastic_run.core.messages import DONE, FAILED, Rules
 from tests.simulation.agent import Agent
 from tests.simulation.clockwork import Clock, Clockwork
 from tests.simulation.oracle import Oracle
-from tests.simulation.store import Network, Store
+from tests.simulation.store import SPOILT, Network, Store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,6 +69,7 @@ class World:
         self.oracle = Oracle(self)
         self._enough: list[tuple[float, bool]] = []
         self.fatal_operation = -1
+        self.is_spoilt = False
         self.expected = 0
         self._plan()
 
@@ -83,7 +84,6 @@ class World:
             last_call_timeout=random.choice((0.0, 2.0, 6.0)),
             scale_up_delay=random.choice((0.0, 1.0, 3.0)),
             scale_up_grace=random.choice((0.0, 2.0)),
-            starts_at_min=random.random() < 0.3,
             max_backoff=5.0,
         )
         if random.random() < 0.1:
@@ -112,6 +112,7 @@ class World:
             self._arrive,
             self._arrive_with_other_rules,
             self._arm,
+            self._spoil,
         )
         for _ in range(self.character.faults):
             time = random.random() * self.character.horizon
@@ -231,6 +232,13 @@ class World:
     def _arm(self) -> None:
         """Let whoever coordinates die at its next operation but so many."""
         self.fatal_operation = self.random.randrange(12)
+
+    def _spoil(self) -> None:
+        """Write garbage over the state of the job, and kill the only one who knows it."""
+        store, self.is_spoilt = self.stores[0], True
+        store.values.update({key: SPOILT for key in store.values if key.startswith("s/")})
+        self._say("a stranger writes garbage over the state")
+        self._kill_coordinator()
 
     def note_operation(self, agent: Agent) -> bool:
         """Count an operation of a coordinator; returns whether it dies before its request is sent."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import tempfile
 from contextlib import ExitStack
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from elastic_run.store.errors import StoreConnectionError
 from elastic_run.store.etcd_v3_api import EtcdApi
 from elastic_run.store.http_client import Credentials, Endpoint, HttpClient, make_tls
+from tests.support.sessions import free_port
 from tests.support.store import LOOPBACK
 from tests.support.wait import wait_until
 
@@ -85,7 +85,7 @@ class Etcd:
         self._has_users = has_users
         self._files = ExitStack()
         self._directory = Path(self._files.enter_context(tempfile.TemporaryDirectory()))
-        ports = _free_ports(2 * members)
+        ports = [free_port() for _ in range(2 * members)]
         self.endpoints = [Endpoint(LOOPBACK, port) for port in ports[:members]]
         self._peers = [f"http://{LOOPBACK}:{port}" for port in ports[members:]]
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
@@ -206,9 +206,3 @@ class Etcd:
             ("enable", {}),
         ):
             self._get(0, "POST", f"/v3/auth/{path}", **request)
-
-
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as held:
-        sockets = [held.enter_context(socket.create_server((LOOPBACK, 0))) for _ in range(count)]
-        return [one.getsockname()[1] for one in sockets]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
+import time
 from pathlib import Path
 
 from tests.support.wait import DEADLINE, wait_until
@@ -86,3 +88,20 @@ def descendants_of(pid: int) -> list[int]:
         found += below
         queue += below
     return found
+
+
+def switches_within(pid: int, seconds: float) -> int:
+    """Count how often a process's threads are switched to in a time: 0 when nobody wakes them.
+
+    Args:
+        pid: The process.
+        seconds: How long to look; what happens meanwhile is what is measured.
+    """
+
+    def count() -> int:
+        texts = [(task / "status").read_text(encoding="ascii") for task in Path(f"/proc/{pid}/task").iterdir()]
+        return sum(int(found) for text in texts for found in re.findall(r"ctxt_switches:\s+(\d+)", text))
+
+    before = count()
+    time.sleep(seconds)
+    return count() - before

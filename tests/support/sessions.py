@@ -7,10 +7,14 @@ be killed or stopped: it obeys lines and prints one line per event.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import secrets
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from elastic_run.core.policy import RestartPolicy
@@ -37,12 +41,19 @@ E = TypeVar("E", Ended, Formed, Halted, Lost, Notice, Refused, Warned)
 FAST = {"keep_alive_interval": "0.4", "keep_alive_max_attempt": "3", "last_call_timeout": "20", "join_timeout": "30"}
 
 
+#: The kernel's own ports, which it gives to those who ask for any, begin behind these.
+_PORTS = range(16384, int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()[0]))
+_numbers = itertools.count(secrets.randbelow(len(_PORTS)))
+
+
 def free_port() -> int:
-    """Return a port that nobody listens on at the moment."""
-    listener = open_public_listener(0)
-    port: int = listener.getsockname()[1]
-    listener.close()
-    return port
+    """Return a port that nobody has, and that neither this function nor the kernel gives to anybody else soon."""
+    for number in _numbers:
+        with contextlib.suppress(OSError):
+            port = _PORTS[number % len(_PORTS)]
+            open_public_listener(port).close()
+            return port
+    raise AssertionError
 
 
 class Node:

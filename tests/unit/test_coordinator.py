@@ -9,13 +9,12 @@ import pytest
 
 from elastic_run.core import coordinator as office
 from elastic_run.core import messages
-from elastic_run.core.codec import MessageError
 from elastic_run.core.messages import Card, Join, Offer, Ready, Rules
 
 if TYPE_CHECKING:
     from elastic_run.core.coordinator import Coordinator
 
-RULES = Rules(1, 2, max_restarts=1000, starts_at_min=True, max_backoff=0.0, scale_up_delay=1e6)
+RULES = Rules(1, 2, max_restarts=1000, last_call_timeout=0.0, max_backoff=0.0, scale_up_delay=1e6)
 
 
 class Clerk:
@@ -140,12 +139,39 @@ def test_a_state_of_another_store_is_gone_on_from_where_nobody_has_come_yet() ->
     assert (known.job.round, known.job.awaited, dict(known.job.nodes)) == (1, 2, {})
 
 
-def test_a_state_that_is_none_raises() -> None:
-    """Garbage and another protocol are told apart from no state at all."""
-    with pytest.raises(MessageError, match="the state of the job is in protocol 2"):
-        office.take_office("a", term=2, slot=1, state=b'{"protocol":2}', now=0.0)
-    with pytest.raises(MessageError, match="is missing"):
-        office.take_office("a", term=2, slot=1, state=b'{"protocol":1}', now=0.0)
+@pytest.mark.parametrize(
+    ("state", "complaint"),
+    [
+        (b"", "nothing is there"),
+        (b"\xff", "not JSON"),
+        (b'{"protocol":3}', "the state of the job is in protocol 3"),
+        (b'{"protocol":1}', "is missing"),
+    ],
+)
+def test_a_state_that_is_garbage_is_said_and_asked_for(state: bytes, complaint: str) -> None:
+    """The office begins all the same: its first decision asks every node where it stands."""
+    known = office.take_office("a", term=2, slot=1, state=state, now=0.0, known_round=4)
+    assert complaint in known.complaint
+    assert known.pending == messages.Recall(2, known.complaint.partition(": ")[2])
+    assert known.job.gap > 4
+
+
+@pytest.mark.parametrize("is_copy", [False, True])
+def test_restarts_that_a_node_has_heard_of_count_where_the_state_does_not_know_them(*, is_copy: bool) -> None:
+    """Neither garbage nor an older copy of the state gives a job its restart budget back."""
+    (copy,) = (value for key, value in Clerk("a", "b").values.items() if key.startswith("s/"))
+    state = copy if is_copy else b"garbage"
+    known = office.take_office("b", term=2, slot=0, state=state, now=0.0, is_copy=is_copy, known_restarts=3)
+    assert known.job.restart_count == 3
+
+
+def test_a_state_in_no_known_phase_is_garbage() -> None:
+    """A well-formed document whose phase is none would be a defect at the next decision."""
+    proposal = office.propose(_pending(), 0.0)
+    assert proposal is not None
+    state = proposal.documents["s/1.1"].replace(b'"phase":"running"', b'"phase":"x"')
+    known = office.take_office("a", term=2, slot=1, state=state, now=0.0)
+    assert "'x' is none of gathering, running" in known.complaint
 
 
 def test_an_office_that_is_over_does_nothing() -> None:

@@ -47,6 +47,17 @@ def test_time_without_reading_does_not_count() -> None:
     assert observe(leases, {"a": 1}, 56.0)[1] == ("a",)
 
 
+def test_beats_that_expired_while_nobody_reached_the_store_are_no_deaths() -> None:
+    """After such an outage a node that the store says is gone has a lease to show itself; after that it is believed."""
+    leases, _ = observe(watch(Leases(6.0), ["a", "b"], 0.0), {"a": 1, "b": 1}, 1.0)
+    leases, silent = observe(interrupted(leases, 50.0), {"a": None, "b": None}, 50.5)
+    assert silent == ()
+    leases, silent = observe(leases, {"a": 2, "b": None}, 52.0)
+    assert silent == ()
+    assert observe(leases, {"a": None, "b": None}, 52.5)[1] == ("a",)
+    assert observe(leases, {"a": 3, "b": None}, 56.0)[1] == ("b",)
+
+
 def test_who_is_no_longer_watched_is_forgotten() -> None:
     """Watching others forgets whom nobody asks for, and keeps what is known of the rest."""
     leases, _ = observe(watch(Leases(6.0), ["a", "b"], 0.0), {"a": 1, "b": 1}, 1.0)

@@ -20,6 +20,8 @@ FACTS = (
     messages.Failing("n", 2, 1),
     messages.Ready("n", 3, 1, "failed", OFFER, {"exit_code": 1, "deep": [{"a": None}]}, "x", "y"),
     messages.Leave("n", messages.LAST_SEQUENCE, "died"),
+    messages.Failing("n", 2, 1, is_consequence=True),
+    messages.Moving("b:1", "told to stop"),
 )
 DECISIONS = (
     messages.Claim(1, "n"),
@@ -29,12 +31,13 @@ DECISIONS = (
     messages.Halt(1, 2, "loss", "b"),
     messages.Refuse(1, "n", "why"),
     messages.Move(1, "b:1", ""),
+    messages.Recall(1, "not JSON"),
     messages.End(1, "worker_failed", 3, "", {"a": 1}, ({"b": 2}, {})),
 )
 
 
 @pytest.mark.parametrize("fact", FACTS, ids=lambda fact: type(fact).__name__)
-def test_a_fact_comes_back_as_it_was(fact: messages.Fact) -> None:
+def test_a_fact_comes_back_as_it_was(fact: messages.Fact | messages.Moving) -> None:
     """What is written of a fact is read as an equal one."""
     assert messages.read_fact(messages.to_json(fact)) == fact
 
@@ -114,9 +117,9 @@ def test_fields_of_a_later_release_are_left_out_and_absent_ones_are_defaults() -
 
 def test_another_protocol_is_named() -> None:
     """A fact in another protocol tells who speaks it; a decision raises with both protocols."""
-    assert messages.read_fact(_join(protocol=2)) == messages.Foreign("n", 1, 2)
+    assert messages.read_fact(_join(protocol=3)) == messages.Foreign("n", 1, 3)
     with pytest.raises(MessageError, match=r"Foreign\.node must be str"):
-        messages.read_fact(_join(protocol=2, node=None))
+        messages.read_fact(_join(protocol=3, node=None))
     with pytest.raises(messages.UnknownProtocolError, match="protocol 9 is spoken there, 1 here") as caught:
         messages.read_decision(b'{"protocol":9}')
     assert caught.value.protocol == 9

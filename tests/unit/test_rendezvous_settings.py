@@ -78,6 +78,7 @@ def test_a_wrong_setting_is_named(config: dict[str, Any], message: str) -> None:
         ("c10d", "host:99999", "job", {}, "port '99999' is not a number from 0 to 65535"),
         ("c10d", "a:1,a:1", "job", {}, "a:1 is there twice"),
         ("c10d", "a:1,,b:1", "job", {}, "a host between the commas is missing"),
+        ("etcd", "", "job", {}, "there is no rendezvous endpoint: give HOST:PORT"),
         ("c10d", "", "job", {"is_host": "0"}, "is_host=false needs an endpoint"),
         ("c10d", "", "job", {"store_type": "file"}, "needs the path of a file that all nodes see"),
         ("static", "a:1", "job", {}, "give --node-rank"),

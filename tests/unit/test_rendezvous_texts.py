@@ -1,12 +1,17 @@
-"""What the rendezvous of several nodes tells the user, and the words of a host that goes."""
+"""What the rendezvous of several nodes tells the user."""
 
 from __future__ import annotations
 
 import pytest
 
 from elastic_run.rendezvous.elastic.invitation import describe_invitation
-from elastic_run.rendezvous.elastic.moving import decode_moving, encode_moving
-from elastic_run.rendezvous.elastic.waiting import describe_missing, describe_trouble
+from elastic_run.rendezvous.elastic.waiting import (
+    describe_missing,
+    describe_spare,
+    describe_trouble,
+    missing_texts,
+    trouble_texts,
+)
 
 
 def test_missing_nodes() -> None:
@@ -23,23 +28,40 @@ def test_trouble_with_the_store() -> None:
     assert line == "waiting: the store at a:29400 can't be reached for 12 s: refused, 1:01 left"
 
 
+def test_shorter_forms() -> None:
+    """Where there is little room hosts go first; how many nodes, what is wrong and how long is left stay."""
+    assert missing_texts(["a", "b"], 2, 3, 61.0) == (
+        "waiting: 2/3 nodes (a, b), 1:01 left",
+        "waiting: 2/3 nodes, 1:01 left",
+    )
+    assert trouble_texts("a:29400", "silent", 12.4, 61.0)[1:] == (
+        "waiting: store a:29400 silent for 12 s, 1:01 left",
+        "waiting: store silent, 1:01 left",
+    )
+
+
+def test_a_spare() -> None:
+    """A node that the job has no room for learns when its turn comes; another one, that it comes soon."""
+    assert describe_spare(5, 4) == "waiting: a spare, for when one of the job's 4 nodes is lost"
+    assert describe_spare(3, 4) == "waiting: the job runs, and will take this node in"
+
+
 @pytest.mark.parametrize(
     ("rest", "expected"),
     [
         (["train.py"], "--rdzv-conf=last_call_timeout=0 train.py"),
         (["--rdzv-conf=join_timeout=9", "t.py"], "--rdzv-conf=join_timeout=9,last_call_timeout=0 t.py"),
         (["--rdzv_conf=last_call_timeout=9", "t.py"], "--rdzv-conf=last_call_timeout=9 t.py"),
+        (["--rdzv_conf", "timeout=9", "t.py"], "--rdzv-conf=timeout=9,last_call_timeout=0 t.py"),
+        (["--rdzv-backend=static", "--rdzv-id", "job", "t.py"], "--rdzv-conf=last_call_timeout=0 t.py"),
+        (["--local-addr=192.0.2.7", "--node_rank", "0", "t.py"], "--rdzv-conf=last_call_timeout=0 t.py"),
+        (["t.py", "--rdzv-id=7", "--node-rank", "9"], "--rdzv-conf=last_call_timeout=0 t.py --rdzv-id=7 --node-rank 9"),
+        (["-m", "t", "--rdzv-id=7"], "--rdzv-conf=last_call_timeout=0 -m t --rdzv-id=7"),
+        (["--rdzv-conf"], "--rdzv-conf=last_call_timeout=0"),
     ],
 )
 def test_an_invitation_is_the_whole_command(rest: list[str], expected: str) -> None:
-    """The command for other nodes keeps the user's flags, and all nodes agree on the last call."""
+    """The command for other nodes keeps the user's flags but for this node's own, and all agree on the last call."""
     line = describe_invitation("job", (["elastic-run"], rest))
     start = "other nodes join with: elastic-run --rdzv-backend=c10d --rdzv-endpoint={endpoint} --rdzv-id=job"
     assert line == f"{start} {expected}"
-
-
-def test_words_of_a_host_that_goes() -> None:
-    """They come back as they were; everything else is something else."""
-    assert decode_moving(encode_moving("b:1", "told to stop")) == ("b:1", "told to stop")
-    for other in (b"", b'{"kind":"join"}', b'"moving"', b'{"kind":"moving","endpoint":1,"detail":""}', b'{"moving"'):
-        assert decode_moving(other) is None

@@ -14,6 +14,7 @@ from elastic_run.core.rootcause import (
     WorkerEnd,
     failure_signature,
     find_root_cause,
+    has_lost_rank,
     is_consequence,
     is_deterministic,
     parse_exception,
@@ -113,7 +114,23 @@ def test_what_torch_says_of_a_lost_peer_is_a_consequence(name: str, expected: in
     """A lost connection and a collective's time-out are told from a rank's own fault, in torch's own words."""
     worker = end(exception=captured(name))
     assert severity(worker) == expected
-    assert is_consequence(worker) == (expected == CONSEQUENCE)
+    assert is_consequence(worker) == has_lost_rank(worker) == (expected == CONSEQUENCE)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("ConnectionResetError", "[Errno 104] Connection reset by peer"),
+        ("BrokenPipeError", "[Errno 32] Broken pipe"),
+        ("requests.exceptions.ConnectionError", "HTTPConnectionPool(host='data'): Connection refused"),
+        ("redis.exceptions.ConnectionError", "Error 111 connecting to cache:6379. Connection refused."),
+    ],
+)
+def test_a_connection_of_the_program_s_own_has_lost_no_rank(name: str, message: str) -> None:
+    """It is no likelier cause than others, for it may have been to a peer; but nobody is left running for it."""
+    worker = end(exception=ExceptionText(name, message))
+    assert is_consequence(worker)
+    assert not has_lost_rank(worker)
 
 
 def test_a_crash_in_native_code_is_a_signal_even_if_python_dumped_its_stack() -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass, field
+
+from elastic_run.records import dataclass, field
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -10,9 +10,10 @@ from elastic_run.multiprocessing.errors.handlers import get_error_handler
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import ParamSpec, TypeVar
+    from typing import Any, ParamSpec, TypeVar
 
     from elastic_run.multiprocessing.errors.error_handler import ErrorHandler
+    from elastic_run.multiprocessing.errors.failures import ProcessFailure
 
     R = TypeVar("R")
     P = ParamSpec("P")
@@ -41,13 +42,21 @@ def record(fn: Callable[P, R], error_handler: ErrorHandler | None = None) -> Cal
             if end.code == 0:
                 return None
             raise
-        except ChildFailedError as error:
-            _, failure = error.get_first_failure()
-            if failure.error_file != NOT_AVAILABLE:
-                handler.dump_error_file(failure.error_file, failure.exitcode)
-            raise
         except Exception as error:
-            handler.record_exception(error)
+            failure = _first_failure(error)
+            if failure is None:
+                handler.record_exception(error)
+            elif failure.error_file != NOT_AVAILABLE:
+                handler.dump_error_file(failure.error_file, failure.exitcode)
             raise
 
     return wrapper
+
+
+def _first_failure(error: Exception) -> ProcessFailure | None:
+    """Return the root cause of children that this process has launched, with our launcher or with torch's."""
+    if not any(cls.__name__ == ChildFailedError.__name__ for cls in type(error).__mro__):
+        return None
+    launched: Any = error
+    failure: ProcessFailure = launched.get_first_failure()[1]
+    return failure

@@ -57,12 +57,16 @@ class Channel:
         """Whether more may come."""
         return self.fd >= 0
 
-    def finish(self) -> None:
-        """Take what is in the pipe, and close it; harmless when it is closed."""
+    def catch_up(self) -> None:
+        """Take what is in the pipe; harmless when it is closed."""
         left = CAPACITY
         while self.is_open and left > 0:
             size = self._read()
             left = left - size if size else 0
+
+    def finish(self) -> None:
+        """Take what is in the pipe, and close it; harmless when it is closed."""
+        self.catch_up()
         self._end()
 
     def _on_readable(self) -> None:

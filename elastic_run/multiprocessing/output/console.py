@@ -7,6 +7,7 @@ is kept. The launcher's own lines never stand within a worker's line.
 from __future__ import annotations
 
 import errno
+import os
 
 from elastic_run.multiprocessing.output.ends import STDERR, STDOUT, is_same_file
 from elastic_run.multiprocessing.output.sink import open_sink
@@ -16,6 +17,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from elastic_run.loop import Loop
 
+#: Columns of a terminal that doesn't say how wide it is.
+_COLUMNS = 80
 _NAMES = {STDOUT: "standard output", STDERR: "standard error"}
 
 
@@ -70,6 +73,43 @@ class Console:
             text: The line, without the program's name and without a newline.
         """
         self.write(STDERR, f"elastic-run: {text}\n".encode(errors="replace"))
+
+    # --- a line that is rewritten ----------------------------------------------------------------------------------
+    @property
+    def has_live_line(self) -> bool:
+        """Whether stderr is a terminal that can show a line in place of another."""
+        return os.isatty(STDERR) and os.environ.get("TERM", "dumb") not in ("", "dumb")
+
+    @property
+    def is_in_background(self) -> bool:
+        """Whether stderr is the terminal of our session, and another program has it now."""
+        try:
+            return os.tcgetpgrp(STDERR) != os.getpgrp()
+        except OSError:
+            return False  # no terminal, or not our session's
+
+    @property
+    def columns(self) -> int:
+        """The columns that stderr's terminal has at the moment."""
+        try:
+            return os.get_terminal_size(STDERR).columns or _COLUMNS
+        except OSError:
+            return _COLUMNS
+
+    def show_line(self, text: str) -> bool:
+        """Show a line on stderr's terminal until something else is written there, or another one is shown.
+
+        Args:
+            text: The line, narrower than `columns`, without a newline.
+
+        Returns:
+            Whether it could be shown.
+        """
+        return self._streams[STDERR].show_line(text.encode(errors="replace"))
+
+    def hide_line(self) -> None:
+        """Take the line away that `show_line` has shown."""
+        self._streams[STDERR].hide_line()
 
     def is_full(self, fd: int) -> bool:
         """Whether more than `stream.QUEUE_LIMIT` bytes wait for a descriptor."""

@@ -9,6 +9,9 @@ Rules
   progress bar, a prompt, or a line without end must not silence the others.
 - Sources wait in line: nobody overtakes. One that has ended (its worker is gone) waits in front, so that its last lines
   stand before whatever the launcher says about its death.
+- On a terminal there may be a live line: one that stands below all others and is taken away before anything else is
+  written. The cursor waits at its beginning, so that it can be erased also where a window that became narrower has
+  broken it into several rows.
 - When the reader is gone (EPIPE, a hung-up terminal) the stream is closed: further data is dropped, told once.
 """
 
@@ -30,6 +33,9 @@ _QUEUE_LOW = QUEUE_LIMIT // 2
 _SMALL = 4096
 _BLOCK = 1 << 16
 _NEWLINE = 10
+#: To the line's beginning; erase from the cursor to the end of the screen.
+_RETURN = b"\r"
+_ERASE = b"\x1b[J"
 
 
 class Source:
@@ -64,6 +70,7 @@ class Stream:
         self._is_mid_line = False
         self._is_service_due = False
         self._timer: Timer | None = None
+        self._has_live_line = False
         self.is_closed = False
 
     # --- queries ---------------------------------------------------------------------------------------------------
@@ -121,6 +128,7 @@ class Stream:
         """
         if self.is_closed:
             return
+        self.hide_line()
         is_holder = self._holder is source
         if starts_line and self._is_mid_line and not is_holder:
             self._put(b"\n")
@@ -222,6 +230,28 @@ class Stream:
         self._drop()
         self._waiting.clear()
         self._sink.close()
+
+    # --- the live line ---------------------------------------------------------------------------------------------
+    def show_line(self, data: bytes) -> bool:
+        """Show a line until something else is written, in place of the live line before.
+
+        Args:
+            data: One line that fits the terminal, without a newline.
+
+        Returns:
+            Whether it could be shown: not within somebody's line, nor where the terminal takes nothing at the moment.
+        """
+        if self.is_closed or self._is_mid_line or self._queue or self._waiting:
+            return False
+        self._put(_RETURN + data + _ERASE + _RETURN)
+        self._has_live_line = True
+        return True
+
+    def hide_line(self) -> None:
+        """Take the live line away, if there is one."""
+        if self._has_live_line:
+            self._has_live_line = False
+            self._put(_RETURN + _ERASE)
 
     # --- taking turns ----------------------------------------------------------------------------------------------
     def _serve_soon(self) -> None:

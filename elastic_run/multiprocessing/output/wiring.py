@@ -109,6 +109,11 @@ class Wiring:
             raise
         return out, err
 
+    def launcher_ends(self) -> list[int]:
+        """Return the launcher's descriptors of all workers that are wired, which a forked worker has no use for."""
+        lines = [line for each in self.lines.values() for line in each]
+        return [fd for line in lines for fd in (line.reading, line.file) if fd >= 0]
+
     def started(self, local_rank: int) -> None:
         """Close this process's copies of what the worker got; call it also when the start has failed."""
         for end in self._writing.pop(local_rank, ()):

@@ -124,6 +124,11 @@ class WorkerOutput:
             if channel.is_open:
                 copy_window_size(STDERR, channel.fd)
 
+    def catch_up(self, local_rank: int) -> None:
+        """Take what a worker that has ended wrote until now; its descendants may write on."""
+        for channel in self._channels.get(local_rank, ()):
+            channel.catch_up()
+
     # --- after its end ---------------------------------------------------------------------------------------------
     def finish(self, local_rank: int) -> None:
         """Take what an ended worker has left in its pipes, end its last lines, close its files.

@@ -39,6 +39,9 @@ def parse_endpoints(text: str, default_port: int) -> list[tuple[str, int]]:
     Raises:
         ValueError: One is empty, wrong, has port 0 or is there twice.
     """
+    if not text.strip():
+        message = "there is no rendezvous endpoint: give HOST:PORT (--rdzv-endpoint, LaunchConfig.rdzv_endpoint)"
+        raise ValueError(message)
     endpoints: list[tuple[str, int]] = []
     for part in text.split(","):
         if not part.strip():

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from dataclasses import dataclass, field
 
+from elastic_run.records import dataclass, field
 from elastic_run.rendezvous.elastic.link import Link
 from elastic_run.rendezvous.elastic.session import Ended, Lost, Refused
 
@@ -34,6 +34,7 @@ class Affairs:
         settings: Of its rendezvous.
         backend: The job's store.
         local_addr: The address that others use, empty until it is known.
+        shows_waiting: Whether the agent shows what is waited for in one line that it rewrites.
         offer: Where the next round's workers' store listens, as the agent said.
         membership: The node's member, None until the store was reached.
         birth: The birth mark of the store that the session lives with.
@@ -57,6 +58,7 @@ class Affairs:
     settings: Settings
     backend: Backend
     local_addr: str
+    shows_waiting: bool = False
     offer: Offer | None = None
     membership: Membership | None = None
     birth: bytes | None = None
@@ -110,7 +112,9 @@ class Affairs:
         Args:
             expected_birth: See `Link`.
         """
-        link = Link(self.backend, self.answer_timeout, self.closing, expected_birth)
+        link = Link(
+            self.backend, self.answer_timeout, self.closing, expected_birth, longest_timeout=self.settings.lease
+        )
         self.links.append(link)
         return link
 

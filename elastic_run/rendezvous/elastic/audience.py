@@ -2,12 +2,13 @@
 
 Each agent puts its name into a stream once it knows the verdict. The agent that serves the store, or that is to remove
 the job from a store of somebody else's, waits until all who lived when the job ended are in it; those whose beats stop
-meanwhile are not waited for.
+meanwhile are not waited for. Who waits for longer than a moment says so: its user sees an agent that doesn't end.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import time
 
 from elastic_run.core import liveness
@@ -20,6 +21,12 @@ if TYPE_CHECKING:
     from elastic_run.store.job_store import JobStore
 
 __all__ = ["AUDIENCE", "HEARD", "say_heard", "wait_until_heard", "wait_until_said"]
+
+_log = logging.getLogger(__name__)
+
+#: Seconds after which a node says that it stays for others, and how many of them it names.
+_MOMENT = 1.0
+_NAMED = 4
 
 #: Key: who lived when the job ended. Its coordinator writes it before it ends the job.
 AUDIENCE = "audience"
@@ -80,11 +87,15 @@ def _wait(store: JobStore, affairs: Affairs, deadline: float) -> None:
     leases = liveness.watch(liveness.Leases(affairs.settings.lease), missing, time.monotonic())
     reader = BeatReader()
     position = 0
+    tell_at = time.monotonic() + _MOMENT
     while missing:
         now = time.monotonic()
         if now >= deadline:
             return
-        pause = min(affairs.settings.keep_alive_interval, deadline - now)
+        if now >= tell_at:
+            tell_at = deadline
+            _log.warning("%s", _describe_stay(missing, deadline - now))
+        pause = min(affairs.settings.keep_alive_interval, min(deadline, tell_at) - now)
         entries, position = store.read(HEARD, position, pause)
         missing -= {entry.decode(errors="replace") for entry in entries}
         leases, silent = liveness.observe(leases, reader.read(store, sorted(missing)), time.monotonic())
@@ -98,3 +109,10 @@ def _read_audience(store: JobStore) -> list[str]:
     except ValueError:
         return []
     return [node for node in found if isinstance(node, str)] if isinstance(found, list) else []
+
+
+def _describe_stay(missing: set[str], left: float) -> str:
+    # A node's id begins with its host's name (`opening`).
+    hosts = sorted(node.rsplit("_", 2)[0] for node in missing)
+    names = ", ".join(hosts[:_NAMED]) + (" …" if len(hosts) > _NAMED else "")
+    return f"elastic-run: the job is over; staying up to {left:.0f} s for those who have not heard it yet: {names}"

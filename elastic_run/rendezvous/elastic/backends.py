@@ -31,6 +31,7 @@ _LOOK_UP = 3.0
 #: Seconds for a successor to show that it serves the store already.
 _LIVING = 1.0
 _LOOPBACK = "127.0.0.1"
+_LOOPBACK6 = "::1"
 
 
 class Backend(ABC):
@@ -264,7 +265,9 @@ class TcpBackend(Backend):
     def _connect(self, timeout: float, *, tries_again: bool) -> JobStore:
         from elastic_run.store.c10d import C10dJobStore  # noqa: PLC0415 - imported when used
 
-        host, port = (_LOOPBACK, self.port) if self.hosted is not None else self.endpoint
+        host, port = self.endpoint
+        if self.hosted is not None:
+            host, port = _LOOPBACK if is_own_host(_LOOPBACK, _LOOK_UP) else _LOOPBACK6, self.port
         return C10dJobStore(host, port, self.run_id, timeout=timeout, tries_again=tries_again)
 
     def look_at(self, endpoint: tuple[str, int], timeout: float) -> JobStore:

@@ -24,11 +24,14 @@ if TYPE_CHECKING:
 
     from elastic_run.core.messages import Assignment, Offer
     from elastic_run.rendezvous.elastic.affairs import Affairs
+    from elastic_run.store.job_store import JobStore
 
 __all__ = ["Entrance"]
 
 #: Seconds to reach rank 0's store.
 _REACH = 5.0
+#: Rounds of which it stays known that they were opened.
+_KEPT = 2
 
 
 class Entrance:
@@ -55,6 +58,7 @@ class Entrance:
         self._shares_server = shares_server
         self._lock = threading.RLock()
         self._awaited: Assignment | None = None
+        self._opened: list[str] = []  # keys by which this node, as rank 0, has opened rounds
 
     def announce(self, assignment: Assignment) -> None:
         """Let the agent have a round as soon as the way is open; doesn't block.
@@ -108,7 +112,7 @@ class Entrance:
             while True:
                 try:
                     if assignment.group_rank == 0:
-                        link.store.write({key: b"1"})
+                        self._open(link.store, key)
                     elif link.store.wait(key, _REACH) is None:
                         return "rank 0 does not begin the round"
                 except StoreConnectionError as error:
@@ -116,12 +120,20 @@ class Entrance:
                     if time.monotonic() >= deadline or affairs.closing.is_set():
                         return str(error)
                     link.drop()
-                    link.pause()
+                    link.pause(error)
                 else:
                     return None
         finally:
             link.drop()
             affairs.links.remove(link)
+
+    def _open(self, store: JobStore, key: str) -> None:
+        """Say that a round may begin, and forget who was told so long ago: nobody waits there any more."""
+        store.write({key: b"1"})
+        if key not in self._opened:
+            self._opened.append(key)
+        store.delete(self._opened[:-_KEPT])
+        del self._opened[:-_KEPT]
 
     def _trouble_on_the_way(self, assignment: Assignment) -> str | None:
         master = assignment.master

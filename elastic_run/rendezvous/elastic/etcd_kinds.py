@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from elastic_run.rendezvous.elastic.settings import Settings
+    from elastic_run.store.etcd_v3_api import Pass
     from elastic_run.store.http_client import Credentials, HttpClient
     from elastic_run.store.job_store import JobStore
 
@@ -20,6 +21,8 @@ __all__ = ["make_etcd_backend"]
 _CERTIFICATE = ("cert", "ssl_cert")
 _KEY = ("key", "ssl_cert_key")
 _AUTHORITY = ("cacert", "ca_cert")
+#: Where torch's two backends keep their jobs: a cluster's access rules may name it. v3 is ours alone.
+_PREFIXES = {"etcd": "/torchelastic/p2p", "etcd-v2": "/torch/elastic/rendezvous"}
 
 
 def make_etcd_backend(
@@ -50,7 +53,7 @@ def make_etcd_backend(
     conf = settings.backend
     tls = _read_tls(conf)
     credentials = _read_credentials(conf)
-    prefix = str(conf.get("etcd_prefix", "")).strip("/")
+    prefix = str(conf.get("etcd_prefix", _PREFIXES.get(kind, ""))).strip("/")
     open_store = _opener(kind, run_id, settings.lease, f"{prefix}/" if prefix else "", credentials)
 
     def connect(timeout: float) -> JobStore:
@@ -62,11 +65,15 @@ def make_etcd_backend(
 def _opener(
     kind: str, run_id: str, lease: float, prefix: str, credentials: Credentials | None
 ) -> Callable[[HttpClient], JobStore]:
+    shared: list[Pass] = []
+
     def open_v3(client: HttpClient) -> JobStore:
         from elastic_run.store.etcd_v3 import EtcdV3JobStore  # noqa: PLC0415 - imported when used
-        from elastic_run.store.etcd_v3_api import EtcdApi  # noqa: PLC0415 - ditto
+        from elastic_run.store.etcd_v3_api import EtcdApi, Pass  # noqa: PLC0415 - ditto
 
-        return EtcdV3JobStore(EtcdApi(client, credentials), run_id, lease=lease, prefix=prefix)
+        if not shared:
+            shared.append(Pass())
+        return EtcdV3JobStore(EtcdApi(client, credentials, shared[0]), run_id, lease=lease, prefix=prefix)
 
     def open_v2(client: HttpClient) -> JobStore:
         from elastic_run.store.etcd_v2 import EtcdV2JobStore  # noqa: PLC0415 - imported when used

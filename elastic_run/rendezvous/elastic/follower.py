@@ -47,9 +47,9 @@ class Follower:
             except StoreAccessError:
                 self._link.drop()
                 affairs.closing.wait(_REFUSED)
-            except StoreError:
+            except StoreError as error:
                 self._link.drop()
-                self._link.pause()
+                self._link.pause(error)
         self._link.drop()
 
     def _turn(self, store: JobStore) -> None:

@@ -7,9 +7,9 @@ formed by `next_rendezvous`, what happens to it meanwhile shows in `num_nodes_wa
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 
 from elastic_run.core.policy import RestartPolicy
+from elastic_run.records import replace
 from elastic_run.rendezvous.api import RendezvousHandler
 from elastic_run.rendezvous.elastic.backends import TcpBackend
 from elastic_run.rendezvous.elastic.invitation import describe_invitation

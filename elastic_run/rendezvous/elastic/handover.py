@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import time
 
-from elastic_run.core import job_keys
+from elastic_run.core import job_keys, messages
 from elastic_run.rendezvous.elastic.addresses import written
-from elastic_run.rendezvous.elastic.moving import encode_moving
 from elastic_run.rendezvous.elastic.session import Notice
 from elastic_run.store.errors import StoreError
 
@@ -45,7 +44,7 @@ def hand_over(affairs: Affairs, deadline: float) -> None:
         affairs.deliver(Notice("this node serves the job's store: the job ends with it"))
     try:
         with affairs.backend.open(affairs.answer_timeout) as store:
-            store.append(job_keys.FACTS, encode_moving(endpoint, detail))
+            store.append(job_keys.FACTS, messages.to_json(messages.Moving(endpoint, detail)))
     except StoreError:
         return
     now = time.monotonic()

@@ -32,8 +32,11 @@ if TYPE_CHECKING:
 __all__ = ["JobSession"]
 
 _WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104 - compared, not bound
-#: Seconds for a thread to end once its connection was closed.
+#: Seconds for the threads to end once their connections were closed; where this node was told to go.
 _PATIENCE = 5.0
+_MOMENT = 0.2
+#: Seconds for a node that was told to go to say so, and to give its office back.
+_LAST_WORDS = 1.0
 
 
 class JobSession(Session):
@@ -69,8 +72,8 @@ class JobSession(Session):
         self._affairs.deliver_to_agent = deliver
         self._threads.append(self._affairs.spawn("speaker", Speaker(self._affairs, self._begin).run))
 
-    def report_failing(self, round: int) -> None:  # noqa: A002 - the events' word
-        self._feed(member.WorkersFailing(round))
+    def report_failing(self, round: int, *, is_consequence: bool = False) -> None:  # noqa: A002 - the events' word
+        self._feed(member.WorkersFailing(round, is_consequence))
 
     def report_ready(
         self,
@@ -112,8 +115,8 @@ class JobSession(Session):
         return messages.Offer(host, self._offer.port, use_agent_store=self._offer.use_agent_store)
 
     # --- what the job says ---------------------------------------------------------------------------------------
-    def _begin(self) -> None:
-        """Join: the store was reached just now, by the speaker's thread."""
+    def _begin(self, head: member.HeadRead | None) -> None:
+        """Join: the store was reached just now, by the speaker's thread, which may have seen where the log stands."""
         affairs = self._affairs
         if not affairs.local_addr:
             affairs.local_addr = affairs.backend.find_local_address()
@@ -124,6 +127,8 @@ class JobSession(Session):
             affairs.node, card=affairs.card, rules=affairs.rules, offer=self._advertised(), now=time.monotonic()
         )
         affairs.membership = Membership(begun, perform=self._perform, on_facts=affairs.wake.set, birth=affairs.birth)
+        if head is not None:
+            affairs.membership.take_head(head)
         if self._leaving is not None:
             affairs.membership.feed(self._leaving)  # said while the store was being reached
         self._threads.append(affairs.spawn("follower", Follower(affairs, affairs.membership).run))
@@ -183,7 +188,10 @@ class JobSession(Session):
             if affairs.closing.is_set():
                 return
             deadline = time.monotonic() + timeout
-            audience.wait_until_said(affairs, min(deadline, time.monotonic() + affairs.settings.lease))
+            if affairs.is_leaving:
+                self._take_leave(min(deadline, time.monotonic() + _LAST_WORDS))
+            else:
+                audience.wait_until_said(affairs, min(deadline, time.monotonic() + affairs.settings.lease))
             if self._end is not None and (affairs.backend.is_host or self._has_ended_the_job):
                 audience.wait_until_heard(affairs, deadline, removes_job=not affairs.backend.dies_with_host)
             elif affairs.is_leaving and affairs.backend.is_host and not affairs.is_lost:
@@ -192,11 +200,19 @@ class JobSession(Session):
             affairs.wake.set()
             for link in tuple(affairs.links):
                 link.interrupt()
+        # One that just opens a connection can't be woken; a node that was told to go doesn't wait for it.
+        joined_by = time.monotonic() + (_MOMENT if affairs.is_leaving else _PATIENCE)
         for thread in self._threads:
-            thread.join(_PATIENCE)
+            thread.join(max(0.0, joined_by - time.monotonic()))
         for office in self._offices:
-            office.join(_PATIENCE)
+            office.join(max(0.0, joined_by - time.monotonic()))
         affairs.backend.close()
+
+    def _take_leave(self, deadline: float) -> None:
+        """Say that this node goes, and give its office back, so that nobody has to find out by a lease."""
+        audience.wait_until_said(self._affairs, deadline)
+        if self._offices and not self._affairs.has_more_to_say:
+            self._offices[-1].join(max(0.0, deadline - time.monotonic()))
 
     @property
     def _has_ended_the_job(self) -> bool:

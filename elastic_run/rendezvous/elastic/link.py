@@ -6,27 +6,37 @@ Rules
   then all has to be said again; the others take a connection only to the store that they know by its birth mark.
 - Opening waits a moment between two attempts, for as long as the session lives: when to give up is decided in one
   place only, by the speaker, which beats and so knows best whether the store answers.
+- A store that is slow since many ask must not be asked more often for that. So the moments grow, and are of random
+  length; and where no answer came in time the next attempt waits for it twice as long, up to a lease.
 """
 
 from __future__ import annotations
 
 import threading
 
-from elastic_run.store.errors import StoreConnectionError
+from elastic_run.store.errors import REFUSED, SILENT, StoreConnectionError, StoreTimeoutError
+from elastic_run.store.retreat import Retreat, draw_fraction
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from elastic_run.rendezvous.elastic.backends import Backend
+    from elastic_run.store.errors import StoreError
     from elastic_run.store.job_store import JobStore
 
 __all__ = ["BIRTH", "Link"]
 
-#: Key of the store's birth mark: the first agent's, who came to it when it was empty.
-BIRTH = "birth"
-#: Seconds between two attempts.
+#: Key of the store's birth mark: the first agent's, who came to it when it was empty. It lies beside the decisions: who
+#: looks at it follows those next.
+BIRTH = "d/birth"
+#: Seconds between two attempts at most: the first time, any time, and where nobody listens: that costs nobody anything,
+#: and the store may be there any moment.
 _PAUSE = 0.1
+_LONGEST_PAUSE = 1.6
+_REFUSED_PAUSE = 0.4
+#: Seconds that an attempt, and each answer over what it opens, may take also shortly before the store is given up.
+_SHORTEST_TIMEOUT = 0.8
 
 
 class Link:
@@ -37,9 +47,12 @@ class Link:
         timeout: Seconds for one attempt to open it, and for one answer.
         closing: Set when the session ends.
         expected_birth: Returns the birth mark that the store must have; None (instead of a function) takes any.
+        longest_timeout: What `timeout` may grow to while the store is silent.
+        draw: Returns a random number from 0 to 1.
 
     Attributes:
         birth: The birth mark of the store that the connection was last opened to.
+        time_left: Returns the seconds after which the store is given up: no attempt to open it takes longer.
     """
 
     def __init__(
@@ -48,11 +61,17 @@ class Link:
         timeout: float,
         closing: threading.Event,
         expected_birth: Callable[[], bytes | None] | None = None,
+        *,
+        longest_timeout: float = 0.0,
+        draw: Callable[[], float] = draw_fraction,
     ) -> None:
         self.birth: bytes | None = None
+        self.time_left: Callable[[], float] | None = None
         self._expected_birth = expected_birth
         self._backend = backend
-        self._timeout = timeout
+        self._first_timeout = self._timeout = timeout
+        self._longest_timeout = longest_timeout
+        self._retreat = Retreat(_PAUSE, _LONGEST_PAUSE, draw)
         self._closing = closing
         self._lock = threading.Lock()
         self._store: JobStore | None = None
@@ -69,6 +88,10 @@ class Link:
             opened = self._open()
             with self._lock:
                 self._store = opened
+        else:
+            # It has outlived what it was used for last: the store answers.
+            self._timeout = self._first_timeout
+            self._retreat.reset()
         if self._closing.is_set():
             self.drop()
             message = "the session is closed"
@@ -76,11 +99,14 @@ class Link:
         return self._store
 
     def _open(self) -> JobStore:
-        opened = self._backend.open(self._timeout)
+        timeout = self._timeout
+        if self.time_left is not None:
+            timeout = min(timeout, max(_SHORTEST_TIMEOUT, self.time_left()))
+        opened = self._backend.open(timeout)
         if self._expected_birth is None:
             return opened
         try:
-            self.birth = opened.get([BIRTH])[0]
+            self.birth = opened.follow(BIRTH)
         except BaseException:
             opened.close()
             raise
@@ -109,6 +135,14 @@ class Link:
         if store is not None:
             store.close()
 
-    def pause(self) -> None:
-        """Wait a moment, or less if the session ends."""
-        self._closing.wait(_PAUSE)
+    def pause(self, error: StoreError) -> None:
+        """Wait before the next attempt, or less if the session ends.
+
+        Args:
+            error: Why the last one failed.
+        """
+        reason = getattr(error, "reason", None)
+        if reason == SILENT or isinstance(error, StoreTimeoutError):
+            self._timeout = max(self._timeout, min(2 * self._timeout, self._longest_timeout))
+        pause = self._retreat.next_pause(_REFUSED_PAUSE if reason == REFUSED else None)
+        self._closing.wait(pause if self.time_left is None else min(pause, max(0.0, self.time_left())))

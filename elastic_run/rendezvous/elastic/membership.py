@@ -87,6 +87,16 @@ class Membership:
             if birth == self._birth:
                 self.feed(event)
 
+    def take_head(self, head: core.HeadRead) -> None:
+        """Take in where the log stands, which was read on the way to the store: nobody need read it again.
+
+        Args:
+            head: What was read.
+        """
+        with self._lock:
+            self._errands = deque(errand for errand in self._errands if not isinstance(errand, core.ReadHead))
+            self.feed(head)
+
     def change_store(self, birth: bytes, *, has_copy: bool) -> None:
         """Go on in another store, which knows nothing of the job.
 

@@ -22,7 +22,6 @@ from elastic_run.core import job_keys, messages
 from elastic_run.rendezvous.elastic.audience import AUDIENCE
 from elastic_run.rendezvous.elastic.beats import BeatReader
 from elastic_run.rendezvous.elastic.membership import FORGED, get_document
-from elastic_run.rendezvous.elastic.moving import decode_moving
 from elastic_run.store.errors import StoreAccessError, StoreError, StoreForgedError
 
 TYPE_CHECKING = False
@@ -63,12 +62,16 @@ class Office:
         self._link = affairs.make_link(lambda: birth)
         self._coordinator: Coordinator | None = None
         self._next_look = 0.0
+        self._has_listened = False
         self._next_notes = 0.0
         self._last_look = time.monotonic()
         self._complaint = ""
         self._beats = BeatReader()
+        self._known: set[str] = set()  # nodes that may have beats in the store
         self._is_stopped = False
         self._is_resigning = False
+        # While the last entry of this office is written, and what it leaves behind removed: who sees it stops us.
+        self._is_parting = False
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -78,7 +81,8 @@ class Office:
     def stop(self) -> None:
         """End without a word: the office is another's, or the job is over."""
         self._is_stopped = True
-        self._link.interrupt()
+        if not self._is_parting:
+            self._link.interrupt()
 
     def resign(self) -> None:
         """Give the office back, once all that this node has said was taken in."""
@@ -98,12 +102,14 @@ class Office:
                 # The speaker, which is refused as well, tells the agent.
                 _log.warning("the coordinator of term %d stops: %s", self._command.term, error)
                 break
-            except StoreError:
+            except StoreError as error:
                 self._link.drop()
+                self._is_parting = False
                 if not self._is_over:
-                    self._link.pause()
+                    self._link.pause(error)
                     self._forgive()
         self._link.drop()
+        self._affairs.links.remove(self._link)
 
     @property
     def _is_over(self) -> bool:
@@ -123,19 +129,21 @@ class Office:
         proposal = core.propose(coordinator, now)
         if proposal is not None:
             self._coordinator = self._write(store, coordinator, proposal)
-        elif now >= self._next_look:
+        elif now >= self._next_look and self._has_listened:
             self._coordinator = self._look(store, coordinator, now)
         else:
             self._coordinator = self._listen(store, coordinator, now)
 
     def _take_office(self, store: JobStore) -> Coordinator:
         command = self._command
-        state = None
+        state, key = None, ""
         if command.is_copy:
             state = self._affairs.state_copy
         elif command.state_slot >= 0:
-            state = get_document(store, job_keys.state_key(command.state_slot, command.state_term))
-        return core.take_office(
+            key = job_keys.state_key(command.state_slot, command.state_term)
+            # Nothing where something should be: a stranger has deleted it, or its signature is wrong.
+            state = get_document(store, key) or b""
+        coordinator = core.take_office(
             self._affairs.node,
             term=command.term,
             slot=command.slot,
@@ -143,14 +151,31 @@ class Office:
             now=time.monotonic(),
             jitter=_jitter(),
             is_copy=command.is_copy,
+            known_round=command.known_round,
+            known_restarts=command.known_restarts,
+            silent=command.silent,
+            last_beat=command.last_beat,
         )
+        if core.has_lost_state(coordinator):
+            position, entries = 0, [b""]
+            while entries:
+                entries, position = store.read(job_keys.FACTS, position, 0.0)
+            coordinator = core.skip(coordinator, position)
+            self._complaint = coordinator.complaint
+            where = "its copy on this node" if command.is_copy else key
+            _log.warning(
+                "%s (at %s): the nodes are asked where they stand, and the job goes on", self._complaint, where
+            )
+        return coordinator
 
     def _write(self, store: JobStore, coordinator: Coordinator, proposal: Proposal) -> Coordinator:
         documents = dict(proposal.documents)
-        if isinstance(messages.read_decision(proposal.entry), messages.End):
+        decision = messages.read_decision(proposal.entry)
+        if isinstance(decision, messages.End):
             documents[AUDIENCE] = json.dumps(list(coordinator.watched)).encode()
             self.has_ended = True
         store.write(documents)
+        self._is_parting = isinstance(decision, messages.End | messages.Resign | messages.Move)
         try:
             winner = store.create(job_keys.decision_key(proposal.slot), proposal.entry)
         except StoreForgedError:
@@ -164,6 +189,7 @@ class Office:
             store.delete(cleanup.deleted)
         if cleanup.trimmed is not None:
             store.trim(job_keys.FACTS, cleanup.trimmed)
+        self._is_parting = False
         return coordinator
 
     def _look(self, store: JobStore, coordinator: Coordinator, now: float) -> Coordinator:
@@ -175,11 +201,23 @@ class Office:
         beats = self._beats.read(store, watched)
         now = self._last_look = time.monotonic()
         self._next_look = now + interval / _LOOKS
+        self._forget_beats(store, coordinator)
         coordinator = core.observe(coordinator, beats, now=now, jitter=_jitter())
         if now >= self._next_notes:
             self._next_notes = now + interval
             store.write(core.notes(coordinator, now))
         return coordinator
+
+    def _forget_beats(self, store: JobStore, coordinator: Coordinator) -> None:
+        """Remove the beats of those that are gone: where nothing expires they would pile up for months.
+
+        Again with each change for those that are still remembered: a node beats until its workers have ended.
+        """
+        watched = set(coordinator.watched)
+        gone = (self._known | set(coordinator.job.gone)) - watched if self._known != watched else set()
+        if gone:
+            store.forget_beats(sorted(gone))
+        self._known = watched
 
     def _listen(self, store: JobStore, coordinator: Coordinator, now: float) -> Coordinator:
         """Wait for facts, until something is due."""
@@ -190,16 +228,15 @@ class Office:
         is_last = self._is_resigning and self._has_said_all
         timeout = 0.0 if is_last else max(0.0, until - now)
         entries, position = store.read(job_keys.FACTS, coordinator.position, timeout)
+        # A node that has said that it goes is not to be found silent instead.
+        self._has_listened = True
         if is_last and not entries:
             return core.resign(coordinator)
-        moves = [move for entry in entries if (move := decode_moving(entry)) is not None]
-        facts = [entry for entry in entries if decode_moving(entry) is None] if moves else entries
-        coordinator = core.receive(coordinator, facts, position, now=time.monotonic(), jitter=_jitter())
-        if moves:
-            return core.move(coordinator, *moves[-1])
-        if coordinator.complaint != self._complaint:
+        coordinator = core.receive(coordinator, entries, position, now=time.monotonic(), jitter=_jitter())
+        if coordinator.complaint and not self._complaint:
+            # Once: whoever writes garbage may write other garbage for ever.
             self._complaint = coordinator.complaint
-            _log.warning("garbage among what nodes said is left out: %s", self._complaint)
+            _log.warning("garbage among what nodes said is left out, and so is what more comes: %s", self._complaint)
         return coordinator
 
     @property

@@ -54,6 +54,7 @@ def open_session(
         settings=settings,
         backend=backend,
         local_addr=local_addr or "",
+        shows_waiting=setup.shows_waiting,
     )
     shares_server = isinstance(backend, TcpBackend) and backend.serves_workers
     session = JobSession(affairs, shares_server=shares_server, join_text=join_text)

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import time
 
-from elastic_run.rendezvous.elastic.session import Lost
-from elastic_run.rendezvous.elastic.waiting import INTERVAL, describe_trouble
+from elastic_run.rendezvous.elastic.session import Lost, Notice, Waiting
+from elastic_run.rendezvous.elastic.waiting import INTERVAL, LIVE_INTERVAL, describe_trouble, trouble_texts
 from elastic_run.store.errors import REFUSED
 
 TYPE_CHECKING = False
@@ -41,6 +41,15 @@ class Patience:
         self._was_reached = False
         self._has_moved = False
 
+    def begin(self) -> None:
+        """Note that the store is asked for the first time from now on: what that takes counts, too."""
+        self._since = time.monotonic()
+
+    @property
+    def time_left(self) -> float:
+        """Seconds until the store is given up, should it not answer before; any number while it answers."""
+        return self._affairs.settings.join_timeout if self._since is None else self._left(time.monotonic())
+
     @property
     def is_tried(self) -> bool:
         """Whether the last attempt failed."""
@@ -53,11 +62,11 @@ class Patience:
             A line for the user if there were some before, else an empty string.
         """
         silent_for = 0.0 if self._since is None else time.monotonic() - self._since
-        told = self._last_line is not None and self._was_reached
+        was_told, verb = self._last_line is not None, "answers again" if self._was_reached else "answers"
         self._since = self._last_line = self._refused_since = None
         self._was_reached = True
         self._has_moved = False
-        return f"the store at {self._affairs.backend.name} answers again after {silent_for:.0f} s" if told else ""
+        return f"the store at {self._affairs.backend.name} {verb} after {silent_for:.0f} s" if was_told else ""
 
     def restart(self) -> None:
         """Begin anew: another endpoint is tried from now on."""
@@ -65,28 +74,34 @@ class Patience:
         self._refused_since = None
         self._has_moved = True
 
-    def failed(self, trouble: str) -> str | Lost | None:
+    def failed(self, trouble: str, asked_at: float) -> Notice | Waiting | Lost | None:
         """Note that an attempt failed.
 
         Args:
             trouble: What was wrong.
+            asked_at: Monotonic seconds at which the store was asked.
 
         Returns:
-            A line for the user when one is due, `Lost` when it has lasted too long, else None.
+            What the agent is to be told: a line when one is due, `Lost` when it has lasted too long; None for nothing.
         """
         now = time.monotonic()
         if self._since is None:
-            self._since = now
+            # The wait for the answer counts, unless this process was stopped meanwhile: that says nothing of the store.
+            self._since = max(asked_at, now - self._affairs.answer_timeout)
             self._last_line = None
         self._refused_since = (self._refused_since or now) if trouble == REFUSED else None
         left = self._left(now)
         if left <= 0:
             return self._lost(now, trouble)
-        quiet_for = self._affairs.settings.lease if self._was_reached else INTERVAL
-        if now - (self._last_line or self._since + quiet_for - INTERVAL) < INTERVAL:
+        interval = LIVE_INTERVAL if self._affairs.shows_waiting else INTERVAL
+        quiet_for = self._affairs.settings.lease if self._was_reached else interval
+        if now - (self._last_line or self._since + quiet_for - interval) < interval:
             return None
         self._last_line = now
-        return describe_trouble(self._affairs.backend.name, trouble, now - self._since, left)
+        name, since, until = self._affairs.backend.name, self._since, now + left
+        if not self._affairs.shows_waiting:
+            return Notice(describe_trouble(name, trouble, now - since, left))
+        return Waiting(lambda at: trouble_texts(name, trouble, at - since, until - at), is_for_nodes=False)
 
     def _left(self, now: float) -> float:
         settings = self._affairs.settings

@@ -9,19 +9,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+from elastic_run.records import dataclass
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from dataclasses import dataclass
     from typing import Any, TypeAlias
 
     from elastic_run.core.policy import RestartPolicy
     from elastic_run.store.worker_store import WorkerStore
 
     Document: TypeAlias = Mapping[str, Any]
-else:
-    from elastic_run.utils.light_dataclass import dataclass
-
 #: What `report_ready` takes as outcome.
 DONE = "done"
 FAILED = "failed"
@@ -67,6 +65,7 @@ class Setup:
         token: What only the members of the job know: they sign all they say with it. None where nobody signs.
         join_command: The words of this node's command line in two parts: up to where flags may be added, and from there
             on (the other flags, the script, its arguments). For the notice how other nodes join.
+        shows_waiting: Whether the agent shows `Waiting`; else what is waited for comes as a `Notice` every 10 s.
     """
 
     local_world_size: int
@@ -81,6 +80,7 @@ class Setup:
     split: str = "stop"
     token: bytes | None = None
     join_command: tuple[list[str], list[str]] | None = None
+    shows_waiting: bool = False
 
 
 # --- events ----------------------------------------------------------------------------------------------------------
@@ -185,8 +185,21 @@ class Notice:
     text: str
 
 
+@dataclass
+class Waiting:
+    """What this node waits for now, for one line that is rewritten; only where `Setup.shows_waiting` asks for it.
+
+    Args:
+        texts: Returns the line at a monotonic time, the longest form first; None when the wait is over.
+        is_for_nodes: Whether other nodes are waited for, so that it is over with the next `Formed`; else the store is.
+    """
+
+    texts: Callable[[float], tuple[str, ...]] | None
+    is_for_nodes: bool
+
+
 if TYPE_CHECKING:
-    SessionEvent: TypeAlias = Formed | Warned | Halted | Ended | Refused | Lost | Notice
+    SessionEvent: TypeAlias = Formed | Warned | Halted | Ended | Refused | Lost | Notice | Waiting
 
 
 # --- the session -----------------------------------------------------------------------------------------------------
@@ -219,8 +232,14 @@ class Session(ABC):
         """
 
     @abstractmethod
-    def report_failing(self, round: int) -> None:  # noqa: A002 - the events' word
-        """Say that a worker of the round has failed, before the others are stopped. Never blocks."""
+    def report_failing(self, round: int, *, is_consequence: bool = False) -> None:  # noqa: A002 - the events' word
+        """Say that a worker of the round has failed, before the others are stopped. Never blocks.
+
+        Args:
+            round: The round.
+            is_consequence: Whether all that failed so far look as if they had lost a peer. To be said again without
+                this when a failure of another kind follows.
+        """
 
     @abstractmethod
     def report_ready(

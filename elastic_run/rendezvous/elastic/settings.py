@@ -6,7 +6,7 @@ Times are seconds and may be fractions (torch: whole numbers).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from elastic_run.records import dataclass, field
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -4,6 +4,9 @@ Rules
 - It wakes when there is a fact to say, and at every keep-alive interval; else it waits.
 - It is the one that knows whether the store answers. A broken connection is opened anew, quietly for a lease, then with
   a line every ten seconds; after a stated time the store is given up and the agent is told `Lost`.
+- A thousand nodes may come at once: what a node asks before its first fact is one question. Its beats begin after that
+  rush, since the coordinator gives whom it has not heard yet a lease; and at a random moment, so that those of all
+  nodes never come in step.
 - The store says who it is: the first agent leaves a birth mark. After an outage another mark means another, emptied
   store, in which all that matters has to be said again.
 """
@@ -14,15 +17,15 @@ import os
 import time
 
 from elastic_run.core import job_keys, member, messages
-from elastic_run.core.codec import MessageError
 from elastic_run.rendezvous.elastic.audience import say_heard
 from elastic_run.rendezvous.elastic.beats import BeatReader
 from elastic_run.rendezvous.elastic.link import BIRTH
 from elastic_run.rendezvous.elastic.patience import Patience
 from elastic_run.rendezvous.elastic.reunion import Reunion
-from elastic_run.rendezvous.elastic.session import Lost, Notice, Refused
-from elastic_run.rendezvous.elastic.waiting import INTERVAL, describe_missing
+from elastic_run.rendezvous.elastic.roll_call import RollCall
+from elastic_run.rendezvous.elastic.session import Lost, Notice, Refused, Waiting
 from elastic_run.store.errors import StoreAccessError, StoreError, StoreForgedError
+from elastic_run.store.retreat import draw_fraction
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,8 +38,8 @@ if TYPE_CHECKING:
 __all__ = ["Speaker"]
 
 _MARK = b"born "
-#: Phases of the job in which a node waits for others.
-_GATHERING = "gathering"
+#: The first beat comes before two of so many parts of the lease are over.
+_FIRST_BEAT = 3
 
 
 class Speaker:
@@ -44,28 +47,39 @@ class Speaker:
 
     Args:
         affairs: What the session's threads share.
-        begin: Called once, when the store was reached: makes the member and starts the other threads.
+        begin: Called once, when the store was reached: makes the member and starts the other threads. It is given where
+            the log stands, if that is known.
+        draw: Returns a random number from 0 to 1.
     """
 
-    def __init__(self, affairs: Affairs, begin: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        affairs: Affairs,
+        begin: Callable[[member.HeadRead | None], None],
+        draw: Callable[[], float] = draw_fraction,
+    ) -> None:
         self._affairs = affairs
         self._begin = begin
+        self._draw = draw
         self._link = affairs.make_link()
         self._beats = BeatReader()
         self._next_beat = 0.0
         self._last_read: float | None = None
-        self._last_line = time.monotonic()
+        self._roll_call = RollCall(affairs)
         self._patience = Patience(affairs)
+        self._link.time_left = lambda: self._patience.time_left
         self._reunion = Reunion(affairs)
 
     def run(self) -> None:
         """Speak until the session ends."""
+        self._patience.begin()
         try:
             self._affairs.backend.prepare()
         except OSError as error:
             self._affairs.deliver(Lost("rendezvous", f"the rendezvous store can't be served here: {error}"))
             return
         while not (self._affairs.closing.is_set() or self._affairs.is_lost):
+            asked_at = time.monotonic()
             try:
                 self._turn(self._link.store)
             except StoreAccessError as error:
@@ -73,7 +87,7 @@ class Speaker:
                 return
             except StoreError as error:
                 self._link.drop()
-                if not self._endure(error):
+                if not self._endure(error, asked_at):
                     return
         self._link.drop()
 
@@ -102,18 +116,22 @@ class Speaker:
             affairs.wake.clear()
 
     def _greet(self, store: JobStore) -> None:
-        birth = self._read_birth(store)
+        birth, head = store.get([BIRTH, job_keys.HEAD])
+        is_new = birth is None
+        birth = self._prove_birth(store, birth)
         if birth is None:
             return
         recovered = self._patience.recovered()
         if recovered:
             self._affairs.deliver(Notice(recovered))
+            if self._affairs.shows_waiting:
+                self._affairs.deliver(Waiting(None, is_for_nodes=False))
         affairs, membership = self._affairs, self._affairs.membership
         if membership is None:
             affairs.birth = birth
-            store.beat(affairs.node)
-            self._next_beat = time.monotonic() + affairs.settings.keep_alive_interval
-            self._begin()
+            self._next_beat = time.monotonic() + self._first_pause()
+            # Beside a birth mark that came only now it may be too old.
+            self._begin(None if is_new else member.HeadRead(head))
             return
         if birth == affairs.birth:
             membership.feed(member.Interrupted())
@@ -122,12 +140,18 @@ class Speaker:
             self._change_store(membership, birth)
         self._next_beat = 0.0
 
-    def _read_birth(self, store: JobStore) -> bytes | None:
+    def _first_pause(self) -> float:
+        """Return the seconds to the first beat: one to two intervals, and well before the lease is over."""
+        settings = self._affairs.settings
+        return min(settings.keep_alive_interval, settings.lease / _FIRST_BEAT) * (1 + self._draw())
+
+    def _prove_birth(self, store: JobStore, birth: bytes | None) -> bytes | None:
         """Return the store's birth mark, or None after telling the agent that its token is not the job's."""
         name = self._affairs.backend.name
         try:
-            # Random, not this node's name: the same node may be the first in two stores one after another.
-            birth = store.create(BIRTH, _MARK + os.urandom(8).hex().encode())
+            if birth is None:
+                # Random, not this node's name: the same node may be the first in two stores one after another.
+                birth = store.create(BIRTH, _MARK + os.urandom(8).hex().encode())
         except StoreForgedError:
             self._affairs.deliver(Refused(f"the job at {name} has another token than this node, or none"))
             return None
@@ -164,6 +188,8 @@ class Speaker:
         affairs, membership = self._affairs, self._affairs.membership
         interval = affairs.settings.keep_alive_interval
         self._next_beat = now + interval
+        if affairs.has_heard_the_end:
+            return  # nobody watches any more, and the job may be removed at any moment: nothing must come after that
         store.beat(affairs.node)
         if membership is None:
             return
@@ -177,39 +203,19 @@ class Speaker:
             self._last_read = time.monotonic()
             membership.feed(member.CoordinatorBeatRead(watched, value))
         membership.run_errands(store, self._affairs.birth)
-        self._tell_who_is_missing(store, now)
-
-    def _tell_who_is_missing(self, store: JobStore, now: float) -> None:
-        membership = self._affairs.membership
-        if membership is None or membership.member.state not in (member.BEGINNING, member.WAITING, member.READY):
-            self._last_line = now
-            return
-        if now - self._last_line < INTERVAL:
-            return
-        self._last_line = now
-        raw = store.get([job_keys.STATUS])[0]
-        if raw is None:
-            return
-        try:
-            status = messages.read_status(raw)
-        except MessageError:
-            return
-        if status.phase == _GATHERING:
-            line = describe_missing(status.hosts, status.present, status.max_nodes, status.seconds_left)
-            self._affairs.deliver(Notice("; ".join((line, *status.lost))))
+        self._roll_call.tell(store, now)
 
     # --- it doesn't ----------------------------------------------------------------------------------------------
-    def _endure(self, error: StoreError) -> bool:
+    def _endure(self, error: StoreError, asked_at: float) -> bool:
         """Wait a moment before the next attempt; returns whether there is to be one."""
-        line = self._patience.failed(getattr(error, "reason", str(error)))
-        if isinstance(line, Lost):
-            if self._succeed(line):
-                return True
-            self._affairs.deliver(line)
+        news = self._patience.failed(getattr(error, "reason", str(error)), asked_at)
+        if isinstance(news, Lost) and self._succeed(news):
+            return True
+        if news is not None:
+            self._affairs.deliver(news)
+        if isinstance(news, Lost):
             return False
-        if line is not None:
-            self._affairs.deliver(Notice(line))
-        self._link.pause()
+        self._link.pause(error)
         return not self._affairs.closing.is_set()
 
     # --- it goes on elsewhere ------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """The lines that say what a node waits for: other nodes, or a store that can't be reached. Pure text.
 
-A line comes every `INTERVAL` seconds while there is something to wait for, and once when the wait is over.
+A line comes every `INTERVAL` seconds while there is something to wait for, and once when the wait is over. On a
+terminal it is one line, which the agent rewrites: for that there are forms of different length.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ if TYPE_CHECKING:
 
 #: Seconds between two lines.
 INTERVAL = 10.0
+#: Seconds after which a line that is rewritten begins, and between two looks at what it says.
+LIVE_INTERVAL = 1.0
 #: Hosts that a line names.
 _NAMED = 8
 _MINUTE = 60
@@ -45,6 +48,36 @@ def describe_trouble(store: str, trouble: str, silent_for: float, left: float | 
         Such as ``waiting: the store at 10.0.0.1:29400 can't be reached for 12 s: silent, 9:50 left``.
     """
     return f"waiting: the store at {store} can't be reached for {silent_for:.0f} s: {trouble}{_describe_left(left)}"
+
+
+def missing_texts(hosts: Sequence[str], present: int, wanted: int, left: float | None) -> tuple[str, ...]:
+    """Return the forms of `describe_missing`, the longest first; the arguments are the same."""
+    return describe_missing(hosts, present, wanted, left), describe_missing((), present, wanted, left)
+
+
+def trouble_texts(store: str, trouble: str, silent_for: float, left: float | None) -> tuple[str, ...]:
+    """Return the forms of `describe_trouble`, the longest first; the arguments are the same."""
+    end = _describe_left(left)
+    return (
+        describe_trouble(store, trouble, silent_for, left),
+        f"waiting: store {store} {trouble} for {silent_for:.0f} s{end}",
+        f"waiting: store {trouble}{end}",
+    )
+
+
+def describe_spare(present: int, wanted: int) -> str:
+    """Say that the job runs, and this node isn't in it.
+
+    Args:
+        present: The number of nodes that are there, this one among them.
+        wanted: The number of nodes that the job takes at most.
+
+    Returns:
+        One line.
+    """
+    if present > wanted:
+        return f"waiting: a spare, for when one of the job's {wanted} nodes is lost"
+    return "waiting: the job runs, and will take this node in"
 
 
 def _describe_left(left: float | None) -> str:

@@ -24,7 +24,8 @@ from elastic_run.rendezvous.elastic.settings import read_settings
 from elastic_run.store.listener import raise_descriptor_limit
 from tests.benchmarks.crowd.counting import Tally, say
 from tests.benchmarks.crowd.host import wait_joined
-from tests.benchmarks.crowd.light_node import LightNode
+from tests.benchmarks.crowd.light_c10d import LightC10dNode
+from tests.benchmarks.crowd.light_etcd import LightEtcdNode
 
 if TYPE_CHECKING:
     from elastic_run.rendezvous.elastic.session import SessionEvent
@@ -34,17 +35,20 @@ _WORKERS = 8
 _STACK = 256 * 1024
 
 
-def run_light(endpoint: str, run_id: str, nodes: int, first: int, count: int) -> None:
+def run_light(backend: str, endpoint: str, run_id: str, nodes: int, first: int, count: int) -> None:
     """Drive light nodes until the input ends."""
     host, port = endpoint.split(":")
     tally = Tally(count)
-    rules = opening._make_rules(read_settings("c10d", {}), Setup(_WORKERS), nodes, nodes, has_successors=False)
+    make_node = LightEtcdNode if backend == "etcd-v3" else LightC10dNode
+    rules = opening._make_rules(
+        read_settings(backend, {"join_timeout": "600"}), Setup(_WORKERS), nodes, nodes, has_successors=False
+    )
     loop = Loop()
     gc.disable()  # it looks at all nodes again and again; a node that is alone has next to nothing to look at
     say("ready")
     sys.stdin.readline()
     alive = [
-        LightNode(
+        make_node(
             loop,
             (host, int(port)),
             run_id,
@@ -101,7 +105,7 @@ def main() -> None:
     nodes, first, count = map(int, sys.argv[5:8])
     raise_descriptor_limit()
     if kind == "light":
-        run_light(endpoint, run_id, nodes, first, count)
+        run_light(backend, endpoint, run_id, nodes, first, count)
     else:
         run_real(backend, endpoint, run_id, nodes, count)
 

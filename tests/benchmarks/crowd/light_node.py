@@ -1,36 +1,39 @@
 """A node of a crowd: the real member and the real messages, without the threads.
 
-It says on the wire what a session's speaker and follower say, in their order: one connection leaves a birth mark,
-beats, reads the head and appends facts, another waits for the next slot and reads assignments, and at last there is a
-look whether rank 0's store listens. What it decides is `core.member`'s. A test holds the operations and bytes that a
-server sees against those of real sessions.
+It says on the wire what a session's speaker and follower say, in their order: one connection reads the birth mark and
+the head, appends facts and beats, another waits for the next slot and reads assignments, and at last there is a look
+whether rank 0's store listens. What it decides is `core.member`'s; how its store is asked is said in `light_c10d` and
+`light_etcd`. A test holds the operations and bytes that a server sees against those of real sessions. It never gives
+up, and asks again only where it is told that the store can't answer now: a crowd that fares badly shows as time.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from typing import TYPE_CHECKING
 
 from elastic_run.core import job_keys, messages
 from elastic_run.core import member as core
-from elastic_run.store import c10d, wire
-from elastic_run.store.client import NOTHING
+from elastic_run.rendezvous.elastic.link import BIRTH
 from elastic_run.store.job_store import job_path
-from tests.benchmarks.crowd.exchange import BYTE, NONCE, NUMBER, STRING, Exchange, Question
+from elastic_run.store.retreat import draw_fraction
+from tests.benchmarks.crowd.exchange import Exchange
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
+    from typing import TypeAlias, TypeVar
 
     from elastic_run.loop import Loop
-    from tests.benchmarks.crowd.exchange import Answers, Script
+    from tests.benchmarks.crowd.exchange import Answers, Question, Script
 
-_ENTRY = b"+"
-_OPENING = Question(wire.encode_opening(os.getpid()), (NONCE,))
+    _T = TypeVar("_T")
+    Asking: TypeAlias = Generator[Question | float | None, Answers, _T]
 
 
-class LightNode:
+class LightNode(ABC):
     """One node.
 
     Args:
@@ -59,7 +62,7 @@ class LightNode:
     ) -> None:
         self._loop = loop
         self._address = address
-        self._prefix = f"/{job_path(run_id)}/"
+        self._path = job_path(run_id)
         self._node = f"node{number}_{os.getpid()}_{number:08x}"
         self._card = messages.Card(f"node{number}", os.getpid(), 8, version="0.1.0")
         self._rules = rules
@@ -71,10 +74,12 @@ class LightNode:
         self._follower: Exchange
 
     # --- the member --------------------------------------------------------------------------------------------------
-    def _begin(self) -> None:
+    def _begin(self, head: bytes | None) -> None:
         # Nobody will ask for this port: rank 0 is the first to have come, a real session.
         offer = messages.Offer(self._address[0], 1)
         self._take(core.begin(self._node, card=self._card, rules=self._rules, offer=offer, now=time.monotonic()))
+        self._errands.clear()  # it asks for what is known
+        self.feed(core.HeadRead(head))
         self._follower = Exchange(self._loop, self._address, self._follow())
 
     def feed(self, event: core.Event) -> None:
@@ -92,80 +97,87 @@ class LightNode:
 
     # --- what it says ------------------------------------------------------------------------------------------------
     def _speak(self) -> Script:
-        yield _OPENING
-        yield self._compare_set("k/birth", b"", b"born with " + self._node.encode())
-        yield from self._beat()
-        self._begin()
-        yield from self._run_errands()
+        yield from self._open()
+        _, head = yield from self._get([BIRTH, job_keys.HEAD])  # the first node was here: it has a birth mark
+        self._begin(head)
         yield from self._say_facts()
         self._on_joined()
+        pause = self._rules.keep_alive_interval * (1 + draw_fraction())
         while True:
-            self._loop.call_later(self._rules.keep_alive_interval, self._speaker.wake)
+            self._loop.call_later(pause, self._speaker.wake)
+            pause = self._rules.keep_alive_interval
             yield None
             yield from self._beat()
             self.feed(core.Beaten())
             watched = self.member.watched
             if watched:
-                beat = (yield self._look([f"b/{watched}"]))[0]
-                self.feed(core.CoordinatorBeatRead(watched, int(beat) if beat.isdigit() else None))
+                beat = yield from self._read_beat(watched)
+                self.feed(core.CoordinatorBeatRead(watched, beat))
             yield from self._run_errands()
             yield from self._say_facts()
 
     def _follow(self) -> Script:
-        yield _OPENING
-        yield self._look(["k/birth"])
+        yield from self._open()
+        yield from self._begin_following()
         while True:
             yield from self._run_errands()
             slot = self.member.next_slot
             if slot is None:
                 yield None
                 continue
-            key = f"k/{job_keys.decision_key(slot)}"
-            yield Question(wire.encode(wire.WAIT, 1, self._key(key)), (BYTE,))
-            value = (yield self._look([key]))[0]
+            value = yield from self._wait(job_keys.decision_key(slot))
             self.feed(core.EntryRead(slot, value))
 
-    def _run_errands(self) -> Generator[Question | None, Answers, None]:
+    def _run_errands(self) -> Asking[None]:
         while self._errands:
             errand = self._errands.popleft()
             if isinstance(errand, core.CreateEntry):
-                claim = messages.to_json(errand.claim)
-                value = (yield self._compare_set(f"k/{job_keys.decision_key(errand.slot)}", b"", claim))[0]
+                value = yield from self._create(job_keys.decision_key(errand.slot), messages.to_json(errand.claim))
                 self.feed(core.EntryRead(errand.slot, value))
             elif isinstance(errand, core.FetchAssignment):
                 key = job_keys.assignment_key(errand.slot, errand.term, self._node)
-                value = (yield self._look([f"k/{key}"]))[0]
-                self.feed(core.AssignmentRead(errand.slot, errand.term, None if value == NOTHING else value))
+                (document,) = yield from self._get([key])
+                self.feed(core.AssignmentRead(errand.slot, errand.term, document))
             else:
-                value = (yield self._look([f"k/{job_keys.HEAD}"]))[0]
-                self.feed(core.HeadRead(None if value == NOTHING else value))
+                (head,) = yield from self._get([job_keys.HEAD])
+                self.feed(core.HeadRead(head))
                 self._follower.wake()
 
-    def _say_facts(self) -> Generator[Question | None, Answers, None]:
+    def _say_facts(self) -> Asking[None]:
         while self.member.outstanding:
             fact = self.member.outstanding[0]
             yield from self._append(messages.to_json(fact))
             self.feed(core.Appended(fact.sequence))
 
-    def _beat(self) -> Generator[Question | None, Answers, None]:
-        key = self._key(f"b/{self._node}")
-        beat = wire.encode(wire.MULTI_SET, 1, key, b"%d" % (time.monotonic_ns() // 1_000_000))
-        yield Question(beat + wire.encode(wire.CHECK, 1, key), (BYTE,))
+    # --- its store ---------------------------------------------------------------------------------------------------
+    def _open(self) -> Asking[None]:
+        """Greet the server over a new connection."""
+        yield from ()
 
-    def _append(self, value: bytes) -> Generator[Question | None, Answers, None]:
-        stream = job_keys.FACTS
-        number = (yield Question(wire.encode(wire.ADD, self._key(c10d._count(stream)), 1), (NUMBER,)))[0]
-        slot = wire.I64.unpack(number)[0]
-        filling = self._compare_set(c10d._slot(stream, slot), b"", _ENTRY + value)
-        floor = self._look([c10d._floor(stream)])
-        yield Question(filling.data + floor.data, (STRING, STRING))
+    @abstractmethod
+    def _get(self, keys: Sequence[str]) -> Asking[list[bytes | None]]:
+        """Read keys."""
 
-    def _look(self, keys: Sequence[str]) -> Question:
-        questions = [self._compare_set(key, NOTHING, NOTHING) for key in keys]
-        return Question(b"".join(question.data for question in questions), (STRING,) * len(questions))
+    @abstractmethod
+    def _create(self, key: str, value: bytes) -> Asking[bytes]:
+        """Make a key unless it is there; returns what is there."""
 
-    def _compare_set(self, key: str, expected: bytes, desired: bytes) -> Question:
-        return Question(wire.encode(wire.COMPARE_SET, self._key(key), expected, desired), (STRING,))
+    @abstractmethod
+    def _append(self, value: bytes) -> Asking[None]:
+        """Append a fact."""
 
-    def _key(self, key: str) -> bytes:
-        return (self._prefix + key).encode()
+    @abstractmethod
+    def _beat(self) -> Asking[None]:
+        """Show that it lives."""
+
+    @abstractmethod
+    def _read_beat(self, node: str) -> Asking[int | None]:
+        """Read another node's beat."""
+
+    @abstractmethod
+    def _begin_following(self) -> Asking[None]:
+        """Read the birth mark, and get ready to wait for slots."""
+
+    @abstractmethod
+    def _wait(self, key: str) -> Asking[bytes]:
+        """Wait for a slot."""

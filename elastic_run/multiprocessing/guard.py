@@ -6,8 +6,6 @@ pauses that double, `_TRIES` times; then the job goes on without one, and the us
 
 from __future__ import annotations
 
-from elastic_run.multiprocessing import processes
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,6 +33,7 @@ class Guard:
         self._guardian = guardian
         self._say = say
         self._losses = 0
+        self._is_present = False
         self._is_over = False
 
     def start(self) -> None:
@@ -46,7 +45,12 @@ class Guard:
         self._watch(self._guardian.pid or self._guardian.start())
 
     def _watch(self, pid: int) -> None:
-        self._loop.watch_exit(pid, lambda _: self._lost())
+        self._is_present = True
+        self._loop.watch_exit(pid, lambda _: self._on_exit())
+
+    def _on_exit(self) -> None:
+        self._is_present = False
+        self._lost()
 
     def _lost(self) -> None:
         if self._is_over:
@@ -80,6 +84,5 @@ class Guard:
             self._guardian.dismiss()
         else:
             self._guardian.alarm()
-        pid = self._guardian.pid
-        if pid:
-            self._loop.run_until(lambda: processes.is_gone(pid), self._loop.now() + _FAREWELL)
+        # Until it was reaped: a program that launches again and again must not collect zombies.
+        self._loop.run_until(lambda: not self._is_present, self._loop.now() + _FAREWELL)

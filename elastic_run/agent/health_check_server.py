@@ -1,0 +1,78 @@
+"""The seam for a site's health checks: torch's names, and like torch's they serve nothing by themselves.
+
+A scheduler may want to ask an agent whether it is alive. A site gives `LocalElasticAgent` a subclass of
+`HealthCheckServer` whose `start` answers on the port.
+"""
+
+from __future__ import annotations
+
+from elastic_run.contract import ENV_HEALTH_CHECK_PORT
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: Seconds, torch's.
+_TIMEOUT = 60
+
+__all__ = ["HealthCheckServer", "create_healthcheck_server"]
+
+
+class HealthCheckServer:
+    """Tells whether the agent is alive; this one tells nobody.
+
+    Args:
+        alive_callback: Returns when the agent last made progress, in seconds since the epoch.
+        port: Where to listen.
+        timeout: Seconds without progress after which the agent counts as dead.
+    """
+
+    def __init__(self, alive_callback: Callable[[], int], port: int, timeout: int) -> None:
+        self._alive_callback = alive_callback
+        self._port = port
+        self._timeout = timeout
+
+    def start(self) -> None:
+        """Do nothing, and log that."""
+        import logging  # noqa: PLC0415 - only where a site asks for it
+
+        logging.getLogger(__name__).warning("no health check server is installed; nothing answers on %s", self._port)
+
+    def stop(self) -> None:
+        """Do nothing."""
+
+    @property
+    def alive_callback(self) -> Callable[[], int]:
+        """What returns the time of the agent's last progress."""
+        return self._alive_callback
+
+
+def start(port: str, alive_callback: Callable[[], int]) -> HealthCheckServer | None:
+    """Start the server of this site.
+
+    Args:
+        port: What TORCHELASTIC_HEALTH_CHECK_PORT says.
+        alive_callback: Returns when the agent last made progress, in seconds since the epoch.
+
+    Returns:
+        The server, or None where that is no port.
+    """
+    if not port.isdecimal():
+        import logging  # noqa: PLC0415 - only for bad input
+
+        logging.getLogger(__name__).warning("%s=%r is no port: no health check", ENV_HEALTH_CHECK_PORT, port)
+        return None
+    server = create_healthcheck_server(alive_callback, int(port), _TIMEOUT)
+    server.start()
+    return server
+
+
+def create_healthcheck_server(alive_callback: Callable[[], int], port: int, timeout: int) -> HealthCheckServer:
+    """Return a server; a site may put a function of its own in this one's place.
+
+    Args:
+        alive_callback: Returns when the agent last made progress, in seconds since the epoch.
+        port: Where to listen.
+        timeout: Seconds without progress after which the agent counts as dead.
+    """
+    return HealthCheckServer(alive_callback, port, timeout)

@@ -1,0 +1,121 @@
+"""`python -m elastic_run.compat PROGRAM …`: run a Python program for which torch's launcher is elastic-run.
+
+The program runs in this very process, as Python would run it. `--children` sets ELASTIC_RUN_COMPAT=1 for the processes
+that it starts as well.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from elastic_run import compat, contract
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import NoReturn
+
+USAGE = """\
+Usage: python -m elastic_run.compat [--children] PROGRAM [ARGUMENT...]
+       python -m elastic_run.compat [--children] -m MODULE [ARGUMENT...]
+       python -m elastic_run.compat --install-torchrun DIRECTORY
+
+Runs a Python program in which torch.distributed.run, .launch, .launcher and .elastic are elastic-run's.
+
+  PROGRAM                       a script's path, or the name of a command such as accelerate
+  -m MODULE                     a module, as for python -m
+  --children                    also for the Python processes that it starts (sets ELASTIC_RUN_COMPAT=1)
+  --install-torchrun DIRECTORY  write a command torchrun that is elastic-run; put DIRECTORY first on PATH
+  -h, --help                    show this and exit
+"""
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Run the command.
+
+    Args:
+        words: The words behind the command; None for those of this process.
+
+    Raises:
+        SystemExit: It was wrong (2), the program wasn't found (127), or the program says so.
+    """
+    rest = list(sys.argv[1:] if words is None else words)
+    if rest[:1] == ["--children"]:
+        os.environ[contract.ENV_COMPAT] = "1"
+        del rest[0]
+    first = rest[0] if rest else ""
+    if first in {"-h", "--help"}:
+        sys.stdout.write(USAGE)
+    elif first == "--install-torchrun":
+        _install_torchrun(rest[1:])
+    elif first == "-m" and len(rest) > 1:
+        _run_module(rest[1:])
+    elif not first or first.startswith("-"):
+        _fail(f"{first!r} is no program (see --help)" if first else "no program given (see --help)")
+    else:
+        _run_program(rest)
+
+
+def _run_module(words: list[str]) -> None:
+    import runpy  # noqa: PLC0415 - only here
+
+    compat.install()
+    sys.argv = words
+    runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+
+
+def _run_program(words: list[str]) -> None:
+    import runpy  # noqa: PLC0415 - only here
+
+    path = _find_program(words[0])
+    compat.install()
+    sys.argv = [path, *words[1:]]
+    if not getattr(sys.flags, "safe_path", False):
+        # As Python does for a script; so far the working directory stands there, for our own -m.
+        sys.path[0] = os.path.dirname(os.path.abspath(path))
+    runpy.run_path(path, run_name="__main__")
+
+
+def _find_program(name: str) -> str:
+    """Return the path of a script, or of a Python command: those of this interpreter's environment come first."""
+    if os.path.isfile(name):
+        return name
+    import shutil  # noqa: PLC0415 - only here
+
+    path = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
+    found = None if os.sep in name else shutil.which(name, path=path)
+    if found is None:
+        _fail(f"{name!r} is neither a script nor a command", contract.EXIT_NOT_FOUND)
+    with open(found, "rb") as file:
+        head = file.read(256)
+    # pip writes a shell's line first where the path of the interpreter is too long for the kernel.
+    if not head.startswith(b"#!") or b"python" not in head:
+        _fail(f"{found} is no Python program; with {contract.ENV_COMPAT}=1 set its Python children change too")
+    return found
+
+
+def _install_torchrun(words: list[str]) -> None:
+    if len(words) != 1 or not words[0]:
+        _fail("--install-torchrun takes one directory")
+    if os.pathsep in words[0]:
+        _fail(f"--install-torchrun: {words[0]!r} can't stand on PATH: it has a {os.pathsep!r}")
+    from elastic_run.compat.torchrun_command import CommandExistsError, write_command  # noqa: PLC0415 - only here
+
+    try:
+        path = write_command(words[0])
+    except (OSError, CommandExistsError) as error:
+        _fail(f"--install-torchrun: {error}", contract.EXIT_FAILURE)
+    import shlex  # noqa: PLC0415 - only here
+
+    place = shlex.quote(os.path.dirname(path))
+    sys.stdout.write(f'{path} is elastic-run. To have it found first: export PATH={place}:"$PATH"\n')
+
+
+def _fail(text: str, code: int = contract.EXIT_USAGE) -> NoReturn:
+    sys.stderr.write(f"elastic_run.compat: error: {text}\n")
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""A module under torch's name that gives out the names of one of ours, and the finder that makes it.
+
+An alias is a module of its own rather than ours under a second name: the import system writes a child into its parent
+and a spec into every module that it loads, and neither may land in our package. Names are looked up, set and deleted
+in ours, so that whoever patches `torch.distributed.run.main` patches what runs.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+from elastic_run.compat.paths import PATHS
+from elastic_run.compat.private_names import PRIVATE_NAMES
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.abc import Loader
+    from types import CodeType
+    from typing import Any
+
+
+#: What the import system looks for and then fills in: an alias must not give out those of ours.
+_OF_THE_IMPORT_SYSTEM = {"__path__", "__file__", "__cached__"}
+
+
+class Alias(ModuleType):
+    """One of torch's module names, with one of our modules behind it.
+
+    Args:
+        name: Torch's path.
+        target: Our module.
+        original: Torch's module where it was imported before; private names that we lack are taken from it.
+    """
+
+    def __init__(self, name: str, target: ModuleType, original: ModuleType | None = None) -> None:
+        super().__init__(name, target.__doc__)
+        self.__dict__["__elastic_run__"] = target
+        self.__dict__["__torch__"] = original
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the module holds
+        target: ModuleType = self.__dict__["__elastic_run__"]
+        if name in _OF_THE_IMPORT_SYSTEM:
+            raise AttributeError(name, name=name, obj=self)
+        try:
+            return getattr(target, name)
+        except AttributeError:
+            if self._is_left_to_torch(name):
+                return PRIVATE_NAMES.get((self.__name__, name)) or getattr(self._torchs_own(name), name)
+            message = (
+                f"{self.__name__} is {target.__name__} here (elastic_run.compat), which has no {name!r}; "
+                "elastic_run.compat.uninstall() brings torch's own back"
+            )
+            raise AttributeError(message, name=name, obj=self) from None
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name.startswith("__") or sys.modules.get(f"{self.__name__}.{name}") is value:
+            self.__dict__[name] = value
+        else:
+            setattr(self.__dict__["__elastic_run__"], name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if name in self.__dict__:
+            del self.__dict__[name]
+        else:
+            delattr(self.__dict__["__elastic_run__"], name)
+
+    def __dir__(self) -> list[str]:
+        target = self.__dict__["__elastic_run__"]
+        return sorted({*self.__dict__, *dir(target), *getattr(target, "__all__", ())})
+
+    def _is_left_to_torch(self, name: str) -> bool:
+        """Whether a name is private and no module: a module is imported, its package's own code not run for it."""
+        if not name.startswith("_") or name.startswith("__"):
+            return False
+        path = self.__dict__.get("__path__")
+        return path is None or find_torchs_own(f"{self.__name__}.{name}", path) is None
+
+    def _torchs_own(self, name: str) -> ModuleType:
+        """Return torch's module of this name, loaded beside the alias: it is in nobody's way, and in no table."""
+        if self.__dict__["__torch__"] is None:
+            spec = find_torchs_own(
+                self.__name__, getattr(sys.modules[self.__name__.rpartition(".")[0]], "__path__", None)
+            )
+            if spec is None or spec.loader is None:
+                message = f"neither elastic_run nor torch has {self.__name__}.{name}"
+                raise AttributeError(message, name=name, obj=self)
+            from importlib.util import module_from_spec  # noqa: PLC0415 - seldom needed
+
+            module = module_from_spec(spec)
+            try:
+                spec.loader.exec_module(module)
+            except ImportError as error:
+                message = f"{self.__name__}.{name} is torch's own, which can't be loaded: {error}"
+                raise AttributeError(message, name=name, obj=self) from error
+            self.__dict__["__torch__"] = module
+        original: ModuleType = self.__dict__["__torch__"]
+        return original
+
+
+class AliasLoader:
+    """Loads an alias; `python -m torch.distributed.run` gets the code of ours.
+
+    Args:
+        home: Path of our module.
+    """
+
+    def __init__(self, home: str) -> None:
+        self.home = home
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """Make the alias; our module is imported for it."""
+        return Alias(spec.name, import_module(self.home))
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Do nothing: ours has run."""
+
+    def get_code(self, _name: str) -> CodeType | None:
+        """Return the code of ours, for runpy."""
+        spec = import_module(self.home).__spec__
+        get_code: Any = getattr(spec and spec.loader, "get_code", None)
+        return get_code(self.home) if get_code else None
+
+    def get_source(self, _name: str) -> str | None:
+        """Return the source of ours, for tracebacks and inspect."""
+        spec = import_module(self.home).__spec__
+        get_source: Any = getattr(spec and spec.loader, "get_source", None)
+        return get_source(self.home) if get_source else None
+
+
+class AliasFinder:
+    """The first finder that the import system asks; it answers for the paths of the table only."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, _target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Say how a module is loaded.
+
+        Args:
+            name: Its full name.
+            path: Where its package lies.
+
+        Returns:
+            None where the other finders shall answer.
+        """
+        home = PATHS.get(name)
+        if home is None:
+            return None
+        original = find_torchs_own(name, path)
+        loader: Loader = AliasLoader(home)  # type: ignore[assignment]  # it has what the import system calls
+        spec = ModuleSpec(name, loader, origin=import_module(home).__file__)
+        spec.has_location = spec.origin is not None
+        if original is not None:
+            # Torch's own directory: a child that isn't in the table is found there.
+            spec.submodule_search_locations = original.submodule_search_locations
+        return spec
+
+
+def find_torchs_own(name: str, path: Sequence[str] | None) -> ModuleSpec | None:
+    """Find a module as if there were no aliases.
+
+    Args:
+        name: Its full name.
+        path: Where its package lies.
+    """
+    for finder in sys.meta_path:
+        if isinstance(finder, AliasFinder):
+            continue
+        spec = finder.find_spec(name, path)
+        if spec is not None:
+            return spec
+    return None

@@ -1,0 +1,377 @@
+"""Functions as workers: how their processes are started, by spawn, fork or forkserver.
+
+Rules
+- spawn starts a fresh interpreter exactly as a command is started (`children.spawn`): its own session, the worker's
+  environment from its first instruction, no descriptor that it should not have. The function comes to it in a file
+  without a name rather than through a pipe, so that the next worker needn't wait until this one has read.
+- fork copies this process. The child gives up what belongs to the launcher (signal handlers, descriptors) before it
+  runs anything else, and says so: only then it counts as started.
+- forkserver leaves the process to multiprocessing's server. It is the server's child, not ours: its end is told through
+  a descriptor. It takes its streams, environment and session when the program's main module was imported.
+- What can't be sent is refused before the first worker starts (`sendable`).
+- Law 1: this module and multiprocessing are imported only where a function is launched.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import signal
+import sys
+from multiprocessing import reduction, resource_tracker, spawn, util
+
+from elastic_run.multiprocessing import children
+from elastic_run.multiprocessing.function_worker import Arrival, FunctionWorker
+from elastic_run.multiprocessing.replies import VALUE, ReplyReader, open_reply_pipe
+from elastic_run.multiprocessing.sendable import (
+    pickle_for_child,
+    refuse_local,
+    refuse_method,
+    refuse_uncallable,
+    refuse_unguarded_main,
+    refuse_unsendable,
+)
+from elastic_run.signals import block_signals, forget_wakeup_fd, restore_signals
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+    from typing import Any
+
+#: What a forked worker writes when it no longer holds anything of the launcher's.
+_READY = b"+"
+_UNKNOWN_EXIT_CODE = 255
+
+
+class ServedExit:
+    """The end of a process that is the fork server's child.
+
+    Args:
+        popen: multiprocessing's handle of it.
+    """
+
+    __slots__ = ("_popen", "descriptor")
+
+    def __init__(self, popen: Any) -> None:  # noqa: ANN401 - a class that multiprocessing doesn't show
+        self._popen = popen
+        self.descriptor: int = popen.sentinel
+
+    def has_ended(self) -> bool:
+        """Whether the process has ended."""
+        poll = select.poll()
+        poll.register(self.descriptor, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def read(self) -> int:
+        """Return its exit code, or minus the signal's number; call it once it has ended."""
+        code = self._popen.poll()
+        self._popen.close()
+        return _UNKNOWN_EXIT_CODE if code is None else int(code)
+
+
+class StartedFunction:
+    """A function worker that runs.
+
+    Args:
+        pid: Its process.
+        reply: What it will answer.
+        exit: How its end is seen where it is not our child, or None.
+    """
+
+    __slots__ = ("exit", "pid", "reply")
+
+    def __init__(self, pid: int, reply: ReplyReader, served: ServedExit | None = None) -> None:
+        self.pid = pid
+        self.reply = reply
+        self.exit = served
+
+
+class Place:
+    """Where a function worker is to run.
+
+    Args:
+        env: Variables of its own.
+        stdout: Descriptor that it gets as 1.
+        stderr: Descriptor that it gets as 2.
+        replaced: Those of 1 and 2 that are led to a file or a prefix.
+        affinity: Logical CPUs to run on, or None to inherit.
+    """
+
+    __slots__ = ("affinity", "env", "replaced", "stderr", "stdout")
+
+    def __init__(
+        self,
+        env: Mapping[str, str],
+        *,
+        stdout: int = 1,
+        stderr: int = 2,
+        replaced: Collection[int] = (),
+        affinity: frozenset[int] | None = None,
+    ) -> None:
+        self.env = dict(env)
+        self.stdout = stdout
+        self.stderr = stderr
+        self.replaced = tuple(replaced)
+        self.affinity = affinity
+
+
+def read_value(reply: ReplyReader, rank: int) -> Any:  # noqa: ANN401 - whatever the function returned
+    """Return what a worker's function returned.
+
+    Args:
+        reply: Its finished reply.
+        rank: Its number, for the message.
+
+    Returns:
+        The value; None where it ended without returning, by `os._exit(0)`.
+
+    Raises:
+        UnpicklingError: This process can't make the value of what the worker sent.
+    """
+    if reply.kind != VALUE:
+        return None
+    try:
+        return pickle.loads(reply.payload)  # noqa: S301 - from our own child, through an anonymous pipe (law 5)
+    except Exception as error:
+        message = f"what rank {rank} returned can't be unpickled here: {type(error).__name__}: {error}"
+        raise pickle.UnpicklingError(message) from error
+
+
+class Functions:
+    """A function and its arguments for each worker, ready to be started.
+
+    Args:
+        function: The function.
+        args: Its arguments by local rank.
+        start_method: `spawn`, `fork` or `forkserver`.
+        is_recorded: See `FunctionWorker`.
+        daemon: As of `multiprocessing.Process`.
+
+    Raises:
+        TypeError: The function can't be called.
+        ValueError: There is no such start method.
+        RuntimeError: The program can't be forked any more, or this is a worker that is importing its main module.
+        PicklingError: The function or an argument can't be sent; depending on the object AttributeError or TypeError,
+            as pickle has it.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        args: Mapping[int, Sequence[Any]],
+        start_method: str = "spawn",
+        *,
+        is_recorded: bool = True,
+        daemon: bool | None = None,
+    ) -> None:
+        refuse_uncallable(function)
+        refuse_method(start_method)
+        if start_method != "fork":
+            refuse_unguarded_main()
+            refuse_local(function, start_method)
+        self._method = start_method
+        #: Open as long as this process lives: how forked workers know that it does.
+        self._signs_of_life: list[int] = []
+        self._replies: list[int] = []
+        self._workers = {
+            rank: FunctionWorker(
+                function, tuple(own), start_method=start_method, is_recorded=is_recorded, daemon=daemon
+            )
+            for rank, own in args.items()
+        }
+        if start_method != "fork":
+            for rank, worker in self._workers.items():
+                refuse_unsendable(worker, rank, start_method)
+
+    def start(
+        self, local_rank: int, place: Place, *, closed: Sequence[int] = (), on_fork: Callable[[], None] | None = None
+    ) -> StartedFunction:
+        """Start one worker.
+
+        Args:
+            local_rank: Which.
+            place: Where it runs.
+            closed: Descriptors that it must not inherit, from `inheritable_descriptors`; a fork inherits them.
+            on_fork: Gives up what is the launcher's, in a forked worker.
+
+        Returns:
+            The worker.
+
+        Raises:
+            OSError: The system refuses a process or a descriptor.
+        """
+        start = {"spawn": self._spawn, "fork": self._fork, "forkserver": self._serve}[self._method]
+        worker = self._workers[local_rank]
+        reading, worker.reply = open_reply_pipe()
+
+        def give_up() -> None:
+            if on_fork is not None:
+                on_fork()
+            for fd in (*self._signs_of_life, *self._replies, reading):
+                os.close(fd)
+
+        try:
+            pid, served = start(worker, place, closed, give_up)
+        except BaseException:
+            os.close(reading)
+            raise
+        finally:
+            if isinstance(worker.reply, int):
+                os.close(worker.reply)
+        self._replies.append(reading)
+        return StartedFunction(pid, ReplyReader(reading), served)
+
+    def close(self) -> None:
+        """Give back what is open for workers that run; call it when they have ended. Harmless when closed."""
+        for fd in self._signs_of_life:
+            os.close(fd)
+        self._signs_of_life.clear()
+
+    def _spawn(
+        self, worker: FunctionWorker, place: Place, closed: Sequence[int], _: Callable[[], None]
+    ) -> tuple[int, None]:
+        payload, kept = pickle_for_child(spawn.get_preparation_data(worker.name), worker)
+        file = _open_unnamed()
+        try:
+            _fill(file, payload)
+            tracker = getattr(resource_tracker._resource_tracker, "_fd", None)  # noqa: SLF001 - asking for it publicly would start one
+            argv = spawn.get_command_line(pipe_handle=file, tracker_fd=tracker)
+            kept = sorted({*kept, file, worker.reply, *(() if tracker is None else (tracker,))})
+            pid = children.spawn(
+                argv,
+                {**os.environ, **place.env},
+                stdout=place.stdout,
+                stderr=place.stderr,
+                affinity=place.affinity,
+                closed=[fd for fd in closed if fd not in kept],
+                kept=kept,
+            )
+        finally:
+            os.close(file)
+        return pid, None
+
+    def _fork(
+        self, worker: FunctionWorker, place: Place, _: Sequence[int], on_fork: Callable[[], None]
+    ) -> tuple[int, None]:
+        streams = (place.stdout if place.stdout != 1 else None, place.stderr if place.stderr != 2 else None)  # noqa: PLR2004
+        arrival = Arrival(place.env, streams, place.replaced, place.affinity)
+        ready, tell_ready = os.pipe()
+        alive, stay_alive = os.pipe()
+        util._flush_std_streams()  # type: ignore[attr-defined]  # noqa: SLF001 - else both would write what is buffered
+        mask = block_signals(signal.valid_signals())
+        try:
+            pid = os.fork()
+            if not pid:
+                os.close(stay_alive)
+                os.close(ready)
+                _become_worker(worker, arrival, lambda: _settle(tell_ready, mask, on_fork), parent_alive=alive)
+        finally:
+            restore_signals(mask)
+            os.close(tell_ready)
+            os.close(alive)
+        self._signs_of_life.append(stay_alive)
+        os.read(ready, 1)  # or the end of the file: it has ended already, and its exit code will tell
+        os.close(ready)
+        return pid, None
+
+    def _serve(
+        self, worker: FunctionWorker, place: Place, _: Sequence[int], __: Callable[[], None]
+    ) -> tuple[int, ServedExit]:
+        from multiprocessing.popen_forkserver import Popen  # noqa: PLC0415 - for this start method only
+
+        reply = worker.reply
+        streams = (_Passed(place.stdout), _Passed(place.stderr))
+        worker.arrival = Arrival(place.env, streams, place.replaced, place.affinity)
+        worker.reply = _Passed(reply)
+        try:
+            popen = Popen(worker)
+        except EOFError as error:
+            message = "multiprocessing's fork server has ended"
+            raise OSError(message) from error
+        finally:
+            worker.reply = reply
+        return popen.pid, ServedExit(popen)
+
+
+class _Passed:
+    """A descriptor that goes to a fork server's child with what is pickled."""
+
+    __slots__ = ("_fd",)
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def __reduce__(self) -> tuple[Callable[[Any], Any], tuple[Any]]:
+        return _keep, (reduction.DupFd(self._fd),)
+
+
+def _keep(passed: object) -> object:
+    return passed
+
+
+def _settle(tell_ready: int, mask: Collection[int], on_fork: Callable[[], None]) -> None:
+    """Give up what is the launcher's, and say so; runs in a forked worker."""
+    on_fork()
+    forget_wakeup_fd()
+    restore_signals(mask)
+    os.write(tell_ready, _READY)
+    os.close(tell_ready)
+
+
+def _become_worker(worker: FunctionWorker, arrival: Arrival, settle: Callable[[], None], *, parent_alive: int) -> None:
+    """Run a worker in the process that was just forked; never returns."""
+    import atexit  # noqa: PLC0415 - a C module
+
+    code = 1
+    try:
+        # What the program wants to be done at its exit is the program's, not the worker's.
+        atexit._clear()  # noqa: SLF001 - as multiprocessing itself does in newer releases
+        _leave_stdin()
+        _leave_executors()
+        arrival.perform()
+        settle()
+        code = worker._bootstrap(parent_sentinel=parent_alive)  # type: ignore[attr-defined]  # noqa: SLF001 - what every start method of multiprocessing runs
+        atexit._run_exitfuncs()  # noqa: SLF001 - ditto
+    except BaseException:  # noqa: BLE001 - nothing may go back into the launcher's code
+        sys.excepthook(*sys.exc_info())
+    finally:
+        os._exit(code)
+
+
+def _leave_stdin() -> None:
+    """Read from /dev/null: workers have no stdin, as with multiprocessing.
+
+    That closes `sys.stdin`, and would wait for ever where another thread of the program is just reading from it.
+    """
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    sys.stdin = os.fdopen(null, encoding="utf-8")
+
+
+def _leave_executors() -> None:
+    """Let no exit wait for the threads of the program's executors: they aren't here, and one may have forked us.
+
+    Newer releases of Python do so themselves.
+    """
+    module = sys.modules.get("concurrent.futures.thread")
+    if module is not None:
+        module._threads_queues.clear()  # noqa: SLF001 - ditto
+
+
+def _open_unnamed() -> int:
+    """Open a file that has no name; it is gone when its last descriptor is."""
+    try:
+        return os.memfd_create("elastic-run")
+    except (AttributeError, OSError):
+        import tempfile  # noqa: PLC0415 - only where the kernel has no such files
+
+        with tempfile.TemporaryFile() as file:
+            return os.dup(file.fileno())
+
+
+def _fill(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+    os.lseek(fd, 0, os.SEEK_SET)

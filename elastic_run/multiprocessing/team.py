@@ -1,0 +1,167 @@
+"""Processes that are started together, and watched by a loop in a thread of its own.
+
+What `start_processes` and `spawn` return is made of it. An agent of ours has a loop of its own and no need for it; a
+program that goes on with something else while its processes run has none, and somebody must take their output, see
+their ends and read their results at any moment. Those who wait do so on a condition: nobody looks again and again.
+
+Signals stay with the program: a stop comes through `stop`.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+from elastic_run.core.shutdown import KILL_PATIENCE
+from elastic_run.loop import Loop
+from elastic_run.multiprocessing import processes
+from elastic_run.multiprocessing.guard import Guard
+from elastic_run.multiprocessing.guardian import Guardian
+from elastic_run.multiprocessing.workers import Workers
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from elastic_run.multiprocessing.functions import StartedFunction
+    from elastic_run.multiprocessing.replies import ReplyReader
+
+#: Seconds beyond all others that the thread gets to answer.
+_MOMENT = 5.0
+
+
+class Team:
+    """Processes of one program, from their start until none of them nor of their descendants lives.
+
+    Args:
+        is_daemon: Whether the program may end while they run, which ends them; if not it waits for them.
+        say: Tells the user one line.
+
+    Attributes:
+        loop: The team's loop; only before `serve` and in callbacks.
+        guardian: Ends the processes should this one die.
+        ended: Exit codes by local rank, in the order of the ends.
+        stopped: Local ranks that ended because they were told to.
+        replies: What function workers answer, by local rank.
+    """
+
+    def __init__(self, *, is_daemon: bool = True, say: Callable[[str], None] = lambda _: None) -> None:
+        self.loop = Loop()
+        self.guardian = Guardian(is_exec=True)
+        self.ended: dict[int, int] = {}
+        self.stopped: set[int] = set()
+        self.replies: dict[int, ReplyReader] = {}
+        self._workers = Workers(self.loop, self.guardian, on_exit=self._on_exit)
+        self._guard = Guard(self.loop, self.guardian, say=say)
+        self._news = threading.Condition()
+        self._is_over = False
+        self._is_gone = False
+        self._is_stopping = False
+        self._on_end: list[Callable[[], None]] = []
+        self._thread = threading.Thread(target=self._serve, name="elastic-run team", daemon=is_daemon)
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """Pids by local rank."""
+        return dict(self._workers.pids)
+
+    def adopt(self, local_rank: int, pid: int, started: StartedFunction | None = None) -> None:
+        """Take charge of a process that was just started; before `serve`.
+
+        Args:
+            local_rank: Its number.
+            pid: Its process.
+            started: What is known of a function worker, or None.
+        """
+        born = processes.start_time(pid)
+        self.guardian.watch(pid, born)
+        if started is not None:
+            self.replies[local_rank] = started.reply
+            started.reply.attach(self.loop)
+        self._workers.adopt(local_rank, pid, born, None if started is None else started.exit)
+
+    def abandon(self) -> None:
+        """Let go of the team in a forked worker."""
+        self.loop.abandon()
+        self.guardian.abandon()
+
+    def at_end(self, call: Callable[[], None]) -> None:
+        """Call in the team's thread when no process lives any more, before those who wait hear of it."""
+        self._on_end.append(call)
+
+    def start_guard(self) -> None:
+        """Start the guardian, before the first process.
+
+        Raises:
+            OSError: The system refuses a process.
+        """
+        self._guard.start()
+
+    def serve(self) -> None:
+        """Watch the processes from now on, in the team's thread."""
+        self._thread.start()
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether all have ended, or one has failed."""
+        return self._is_gone or len(self.ended) == len(self._workers.pids) or any(self.ended.values())
+
+    def wait(self, is_done: Callable[[], bool], timeout: float | None = None) -> bool:
+        """Wait for a change of `ended` that makes a condition true.
+
+        Args:
+            is_done: The condition.
+            timeout: Seconds, or None for any time.
+
+        Returns:
+            Whether it is true.
+        """
+        with self._news:
+            return self._news.wait_for(is_done, timeout)
+
+    def stop(self, number: int = signal.SIGTERM, grace: float = 30.0) -> None:
+        """Stop every process with all its descendants, and wait until they are gone; harmless when they are.
+
+        Args:
+            number: The signal that they get first.
+            grace: Seconds until SIGKILL.
+        """
+        self.loop.call_soon_threadsafe(lambda: self._stop(number, grace))
+        self._thread.join(grace + KILL_PATIENCE + _MOMENT)
+
+    def _serve(self) -> None:
+        try:
+            self.loop.run_until(lambda: self._is_gone)
+            for call in self._on_end:
+                call()
+        finally:
+            # After a defect too: those who wait must not wait for ever, and the guardian ends what still runs.
+            for reply in self.replies.values():
+                reply.finish()
+            self._guard.close(is_clean=self._is_gone)
+            self.loop.close()
+            with self._news:
+                self._is_gone = True
+                self._news.notify_all()
+
+    def _on_exit(self, local_rank: int, code: int) -> None:
+        if self._workers.was_stopped(local_rank):
+            self.stopped.add(local_rank)
+        reply = self.replies.get(local_rank)
+        if reply is not None:
+            reply.finish()
+        with self._news:
+            self.ended[local_rank] = code
+            self._news.notify_all()
+        if len(self.ended) == len(self._workers.pids):
+            # What they left behind goes with them.
+            self._stop(signal.SIGTERM, 0.0 if self._is_stopping else KILL_PATIENCE)
+
+    def _stop(self, number: int, grace: float) -> None:
+        if self._is_stopping or self._is_gone:
+            return
+        self._is_stopping = True
+        self._workers.stop(number, grace, self._gone)
+
+    def _gone(self, _survivors: list[int]) -> None:
+        self._is_gone = True

@@ -1,0 +1,220 @@
+"""A process context whose processes are a team's: what commands and functions of `start_processes` have in common.
+
+Each process leads a session; closing stops all that it started, and nothing outlives this program. Their stdout and
+stderr are this program's own unless `logs_specs` says otherwise; tee'd lines pass through the team's thread.
+"""
+
+from __future__ import annotations
+
+import abc
+import os
+import signal
+
+from elastic_run import contract
+from elastic_run.multiprocessing.contexts import PContext, RunProcsResult
+from elastic_run.multiprocessing.descriptors import ensure_standard_descriptors, inheritable_descriptors
+from elastic_run.multiprocessing.errors import ProcessFailure
+from elastic_run.multiprocessing.output.wiring import Wiring
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from elastic_run.cluster.numa import NumaOptions
+    from elastic_run.multiprocessing.output.console import Console
+    from elastic_run.multiprocessing.team import Team
+
+#: Seconds that processes get to stop when one of them has failed, as with torch.
+_GRACE = 30
+
+
+class Seat:
+    """Where one process of a team is to run.
+
+    Args:
+        local_rank: Its number.
+        env: Variables of its own.
+        stdout: Descriptor that it gets as 1.
+        stderr: Descriptor that it gets as 2.
+        affinity: Logical CPUs to run on, or None to inherit.
+        closed: Descriptors that it must not inherit.
+    """
+
+    __slots__ = ("affinity", "closed", "env", "local_rank", "stderr", "stdout")
+
+    def __init__(
+        self,
+        local_rank: int,
+        env: dict[str, str],
+        *,
+        stdout: int,
+        stderr: int,
+        affinity: frozenset[int] | None,
+        closed: list[int],
+    ) -> None:
+        self.local_rank = local_rank
+        self.env = env
+        self.stdout = stdout
+        self.stderr = stderr
+        self.affinity = affinity
+        self.closed = closed
+
+
+class TeamContext(PContext):
+    """A context whose processes are a team's."""
+
+    _team: Team | None = None
+    _is_started = False
+    _result: RunProcsResult | None = None
+    _numa_options: NumaOptions | None = None
+
+    def pids(self) -> dict[int, int]:
+        """Return the processes by local rank."""
+        return {} if self._team is None else self._team.pids
+
+    def _start(self) -> None:
+        from elastic_run.multiprocessing.team import Team  # noqa: PLC0415 - it imports the loop
+
+        if self._is_started:
+            message = f"{self.name} was started already: a context starts its processes once"
+            raise ValueError(message)
+        self._is_started = True
+        self._prepare()
+        ensure_standard_descriptors()
+        wiring, team = Wiring(capture=False), Team(say=self._say)
+        self._team = team
+        affinities = self._affinities()
+        closed = inheritable_descriptors()
+        try:
+            team.start_guard()
+            for rank in range(self.nprocs):
+                self._start_one(team, wiring, rank, affinities.get(rank), closed)
+        finally:
+            self._listen(team, wiring)
+            team.serve()
+
+    def _affinities(self) -> dict[int, frozenset[int]]:
+        if self._numa_options is None:
+            return {}
+        from elastic_run.cluster.numa import worker_affinities  # noqa: PLC0415 - only where the user asks for it
+
+        return worker_affinities(self._numa_options, self.nprocs)
+
+    def _start_one(
+        self, team: Team, wiring: Wiring, rank: int, affinity: frozenset[int] | None, closed: list[int]
+    ) -> None:
+        stdout, stderr = wiring.open(
+            rank,
+            stdout=self.stdouts[rank],
+            stderr=self.stderrs[rank],
+            tee_stdout=self._is_teed(self._logs.tee_stdouts, rank),
+            tee_stderr=self._is_teed(self._logs.tee_stderrs, rank),
+        )
+        env = {**self.envs[rank], contract.ENV_TOKEN: team.guardian.token}
+        outer = os.environ.get(contract.ENV_TOKEN)
+        if outer:
+            env[contract.ENV_TOKEN] = f"{outer}:{team.guardian.token}"
+        try:
+            seat = Seat(rank, env, stdout=stdout, stderr=stderr, affinity=affinity, closed=closed)
+            self._launch(team, seat, lambda: _close_all(wiring.launcher_ends()))
+        finally:
+            wiring.started(rank)
+
+    @staticmethod
+    def _is_teed(tees: dict[int, str], rank: int) -> bool:
+        return tees.get(rank, os.devnull) not in ("", os.devnull)
+
+    def _listen(self, team: Team, wiring: Wiring) -> None:
+        if not any(wiring.lines.values()):
+            return
+        from elastic_run.multiprocessing.output.console import Console  # noqa: PLC0415 - only for tees
+        from elastic_run.multiprocessing.output.worker_output import WorkerOutput  # noqa: PLC0415
+
+        console = Console(team.loop)
+        output = WorkerOutput(team.loop, console, wiring)
+        output.open_filtered(
+            self._logs.filtered_stdout if self._filters[0] else "",
+            self._logs.filtered_stderr if self._filters[1] else "",
+            stdout_filters=self._filters[0],
+            stderr_filters=self._filters[1],
+        )
+        prefixes = self._prefixes or {rank: f"[{self.name}{rank}]:" for rank in range(self.nprocs)}
+        output.attach({rank: prefix.encode(errors="surrogateescape") for rank, prefix in prefixes.items()})
+
+        def finish() -> None:
+            output.close()
+            _flush(console, team)
+
+        team.at_end(finish)
+
+    @staticmethod
+    def _say(text: str) -> None:
+        import logging  # noqa: PLC0415 - rarely
+
+        logging.getLogger(__name__).warning("%s", text)
+
+    def _prepare(self) -> None:
+        """Refuse what can't be started, before anything is."""
+
+    @abc.abstractmethod
+    def _launch(self, team: Team, seat: Seat, on_fork: Callable[[], None]) -> None:
+        """Start one process, and give it to the team; in a fork, `on_fork` is to be called."""
+
+    def _wait_news(self, timeout: float | None, period: float) -> None:  # noqa: ARG002 - nothing is looked at
+        team = self._team
+        if team is not None:
+            team.wait(lambda: team.is_decided, timeout)
+
+    def _poll(self) -> RunProcsResult | None:
+        team = self._team
+        if team is None:
+            message = f"{self.name} was not started"
+            raise AssertionError(message)
+        if self._result is None and team.is_decided:
+            failed_first = [rank for rank, code in team.ended.items() if code]
+            self._stop(signal.SIGTERM, _GRACE)
+            self._result = self._conclude(team, failed_first)
+            if not self._result.failures:
+                self._clean_up()
+        return self._result
+
+    def _conclude(self, team: Team, failed: list[int]) -> RunProcsResult:
+        result = RunProcsResult(stdouts=self.stdouts, stderrs=self.stderrs)
+        for rank in self._blamed(team, failed):
+            result.failures[rank] = ProcessFailure(rank, team.pids[rank], team.ended[rank], self.error_files[rank])
+        if not result.failures:
+            result.return_values = self._values(team)
+        return result
+
+    def _blamed(self, team: Team, failed: list[int]) -> list[int]:
+        """Return the ranks that count as failed: those that did so before the others were stopped."""
+        own = [rank for rank, code in team.ended.items() if code and rank not in team.stopped]
+        return own or failed
+
+    @abc.abstractmethod
+    def _values(self, team: Team) -> dict[int, Any]:
+        """Return what the processes returned."""
+
+    def _stop(self, death_sig: int, timeout: float) -> None:
+        if self._team is not None:
+            self._team.stop(death_sig, timeout)
+
+    def _close(self, death_sig: signal.Signals, timeout: int = 30) -> None:
+        self._stop(death_sig, timeout)
+
+    def _clean_up(self) -> None:
+        cleanup = getattr(self._logs_specs, "cleanup", None)
+        if cleanup is not None:
+            cleanup()
+
+
+def _close_all(descriptors: list[int]) -> None:
+    for fd in descriptors:
+        os.close(fd)
+
+
+def _flush(console: Console, team: Team) -> None:
+    """Wait for a slow reader of the tee'd lines."""
+    team.loop.run_until(lambda: console.is_idle)
+    console.close()

@@ -1,0 +1,123 @@
+"""What a node that waits tells its user of the others: who is there, who is missing, how long is left.
+
+The coordinator writes it into the store at every keep-alive interval, and whoever waits reads it there: every ten
+seconds, or with each beat where the agent shows it as one line that it rewrites. A spare says once that it is one.
+"""
+
+from __future__ import annotations
+
+import time
+
+from elastic_run.core import job_keys, member, messages
+from elastic_run.core.codec import MessageError
+from elastic_run.rendezvous.elastic.session import Notice, Waiting
+from elastic_run.rendezvous.elastic.waiting import INTERVAL, describe_missing, describe_spare, missing_texts
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from elastic_run.core.messages import Status
+    from elastic_run.rendezvous.elastic.affairs import Affairs
+    from elastic_run.store.job_store import JobStore
+
+__all__ = ["RollCall"]
+
+_WAITING = (member.BEGINNING, member.WAITING, member.READY)
+#: Phases of the job, as its status names them.
+_GATHERING = "gathering"
+_RUNNING = ("running", "warned")
+
+
+class RollCall:
+    """One node's look at who is there.
+
+    Args:
+        affairs: What the session's threads share.
+    """
+
+    def __init__(self, affairs: Affairs) -> None:
+        self._affairs = affairs
+        self._last_look = time.monotonic()
+        self._is_shown = False
+        self._told_spare = ""
+
+    def tell(self, store: JobStore, now: float) -> None:
+        """Tell the agent who is missing, if that is due.
+
+        Args:
+            store: The job's store.
+            now: Monotonic seconds.
+
+        Raises:
+            StoreConnectionError: The store can't be reached.
+        """
+        affairs = self._affairs
+        if not self._is_waiting:
+            self._last_look, self._told_spare = now, ""
+            self._hide()
+        elif affairs.shows_waiting or now - self._last_look >= INTERVAL:
+            self._last_look = now
+            status = _read(store)
+            if status is not None and self._is_waiting:
+                self._tell(status, now)
+
+    @property
+    def _is_waiting(self) -> bool:
+        membership = self._affairs.membership
+        return membership is not None and membership.member.state in _WAITING
+
+    def _tell(self, status: Status, now: float) -> None:
+        if not status.present:
+            return  # the coordinator was elected just now, and hasn't heard of anybody yet
+        is_spare = status.phase in _RUNNING and self._state != member.READY
+        if status.phase == _GATHERING:
+            self._told_spare = ""
+            self._tell_missing(status, now)
+        elif is_spare:
+            self._tell_spare(describe_spare(status.present, status.max_nodes))
+        else:
+            self._hide()
+
+    @property
+    def _state(self) -> str | None:
+        membership = self._affairs.membership
+        return None if membership is None else membership.member.state
+
+    def _tell_missing(self, status: Status, now: float) -> None:
+        hosts, present, wanted, left = status.hosts, status.present, status.max_nodes, status.seconds_left
+        if not self._affairs.shows_waiting:
+            line = describe_missing(hosts, present, wanted, left)
+            self._affairs.deliver(Notice("; ".join((line, *status.lost))))
+            return
+        until = None if left is None else now + left
+
+        def texts(at: float) -> tuple[str, ...]:
+            forms = missing_texts(hosts, present, wanted, None if until is None else until - at)
+            return "; ".join((forms[0], *status.lost)), *forms
+
+        self._show(Waiting(texts, is_for_nodes=True))
+
+    def _tell_spare(self, line: str) -> None:
+        if self._affairs.shows_waiting:
+            self._show(Waiting(lambda _: (line,), is_for_nodes=True))
+        elif line != self._told_spare:
+            self._affairs.deliver(Notice(line))
+        self._told_spare = line
+
+    def _show(self, waiting: Waiting) -> None:
+        self._is_shown = True
+        self._affairs.deliver(waiting)
+
+    def _hide(self) -> None:
+        if self._is_shown:
+            self._is_shown = False
+            self._affairs.deliver(Waiting(None, is_for_nodes=True))
+
+
+def _read(store: JobStore) -> Status | None:
+    raw = store.get([job_keys.STATUS])[0]
+    if raw is None:
+        return None
+    try:
+        return messages.read_status(raw)
+    except MessageError:
+        return None

@@ -1,0 +1,229 @@
+"""One way into the process group, whoever started the worker; and what this worker is.
+
+A process has one default group, as torch has it. So what is kept here, the group this module made, is the process's
+too; it is the one thing that this package remembers between calls.
+"""
+
+from __future__ import annotations
+
+import atexit
+import datetime as dt
+import os
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from elastic_run.worker.devices import Choice, choose
+from elastic_run.worker.errors import WorkerError
+from elastic_run.worker.place import Place, place_from
+
+if TYPE_CHECKING:
+    import torch
+
+    from elastic_run.worker.joining import Meeting
+
+__all__ = ["WorkerContext", "init_distributed", "is_main", "local_rank", "rank", "world_size"]
+
+_DEFAULT_TIMEOUT = dt.timedelta(minutes=10)
+#: What limits the devices that a process sees.
+_DEVICE_LIMITS = ("CUDA_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "SLURM_GPUS_PER_TASK")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerContext:
+    """What a worker is among the others.
+
+    Attributes:
+        rank: Among all workers.
+        world_size: How many workers there are.
+        local_rank: Among those on this node.
+        local_world_size: How many workers there are on this node.
+        device: Where to put the model and the data; with CUDA it is the current device already.
+        backend: Of the process group.
+        launcher: Who placed it: "elastic-run", "torchrun", "slurm", "environment" (somebody else who set RANK), "none".
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    device: torch.device
+    backend: str
+    launcher: str
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is the one worker that prints and writes for all."""
+        return self.rank == 0
+
+
+class _Joined:
+    """The group that `init_distributed` has made in this process."""
+
+    def __init__(self) -> None:
+        self.context: WorkerContext | None = None
+        self.meeting: Meeting | None = None
+        self.pid = 0
+        self.count = 0
+
+
+_joined = _Joined()
+
+
+def init_distributed(
+    backend: str | None = None,
+    *,
+    timeout: float | dt.timedelta | None = None,
+    device: str | torch.device | None = None,
+) -> WorkerContext:
+    """Join the other workers: make the default process group, bind the device, prove that all can be reached.
+
+    It does the same under elastic-run, torchrun, ``srun python`` and in plain python, where it makes a group of one. A
+    second call changes nothing and returns the same. The group is destroyed when the process ends. Under Slurm the
+    variables that a launcher would have set (RANK and so on) are set in `os.environ`, for libraries that look there.
+
+    Args:
+        backend: torch's name for it; None for nccl where there is a CUDA device, gloo elsewhere.
+        timeout: How long each step of joining may take, and each collective later; in seconds if a number. None for
+            10 minutes.
+        device: Where this worker computes; None for the CUDA device of its local rank, or the CPU.
+
+    Returns:
+        What this worker is.
+
+    Raises:
+        PlaceError: The environment doesn't say which worker this is, or there is no device for it.
+        JoinError: Not all workers came together; it says who is missing.
+        ValueError: The timeout isn't positive, backend and device don't fit, or the group that is there already has
+            another backend.
+        WorkerError: This build of torch has no distributed package.
+    """
+    import torch.distributed as dist  # noqa: PLC0415 - a second, which only those who call it pay
+
+    if not dist.is_available():
+        message = "this build of torch has no torch.distributed"
+        raise WorkerError(message)
+    if dist.is_initialized():
+        return _existing_context(backend)
+    limit = _parse_timeout(timeout)
+    place = place_from(os.environ)
+    choice = _choose(place, backend, device)
+    return _join(place, choice, limit)
+
+
+def rank() -> int:
+    """Return this worker's rank among all: of its process group, or before there is one of its environment."""
+    return _from_group("get_rank") if _has_group() else place_from(os.environ).rank
+
+
+def world_size() -> int:
+    """Return how many workers there are, by the process group, or before there is one by the environment."""
+    return _from_group("get_world_size") if _has_group() else place_from(os.environ).world_size
+
+
+def local_rank() -> int:
+    """Return this worker's rank among those on its node."""
+    return place_from(os.environ).local_rank
+
+
+def is_main() -> bool:
+    """Tell whether this is the one worker that prints and writes for all, rank 0."""
+    return rank() == 0
+
+
+def _has_group() -> bool:
+    module = sys.modules.get("torch.distributed")  # without the import there is no group
+    return module is not None and module.is_available() and bool(module.is_initialized())
+
+
+def _from_group(question: str) -> int:
+    return int(getattr(sys.modules["torch.distributed"], question)())
+
+
+def _parse_timeout(timeout: float | dt.timedelta | None) -> dt.timedelta:
+    if timeout is None:
+        return _DEFAULT_TIMEOUT
+    limit = timeout if isinstance(timeout, dt.timedelta) else dt.timedelta(seconds=timeout)
+    if limit <= dt.timedelta(0):
+        message = f"timeout={timeout}: it must be more than 0 s"
+        raise ValueError(message)
+    return limit
+
+
+def _choose(place: Place, backend: str | None, device: str | torch.device | None) -> Choice:
+    import torch  # noqa: PLC0415
+
+    return choose(
+        backend,
+        None if device is None else str(device),
+        local_rank=place.local_rank,
+        local_world_size=place.local_world_size,
+        device_count=torch.cuda.device_count() if torch.cuda.is_available() else 0,
+        is_each_its_own=any(name in os.environ for name in _DEVICE_LIMITS),
+    )
+
+
+def _join(place: Place, choice: Choice, limit: dt.timedelta) -> WorkerContext:
+    import torch  # noqa: PLC0415
+
+    from elastic_run.worker.joining import join  # noqa: PLC0415 - imports nothing, but is needed only here
+
+    if place.launcher == "slurm":
+        for name, value in place.variables.items():
+            os.environ.setdefault(name, value)
+    if choice.index is not None:
+        torch.cuda.set_device(choice.index)
+    _joined.meeting = join(place, choice, timeout=limit, generation=_joined.count)
+    if not _joined.count:
+        atexit.register(_leave)
+    _joined.count += 1
+    _joined.pid = os.getpid()
+    _joined.context = WorkerContext(
+        rank=place.rank,
+        world_size=place.world_size,
+        local_rank=place.local_rank,
+        local_world_size=place.local_world_size,
+        device=torch.device(choice.device),
+        backend=choice.backend,
+        launcher=place.launcher,
+    )
+    return _joined.context
+
+
+def _existing_context(backend: str | None) -> WorkerContext:
+    """Describe the group that is there: ours, or one that the script made by itself."""
+    import torch  # noqa: PLC0415
+    import torch.distributed as dist  # noqa: PLC0415
+
+    actual = dist.get_backend()
+    if backend is not None and backend != actual and (_joined.context is None or backend != _joined.context.backend):
+        message = f"backend={backend}, but the process group is there already, with {actual}"
+        raise ValueError(message)
+    if _joined.context is not None:
+        return _joined.context
+    place = place_from(os.environ)
+    is_cuda = "nccl" in actual
+    return WorkerContext(
+        rank=dist.get_rank(),
+        world_size=dist.get_world_size(),
+        local_rank=place.local_rank,
+        local_world_size=place.local_world_size,
+        device=torch.device("cuda", torch.cuda.current_device()) if is_cuda else torch.device("cpu"),
+        backend=actual,
+        launcher=place.launcher,
+    )
+
+
+def _leave() -> None:
+    """Destroy the group at the end of the process, and with it what torch would warn of."""
+    import torch.distributed as dist  # noqa: PLC0415
+
+    meeting, context = _joined.meeting, _joined.context
+    if os.getpid() != _joined.pid or meeting is None or context is None:
+        return  # a forked child: the group is its parent's
+    has_failed = getattr(sys, "last_value", None) is not None  # an exception ends this process
+    is_stuck = has_failed and "nccl" in context.backend  # NCCL would wait for collectives that never end
+    if dist.is_initialized() and not is_stuck:
+        dist.destroy_process_group()
+    if not has_failed:
+        meeting.part()

@@ -1,0 +1,231 @@
+"""How workers come together: the store first, then the process group, then one all-reduce that proves it.
+
+torch alone leaves a worker that waits for a missing rank without its name: until the timeout, then with the message of
+some layer below. So each rank writes its host's name into the store before anything else; who doesn't is missing, by
+number. A rank that is connected writes that too; so when the all-reduce fails, it is known who couldn't be reached.
+
+Every wait is the store's own, and each rank does the same few operations, however many ranks there are.
+"""
+
+from __future__ import annotations
+
+import atexit
+import datetime as dt
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from elastic_run.worker.errors import JoinError
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+    from elastic_run.worker.devices import Choice
+    from elastic_run.worker.place import Place
+
+__all__ = ["Meeting", "join"]
+
+#: Ranks that a message names one by one.
+_NAMED = 8
+#: What to look at when ranks reach the store, but not each other.
+_NETWORK = "look at firewalls between the nodes, and where they have several interfaces at GLOO_ or NCCL_SOCKET_IFNAME"
+#: How long rank 0 lets the others leave before it takes the store with it; and how long after a failure, which gloo
+#: tells some ranks several times later than others.
+_FAREWELL, _LINGER = dt.timedelta(seconds=10), dt.timedelta(seconds=60)
+#: Under this the store keeps who is there; with a number, for a group that is destroyed and made again.
+_PREFIX = "elastic_run/worker"
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """One coming together of all ranks, and the store it takes place in.
+
+    Attributes:
+        place: Which worker this is.
+        store: The workers' store, under a prefix of this meeting's own.
+        timeout: How long each wait may take.
+    """
+
+    place: Place
+    store: Store
+    timeout: dt.timedelta
+
+    def arrive(self) -> None:
+        """Wait until all ranks are here.
+
+        Raises:
+            JoinError: Some are not, in time; it names them.
+        """
+        self.store.set(f"host/{self.place.rank}", os.uname().nodename)
+        self.wait_all("arrived", "not all ranks have arrived", noted="host")
+
+    def connected(self) -> None:
+        """Note that this rank has made its process group."""
+        self.store.set(f"connected/{self.place.rank}", "1")
+
+    def wait_all(self, step: str, problem: str, *, noted: str) -> None:
+        """Wait until all ranks have come to a step: the last one says so to all.
+
+        Args:
+            step: Its name.
+            problem: What is the matter if they don't come.
+            noted: Which notes tell who is missing.
+
+        Raises:
+            JoinError: They don't, in time.
+        """
+        try:
+            if self.store.add(step, 1) >= self.place.world_size:
+                self.store.set(f"{step}/all", "1")
+            self.store.wait([f"{step}/all"], self.timeout)
+        except RuntimeError as error:
+            raise self.failure(problem, error, noted=noted) from error
+
+    def part(self, patience: dt.timedelta = _FAREWELL) -> None:
+        """Let rank 0, where it serves the store, be the last to go: the others ask it who is missing, or just end.
+
+        Args:
+            patience: How long it waits for them at most: who has crashed doesn't say goodbye.
+        """
+        if self.place.is_store_served or self.place.world_size == 1:
+            return
+        try:
+            if self.store.add("arrived", 0) <= 1:
+                return  # nobody else came
+            if self.store.add("left", 1) >= self.place.world_size:
+                self.store.set("left/all", "1")
+            if self.place.rank == 0:
+                self.store.wait(["left/all"], patience)
+        except RuntimeError:
+            pass  # another rank has failed, or the store is gone: nothing is left to be said
+
+    def failure(self, problem: str, error: Exception, *, noted: str) -> JoinError:
+        """Return the error that says who is missing, as far as the store can tell."""
+        where = f"rank {self.place.rank} on {os.uname().nodename}"
+        try:
+            others = (rank for rank in range(self.place.world_size) if rank != self.place.rank)
+            missing = [rank for rank in others if not self.store.check([f"{noted}/{rank}"])]
+            who = self._describe(missing, noted)
+        except RuntimeError as lost:
+            who = f"the store at {self.place.master_addr}:{self.place.master_port} is gone ({_first_line(lost)})"
+        seconds = self.timeout.total_seconds()
+        return JoinError(f"{where}: {problem} (timeout {seconds:g} s): {who}. torch says: {_first_line(error)}")
+
+    def _describe(self, missing: list[int], noted: str) -> str:
+        if not missing:
+            return f"every other rank is there, so connections between them fail: {_NETWORK}"
+        named = ", ".join(self._name(rank) for rank in missing[:_NAMED])
+        more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
+        count = f"{len(missing)} of {self.place.world_size} missing"
+        advice = "did they fail earlier, or never start?" if noted == "host" else f"did they fail? if not: {_NETWORK}"
+        return f"{count}: rank {named}{more} ({advice})"
+
+    def _name(self, rank: int) -> str:
+        key = f"host/{rank}"
+        return f"{rank} on {self.store.get(key).decode()}" if self.store.check([key]) else str(rank)
+
+
+def join(place: Place, choice: Choice, *, timeout: dt.timedelta, generation: int) -> Meeting:
+    """Make the process group and prove that it works.
+
+    Args:
+        place: Which worker this is.
+        choice: Backend and device.
+        timeout: How long each of the steps may take, and each collective later.
+        generation: How many groups this process has made before.
+
+    Raises:
+        JoinError: The store or a rank can't be reached.
+    """
+    from torch.distributed import PrefixStore  # type: ignore[attr-defined] # noqa: PLC0415 - it is public, says its page
+
+    store = PrefixStore(f"{_PREFIX}/{generation}", _open_store(place, timeout))
+    meeting = Meeting(place, store, timeout)
+    try:
+        meeting.arrive()
+        _connect(meeting, choice)
+    except JoinError:
+        atexit.register(meeting.part, _LINGER)  # then the error has been printed
+        raise
+    return meeting
+
+
+def _connect(meeting: Meeting, choice: Choice) -> None:
+    import torch.distributed as dist  # noqa: PLC0415
+
+    try:
+        _make_group(meeting, choice)
+    except RuntimeError as error:
+        failure = meeting.failure("the process group could not be made", error, noted="connected")
+        raise failure from error
+    try:
+        _prove(meeting, choice)
+    except RuntimeError as error:
+        failure = meeting.failure("the first all-reduce failed", error, noted="connected")
+        if "nccl" not in choice.backend:  # there a group with an unfinished collective may never be destroyed
+            dist.destroy_process_group()
+        raise failure from error
+
+
+def _open_store(place: Place, timeout: dt.timedelta) -> Store:
+    from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined] # noqa: PLC0415 - as above
+
+    if place.launcher == "none":
+        return HashStore()
+    try:
+        return TCPStore(
+            place.master_addr,
+            place.master_port,
+            place.world_size,
+            place.rank == 0 and not place.is_store_served,
+            timeout,
+            # Else rank 0 waits here for all, and whoever doesn't come looks like a port that is taken.
+            wait_for_workers=False,
+            multi_tenant=True,  # for a group that is made again
+        )
+    except (RuntimeError, ValueError) as error:
+        raise _store_failure(place, timeout, error) from error
+
+
+def _store_failure(place: Place, timeout: dt.timedelta, error: Exception) -> JoinError:
+    where = f"rank {place.rank} on {os.uname().nodename}"
+    address = f"{place.master_addr}:{place.master_port} (MASTER_ADDR, MASTER_PORT)"
+    if place.rank == 0 and not place.is_store_served:
+        problem = f"could not serve the workers' store at {address}"
+        advice = "is the port taken? set MASTER_PORT, the same for all ranks, to a free one"
+    else:
+        problem = f"could not reach the workers' store at {address} within {timeout.total_seconds():g} s"
+        advice = "does rank 0 run, does the name resolve here, does a firewall let the port through?"
+    return JoinError(f"{where} {problem} ({advice}). torch says: {_first_line(error)}")
+
+
+def _make_group(meeting: Meeting, choice: Choice) -> None:
+    import torch  # noqa: PLC0415
+    import torch.distributed as dist  # noqa: PLC0415
+
+    bound = None if choice.index is None or "nccl" not in choice.backend else torch.device(choice.device)
+    dist.init_process_group(
+        choice.backend,
+        store=meeting.store,
+        rank=meeting.place.rank,
+        world_size=meeting.place.world_size,
+        timeout=meeting.timeout,
+        device_id=bound,
+    )
+    meeting.connected()
+
+
+def _prove(meeting: Meeting, choice: Choice) -> None:
+    import torch  # noqa: PLC0415
+    import torch.distributed as dist  # noqa: PLC0415
+
+    one = torch.ones(1, device=choice.device)
+    work = dist.all_reduce(one, async_op=True)
+    work.wait(meeting.timeout)
+    if one.item() != meeting.place.world_size:
+        message = f"the sum of a one from each of {meeting.place.world_size} ranks came out as {one.item():g}"
+        raise RuntimeError(message)
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

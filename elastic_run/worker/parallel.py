@@ -1,0 +1,108 @@
+"""The groups of a job that is parallel in several ways at once, made from their sizes on torch's DeviceMesh.
+
+Model-parallel ranks are neighbours, since they talk most and a node's own links are the fastest; pipeline stages are
+farthest apart. It is the order that Megatron and torchtitan use.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from elastic_run.worker.errors import WorkerError
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import DeviceMesh
+
+__all__ = ["ParallelGroup", "ParallelGroups", "parallel_groups"]
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelGroup:
+    """This worker's group in one of the ways.
+
+    Attributes:
+        group: To give to collectives.
+        rank: This worker's rank in it.
+        size: How many ranks it has.
+    """
+
+    group: dist.ProcessGroup
+    rank: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelGroups:
+    """This worker's groups in all the ways.
+
+    Attributes:
+        mesh: The whole, with the dimensions "pipeline", "data" and "model", for torch's own parallel APIs.
+        pipeline: Ranks that hold the model's other stages.
+        data: Ranks that hold the same weights, and see other data.
+        model: Ranks that share each layer's weights.
+    """
+
+    mesh: DeviceMesh
+    pipeline: ParallelGroup
+    data: ParallelGroup
+    model: ParallelGroup
+
+
+def parallel_groups(*, data: int | None = None, pipeline: int = 1, model: int = 1) -> ParallelGroups:
+    """Make the groups for data, pipeline and model (tensor) parallelism. Every rank calls it, with the same sizes.
+
+    Args:
+        data: How many ranks see different data; None for as many as the others leave.
+        pipeline: How many stages the model is cut into.
+        model: How many ranks share each layer.
+
+    Returns:
+        This worker's groups. Call it once and keep them: each call makes new ones.
+
+    Raises:
+        ValueError: A size is less than 1, or they don't multiply to the world size.
+        WorkerError: There is no process group yet.
+    """
+    import torch.distributed as dist  # noqa: PLC0415
+    from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415
+
+    if not (dist.is_available() and dist.is_initialized()):
+        message = "there is no process group yet: call init_distributed() first"
+        raise WorkerError(message)
+    shape = mesh_shape(dist.get_world_size(), data=data, pipeline=pipeline, model=model)
+    device_type = "cuda" if "nccl" in dist.get_backend() else "cpu"
+    mesh = init_device_mesh(device_type, shape, mesh_dim_names=("pipeline", "data", "model"))
+    return ParallelGroups(mesh, *(_group_of(mesh, name) for name in ("pipeline", "data", "model")))
+
+
+def mesh_shape(world_size: int, *, data: int | None, pipeline: int, model: int) -> tuple[int, int, int]:
+    """Return how many ranks there are in each dimension, in the order pipeline, data, model.
+
+    Raises:
+        ValueError: As for `parallel_groups`.
+    """
+    sizes = {"data": data, "pipeline": pipeline, "model": model}
+    for name, size in sizes.items():
+        if size is not None and size < 1:
+            message = f"{name}={size}: a size is 1 at least"
+            raise ValueError(message)
+    others = pipeline * model
+    if data is None:
+        if world_size % others:
+            message = (
+                f"pipeline={pipeline} x model={model} = {others}, which does not divide the world size, {world_size}"
+            )
+            raise ValueError(message)
+        data = world_size // others
+    if data * others != world_size:
+        product = f"data={data} x pipeline={pipeline} x model={model} = {data * others}"
+        message = f"{product}, but the world size is {world_size}"
+        raise ValueError(message)
+    return (pipeline, data, model)
+
+
+def _group_of(mesh: DeviceMesh, name: str) -> ParallelGroup:
+    group = mesh.get_group(name)
+    return ParallelGroup(group, mesh.get_local_rank(name), group.size())

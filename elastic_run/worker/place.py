@@ -1,0 +1,194 @@
+"""Which worker this process is, read from its environment: a pure function of the variables.
+
+Who set RANK comes first: a launcher that runs inside a Slurm job has said more than Slurm knows. Then a step of Slurm.
+A batch script is no step, though Slurm sets SLURM_PROCID=0 and SLURM_NTASKS for it too: a python that is
+started there directly is one process. A process that nobody placed is rank 0 of 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from elastic_run.worker.errors import PlaceError
+from elastic_run.worker.nodelist import count_tasks, parse_nodelist
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Place", "place_from", "step_port"]
+
+_NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_NEEDED_OF_SLURM = ("SLURM_JOB_ID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NODELIST")
+_HIGHEST_PORT = 65535
+#: Ports for the steps of Slurm jobs: below those that Linux gives to outgoing connections (from 32768).
+_FIRST_PORT, _PORTS = 10_000, 20_000
+#: Ports between one job and the next: jobs of neighbouring numbers share nodes, and each has several steps.
+_PORTS_OF_A_JOB = 97
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which worker a process is, and where the workers meet.
+
+    Attributes:
+        rank: Among all workers.
+        world_size: How many workers there are.
+        local_rank: Among those on this node.
+        local_world_size: How many workers there are on this node.
+        launcher: Who said so: "elastic-run", "torchrun", "environment" (somebody else who set RANK), "slurm", "none".
+        master_addr: Where the workers' store is; "" for a single process.
+        master_port: Its port; 0 for a single process.
+        node_rank: The node's number.
+        nodes: How many nodes there are.
+        is_store_served: Whether the launcher serves the store; otherwise rank 0 does.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    launcher: str
+    master_addr: str = ""
+    master_port: int = 0
+    node_rank: int = 0
+    nodes: int = 1
+    is_store_served: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.world_size:
+            message = f"rank {self.rank} is not below the world size, {self.world_size}"
+            raise PlaceError(message)
+        if not 0 <= self.local_rank < self.local_world_size:
+            message = f"local rank {self.local_rank} is not below the number of local workers, {self.local_world_size}"
+            raise PlaceError(message)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The variables by which a launcher would say the same."""
+        return {
+            "RANK": str(self.rank),
+            "WORLD_SIZE": str(self.world_size),
+            "LOCAL_RANK": str(self.local_rank),
+            "LOCAL_WORLD_SIZE": str(self.local_world_size),
+            "GROUP_RANK": str(self.node_rank),
+            "GROUP_WORLD_SIZE": str(self.nodes),
+            "MASTER_ADDR": self.master_addr,
+            "MASTER_PORT": str(self.master_port),
+        }
+
+
+def place_from(environment: Mapping[str, str]) -> Place:
+    """Find out which worker a process is.
+
+    Args:
+        environment: Its environment.
+
+    Raises:
+        PlaceError: Variables are missing, no numbers, or out of range; the message names them.
+    """
+    if environment.get("RANK"):
+        return _launched_place(environment)
+    if environment.get("SLURM_STEP_ID") and environment.get("SLURM_PROCID"):
+        return _slurm_place(environment)
+    if environment.get("WORLD_SIZE", "1") not in {"", "1"}:
+        _require(environment, _NEEDED)
+    return Place(0, 1, 0, 1, "none")
+
+
+def step_port(job: int, step: int) -> int:
+    """Return the port for a step of a Slurm job: the same in all its tasks, another one in its neighbours.
+
+    Steps of one job differ up to 97 of them, and so do the next 200 jobs, with 97 steps each.
+    """
+    return _FIRST_PORT + (job * _PORTS_OF_A_JOB + step) % _PORTS
+
+
+def _launched_place(environment: Mapping[str, str]) -> Place:
+    _require(environment, _NEEDED)
+    return Place(
+        rank=_number(environment, "RANK"),
+        world_size=_number(environment, "WORLD_SIZE"),
+        local_rank=_number(environment, "LOCAL_RANK", 0),
+        # Virtual local ranks: LOCAL_RANK is 0 in every worker, with the number of workers as it is.
+        local_world_size=_number(environment, "LOCAL_WORLD_SIZE", _number(environment, "LOCAL_RANK", 0) + 1),
+        launcher=_launcher_name(environment),
+        master_addr=environment["MASTER_ADDR"],
+        master_port=_port(environment),
+        node_rank=_number(environment, "GROUP_RANK", 0),
+        nodes=_number(environment, "GROUP_WORLD_SIZE", 1),
+        is_store_served=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+    )
+
+
+def _launcher_name(environment: Mapping[str, str]) -> str:
+    if not environment.get("TORCHELASTIC_RUN_ID"):
+        return "environment"
+    return "elastic-run" if environment.get("ELASTIC_RUN_TOKEN") else "torchrun"
+
+
+def _slurm_place(environment: Mapping[str, str]) -> Place:
+    _require(environment, _NEEDED_OF_SLURM)
+    nodes = parse_nodelist(environment["SLURM_STEP_NODELIST"])
+    # The step's own number: SLURM_NTASKS is the job's, in an interactive step.
+    tasks = "SLURM_STEP_NUM_TASKS" if environment.get("SLURM_STEP_NUM_TASKS") else "SLURM_NTASKS"
+    _require(environment, (tasks,))
+    node_rank = _number(environment, "SLURM_NODEID", 0)
+    return Place(
+        rank=_number(environment, "SLURM_PROCID"),
+        world_size=_number(environment, tasks),
+        local_rank=_number(environment, "SLURM_LOCALID"),
+        local_world_size=_local_tasks(environment, node_rank),
+        launcher="slurm",
+        # No name has to be looked up on a single node.
+        master_addr=environment.get("MASTER_ADDR") or ("127.0.0.1" if len(nodes) == 1 else nodes[0]),
+        master_port=_slurm_port(environment),
+        node_rank=node_rank,
+        nodes=len(nodes),
+    )
+
+
+def _local_tasks(environment: Mapping[str, str], node: int) -> int:
+    text = environment.get("SLURM_STEP_TASKS_PER_NODE")
+    return count_tasks(text, node) if text else _number(environment, "SLURM_LOCALID") + 1
+
+
+def _slurm_port(environment: Mapping[str, str]) -> int:
+    if environment.get("MASTER_PORT"):
+        return _port(environment)
+    reserved = environment.get("SLURM_STEP_RESV_PORTS", "")  # of `srun --resv-ports`: nobody else gets them
+    first = reserved.partition(",")[0].partition("-")[0]
+    if first.isdecimal():
+        return int(first)
+    return step_port(_number(environment, "SLURM_JOB_ID"), _number(environment, "SLURM_STEP_ID"))
+
+
+def _port(environment: Mapping[str, str]) -> int:
+    port = _number(environment, "MASTER_PORT")
+    if not 0 < port <= _HIGHEST_PORT:
+        message = f"MASTER_PORT={port} is no port: 1 to {_HIGHEST_PORT} are"
+        raise PlaceError(message)
+    return port
+
+
+def _require(environment: Mapping[str, str], names: tuple[str, ...]) -> None:
+    missing = [name for name in names if not environment.get(name)]
+    if not missing:
+        return
+    present = ", ".join(f"{name}={environment[name]}" for name in names if environment.get(name)) or "none of them"
+    message = (
+        f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set, but {present}: set all of "
+        f"{', '.join(names)} or none; a launcher such as elastic-run sets them"
+    )
+    raise PlaceError(message)
+
+
+def _number(environment: Mapping[str, str], name: str, default: int | None = None) -> int:
+    text = environment.get(name)
+    if not text and default is not None:
+        return default
+    try:
+        return int(text or "")
+    except ValueError:
+        message = f"{name}={text!r} is not a whole number"
+        raise PlaceError(message) from None

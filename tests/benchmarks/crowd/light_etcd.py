@@ -1,0 +1,138 @@
+"""A light node whose store is etcd, over version 3 of its API.
+
+Each request is what `EtcdV3JobStore` asks for the same thing, made of the same parts, over as many connections. What an
+etcd that is too busy refuses is asked again as there, after a growing pause of random length.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import secrets
+from typing import TYPE_CHECKING, Any
+
+from elastic_run.core import job_keys
+from elastic_run.rendezvous.elastic.link import BIRTH
+from elastic_run.store.errors import StoreConnectionError
+from elastic_run.store.etcd_v3_api import encode, encode_key, end_of, parse_items, parse_news, range_request
+from elastic_run.store.http_messages import encode as encode_request
+from elastic_run.store.packing import pack, unpack
+from elastic_run.store.retreat import Retreat, draw_fraction
+from tests.benchmarks.crowd.exchange import HTTP, HTTP_HEAD, HTTP_LINE, Exchange, Question
+from tests.benchmarks.crowd.light_node import LightNode
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from elastic_run.store.etcd_job_store import Item
+    from tests.benchmarks.crowd.exchange import Script
+    from tests.benchmarks.crowd.light_node import Asking
+
+#: Seconds that the pauses between attempts take at most: the first one, and any.
+_PAUSE = 0.1
+_LAST_PAUSE = 0.8
+
+
+class LightEtcdNode(LightNode):
+    """One node of a job in etcd."""
+
+    _lease = 0
+    _awaited = ""
+
+    def _get(self, keys: Sequence[str]) -> Asking[list[bytes | None]]:
+        if len(keys) == 1:
+            answers = [(yield from self._call("kv/range", range_request(self._key(keys[0]))))]
+        else:
+            success = [{"request_range": range_request(self._key(key))} for key in keys]
+            answer = yield from self._call("kv/txn", {"success": success})
+            answers = [one["response_range"] for one in answer["responses"]]
+        found = [parse_items(answer) for answer in answers]
+        return [unpack(items[0].value) if items and items[0].value is not None else None for items in found]
+
+    def _create(self, key: str, value: bytes) -> Asking[bytes]:
+        path = self._key(key)
+        is_free = {"key": encode_key(path), "target": "VERSION", "result": "EQUAL", "version": "0"}
+        look = {"request_range": range_request(path)}
+        put = {"request_put": self._put(path, value, self._job_lease)}
+        answer = yield from self._call("kv/txn", {"compare": [is_free], "success": [put], "failure": [look]})
+        if answer.get("succeeded"):
+            return value
+        there = parse_items(answer["responses"][0]["response_range"])[0].value
+        return unpack(there or b"")
+
+    def _append(self, value: bytes) -> Asking[None]:
+        path = f"{self._path}/s/{job_keys.FACTS}/{secrets.token_hex(8)}"
+        yield from self._call("kv/put", self._put(path, value, self._job_lease))
+
+    def _beat(self) -> Asking[None]:
+        if self._lease:
+            yield from self._call("lease/keepalive", {"ID": str(self._lease)})
+            return
+        self._lease = secrets.randbits(62) | 1
+        yield from self._call("lease/grant", {"ID": str(self._lease), "TTL": str(math.ceil(self._rules.lease))})
+        yield from self._call("kv/put", self._put(f"{self._path}/b/{self._node}", b"1", self._lease))
+
+    def _read_beat(self, node: str) -> Asking[int | None]:
+        answer = yield from self._call("kv/range", range_request(f"{self._path}/b/{node}"))
+        return int(answer["header"]["revision"]) if parse_items(answer) else None
+
+    def _begin_following(self) -> Asking[None]:
+        directory = self._key(BIRTH).rpartition("/")[0] + "/"
+        order = {"sort_order": "ASCEND", "sort_target": "CREATE"}
+        answer = yield from self._call("kv/range", range_request(directory, end_of(directory), **order))
+        self._mirror: dict[str, bytes] = {}
+        self._reflect(parse_items(answer))
+        Exchange(self._loop, self._address, self._watch(directory, int(answer["header"]["revision"]) + 1))
+
+    def _wait(self, key: str) -> Asking[bytes]:
+        self._awaited = self._key(key)
+        while self._awaited not in self._mirror:
+            yield None
+        return unpack(self._mirror[self._awaited])
+
+    # --- the watch ---------------------------------------------------------------------------------------------------
+    def _watch(self, directory: str, revision: int) -> Script:
+        request = {"create_request": range_request(directory, end_of(directory), start_revision=str(revision))}
+        head = {"Grpc-Metadata-hasleader": "true"}
+        is_open = (yield Question(self._request("watch", request, head), (HTTP_HEAD,)))[0]
+        while is_open:
+            line = (yield Question(b"", (HTTP_LINE,)))[0]
+            try:
+                items = parse_news(line)
+            except StoreConnectionError:
+                break  # the server has lost its leader
+            self._reflect(items)
+            revision = items[-1].changed + 1 if items else revision
+            if self._awaited in self._mirror:
+                self._follower.wake()
+        yield _PAUSE * draw_fraction()
+        Exchange(self._loop, self._address, self._watch(directory, revision))
+
+    def _reflect(self, items: Sequence[Item]) -> None:
+        self._mirror.update((item.key, item.value) for item in items if item.value is not None)
+
+    # --- requests ----------------------------------------------------------------------------------------------------
+    def _call(self, path: str, request: dict[str, Any]) -> Asking[dict[str, Any]]:
+        question = Question(self._request(path, request, {}), (HTTP,))
+        retreat = Retreat(_PAUSE, _LAST_PAUSE)
+        while not (body := (yield question)[0]):
+            yield retreat.next_pause()
+        answer: dict[str, Any] = json.loads(body.split(b"\n", 1)[0])
+        if "error" in answer:
+            raise OSError(answer["error"])
+        return answer
+
+    def _request(self, path: str, request: dict[str, Any], headers: dict[str, str]) -> bytes:
+        host, port = self._address
+        return encode_request("POST", f"/v3/{path}", f"{host}:{port}", json.dumps(request).encode(), headers)
+
+    def _put(self, path: str, value: bytes, lease: int) -> dict[str, Any]:
+        return {"key": encode_key(path), "value": encode(pack(value)), "lease": str(lease)}
+
+    @property
+    def _job_lease(self) -> int:
+        return int.from_bytes(hashlib.sha256(f"{self._path}/".encode()).digest()[:8], "big") >> 1 | 1
+
+    def _key(self, key: str) -> str:
+        return f"{self._path}/k/{key}" if "/" in key else f"{self._path}/k/-/{key}"

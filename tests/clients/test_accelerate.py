@@ -1,0 +1,92 @@
+"""accelerate: its wheel and elastic-run are all that it takes."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.clients.conftest import PROGRAMS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.support.launch import Launched
+
+#: `--multi_gpu` is how accelerate is told to use torch's launcher; without a GPU it trains on the CPU.
+LAUNCH = (
+    *("accelerate", "launch", "--multi_gpu", "--num_processes=2", "--num_machines=1"),
+    *("--mixed_precision=no", "--dynamo_backend=no"),
+)
+
+
+def test_accelerate_launch_trains(with_compat: Callable[..., Launched]) -> None:
+    """`accelerate launch` through compat starts its workers with elastic-run, and they train together."""
+    job = with_compat(*LAUNCH, PROGRAMS / "accelerated.py")
+    assert job.wait_exit(deadline=90) == 0, job.stderr
+    assert sorted(job.stdout.splitlines()) == [
+        f"rank {rank} of 2, DistributedDataParallel, 4 steps, life 0, elastic-run" for rank in range(2)
+    ]
+
+
+def test_accelerate_launch_restarts(with_compat: Callable[..., Launched]) -> None:
+    """Accelerate's own `--max_restarts` brings failed workers back."""
+    job = with_compat(*LAUNCH, "--max_restarts=1", PROGRAMS / "accelerated.py", "crash")
+    assert job.wait_exit(deadline=90) == 0, job.stderr
+    assert sorted(job.stdout.splitlines()) == [
+        f"rank {rank} of 2, DistributedDataParallel, 4 steps, life 1, elastic-run" for rank in range(2)
+    ]
+
+
+def test_accelerate_launch_fails_as_it_does_under_torchrun(with_compat: Callable[..., Launched]) -> None:
+    """A failed worker is a ChildFailedError in accelerate, and exit code 1."""
+    job = with_compat(*LAUNCH, PROGRAMS / "accelerated.py", "fail")
+    assert job.wait_exit(deadline=90) == 1
+    assert "RuntimeError: out of luck" in job.stderr
+    assert "ChildFailedError" in job.stderr
+
+
+def test_accelerate_launch_is_stopped(with_compat: Callable[..., Launched]) -> None:
+    """SIGTERM to `accelerate launch` stops its workers as well, at once."""
+    job = with_compat(*LAUNCH, PROGRAMS / "accelerated.py", "wait")
+    job.wait_lines("^waiting$", count=2, deadline=90)
+    job.send(signal.SIGTERM)
+    assert job.wait_exit(deadline=20) != 0
+    assert "SignalException" in job.stderr
+
+
+def test_accelerate_launch_trains_with_the_variable(launch: Callable[..., Launched], tmp_path: Path) -> None:
+    """`ELASTIC_RUN_COMPAT=1 accelerate launch …` does the same, without a word before the command."""
+    name, *words = LAUNCH
+    command = [Path(sys.executable).parent / name]
+    job = launch(*words, PROGRAMS / "accelerated.py", program=command, env={"ELASTIC_RUN_COMPAT": "1"}, cwd=tmp_path)
+    assert job.wait_exit(deadline=90) == 0, job.stderr
+    assert sorted(job.stdout.splitlines()) == [
+        f"rank {rank} of 2, DistributedDataParallel, 4 steps, life 0, elastic-run" for rank in range(2)
+    ]
+
+
+def test_accelerator_finds_its_place_under_elastic_run(launch: Callable[..., Launched]) -> None:
+    """A script that uses accelerate runs under the plain command as well."""
+    job = launch("--nproc-per-node=2", PROGRAMS / "accelerated.py")
+    assert job.wait_exit(deadline=90) == 0, job.stderr
+    assert len(job.stdout.splitlines()) == 2
+    assert all("of 2, DistributedDataParallel, 4 steps" in line for line in job.stdout.splitlines())
+
+
+def test_notebook_launcher_runs_a_function(with_compat: Callable[..., Launched]) -> None:
+    """`notebook_launcher` runs a function in two forked workers, and the program goes on."""
+    job = with_compat(PROGRAMS / "notebook.py", "train")
+    assert job.wait_exit(deadline=90) == 0, job.stderr
+    lines = sorted(line for line in job.stdout.splitlines() if not line.startswith("Launching"))
+    assert lines == [*(f"rank {rank} of 2, sum 3, elastic-run" for rank in range(2)), "the notebook goes on"]
+
+
+def test_notebook_launcher_raises_what_a_worker_raised(with_compat: Callable[..., Launched]) -> None:
+    """A worker's exception reaches the notebook as ChildFailedError, with its text."""
+    job = with_compat(PROGRAMS / "notebook.py", "fail")
+    assert job.wait_exit(deadline=90) == 1
+    assert "RuntimeError: out of luck" in job.stderr
+    assert "ChildFailedError" in job.stderr
+    assert "the notebook goes on" not in job.stdout

@@ -1,0 +1,451 @@
+"""Torch's module paths mean ours where a program asks for it: everything in processes of its own, with real torch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+import elastic_run
+from elastic_run.compat.paths import PATHS
+from elastic_run.compat.torchrun_command import write_command
+from tests.support.launch import clean_environment
+from tests.support.sessions import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.support.launch import Launched
+
+#: The file by which the variable acts; the wheel puts it beside the package.
+PTH = Path(elastic_run.__file__).parent / "compat" / "elastic-run-compat.pth"
+VARIABLE = "ELASTIC_RUN_COMPAT"
+INSTALL = "import elastic_run.compat as compat; compat.install()\n"
+
+#: Torch's own modules below the same paths, which are not in our table.
+OUTSIDE = (
+    "torch.distributed.elastic.multiprocessing.redirects",
+    "torch.distributed.elastic.multiprocessing.tail_log",
+    "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend",
+    "torch.distributed.elastic.multiprocessing.subprocess_handler",
+    "torch.distributed.elastic.rendezvous.dynamic_rendezvous",
+    "torch.distributed.elastic.rendezvous.static_tcp_rendezvous",
+)
+
+
+def run(
+    python: Path, *words: str, env: dict[str, str | None] | None = None, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run an interpreter with words to its end."""
+    return subprocess.run(
+        [str(python), *words],
+        check=False,
+        capture_output=True,
+        text=True,
+        env=clean_environment({VARIABLE: None} | (env or {})),
+        cwd=cwd,
+        timeout=100,
+    )
+
+
+def check(code: str) -> str:
+    """Run code that must succeed with warnings as errors, and return what it printed."""
+    done = run(Path(sys.executable), "-W", "error", "-c", code)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_installing_imports_neither_torch_nor_the_launcher() -> None:
+    """`install` costs next to nothing: torch and our launcher are imported when the program asks for them."""
+    check(INSTALL + "import sys; assert not {'torch', 'elastic_run.run', 'elastic_run.launcher'} & set(sys.modules)")
+
+
+def test_each_path_of_the_table_means_ours() -> None:
+    """Every module of the table can be imported by torch's path, and gives out the very objects of ours."""
+    check(
+        INSTALL
+        + f"""
+from importlib import import_module
+for path, home in {PATHS!r}.items():
+    alias, ours = import_module(path), import_module(home)
+    assert alias.__name__ == path, alias
+    assert alias.__file__ == ours.__file__, alias.__file__
+    names = getattr(ours, "__all__", None) or [n for n in vars(ours) if not n.startswith("_")]
+    for name in names:
+        # RendezvousHandlerCreator is made anew each time it is asked for.
+        assert getattr(alias, name) == getattr(ours, name), (path, name)
+    assert set(names) <= set(dir(alias)), path
+    package, _, child = path.rpartition(".")
+    assert getattr(import_module(package), child) is alias, path
+"""
+    )
+
+
+def test_torchs_other_modules_of_these_packages_can_be_imported() -> None:
+    """What is outside of our promise is torch's own, and can be imported beside ours."""
+    check(
+        INSTALL
+        + f"""
+from importlib import import_module
+for path in {OUTSIDE!r}:
+    module = import_module(path)
+    assert "/torch/distributed/elastic/" in module.__file__, module.__file__
+"""
+    )
+
+
+def test_torchs_private_modules_leave_our_registry_alone() -> None:
+    """Torch's own rendezvous modules can be imported in each way there is, and `c10d` is still ours."""
+    check(
+        INSTALL
+        + """
+from elastic_run.rendezvous import rendezvous_handler_registry as registry
+before = dict(registry._registry)
+from torch.distributed.elastic.rendezvous import _etcd_stub, dynamic_rendezvous, etcd_rendezvous
+from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
+assert _etcd_stub.__file__.endswith("/torch/distributed/elastic/rendezvous/_etcd_stub.py")
+assert rendezvous_handler_registry is registry
+assert registry._registry == before
+assert registry._registry["c10d"].__module__.startswith("elastic_run."), registry._registry
+"""
+    )
+
+
+def test_a_missing_name_is_told_with_its_home() -> None:
+    """A public name that we lack is an AttributeError that says whose module this is, and how to get torch's back."""
+    said = check(
+        INSTALL
+        + """
+import torch.distributed.run as run
+assert not hasattr(run, "nothing")
+try:
+    run.nothing
+except AttributeError as error:
+    print(error)
+try:
+    from torch.distributed.run import nothing
+except ImportError as error:
+    print(error)
+"""
+    ).splitlines()
+    assert said[0] == (
+        "torch.distributed.run is elastic_run.run here (elastic_run.compat), which has no 'nothing'; "
+        "elastic_run.compat.uninstall() brings torch's own back"
+    )
+    assert said[1].startswith("cannot import name 'nothing' from 'torch.distributed.run' (")
+    assert said[1].endswith("/elastic_run/run.py)")
+
+
+def test_our_package_stays_as_it_was() -> None:
+    """Importing by torch's paths writes nothing into our modules: no spec, no child, no name."""
+    check(
+        INSTALL
+        + """
+import elastic_run.run, elastic_run.launcher, elastic_run.agent, elastic_run.rendezvous
+import torch.distributed.launcher.api
+import torch.distributed.elastic.agent.server.local_elastic_agent
+import torch.distributed.elastic.rendezvous.dynamic_rendezvous
+assert elastic_run.launcher.__name__ == elastic_run.launcher.__spec__.name == "elastic_run.launcher"
+assert not hasattr(elastic_run.launcher, "api")
+assert not hasattr(elastic_run.rendezvous, "dynamic_rendezvous")
+assert elastic_run.agent.__name__ == elastic_run.agent.__spec__.name == "elastic_run.agent"
+"""
+    )
+
+
+def test_who_patches_torchs_path_patches_ours() -> None:
+    """unittest.mock.patch on one of torch's paths changes what our launcher sees, and takes it back."""
+    check(
+        INSTALL
+        + """
+import sys
+from unittest import mock
+import elastic_run.run
+before = elastic_run.run.say
+with mock.patch("torch.distributed.run.say") as said:
+    assert elastic_run.run.say is said
+assert elastic_run.run.say is before
+"""
+    )
+
+
+def test_exceptions_and_pickles_agree() -> None:
+    """`except` by torch's path catches ours, and a pickle made by torch's path or by ours is read by the other."""
+    check(
+        INSTALL
+        + """
+import pickle
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+import elastic_run
+try:
+    raise elastic_run.ChildFailedError("train.py", {0: elastic_run.ProcessFailure(0, 1, 1, "")})
+except ChildFailedError as error:
+    assert isinstance(error.get_first_failure()[1], ProcessFailure)
+parameters = RendezvousParameters("c10d", "h:1", "j", 1, 2, a="b")
+assert pickle.loads(pickle.dumps(parameters)).get("a") == "b"
+by_torchs_path = b"ctorch.distributed.elastic.rendezvous.api\\nRendezvousParameters\\n."
+assert pickle.loads(by_torchs_path) is RendezvousParameters
+"""
+    )
+
+
+def test_what_was_imported_before_is_replaced() -> None:
+    """Modules of torch's that a program has imported, and names that it took from them, become ours; and back again."""
+    check(
+        """
+import sys, types
+import torch.distributed.run as by_module
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch as launch_it
+import torch.distributed.elastic.multiprocessing.tail_log
+import torch.distributed.checkpoint
+import elastic_run, elastic_run.compat as compat
+torchs = by_module, LaunchConfig, launch_it, torch.distributed.run, torch.distributed.launcher.api
+compat.install()
+compat.install()
+assert compat.is_installed()
+assert by_module.main is elastic_run.run.main
+assert LaunchConfig is elastic_run.LaunchConfig and launch_it is elastic_run.elastic_launch
+assert torch.distributed.run is sys.modules["torch.distributed.run"] is by_module
+assert torch.distributed.elastic.multiprocessing.tail_log.TailLog
+compat.uninstall()
+compat.uninstall()
+assert not compat.is_installed()
+assert (by_module, LaunchConfig, launch_it, torch.distributed.run, torch.distributed.launcher.api) == torchs
+assert sys.modules["torch.distributed.run"] is torchs[0]
+assert not [name for name, module in sys.modules.items() if type(module).__name__ == "Alias"]
+"""
+    )
+
+
+def test_uninstalled_torchs_own_are_imported_anew() -> None:
+    """After `uninstall` a module that was first imported as ours is torch's, with its children."""
+    check(
+        INSTALL
+        + """
+import torch.distributed.run, torch.distributed.elastic.rendezvous.dynamic_rendezvous
+compat.uninstall()
+import torch.distributed.run, torch.distributed.elastic.rendezvous.dynamic_rendezvous as dynamic
+assert torch.distributed.run.__file__.endswith("/torch/distributed/run.py")
+assert dynamic.DynamicRendezvousHandler.__mro__[1].__module__ == "torch.distributed.elastic.rendezvous.api"
+"""
+    )
+
+
+def test_a_class_derived_before_is_told() -> None:
+    """A class that was derived from one of torch's before `install` can't be changed; a warning names it."""
+    done = run(
+        Path(sys.executable),
+        "-c",
+        """
+import warnings
+from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
+class Mine(SimpleElasticAgent): pass
+import elastic_run.compat
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    elastic_run.compat.install()
+for warning in caught:
+    print(warning.category.__name__, warning.filename, warning.message)
+""",
+    )
+    assert done.returncode == 0, done.stderr
+    category, place, rest = done.stdout.split(" ", 2)
+    assert (category, place) == ("RuntimeWarning", "<string>")
+    assert "__main__.Mine (SimpleElasticAgent)" in rest
+
+
+WORKER = """
+import os, sys
+import torch, torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import torch.distributed.checkpoint._experimental.barriers
+from torch.distributed.elastic.multiprocessing.errors import record
+from torch.distributed.elastic.utils.data import ElasticDistributedSampler
+
+@record
+def main():
+    import elastic_run
+    assert record is elastic_run.record
+    dist.init_process_group("gloo")
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+    model(torch.ones(1, 2)).sum().backward()
+    dcp.save({"model": model.state_dict()}, checkpoint_id=sys.argv[1])
+    dcp.load({"model": model.state_dict()}, checkpoint_id=sys.argv[1])
+    # Not async_save: a worker that has called it hangs at its end once in a while, whoever started it.
+    assert dcp.async_save
+    assert dist.is_torchelastic_launched()
+    os.write(1, f"rank {dist.get_rank()} is done\\n".encode())
+    # If DDP were the last to let the group go, it would wait for gloo's thread, which may wait for Python: for ever.
+    del model
+    dist.destroy_process_group()
+
+import elastic_run.compat
+assert elastic_run.compat.is_installed()
+main()
+"""
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Path:
+    """An environment with the wheel's .pth file, on top of that of the tests."""
+    root = tmp_path / "environment"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(root)], check=True)
+    (site,) = root.glob("lib/python*/site-packages")
+    # As plain paths: the .pth files in them are not read again.
+    places = [Path(torch.__file__).parents[1], PTH.parents[2]]
+    (site / "a_base.pth").write_text("".join(f"{place}\n" for place in places), encoding="utf-8")
+    (site / PTH.name).write_bytes(PTH.read_bytes())
+    return root / "bin" / "python"
+
+
+def test_without_the_variable_the_pth_file_imports_nothing(environment: Path) -> None:
+    """The wheel's .pth file costs a start of Python no import; 0 is the same as nothing."""
+    for value in (None, "0", ""):
+        code = "import sys; print([name for name in sys.modules if name.startswith('elastic_run.compat.')])"
+        done = run(environment, "-c", code, env={"ELASTIC_RUN_COMPAT": value})
+        assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+def test_a_value_that_is_neither_is_told(environment: Path) -> None:
+    """Whatever else the variable says is told in one line, and changes nothing."""
+    done = run(environment, "-c", "import elastic_run.compat as c; print(c.is_installed())", env={VARIABLE: "yes"})
+    assert done.stdout == "False\n"
+    assert done.stderr == "elastic-run: ELASTIC_RUN_COMPAT: 'yes' is neither 1 nor 0: taken for 0\n"
+
+
+def test_with_the_variable_torchs_command_is_ours(environment: Path) -> None:
+    """`python -m torch.distributed.run` and torch's own script `torchrun` run elastic-run."""
+    script = "import sys; from torch.distributed.run import main; sys.exit(main())"
+    for command in (["-m", "torch.distributed.run"], ["-c", script]):
+        done = run(environment, *command, "--version", env={VARIABLE: "1"})
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == f"elastic-run {elastic_run.__version__}\n"
+
+
+def test_workers_under_the_variable_train_and_save(
+    environment: Path, launch: Callable[..., Launched], tmp_path: Path
+) -> None:
+    """Two nodes by torch's own command; its users of these paths in a worker (DDP, checkpoints, `record`) work."""
+    (tmp_path / "train.py").write_text(WORKER, encoding="utf-8")
+    words = ("--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=j")
+    program = [str(environment), "-m", "torch.distributed.run"]
+    job = [tmp_path / "train.py", tmp_path / "saved"]
+    agents = [launch(*words, *job, program=program, env={VARIABLE: "1"}, cwd=tmp_path) for _ in range(2)]
+    assert [agent.wait_exit(deadline=100) for agent in agents] == [0, 0], agents[0].stderr
+    assert sorted(agent.stdout for agent in agents) == ["rank 0 is done\n", "rank 1 is done\n"]
+
+
+SHOW = """
+import os, subprocess, sys
+from torch.distributed.elastic.multiprocessing.errors import record
+import elastic_run.compat
+print(record.__module__.partition(".")[0], __name__, sys.argv[1:], os.path.basename(sys.argv[0]), flush=True)
+code = "import sys; print([name for name in sys.modules if name.startswith('elastic_run.compat.')] != [])"
+subprocess.run([sys.executable, "-c", code], check=True)
+"""
+
+
+def test_a_program_is_run_as_python_would_run_it(environment: Path, tmp_path: Path) -> None:
+    """`python -m elastic_run.compat` runs a script, a module and a command in a process with torch's paths changed."""
+    (tmp_path / "mine.py").write_text(SHOW, encoding="utf-8")
+    command = environment.with_name("my-command")
+    command.write_text(f"#!{environment}\n{SHOW}", encoding="utf-8")
+    command.chmod(0o755)
+    for words, name in (
+        (["mine.py"], "mine.py"),
+        ([str(tmp_path / "mine.py")], "mine.py"),
+        (["-m", "mine"], "mine.py"),
+        (["my-command"], "my-command"),
+    ):
+        done = run(environment, "-m", "elastic_run.compat", *words, "-x", "--children", cwd=tmp_path)
+        assert done.stdout == f"elastic_run __main__ ['-x', '--children'] {name}\nFalse\n", done.stderr
+
+
+def test_children_of_a_program_are_changed_on_request(environment: Path, tmp_path: Path) -> None:
+    """With `--children` the Python processes that the program starts have torch's paths changed as well."""
+    (tmp_path / "mine.py").write_text(SHOW, encoding="utf-8")
+    done = run(environment, "-m", "elastic_run.compat", "--children", "mine.py", cwd=tmp_path)
+    assert done.stdout == "elastic_run __main__ [] mine.py\nTrue\n", done.stderr
+
+
+def test_a_program_leaves_with_its_own_code_and_finds_its_neighbours(environment: Path, tmp_path: Path) -> None:
+    """The program's exit code is that of the command, and modules beside a script are found first."""
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "neighbour.py").write_text("CODE = 7\n", encoding="utf-8")
+    (tmp_path / "inner" / "mine.py").write_text("import neighbour; raise SystemExit(neighbour.CODE)", encoding="utf-8")
+    done = run(environment, "-m", "elastic_run.compat", "inner/mine.py", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (7, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ([], 2, "no program given (see --help)"),
+        (["--child"], 2, "'--child' is no program (see --help)"),
+        (["-m"], 2, "'-m' is no program (see --help)"),
+        (["no-such-program"], 127, "'no-such-program' is neither a script nor a command"),
+        (["./no-such-program"], 127, "'./no-such-program' is neither a script nor a command"),
+        (["sh"], 2, "is no Python program; with ELASTIC_RUN_COMPAT=1 set its Python children change too"),
+        (["--install-torchrun"], 2, "--install-torchrun takes one directory"),
+        (["--install-torchrun", ""], 2, "--install-torchrun takes one directory"),
+        (["--install-torchrun", "a:b"], 2, "--install-torchrun: 'a:b' can't stand on PATH: it has a ':'"),
+    ],
+)
+def test_bad_words_get_one_line(words: list[str], code: int, said: str) -> None:
+    """What can't be run is told in one line that names it."""
+    done = run(Path(sys.executable), "-m", "elastic_run.compat", *words)
+    assert done.returncode == code
+    assert done.stderr.startswith("elastic_run.compat: error: ")
+    assert done.stderr.endswith(f"{said}\n")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_torchrun_of_ours_is_found_before_torchs(tmp_path: Path) -> None:
+    """`--install-torchrun DIR` writes a torchrun that runs elastic-run where DIR comes first; again is fine."""
+    directory = tmp_path / "with blank" / "bin"
+    for _ in range(2):
+        done = run(Path(sys.executable), "-m", "elastic_run.compat", "--install-torchrun", str(directory))
+        assert done.returncode == 0, done.stderr
+        assert str(directory / "torchrun") in done.stdout
+    path = os.pathsep.join([str(directory), str(Path(sys.executable).parent), os.environ["PATH"]])
+    # A module of the working directory must not hide one of the launcher's.
+    (tmp_path / "elastic_run.py").write_text("raise SystemExit('hidden')", encoding="utf-8")
+    done = subprocess.run(
+        ["sh", "-c", "torchrun --version"],
+        check=False,
+        capture_output=True,
+        text=True,
+        env=clean_environment({"PATH": path}),
+        cwd=tmp_path,
+    )
+    assert done.stdout == f"elastic-run {elastic_run.__version__}\n", done.stderr
+
+
+def test_a_torchrun_of_an_interpreter_with_a_long_name_runs(tmp_path: Path) -> None:
+    """The kernel takes no first line of any length, or with blanks; our torchrun starts all the same."""
+    directory = tmp_path / "it's a long way to the interpreter" / ("x" * 120)
+    directory.mkdir(parents=True)
+    python = directory / "python"
+    python.write_text(f"#!/bin/sh\nexec '{sys.executable}' \"$@\"\n", encoding="utf-8")
+    python.chmod(0o755)
+    written = write_command(str(tmp_path), python=str(python))
+    done = subprocess.run([written, "--version"], check=False, capture_output=True, text=True)
+    assert done.stdout == f"elastic-run {elastic_run.__version__}\n", done.stderr
+
+
+def test_a_foreign_torchrun_is_not_overwritten(tmp_path: Path) -> None:
+    """A torchrun that somebody else wrote, torch's above all, stays."""
+    (tmp_path / "torchrun").write_text("#!/bin/sh\n", encoding="utf-8")
+    done = run(Path(sys.executable), "-m", "elastic_run.compat", "--install-torchrun", str(tmp_path))
+    assert done.returncode == 1
+    assert done.stderr == (
+        "elastic_run.compat: error: --install-torchrun: "
+        f"{tmp_path / 'torchrun'} exists and is not ours: choose another directory\n"
+    )
+    assert (tmp_path / "torchrun").read_text(encoding="utf-8") == "#!/bin/sh\n"

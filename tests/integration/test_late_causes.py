@@ -1,0 +1,149 @@
+"""Workers that say late what was wrong, because they clean up first: what their peers saw of it is not the cause."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elastic_run.core.job_keys import FACTS
+from tests.support.meeting import open_job_store, place
+from tests.support.sessions import free_port
+from tests.support.wait import DEADLINE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.support.launch import Launched
+
+    Launch = Callable[..., Launched]
+    Worker = Callable[[str], Path]
+
+#: What the launcher says while it waits.
+AWAITED = "a worker has lost a peer"
+#: A worker that lets its peers go and is busy, until a gate is opened, before its exception ends it.
+CLEANS_UP = "say('cleans up')\n        open(sys.argv[1]).read()"
+COLLECTIVE = f"""
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(1))
+if rank == 1:
+    try:
+        raise ValueError("batch 17 is broken")
+    finally:
+        dist.destroy_process_group()
+        {CLEANS_UP}
+dist.all_reduce(torch.ones(1))
+"""
+#: What gloo says of a peer that is gone.
+LOST = "[/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:13965"
+#: The same without torch, for nodes of one worker each: rank 0 is the one that is lost a peer.
+ALONE = f"""
+if rank == 1:
+    try:
+        raise ValueError("batch 17 is broken")
+    finally:
+        {CLEANS_UP}
+raise RuntimeError({LOST!r})
+"""
+
+
+def make_gate(program: Path) -> Path:
+    """Return a file whose reader waits until it is opened for writing."""
+    gate = program.with_name("gate")
+    os.mkfifo(gate)
+    return gate
+
+
+def open_gate(gate: Path) -> None:
+    """Let its reader go."""
+    with gate.open("w"):
+        pass
+
+
+def is_cause(agent: Launched) -> bool:
+    """Whether an agent's report names the worker that cleaned up."""
+    report = " ".join(agent.stderr.split())
+    return "cause rank 1 on " in report and "ValueError: batch 17 is broken" in report.partition("others")[0]
+
+
+def test_the_cause_is_awaited_on_one_node(launch: Launch, worker: Worker) -> None:
+    """Gloo's "connection closed by peer" stops nobody while the worker that closed it still cleans up."""
+    path = worker(COLLECTIVE)
+    gate = make_gate(path)
+    job = launch("--nproc-per-node=3", path, gate)
+    job.wait_line("cleans up")
+    job.wait_line(AWAITED)
+    open_gate(gate)
+    assert job.wait_exit() == 1
+    assert is_cause(job), job.stderr
+
+
+def test_the_cause_is_awaited_on_all_nodes(launch: Launch, worker: Worker) -> None:
+    """A node that lost all its workers as a consequence makes no other node stop the one that has the cause."""
+    path = worker(ALONE)
+    gate = make_gate(path)
+    port = free_port()
+    agents = [launch(*place(port), "--nnodes=2", f"--node-rank={rank}", path, gate) for rank in range(2)]
+    with open_job_store(port) as store:
+        agents[1].wait_line("cleans up")
+        entries, position = store.read(FACTS, 0, DEADLINE)
+        while not any(b'"ready"' in entry for entry in entries):
+            assert entries, "nobody was ready"
+            entries, position = store.read(FACTS, position, DEADLINE)
+        open_gate(gate)
+        assert [agent.wait_exit() for agent in agents] == [1, 1]
+    assert all(map(is_cause, agents)), [agent.stderr for agent in agents]
+
+
+def test_the_cause_is_not_awaited_for_ever(launch: Launch, worker: Worker) -> None:
+    """Who has nothing to say is stopped after no longer than workers get to stop, and the report has what there is."""
+    path = worker(f"if rank == 0:\n    raise RuntimeError({LOST!r})\nsignal.pause()")
+    job = launch("--nproc-per-node=2", "--shutdown-timeout=1", path)
+    job.wait_line(AWAITED)
+    begun = time.monotonic()
+    assert job.wait_exit() == 1
+    assert time.monotonic() - begun < DEADLINE / 2
+    assert "cause rank 0 on " in " ".join(job.stderr.split())
+
+
+@pytest.mark.parametrize("code", ["os.kill(os.getpid(), signal.SIGKILL)", "sys.exit(7)", "raise ValueError('own')"])
+def test_a_true_cause_is_not_awaited(launch: Launch, worker: Worker, code: str) -> None:
+    """A signal, an exit code or an exception of the program's own stops the others at once, also in the wait."""
+    path = worker(
+        f"if rank == 0:\n    raise RuntimeError({LOST!r})\n"
+        f"if rank == 1:\n    open(sys.argv[1]).read()\n    {code}\n"
+        "def told(*_):\n    say('told')\n    sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, told)\nsay('there')\nsignal.pause()\n"
+    )
+    gate = make_gate(path)
+    job = launch("--nproc-per-node=3", path, gate)
+    job.wait_line("there")
+    job.wait_line(AWAITED)
+    open_gate(gate)
+    begun = time.monotonic()
+    job.wait_line("told")
+    assert time.monotonic() - begun < 2
+    assert job.wait_exit() in (128 + signal.SIGKILL, 7, 1)
+    assert "cause rank 1 on " in " ".join(job.stderr.split())
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "ConnectionResetError(104, 'Connection reset by peer')",
+        "type('OperationalError', (Exception,), {})('connection to server at db failed: Connection refused')",
+    ],
+)
+def test_a_connection_that_the_program_itself_has_lost_is_not_awaited(
+    launch: Launch, worker: Worker, error: str
+) -> None:
+    """A database or a data server that is gone is a rank's own failure: the others are told at once."""
+    job = launch("--nproc-per-node=2", worker(f"if rank == 0:\n    raise {error}\nsignal.pause()"))
+    assert job.wait_exit() == 1
+    assert AWAITED not in job.stderr
+    assert "cause rank 0 on " in " ".join(job.stderr.split())

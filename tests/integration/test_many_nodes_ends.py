@@ -1,0 +1,148 @@
+"""How agents of a job of several nodes end: with one truth after a crash, and promptly when they are told to go."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elastic_run.core.job_keys import FACTS
+from elastic_run.rendezvous.elastic.audience import HEARD
+from tests.support.etcd import Etcd
+from tests.support.meeting import open_job_store, place, wait_coordinated
+from tests.support.processes import children_of
+from tests.support.sessions import free_port
+from tests.support.wait import DEADLINE, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from elastic_run.store.c10d import C10dJobStore
+    from tests.support.launch import Launched
+
+    Launch = Callable[..., Launched]
+    Worker = Callable[[str], Path]
+
+SEGFAULT = "import ctypes, faulthandler\nfaulthandler.enable()\nctypes.string_at(0)"
+
+
+@pytest.mark.parametrize("code", ["os.kill(os.getpid(), signal.SIGSEGV)", SEGFAULT], ids=["bare", "with a trace"])
+def test_a_crash_is_the_cause_everywhere(launch: Launch, worker: Worker, code: str) -> None:
+    """A worker that dies by SIGSEGV on one node is the cause on all, with exit code 139, and nothing else is."""
+    body = "\n    ".join(code.splitlines())
+    path = worker(
+        f"import socket\nif rank == 2:\n    {body}\n"
+        "try:\n    signal.sigtimedwait([signal.SIGUSR2], 60)\nexcept InterruptedError:\n    pass\n"
+        "raise ConnectionError('a peer is gone')"
+    )
+    port = free_port()
+    agents = [launch(*place(port), "--nnodes=3", path) for _ in range(3)]
+    assert [agent.wait_exit() for agent in agents] == [128 + signal.SIGSEGV] * 3
+    causes = [re.search(r"rank 2 on \S+ .*?SIGSEGV", " ".join(agent.stderr.split())) for agent in agents]
+    assert all(causes), [agent.stderr for agent in agents]
+
+
+def wait_fact(store: C10dJobStore, text: bytes) -> None:
+    """Wait until a node has said something."""
+    entries, position = store.read(FACTS, 0, DEADLINE)
+    while not any(text in entry for entry in entries):
+        assert entries, f"nobody said {text!r}"
+        entries, position = store.read(FACTS, position, DEADLINE)
+
+
+@pytest.mark.parametrize("code", [0, 7])
+def test_an_agent_that_lingers_goes_when_told_to(launch: Launch, worker: Worker, code: int) -> None:
+    """The node that serves the store stays for one that has not heard the end; a signal ends that, with the verdict."""
+    path = worker(
+        "if rank == 0:\n    say('there')\n    open(sys.argv[1]).read()\n    sys.exit(int(sys.argv[2]))\n"
+        "open(sys.argv[3], 'w').close()\n"
+    )
+    gate, done = path.with_name("gate"), path.with_name("done")
+    os.mkfifo(gate)
+    port = free_port()
+    conf = "last_call_timeout=3,keep_alive_interval=60"
+    words = ("--nnodes=2", path, str(gate), str(code), str(done))
+    host = launch(*place(port, conf), "--node-rank=0", *words)
+    with open_job_store(port) as store:
+        other = launch(*place(port, conf), "--node-rank=1", *words)
+        with gate.open("w"):
+            wait_until(lambda: done.exists() and len(children_of(other.pid)) == 1, what="only a guardian left there")
+            wait_fact(store, b'"ready"')
+            other.send(signal.SIGSTOP)
+        assert len(store.read(HEARD, 0, DEADLINE)[0]) == 1
+    host.wait_line(r"the job is over; staying up to \d+ s for those who have not heard it yet: \S+$")
+    host.send(signal.SIGTERM)
+    begun = time.monotonic()
+    assert host.wait_exit() == code
+    assert time.monotonic() - begun < 2
+    other.close()
+
+
+TELLING = (
+    "signal.signal(signal.SIGTERM, lambda *_: (say('told', time.monotonic()), sys.exit(0)))\n"
+    "say('there')\nwhile True:\n    signal.pause()\n"
+)
+
+
+def assert_goes_soon(agent: Launched) -> None:
+    """Tell an agent to go, and see that its workers hear it at once, and it ends a second after them."""
+    begun = time.monotonic()
+    agent.send(signal.SIGTERM)
+    told = float(agent.wait_line(r"told (\S+)")[1])
+    assert agent.wait_exit() == 143
+    assert told - begun < 1
+    assert time.monotonic() - told < 2.5
+
+
+def test_a_signal_while_etcd_is_away(launch: Launch, worker: Worker) -> None:
+    """Workers get the signal at once though nobody can be told, and the agent is gone a second after them."""
+    path = worker(TELLING)
+    with Etcd() as etcd:
+        words = ("--rdzv-backend=etcd-v3", f"--rdzv-endpoint={etcd.endpoints[0]}", "--rdzv-id=j")
+        agents = [launch(*words, "--nnodes=2", path) for _ in range(2)]
+        for agent in agents:
+            agent.wait_line("there")
+        etcd.pause(0)
+        assert_goes_soon(agents[0])
+        etcd.resume(0)
+        agents[1].send(signal.SIGTERM)
+        assert agents[1].wait_exit() == 143
+
+
+def test_a_signal_while_the_host_of_the_store_hangs(launch: Launch, worker: Worker) -> None:
+    """So it is where the store is another agent's, which was stopped."""
+    path = worker(TELLING)
+    port = free_port()
+    host = launch(*place(port, "last_call_timeout=3"), "--nnodes=2", path)
+    wait_coordinated(port)
+    other = launch(*place(port, "last_call_timeout=3"), "--nnodes=2", path)
+    for agent in (host, other):
+        agent.wait_line("there")
+    host.send(signal.SIGSTOP)
+    assert_goes_soon(other)
+    host.send(signal.SIGCONT)
+    host.send(signal.SIGTERM)
+    assert host.wait_exit() == 143
+
+
+def test_a_node_that_leaves_is_heard_at_once(launch: Launch, worker: Worker) -> None:
+    """Where the store answers, the short time that last words have is enough: the others don't wait for a lease."""
+    path = worker("say('rank', rank, 'of', os.environ['WORLD_SIZE'])\nsignal.pause()\n")
+    with Etcd() as etcd:
+        conf = "--rdzv-conf=last_call_timeout=60,keep_alive_interval=20"
+        words = ("--rdzv-backend=etcd-v3", f"--rdzv-endpoint={etcd.endpoints[0]}", "--rdzv-id=j", conf)
+        agents = [launch(*words, "--nnodes=1:2", path) for _ in range(2)]
+        for agent in agents:
+            agent.wait_line("rank . of 2")
+        begun = time.monotonic()
+        agents[0].send(signal.SIGTERM)
+        agents[1].wait_line("rank 0 of 1")
+        assert time.monotonic() - begun < 5
+        assert agents[0].wait_exit() == 143
+        agents[1].send(signal.SIGTERM)
+        assert agents[1].wait_exit() == 143

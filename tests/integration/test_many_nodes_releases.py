@@ -1,0 +1,70 @@
+"""Agents of different releases in one job: neighbours work together, others are refused."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elastic_run.core.messages import PROTOCOL
+from tests.support.meeting import place, wait_coordinated
+from tests.support.sessions import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.support.launch import Launched
+
+    Launch = Callable[..., Launched]
+    Worker = Callable[[str], Path]
+
+#: Runs the launcher as another release would: another version, another protocol, and a field more in each message.
+RELEASE = """
+import elastic_run
+from elastic_run.core import codec, messages
+elastic_run.__version__ = {version!r}
+messages.PROTOCOL = {protocol}
+to_json = messages.encode
+messages.encode = lambda document: to_json({{**document, "new_field": 1}})
+from elastic_run import __main__
+__main__.main()
+"""
+
+
+def release(protocol: int) -> tuple[str, ...]:
+    """Return the command of a launcher that speaks a protocol."""
+    return (sys.executable, "-c", RELEASE.format(version=f"9.{protocol}.0", protocol=protocol))
+
+
+@pytest.mark.parametrize("is_newer", [True, False], ids=["newer", "older"])
+@pytest.mark.parametrize("comes_first", [True, False], ids=["first", "second"])
+def test_neighbours_work_together(launch: Launch, worker: Worker, *, is_newer: bool, comes_first: bool) -> None:
+    """A job whose nodes are being upgraded runs, restarts and ends as any other, whoever coordinates it."""
+    path = worker("if attempt == 0:\n    sys.exit(5) if rank else signal.pause()\nsay('rank', rank)")
+    port = free_port()
+    programs = [{"program": release(PROTOCOL + (1 if is_newer else -1))}, {}]
+    agents = []
+    for options in programs if comes_first else programs[::-1]:
+        agents.append(launch(*place(port), "--nnodes=2", "--max-restarts=1", path, **options))
+        if len(agents) == 1:
+            wait_coordinated(port)
+    assert [agent.wait_exit() for agent in agents] == [0, 0], [agent.stderr for agent in agents]
+    assert sorted("".join(agent.stdout for agent in agents).splitlines()) == ["rank 0", "rank 1"]
+
+
+@pytest.mark.parametrize("other", [PROTOCOL + 2, PROTOCOL - 2])
+def test_others_are_refused(launch: Launch, worker: Worker, other: int) -> None:
+    """A node of a release too far off is told both protocols, with 208; the job waits for another and goes on."""
+    path = worker("say('rank', rank)")
+    port = free_port()
+    agents = [launch(*place(port), "--nnodes=2", "--max-restarts=1", path)]
+    wait_coordinated(port)
+    stranger = launch(*place(port), "--nnodes=2", "--max-restarts=1", path, program=release(other))
+    assert stranger.wait_exit() == 208
+    said = " ".join(stranger.stderr.split())
+    assert f"protocol {PROTOCOL} is spoken there, {other} here" in said
+    agents.append(launch(*place(port), "--nnodes=2", "--max-restarts=1", path))
+    assert [agent.wait_exit() for agent in agents] == [0, 0]
+    assert sorted("".join(agent.stdout for agent in agents).splitlines()) == ["rank 0", "rank 1"]

@@ -1,0 +1,71 @@
+"""How long a node waits for a store: as long as it was told, however the store fails to answer, and not much longer."""
+
+from __future__ import annotations
+
+import socket
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elastic_run.rendezvous import RendezvousParameters
+from elastic_run.rendezvous.elastic.session import Formed, Lost
+from tests.support.etcd import Etcd
+from tests.support.sessions import FAST, free_port, handler_node, tcp_node
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: Seconds beyond what was asked for; the promise is one.
+_LATE = 1.0
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    """Return a stack that closes what entered it, the last first."""
+    with ExitStack() as entered:
+        yield entered
+
+
+@pytest.mark.parametrize("join_timeout", [1.0, 4.0])
+@pytest.mark.parametrize("kind", ["silent", "refused"])
+def test_a_store_that_does_not_answer_is_given_up_in_time(stack: ExitStack, kind: str, join_timeout: float) -> None:
+    """Where the port takes connections and says nothing, or nobody listens, join_timeout is kept within a second."""
+    port = free_port()
+    if kind == "silent":
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        port = listener.getsockname()[1]
+    conf = {**FAST, "join_timeout": str(join_timeout), "keep_alive_interval": "3"}
+    node = stack.enter_context(tcp_node(port, (2, 2), is_host=False, conf=conf))
+    begun = time.monotonic()
+    lost = node.wait_for(Lost)
+    assert kind in lost.detail
+    assert join_timeout - 0.1 <= time.monotonic() - begun < join_timeout + _LATE
+
+
+@pytest.mark.parametrize("backend", ["etcd", "etcd-v3"])
+def test_an_etcd_that_goes_silent_is_given_up_in_time(stack: ExitStack, backend: str) -> None:
+    """So it is where the store answered before: the time counts from the first question that got no answer."""
+    etcd = stack.enter_context(Etcd())
+    conf = {"keep_alive_interval": "0.5", "keep_alive_max_attempt": "12", "join_timeout": "7", "last_call_timeout": "0"}
+    parameters = RendezvousParameters(backend, str(etcd.endpoints[0]), "job", 1, 2, "127.0.0.1", **conf)
+    node = stack.enter_context(handler_node(parameters))
+    node.wait_for(Formed)
+    etcd.pause(0)
+    stack.callback(etcd.resume, 0)
+    begun = time.monotonic()
+    assert "silent" in node.wait_for(Lost).detail
+    assert 7 - 0.1 <= time.monotonic() - begun < 7 + 0.5 + _LATE
+
+
+def test_a_store_that_comes_late_is_found(stack: ExitStack) -> None:
+    """A store that comes shortly before the end of that time is joined as any other."""
+    port = free_port()
+    conf = {**FAST, "join_timeout": "3"}
+    first = stack.enter_context(tcp_node(port, (2, 2), is_host=False, conf=conf))
+    with pytest.raises(AssertionError):
+        first.wait_for(Formed, deadline=2)
+    second = stack.enter_context(tcp_node(port, (2, 2), is_host=True, conf=conf))
+    for node in (first, second):
+        node.wait_for(Formed)

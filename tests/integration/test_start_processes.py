@@ -1,0 +1,297 @@
+"""`start_processes` and its contexts: the same programs on torch's and on ours, and what ours does better."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import signal
+import sys
+import textwrap
+from typing import TYPE_CHECKING
+
+import pytest
+from torch.distributed.elastic import multiprocessing as torchs
+
+from elastic_run import multiprocessing as ours
+from tests.support.launch import Launched
+from tests.support.processes import switches_within, wait_gone
+from tests.support.wait import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    Run = Callable[..., Launched]
+
+TORCHS, OURS = "torch.distributed.elastic.multiprocessing", "elastic_run.multiprocessing"
+#: Seconds for a program that imports torch, on a machine that does much else.
+_PATIENCE = 90.0
+all_methods = pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+
+_HEAD = """
+import os, signal, subprocess, sys, threading, time
+from {package} import *
+from {package} import DefaultLogsSpecs, SignalException, Std, start_processes
+
+def say(*words): os.write(1, (" ".join(map(str, words)) + "\\n").encode())
+def start(entrypoint, args, logs=None, **options):
+    options.setdefault("start_method", sys.argv[1])
+    envs = {{rank: {{"RANK": str(rank)}} for rank in args}}
+    return start_processes("name", entrypoint, args, envs, logs or DefaultLogsSpecs(), **options)
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    """Run a program made of its functions and what it does as the main program, with torch's package or ours."""
+    started: list[Launched] = []
+
+    def start(functions: str, main: str, *, method: str = "spawn", package: str = OURS) -> Launched:
+        path = tmp_path / f"program_{package.partition('.')[0]}.py"
+        body = textwrap.indent(textwrap.dedent(main).strip("\n"), "    ")
+        head = _HEAD.format(package=package)
+        path.write_text(f"{head}\n{textwrap.dedent(functions)}\nif __name__ == '__main__':\n{body}\n")
+        started.append(Launched((sys.executable, str(path), method), env=dict(os.environ)))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.close()
+
+
+def _on_both(run: Run, functions: str, main: str, method: str = "spawn") -> str:
+    """Return what a program says, which has to be the same on both."""
+    said = []
+    # torch's processes are forked: spawned ones import torch, each of them.
+    for package, own_method in ((TORCHS, "fork"), (OURS, method)):
+        job = run(functions, main, method=own_method, package=package)
+        assert job.wait_exit(deadline=_PATIENCE) == 0, job.stderr
+        said.append(job.stdout)
+    assert said[0] == said[1]
+    return said[1]
+
+
+def _wait_for_rest(job: Launched, seconds: float) -> None:
+    """Wait until a program isn't woken up for so long."""
+    wait_until(lambda: not switches_within(job.pid, seconds), what=f"a program at rest for {seconds} s")
+
+
+@pytest.mark.parametrize("name", ["start_processes", "RunProcsResult", "PContext", "MultiprocessContext"])
+def test_signatures(name: str) -> None:
+    """The names take torch's parameters, in torch's order, with torch's defaults."""
+    for method in ("", "wait", "close", "start", "pids"):
+        if method and name not in ("PContext", "MultiprocessContext"):
+            continue
+        pair = [getattr(package, name) for package in (torchs, ours)]
+        if method:
+            pair = [getattr(each, method) for each in pair]
+        expected, found = (inspect.signature(each).parameters.values() for each in pair)
+        kinds = [[(each.name, each.kind) for each in parameters] for parameters in (expected, found)]
+        assert kinds[0] == kinds[1], (name, method)
+        if name != "RunProcsResult":
+            assert [each.default for each in expected] == [each.default for each in found]
+
+
+@all_methods
+def test_functions_on_both(method: str, run: Run) -> None:
+    """Values, paths of logs and the flag of failure are the same as torch's, by local rank."""
+    said = _on_both(
+        run,
+        "def work(number): return number * 2, os.environ['RANK']",
+        """
+        processes = start(work, {0: (1,), 1: (2,)})
+        result = processes.wait()
+        processes.close()
+        say(dict(sorted(result.return_values.items())), result.failures, result.stdouts, result.is_failed())
+        say(sorted(processes.pids()), processes.nprocs, processes.name, processes.envs[1]["RANK"])
+        """,
+        method,
+    )
+    assert said.startswith("{0: (2, '0'), 1: (4, '1')} {} {0: '', 1: ''} False\n")
+
+
+def test_failing_functions_on_both(run: Run) -> None:
+    """The one that failed is the failure, with its recorded exception, and the others are stopped."""
+    said = _on_both(
+        run,
+        """
+        def work(number):
+            if number == 2:
+                raise ValueError("two")
+            time.sleep(1000)
+        """,
+        """
+        result = start(work, {0: (1,), 1: (2,)}).wait()
+        failure = result.failures[1]
+        say(result.is_failed(), list(result.failures), failure.exitcode, failure.message["message"])
+        """,
+    )
+    assert said == "True [1] 1 ValueError: two\n"
+
+
+def test_commands_on_both(run: Run) -> None:
+    """A command's arguments become strings; failures have exit codes, of those that were stopped for them too."""
+    said = _on_both(
+        run,
+        "",
+        """
+        result = start("/bin/sh", {0: ("-c", "test $0 = 5 && test $RANK = 0", 5), 1: ("-c", "true")}).wait()
+        say(result.return_values, result.failures, result.is_failed())
+        result = start("/bin/sh", {0: ("-c", "sleep 1000"), 1: ("-c", "exit 3")}).wait()
+        say({rank: failure.exitcode for rank, failure in sorted(result.failures.items())})
+        """,
+    )
+    assert said == "{0: None, 1: None} {} False\n{0: -15, 1: 3}\n"
+
+
+def test_waiting_on_both(run: Run) -> None:
+    """A timeout of 0 only looks, another one ends without a result, and closing stops what runs."""
+    said = _on_both(
+        run,
+        "",
+        """
+        processes = start("/bin/sleep", {0: ("1000",)})
+        say(processes.wait(0), processes.wait(0.2, period=0.1))
+        (pid,) = processes.pids().values()
+        processes.close(signal.SIGINT, timeout=10)
+        try: os.kill(pid, 0)
+        except ProcessLookupError: say("gone")
+        """,
+    )
+    assert said == "None None\ngone\n"
+
+
+def test_ranks_that_do_not_match_on_both(run: Run) -> None:
+    """Maps with other ranks than 0 and up are refused with torch's exception, and nothing is started."""
+    said = _on_both(
+        run,
+        "",
+        """
+        for args, envs in (({0: (), 2: ()}, {0: {}, 2: {}}), ({0: (), 1: ()}, {0: {}})):
+            try:
+                start_processes("name", "true", args, envs, DefaultLogsSpecs())
+            except RuntimeError:
+                say("refused")
+        """,
+    )
+    assert said == "refused\nrefused\n"
+
+
+def test_no_process_at_all(run: Run) -> None:
+    """Empty arguments are refused by one line."""
+    job = run("", "start('true', {})")
+    assert job.wait_exit() == 1
+    assert "args is empty" in job.stderr.splitlines()[-1]
+
+
+def test_a_stop_signal_on_both(run: Run) -> None:
+    """In the main thread a stop signal raises SignalException out of `wait`; the program closes and goes on."""
+    for package in (TORCHS, OURS):
+        job = run(
+            "",
+            """
+            processes = start("/bin/sleep", {0: ("1000",)})
+            try:
+                say("ready", *processes.pids().values())
+                processes.wait()
+            except SignalException as error:
+                processes.close(error.sigval)
+                say(error.sigval.name)
+            """,
+            package=package,
+        )
+        pid = int(job.wait_line(r"ready (\d+)", deadline=_PATIENCE)[1])
+        # A signal that interrupts torch's look at a process makes it wait for that process in vain, for ever.
+        _wait_for_rest(job, 0.3)
+        job.send(signal.SIGTERM)
+        assert job.wait_exit() == 0, job.stderr
+        assert job.stdout.splitlines()[-1] == "SIGTERM"
+        wait_gone(pid, deadline=0.1)
+
+
+@all_methods
+def test_handlers_are_put_back(method: str, run: Run) -> None:
+    """After `close` the program answers signals as before, and nothing of the start is left open."""
+    job = run(
+        "def work(): return signal.getsignal(signal.SIGTERM) == signal.SIG_DFL",
+        """
+        say(start(work, {0: ()}).wait().return_values)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        before = set(os.listdir("/proc/self/fd")), threading.active_count()
+        processes = start(work, {0: (), 1: ()}, DefaultLogsSpecs(tee=Std.ALL))
+        say(processes.wait().return_values)
+        processes.close()
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+        assert before == (set(os.listdir("/proc/self/fd")), threading.active_count())
+        """,
+        method=method,
+    )
+    assert job.wait_exit() == 0, job.stderr
+    assert job.stdout == "{0: True}\n{0: True, 1: True}\n"
+
+
+@all_methods
+def test_tee_and_filters(method: str, run: Run, tmp_path: Path) -> None:
+    """Tee'd lines have their prefix and are in files, those that hold a text in one more, without anybody waiting."""
+    job = run(
+        "def work(text): print(text, 'one'); print(text, 'two')",
+        f"""
+        logs = DefaultLogsSpecs({str(tmp_path)!r}, tee=Std.OUT)
+        prefixes = {{0: "<a>", 1: "<b>"}}
+        options = dict(log_line_prefixes=prefixes, duplicate_stdout_filters=["two"])
+        processes = start(work, {{0: ("x",), 1: ("y",)}}, logs, **options)
+        result = processes.wait()
+        processes.close()
+        assert open(result.stdouts[1]).read() == "y one\\ny two\\n"
+        """,
+        method=method,
+    )
+    assert job.wait_exit() == 0, job.stderr
+    assert sorted(job.stdout.splitlines()) == ["<a>x one", "<a>x two", "<b>y one", "<b>y two"]
+    (filtered,) = tmp_path.glob("*/*/filtered_stdout.log")
+    assert sorted(filtered.read_text().splitlines()) == ["<a>x two", "<b>y two"]
+
+
+@all_methods
+def test_nothing_outlives_the_program(method: str, run: Run) -> None:
+    """A program that is killed takes its processes and what they started with it."""
+    job = run(
+        "def work(): say('ready', os.getpid(), subprocess.Popen(['sleep', '1000']).pid); time.sleep(1000)",
+        "start(work, {0: (), 1: ()}).wait()",
+        method=method,
+    )
+    pids = [int(pid) for match in job.wait_lines(r"ready (\d+) (\d+)", count=2) for pid in match.groups()]
+    os.kill(job.pid, signal.SIGKILL)
+    for pid in pids:
+        wait_gone(pid, deadline=2.0)
+
+
+def test_idle_processes_cost_nothing(run: Run) -> None:
+    """While processes run the waiting program isn't woken up once."""
+    job = run("", "processes = start('/bin/sleep', {0: ('1000',)}); say('ready'); processes.wait(period=0.1)")
+    job.wait_line("ready")
+    _wait_for_rest(job, 1.5)
+
+
+def test_a_command_that_is_not_there(run: Run) -> None:
+    """A command that can't be started raises, and those before it are gone."""
+    job = run("", "start('/no/such/program', {0: (), 1: ()})")
+    assert job.wait_exit() == 1
+    assert "FileNotFoundError" in job.stderr.splitlines()[-1]
+
+
+def test_a_failed_start_gives_the_signals_back(run: Run) -> None:
+    """When no process could be started, a stop signal is answered as it was before."""
+    job = run(
+        "",
+        """
+        try:
+            start('/no/such/program', {0: (), 1: ()})
+        except OSError:
+            handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+            assert handlers == [signal.SIG_DFL, signal.default_int_handler], handlers
+            say('as before')
+        """,
+    )
+    assert job.wait_exit() == 0, job.stderr
+    assert job.stdout == "as before\n"

@@ -1,0 +1,422 @@
+"""Countdown timers: the pipe, and both servers with processes of their own."""
+
+from __future__ import annotations
+
+import logging
+import math
+import multiprocessing as mp
+import os
+import queue
+import re
+import select
+import signal
+import subprocess
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from elastic_run import timer
+from elastic_run.timer import api, expiries, file_based_local_timer
+from elastic_run.timer.local_timer import MultiprocessingRequestQueue
+from elastic_run.timer.timer_file import TimerFile, has_reader, write_line
+from tests.support.wait import DEADLINE, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    Event = tuple[str, timer.FileTimerRequest | None]
+
+
+@pytest.fixture(autouse=True)
+def _no_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "_timer_client", None)
+    monkeypatch.delenv("TORCHELASTIC_TIMER_FILE", raising=False)
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    """Give a process that does nothing."""
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        yield process
+        process.kill()
+
+
+# --- the pipe --------------------------------------------------------------------------------------------------------
+def test_garbage_in_the_pipe_is_said_once(tmp_path: Path) -> None:
+    """Requests before, between and behind it are read."""
+    said: list[str] = []
+    pipe = TimerFile(str(tmp_path / "pipe"), said.append)
+    request = timer.FileTimerRequest(7, "x", 1, 9)
+    line = request.to_json().encode() + b"\n"
+    for piece in (line, b"\x80\x04garbage\n\n", b"more", line, b"{}\n", line[:9], line[9:]):
+        write_line(pipe.path, piece, 1)
+    assert pipe.read() == [request] * 3
+    (text,) = said
+    assert text.startswith(f"{pipe.path}: what was written there is no timer request (not JSON): '\\ufffd\\x04garbage'")
+    pipe.close()
+
+
+def test_a_line_without_an_end_is_not_kept_for_ever(tmp_path: Path) -> None:
+    """A megabyte without a newline is dropped, and the next request is read."""
+    said: list[str] = []
+    pipe = TimerFile(str(tmp_path / "pipe"), said.append)
+    for _ in range(20):
+        write_line(pipe.path, b"x" * 60_000, 1)
+        pipe.read()
+    request = timer.FileTimerRequest(7, "x", 1, 9)
+    write_line(pipe.path, b"\n" + request.to_json().encode() + b"\n", 1)
+    assert pipe.read() == [request]
+    assert len(said) == 1
+    pipe.close()
+
+
+def test_a_client_that_never_stops_does_not_keep_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading comes to an end though there is always more to read."""
+    said: list[str] = []
+    pipe = TimerFile(str(tmp_path / "pipe"), said.append)
+    chunks = iter([b"x" * 65536] * 1000)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "read", lambda _fd, _size: next(chunks))
+        assert pipe.read() == []
+    assert next(chunks), "it has read all there was"
+    pipe.close()
+    assert len(said) == 1
+
+
+def test_the_pipe_takes_the_place_of_nothing_that_matters(tmp_path: Path) -> None:
+    """A stale pipe and an empty file are replaced; a file, a directory and a pipe with a reader are not."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    pipe = TimerFile(str(path), pytest.fail)
+    assert path.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(FileExistsError, match="another timer server reads there"):
+        TimerFile(str(path), pytest.fail)
+    pipe.close()
+    pipe.close()
+    path.touch()
+    TimerFile(str(path), pytest.fail).close()
+    path.write_text("a user's work", encoding="utf-8")
+    with pytest.raises(FileExistsError, match="something else stands there"):
+        TimerFile(str(path), pytest.fail)
+    with pytest.raises(FileExistsError, match="something else stands there"):
+        TimerFile(str(tmp_path), pytest.fail)
+    with pytest.raises(FileNotFoundError, match="the timers' pipe can't be made: No such file"):
+        TimerFile(str(tmp_path / "no" / "pipe"), pytest.fail)
+
+
+def test_a_pipe_that_somebody_replaced_is_left_alone(tmp_path: Path) -> None:
+    """Only what this server made is removed at its end."""
+    path = tmp_path / "pipe"
+    pipe = TimerFile(str(path), pytest.fail)
+    path.unlink()
+    path.touch()
+    pipe.close()
+    assert path.exists()
+
+
+# --- the client of the pipe ------------------------------------------------------------------------------------------
+def test_a_client_without_a_server_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No pipe, or nobody who reads it: BrokenPipeError with the path, after a second's patience."""
+    monkeypatch.setattr(file_based_local_timer, "_PAUSE", 0.001)
+    path = tmp_path / "pipe"
+    for _ in range(2):
+        with pytest.raises(BrokenPipeError, match=f"no timer server reads {path}"):
+            timer.FileTimerClient(str(path)).acquire("x", 1)
+        if not path.exists():
+            os.mkfifo(path)
+
+
+def _release_for_ever(client: timer.TimerClient) -> None:
+    while True:
+        client.release("x")
+
+
+def test_a_client_waits_for_a_full_pipe_within_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that has stopped to read doesn't hold the training up for ever."""
+    monkeypatch.setattr(file_based_local_timer, "_PAUSE", 0.001)
+    monkeypatch.setattr(file_based_local_timer, "_PATIENCE", 0.001)
+    pipe = TimerFile(str(tmp_path / "pipe"), pytest.fail)
+    client = timer.FileTimerClient(pipe.path)
+    with pytest.raises(BrokenPipeError, match="temporarily unavailable"):
+        _release_for_ever(client)
+    assert len(pipe.read()) > 100
+    pipe.close()
+
+
+def test_a_name_that_is_too_long_is_refused(tmp_path: Path) -> None:
+    """A request has to fit into one atomic write."""
+    with pytest.raises(RuntimeError, match=f"of {select.PIPE_BUF} bytes"):
+        timer.FileTimerClient(str(tmp_path)).acquire("x" * select.PIPE_BUF, 1)
+
+
+# --- the server of the pipe ------------------------------------------------------------------------------------------
+@pytest.fixture
+def events() -> list[Event]:
+    """Give a list for a server's events."""
+    return []
+
+
+@pytest.fixture
+def server(tmp_path: Path, events: list[Event]) -> Iterator[timer.FileTimerServer]:
+    """Give a server that is not started."""
+    made = timer.FileTimerServer(
+        str(tmp_path / "pipe"), "run", max_interval=60, log_event=lambda name, request: events.append((name, request))
+    )
+    yield made
+    made.stop()
+
+
+def _request(pid: int, scope: str, after: float, number: int = signal.SIGKILL) -> timer.FileTimerRequest:
+    return timer.FileTimerRequest(pid, scope, time.time() + after if after >= 0 else -1, number)
+
+
+def _send(path: Path, pid: int, scope: str, after: float, number: int = signal.SIGKILL) -> timer.FileTimerRequest:
+    """Write what a client in that process would."""
+    request = _request(pid, scope, after, number)
+    write_line(str(path / "pipe"), request.to_json().encode() + b"\n", 1)
+    return request
+
+
+def test_the_server_ends_the_process_and_nobody_else(
+    server: timer.FileTimerServer, events: list[Event], sleeper: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    """The named process gets the named signal at the deadline, whatever max_interval is; this process lives."""
+    server.start()
+    _send(tmp_path, os.getpid(), "mine", 60)
+    _send(tmp_path, sleeper.pid, "quiet", 0.05, 0)
+    request = _send(tmp_path, sleeper.pid, "step", 0.1, signal.SIGTERM)
+    assert sleeper.wait(DEADLINE) == -signal.SIGTERM
+    wait_until(lambda: ("kill worker process", request) in events)
+    assert re.fullmatch(r"scope 'step' expired after 0(\.\d+)? s", expiries.take(sleeper.pid))
+    assert [name for name, _ in events] == ["watchdog started", "timer expired", "timer expired", "kill worker process"]
+    assert abs(server.get_last_progress_time() - time.time()) < DEADLINE
+    started = time.monotonic()
+    server.stop()
+    assert time.monotonic() - started < DEADLINE
+    assert not (tmp_path / "pipe").exists()
+
+
+def test_a_released_timer_does_not_expire(
+    server: timer.FileTimerServer, events: list[Event], sleeper: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    """A scope that was left in time is forgotten, and one of a process that has ended is nobody's."""
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    server.start()
+    left_in_time = [_request(sleeper.pid, "step", after).to_json() for after in (0.05, -1)]
+    write_line(str(tmp_path / "pipe"), "".join(f"{line}\n" for line in left_in_time).encode(), 1)
+    _send(tmp_path, ended.pid, "gone", 0.1)
+    _send(tmp_path, sleeper.pid, "last", 0.2, 0)
+    wait_until(lambda: ("timer expired", "last") in [(name, request and request.scope_id) for name, request in events])
+    assert sleeper.poll() is None
+    assert "kill worker process" not in [name for name, _ in events]
+
+
+def test_run_once_takes_what_is_there(
+    server: timer.FileTimerServer, sleeper: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    """What has come is dealt with before the server ends."""
+    _send(tmp_path, sleeper.pid, "step", 0)
+    server.start()
+    server.run_once()
+    assert sleeper.wait(DEADLINE) == -signal.SIGKILL
+    assert not (tmp_path / "pipe").exists()
+
+
+def test_a_callback_that_raises_does_not_end_the_server(
+    tmp_path: Path, sleeper: subprocess.Popen[bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is logged, and the next timer expires all the same."""
+    names: list[str] = []
+
+    def fail(name: str, _request: object) -> None:
+        names.append(name)
+        if names.count("timer expired") == 1 and name == "timer expired":
+            raise KeyError(name)
+
+    server = timer.FileTimerServer(str(tmp_path / "pipe"), "run", log_event=fail)
+    server.start()
+    _send(tmp_path, sleeper.pid, "first", 0)
+    wait_until(lambda: "error in a timer server's loop" in caplog.text)
+    _send(tmp_path, sleeper.pid, "second", 0)
+    assert sleeper.wait(DEADLINE) == -signal.SIGKILL
+    server.stop()
+
+
+def test_progress_is_told_of_a_server_that_hangs(tmp_path: Path) -> None:
+    """While it is busy with one batch of requests, its last progress lies behind."""
+    is_held = threading.Event()
+
+    def hold(name: str, _request: object) -> None:
+        if name == "timer expired":
+            is_held.wait()
+
+    server = timer.FileTimerServer(str(tmp_path / "pipe"), "run", max_interval=DEADLINE, log_event=hold)
+    server.start()
+    _send(tmp_path, os.getpid(), "x", 0, 0)
+    wait_until(lambda: server._busy_since is not None)
+    since = server.get_last_progress_time()
+    wait_until(lambda: int(time.time()) > since)
+    assert server.get_last_progress_time() == since
+    is_held.set()
+    server.stop()
+
+
+def test_the_server_answers_questions_about_its_timers(server: timer.FileTimerServer) -> None:
+    """The methods of torch's server work on the server's timers without its thread."""
+    now = time.time()
+    requests = [timer.FileTimerRequest(os.getpid(), scope, now + after) for scope, after in (("a", 10), ("b", 20))]
+    server.register_timers(requests)
+    assert server.get_expired_timers(now + 15) == {os.getpid(): requests[:1]}
+    assert server.get_expired_timers(now + 25) == {os.getpid(): requests}
+    server.clear_timers({os.getpid()})
+    assert server.get_expired_timers(now + 25) == {}
+    assert server.is_process_running(os.getpid())
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    assert not server.is_process_running(ended.pid)
+
+
+def test_a_pipe_that_has_a_reader_is_known(server: timer.FileTimerServer, tmp_path: Path) -> None:
+    """A server holds its pipe from the first moment to the last."""
+    assert has_reader(str(tmp_path / "pipe"))
+    server.stop()
+    assert not has_reader(str(tmp_path / "pipe"))
+    (tmp_path / "file").touch()
+    assert not has_reader(str(tmp_path / "file"))
+
+
+# --- the server of the queue -----------------------------------------------------------------------------------------
+def _hang(requests: mp.Queue[Any], after: float) -> None:
+    timer.configure(timer.LocalTimerClient(requests))
+    with timer.expires(after=60, scope="outer"), timer.expires(after=after, scope="step"):
+        signal.pause()
+
+
+def _pass_by(requests: mp.Queue[Any]) -> None:
+    timer.configure(timer.LocalTimerClient(requests))
+    for _ in range(10):
+        with timer.expires(after=60, scope="step"):
+            pass
+
+
+def test_the_queue_s_server_kills_the_process_that_hangs() -> None:
+    """At its deadline, though max_interval is a minute; the other process ends by itself."""
+    context = mp.get_context("fork")
+    requests: mp.Queue[Any] = context.Queue()
+    server = timer.LocalTimerServer(requests, max_interval=60)
+    server.start()
+    hanging = context.Process(target=_hang, args=(requests, 0.2))
+    passing = context.Process(target=_pass_by, args=(requests,))
+    hanging.start()
+    passing.start()
+    hanging.join(DEADLINE)
+    passing.join(DEADLINE)
+    started = time.monotonic()
+    server.stop()
+    assert time.monotonic() - started < DEADLINE
+    assert (hanging.exitcode, passing.exitcode) == (-signal.SIGKILL, 0)
+    assert re.search(r"scope 'step' expired after 0(\.\d+)? s", expiries.take(hanging.pid or 0))
+    wait_until(lambda: server._timers.next_deadline is None)
+    requests.close()
+    requests.join_thread()
+
+
+def test_what_is_no_request_in_the_queue_is_dropped(
+    sleeper: subprocess.Popen[bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Anything may be put into a queue; the timers of the others go on."""
+    requests: Any = queue.Queue()
+    server = timer.LocalTimerServer(requests, max_interval=60)
+    server.start()
+    for thing in (None, "x", timer.TimerRequest(sleeper.pid, [], 1), timer.TimerRequest(sleeper.pid, "x", math.nan)):  # type: ignore[arg-type] # that is the point
+        requests.put(thing)
+    requests.put(timer.TimerRequest(sleeper.pid, "x", 1))
+    assert sleeper.wait(DEADLINE) == -signal.SIGKILL
+    server.stop()
+    assert caplog.text.count("is no request") == 4
+
+
+def test_the_queue_s_server_waits_for_its_next_deadline() -> None:
+    """Without timers it waits for ever, whatever max_interval is: an idle server costs nothing."""
+    server = timer.LocalTimerServer(mp.get_context("fork").Queue(), max_interval=0.01)
+    assert server._seconds_to_wait() == math.inf
+    server.register_timers([timer.TimerRequest(1, "x", time.time() + 50)])
+    assert 40 < server._seconds_to_wait() <= 50
+    server.stop()
+
+
+def test_requests_are_taken_from_the_queue_within_bounds() -> None:
+    """`get` gives what is there, up to the number asked for, and waits no longer than it may."""
+    context = mp.get_context("fork")
+    source: mp.Queue[Any] = context.Queue()
+    requests = MultiprocessingRequestQueue(source)
+    assert requests.get(1, 0) == []
+    for number in range(3):
+        source.put(timer.TimerRequest(number, "x", 1))
+    wait_until(lambda: requests.size() == 3)
+    assert [request.worker_id for request in requests.get(2, DEADLINE)] == [0, 1]
+    assert [request.worker_id for request in requests.get(2, 0.05)] == [2]
+    requests.wake()
+    assert [request.expiration_time for request in requests.get(1, DEADLINE)] == [-1]
+    source.close()
+    requests.wake()
+    source.join_thread()
+
+
+class _TorchStyle(timer.TimerServer):
+    """A server as somebody wrote it for torch."""
+
+    def __init__(self, source: timer.RequestQueue) -> None:
+        super().__init__(source, 0.01)
+        self.timers: dict[Any, timer.TimerRequest] = {}
+        self.reaped: list[str] = []
+
+    def register_timers(self, timer_requests: list[timer.TimerRequest]) -> None:
+        self.timers |= {request.worker_id: request for request in timer_requests}
+
+    def clear_timers(self, worker_ids: set[Any]) -> None:
+        for worker in worker_ids:
+            self.timers.pop(worker, None)
+
+    def get_expired_timers(self, deadline: float) -> dict[str, list[timer.TimerRequest]]:
+        return {who: [request] for who, request in self.timers.items() if request.expiration_time <= deadline}
+
+    def _reap_worker(self, worker_id: str) -> bool:
+        self.reaped.append(worker_id)
+        if worker_id == "broken":
+            raise KeyError(worker_id)
+        return worker_id != "stubborn" or self.reaped.count("stubborn") > 1
+
+
+class _Requests(timer.RequestQueue):
+    """A queue as somebody wrote it for torch; its second look fails."""
+
+    def __init__(self) -> None:
+        self.batches: list[Any] = [[timer.TimerRequest(who, "x", 1) for who in ("a", "broken", "stubborn")], OSError(5)]
+
+    def size(self) -> int:
+        return 0
+
+    def get(self, size: int, timeout: float) -> list[timer.TimerRequest]:
+        assert (size, timeout) == (1, 0.01)
+        batch = self.batches.pop(0) if self.batches else []
+        if isinstance(batch, Exception):
+            raise batch
+        return list(batch)
+
+
+def test_a_server_written_for_torch_works(caplog: pytest.LogCaptureFixture) -> None:
+    """Every expired worker is reaped; one that can't be is tried again, and errors are logged."""
+    server = _TorchStyle(_Requests())
+    with caplog.at_level(logging.ERROR):
+        server.start()
+        wait_until(lambda: not server.timers and server.reaped)
+        server.stop()
+    server.stop()
+    assert sorted(server.reaped) == ["a", "broken", "stubborn", "stubborn"]
+    assert "_reap_worker raised" in caplog.text
+    assert "error in a timer server's loop" in caplog.text

@@ -1,0 +1,150 @@
+"""Every public name of torch's launching modules beside ours: the promise of the drop-in, introspected.
+
+Which of our modules stands for which of torch's is the table that `elastic_run.compat` uses. Every difference is in the
+tables below with its reason. An entry that is no difference any more fails, too: take it out.
+"""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+from importlib import import_module
+
+import pytest
+
+from elastic_run.compat.paths import PATHS, ROOTS
+from tests.parity.signatures import compare
+
+_TORCH = "torch.distributed"
+
+_ENGINE = "a part of torch's own rendezvous; ours is another, behind the same registry, backend names and --rdzv-conf"
+_OUTPUT = "a part of how torch takes the workers' output; ours does without files and threads in between"
+#: Modules of torch's for which none of ours stands. Whoever imports one gets torch's.
+_MODULES_WITHOUT_TWIN = {
+    "elastic": "an empty package",
+    "elastic.agent": "an empty package",
+    "elastic.multiprocessing.redirects": _OUTPUT,
+    "elastic.multiprocessing.subprocess_handler": _OUTPUT,
+    "elastic.multiprocessing.subprocess_handler.handlers": _OUTPUT,
+    "elastic.multiprocessing.subprocess_handler.subprocess_handler": _OUTPUT,
+    "elastic.multiprocessing.tail_log": _OUTPUT,
+    "elastic.rendezvous._etcd_stub": "private",
+    "elastic.rendezvous.c10d_rendezvous_backend": _ENGINE,
+    "elastic.rendezvous.dynamic_rendezvous": _ENGINE,
+    "elastic.rendezvous.etcd_rendezvous": _ENGINE,
+    "elastic.rendezvous.etcd_rendezvous_backend": _ENGINE,
+    "elastic.rendezvous.etcd_store": _ENGINE,
+    "elastic.rendezvous.static_tcp_rendezvous": _ENGINE,
+}
+
+_LAUNCH_CONFIG = (
+    "also is made with (restart_policy, forward_signals, worker_store, scale_up_delay, scale_up_signal, "
+    "scale_up_grace, membership_window, exit_barrier_timeout, on_split, preferred_rank, rdzv_token, join_command, "
+    "capture)"
+)
+#: Names that differ: our module and name, what differs, and why.
+_DIFFERENCES: dict[tuple[str, str], str] = {
+    ("elastic_run.launcher.LaunchConfig", _LAUNCH_CONFIG): "settings of our own, behind torch's and with defaults",
+    ("elastic_run.agent.local_elastic_agent.LocalElasticAgent", "also is made with (keyword-only around)"): (
+        "what the launcher knows beyond the spec"
+    ),
+    ("elastic_run.multiprocessing.errors.ChildFailedError", "also is made with (root_rank)"): (
+        "the cause is known better than by torch's whole seconds"
+    ),
+    ("elastic_run.multiprocessing.get_std_cm", "is missing"): _OUTPUT,
+}
+
+_PAIRS = sorted(PATHS.items())
+
+
+def _public_names(path: str) -> list[str]:
+    """Return a module's `__all__`, or else what it defines itself; for a package also what its parts define."""
+    module = import_module(path)
+    if hasattr(module, "__all__"):
+        return list(module.__all__)
+    is_package = hasattr(module, "__path__")
+    found = []
+    for name, value in vars(module).items():
+        home = getattr(value, "__module__", None) or ""
+        is_own = home == path or (is_package and home.startswith(f"{path}."))
+        if not name.startswith("_") and is_own and (inspect.isclass(value) or inspect.isroutine(value)):
+            found.append(name)
+    return found
+
+
+def _differences(torch_path: str, our_path: str) -> set[tuple[str, str]]:
+    theirs, ours = import_module(torch_path), import_module(our_path)
+    return {
+        (f"{our_path}.{name}", difference)
+        for name in _public_names(torch_path)
+        for difference in compare(getattr(theirs, name), getattr(ours, name, None))
+    }
+
+
+@pytest.mark.parametrize(("torch_path", "our_path"), _PAIRS, ids=[path.removeprefix("torch.") for path, _ in _PAIRS])
+def test_names_and_signatures_are_torchs(torch_path: str, our_path: str) -> None:
+    """Every public name of a module of torch's is in ours with the same signature, but for the reviewed differences."""
+    names = _public_names(torch_path)
+    assert names, "torch's module has no public names: is this still the module that is meant?"
+    expected = {
+        (f"{our_path}.{name}", what) for name in names for where, what in _DIFFERENCES if where == f"{our_path}.{name}"
+    }
+    assert _differences(torch_path, our_path) == expected
+
+
+def test_every_reviewed_difference_is_one() -> None:
+    """The table above holds no entry of a name that torch doesn't have, or that isn't compared."""
+    compared = {f"{ours}.{name}" for theirs, ours in _PAIRS for name in _public_names(theirs)}
+    assert {where for where, _ in _DIFFERENCES} <= compared
+
+
+def test_every_module_of_torchs_is_accounted_for() -> None:
+    """A module that torch adds is noticed: it gets a twin, or a reason in the table above."""
+    found = set(ROOTS)
+    for root in ROOTS:
+        module = import_module(root)
+        if hasattr(module, "__path__"):
+            found |= {name for _, name, _ in pkgutil.walk_packages(module.__path__, f"{root}.")}
+    without = {f"{_TORCH}.{name}" for name in _MODULES_WITHOUT_TWIN}
+    assert found == PATHS.keys() | without
+    assert not PATHS.keys() & without
+
+
+@pytest.mark.parametrize(("torch_path", "our_path"), _PAIRS, ids=[path.removeprefix("torch.") for path, _ in _PAIRS])
+def test_star_imports_bring_torchs_names(torch_path: str, our_path: str) -> None:
+    """Whoever imports everything from a module of torch's gets all of it from ours."""
+    theirs, ours = import_module(torch_path), import_module(our_path)
+    missing = {where.rpartition(".")[2] for where, what in _DIFFERENCES if what == "is missing"}
+    assert set(getattr(theirs, "__all__", ())) - missing <= set(getattr(ours, "__all__", dir(ours)))
+
+
+#: Names that the contract lists for a package, where torch has them in a module below, or nowhere in `__all__`.
+_CONTRACT = {
+    "elastic_run.agent": "ElasticAgent RunResult SimpleElasticAgent Worker WorkerGroup WorkerSpec WorkerState "
+    "LocalElasticAgent",
+    "elastic_run.launcher": "LaunchConfig elastic_launch launch_agent",
+    "elastic_run.multiprocessing": "start_processes PContext MultiprocessContext SubprocessContext RunProcsResult "
+    "SignalException Std LogsDest LogsSpecs DefaultLogsSpecs to_map",
+    "elastic_run.multiprocessing.errors": "ProcessFailure ChildFailedError record ErrorHandler get_error_handler",
+    "elastic_run.rendezvous": "RendezvousHandler RendezvousInfo RendezvousStoreInfo RendezvousParameters "
+    "RendezvousHandlerRegistry RendezvousHandlerCreator rendezvous_handler_registry get_rendezvous_handler "
+    "RendezvousError RendezvousClosedError RendezvousConnectionError RendezvousStateError RendezvousTimeoutError "
+    "RendezvousGracefulExitError parse_rendezvous_endpoint EtcdServer",
+    "elastic_run.events": "record record_rdzv_event construct_and_record_rdzv_event get_logging_handler Event "
+    "EventMetadataValue EventSource NodeState RdzvEvent",
+    "elastic_run.metrics": "configure put_metric prof initialize_metrics getStream MetricData MetricHandler "
+    "MetricsConfig ConsoleMetricHandler NullMetricHandler get_elapsed_time_ms",
+    "elastic_run.timer": "configure expires TimerClient TimerRequest TimerServer RequestQueue LocalTimerClient "
+    "LocalTimerServer FileTimerClient FileTimerRequest FileTimerServer",
+    "elastic_run.utils": "macros get_socket_with_port get_free_port",
+    "elastic_run.utils.data": "CyclingIterator ElasticDistributedSampler",
+    "elastic_run.run": "get_args_parser parse_args parse_min_max_nnodes determine_local_world_size get_rdzv_endpoint "
+    "get_use_env config_from_args run_script_path run main",
+}
+
+
+@pytest.mark.parametrize("path", _CONTRACT)
+def test_what_is_promised_can_be_imported(path: str) -> None:
+    """Each name of the promise can be had from the package where it is promised."""
+    module = import_module(path)
+    assert [name for name in _CONTRACT[path].split() if getattr(module, name, None) is None] == []

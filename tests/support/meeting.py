@@ -1,0 +1,37 @@
+"""Where agents of this machine meet, for tests of the launcher on several nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+from elastic_run.core import job_keys
+from elastic_run.store.c10d import C10dJobStore
+from elastic_run.store.errors import StoreConnectionError
+from tests.support.wait import DEADLINE, DeadlinePassedError
+
+#: A last call that no test waits for, and beats that show a loss soon.
+CONF = "last_call_timeout=3,keep_alive_interval=0.5"
+RUN_ID = "j"
+
+
+def place(port: int, conf: str = CONF) -> tuple[str, ...]:
+    """Return the flags that make nodes meet at a port of this machine."""
+    endpoint = f"--rdzv-endpoint=localhost:{port}"
+    return ("--rdzv-backend=c10d", endpoint, f"--rdzv-id={RUN_ID}", f"--rdzv-conf={conf}")
+
+
+def open_job_store(port: int) -> C10dJobStore:
+    """Open the store of a job whose first node may still be starting."""
+    end = time.monotonic() + DEADLINE
+    while time.monotonic() < end:
+        with contextlib.suppress(StoreConnectionError):
+            return C10dJobStore("localhost", port, RUN_ID, timeout=DEADLINE)
+    message = f"nobody serves port {port}"
+    raise DeadlinePassedError(message)
+
+
+def wait_coordinated(port: int) -> None:
+    """Wait until the first node of a job has made itself its coordinator."""
+    with open_job_store(port) as store:
+        assert store.wait(job_keys.decision_key(0), DEADLINE) is not None

@@ -1,0 +1,1 @@
+"""Uses of the public API as type checkers see them."""

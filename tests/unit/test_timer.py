@@ -1,0 +1,238 @@
+"""Countdown timers: scopes, requests and clocks."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from elastic_run import timer
+from elastic_run.timer import api, expiries
+from elastic_run.timer.countdowns import Countdowns
+from elastic_run.timer.requests import read_request
+from elastic_run.timer.timer_file import TimerFile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    Event = tuple[str, timer.FileTimerRequest | None]
+
+
+class _Recorded(timer.TimerClient):
+    """Keeps what it is asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, float]] = []
+
+    def acquire(self, scope_id: str, expiration_time: float) -> None:
+        self.asked.append((scope_id, expiration_time))
+
+    def release(self, scope_id: str) -> None:
+        self.asked.append((scope_id, -1))
+
+
+class _Clocks:
+    """A monotonic clock and a wall clock that are set by hand."""
+
+    def __init__(self) -> None:
+        self.now, self.wall = 100.0, 1_000_000.0
+
+    def countdowns(self) -> Countdowns:
+        return Countdowns(lambda: self.now, lambda: self.wall)
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+        self.wall += seconds
+
+
+@pytest.fixture(autouse=True)
+def _no_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "_timer_client", None)
+    monkeypatch.delenv("TORCHELASTIC_TIMER_FILE", raising=False)
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    """Give a process that does nothing."""
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        yield process
+        process.kill()
+
+
+# --- expires ---------------------------------------------------------------------------------------------------------
+def test_a_scope_is_acquired_and_released() -> None:
+    """The server is told of the scope, when it expires, and that it was left, also by an exception."""
+    client = _Recorded()
+    timer.configure(client)
+    before = time.time()
+    with pytest.raises(KeyError), timer.expires(after=5, scope="step"):
+        raise KeyError
+    (acquired, expiration), released = client.asked
+    assert (acquired, released) == ("step", ("step", -1))
+    assert before + 5 <= expiration <= time.time() + 5
+
+
+def test_a_scope_without_a_name_has_the_line_s() -> None:
+    """Two scopes of one function are two timers, named after the lines that opened them."""
+    client = _Recorded()
+    first = sys._getframe().f_lineno + 1
+    with timer.expires(after=5, client=client):
+        client.asked.append(("between", 0))
+        with timer.expires(after=5, client=client):
+            pass
+
+    @timer.expires(after=5, client=client)
+    def step() -> None:
+        """Stand for a training step."""
+
+    del client.asked[1]
+    assert [scope for scope, _ in client.asked] == [f"{__file__}#{first + line}" for line in (0, 2, 2, 0)]
+    client.asked.clear()
+    step()
+    step()
+    assert [scope for scope, _ in client.asked] == [f"{__file__}#{first + 5}"] * 4
+
+
+def test_without_a_client_it_says_what_to_do() -> None:
+    """Neither configured nor started by a launcher that serves timers: RuntimeError with both ways out."""
+    with pytest.raises(RuntimeError, match=r"timer\.configure.*TORCHELASTIC_ENABLE_FILE_TIMER"), timer.expires(after=5):
+        pass
+
+
+def test_under_elastic_run_nothing_has_to_be_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launcher's file is used where it is named in the environment."""
+    pipe = TimerFile(str(tmp_path / "pipe"), pytest.fail)
+    monkeypatch.setenv("TORCHELASTIC_TIMER_FILE", pipe.path)
+    with timer.expires(after=5, scope="step"):
+        acquired = pipe.read()
+    (released,) = pipe.read()
+    pipe.close()
+    assert [(request.worker_pid, request.scope_id, request.signal) for request in acquired] == [
+        (os.getpid(), "step", signal.SIGKILL)
+    ]
+    assert (released.scope_id, released.expiration_time) == ("step", -1)
+
+
+# --- requests --------------------------------------------------------------------------------------------------------
+def test_a_request_survives_its_json() -> None:
+    """A request that is written and read again is the same; one with another signal is not."""
+    request = timer.FileTimerRequest(7, 'a "{" scope\n', 12.5, signal.SIGTERM)
+    assert read_request(request.to_json().encode()) == request
+    assert read_request(b"half a li" + request.to_json().encode()) == request
+    assert request != timer.FileTimerRequest(7, 'a "{" scope\n', 12.5, signal.SIGKILL)
+    assert timer.TimerRequest(7, "a", 1) == timer.TimerRequest(7, "a", 1) != timer.TimerRequest(8, "a", 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"pid": "7"}, "its pid is '7'"),
+        ({"pid": True}, "its pid is True"),
+        ({"pid": 0}, "its pid is 0"),
+        ({"pid": 1 << 40}, "its pid is"),
+        ({"scope_id": None}, "its scope_id is None"),
+        ({"expiration_time": math.nan}, "its expiration_time is nan"),
+        ({"expiration_time": 10**400}, "its expiration_time is 1000"),
+        ({"expiration_time": "soon"}, "its expiration_time is 'soon'"),
+        ({"signal": 65}, "its signal is 65"),
+        ({"signal": 9.0}, "its signal is 9.0"),
+        ({"version": 2}, "of version 2, and only 1 is known"),
+    ],
+)
+def test_what_is_no_request_is_named(change: dict[str, Any], reason: str) -> None:
+    """Whatever is wrong with a line is one short clause."""
+    fields = {"version": 1, "pid": 7, "scope_id": "a", "expiration_time": 1, "signal": 9} | change
+    with pytest.raises(ValueError, match=reason):
+        read_request(json.dumps(fields).encode())
+
+
+@pytest.mark.parametrize("line", [b"", b"\x80\x04\x95cos\nsystem\n", b"[" * 100_000, b"[1]", b"{", b'{"pid": 1}', b"7"])
+def test_garbage_is_a_value_error(line: bytes) -> None:
+    """Neither a pickle nor nested JSON nor half a request is anything else."""
+    with pytest.raises(ValueError, match=r"JSON|its \w+ is"):
+        read_request(line)
+
+
+# --- countdowns ------------------------------------------------------------------------------------------------------
+def test_the_monotonic_clock_decides() -> None:
+    """Setting the wall clock neither ends a timer nor makes one last."""
+    clocks = _Clocks()
+    countdowns = clocks.countdowns()
+    countdowns.register([timer.TimerRequest("a", "step", clocks.wall + 10)])
+    clocks.wall += 86400
+    assert not countdowns.expired()
+    assert countdowns.seconds_left == 10
+    clocks.wall -= 2 * 86400
+    clocks.now += 10
+    (found,) = countdowns.expired()["a"]
+    assert str(found) == "scope 'step' expired after 10 s"
+    assert countdowns.seconds_left == 0
+
+
+def test_timers_are_renewed_released_and_cleared() -> None:
+    """One timer for each worker and scope; a release of none is no matter."""
+    clocks = _Clocks()
+    countdowns = clocks.countdowns()
+    wall = clocks.wall
+    countdowns.register(timer.TimerRequest(*args) for args in [("a", "x", wall + 5), ("a", "y", wall + 3)])
+    countdowns.register(timer.TimerRequest(*args) for args in [("a", "x", wall + 9), ("b", "x", wall + 1)])
+    countdowns.register([timer.TimerRequest("c", "x", -1)])
+    clocks.pass_time(20)
+    scopes = {who: [one.request.scope_id for one in found] for who, found in countdowns.expired().items()}
+    assert scopes == {"a": ["y", "x"], "b": ["x"]}
+    assert set(countdowns.expired(wall + 3)) == {"a", "b"}
+    assert set(countdowns.expired(wall + 1)) == {"b"}
+    countdowns.register([timer.TimerRequest("a", "y", -1)])
+    countdowns.clear({"b"})
+    assert len(countdowns) == 1
+    countdowns.clear_all()
+    assert countdowns.next_deadline is None
+
+
+def test_a_timer_without_end_is_waited_for_in_pieces() -> None:
+    """An infinite or huge span is no error of a system call."""
+    clocks = _Clocks()
+    countdowns = clocks.countdowns()
+    countdowns.register([timer.TimerRequest("a", "x", math.inf), timer.TimerRequest("b", "x", 1e300)])
+    assert 0 < (countdowns.seconds_left or 0) < 2**31 / 1000
+    with pytest.raises(ValueError, match="'x': its expiration time is nan"):
+        countdowns.register([timer.TimerRequest("a", "x", math.nan)])
+
+
+def test_a_pid_that_was_given_again_is_another_process(sleeper: subprocess.Popen[bytes]) -> None:
+    """The timer of a process that has ended is nobody else's."""
+    countdowns = Countdowns()
+    countdowns.register([timer.TimerRequest(sleeper.pid, "x", 1)])
+    (found,) = countdowns.expired()[sleeper.pid]
+    assert not found.is_orphan
+    found.born -= 1
+    assert found.is_orphan
+
+
+@pytest.mark.parametrize(
+    ("span", "told"), [(0.004, "0 s"), (0.034, "0.03 s"), (0.49, "0.5 s"), (2.96, "3 s"), (59.8, "60 s"), (-3, "0 s")]
+)
+def test_a_span_is_as_exact_as_it_can_be(span: float, told: str) -> None:
+    """What the request's way took is not told."""
+    clocks = _Clocks()
+    countdowns = clocks.countdowns()
+    countdowns.register([timer.TimerRequest("a", "x", clocks.wall + span)])
+    clocks.pass_time(100)
+    assert str(countdowns.expired()["a"][0]) == f"scope 'x' expired after {told}"
+
+
+def test_only_the_last_expiries_are_kept() -> None:
+    """What is noted for the report is bounded, and told once."""
+    for pid in range(5000):
+        expiries.note(pid, str(pid))
+    assert (expiries.take(4999), expiries.take(4999), expiries.take(1)) == ("4999", "", "")
+    for pid in range(5000):
+        expiries.take(pid)

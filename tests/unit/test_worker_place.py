@@ -1,0 +1,163 @@
+"""Which worker a process is, from its variables: one answer for each kind of launcher, one clear line for the rest."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from elastic_run.worker.errors import PlaceError
+from elastic_run.worker.place import Place, place_from, step_port
+
+LAUNCHED = {
+    "RANK": "5",
+    "WORLD_SIZE": "8",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "4",
+    "GROUP_RANK": "1",
+    "GROUP_WORLD_SIZE": "2",
+    "MASTER_ADDR": "node0",
+    "MASTER_PORT": "29500",
+}
+ELASTIC = {"TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+#: What Slurm 22.05 sets for the last of three tasks on two nodes.
+STEP = {
+    "SLURM_JOB_ID": "41",
+    "SLURM_JOB_NODELIST": "node[0-3]",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "1",
+    "SLURM_NTASKS": "3",
+    "SLURM_PROCID": "2",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NODELIST": "node[2-3]",
+    "SLURM_STEP_NUM_TASKS": "3",
+    "SLURM_STEP_TASKS_PER_NODE": "2,1",
+}
+#: And for a batch script, which is no task of a step.
+BATCH = {"SLURM_JOB_ID": "41", "SLURM_LOCALID": "0", "SLURM_NTASKS": "3", "SLURM_PROCID": "0", "SLURM_NODEID": "0"}
+
+
+def test_a_launcher_says_which_worker_it_is() -> None:
+    """RANK and its like are taken as they are."""
+    assert place_from({**LAUNCHED, **ELASTIC}) == Place(
+        rank=5,
+        world_size=8,
+        local_rank=1,
+        local_world_size=4,
+        launcher="torchrun",
+        master_addr="node0",
+        master_port=29500,
+        node_rank=1,
+        nodes=2,
+        is_store_served=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("more", "name"),
+    [({}, "environment"), (ELASTIC, "torchrun"), ({**ELASTIC, "ELASTIC_RUN_TOKEN": "t"}, "elastic-run")],
+)
+def test_the_launcher_is_named(more: dict[str, str], name: str) -> None:
+    """The three that set RANK are told apart."""
+    assert place_from({**LAUNCHED, **more}).launcher == name
+
+
+def test_only_what_torch_needs_is_needed() -> None:
+    """Who sets RANK by hand may leave the local variables out: one worker on the node."""
+    place = place_from({name: LAUNCHED[name] for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")})
+    assert (place.rank, place.local_rank, place.local_world_size, place.is_store_served) == (5, 0, 1, False)
+
+
+def test_a_step_of_slurm_says_which_worker_it_is() -> None:
+    """A task of srun meets the others on the first node of its step, not of the job."""
+    assert place_from(STEP) == Place(
+        rank=2,
+        world_size=3,
+        local_rank=0,
+        local_world_size=1,
+        launcher="slurm",
+        master_addr="node2",
+        master_port=step_port(41, 0),
+        node_rank=1,
+        nodes=2,
+    )
+
+
+def test_a_step_on_one_node_looks_up_no_name() -> None:
+    """Tasks of a single node meet on loopback."""
+    one = {"SLURM_STEP_NODELIST": "node2", "SLURM_STEP_TASKS_PER_NODE": "3", "SLURM_NODEID": "0", "SLURM_LOCALID": "2"}
+    place = place_from({**STEP, **one})
+    assert (place.master_addr, place.local_rank, place.local_world_size) == ("127.0.0.1", 2, 3)
+
+
+def test_a_launcher_inside_slurm_comes_first() -> None:
+    """A worker of elastic-run that runs in a step of srun is elastic-run's."""
+    assert place_from({**STEP, **LAUNCHED}).rank == 5
+
+
+@pytest.mark.parametrize("more", [{}, BATCH, {"MASTER_ADDR": "node0", "MASTER_PORT": "1"}, {"WORLD_SIZE": "1"}])
+def test_who_was_not_placed_is_alone(more: dict[str, str]) -> None:
+    """Plain python is one process, in a batch script and with an address lying about, too."""
+    assert place_from(more) == Place(0, 1, 0, 1, "none")
+
+
+@pytest.mark.parametrize(
+    ("more", "port"),
+    [
+        ({"MASTER_PORT": "4711"}, 4711),
+        ({"SLURM_STEP_RESV_PORTS": "12000-12003"}, 12000),
+        ({"SLURM_STEP_RESV_PORTS": "12005,12007"}, 12005),
+        ({"MASTER_PORT": "4711", "SLURM_STEP_RESV_PORTS": "12000-12003"}, 4711),
+        ({"SLURM_STEP_ID": "1"}, step_port(41, 1)),
+    ],
+)
+def test_the_port_of_a_step(more: dict[str, str], port: int) -> None:
+    """MASTER_PORT wins, then a port that Slurm reserved, then one made from the numbers of job and step."""
+    assert place_from({**STEP, **more}).master_port == port
+
+
+def test_neighbours_take_other_ports() -> None:
+    """Steps that may run side by side on a node differ in their ports, which no outgoing connection gets."""
+    ports = [step_port(job, step) for job, step in itertools.product(range(3_999_990, 4_000_190), range(97))]
+    assert len(set(ports)) == len(ports)
+    assert min(ports) >= 10_000
+    assert max(ports) < 32_768
+
+
+def test_an_address_that_was_given_wins() -> None:
+    """MASTER_ADDR overrules the first node of the step."""
+    assert place_from({**STEP, "MASTER_ADDR": "10.0.0.7"}).master_addr == "10.0.0.7"
+
+
+def test_a_step_sets_what_a_launcher_would() -> None:
+    """The variables of a place, read again, are the same place."""
+    variables = place_from(STEP).variables
+    again = place_from(variables)
+    assert (again.rank, again.world_size, again.local_rank, again.nodes) == (2, 3, 0, 2)
+    assert set(variables) == set(LAUNCHED)
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"RANK": "3"}, "WORLD_SIZE, MASTER_ADDR, MASTER_PORT are not set, but RANK=3: set all of"),
+        ({**LAUNCHED, "MASTER_ADDR": ""}, "MASTER_ADDR is not set, but RANK=5, WORLD_SIZE=8, MASTER_PORT=29500: set"),
+        ({"WORLD_SIZE": "8"}, "RANK, MASTER_ADDR, MASTER_PORT are not set, but WORLD_SIZE=8: set"),
+        ({**LAUNCHED, "RANK": "8"}, "rank 8 is not below the world size, 8"),
+        ({**LAUNCHED, "RANK": "-1"}, "rank -1 is not below the world size, 8"),
+        ({**LAUNCHED, "RANK": "one"}, "RANK='one' is not a whole number"),
+        ({**LAUNCHED, "LOCAL_RANK": "4"}, "local rank 4 is not below the number of local workers, 4"),
+        ({**LAUNCHED, "MASTER_PORT": "0"}, "MASTER_PORT=0 is no port: 1 to 65535 are"),
+        ({**LAUNCHED, "MASTER_PORT": "70000"}, "MASTER_PORT=70000 is no port"),
+        ({**STEP, "SLURM_STEP_NODELIST": ""}, "SLURM_STEP_NODELIST is not set, but SLURM_JOB_ID=41, SLURM_PROCID=2"),
+        ({**STEP, "SLURM_STEP_NODELIST": "node[2-"}, "'node[2-' is no Slurm node list"),
+        ({**STEP, "SLURM_STEP_NUM_TASKS": "2"}, "rank 2 is not below the world size, 2"),
+        ({**STEP, "SLURM_STEP_NUM_TASKS": "", "SLURM_NTASKS": ""}, "SLURM_NTASKS is not set, but none of them"),
+    ],
+)
+def test_what_does_not_fit_is_one_clear_line(environment: dict[str, str], message: str) -> None:
+    """A contradiction names the variables, what they are and what is missing."""
+    with pytest.raises(PlaceError) as caught:
+        place_from(environment)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
