@@ -5,6 +5,7 @@ elastic-run --standalone --nproc-per-node=2 examples/minimal_ddp.py
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # now: imported by DDP, after the group was made, it keeps the group for ever (torch 2.13)
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -27,5 +28,5 @@ def train(rank: int) -> None:
 
 
 dist.init_process_group("gloo")  # address, rank and world size come from elastic-run
-train(dist.get_rank())  # in a function: a model that outlives its group can crash or hang torch at the end
+train(dist.get_rank())  # in a function: the model must not outlive the group
 dist.destroy_process_group()

@@ -90,6 +90,14 @@ _TEXTS: tuple[tuple[str, str], ...] = (
         ),
     ),
     (
+        # Aborts 6 of 12 jobs of 4 gloo workers on 2 busy cores: a thread of the group wants Python while it ends.
+        r"terminate called without an active exception",
+        (
+            "The process group most likely outlived destroy_process_group(), as after DistributedDataParallel "
+            "(torch 2.13): import torch.distributed.nn before init_process_group(), and let the model go first."
+        ),
+    ),
+    (
         r"EADDRINUSE|[Aa]ddress already in use",
         (
             "Another process has this port (ss -ltnp shows which). Leave --master-port away and a free one is "

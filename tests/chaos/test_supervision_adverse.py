@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from elastic_run import contract
 from elastic_run.launcher import LaunchConfig
 from tests.support.processes import children_of, processes_with_environment, wait_gone
 from tests.support.wait import wait_until
@@ -142,9 +142,11 @@ def test_a_fork_of_the_host_does_not_blind_the_guardian(worker: Worker, tmp_path
         f"""
 import threading
 def fork_later():
-    if os.fork() == 0:
+    child = os.fork()
+    if child == 0:
         signal.pause()
-threading.Timer(0.5, lambda: (fork_later(), print("forked", flush=True))).start()
+    print("forked", child, flush=True)
+threading.Timer(0.5, fork_later).start()
 elastic_launch(LaunchConfig(1, 1, 1, rdzv_backend="local", max_restarts=0), sys.executable)("-u", {str(path)!r})
 """,
     )
@@ -152,13 +154,10 @@ elastic_launch(LaunchConfig(1, 1, 1, rdzv_backend="local", max_restarts=0), sys.
     assert process.stdout is not None
     with process.stdout:
         lines = dict(_two_words(process.stdout.readline()) for _ in range(2))
-        children = children_of(process.pid)
         process.kill()
         process.wait(20)
         wait_gone(int(lines["pid"]), deadline=2.0)
-        for child in children:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(child, signal.SIGKILL)
+        os.kill(int(lines["forked"]), signal.SIGKILL)
 
 
 def _two_words(line: str) -> tuple[str, str]:
@@ -301,18 +300,32 @@ def test_a_line_end_in_the_temporary_directory(launch: Launch, worker: Worker, t
     assert (precious / "file").exists()
 
 
-def test_many_workers_under_a_low_limit_of_descriptors(launch: Launch, tmp_path: Path) -> None:
-    """The launcher raises its own limit where its workers need it, and they keep the one that they would have had."""
+def test_many_workers_under_a_low_limit_of_descriptors(launch: Launch) -> None:
+    """The launcher raises its own limit where its workers need it, and they begin with the one they would have had."""
+    program = ("sh", "-c", 'ulimit -Sn 256; exec "$0" -m elastic_run "$@"', sys.executable)
+    job = launch("--nproc-per-node=96", "--no-python", "sh", "-c", "ulimit -Sn", program=program)
+    assert job.wait_exit(deadline=60) == 0
+    assert job.stdout.splitlines() == ["256"] * 96
+
+
+def test_so_many_streams_that_a_worker_cannot_begin_with_its_limit(launch: Launch, tmp_path: Path) -> None:
+    """With more pipes than the workers' limit allows they get it right after their start."""
     program = ("sh", "-c", 'ulimit -Sn 256; exec "$0" -m elastic_run "$@"', sys.executable)
     logs = f"--log-dir={tmp_path / 'logs'}"
-    job = launch("--nproc-per-node=96", "--tee=3", logs, "--no-python", "sh", "-c", "ulimit -Sn", program=program)
+    script = "until [ $(ulimit -Sn) = 256 ]; do :; done; ulimit -Sn"
+    job = launch("--nproc-per-node=96", "--tee=3", logs, "--no-python", "sh", "-c", script, program=program)
     assert job.wait_exit(deadline=60) == 0
-    assert {line.rpartition(":")[2] for line in job.stdout.splitlines()} <= {"256", _hard_limit()}
-    assert len(job.stdout.splitlines()) == 96
+    assert [line.rpartition(":")[2] for line in job.stdout.splitlines()] == ["256"] * 96
 
 
-def _hard_limit() -> str:
-    return str(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+def test_more_workers_than_descriptors(launch: Launch, tmp_path: Path) -> None:
+    """Where the hard limit is too low nothing is started, and the message says what is missing."""
+    program = ("sh", "-c", 'ulimit -n 256; exec "$0" -m elastic_run "$@"', sys.executable)
+    logs = f"--log-dir={tmp_path / 'logs'}"
+    job = launch("--nproc-per-node=96", "--tee=3", logs, "--no-python", "echo", "begun", program=program)
+    assert job.wait_exit() == contract.EXIT_CANNOT_START
+    assert "96 workers take 544 descriptors here, 256 are allowed (ulimit -n)" in " ".join(job.stderr.split())
+    assert "begun" not in job.stdout
 
 
 def test_an_interrupt_at_the_very_start_is_quiet(launch: Launch, worker: Worker, environment_token: str) -> None:

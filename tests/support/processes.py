@@ -70,11 +70,18 @@ def kill_processes(pids: list[int]) -> None:
 
 def children_of(pid: int) -> list[int]:
     """Return the pids of a process's living children, zombies left out."""
+    children = _read_children(pid)
+    while (again := _read_children(pid)) != children:  # a thread that ends hands its children to another one
+        children = again
+    return [child for child in children if not is_gone(child)]
+
+
+def _read_children(pid: int) -> list[int]:
     children = []
     for task in Path(f"/proc/{pid}/task").iterdir():
         with contextlib.suppress(OSError):
             children += [int(child) for child in (task / "children").read_text(encoding="ascii").split()]
-    return [child for child in children if not is_gone(child)]
+    return sorted(children)
 
 
 def descendants_of(pid: int) -> list[int]:

@@ -30,6 +30,7 @@ def raised(name: str, message: str = "") -> Ending:
         (ending(worker_end(0, -11)), "PYTHONFAULTHANDLER=1"),
         (ending(worker_end(0, -11, captured("segv"))), "below that line"),
         (ending(worker_end(0, -6)), "PYTHONFAULTHANDLER=1"),
+        (ending(worker_end(0, -6, captured("thread_at_end"))), "torch.distributed.nn"),
         (ending(worker_end(0, -15)), "not elastic-run"),
         (ending(worker_end(0, 1, captured("cuda_out_of_memory"))), "nvidia-smi"),
         (ending(worker_end(0, 1, captured("port_taken"))), "ss -ltnp"),
