@@ -120,6 +120,11 @@ class Job:
         self._session = handler.open_session(setup)
         self._session.start(self._offer(self._session), self._deliver)
 
+    @property
+    def has_others(self) -> bool:
+        """Whether other nodes are in the current round."""
+        return (self._group.group_world_size or 1) > 1
+
     def entrust_farewell(self, guardian: Guardian) -> None:
         """Let the guardian tell the job should this agent die."""
         import json  # noqa: PLC0415 - not for one node

@@ -207,7 +207,7 @@ def _advance_gathering(job: Job, rules: Rules, now: float) -> Step:
     if formation.is_formable(job, rules, now) and not job.awaited:
         after = formation.form(job, rules, now)
         world_size = sum(member.card.local_world_size for member in after.members)
-        return Step(after, Form(job.term, after.round, after.restart_count, after.size, world_size))
+        return Step(after, Form(job.term, after.round, after.restart_count, after.size, world_size, job.lineage))
     if now >= job.since + rules.join_timeout:
         return _end(job, _give_up_waiting(job, rules))
     return Step(job)
@@ -227,7 +227,7 @@ def _watch_round(job: Job, rules: Rules, now: float) -> Step:
         reason = FAILURE if any(node.outcome != STOPPED for node in failing) else LEAVE
         return _halt(job, reason, _describe_trouble(first))
     if job.has_lost:
-        return _halt(job, _loss_reason(job), ", ".join(describe_lost(job, _SHOWN)))
+        return _halt(job, _loss_reason(job), _losses(job))
     if job.phase == WARNED:
         is_over = job.until is None or now >= job.until
         return _halt(job, JOIN, _newcomers(job)) if is_over else Step(job)
@@ -251,7 +251,7 @@ def _conclude(job: Job, rules: Rules, now: float, jitter: float) -> Step:
     """Decide what follows a round of which nothing runs any more."""
     if job.phase != HALTING and job.has_lost:
         # Who is lost may live, and run the round for ever if the log doesn't say that it is over.
-        return _halt(job, _loss_reason(job), ", ".join(describe_lost(job, _SHOWN)))
+        return _halt(job, _loss_reason(job), _losses(job))
     is_done = all(member.outcome == DONE for member in job.members)
     if job.phase == RUNNING and is_done:
         return _end(job, End(job.term, "success", 0, _describe_leavers(job), None, job.attempts))
@@ -270,7 +270,7 @@ def _scale_up_at(job: Job, rules: Rules) -> float:
     """Return when a running round makes way for those who wait; infinity for never."""
     members = job.members
     is_full = len(members) >= rules.max_nodes
-    if is_full or not job.waiting or any(member.outcome for member in members):
+    if is_full or job.awaited or not job.waiting or any(member.outcome for member in members):
         return math.inf
     return max(min(node.arrived_at for node in job.waiting) + rules.scale_up_delay, change_allowed_at(job, rules))
 
@@ -302,6 +302,11 @@ def _give_up_waiting(job: Job, rules: Rules) -> End:
 def _describe_leavers(job: Job) -> str:
     left = describe_lost(job, _SHOWN)
     return f"gone after their workers were done: {', '.join(left)}" if left else ""
+
+
+def _losses(job: Job) -> str:
+    # Of a round that was adopted from those who run it the others are not known by name.
+    return ", ".join(describe_lost(job, _SHOWN)) or "not all of its nodes were heard of again"
 
 
 def _newcomers(job: Job) -> str:

@@ -178,7 +178,9 @@ def take_office(  # noqa: PLR0913 - what a node knows of the job
         The coordinator; where the state is garbage, with a `complaint`, and it asks all nodes where they stand.
     """
     leases = Leases(0.0) if last_beat is None else Leases(0.0, MappingProxyType({silent: last_beat}))
-    fresh = Coordinator(node, term, slot + 1, replace(coordination.begin(), gap=known_round), leases)
+    # A node claims a term but once, in whatever store: nobody founds another job under this name.
+    begun = replace(coordination.begin(), gap=known_round, lineage=f"{node}.{term}")
+    fresh = Coordinator(node, term, slot + 1, begun, leases)
     if state is not None:
         try:
             found, job = read_state(state, now)
@@ -454,5 +456,6 @@ def _write_head(coordinator: Coordinator) -> bytes:
             state_term=coordinator.state_term,
             restart_count=max(formation.restart_count, coordinator.known_restarts),
             floor=job.round + job.gap,
+            lineage=job.lineage if job.round else "",  # until then it may be another's that goes on here
         )
     )

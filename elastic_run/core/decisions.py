@@ -43,6 +43,7 @@ class Form:
         restart_count: Restarts of the whole job so far.
         nodes: The number of members.
         world_size: The number of workers.
+        lineage: Of the job; see `facts.is_related`.
     """
 
     term: int
@@ -50,6 +51,7 @@ class Form:
     restart_count: int
     nodes: int
     world_size: int
+    lineage: str = ""
 
 
 @dataclass(frozen=True, slots=True)

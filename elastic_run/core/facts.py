@@ -43,6 +43,7 @@ class Card:
         role: Their role.
         preferred_rank: The group rank that its user asked for, or None.
         version: Its release of elastic-run, for display.
+        serves_store: Whether the job's store lives in its agent: where the store is gone, so is the node.
     """
 
     host: str
@@ -51,6 +52,7 @@ class Card:
     role: str = "default"
     preferred_rank: int | None = None
     version: str = ""
+    serves_store: bool = False
 
     def __post_init__(self) -> None:
         if self.local_world_size < 1:
@@ -85,6 +87,7 @@ class Last:
         rank: The node's group rank in it.
         nodes: The number of its members.
         restart_count: Restarts of the whole job until then.
+        lineage: Of the job that formed it; see `is_related`.
     """
 
     term: int
@@ -92,6 +95,7 @@ class Last:
     rank: int
     nodes: int
     restart_count: int
+    lineage: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +110,7 @@ class Join:
         offer: Where its workers' store of the next round listens.
         seen: The newest slot of the log that the node has followed, -1 for none.
         last: The round that it still runs, or None.
+        heard: The newest round that it has heard of, in whatever store: the next one has a higher number.
     """
 
     node: str
@@ -115,6 +120,7 @@ class Join:
     offer: Offer
     seen: int = -1
     last: Last | None = None
+    heard: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +215,20 @@ class Moving:
 
     endpoint: str
     detail: str
+
+
+def is_related(one: str, other: str) -> bool:
+    """Tell whether two rounds may be of the same job, whatever stores it went through.
+
+    Where a store is lost, and those who were there are out of reach, others may begin the job anew in the next one. The
+    numbers of its rounds begin anew, too, so that a round needs more than its number to be known by.
+
+    Args:
+        one: A lineage: a name that the first coordinator of a job gives it, and which goes with its state; "" where a
+            release wrote it that knows none.
+        other: Another.
+    """
+    return one == other or not one or not other
 
 
 Fact: TypeAlias = Join | Failing | Ready | Leave | Foreign

@@ -6,6 +6,8 @@
 - A node that joins again tells which round it still runs. If that is the present one, nothing has changed; if it had
   followed the log beyond that round's slot and doesn't run it, the round has lost it; if it runs an older one, it is
   busy until its workers are gone.
+- A round of another lineage is another job's, whatever its number: who runs it comes as a newcomer, busy until its
+  workers are gone, and keeps nothing of it.
 - A round that the state doesn't know yet (the store moved, and the copy of the state was older; or the state was lost)
   is adopted from those who run it. Where the state was lost, so are the rules.
 """
@@ -47,6 +49,7 @@ from elastic_run.core.messages import (
     Last,
     Leave,
     Ready,
+    is_related,
 )
 from elastic_run.core.rootcause import BARE_END, CONSEQUENCE
 from elastic_run.core.rules import describe_difference
@@ -156,19 +159,42 @@ class _Book:
         elif difference:
             self._refuse(fact.node, difference)
             return
-        if fact.last is not None and fact.last.round > self._job.round:
+        if fact.last is not None and self._is_news(fact.last):
             self._adopt(fact.last)
+        if fact.heard > self._job.round + self._job.gap:
+            # No round gets a number again that a node knows, be it of another lineage.
+            self._set(gap=fact.heard - self._job.round)
+        is_awaited = not self._is_missed(fact.node)
         node = self._nodes.get(fact.node) or self._welcome(fact)
-        if fact.last is not None and self._job.phase in _ACTIVE and fact.last.round == self._job.round:
-            if not node.is_member:
+        if fact.last is not None and self._is_present(fact.last):
+            if not node.is_member and is_awaited:
                 self._expect_one_less()
             node = replace(node, is_member=True, is_busy=False, rank=fact.last.rank)
         elif not node.is_member:
-            node = replace(node, is_busy=fact.last is not None)
+            # A state that was lost, or is an old copy, may not know it.
+            rank = fact.last.rank if fact.last is not None and self._is_last(fact.last) else node.rank
+            node = replace(node, is_busy=fact.last is not None, rank=rank)
         elif fact.seen >= self._job.formed_slot:
             # It has read that the round was formed and doesn't run it: the round can't work.
             node = replace(node, outcome=node.outcome or STOPPED)
         self._nodes[fact.node] = replace(node, card=fact.card, offer=fact.offer, sequence=fact.sequence)
+
+    def _is_news(self, last: Last) -> bool:
+        """Whether a round of this job is run of which its state doesn't know."""
+        return last.round > self._job.round and (self._job.round == 0 or is_related(last.lineage, self._job.lineage))
+
+    def _is_last(self, last: Last) -> bool:
+        """Whether a round is the last that was formed, and not another job's of the same number."""
+        return last.round == self._job.round and is_related(last.lineage, self._job.lineage)
+
+    def _is_present(self, last: Last) -> bool:
+        """Whether a round is the one that runs or is being stopped."""
+        return self._is_last(last) and self._job.phase in _ACTIVE
+
+    def _is_missed(self, name: str) -> bool:
+        """Whether a member of the round was lost before, so that nothing waits for it."""
+        gone = self._gone.get(name)
+        return gone is not None and gone.reason != MOVED and gone.was is not None and gone.was.is_member
 
     def _take_rules(self, rules: Rules) -> None:
         """Take the rules of one that runs a round: the state was lost, and who spoke before it is a stranger."""
@@ -185,7 +211,7 @@ class _Book:
             return Node(fact.node, fact.card, fact.offer, fact.sequence, arrived=order, arrived_at=self._now)
         if gone.reason == MOVED and self._job.phase not in _ACTIVE:
             self._expect_one_less()
-        is_same_round = gone.was.is_member and fact.last is not None and fact.last.round == self._job.round
+        is_same_round = gone.was.is_member and fact.last is not None and self._is_present(fact.last)
         outcome = gone.was.outcome if is_same_round else ""
         return replace(gone.was, is_member=False, arrived_at=self._now, failing=None, outcome=outcome)
 
@@ -195,17 +221,22 @@ class _Book:
     def _adopt(self, last: Last) -> None:
         """Take over a round that was formed after the copy of the state was made."""
         for name, node in self._nodes.items():
-            self._nodes[name] = replace(node, outcome="", failing=None, is_suspecting=False)
+            # Who came with an older round didn't hear of this one, and has no part in it.
+            is_busy = node.is_busy or (node.is_member and not node.outcome)
+            self._nodes[name] = replace(
+                node, is_member=False, is_busy=is_busy, outcome="", failing=None, is_suspecting=False
+            )
         self._gone = {name: forget_place(gone) for name, gone in self._gone.items()}
         self._set(
             phase=RUNNING,
             since=self._now,
             round=last.round,
+            lineage=last.lineage,
             formed_slot=-1,
             size=last.nodes,
             quorum=last.nodes,
             gap=max(0, self._job.round + self._job.gap - last.round),
-            awaited=max(0, last.nodes - sum(node.is_member for node in self._nodes.values())),
+            awaited=last.nodes,
             has_lost=False,
             until=None,
             restart_count=max(self._job.restart_count, last.restart_count),

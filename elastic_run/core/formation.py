@@ -155,6 +155,7 @@ def assign(job: Job) -> Mapping[str, Assignment]:
             restart_count=job.restart_count,
             hosts=hosts,
             news=job.news,
+            lineage=job.lineage,
         )
         for member, place in zip(members, assign_worker_ranks(sizes), strict=True)
     }

@@ -10,7 +10,12 @@ from __future__ import annotations
 from types import MappingProxyType
 
 from elastic_run.core.codec import Document, MessageError, encode, from_document, register, to_document
-from elastic_run.core.messages import Card, Offer, Rules  # noqa: TC001 - importing them registers them as fields
+from elastic_run.core.messages import (
+    DONE,
+    Card,
+    Offer,
+    Rules,
+)
 from elastic_run.core.policy import Failure
 from elastic_run.records import dataclass, field, replace
 
@@ -189,6 +194,8 @@ class Job:
         restart_times: When the last restarts were decided.
         changes: When the membership changed, as far as the rules still ask for it.
         attempts: The causes of the attempts before, oldest first.
+        lineage: What tells its rounds from those of another job that has begun in the same place; see
+            `facts.is_related`.
     """
 
     term: int = 0
@@ -219,6 +226,7 @@ class Job:
     restart_times: tuple[float, ...] = ()
     changes: tuple[float, ...] = ()
     attempts: tuple[Document, ...] = ()
+    lineage: str = ""
 
     @property
     def members(self) -> tuple[Node, ...]:
@@ -268,6 +276,7 @@ class _Snapshot:
     restart_times: tuple[float, ...]
     changes: tuple[float, ...]
     attempts: tuple[Document, ...]
+    lineage: str = ""
 
 
 def job_to_document(job: Job, now: float) -> Document:
@@ -313,6 +322,9 @@ def job_from_document(document: object, now: float) -> Job:
 def move(job: Job, now: float) -> Job:
     """Return the state as it goes on in another store, to which every node has yet to come.
 
+    But the one in whose agent the old store lived: it went silent with it, and its lease is over. Should it be there
+    all the same, it comes back as any other that was silent.
+
     Args:
         job: A copy of the state that was left in the old store.
         now: Monotonic seconds.
@@ -320,19 +332,30 @@ def move(job: Job, now: float) -> Job:
     Returns:
         The state there.
     """
-    gone = {
-        name: Gone(name, node.sequence, MOVED, "did not follow the store", node) for name, node in job.nodes.items()
-    }
     is_active = job.phase in (RUNNING, WARNED, HALTING)
+    followers = [
+        node for node in job.nodes.values() if not node.card.serves_store and (node.is_member or not is_active)
+    ]
     return replace(
         job,
         nodes=MappingProxyType({}),
-        gone=MappingProxyType({**job.gone, **gone}),
-        awaited=sum(node.is_member for node in job.nodes.values()) if is_active else len(job.nodes),
+        gone=MappingProxyType({**job.gone, **{name: _leave_behind(node) for name, node in job.nodes.items()}}),
+        awaited=job.awaited + len(followers),
+        has_lost=job.has_lost or any(_is_lost(node) for node in job.nodes.values()),
         gap=ROUND_GAP,
         formed_slot=-1,
         since=now,
     )
+
+
+def _is_lost(node: Node) -> bool:
+    return node.is_member and node.card.serves_store and node.outcome != DONE
+
+
+def _leave_behind(node: Node) -> Gone:
+    if node.card.serves_store:
+        return Gone(node.node, node.sequence, SILENT, "silent, and with it the store that it served", node)
+    return Gone(node.node, node.sequence, MOVED, "did not follow the store", node)
 
 
 def forget_place(gone: Gone) -> Gone:

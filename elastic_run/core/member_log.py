@@ -52,6 +52,7 @@ from elastic_run.core.messages import (
     Resign,
     UnknownProtocolError,
     Warn,
+    is_related,
     read_assignment,
     read_decision,
     read_head,
@@ -89,6 +90,9 @@ class Book(Words):
             # Others may have taken this node for lost.
             self.commands.append(ReadHead())
             self._announce()
+        elif self.member.state == RUNNING and self.member.state_slot < 0:
+            # In another store whose log tells of no round yet: the job may have gone on there without this node.
+            self.commands.append(ReadHead())
 
     def _enter_coordinator_beat(self, event: CoordinatorBeatRead) -> None:
         if event.node != self.member.watched:
@@ -114,6 +118,8 @@ class Book(Words):
             state_term=0,
             has_copy=event.has_copy,
             known_round=self._round,
+            heard=max(member.heard, member.known_round),
+            card=replace(member.card, serves_store=event.serves_store),
             fetching=None,
             outstanding=tuple(fact for fact in member.outstanding if isinstance(fact, Leave)),
         )
@@ -128,7 +134,12 @@ class Book(Words):
         is_first = self.member.next_slot is None
         if head is None:
             self._set(next_slot=0 if is_first else self.member.next_slot)
-        elif is_first or head.slot - (self.member.next_slot or 0) >= JUMP or self._is_stuck(head):
+        elif (
+            is_first
+            or head.slot - (self.member.next_slot or 0) >= JUMP
+            or self._is_stuck(head)
+            or self._is_left_out(head)
+        ):
             self._jump(head)
         if self.member.state == BEGINNING:
             self._set(state=WAITING)
@@ -138,6 +149,11 @@ class Book(Words):
         """Whether it waits for a slot that an old `head` named."""
         return self.member.trusted_slot == self.member.next_slot and head.slot > self.member.trusted_slot
 
+    def _is_left_out(self, head: Head) -> bool:
+        """Whether another round is run than this node's, and no entry tells: it was adopted from those who run it."""
+        is_other = head.round > self.member.known_round or not is_related(head.lineage, self.member.lineage)
+        return self.member.state == RUNNING and self.member.state_slot < 0 and is_other
+
     def _jump(self, head: Head) -> None:
         """Go on from the newest slot, and make up for what the slots between said."""
         is_first = self.member.state == BEGINNING
@@ -145,11 +161,12 @@ class Book(Words):
             next_slot=head.slot,
             trusted_slot=head.slot,
             term=head.term,
-            known_restarts=max(self.member.known_restarts, head.restart_count),
             state_slot=head.state_slot,
             state_term=head.state_term,
+            has_copy=self.member.has_copy and head.state_slot < 0,
         )
         self._change_coordinator(head.coordinator)
+        self._learn_job(head.lineage, head.restart_count)
         if is_first:
             self._set(known_round=max(head.round, head.floor))
         elif head.round > self.member.known_round:
@@ -191,7 +208,7 @@ class Book(Words):
 
     def _learn(self, decision: Resign | Form | Warn | Halt | Refuse | Recall | Move | End, slot: int) -> None:
         if isinstance(decision, Form):
-            self._set(known_restarts=max(self.member.known_restarts, decision.restart_count))
+            self._learn_job(decision.lineage, decision.restart_count)
             if decision.round > self.member.known_round:
                 self._learn_round(decision.round, slot, decision.term)
         elif isinstance(decision, Warn):
@@ -233,7 +250,7 @@ class Book(Words):
                 member.state_slot,
                 member.state_term,
                 is_copy=member.has_copy,
-                known_round=member.known_round,
+                known_round=max(member.heard, member.known_round),
                 known_restarts=member.known_restarts,
                 silent=silent,
                 last_beat=last_beat,
@@ -249,6 +266,16 @@ class Book(Words):
         watched = (node,) if node else ()
         leases = replace(self.member.leases, beats=MappingProxyType({}))
         self._set(coordinator=node, is_vacant=not node, leases=liveness.watch(leases, watched, self._now))
+
+    def _learn_job(self, lineage: str, restart_count: int) -> None:
+        """Learn whose log this is; the round of a job that has begun elsewhere is nobody's here."""
+        if is_related(lineage, self.member.lineage):
+            known_restarts = max(self.member.known_restarts, restart_count)
+            self._set(lineage=lineage or self.member.lineage, known_restarts=known_restarts)
+            return
+        self._set(lineage=lineage, known_restarts=restart_count)
+        if self.member.state == RUNNING:
+            self._halt(Halted(self._round, REPLACED))
 
     # --- rounds ------------------------------------------------------------------------------------------------------
     def _learn_round(self, number: int, slot: int, term: int) -> None:
@@ -285,9 +312,11 @@ class Book(Words):
             self.commands.append(Warned(warn.round))
 
     def _learn_halt(self, halt: Halt) -> None:
-        self._set(halt=halt)
-        if self.member.state == RUNNING and self._round == halt.round:
-            self._halt(Halted(halt.round, halt.reason, halt.detail))
+        # The store may have moved before this node could hear of the round in which the job went on without it.
+        self._set(halt=halt, known_round=max(self.member.known_round, halt.round))
+        if self.member.state == RUNNING and self._round <= halt.round:
+            reason = halt.reason if self._round == halt.round else REPLACED
+            self._halt(Halted(self._round, reason, halt.detail))
 
     def _halt(self, halted: Halted) -> None:
         self._set(state=HALTING)

@@ -116,9 +116,11 @@ class StoreChanged:
 
     Args:
         has_copy: Whether this node has a copy of the job's state; who has none lets the others claim first.
+        serves_store: Whether this node serves it.
     """
 
     has_copy: bool
+    serves_store: bool = False
 
 
 Event: TypeAlias = (

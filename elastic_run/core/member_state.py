@@ -59,6 +59,8 @@ class Member:
         place: Its assignment in the round that it runs or has just run, or None.
         place_term: The term in which that round was formed.
         known_round: The newest round that it has heard of.
+        lineage: Of the job whose log it follows, "" before its first round; see `facts.is_related`.
+        heard: The newest round that it had heard of in a store that it left.
         known_restarts: The restarts of the whole job that it has heard of; should the state be lost, they still count.
         fetching: Slot and term of the round whose assignment it waits for, or None.
         is_due: Whether it is to say again where it stands, as soon as that assignment is there.
@@ -94,6 +96,8 @@ class Member:
     place: Assignment | None = None
     place_term: int = 0
     known_round: int = 0
+    lineage: str = ""
+    heard: int = 0
     known_restarts: int = 0
     fetching: tuple[int, int] | None = None
     is_due: bool = False

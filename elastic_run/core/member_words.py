@@ -21,6 +21,7 @@ from elastic_run.core.messages import (
     Last,
     Leave,
     Ready,
+    is_related,
 )
 
 
@@ -50,7 +51,7 @@ class Words:
         if self.member.state not in (RUNNING, HALTING) or self._round != event.round:
             return
         self._set(offer=event.offer)
-        if event.round < self.member.known_round:
+        if event.round < self.member.known_round or self._is_of_another_job:
             # The job went on without this node.
             self._set(state=WAITING, place=None, is_failing=False)
             self._say_join()
@@ -72,6 +73,12 @@ class Words:
     def _round(self) -> int:
         return 0 if self.member.place is None else self.member.place.round
 
+    @property
+    def _is_of_another_job(self) -> bool:
+        """Whether the round that it runs, or has run, is of another job than the one whose log it follows."""
+        place = self.member.place
+        return place is not None and not is_related(place.lineage, self.member.lineage)
+
     def _next_sequence(self) -> int:
         self._set(sequence=self.member.sequence + 1)
         return self.member.sequence
@@ -84,9 +91,26 @@ class Words:
         member, place = self.member, self.member.place
         last = None
         if place is not None:
-            last = Last(member.place_term, place.round, place.group_rank, place.group_world_size, place.restart_count)
-        seen = -1 if member.next_slot is None else member.next_slot - 1
-        self._say(Join(member.node, self._next_sequence(), member.card, member.rules, member.offer, seen, last))
+            last = Last(
+                term=member.place_term,
+                round=place.round,
+                rank=place.group_rank,
+                nodes=place.group_world_size,
+                restart_count=place.restart_count,
+                lineage=place.lineage,
+            )
+        self._say(
+            Join(
+                node=member.node,
+                sequence=self._next_sequence(),
+                card=member.card,
+                rules=member.rules,
+                offer=member.offer,
+                seen=-1 if member.next_slot is None else member.next_slot - 1,
+                last=last,
+                heard=max(member.heard, member.known_round),
+            )
+        )
 
     def _say_failing(self) -> None:
         self._say(Failing(self.member.node, self._next_sequence(), self._round, self.member.is_suspecting))

@@ -47,6 +47,7 @@ from elastic_run.core.facts import (
     Moving,
     Offer,
     Ready,
+    is_related,
 )
 from elastic_run.core.notes import (
     Assignment,
@@ -106,6 +107,7 @@ __all__ = [
     "Status",
     "UnknownProtocolError",
     "Warn",
+    "is_related",
     "is_spoken",
     "read_assignment",
     "read_decision",

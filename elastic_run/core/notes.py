@@ -26,6 +26,7 @@ class Assignment:
         restart_count: Restarts of the whole job so far.
         hosts: The number of different host names in the round.
         news: What made the round necessary, for the user; "" for the first.
+        lineage: Of the job; see `facts.is_related`.
     """
 
     round: int
@@ -39,6 +40,7 @@ class Assignment:
     restart_count: int
     hosts: int
     news: str = ""
+    lineage: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,7 @@ class Head:
         state_term: Its term.
         restart_count: Restarts of the whole job when that round was formed, or that are known where it isn't.
         floor: Up to this number rounds may have been formed, if the state that knew was lost.
+        lineage: Of the job, "" before its first round; see `facts.is_related`.
     """
 
     slot: int
@@ -70,6 +73,7 @@ class Head:
     state_term: int
     restart_count: int = 0
     floor: int = 0
+    lineage: str = ""
 
 
 @dataclass(frozen=True, slots=True)

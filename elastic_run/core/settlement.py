@@ -6,7 +6,7 @@ import math
 from types import MappingProxyType
 
 from elastic_run.core.folding import verdict_exit_code
-from elastic_run.core.job_state import GATHERING, PAUSING, REMEMBERED, Job, PastFailure, Root, remember
+from elastic_run.core.job_state import GATHERING, MOVED, PAUSING, REMEMBERED, Job, PastFailure, Root, remember
 from elastic_run.core.messages import DONE, End
 from elastic_run.core.policy import GiveUp, decide_restart
 from elastic_run.core.ranks import assign_worker_ranks
@@ -62,8 +62,12 @@ def change_allowed_at(job: Job, rules: Rules) -> float:
 
 
 def describe_lost(job: Job, limit: int = 8) -> tuple[str, ...]:
-    """Return a clause for each member that the last round has lost, the latest first."""
-    lost = [gone for gone in job.gone.values() if gone.was is not None and gone.was.rank is not None]
+    """Return a clause for each member that the last round has lost, the latest first; not for who may yet come."""
+    lost = [
+        gone
+        for gone in job.gone.values()
+        if gone.was is not None and gone.was.rank is not None and not (gone.reason == MOVED and job.awaited)
+    ]
     return tuple(f"{gone.was.card.host} ({gone.detail})" for gone in lost[: -limit - 1 : -1] if gone.was is not None)
 
 

@@ -95,6 +95,7 @@ def test_the_cause_is_awaited_on_all_nodes(launch: Launch, worker: Worker) -> No
         while not any(b'"ready"' in entry for entry in entries):
             assert entries, "nobody was ready"
             entries, position = store.read(FACTS, position, DEADLINE)
+        agents[0].wait_line(AWAITED)
         open_gate(gate)
         assert [agent.wait_exit() for agent in agents] == [1, 1]
     assert all(map(is_cause, agents)), [agent.stderr for agent in agents]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run.rendezvous import RendezvousParameters
-from elastic_run.rendezvous.elastic.session import Formed, Lost
+from elastic_run.rendezvous.elastic.session import Ended, Formed, Lost
 from tests.support.etcd import Etcd
 from tests.support.sessions import FAST, free_port, handler_node, tcp_node
 
@@ -69,3 +69,21 @@ def test_a_store_that_comes_late_is_found(stack: ExitStack) -> None:
     second = stack.enter_context(tcp_node(port, (2, 2), is_host=True, conf=conf))
     for node in (first, second):
         node.wait_for(Formed)
+
+
+def test_after_the_end_no_store_is_missed(stack: ExitStack) -> None:
+    """A node whose workers take their time to end asks for the store no more, nor takes the place of its host."""
+    port, next_port = free_port(), free_port()
+    host, other = (
+        stack.enter_context(tcp_node(port, (2, 2), is_host=is_host, successors=(next_port,)))
+        for is_host in (True, False)
+    )
+    for node in (host, other):
+        node.wait_for(Formed)
+        node.done()
+    assert {node.wait_for(Ended).verdict for node in (host, other)} == {"success"}
+    host.close()
+    with socket.create_server(("127.0.0.1", port)) as listener, socket.create_server(("127.0.0.1", next_port)):
+        listener.settimeout(2 * float(FAST["keep_alive_interval"]))
+        with pytest.raises(TimeoutError):
+            listener.accept()

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 SCRIPTS = sorted((Path(__file__).parent / "coordination").glob("*.txt"))
 #: What another node's clock shows more than the one before.
 _OTHER_CLOCK = 1000.0
+#: The job's lineage.
+_HERE = "here"
 _REPORT = ("exit_code", "severity", "signature", "is_deterministic", "uptime", "summary")
 
 
@@ -58,7 +60,7 @@ class Player:
     """Plays one script."""
 
     def __init__(self) -> None:
-        self.job = coordination.begin()
+        self.job = replace(coordination.begin(), lineage=_HERE)
         self.rules = Rules(1, 1)
         self.now = 0.0
         self.offset = 0.0
@@ -131,12 +133,22 @@ class Player:
         return Offer(node, self._ports[node])
 
     def _join(self, node: str, sequence: int, values: dict[str, Any]) -> Join:
-        card = Card(node, 1, values.pop("nproc", 1), values.pop("role", "default"), values.pop("prefers", None))
+        card = Card(
+            node,
+            1,
+            values.pop("nproc", 1),
+            values.pop("role", "default"),
+            values.pop("prefers", None),
+            serves_store=values.pop("serves", False),
+        )
         last = None
+        lineage = values.pop("lineage", _HERE)
         if "last" in values:
-            last = Last(1, values.pop("last"), values.pop("rank"), values.pop("nodes"), values.pop("restarts", 0))
-        seen = values.pop("seen", self.job.slot)
-        return Join(node, sequence, card, replace(self.rules, **values), self._offer(node), seen, last)
+            last = Last(
+                1, values.pop("last"), values.pop("rank"), values.pop("nodes"), values.pop("restarts", 0), lineage
+            )
+        seen, heard = values.pop("seen", self.job.slot), values.pop("heard", 0)
+        return Join(node, sequence, card, replace(self.rules, **values), self._offer(node), seen, last, heard)
 
 
 def _describe(step: coordination.Step) -> str:
@@ -147,7 +159,7 @@ def _describe(step: coordination.Step) -> str:
         value = getattr(decision, name)
         if name == "attempts":
             value = [attempt.get("signature") for attempt in value]
-        if name != "term" and value not in ("", (), [], None):
+        if name not in ("term", "lineage") and value not in ("", (), [], None):
             shown.append(f"{name}={value!r}")
     return f"{type(decision).__name__}({', '.join(shown)})"
 

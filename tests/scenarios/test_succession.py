@@ -11,8 +11,8 @@ from there on. The verbs:
   `refuse NODE N` (so many strangers);
 - trouble: `lose NODE` (what it says does not arrive), `reconnect NODE`, `interrupt NODE`, `hold NODE` (its
   assignments), `release NODE`, `entry SLOT TEXT`, `fact TEXT`, `put KEY TEXT`, `drop SLOT`, `oldhead` (the first head
-  is back), `change NODE` (to an empty store), `change_empty NODE` (without a copy of the state), `answer NODE SLOT`
-  (late).
+  is back), `change NODE` (to an empty store), `change_empty NODE` (without a copy of the state), `wipe` (the store is
+  another, empty one; nobody is told), `elsewhere NODE` (it is told), `answer NODE SLOT` (late).
 """
 
 from __future__ import annotations
@@ -211,6 +211,14 @@ class Bed:
     def _change_empty(self, node: str) -> None:
         self.values.clear()
         self.facts.clear()
+        self._feed(node, membership.StoreChanged(has_copy=False))
+
+    def _wipe(self) -> None:
+        """Let the store be another one, in which nothing is; nobody is told."""
+        self.values.clear()
+        self.facts.clear()
+
+    def _elsewhere(self, node: str) -> None:
         self._feed(node, membership.StoreChanged(has_copy=False))
 
     # --- coordinators ------------------------------------------------------------------------------------------------

@@ -34,7 +34,16 @@ class Agent(Host):
     """
 
     def __init__(
-        self, world: World, node: str, host: str, *, clock: Clock, rules: Rules, preferred_rank: int | None
+        self,
+        world: World,
+        node: str,
+        host: str,
+        *,
+        clock: Clock,
+        rules: Rules,
+        preferred_rank: int | None,
+        store: Store,
+        serves_store: bool = False,
     ) -> None:
         super().__init__(world.clockwork, clock)
         self.world = world
@@ -52,8 +61,10 @@ class Agent(Host):
         self.orders: list[str] = []
         self.asked: list[membership.Command] = []
         self.coordinating: Thread | None = None
-        self.store = world.stores[0]
-        card = Card(host, 1, 1 + self.random.randrange(3), preferred_rank=preferred_rank)
+        self.store = store
+        self.was_stalled_at = float("-inf")
+        size = 1 + self.random.randrange(3)
+        card = Card(host, 1, size, preferred_rank=preferred_rank, serves_store=serves_store)
         self.member, commands = membership.begin(node, card=card, rules=rules, offer=self._offer(), now=clock.now())
         self.speaker = Thread(self, self._speak(), self._perform)
         self.follower = Thread(self, self._follow(), self._perform)
@@ -125,7 +136,7 @@ class Agent(Host):
             self._report(number, DONE, None)
             return
         self.stopping = number
-        self.world.oracle.note_failure(self, number)
+        self.world.oracle.note_failure(self.running)
         report = self.world.draw_report(self)
         self.feed(membership.WorkersFailing(number, report["severity"] == CONSEQUENCE))
         self.clockwork.at(self.clockwork.now + self.random.random(), self._report, number, FAILED, report)
@@ -142,9 +153,9 @@ class Agent(Host):
         if self.stalled_until > self.clockwork.now:
             self.clockwork.at(self.stalled_until, self._report, number, outcome, report)
             return
-        self.running = None
+        place, self.running = self.running, None
         if outcome == DONE:
-            self.world.oracle.note_done(self, number)
+            self.world.oracle.note_done(self, place)
         self.feed(membership.WorkersGone(number, outcome, self._offer(), report))
 
     # --- faults ------------------------------------------------------------------------------------------------------
@@ -270,8 +281,11 @@ class Agent(Host):
                 self.feed(event)
 
     def _take_office(self, command: membership.Coordinate) -> Generator[Request | Pause, Any, office.Coordinator]:
-        state: bytes | None = self.copy if command.is_copy else None
-        if command.state_slot >= 0:
+        state: bytes | None = None
+        if command.is_copy:
+            state = self.copy
+            self.world.oracle.note_takeover(self, state)
+        elif command.state_slot >= 0:
             while True:
                 try:
                     (state,) = yield Request("get", ([state_key(command.state_slot, command.state_term)],))

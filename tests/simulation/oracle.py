@@ -7,13 +7,22 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from elastic_run.core import member as membership
+from elastic_run.core.messages import DONE
 from tests.simulation.store import SPOILT
 
 if TYPE_CHECKING:
+    from typing import TypeAlias
+
     from elastic_run.core.messages import Assignment
     from tests.simulation.agent import Agent
     from tests.simulation.store import Store
     from tests.simulation.world import World
+
+    Round: TypeAlias = tuple[str, int]
+
+
+def _round(place: Assignment) -> Round:
+    return place.lineage, place.round
 
 
 class Oracle:
@@ -21,10 +30,12 @@ class Oracle:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._places: dict[int, dict[str, Assignment]] = defaultdict(dict)
-        self._done: dict[int, set[str]] = defaultdict(set)
-        self._failed: set[int] = set()
+        # By lineage and number: a job that begins where another has lost its store begins with round 1, as that did.
+        self._places: dict[Round, dict[str, Assignment]] = defaultdict(dict)
+        self._done: dict[Round, set[str]] = defaultdict(set)
+        self._failed: set[Round] = set()
         self._ended_at = float("inf")
+        self._takeover: tuple[Agent, float] | None = None
 
     # --- what happened -----------------------------------------------------------------------------------------------
     def note_formed(self, agent: Agent, place: Assignment) -> None:
@@ -32,14 +43,8 @@ class Oracle:
         assert agent.end is None, f"{agent.node} got a round after the end"
         assert agent.running is None, f"{agent.node} got a round while it ran one"
         assert not agent.formed or place.round > agent.formed[-1].round, "round numbers must grow"
-        is_elsewhere = agent.store is not self._world.stores[0]
-        is_told_late = any(other.master == place.master for other in self._places.get(1, {}).values())
-        is_first = place.round == 1 and not is_told_late
-        if is_elsewhere and is_first and not any(other.formed for other in self._world.living):
-            # Nobody is left of the job that lost its store: this is another one.
-            self._places.clear()
-            self._done.clear()
-        others = self._places[place.round]
+        assert place.lineage, "a round that can't be told from another job's"
+        others = self._places[_round(place)]
         for other in others.values():
             assert other.group_rank != place.group_rank, f"rank {place.group_rank} of round {place.round} twice"
             for field in ("group_world_size", "world_size", "master", "restart_count", "hosts"):
@@ -47,14 +52,21 @@ class Oracle:
         assert 0 <= place.group_rank < place.group_world_size
         others[agent.node] = place
 
-    def note_done(self, agent: Agent, number: int) -> None:
+    def note_done(self, agent: Agent, place: Assignment) -> None:
         """All workers of a round ended with 0 on a node."""
-        self._done[number].add(agent.node)
+        self._done[_round(place)].add(agent.node)
 
-    def note_failure(self, agent: Agent, number: int) -> None:
+    def note_failure(self, place: Assignment) -> None:
         """A worker of a round failed by itself."""
-        del agent
-        self._failed.add(number)
+        self._failed.add(_round(place))
+
+    def note_takeover(self, agent: Agent, copy: bytes | None) -> None:
+        """A node goes on in another store with its copy of the state."""
+        job = json.loads(copy).get("job", {}) if copy and copy != SPOILT else {}
+        hosts = [node for node in job.get("nodes", ()) if node["card"]["serves_store"]]
+        is_lost = any(host["is_member"] and host["outcome"] != DONE for host in hosts)
+        if job.get("phase") in ("running", "warned") and is_lost:
+            self._takeover = agent, self._world.clockwork.now
 
     def note_end(self, agent: Agent, end: membership.Ended | membership.Refused) -> None:
         """A node was told the end."""
@@ -70,10 +82,11 @@ class Oracle:
         self._judge_refusals()
         self._judge_rounds()
         self._judge_survivors()
-        entries: list[dict[str, Any]] = []
-        for store in self._world.stores:
-            entries = self._judge_log(store) or entries
-        self._judge_verdict(entries)
+        self._judge_takeover()
+        logs = [self._judge_log(store) for store in self._world.stores]
+        entries: list[dict[str, Any]] = next((log for log in reversed(logs) if log), [])
+        forms = [entry for log in logs for entry in log if entry["kind"] == "form"]
+        self._judge_verdict(entries, forms[-1]["lineage"] if forms else "")
         self._judge_size(entries)
 
     def _judge_refusals(self) -> None:
@@ -85,14 +98,24 @@ class Oracle:
 
     def _judge_survivors(self) -> None:
         """Who is in two rounds in a row keeps its rank where the second has it."""
-        for number, places in self._places.items():
-            for node, place in self._places.get(number + 1, {}).items():
+        for (lineage, number), places in self._places.items():
+            for node, place in self._places.get((lineage, number + 1), {}).items():
                 before = places.get(node)
                 if before is not None and before.group_rank < place.group_world_size:
                     assert before.group_rank == place.group_rank, f"{node} lost its rank after round {number}"
 
+    def _judge_takeover(self) -> None:
+        """The node that went with the store which it served is not waited for: its lease was over already."""
+        if self._takeover is None:
+            return
+        agent, since = self._takeover
+        store = self._world.stores[-1]
+        if agent.is_alive and not agent.has_left and agent.was_stalled_at < since:
+            until = min((time for time in store.times if time > since), default=float("inf"))
+            assert until - since < self._world.rules.lease / 2, f"aged twice: {until - since:.1f} s"
+
     def _judge_rounds(self) -> None:
-        for number, places in self._places.items():
+        for (_, number), places in self._places.items():
             some = next(iter(places.values()))
             # Where a node with other rules came first, the job goes by those.
             rules = {self._agent(node).member.rules for node in places}
@@ -139,7 +162,7 @@ class Oracle:
             valid.append({**entry, "slot": slot})
         return valid
 
-    def _judge_verdict(self, entries: list[dict[str, Any]]) -> None:
+    def _judge_verdict(self, entries: list[dict[str, Any]], lineage: str) -> None:
         ends = {
             json.dumps([a.end.end.verdict, a.end.end.exit_code, a.end.end.root])
             for a in self._world.agents
@@ -152,7 +175,7 @@ class Oracle:
         if end is None:
             return
         rules = self._world.rules
-        last = max(self._places, default=0)
+        last = max((known for known in self._places if known[0] == lineage), default=(lineage, 0))
         if end["verdict"] == "success":
             nodes = next(iter(self._places[last].values())).group_world_size
             assert len(self._done[last]) == nodes, "success while somebody was not done"

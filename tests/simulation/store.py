@@ -56,7 +56,9 @@ class Store:
         facts: Entries of the stream; those up to `trimmed` are gone.
         values: Documents by key.
         slots: All that were ever created: number, node, value.
+        times: When they were.
         outages: Pairs of true times between which nothing answers.
+        waits: Threads that wait, each with the ticket of its wait; some have been answered since.
     """
 
     clockwork: Clockwork
@@ -67,6 +69,8 @@ class Store:
     values: dict[str, bytes] = field(default_factory=dict)
     beats: dict[str, int] = field(default_factory=dict)
     slots: list[tuple[int, str, bytes]] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+    waits: list[tuple[Thread, int]] = field(default_factory=list)
     outages: list[tuple[float, float]] = field(default_factory=list)
     watchers: dict[str, list[Callable[[], None]]] = field(default_factory=dict)
 
@@ -86,6 +90,18 @@ class Store:
             clockwork.at(there + 0.2 * self.random.random(), thread.resume, ticket, LOST)
         else:
             clockwork.at(there, self._serve, thread, ticket, wish)
+
+    def go_down(self) -> None:
+        """Answer nobody from now on, nor those who wait."""
+        self.outages.append((self.clockwork.now, float("inf")))
+        waits, self.waits = self.waits, []
+        for thread, ticket in waits:
+            thread.resume(ticket, LOST)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it will never answer again."""
+        return any(end == float("inf") for _, end in self.outages)
 
     def _is_down(self, time: float) -> bool:
         return any(start <= time < end for start, end in self.outages)
@@ -120,6 +136,7 @@ class Store:
             thread.resume(ticket, empty)
 
         self.watchers.setdefault(topic, []).append(look)
+        self.waits = [(thread, ticket), *(wait for wait in self.waits if wait[0].ticket == wait[1])]
         end = self.clockwork.now + max(0.0, wish.timeout) / thread.host.clock.rate
         for start, _ in self.outages:
             if self.clockwork.now < start < end:
@@ -153,6 +170,7 @@ class Store:
             self.values[key] = value
             node = getattr(thread.host, "node", "")
             self.slots.append((int(key[2:]), node, value))
+            self.times.append(self.clockwork.now)
             self._wake(key)
         return self.values[key]
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 START = 4.0
 #: True seconds after the last fault within which every job must have come to its end.
 PATIENCE = 400.0
+#: True seconds for which a host that was told to go still serves its store.
+LAST_WORDS = 1.0
 #: True seconds within which enough nodes come to a round.
 CONVALESCENCE = 24.0
 
@@ -64,7 +66,11 @@ class World:
         self.stores = [Store(self.clockwork, random, network)]
         if self.rules.has_successors:
             self.stores.append(Store(self.clockwork, random, network))
-            self.stores[0].outages.append((random.uniform(START, self.character.horizon), float("inf")))
+            self.clockwork.at(random.uniform(START, self.character.horizon), self._lose_store)
+        # Of its own, so that it is the same run where nobody serves the store.
+        self.fate = Random(~seed)  # noqa: S311 - the same for the same seed
+        self.has_host = self.rules.has_successors and self.fate.random() < 0.6
+        self.host: Agent | None = None
         self.agents: list[Agent] = []
         self.oracle = Oracle(self)
         self._enough: list[tuple[float, bool]] = []
@@ -132,10 +138,26 @@ class World:
         clock = Clock(self.clockwork, self.random.uniform(0.0, 1e5), self.random.uniform(0.98, 1.02))
         preferred = self.random.randrange(self.size) if self.random.random() < 0.2 else None
         node = f"{host}.{len(self.agents)}"
-        agent = Agent(self, node, host, clock=clock, rules=rules or self.rules, preferred_rank=preferred)
+        is_host = self.has_host and self.host is None
+        agent = Agent(
+            self,
+            node,
+            host,
+            clock=clock,
+            rules=rules or self.rules,
+            preferred_rank=preferred,
+            serves_store=is_host,
+            store=self._find_store(),
+        )
+        self.host = agent if is_host else self.host
         self.agents.append(agent)
         self._measure()
         self._say(f"{agent.node} starts")
+
+    def _find_store(self) -> Store:
+        """Return where a node that starts looks for the job: others may have moved already, or be about to."""
+        first, last = self.stores[0], self.stores[-1]
+        return last if first.is_lost and self.fate.random() < 0.5 else first
 
     def _say(self, line: str) -> None:
         if self.trace is not None:
@@ -166,6 +188,24 @@ class World:
         before = [is_enough for time, is_enough in self._enough if time <= end - CONVALESCENCE]
         return not all([*before[-1:], *window]) or not before
 
+    def _lose_store(self) -> None:
+        """Let the store go for good, and with it the node in whose agent it lives, for a while at least."""
+        self.stores[0].go_down()
+        self._say("the store is gone")
+        host = self.host
+        if host not in self.living:
+            return
+        if self.fate.random() < 0.5:
+            self.kill(host)
+        else:
+            self._stop(host, self.fate.uniform(1.0, 30.0))
+
+    def _go_with(self, agent: Agent) -> None:
+        """Let the store go with its host, where that goes for longer than nobody notices."""
+        if agent is self.host and self.agents and not self.stores[0].is_lost:
+            self.stores[0].go_down()
+            self._say("the store is gone")
+
     def _pick(self) -> Agent | None:
         return self.random.choice(self.living) if self.living else None
 
@@ -184,6 +224,7 @@ class World:
             return
         self._say(f"{agent.node} is killed")
         agent.die(has_guardian=self.random.random() < 0.4)
+        self._go_with(agent)
         self._measure()
         self._maybe_replace(agent)
 
@@ -203,9 +244,12 @@ class World:
     def _stall_coordinator(self) -> None:
         self._stop(self._pick_coordinator())
 
-    def _stop(self, agent: Agent | None) -> None:
+    def _stop(self, agent: Agent | None, seconds: float | None = None) -> None:
         if agent is not None:
-            agent.stalled_until = self.clockwork.now + self.random.choice((2.0, 8.0, 20.0)) * self.random.random()
+            seconds = self.random.choice((2.0, 8.0, 20.0)) * self.random.random() if seconds is None else seconds
+            agent.stalled_until = agent.was_stalled_at = self.clockwork.now + seconds
+            if seconds > self.rules.lease / 2:
+                self._go_with(agent)
             self._say(f"{agent.node} is stopped until {agent.stalled_until:.3f}")
             self._measure()
             self.clockwork.at(agent.stalled_until, self._measure)
@@ -220,6 +264,7 @@ class World:
         if agent is not None and agent.stalled_until <= self.clockwork.now:
             self._say(f"{agent.node} is told to go")
             agent.leave()
+            self.clockwork.at(self.clockwork.now + LAST_WORDS, self._go_with, agent)
             self._measure()
             self._maybe_replace(agent)
 

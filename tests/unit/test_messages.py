@@ -22,11 +22,13 @@ FACTS = (
     messages.Leave("n", messages.LAST_SEQUENCE, "died"),
     messages.Failing("n", 2, 1, is_consequence=True),
     messages.Moving("b:1", "told to stop"),
+    Join("n", 1, Card("a", 7, 2, serves_store=True), RULES, OFFER, 5, Last(1, 2, 3, 4, 5, "n.1"), heard=7),
 )
 DECISIONS = (
     messages.Claim(1, "n"),
     messages.Resign(1, "n"),
     messages.Form(1, 2, 3, 4, 8),
+    messages.Form(1, 2, 3, 4, 8, "n.1"),
     messages.Warn(1, 2),
     messages.Halt(1, 2, "loss", "b"),
     messages.Refuse(1, "n", "why"),
@@ -50,8 +52,8 @@ def test_a_decision_comes_back_as_it_was(decision: messages.Decision) -> None:
 
 def test_documents_beside_the_log_come_back_as_they_were() -> None:
     """Assignments, heads and states of waiting are read as they were written."""
-    assignment = messages.Assignment(1, 0, 2, 0, 4, 0, 4, OFFER, 0, 1)
-    head = messages.Head(3, 1, "n", 1, 2, 1, is_running=True, state_slot=3, state_term=1)
+    assignment = messages.Assignment(1, 0, 2, 0, 4, 0, 4, OFFER, 0, 1, lineage="n.1")
+    head = messages.Head(3, 1, "n", 1, 2, 1, is_running=True, state_slot=3, state_term=1, lineage="n.1")
     status = messages.Status("gathering", 0, 1, 2, 1, ("a",), (), None)
     assert messages.read_assignment(messages.to_json(assignment)) == assignment
     assert messages.read_head(messages.to_json(head)) == head

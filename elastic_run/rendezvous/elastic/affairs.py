@@ -39,6 +39,7 @@ class Affairs:
         membership: The node's member, None until the store was reached.
         birth: The birth mark of the store that the session lives with.
         state_copy: The newest state of the job, kept where this node may have to serve the store later.
+        keeps_copy: Whether it may have to; None while that is not known.
         move_to: Where the store goes on, as its host said before it went; the speaker goes there.
         is_leaving: Whether the agent said that it goes.
         closing: Set when the threads are to end.
@@ -63,6 +64,7 @@ class Affairs:
     membership: Membership | None = None
     birth: bytes | None = None
     state_copy: bytes | None = None
+    keeps_copy: bool | None = None
     move_to: str | None = None
     is_leaving: bool = False
     closing: threading.Event = field(default_factory=threading.Event)

@@ -1,4 +1,8 @@
-"""The thread that follows the log of decisions: it blocks on the next slot and feeds what appears there."""
+"""The thread that follows the log of decisions: it blocks on the next slot and feeds what appears there.
+
+In another store another follower begins. This one may be on its way to a machine that is dark, which nothing can
+interrupt, and the round would have to wait for it.
+"""
 
 from __future__ import annotations
 
@@ -34,14 +38,20 @@ class Follower:
         self._affairs = affairs
         self._membership = membership
         self._link = affairs.make_link(lambda: affairs.birth)
-        self._keeps_copy = False
         self._copied = (-1, 0)
+        self._is_abandoned = False
+
+    def abandon(self) -> None:
+        """End as soon as the thread can: another follows the log from now on."""
+        self._is_abandoned = True
+        self._link.interrupt()
 
     def run(self) -> None:
-        """Follow until the session ends or its last event came."""
+        """Follow until the session ends or its last event came, or another does."""
         affairs = self._affairs
-        self._keeps_copy = bool(affairs.backend.successors) and affairs.backend.is_successor
-        while not (affairs.closing.is_set() or affairs.is_over.is_set()):
+        if affairs.keeps_copy is None:
+            affairs.keeps_copy = bool(affairs.backend.successors) and affairs.backend.is_successor
+        while not (self._is_abandoned or affairs.closing.is_set() or affairs.is_over.is_set()):
             try:
                 self._turn(self._link.store)
             except StoreAccessError:
@@ -51,6 +61,7 @@ class Follower:
                 self._link.drop()
                 self._link.pause(error)
         self._link.drop()
+        affairs.links.remove(self._link)
 
     def _turn(self, store: JobStore) -> None:
         self._membership.run_errands(store, self._link.birth)
@@ -63,7 +74,7 @@ class Follower:
             value = FORGED
         if value is not None:
             self._membership.feed_from(self._link.birth, member.EntryRead(slot, value))
-            if self._keeps_copy:
+            if self._affairs.keeps_copy:
                 self._copy_state(store)
 
     def _copy_state(self, store: JobStore) -> None:

@@ -11,6 +11,7 @@ import threading
 import time
 
 from elastic_run.core import member, messages
+from elastic_run.records import replace
 from elastic_run.rendezvous.elastic import audience, handover
 from elastic_run.rendezvous.elastic.addresses import written
 from elastic_run.rendezvous.elastic.entrance import Entrance
@@ -55,7 +56,8 @@ class JobSession(Session):
         self._offices: list[Office] = []
         self._is_prepared = False
         self._leaving: member.Leaving | None = None
-        self._threads: list[threading.Thread] = []
+        self._follower: Follower | None = None
+        self._threads: dict[str, threading.Thread] = {}
         self._join_text = join_text
         self._end: Ended | None = None
         self._lock = threading.RLock()
@@ -70,7 +72,8 @@ class JobSession(Session):
     def start(self, offer: Offer, deliver: Callable[[SessionEvent], None]) -> None:
         self._offer = offer
         self._affairs.deliver_to_agent = deliver
-        self._threads.append(self._affairs.spawn("speaker", Speaker(self._affairs, self._begin).run))
+        speaker = Speaker(self._affairs, self._begin, self._follow)
+        self._threads["speaker"] = self._affairs.spawn("speaker", speaker.run)
 
     def report_failing(self, round: int, *, is_consequence: bool = False) -> None:  # noqa: A002 - the events' word
         self._feed(member.WorkersFailing(round, is_consequence))
@@ -123,21 +126,32 @@ class JobSession(Session):
         if self._join_text:
             endpoint = written(affairs.local_addr, affairs.backend.port)
             affairs.deliver(Notice(self._join_text.replace(ENDPOINT, endpoint)))
+        card = replace(affairs.card, serves_store=affairs.backend.is_host)
         begun = member.begin(
-            affairs.node, card=affairs.card, rules=affairs.rules, offer=self._advertised(), now=time.monotonic()
+            affairs.node, card=card, rules=affairs.rules, offer=self._advertised(), now=time.monotonic()
         )
         affairs.membership = Membership(begun, perform=self._perform, on_facts=affairs.wake.set, birth=affairs.birth)
         if head is not None:
             affairs.membership.take_head(head)
         if self._leaving is not None:
             affairs.membership.feed(self._leaving)  # said while the store was being reached
-        self._threads.append(affairs.spawn("follower", Follower(affairs, affairs.membership).run))
+        self._follow()
+
+    def _follow(self) -> None:
+        """Follow the log of the store that is the job's now."""
+        membership = self._affairs.membership
+        if self._follower is not None:
+            self._follower.abandon()
+        if membership is not None:
+            self._follower = Follower(self._affairs, membership)
+            self._threads["follower"] = self._affairs.spawn("follower", self._follower.run)
 
     def _perform(self, command: member.Command) -> None:
         """Hand on what the member says, to the agent or to the coordinator's thread."""
         affairs = self._affairs
         if isinstance(command, member.Formed):
             self._entrance.announce(command.assignment)
+            affairs.wake.set()  # the speaker looks more often now
             if not self._is_prepared:
                 self._is_prepared = True
                 affairs.spawn("prepare", _prepare_to_coordinate)
@@ -202,7 +216,7 @@ class JobSession(Session):
                 link.interrupt()
         # One that just opens a connection can't be woken; a node that was told to go doesn't wait for it.
         joined_by = time.monotonic() + (_MOMENT if affairs.is_leaving else _PATIENCE)
-        for thread in self._threads:
+        for thread in tuple(self._threads.values()):
             thread.join(max(0.0, joined_by - time.monotonic()))
         for office in self._offices:
             office.join(max(0.0, joined_by - time.monotonic()))

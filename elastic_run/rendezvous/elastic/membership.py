@@ -97,17 +97,18 @@ class Membership:
             self._errands = deque(errand for errand in self._errands if not isinstance(errand, core.ReadHead))
             self.feed(head)
 
-    def change_store(self, birth: bytes, *, has_copy: bool) -> None:
+    def change_store(self, birth: bytes, *, has_copy: bool, serves_store: bool) -> None:
         """Go on in another store, which knows nothing of the job.
 
         Args:
             birth: Its birth mark.
             has_copy: Whether this node has a copy of the job's state.
+            serves_store: Whether this node serves the store.
         """
         with self._lock:
             self._birth = birth
             self._errands.clear()
-            self.feed(core.StoreChanged(has_copy=has_copy))
+            self.feed(core.StoreChanged(has_copy=has_copy, serves_store=serves_store))
 
     def _hand_on_all(self) -> None:
         if self._is_performing:

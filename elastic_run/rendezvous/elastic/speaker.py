@@ -1,7 +1,9 @@
 """The thread that speaks for this node: it opens the store, says the node's facts, and beats.
 
 Rules
-- It wakes when there is a fact to say, and at every keep-alive interval; else it waits.
+- It wakes when there is a fact to say, and at every keep-alive interval; else it waits. While workers run it also looks
+  at the coordinator's beat several times in an interval, as that one does at all: else a node that goes right after a
+  beat, and the store that may go with it, would be missed an interval after the lease.
 - It is the one that knows whether the store answers. A broken connection is opened anew, quietly for a lease, then with
   a line every ten seconds; after a stated time the store is given up and the agent is told `Lost`.
 - A thousand nodes may come at once: what a node asks before its first fact is one question. Its beats begin after that
@@ -13,6 +15,7 @@ Rules
 
 from __future__ import annotations
 
+import math
 import os
 import time
 
@@ -40,6 +43,9 @@ __all__ = ["Speaker"]
 _MARK = b"born "
 #: The first beat comes before two of so many parts of the lease are over.
 _FIRST_BEAT = 3
+#: Looks in a keep-alive interval; and a second, by all nodes of a job together: a store has more to do.
+_LOOKS = 8
+_ALL_LOOKS = 200.0
 
 
 class Speaker:
@@ -49,6 +55,7 @@ class Speaker:
         affairs: What the session's threads share.
         begin: Called once, when the store was reached: makes the member and starts the other threads. It is given where
             the log stands, if that is known.
+        follow: Called whenever it is another store from then on: lets its log be followed.
         draw: Returns a random number from 0 to 1.
     """
 
@@ -56,14 +63,17 @@ class Speaker:
         self,
         affairs: Affairs,
         begin: Callable[[member.HeadRead | None], None],
+        follow: Callable[[], None],
         draw: Callable[[], float] = draw_fraction,
     ) -> None:
         self._affairs = affairs
         self._begin = begin
+        self._follow = follow
         self._draw = draw
         self._link = affairs.make_link()
         self._beats = BeatReader()
         self._next_beat = 0.0
+        self._last_look = 0.0
         self._last_read: float | None = None
         self._roll_call = RollCall(affairs)
         self._patience = Patience(affairs)
@@ -111,7 +121,10 @@ class Speaker:
             if others is not None:
                 self._rejoin(others)
                 return
-        if affairs.wake.wait(max(0.0, self._next_beat - time.monotonic())):
+        elif now >= self._next_look:
+            self._look(store)
+        # Asked again after all of this: a round may have begun, or be over.
+        if affairs.wake.wait(max(0.0, min(self._next_beat, self._next_look) - time.monotonic())):
             # Cleared before facts are looked for, so that none is overlooked.
             affairs.wake.clear()
 
@@ -163,12 +176,13 @@ class Speaker:
     def _change_store(self, membership: Membership, birth: bytes) -> None:
         """Say all again: this store knows nothing of the job."""
         affairs = self._affairs
-        membership.change_store(birth, has_copy=affairs.state_copy is not None)
+        membership.change_store(birth, has_copy=affairs.state_copy is not None, serves_store=affairs.backend.is_host)
         # Last, so that nobody takes the new store for the old one.
         affairs.birth = birth
         for link in tuple(affairs.links):
             if link is not self._link:
                 link.interrupt()
+        self._follow()
 
     def _say_facts(self, store: JobStore) -> None:
         """Append what was not confirmed, and do the member's errands."""
@@ -194,16 +208,34 @@ class Speaker:
         if membership is None:
             return
         membership.feed(member.Beaten())
+        self._look(store)
+        self._roll_call.tell(store, now)
+
+    @property
+    def _next_look(self) -> float:
+        membership = self._affairs.membership
+        place = None if membership is None else membership.member.place
+        if place is None or self._affairs.has_heard_the_end:
+            return math.inf  # after the end the store may go at any moment, and nobody is to take its place
+        pause = max(self._affairs.settings.keep_alive_interval / _LOOKS, place.group_world_size / _ALL_LOOKS)
+        return self._last_look + pause
+
+    def _look(self, store: JobStore) -> None:
+        """See how the coordinator is, and in any case that the store answers; do what follows from it."""
+        membership = self._affairs.membership
+        if membership is None:
+            return
+        self._last_look = now = time.monotonic()
         watched = membership.member.watched
+        if self._last_read is not None and now - self._last_read > 2 * self._affairs.settings.keep_alive_interval:
+            # We were stopped, or the machine slept: what did not change meanwhile says nothing.
+            membership.feed(member.Interrupted())
+        read = watched or self._affairs.node
+        value = self._beats.read(store, [read])[read]
+        self._last_read = time.monotonic()
         if watched:
-            if self._last_read is not None and now - self._last_read > 2 * interval:
-                # We were stopped, or the machine slept: what did not change meanwhile says nothing.
-                membership.feed(member.Interrupted())
-            value = self._beats.read(store, [watched])[watched]
-            self._last_read = time.monotonic()
             membership.feed(member.CoordinatorBeatRead(watched, value))
         membership.run_errands(store, self._affairs.birth)
-        self._roll_call.tell(store, now)
 
     # --- it doesn't ----------------------------------------------------------------------------------------------
     def _endure(self, error: StoreError, asked_at: float) -> bool:
