@@ -2,124 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
-from typing import TYPE_CHECKING, cast
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.multiprocessing.output.outlet import Lines, Outlet, PassThrough
-from elastic_run.multiprocessing.output.sink import Sink
-from elastic_run.multiprocessing.output.stream import QUEUE_LIMIT, Source, Stream
+from elastic_run.multiprocessing.output.backlog import Backlog
+from elastic_run.multiprocessing.output.logfile import LogFile
+from elastic_run.multiprocessing.output.stream import QUEUE_LIMIT, Source
+from tests.support.stream_bench import Bench
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from elastic_run.loop import Loop
-
-
-class Clockwork:
-    """A loop whose time stands still until `advance`."""
-
-    def __init__(self) -> None:
-        self.time = 0.0
-        self.soon: list[Callable[[], None]] = []
-        self.timers: list[tuple[float, Callable[[], None]]] = []
-        self.writers: dict[int, Callable[[], None]] = {}
-
-    def now(self) -> float:
-        """Return the time."""
-        return self.time
-
-    def call_soon(self, callback: Callable[[], None]) -> None:
-        """Call at the next `turn`."""
-        self.soon.append(callback)
-
-    def call_at(self, when: float, callback: Callable[[], None]) -> Clockwork:
-        """Call once the time has come."""
-        self.timers.append((when, callback))
-        return self
-
-    def call_later(self, delay: float, callback: Callable[[], None]) -> Clockwork:
-        """Call after a delay."""
-        return self.call_at(self.time + delay, callback)
-
-    def cancel(self) -> None:
-        """Stand in for a timer's method; the tests have no timer that is cancelled."""
-
-    def add_writer(self, fd: int, callback: Callable[[], None]) -> None:
-        """Call at the next `turn`, again and again."""
-        self.writers[fd] = callback
-
-    def remove_writer(self, fd: int) -> None:
-        """Stop that."""
-        self.writers.pop(fd, None)
-
-    def turn(self) -> None:
-        """Call all that is due until nothing is."""
-        while self.soon:
-            soon, self.soon = self.soon, []
-            for callback in soon:
-                callback()
-
-    def drain(self) -> None:
-        """Tell those who want to write that they can."""
-        for callback in tuple(self.writers.values()):
-            callback()
-        self.turn()
-
-    def advance(self, seconds: float) -> None:
-        """Let time pass."""
-        self.time += seconds
-        due = [timer for timer in self.timers if timer[0] <= self.time]
-        self.timers = [timer for timer in self.timers if timer[0] > self.time]
-        for _, callback in due:
-            callback()
-        self.turn()
-
-
-class Reader(Sink):
-    """A descriptor that takes as many bytes as the test allows."""
-
-    def __init__(self) -> None:
-        super().__init__(-1)
-        self.got = b""
-        self.room = 1 << 30
-        self.is_gone = False
-
-    def write(self, data: bytes | bytearray | memoryview) -> int:
-        """Take what there is room for."""
-        if self.is_gone:
-            raise BrokenPipeError
-        if not self.room:
-            raise BlockingIOError
-        taken = bytes(data[: self.room])
-        self.got += taken
-        self.room -= len(taken)
-        return len(taken)
-
-
-class Bench:
-    """A stream and those who write to it."""
-
-    def __init__(self) -> None:
-        self.loop = Clockwork()
-        self.reader = Reader()
-        self.errors: list[OSError] = []
-        self.stream = Stream(cast("Loop", self.loop), self.reader, self.errors.append)
-
-    def pass_through(self) -> PassThrough:
-        """Make a source that passes bytes on."""
-        return PassThrough(self.stream)
-
-    def lines(self, prefix: bytes, *, limit: int = 100) -> Lines:
-        """Make a source of whole lines."""
-        return Lines(cast("Loop", self.loop), self.stream, prefix, limit=lambda: limit)
-
-    @property
-    def got(self) -> bytes:
-        """What has been read."""
-        return self.reader.got
+    from elastic_run.multiprocessing.output.outlet import Outlet
 
 
 @pytest.fixture
@@ -159,6 +56,78 @@ def test_patience_ends(bench: Bench) -> None:
     bench.loop.advance(1.0)
     give(other, b"at once\n")
     assert bench.got.endswith(b"at once\n")
+
+
+def test_patience_begins_when_the_console_has_taken_all(bench: Bench) -> None:
+    """A slow console is no silence of a rank: its line goes on before another one's begins."""
+    one, other = bench.pass_through(), bench.pass_through()
+    bench.reader.room = 2
+    give(one, b"text")
+    give(other, b"other\n")
+    bench.loop.advance(1.0)
+    bench.reader.room = 1 << 30
+    bench.loop.drain()
+    assert bench.got == b"text"
+    give(one, b"\n")
+    bench.loop.turn()
+    assert bench.got == b"text\nother\n"
+
+
+def test_a_splice_waits_for_room(bench: Bench) -> None:
+    """While a console takes nothing of a splice nobody may write; then the one within its line goes on first.
+
+    Otherwise the loop would try again and again, and others would write within that line.
+    """
+    one, other = bench.pass_through(), bench.pass_through()
+    bench.reader.can_splice = True
+    bench.reader.room = 3
+    assert one.splice(0, 10)
+    assert one.splice(0, 10)
+    assert not one.is_ready
+    assert not other.is_ready
+    give(other, b"other\n")
+    one.when_clear(lambda: one.take(b"one\n"))
+    bench.loop.advance(1.0)
+    assert bench.got == b"..."
+    bench.reader.room = 1 << 30
+    bench.loop.drain()
+    assert bench.got == b"...one\nother\n"
+
+
+def test_a_turn_is_one_turn_of_the_loop(bench: Bench) -> None:
+    """Whoever waits again when it is called, as a backlog does, lets the loop go on before it is called again."""
+    source, order = Source(), list[str]()
+
+    def take_turn() -> None:
+        order.append("turn")
+        bench.loop.call_soon(lambda: order.append("loop"))
+        if len(order) < 4:
+            bench.stream.wait(source, take_turn)
+
+    bench.stream.wait(source, take_turn)
+    bench.loop.turn()
+    assert order == ["turn", "loop", "turn", "loop", "turn", "loop"]
+
+
+def test_a_backlog_goes_with_the_console(bench: Bench, tmp_path: Path) -> None:
+    """A console that is given back while a tee is behind, after a stop signal, leaves no descriptor of the log file."""
+    log = LogFile(os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND), lambda _: None)
+    behind = bench.lines(b"", backlog=Backlog(log))
+    bench.reader.room = 0
+    for _ in range(2):
+        log.write(b"x" * QUEUE_LIMIT + b"\n")
+        give(behind, b"x" * QUEUE_LIMIT + b"\n")
+    log.close()
+    behind.end()
+    name = str(tmp_path / "log")
+    assert name in open_files()
+    bench.stream.close()
+    assert name not in open_files()
+
+
+def open_files() -> list[str]:
+    """Return the paths of this process's open files."""
+    return [str(fd.readlink()) for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink()]
 
 
 def test_contended_pass_through_stops_at_a_line_end(bench: Bench) -> None:
@@ -332,11 +301,28 @@ def test_finished_progress_is_one_line(bench: Bench) -> None:
     assert bench.got == b"[0]: 10%\r100%\r\n"
 
 
+class Logged(LogFile):
+    """A log file that cannot be written for a while, again and again."""
+
+    def __init__(self, path: Path, chance: random.Random) -> None:
+        super().__init__(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND), lambda _: None)
+        self._chance = chance
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Append data, or count it as lost."""
+        if self._chance.random() < 0.1:
+            self.lost += len(data)
+        else:
+            super().write(data)
+
+
 @pytest.mark.parametrize("seed", range(40))
-def test_any_interleaving(bench: Bench, seed: int) -> None:
+def test_any_interleaving(bench: Bench, seed: int, tmp_path: Path) -> None:
     """Whoever writes when, however slow the reader: every tee'd line is whole, each byte comes once and in order."""
     chance = random.Random(seed)  # noqa: S311 - not a secret
     tees = {name: bench.lines(b"[%s]:" % name, limit=50) for name in (b"A", b"B", b"C")}
+    logs = {name: Logged(tmp_path / "log", chance) for name in (b"D", b"E", b"F")}
+    tees |= {name: bench.lines(b"[%s]:" % name, limit=50, backlog=Backlog(log)) for name, log in logs.items()}
     passers = {name: bench.pass_through() for name in (b"x", b"y")}
     sources: dict[bytes, Outlet] = {**tees, **passers}
     sent = dict.fromkeys(sources, b"")
@@ -345,7 +331,9 @@ def test_any_interleaving(bench: Bench, seed: int) -> None:
         name = chance.choice(list(sources))
         numbers = [b"%s%d" % (name, chance.randrange(10)) * chance.choice([0, 1, 40]) for _ in range(3)]
         piece = chance.choice([b"", b"\n"]).join(numbers) + chance.choice([b"", b"\n"])
-        if piece and (sources[name].is_clear or chance.random() < 0.2):
+        if piece and (sources[name].is_ready or chance.random() < 0.2):
+            if name in logs:
+                logs[name].write(piece)
             give(sources[name], piece)
             sent[name] += piece
         bench.reader.room = chance.choice([0, 7, 300])
@@ -353,6 +341,8 @@ def test_any_interleaving(bench: Bench, seed: int) -> None:
         bench.loop.advance(chance.choice([0.0, 0.003]))
     for name in chance.sample(list(sources), len(sources)):
         sources[name].end()
+    for log in logs.values():
+        log.close()
     bench.reader.room = 1 << 30
     bench.loop.drain()
     bench.loop.advance(1.0)

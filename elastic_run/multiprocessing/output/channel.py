@@ -1,16 +1,20 @@
 """One pipe or pseudo-terminal from a worker: read it, and hand every byte to file, tail and console.
 
 Rules
-- The channel owns the reading end and the log file. It reads only while its outlet is clear: backpressure reaches the
+- The channel owns the reading end and the log file. It reads only while its outlet is ready: backpressure reaches the
   worker through the full pipe.
 - The end is an end of file (EIO on a pseudo-terminal whose last user is gone), or `finish`: the worker and all its
   descendants are dead by then, so what is in the pipe is all there will ever be, even if somebody holds it open. Such
   a stray gets EPIPE from then on.
+- What a flooding worker's outlet takes unchanged is spliced there, all but the end: that is read, for the tail.
 """
 
 from __future__ import annotations
 
 import os
+
+from elastic_run import contract
+from elastic_run.multiprocessing.output.ends import bytes_in
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,6 +27,8 @@ if TYPE_CHECKING:
 READ_SIZE = 1 << 18
 #: No pipe or pseudo-terminal of ours holds more than this.
 CAPACITY = 1 << 20
+#: It isn't worth the while to splice less.
+_SPLICED_LEAST = 1 << 16
 
 
 class Channel:
@@ -50,6 +56,7 @@ class Channel:
         self._outlet = outlet
         self._file = file
         self._tail = tail
+        self._is_flooded = False
         loop.add_reader(fd, self._on_readable)
 
     @property
@@ -71,23 +78,32 @@ class Channel:
 
     def _on_readable(self) -> None:
         outlet = self._outlet
-        if outlet is not None and not outlet.is_clear:
+        if outlet is not None and not outlet.is_ready:
             self._loop.remove_reader(self.fd)
             outlet.when_clear(self._resume)
             return
-        self._read()
+        if not self._splice():
+            self._read()
 
     def _resume(self) -> None:
         """Read once, so that those who wait take turns, and go on as soon as that is written."""
-        if self.is_open:
+        if self.is_open and not self._splice():
             self._read()
         outlet = self._outlet
         if not self.is_open or outlet is None:
             return
-        if outlet.is_clear:
+        if outlet.is_ready:
             self._loop.add_reader(self.fd, self._on_readable)
         else:
             outlet.when_clear(self._resume)
+
+    def _splice(self) -> bool:
+        """Hand on what is in the pipe, but for its end; returns whether that is done, or will be soon."""
+        if not self._is_flooded or self._outlet is None or self._file is not None:
+            return False
+        count = bytes_in(self.fd) - contract.CAPTURE_BYTES
+        self._is_flooded = count >= _SPLICED_LEAST
+        return self._is_flooded and self._outlet.splice(self.fd, count)
 
     def _read(self) -> int:
         """Read once; return how much there was."""
@@ -100,6 +116,7 @@ class Channel:
         if not data:
             self._end()
             return 0
+        self._is_flooded = len(data) == READ_SIZE
         if self._file is not None:
             self._file.write(data)
         if self._tail is not None:

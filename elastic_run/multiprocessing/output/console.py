@@ -134,8 +134,7 @@ class Console:
     def close(self) -> None:
         """Give back the descriptors of our own; what is still queued is dropped."""
         for stream in {id(stream): stream for stream in self._streams.values()}.values():
-            if not stream.is_closed:
-                stream.close()
+            stream.close()
 
     def _tell_closed(self, fd: int, error: OSError) -> None:
         reason = "" if error.errno == errno.EPIPE else f" ({error.strerror})"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import sys
 
 STDOUT = 1
 STDERR = 2
@@ -79,6 +80,17 @@ def copy_window_size(model: int, terminal: int) -> None:
         fcntl.ioctl(terminal, termios.TIOCSWINSZ, size)
     except OSError:
         pass
+
+
+def bytes_in(pipe: int) -> int:
+    """Return how many bytes are in a pipe.
+
+    Args:
+        pipe: Its reading end.
+    """
+    import termios  # noqa: PLC0415 - only where a worker floods
+
+    return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
 def open_log(path: str) -> int:

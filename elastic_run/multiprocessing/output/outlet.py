@@ -2,7 +2,8 @@
 
 Rules
 - An outlet takes whatever was read. What it can't write at once stays in its pieces, and while any is left nobody
-  should read on (`is_clear`): that is how a stuck console holds a worker up without growing the launcher.
+  should read on (`is_ready`): that is how a stuck console holds a worker up without growing the launcher. Where a log
+  file has the bytes too there is a `Backlog` instead, and reading goes on.
 - `PassThrough` gives every byte on at once and unchanged. Only while others wait does it stop at the end of a line.
 - `Lines` writes whole lines only, many at once, each after the prefix. A line that grows over the limit is written in
   parts under a single prefix, holding the stream, so that 100 MB without a newline cost no memory and still stand in
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from elastic_run.loop import Loop, Timer
+    from elastic_run.multiprocessing.output.backlog import Backlog
     from elastic_run.multiprocessing.output.filters import FilteredCopy
     from elastic_run.multiprocessing.output.stream import Stream
 
@@ -33,6 +35,8 @@ _LONG_LINE_PATIENCE = 1.0
 _LONG_LINE_HOLD = 1 << 28
 #: Prefixes may make a batch of short lines many times longer: batches are cut so that they stay below this.
 _EXPANDED = 1 << 22
+#: Bytes that are read back from a log file at once.
+_REFILL = 1 << 18
 _PROGRESS_INTERVAL = 1.0
 _NEWLINE = 10
 
@@ -55,6 +59,11 @@ class Outlet(Source):
         """Whether nothing is kept back, and more may be written now."""
         return not self._pieces and self._stream.may_write(self)
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether more may be taken now without growing."""
+        return self.is_clear
+
     def when_clear(self, callback: Callable[[], None]) -> None:
         """Call once, as soon as it is clear."""
         self._on_clear = callback
@@ -65,6 +74,11 @@ class Outlet(Source):
         """Accept the next bytes; never fails, never blocks."""
         raise NotImplementedError
 
+    def splice(self, pipe: int, count: int) -> bool:
+        """Accept the next bytes where they are, when it is ready; returns whether it can, see `Stream.splice`."""
+        del pipe, count
+        return False
+
     def end(self) -> None:
         """Accept that nothing follows."""
         self._on_clear = None
@@ -74,12 +88,26 @@ class Outlet(Source):
     def _emit(self, piece: bytes) -> None:
         raise NotImplementedError
 
+    @property
+    def _is_behind(self) -> bool:
+        """Whether there are pieces to be made of what was taken before."""
+        return False
+
+    def _refill(self) -> None:
+        """Make some."""
+
     def _pump(self) -> None:
-        while self._pieces:
-            if not self._stream.may_write(self):
+        may_refill = True
+        while self._pieces or self._is_behind:
+            # Refilled once, so that those who wait take turns.
+            if not self._stream.may_write(self) or not (self._pieces or may_refill):
                 self._stream.wait(self, self._pump, is_first=self._is_ended)
                 return
-            self._emit(self._pieces.popleft())
+            if self._pieces:
+                self._emit(self._pieces.popleft())
+            else:
+                self._refill()
+                may_refill = False
         if self._is_ended:
             self._stream.release(self)
         elif self._on_clear is not None:
@@ -97,6 +125,10 @@ class PassThrough(Outlet):
         """Accept the next bytes."""
         self._pieces.append(data)
         self._pump()
+
+    def splice(self, pipe: int, count: int) -> bool:
+        """Accept the next bytes where they are."""
+        return self._stream.splice(self, pipe, count)
 
     def _emit(self, piece: bytes) -> None:
         if self._stream.is_contended:
@@ -116,13 +148,21 @@ class Lines(Outlet):
         prefix: Stands in front of every line.
         limit: Returns the bytes that a line may have before it is written in parts.
         copy: Gets the lines that a filter looks for, or None.
+        backlog: Remembers what the console can't take yet, or None.
     """
 
     patience = _LONG_LINE_PATIENCE
     hold_limit = _LONG_LINE_HOLD
 
     def __init__(
-        self, loop: Loop, stream: Stream, prefix: bytes, *, limit: Callable[[], int], copy: FilteredCopy | None = None
+        self,
+        loop: Loop,
+        stream: Stream,
+        prefix: bytes,
+        *,
+        limit: Callable[[], int],
+        copy: FilteredCopy | None = None,
+        backlog: Backlog | None = None,
     ) -> None:
         super().__init__(stream)
         self._loop = loop
@@ -130,6 +170,7 @@ class Lines(Outlet):
         self._newline = b"\n" + prefix
         self._limit = limit
         self._copy = copy
+        self._backlog = backlog
         self._partial = bytearray()
         #: Whether the last piece given to the stream ended within a line, and whether the last one made does.
         self._is_inside = False
@@ -137,8 +178,25 @@ class Lines(Outlet):
         self._most = max(1, _EXPANDED // max(1, len(prefix)))
         self._timer: Timer | None = None
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether more may be taken now without growing."""
+        backlog = self._backlog
+        return (not backlog and self.is_clear) or (backlog is not None and backlog.is_sound)
+
     def take(self, data: bytes) -> None:
-        """Accept the next bytes: lines are complete, the rest waits for its end."""
+        """Accept the next bytes, to be shown now or when the console has come so far."""
+        backlog = self._backlog
+        if backlog is None or (not backlog and self.is_clear):
+            self._split(data)
+            self._pump()
+            return
+        if not backlog and not self._pieces:
+            self._stream.wait(self, self._pump)
+        backlog.add(data)
+
+    def _split(self, data: bytes) -> None:
+        """Make pieces of the lines that are complete; the rest waits for its end."""
         end = data.rfind(b"\n") + 1
         if end:
             self._add(memoryview(data)[:end])
@@ -147,17 +205,36 @@ class Lines(Outlet):
             self._partial += data
         if self._partial:
             self._look_at_partial(data)
-        self._pump()
 
     def end(self) -> None:
         """Write what is left; on the console an unfinished line is ended."""
+        if not self._is_behind:
+            self._end_line()
+        super().end()
+
+    def _end_line(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
         if self._partial or self._is_part_given:
             self._add(b"\n")
         if self._copy is not None:
             self._copy.end(self)
-        super().end()
+        if self._backlog is not None:
+            self._backlog.close()
+
+    @property
+    def _is_behind(self) -> bool:
+        return bool(self._backlog)
+
+    def _refill(self) -> None:
+        if self._backlog is None:
+            return
+        if self._stream.is_closed:
+            self._backlog.close()
+        else:
+            self._split(self._backlog.take(_REFILL))
+        if self._is_ended and not self._backlog:
+            self._end_line()
 
     def _look_at_partial(self, data: bytes) -> None:
         is_part = self._is_inside and self._stream.is_held_by(self)

@@ -70,6 +70,8 @@ class Stream:
         self._is_mid_line = False
         self._is_service_due = False
         self._timer: Timer | None = None
+        #: Whether somebody waits to splice until all before is written.
+        self._is_choked = False
         self._has_live_line = False
         self.is_closed = False
 
@@ -77,7 +79,7 @@ class Stream:
     @property
     def is_full(self) -> bool:
         """Whether sources have to wait because the descriptor is slow."""
-        return self._queued >= QUEUE_LIMIT
+        return self._queued >= QUEUE_LIMIT or self._is_choked
 
     @property
     def is_idle(self) -> bool:
@@ -104,7 +106,7 @@ class Stream:
         """
         if self.is_closed:
             return True
-        if self._queued >= QUEUE_LIMIT:
+        if self.is_full:
             return False
         holder = self._holder
         if holder is source or source is self._served:
@@ -114,7 +116,7 @@ class Stream:
     def _is_overdue(self, holder: Source) -> bool:
         if self._held_bytes > holder.hold_limit:
             return True
-        return not self._queued and self._loop.now() - self._held_at >= holder.patience
+        return not self._queued and not self._is_choked and self._loop.now() - self._held_at >= holder.patience
 
     # --- writing ---------------------------------------------------------------------------------------------------
     def write(self, source: Source, data: bytes | memoryview, *, starts_line: bool) -> None:
@@ -146,6 +148,31 @@ class Stream:
             self._holder = source
             if self._waiting and self._held_bytes > source.hold_limit:
                 self._serve_soon()
+
+    def splice(self, source: Source, pipe: int, count: int) -> bool:
+        """Move bytes from a pipe, uncopied, as many as fit; when nothing does, nobody may write until it does.
+
+        Args:
+            source: The one who writes; it has asked `may_write`. It holds the stream until it writes the end of a line.
+            pipe: The reading end.
+            count: Bytes, no more than are in it.
+
+        Returns:
+            Whether this is the way; if not, read and write, up to the end of a line where others wait.
+        """
+        if self._waiting or self.is_closed or not self._sink.can_splice:
+            return False
+        self.hide_line()
+        moved = 0 if self._queue else self._sink.splice(pipe, count)
+        if moved:
+            self._is_mid_line = True
+            self._held_at = self._loop.now()
+            self._held_bytes = 0  # there will be lines among them
+            self._holder = source
+        elif self._sink.can_splice:
+            self._is_choked = True
+            self._loop.add_writer(self._sink.fd, self._drain)
+        return self._sink.can_splice
 
     def release(self, source: Source) -> None:
         """End a source's hold, wherever in a line it is."""
@@ -208,6 +235,8 @@ class Stream:
                 break
             self._queue.popleft()
         if not self._queue:
+            self._is_choked = False
+            self._held_at = self._loop.now()  # it is silent only from now on
             self._loop.remove_writer(self._sink.fd)
         if self._waiting and self._queued <= _QUEUE_LOW:
             self._serve()
@@ -220,15 +249,17 @@ class Stream:
         self.is_closed = True
         self._queue.clear()
         self._queued = 0
+        self._is_choked = False
         self._holder = None
         self._loop.remove_writer(self._sink.fd)
         if self._waiting:
             self._serve_soon()
 
     def close(self) -> None:
-        """Drop what is queued and give the descriptor back."""
+        """Drop what is queued and give the descriptor back; those who wait are told."""
         self._drop()
-        self._waiting.clear()
+        while self._waiting:
+            self._waiting.popleft()[1]()
         self._sink.close()
 
     # --- the live line ---------------------------------------------------------------------------------------------
@@ -260,9 +291,11 @@ class Stream:
             self._loop.call_soon(self._serve)
 
     def _serve(self) -> None:
-        """Call those who wait, in their order, as long as it can be somebody's turn."""
+        """Call those who wait, in their order and once each, as long as it can be somebody's turn."""
         self._is_service_due = False
-        while (turn := self._next_turn()) is not None:
+        for _ in range(len(self._waiting)):
+            if (turn := self._next_turn()) is None:
+                break
             source, callback = self._waiting[turn]
             del self._waiting[turn]
             self._served = source

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 
+from elastic_run.multiprocessing.output.backlog import Backlog
 from elastic_run.multiprocessing.output.channel import Channel
 from elastic_run.multiprocessing.output.ends import STDERR, STDOUT, copy_window_size, open_log
 from elastic_run.multiprocessing.output.filters import FilteredCopy
@@ -93,17 +94,22 @@ class WorkerOutput:
 
     def _listen(self, local_rank: int, line: Line, prefixes: Mapping[int, bytes]) -> Channel:
         outlet: Outlet | None = None
+        file = self._log_file(line.file, line.path) if line.file >= 0 else None
         if line.purpose == CAPTURED:
             outlet = PassThrough(self._console.stream(line.fd))
         elif line.purpose == TEED:
-            stream, prefix = self._console.stream(line.fd), prefixes.get(local_rank, b"")
-            outlet = Lines(self._loop, stream, prefix, limit=self._line_limit, copy=self._copies.get(line.fd))
-        file = self._log_file(line.file, line.path) if line.file >= 0 else None
+            outlet = self._lines(line, prefixes.get(local_rank, b""), file)
         tail = self._tails.setdefault(local_rank, Tail()) if line.fd == STDERR else None
         channel = Channel(self._loop, line.reading, outlet=outlet, file=file, tail=tail)
         if line.is_terminal:
             self._terminals.append(channel)
         return channel
+
+    def _lines(self, line: Line, prefix: bytes, file: LogFile | None) -> Lines:
+        stream, copy = self._console.stream(line.fd), self._copies.get(line.fd)
+        # A filtered copy is made of what is shown, and closed with the round: it can't be far behind.
+        backlog = None if file is None or copy is not None else Backlog(file)
+        return Lines(self._loop, stream, prefix, limit=self._line_limit, copy=copy, backlog=backlog)
 
     def _line_limit(self) -> int:
         return max(_LINE_LIMIT_LEAST, min(_LINE_LIMIT, _LINES_TOTAL // self._tees))

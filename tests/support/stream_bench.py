@@ -1,0 +1,124 @@
+"""A stream of the console without a console: its loop, its clock and its reader do as the test says."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from elastic_run.multiprocessing.output.outlet import Lines, PassThrough
+from elastic_run.multiprocessing.output.sink import Sink
+from elastic_run.multiprocessing.output.stream import Stream
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from elastic_run.loop import Loop
+    from elastic_run.multiprocessing.output.backlog import Backlog
+
+
+class Clockwork:
+    """A loop whose time stands still until `advance`."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+        self.soon: list[Callable[[], None]] = []
+        self.timers: list[tuple[float, Callable[[], None]]] = []
+        self.writers: dict[int, Callable[[], None]] = {}
+
+    def now(self) -> float:
+        """Return the time."""
+        return self.time
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        """Call at the next `turn`."""
+        self.soon.append(callback)
+
+    def call_at(self, when: float, callback: Callable[[], None]) -> Clockwork:
+        """Call once the time has come."""
+        self.timers.append((when, callback))
+        return self
+
+    def call_later(self, delay: float, callback: Callable[[], None]) -> Clockwork:
+        """Call after a delay."""
+        return self.call_at(self.time + delay, callback)
+
+    def cancel(self) -> None:
+        """Stand in for a timer's method; the tests have no timer that is cancelled."""
+
+    def add_writer(self, fd: int, callback: Callable[[], None]) -> None:
+        """Call at the next `turn`, again and again."""
+        self.writers[fd] = callback
+
+    def remove_writer(self, fd: int) -> None:
+        """Stop that."""
+        self.writers.pop(fd, None)
+
+    def turn(self) -> None:
+        """Call all that is due until nothing is."""
+        while self.soon:
+            soon, self.soon = self.soon, []
+            for callback in soon:
+                callback()
+
+    def drain(self) -> None:
+        """Tell those who want to write that they can."""
+        for callback in tuple(self.writers.values()):
+            callback()
+        self.turn()
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass."""
+        self.time += seconds
+        due = [timer for timer in self.timers if timer[0] <= self.time]
+        self.timers = [timer for timer in self.timers if timer[0] > self.time]
+        for _, callback in due:
+            callback()
+        self.turn()
+
+
+class Reader(Sink):
+    """A descriptor that takes as many bytes as the test allows."""
+
+    def __init__(self) -> None:
+        super().__init__(-1)
+        self.got = b""
+        self.room = 1 << 30
+        self.is_gone = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> int:
+        """Take what there is room for."""
+        if self.is_gone:
+            raise BrokenPipeError
+        if not self.room:
+            raise BlockingIOError
+        taken = bytes(data[: self.room])
+        self.got += taken
+        self.room -= len(taken)
+        return len(taken)
+
+    def splice(self, pipe: int, count: int) -> int:
+        """Take what there is room for from a pipe that is never empty."""
+        del pipe
+        return self.write(b"." * count) if self.room else 0
+
+
+class Bench:
+    """A stream and those who write to it."""
+
+    def __init__(self) -> None:
+        self.loop = Clockwork()
+        self.reader = Reader()
+        self.errors: list[OSError] = []
+        self.stream = Stream(cast("Loop", self.loop), self.reader, self.errors.append)
+
+    def pass_through(self) -> PassThrough:
+        """Make a source that passes bytes on."""
+        return PassThrough(self.stream)
+
+    def lines(self, prefix: bytes, *, limit: int = 100, backlog: Backlog | None = None) -> Lines:
+        """Make a source of whole lines."""
+        return Lines(cast("Loop", self.loop), self.stream, prefix, limit=lambda: limit, backlog=backlog)
+
+    @property
+    def got(self) -> bytes:
+        """What has been read."""
+        return self.reader.got
