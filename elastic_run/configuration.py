@@ -149,6 +149,7 @@ def make_config(
         preferred_rank=args.node_rank or None,
         rdzv_token=read_token(args.rdzv_token_file, environ),
         capture=not args.no_capture,
+        preload=args.preload,
     )
     command, command_args = make_command(args, environ)
     _limit_threads(workers, environ)

@@ -79,6 +79,8 @@ ENV_TOKEN = "ELASTIC_RUN_TOKEN"  # noqa: S105 - a name, not a secret
 #: and the file for its signs of life.
 ENV_SCALE_UP_SIGNAL = "ELASTIC_RUN_SCALE_UP_SIGNAL"
 ENV_HEARTBEAT_FILE = "ELASTIC_RUN_HEARTBEAT_FILE"
+#: Makes a process the template of warm workers; says which descriptor its orders come from. No worker has it.
+ENV_TEMPLATE = "ELASTIC_RUN_TEMPLATE"
 
 # --- environment: read by the launcher -------------------------------------------------------------------------
 ENV_FLAG_PREFIX = "PET_"

@@ -161,6 +161,16 @@ FLAGS: tuple[Flag, ...] = (
         "of its own, or the worker with rank 0. auto: agent, for many hundred workers torch.",
     ),
     Flag(
+        "--preload",
+        group=WORKERS,
+        values="MODULE,...|auto",
+        default="",
+        parse=validation.preloaded,
+        is_ours=True,
+        text="Import these modules once, in a process from which each worker is forked, so that start and restart take "
+        "no import of them (torch). auto: the large ones that the script imports.",
+    ),
+    Flag(
         "--standalone",
         group=RENDEZVOUS,
         text="A job of this node alone, on a free port and with an id of its own; the other flags of this group don't "

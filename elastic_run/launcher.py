@@ -19,7 +19,7 @@ from elastic_run.records import dataclass, field
 from elastic_run.rendezvous.api import RendezvousParameters
 from elastic_run.rendezvous.registry import get_rendezvous_handler
 from elastic_run.signals import SIGTERM
-from elastic_run.validation import UsageError
+from elastic_run.validation import UsageError, preloaded
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from elastic_run.agent.local_elastic_agent import LocalElasticAgent
     from elastic_run.cluster.numa import NumaOptions
-    from elastic_run.multiprocessing.guardian import Guardian
     from elastic_run.multiprocessing.logs import LogsSpecs
     from elastic_run.multiprocessing.output.console import Console
     from elastic_run.report import Ending
@@ -80,9 +79,11 @@ class LaunchConfig:
         rdzv_token: The secret that the nodes of the job share, or None.
         join_command: The command as given, in two parts between which flags may be added, to show how others join.
         capture: Whether the workers' stderr passes through the agent, so that the report can show its end.
+        preload: Modules, separated by commas, or `auto`, that a template imports once for all workers; "" for none.
 
     Raises:
-        ValueError: `shutdown_timeout` is negative, or a signal is one that no process can handle.
+        ValueError: `shutdown_timeout` is negative, a signal is one that no process can handle, or `preload` is no
+            list of modules.
     """
 
     min_nodes: int
@@ -121,6 +122,7 @@ class LaunchConfig:
     rdzv_token: bytes | None = None
     join_command: tuple[list[str], list[str]] | None = None
     capture: bool = True
+    preload: str = ""
 
     def __post_init__(self) -> None:
         if self.rdzv_timeout != -1:
@@ -134,6 +136,7 @@ class LaunchConfig:
                 os.environ.get(contract.ENV_SHUTDOWN_TIMEOUT, contract.DEFAULT_SHUTDOWN_TIMEOUT)
             )
         _refuse_unhandleable(self.signals_to_handle, self.forward_signals)
+        _refuse_unloadable(self.preload)
         if self.shutdown_timeout < 0:
             message = f"shutdown_timeout must be 0 or more seconds, got {self.shutdown_timeout}"
             raise ValueError(message)
@@ -144,6 +147,14 @@ def _refuse_unhandleable(*lists: str) -> None:
         if any(name in names for names in lists):
             message = f"{name} can't be handled by any process"
             raise ValueError(message)
+
+
+def _refuse_unloadable(preload: str) -> None:
+    try:
+        preloaded(preload)
+    except ValueError as error:
+        message = f"preload: {preload!r} {error}"
+        raise ValueError(message) from None
 
 
 class elastic_launch:  # noqa: N801 - torch's name
@@ -249,18 +260,19 @@ def _run_agent(
         if is_over:
             handler.shutdown()
     if result.is_failed():
-        raise ChildFailedError(agent.get_worker_group().spec.get_entrypoint_name(), result.failures)
+        root = None if agent.ending is None else agent.ending.root
+        name = agent.get_worker_group().spec.get_entrypoint_name()
+        raise ChildFailedError(name, result.failures, None if root is None else root.rank)
     return result.return_values
 
 
-def launch_job(config: LaunchConfig, entrypoint: str, args: list[str], guardian: Guardian | None = None) -> int:
+def launch_job(config: LaunchConfig, entrypoint: str, args: list[str]) -> int:
     """Run this node's part of a job for the command line: report on the console, answer with an exit code.
 
     Args:
         config: How.
         entrypoint: The command to run as each worker.
         args: Its arguments.
-        guardian: The guardian, if it was started already.
 
     Returns:
         The exit code; `contract.EXIT_CODES` lists them.
@@ -270,7 +282,7 @@ def launch_job(config: LaunchConfig, entrypoint: str, args: list[str], guardian:
         RendezvousError: The backend is not in this release.
     """
     try:
-        around = make_surroundings(config, entrypoint, args, is_whole_process=True, guardian=guardian)
+        around = make_surroundings(config, entrypoint, args, is_whole_process=True)
     except ValueError as error:
         # What only the rendezvous can know of its settings; nothing was started yet.
         raise UsageError(str(error)) from None
@@ -317,7 +329,6 @@ def make_surroundings(
     args: list[Any],
     *,
     is_whole_process: bool,
-    guardian: Guardian | None = None,
 ) -> Surroundings:
     """Bring together what an agent works with: workers, rendezvous, output, and what the user asked for.
 
@@ -326,7 +337,6 @@ def make_surroundings(
         entrypoint: The command to run as each worker.
         args: Its arguments.
         is_whole_process: Whether the launcher is all that runs in this process.
-        guardian: The guardian, if it was started already.
 
     Returns:
         What the rounds of the agent share.
@@ -350,11 +360,19 @@ def make_surroundings(
     logs_specs = config.logs_specs or DefaultLogsSpecs()
     if isinstance(logs_specs, DefaultLogsSpecs) and hasattr(spec.rdzv_handler, "open_session"):
         logs_specs.host = os.uname().nodename  # other nodes may have the same directory
-    return Surroundings(
+    around = Surroundings(
         WorkerGroup(spec),
         logs_specs,
-        _options(config, is_whole_process=is_whole_process, guardian=guardian),
+        _options(config, is_whole_process=is_whole_process),
     )
+    if config.preload:
+        from elastic_run.agent.warming import warm_up  # noqa: PLC0415 - only when asked for
+
+        if obstacle := warm_up(around, config.preload):
+            from elastic_run.configuration import say  # noqa: PLC0415 - ditto
+
+            say(obstacle)
+    return around
 
 
 def make_agent(
@@ -422,7 +440,7 @@ def _master(parameters: RendezvousParameters) -> tuple[str | None, int | None]:
     return host, port
 
 
-def _options(config: LaunchConfig, *, is_whole_process: bool, guardian: Guardian | None) -> AgentOptions:
+def _options(config: LaunchConfig, *, is_whole_process: bool) -> AgentOptions:
     affinities = {}
     if config.numa_options is not None:
         from elastic_run.cluster.numa import worker_affinities  # noqa: PLC0415 - only with --numa-binding
@@ -447,7 +465,6 @@ def _options(config: LaunchConfig, *, is_whole_process: bool, guardian: Guardian
         token=config.rdzv_token,
         join_command=config.join_command,
         is_whole_process=is_whole_process,
-        guardian=guardian,
         start_method=config.start_method,
         stuck_timeout=float(os.environ.get(contract.ENV_UNINTERRUPTIBLE_STATE_TIMEOUT) or 0),
     )

@@ -199,7 +199,7 @@ def _check_timeout(key: str, value: str) -> None:
     try:
         seconds(value)
     except ValueError as error:
-        message = f"is wrong: {key}={value} {error}"
+        message = f"is wrong: {key} {error}"
         raise ValueError(message) from None
 
 
@@ -267,6 +267,15 @@ def exit_codes(text: str) -> frozenset[int]:
             raise ValueError(message)
         codes.update(range(low, high + 1))
     return frozenset(codes)
+
+
+def preloaded(text: str) -> str:
+    """Check names of modules, separated by commas, one of which may be `auto`; empty for none."""
+    names = text.split(",") if text else []
+    if not all(part.isidentifier() for name in names for part in name.split(".")):
+        message = "is not a list of modules (torch,numpy), nor auto"
+        raise ValueError(message)
+    return text
 
 
 def switch(text: str) -> bool:

@@ -18,7 +18,7 @@ stamp=$venv/.made-from
 say() { echo "setup: $*" >&2; }
 die() { say "$*"; exit 1; }
 
-wanted() { cat pyproject.toml constraints.txt tools/setup.sh | sha256sum; }
+wanted() { cat pyproject.toml constraints.txt tools/setup.sh elastic_run/compat/*.pth | sha256sum; }
 works() { "$1" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' >/dev/null 2>&1; }
 has_pip() { "$venv/bin/python" -m pip --version >/dev/null 2>&1; }
 

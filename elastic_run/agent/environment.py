@@ -1,4 +1,4 @@
-"""The environment and the arguments of a worker: torchrun's contract, as pure functions.
+"""The environment of a node's workers: torchrun's contract, as pure functions.
 
 Source: torch 2.13, LocalElasticAgent._start_workers; the variables of our own are in `contract`.
 """
@@ -12,12 +12,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from elastic_run.agent.api import Worker, WorkerGroup
+    from elastic_run.agent.api import Worker, WorkerGroup, WorkerSpec
 
 
-def worker_environment(  # noqa: PLR0913 - each becomes a variable
+def worker_environments(
     group: WorkerGroup,
-    worker: Worker,
     parent: Mapping[str, str],
     *,
     run_id: str,
@@ -26,12 +25,11 @@ def worker_environment(  # noqa: PLR0913 - each becomes a variable
     use_agent_store: bool,
     signals: Sequence[int] = (),
     scale_up_signal: int = 0,
-) -> dict[str, str]:
-    """Return the variables that a worker gets on top of the launcher's own environment.
+) -> dict[int, dict[str, str]]:
+    """Return the variables that each worker of a node gets on top of the launcher's own environment.
 
     Args:
-        group: The round's group, with its master address.
-        worker: The worker, with its ranks.
+        group: The round's group, with its master address and its workers' ranks.
         parent: The launcher's environment.
         run_id: The job.
         restart_count: Restarts so far.
@@ -41,22 +39,17 @@ def worker_environment(  # noqa: PLR0913 - each becomes a variable
         scale_up_signal: What workers get before they start again with new nodes, or 0.
 
     Returns:
-        Names and values.
+        Names and values, by local rank.
 
     Raises:
         ValueError: With virtual local ranks, more workers than devices in CUDA_VISIBLE_DEVICES.
     """
     spec = group.spec
-    env = {
-        contract.ENV_LOCAL_RANK: str(worker.local_rank),
-        contract.ENV_RANK: str(worker.global_rank),
+    shared = {
         contract.ENV_GROUP_RANK: str(group.group_rank),
-        contract.ENV_ROLE_RANK: str(worker.role_rank),
         contract.ENV_ROLE_NAME: spec.role,
         contract.ENV_LOCAL_WORLD_SIZE: str(spec.local_world_size),
-        contract.ENV_WORLD_SIZE: str(worker.world_size),
         contract.ENV_GROUP_WORLD_SIZE: str(group.group_world_size),
-        contract.ENV_ROLE_WORLD_SIZE: str(worker.role_world_size),
         contract.ENV_MASTER_ADDR: str(group.master_addr),
         contract.ENV_MASTER_PORT: str(group.master_port),
         contract.ENV_RESTART_COUNT: str(restart_count),
@@ -67,7 +60,19 @@ def worker_environment(  # noqa: PLR0913 - each becomes a variable
         contract.ENV_NCCL_ASYNC_ERROR_HANDLING: parent.get(contract.ENV_NCCL_ASYNC_ERROR_HANDLING, "1"),
     }
     if scale_up_signal:
-        env[contract.ENV_SCALE_UP_SIGNAL] = signal_name(scale_up_signal)
+        shared[contract.ENV_SCALE_UP_SIGNAL] = signal_name(scale_up_signal)
+    return {worker.local_rank: {**shared, **_own_environment(spec, worker, parent)} for worker in group.workers}
+
+
+def _own_environment(spec: WorkerSpec, worker: Worker, parent: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables in which the workers of a node differ."""
+    env = {
+        contract.ENV_LOCAL_RANK: str(worker.local_rank),
+        contract.ENV_RANK: str(worker.global_rank),
+        contract.ENV_ROLE_RANK: str(worker.role_rank),
+        contract.ENV_WORLD_SIZE: str(worker.world_size),
+        contract.ENV_ROLE_WORLD_SIZE: str(worker.role_world_size),
+    }
     if spec.virtual_local_rank:
         env[contract.ENV_LOCAL_RANK] = "0"
         env[contract.ENV_CUDA_VISIBLE_DEVICES] = _virtual_device(worker.local_rank, parent)

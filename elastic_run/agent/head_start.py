@@ -2,8 +2,8 @@
 
 Workers take longer to boot than we to import, so both go on side by side. It is no other way of starting: the same
 functions as in every round, called earlier, and the supervisor takes over what they return. Only where nothing can keep
-it waiting: a rendezvous that forms at once, and the launcher alone in its process. What fails here is left alone; the
-supervisor tries it again and tells the user.
+it waiting: a rendezvous that forms at once, no template that has to import, and the launcher alone in its process. What
+fails here is left alone; the supervisor tries it again and tells the user.
 
 After that the launcher stands aside until one of the workers wants something, or has had time to boot: they need the
 processors more than its imports do (a tenth of the time from the command to the last worker's first line).
@@ -62,7 +62,7 @@ def take_head_start(around: Surroundings) -> HeadStart | None:
         The round, or None: then the supervisor begins with it.
     """
     joining = Joining(around.group, around.options.worker_store)
-    if not (joining.is_immediate and around.options.is_whole_process):
+    if not (joining.is_immediate and around.options.is_whole_process) or around.warm is not None:
         return None
     try:
         joining.offer_store()

@@ -10,19 +10,18 @@ import os
 import time
 
 from elastic_run import contract
-from elastic_run.agent.environment import worker_environment
+from elastic_run.agent.environment import worker_environments
 from elastic_run.multiprocessing import processes
 from elastic_run.multiprocessing.children import spawn
 from elastic_run.multiprocessing.descriptors import inheritable_descriptors
 from elastic_run.multiprocessing.output.wiring import Wiring
-from elastic_run.utils import macros
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any
 
-    from elastic_run.agent.api import Worker
+    from elastic_run.agent.api import Worker, WorkerSpec
     from elastic_run.agent.surroundings import Surroundings
     from elastic_run.multiprocessing.functions import Functions, StartedFunction
     from elastic_run.multiprocessing.logs import LogsDest
@@ -98,37 +97,39 @@ def _launch(
     on_fork: Callable[[], None] | None,
 ) -> None:
     group = around.group
-    around.make_room()
-    envs = {
-        worker.local_rank: worker_environment(
-            group,
-            worker,
-            os.environ,
-            run_id=around.run_id,
-            restart_count=restart_count,
-            max_restarts=group.spec.max_restarts,
-            use_agent_store=use_agent_store,
-            signals=around.options.signals,
-            scale_up_signal=around.options.scale_up_signal,
-        )
-        for worker in group.workers
-    }
+    envs = worker_environments(
+        group,
+        os.environ,
+        run_id=around.run_id,
+        restart_count=restart_count,
+        max_restarts=group.spec.max_restarts,
+        use_agent_store=use_agent_store,
+        signals=around.options.signals,
+        scale_up_signal=around.options.scale_up_signal,
+    )
     launched.logs = around.logs_specs.reify(envs)
+    around.make_room(_count_descriptors(launched.logs, capture=around.options.capture))
     around.announce_log_directory()
     around.serve_timers(envs)
     closed = inheritable_descriptors()
+    # The agents' secret stays here; a worker may print its environment.
+    inherited = {name: value for name, value in os.environ.items() if name != contract.ENV_RDZV_TOKEN}
     if not isinstance(group.spec.entrypoint, str):
         launched.functions = _prepare_functions(around)
+    if not around.guardian.pid:
+        # Before the first worker, and no earlier: a page that this process writes to after the fork is copied first.
+        around.guardian.start()
     for worker in group.workers:
         own_env = {**envs[worker.local_rank], contract.ENV_TOKEN: around.inherited_token}
         if launched.functions is None:
-            worker.id = _launch_worker(around, launched, worker, own_env, closed, mask)
+            worker.id = _launch_worker(around, launched, worker, {**inherited, **own_env}, closed, mask)
         else:
             worker.id = _launch_function(around, launched, worker, own_env, closed, on_fork)
 
 
 def _prepare_functions(around: Surroundings) -> Functions:
     from elastic_run.multiprocessing.functions import Functions  # noqa: PLC0415 - a command needs no multiprocessing
+    from elastic_run.utils import macros  # noqa: PLC0415 - see `_command`
 
     spec: Any = around.group.spec
     args = {rank: macros.substitute(list(spec.args), str(rank)) for rank in range(spec.local_world_size)}
@@ -172,21 +173,40 @@ def _launch_worker(
     around: Surroundings,
     launched: LaunchedWorkers,
     worker: Worker,
-    own_env: dict[str, str],
+    env: dict[str, str],
     closed: list[int],
     mask: Iterable[int] | None,
 ) -> int:
     spec, rank = around.group.spec, worker.local_rank
     stdout, stderr = _wire(launched, rank)
-    env = {**os.environ, **own_env}
-    env.pop(contract.ENV_RDZV_TOKEN, None)  # the agents' secret; a worker may print its environment
-    argv = [str(spec.entrypoint), *macros.substitute([str(arg) for arg in spec.args], str(rank))]
     affinity = around.options.affinities.get(rank)
+    argv = _command(spec, rank)
     try:
-        pid = spawn(argv, env, stdout=stdout, stderr=stderr, affinity=affinity, closed=closed, mask=mask)
+        pid = around.warm and around.warm.start_worker(rank, argv, env, stdout=stdout, stderr=stderr)
+        if not pid:
+            pid = spawn(
+                argv,
+                env,
+                stdout=stdout,
+                stderr=stderr,
+                affinity=affinity,
+                descriptor_limit=around.worker_limit,
+                closed=closed,
+                mask=mask,
+            )
     finally:
         launched.wiring.started(rank)
     return _note(around, launched, rank, pid)
+
+
+def _command(spec: WorkerSpec, rank: int) -> list[str]:
+    """Return a worker's command with its own local rank in it."""
+    words = [str(spec.entrypoint), *map(str, spec.args)]
+    if not any("$" in word for word in words[1:]):
+        return words
+    from elastic_run.utils import macros  # noqa: PLC0415 - most commands name no local rank
+
+    return [words[0], *macros.substitute(words[1:], str(rank))]
 
 
 def _note(around: Surroundings, launched: LaunchedWorkers, rank: int, pid: int) -> int:
@@ -210,6 +230,13 @@ def _wire(launched: LaunchedWorkers, rank: int) -> tuple[int, int]:
         tee_stdout=_is_teed(logs.tee_stdouts, rank),
         tee_stderr=_is_teed(logs.tee_stderrs, rank),
     )
+
+
+def _count_descriptors(logs: LogsDest, *, capture: bool) -> int:
+    """Return how many this process holds for its workers: pidfds, pipes of streams that pass through, files of tees."""
+    teed = sum(_is_teed(tees, rank) for tees in (logs.tee_stdouts, logs.tee_stderrs) for rank in logs.stdouts)
+    captured = sum(path in ("", os.devnull) for path in logs.stderrs.values()) if capture else 0
+    return len(logs.stdouts) + captured + 2 * teed
 
 
 def _is_teed(tees: dict[int, str], rank: int) -> bool:

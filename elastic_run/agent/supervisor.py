@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from elastic_run.agent.head_start import HeadStart
+    from elastic_run.agent.held_round import HeldRound
     from elastic_run.agent.job import Job
     from elastic_run.agent.launched import LaunchedWorkers
     from elastic_run.agent.story import Story
@@ -106,6 +107,17 @@ class Supervisor:
         self._round: Round | None = None
         self._told_story: Story | None = None
         self._finish: supervision.Finish | None = None
+        self._held_round = self._hold_rounds()
+
+    def _hold_rounds(self) -> HeldRound | None:
+        """With warm workers, let rounds wait until they are there."""
+        warm = self._around.warm
+        if warm is None:
+            return None
+        from elastic_run.agent.held_round import HeldRound  # noqa: PLC0415 - only with --preload
+
+        warm.attach(self._loop, self.console.say)
+        return HeldRound(warm, self._work_off)
 
     def _find_job(self) -> Job | None:
         """Return the job of several nodes, where the rendezvous knows one; a foreign handler has rounds only."""
@@ -182,6 +194,8 @@ class Supervisor:
             self._around.clean_up(is_failure=self._finish is not None and self._finish.verdict == "worker_failed")
         finally:
             try:
+                if self._around.warm is not None:
+                    self._around.warm.close()
                 self._guard.close(is_clean=self._is_finished())
                 self._flush(before)
                 if self._options.is_whole_process:
@@ -221,6 +235,10 @@ class Supervisor:
 
     # --- events and commands ---------------------------------------------------------------------------------------
     def _feed(self, event: Event) -> None:
+        if self._held_round is None or not self._held_round.takes(event):
+            self._work_off(event)
+
+    def _work_off(self, event: Event) -> None:
         self._events.append(event)
         if self._is_feeding or self._is_closing:
             return
@@ -277,6 +295,9 @@ class Supervisor:
     def _tell_job(self, job: Job, command: Command) -> None:
         if isinstance(command, supervision.ReportFailing):
             job.report_failing(is_consequence=command.is_consequence)
+            if command.is_consequence and not self._agent.running and job.has_others:
+                # All of this node have failed: the worker that has the cause is on another, which is not stopped yet.
+                self._story.tell_patience(CAUSE_PATIENCE)
         elif isinstance(command, supervision.Leave):
             job.leave(command.reason)
         elif isinstance(command, supervision.ReportReady):
@@ -352,6 +373,8 @@ class Supervisor:
             gc.enable()
         # Now the workers need the processors. What makes a failure's answer quicker waits until they are up.
         self._loop.call_later(_SETTLED, self._prepare_for_failure)
+        if self._around.warm is not None:
+            self._loop.call_later(_SETTLED, self._around.warm.tell_sharing)
         self._watches.begin(self._round)
 
     def _on_exit(self, number: int, local_rank: int, exitcode: int) -> None:
@@ -374,8 +397,11 @@ class Supervisor:
         self._loop.call_later(command.delay, lambda: self._feed(supervision.PatienceOver(number)))
 
     def _begin_to_reap(self) -> None:
-        """As PID 1, collect orphans; only now, when it is known which children are the first round's workers."""
-        if os.getpid() == 1 and not self._is_reaping:
+        """Collect orphans, which come to PID 1, and to a subreaper of warm workers while it is one.
+
+        Only now, when it is known which children are the first round's workers.
+        """
+        if (os.getpid() == 1 or self._around.warm is not None) and not self._is_reaping:
             self._is_reaping = True
             self._loop.reap_strangers()
 
@@ -410,6 +436,8 @@ class Supervisor:
         self._watches.end_round()
         if self._round is not None:
             self._round.workers.stop(command.signal, self._options.shutdown_timeout, self._on_gone)
+        if self._around.warm is not None and supervision.may_start_again(self._agent):
+            self._around.warm.prepare()
 
     def _on_gone(self, survivors: list[int]) -> None:
         current = self._round

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import sys
 
 from elastic_run import contract
 from elastic_run.multiprocessing.guardian import Guardian
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from elastic_run.agent.timers import WorkersTimers
     from elastic_run.core.policy import RestartPolicy
     from elastic_run.multiprocessing.logs import LogsSpecs
+    from elastic_run.multiprocessing.warm.engagement import WarmWorkers
 
 
 #: Descriptors of the launcher's own, and for each worker: pidfd, two pipes while it starts, two log files, a client.
@@ -39,7 +42,6 @@ class AgentOptions:
         prefix_template: Prefix of tee'd lines.
         affinities: Logical CPUs by local rank.
         is_whole_process: Whether the launcher is all that runs in this process.
-        guardian: One that was started already, or None.
         start_method: How function workers are started: `spawn`, `fork` or `forkserver`.
         stuck_timeout: Seconds that a worker may be in uninterruptible sleep; 0 for any time.
         scale_up_delay: Seconds that a running job waits for more new nodes after the first.
@@ -58,7 +60,6 @@ class AgentOptions:
         "capture",
         "exit_barrier_timeout",
         "forwarded",
-        "guardian",
         "is_whole_process",
         "join_command",
         "membership_window",
@@ -89,7 +90,6 @@ class AgentOptions:
         prefix_template: str = contract.DEFAULT_PREFIX_TEMPLATE,
         affinities: Mapping[int, frozenset[int]] | None = None,
         is_whole_process: bool = False,
-        guardian: Guardian | None = None,
         start_method: str = "spawn",
         stuck_timeout: float = 0.0,
         scale_up_delay: float = 0.0,
@@ -111,7 +111,6 @@ class AgentOptions:
         self.prefix_template = prefix_template
         self.affinities = affinities or {}
         self.is_whole_process = is_whole_process
-        self.guardian = guardian
         self.start_method = start_method
         self.stuck_timeout = stuck_timeout
         self.scale_up_delay = scale_up_delay
@@ -132,11 +131,13 @@ class Surroundings:
         group: The workers.
         logs_specs: Where their output goes.
         options: What the user asked for.
+
+    Attributes:
+        worker_limit: The workers' soft limit of descriptors, where this process has raised its own; else None.
     """
 
     __slots__ = (
         "_announced",
-        "_worker_limit",
         "group",
         "guardian",
         "hostname",
@@ -145,6 +146,8 @@ class Surroundings:
         "options",
         "run_id",
         "timers",
+        "warm",
+        "worker_limit",
     )
 
     def __init__(self, group: WorkerGroup, logs_specs: LogsSpecs, options: AgentOptions) -> None:
@@ -153,32 +156,46 @@ class Surroundings:
         self.options = options
         self.hostname = os.uname().nodename
         self.run_id = group.spec.rdzv_handler.get_run_id()
-        self.guardian = options.guardian or Guardian(is_exec=not options.is_whole_process)
+        # With torch in it (under compat) this process is somebody's, and too large to be copied.
+        self.guardian = Guardian(is_exec=not options.is_whole_process or "torch" in sys.modules)
         outer = os.environ.get(contract.ENV_TOKEN)
         self.inherited_token = f"{outer}:{self.guardian.token}" if outer else self.guardian.token
         self.timers: WorkersTimers | None = None
+        self.warm: WarmWorkers | None = None
         self._announced = False
-        self._worker_limit: int | None = None
+        self.worker_limit: int | None = None
 
-    def make_room(self) -> None:
-        """Allow this process as many descriptors as its workers' streams and clients take; workers keep their limit."""
-        wanted = self.group.spec.local_world_size * _DESCRIPTORS_PER_WORKER + _DESCRIPTORS
-        if wanted <= _USUAL_LIMIT or not self.options.is_whole_process:
+    def make_room(self, held: int) -> None:
+        """Allow this process as many descriptors as its workers' streams and clients take; workers keep their limit.
+
+        Args:
+            held: Descriptors that it can't do without while the workers run.
+
+        Raises:
+            OSError: They are more than the system allows.
+        """
+        workers = self.group.spec.local_world_size
+        wanted = workers * _DESCRIPTORS_PER_WORKER + _DESCRIPTORS
+        if wanted <= _USUAL_LIMIT:
             return
         import resource  # noqa: PLC0415 - a small C module
 
-        if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < wanted:
-            self._worker_limit = raise_descriptor_limit()
+        limit, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if limit < wanted and self.options.is_whole_process and self.worker_limit is None:
+            self.worker_limit, limit = raise_descriptor_limit(), hard
+        if limit < held + _DESCRIPTORS:
+            message = f"{workers} workers take {held + _DESCRIPTORS} descriptors here, {limit} are allowed (ulimit -n)"
+            raise OSError(errno.EMFILE, message)
 
     def limit_worker(self, pid: int) -> None:
-        """Give a worker the limit of descriptors that this process began with."""
-        if self._worker_limit is None:
+        """Give a worker that has begun with this process's limit of descriptors the one that it should have."""
+        if self.worker_limit is None:
             return
         import resource  # noqa: PLC0415
 
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         try:
-            resource.prlimit(pid, resource.RLIMIT_NOFILE, (self._worker_limit, hard))
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (self.worker_limit, hard))
         except (OSError, AttributeError):
             pass  # it has ended already, or this is not Linux
 

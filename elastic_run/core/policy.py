@@ -129,7 +129,7 @@ def decide_restart(
         return GiveUp("worker_failed", f"exit code {failure.exit_code} is listed in --no-restart-exit-codes")
     if len(failures) > 1 and _is_repeated(policy, failures[-2], failure):
         return GiveUp("repeated_failure", _repeated_detail(policy, failure))
-    if not _has_budget(policy, len(restart_times)):
+    if not has_budget(policy, len(restart_times)):
         return GiveUp("worker_failed")
     if policy.window_count is not None and policy.window_seconds is not None:
         recent = sum(1 for time in restart_times if now - time < policy.window_seconds)
@@ -141,7 +141,8 @@ def decide_restart(
     return Restart(_pause(policy, failures, jitter))
 
 
-def _has_budget(policy: RestartPolicy, used: int) -> bool:
+def has_budget(policy: RestartPolicy, used: int) -> bool:
+    """Whether the budget of the whole job allows one restart more than were used; a window may still forbid it."""
     is_only_window = policy.window_count is not None and policy.max_restarts == 0
     return is_only_window or used < policy.max_restarts
 

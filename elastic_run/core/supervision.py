@@ -19,7 +19,7 @@ Longer than a page on purpose: a third of it are names for those who import from
 
 from __future__ import annotations
 
-from elastic_run.core.policy import Failure, GiveUp, RestartPolicy, decide_restart
+from elastic_run.core.policy import Failure, GiveUp, RestartPolicy, decide_restart, has_budget
 from elastic_run.core.shutdown import CAUSE_PATIENCE
 from elastic_run.core.supervision_messages import (
     BY_SIGNAL,
@@ -102,6 +102,7 @@ __all__ = [
     "begin",
     "decide",
     "has_news",
+    "may_start_again",
 ]
 
 JOINING = "joining"
@@ -258,6 +259,15 @@ def decide(agent: Agent, event: Event, now: float, jitter: float = 0.0) -> Decis
         message = f"{type(event).__name__} led from {agent.state} to {after.state}"
         raise IllegalTransitionError(message)
     return after, commands
+
+
+def may_start_again(agent: Agent) -> bool:
+    """Whether another round may follow the one that is being stopped, so that it is worth preparing."""
+    if agent.ending is not None or agent.start_failure is not None:
+        return False
+    if agent.stop_reason == AFTER_FAILURE and not agent.follows_job:
+        return has_budget(agent.policy, len(agent.restart_times))
+    return agent.stop_reason in (AFTER_FAILURE, AFTER_HALT)
 
 
 def has_news(before: Agent, after: Agent) -> bool:

@@ -5,8 +5,9 @@ Rules
   Rejected: os.fork (a copy of page tables per worker, Python code in the child of a threaded process), subprocess
   (10 ms to import).
 - Our own descriptors are close-on-exec. Those that we inherited inheritable are closed in the child, as torchrun does.
-- CPU affinity is set on this thread, inherited by the child, and set back: it holds before the child's first
-  instruction, and libraries freeze their thread counts at import.
+- What a child can only inherit is set here, and set back: it holds before the child's first instruction. CPU affinity
+  is this thread's (libraries freeze their thread counts at import). The limit of descriptors is the process's: lowered
+  for that moment it takes no open one away, while prlimit() afterwards comes too late for a child that is quick.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ def spawn(  # noqa: PLR0913 - what a process can be given
     stdout: int = 1,
     stderr: int = 2,
     affinity: frozenset[int] | None = None,
+    descriptor_limit: int | None = None,
     stdin: int = 0,
     closed: Sequence[int] = (),
     kept: Sequence[int] = (),
@@ -40,6 +42,8 @@ def spawn(  # noqa: PLR0913 - what a process can be given
         stdout: Descriptor that it gets as 1.
         stderr: Descriptor that it gets as 2.
         affinity: Logical CPUs to run on, or None to inherit.
+        descriptor_limit: Its soft limit of descriptors, or None to inherit; inherited too where `stdout` or another
+            is beyond the limit, for the C library takes such a number for a mistake.
         stdin: Descriptor that it gets as 0.
         closed: Descriptors that it must not inherit, from `inheritable_descriptors`.
         kept: Descriptors that it inherits under their own numbers, though they are close-on-exec here.
@@ -60,7 +64,8 @@ def spawn(  # noqa: PLR0913 - what a process can be given
     # Onto itself: POSIX has that clear close-on-exec, in the child alone.
     actions += [(os.POSIX_SPAWN_DUP2, fd, fd) for fd in kept]
     blocked = block_signals(()) if mask is None else mask
-    saved = _bind(affinity)
+    is_limited = descriptor_limit is not None and max(stdin, stdout, stderr, *closed, *kept) < descriptor_limit
+    saved, own_limit = _bind(affinity), _limit_descriptors(descriptor_limit if is_limited else None)
     try:
         return os.posix_spawnp(
             argv[0],
@@ -73,6 +78,7 @@ def spawn(  # noqa: PLR0913 - what a process can be given
         )
     finally:
         _bind(saved)
+        _limit_descriptors(own_limit)
 
 
 def _bind(affinity: frozenset[int] | None) -> frozenset[int] | None:
@@ -81,4 +87,15 @@ def _bind(affinity: frozenset[int] | None) -> frozenset[int] | None:
         return None
     before = frozenset(os.sched_getaffinity(0))
     os.sched_setaffinity(0, affinity)
+    return before
+
+
+def _limit_descriptors(soft: int | None) -> int | None:
+    """Set this process's soft limit of descriptors; return what it was, or None where nothing was changed."""
+    if soft is None:
+        return None
+    import resource  # noqa: PLC0415 - only where there are many workers
+
+    before, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     return before

@@ -1,4 +1,7 @@
-"""Descriptors that come from outside: the standard ones, which may be closed, and those that a child would inherit."""
+"""Descriptors that come from outside: the standard ones, which may be closed, and those that a child would inherit.
+
+And files that are nothing but a descriptor.
+"""
 
 from __future__ import annotations
 
@@ -33,3 +36,19 @@ def inheritable_descriptors() -> list[int]:
         except OSError:
             pass  # the descriptor of the listing itself, closed by now
     return found
+
+
+def open_unnamed() -> int:
+    """Open a file that has no name; it is gone when its last descriptor is, which is closed on exec.
+
+    Raises:
+        OSError: The system refuses one.
+    """
+    try:
+        return os.memfd_create("elastic-run")
+    except (AttributeError, OSError):
+        # Not in a Python that was built for an old C library, as conda's.
+        import tempfile  # noqa: PLC0415 - only then
+
+        with tempfile.TemporaryFile() as file:
+            return os.dup(file.fileno())

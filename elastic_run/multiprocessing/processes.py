@@ -79,7 +79,23 @@ def is_gone(pid: int) -> bool:
     return stat is None or stat.state in _GONE_STATES
 
 
-def find_survivors(sessions: Collection[int], token: str, *, since: int, ignored: Collection[int] = ()) -> list[int]:
+def is_child(pid: int) -> bool:
+    """Whether a process is a child of this one, so that its exit code can be had."""
+    try:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def find_survivors(
+    sessions: Collection[int],
+    token: str,
+    *,
+    since: int,
+    ignored: Collection[int] = (),
+    spared: Collection[int] = (),
+) -> list[int]:
     """Find what still lives of some workers.
 
     Args:
@@ -87,6 +103,7 @@ def find_survivors(sessions: Collection[int], token: str, *, since: int, ignored
         token: The launcher's token; empty to look at sessions only.
         since: Start time of the launcher in clock ticks; older processes are not descendants.
         ignored: Pids that don't count.
+        spared: Sessions that don't count.
 
     Returns:
         Pids, in no order.
@@ -97,6 +114,8 @@ def find_survivors(sessions: Collection[int], token: str, *, since: int, ignored
         pid = int(name)
         stat = read_stat(pid)
         if stat is None or stat.state in _GONE_STATES or pid in ignored or stat.started_at < since:
+            continue
+        if stat.session in spared:
             continue
         if stat.session in sessions or (needle and stat.state != b"D" and _carries(pid, needle)):
             found.append(pid)

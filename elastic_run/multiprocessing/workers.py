@@ -133,7 +133,8 @@ class Workers:
     def _survivors(self) -> list[int]:
         ignored = (self._guardian.pid, os.getpid())
         sessions = frozenset(self._ours(self.pids.values()))
-        return processes.find_survivors(sessions, self._guardian.token, since=self._since, ignored=ignored)
+        token, spared = self._guardian.token, self._guardian.spared
+        return processes.find_survivors(sessions, token, since=self._since, ignored=ignored, spared=spared)
 
     def _advance(self) -> None:
         """Take the stop's next step, and see whether anything is left."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import signal
 import sys
 import textwrap
@@ -14,7 +15,7 @@ from torch.distributed.elastic import multiprocessing as torchs
 
 from elastic_run import multiprocessing as ours
 from tests.support.launch import Launched
-from tests.support.processes import switches_within, wait_gone
+from tests.support.processes import descendants_of, switches_within, wait_gone
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
@@ -184,6 +185,49 @@ def test_no_process_at_all(run: Run) -> None:
     assert "args is empty" in job.stderr.splitlines()[-1]
 
 
+@pytest.mark.parametrize("entrypoint", ["/bin/true", os.getpid])
+@pytest.mark.parametrize(
+    ("env", "error", "message"),
+    [
+        ({"STEP": 3}, TypeError, "envs of local rank 1: names and values are texts, got 'STEP': 3"),
+        ({"STEP": None}, TypeError, "envs of local rank 1: names and values are texts, got 'STEP': None"),
+        ({3: "x"}, TypeError, "envs of local rank 1: names and values are texts, got 3: 'x'"),
+        ({"A": "x\0y"}, ValueError, "envs of local rank 1: 'A': 'x\\x00y' can't be an environment variable"),
+        ({"A=B": "x"}, ValueError, "envs of local rank 1: 'A=B': 'x' can't be an environment variable"),
+        ({"": "x"}, ValueError, "envs of local rank 1: '': 'x' can't be an environment variable"),
+    ],
+    ids=["number", "none", "name", "null", "equals", "empty"],
+)
+def test_what_is_no_variable(
+    entrypoint: Callable[[], int] | str, env: dict[str, str], error: type[Exception], message: str
+) -> None:
+    """A variable that can't be one is named, with its local rank, before anything is started."""
+    with pytest.raises(error, match=f"^{re.escape(message)}$"):
+        ours.start_processes("name", entrypoint, {0: (), 1: ()}, {0: {}, 1: env}, ours.DefaultLogsSpecs())
+
+
+def test_paths_may_be_variables_on_both(run: Run, tmp_path: Path) -> None:
+    """What the system takes as text, a path say, is a variable of a command."""
+    said = _on_both(
+        run,
+        "",
+        f"""
+        import pathlib
+        envs = {{0: {{"PLACE": pathlib.Path({str(tmp_path)!r}), "BYTES": b"b"}}}}
+        processes = start_processes("name", "/bin/sh", {{0: ("-c", "echo $PLACE $BYTES")}}, envs, DefaultLogsSpecs())
+        say(processes.wait().is_failed())
+        processes.close()
+        """,
+    )
+    assert said == f"{tmp_path} b\nFalse\n"
+
+
+def test_no_entrypoint() -> None:
+    """An empty entrypoint is refused by one line."""
+    with pytest.raises(ValueError, match=r"^entrypoint is empty: it needs a function or a command$"):
+        ours.start_processes("name", "", {0: ()}, {0: {}}, ours.DefaultLogsSpecs())
+
+
 def test_a_stop_signal_on_both(run: Run) -> None:
     """In the main thread a stop signal raises SignalException out of `wait`; the program closes and goes on."""
     for package in (TORCHS, OURS):
@@ -227,7 +271,7 @@ def test_handlers_are_put_back(method: str, run: Run) -> None:
         method=method,
     )
     assert job.wait_exit() == 0, job.stderr
-    assert job.stdout == "{0: True}\n{0: True, 1: True}\n"
+    assert job.stdout == "{0: True}\n{0: True, 1: True}\n", job.stderr
 
 
 @all_methods
@@ -278,6 +322,15 @@ def test_a_command_that_is_not_there(run: Run) -> None:
     job = run("", "start('/no/such/program', {0: (), 1: ()})")
     assert job.wait_exit() == 1
     assert "FileNotFoundError" in job.stderr.splitlines()[-1]
+
+
+def test_a_start_that_fails_behind_its_last_process(tmp_path: Path) -> None:
+    """What goes wrong when the processes run already, with a prefix that is no text say, ends them."""
+    before = descendants_of(os.getpid())
+    specs = ours.DefaultLogsSpecs(log_dir=str(tmp_path), tee=ours.Std.OUT)
+    with pytest.raises(AttributeError, match="encode"):
+        ours.start_processes("name", "/bin/sleep", {0: ("1000",)}, {0: {}}, specs, {0: 7})  # type: ignore[dict-item] # that is it
+    assert descendants_of(os.getpid()) == before
 
 
 def test_a_failed_start_gives_the_signals_back(run: Run) -> None:

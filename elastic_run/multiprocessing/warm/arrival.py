@@ -1,0 +1,127 @@
+"""From a fork of the template that waits to a worker: what exec would have given it.
+
+The template has the worker's command line, environment and flags from its own exec, so this is about what differs from
+worker to worker, and about what a new process draws at random when it starts or imports something.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from elastic_run.multiprocessing.warm.title import Title
+
+
+#: c10::detail::kDefaultSeed; releases that draw one use 64 random bits.
+_TORCH_CONSTANT_SEED = 67280421310721
+
+
+class Origin:
+    """What the template began with; make it before the imports, which may change `os.environ` and `sys.argv`.
+
+    Attributes:
+        env: The environment that it was executed with.
+        count: How many arguments its program has.
+    """
+
+    __slots__ = ("count", "env")
+
+    def __init__(self) -> None:
+        self.count = len(sys.argv) - 1
+        self.env = dict(os.environ)
+        try:
+            with open("/proc/self/environ", "rb") as file:
+                entries = file.read().split(b"\0")
+        except OSError:
+            return  # next to nothing has changed it by now
+        self.env = dict(os.fsdecode(entry).partition("=")[::2] for entry in entries if entry)
+
+
+def arrive(document: dict[str, Any], origin: Origin, stdout: int, stderr: int, title: Title) -> None:
+    """Become a worker.
+
+    What the imports have changed in the environment or in the arguments stays, as in a worker that imports by itself.
+
+    Args:
+        document: The worker's `env` and `argv`, all of both.
+        origin: The template's.
+        stdout: Becomes descriptor 1.
+        stderr: Becomes descriptor 2.
+        title: This process's.
+    """
+    os.setsid()
+    os.dup2(stdout, 1)
+    os.dup2(stderr, 2)
+    for descriptor in {stdout, stderr}:
+        os.close(descriptor)
+    _change_environment(origin.env, document["env"])
+    argv = document["argv"]
+    if argv != sys.orig_argv:  # there is a ${local_rank} in it
+        sys.argv[1:] = argv[-origin.count :]
+        sys.orig_argv[:] = argv
+    title.show_command(argv)
+    _renew_stream(sys.__stdout__, 1, "<stdout>")
+    _renew_stream(sys.__stderr__, 2, "<stderr>")
+    _draw_anew()
+
+
+def _change_environment(before: dict[str, str], now: dict[str, str]) -> None:
+    """Set the worker's variables, in its order, but for those that the imports have changed and it has as before."""
+    kept = {name for name in (*os.environ, *before) if os.environ.get(name) != before.get(name) == now.get(name)}
+    imported = {name: value for name, value in os.environ.items() if name in kept}
+    os.environ.clear()
+    os.environ.update({name: value for name, value in now.items() if name not in kept or name in imported} | imported)
+
+
+def _renew_stream(stream: Any, descriptor: int, name: str) -> None:  # noqa: ANN401 - a stream of Python's own
+    """Make a standard stream what Python makes of its descriptor at start: a terminal, a pipe and a file differ.
+
+    The text stream stays the same object, since modules may hold it; what is beneath notes for ever whether it can be
+    sought, so it is made anew. Source: create_stdio in CPython's Python/pylifecycle.c.
+    """
+    if stream is None:
+        return
+    is_buffered = not stream.write_through
+    buffer: Any = open(descriptor, "wb", -1 if is_buffered else 0, closefd=False)  # noqa: SIM115 - for good
+    raw = buffer.raw if is_buffered else buffer
+    raw.name = name
+    stream.__init__(
+        buffer,
+        encoding=stream.encoding,
+        errors=stream.errors,
+        newline="\n",
+        line_buffering=is_buffered and (raw.isatty() or descriptor == 2),  # noqa: PLR2004 - stderr
+        write_through=not is_buffered,
+    )
+
+
+def _draw_anew() -> None:
+    """Draw again what was drawn at random, or noted, when a module was imported; `random` does so by itself."""
+    modules = sys.modules
+    if "threading" in modules:
+        threading: Any = modules["threading"]
+        # Before Python 3.13 a fork's main thread keeps the number of its parent's.
+        threading.main_thread()._native_id = threading.get_native_id()  # noqa: SLF001
+    if "numpy.random" in modules:
+        modules["numpy.random"].seed()
+    if "torch" in modules:
+        generator: Any = modules["torch"].default_generator
+        if _is_random_seed(generator.initial_seed()):
+            generator.seed()
+    if "multiprocessing.process" in modules:
+        modules["multiprocessing.process"].current_process().authkey = os.urandom(32)
+    if "logging" in modules:
+        import time  # noqa: PLC0415 - a C module
+
+        logging: Any = modules["logging"]
+        # Nanoseconds since Python 3.13.
+        logging._startTime = time.time_ns() if isinstance(logging._startTime, int) else time.time()  # noqa: SLF001
+
+
+def _is_random_seed(seed: int) -> bool:
+    """Whether torch has drawn it: older releases have a constant, and a module chooses a small number."""
+    return seed != _TORCH_CONSTANT_SEED and seed >= 1 << 32

@@ -1,0 +1,270 @@
+"""All warm workers of one agent: a template for each binding to CPUs, and the generation that waits for the next round.
+
+Rules
+- A round never fails for want of a warm worker: who isn't there is started as without `--preload`.
+- The templates start before the rendezvous, and import while it goes on. A round waits for them, since a worker would
+  import no faster, but not for ever.
+- The next generation is ordered when a round begins to end, so that it waits when the old one is gone.
+- A template that dies is replaced a moment later, a few times. One that can't do what it is for (a module can't be
+  imported, or leaves something that can't be forked) is not. The user is told once.
+"""
+
+from __future__ import annotations
+
+import os
+
+from elastic_run.multiprocessing.descriptors import inheritable_descriptors
+from elastic_run.multiprocessing.warm.handle import TemplateHandle
+from elastic_run.multiprocessing.warm.subreaper import Subreaper
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from elastic_run.loop import Loop, Timer
+    from elastic_run.multiprocessing.guardian import Guardian
+
+#: Seconds after which the user is told what is waited for, and after which it is waited for no longer: imports, forks.
+_NOTICE = 15.0
+_IMPORT_PATIENCE = 300.0
+_FORK_PATIENCE = 10.0
+_MEGABYTE = 1 << 20
+#: Templates in a row that may die, and seconds until the next one is started: a round that begins comes first.
+_TRIES = 3
+_PAUSE = 1.0
+#: Seconds that the forks get to disappear at the end.
+_FAREWELL = 2.0
+#: Beginnings of variables that Python and native libraries read when they start or are imported. Where one of them has
+#: changed since the template started, its forks are not what exec would give.
+_IMPORT_TIME_VARIABLES = (
+    *("PYTHON", "LD_", "GLIBC_TUNABLES", "MALLOC_", "LC_", "LANG", "TZ"),
+    *("OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "BLIS_"),
+)
+
+
+class WarmWorkers:
+    """The templates of one agent, and their forks.
+
+    Args:
+        modules: What the templates import.
+        affinities: Logical CPUs of each worker by local rank; None for those that inherit.
+        guardian: The agent's.
+
+    Raises:
+        OSError: There can be no warm workers on this system.
+    """
+
+    def __init__(
+        self, modules: Sequence[str], affinities: Mapping[int, frozenset[int] | None], guardian: Guardian
+    ) -> None:
+        self._modules = modules
+        self._affinities = affinities
+        self._guardian = guardian
+        self._subreaper = Subreaper()
+        self._templates: dict[frozenset[int] | None, TemplateHandle] = {}
+        self._argv: Sequence[str] = ()
+        self._env: dict[str, str] = {}
+        self._directory = os.stat(os.curdir)
+        self._doing = "starting"
+        self._losses = 0
+        self._is_ready = False
+        self._is_hopeless = False
+        self._loop: Loop | None = None
+        self._say: Callable[[str], None] = lambda _: None
+        self._waiter: Callable[[], None] | None = None
+        self._warm_pids: list[int] = []
+        self._has_told_sharing = False
+        self._timers: list[Timer] = []
+
+    def start(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
+        """Start the templates; `prepare` orders the first generation.
+
+        Args:
+            argv: The workers' command line, or one of them.
+            env: Their environment, without what differs from worker to worker.
+
+        Raises:
+            OSError: The system refuses a process.
+        """
+        self._argv, self._env, self._directory = argv, dict(env), os.stat(os.curdir)
+        self._start_templates()
+
+    def attach(self, loop: Loop, say: Callable[[str], None]) -> None:
+        """Listen to the templates from now on.
+
+        Args:
+            loop: The agent's loop.
+            say: Tells the user one line.
+        """
+        self._loop, self._say = loop, say
+        for template in self._templates.values():
+            template.attach(loop)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether there is nothing to wait for: the next generation is there, or won't be."""
+        return not any(template.is_busy for template in self._templates.values())
+
+    def await_settled(self, callback: Callable[[], None]) -> None:
+        """Call when there is nothing to wait for any more, from the loop.
+
+        Args:
+            callback: What to call; it takes the place of one that waits already.
+        """
+        self._waiter = callback
+        if self._loop is not None and not self._timers:
+            patience = _FORK_PATIENCE if self._is_ready else _IMPORT_PATIENCE
+            self._timers = [
+                self._loop.call_later(_NOTICE, self._tell_patience),
+                self._loop.call_later(patience, lambda: self._end_patience(patience)),
+            ]
+        self._settle()
+
+    def prepare(self) -> None:
+        """Have the next generation forked, since this one is ending; harmless when it is there."""
+        self._warm_pids.clear()
+        for affinity, template in self._templates.items():
+            template.order(sum(own == affinity for own in self._affinities.values()))
+
+    def start_worker(
+        self, local_rank: int, argv: Sequence[str], env: Mapping[str, str], *, stdout: int, stderr: int
+    ) -> int | None:
+        """Let a fork that waits become a worker.
+
+        Args:
+            local_rank: Its number on this node.
+            argv: Its command line.
+            env: Its whole environment.
+            stdout: Descriptor that it gets as 1.
+            stderr: Descriptor that it gets as 2.
+
+        Returns:
+            Its pid; None where there is no such fork, so that the worker has to be started by exec.
+        """
+        template = self._templates[self._affinities[local_rank]]
+        if template.forks and (change := self._find_change(env)):
+            self._give_up(f"{change} since the template started")
+        while template.forks:
+            fork = template.forks.pop(0)
+            if fork.start(argv, env, stdout=stdout, stderr=stderr):
+                if not self._has_told_sharing:
+                    self._warm_pids.append(fork.pid)
+                return fork.pid
+            template.discard(fork)
+        return None
+
+    def tell_sharing(self) -> None:
+        """Tell once how much memory is saved; call it when the workers of a round are up."""
+        if not self._warm_pids:
+            return
+        from elastic_run.multiprocessing.warm.sharing import measure_sharing  # noqa: PLC0415 - the workers run by now
+
+        pids, self._warm_pids, self._has_told_sharing = self._warm_pids, [], True
+        saved = measure_sharing(pids, [template.pid for template in self._templates.values()])
+        if saved >= _MEGABYTE:
+            workers = f"{len(pids)} warm workers" if len(pids) > 1 else "the warm worker"
+            self._say(f"--preload: {workers} and the template share memory: {saved // _MEGABYTE} MB saved so far")
+
+    def close(self) -> None:
+        """End the templates and all that waits."""
+        self._cancel_timers()
+        self._dismiss()
+        if self._loop is not None:
+            deadline = self._loop.now() + _FAREWELL
+            self._loop.run_until(lambda: all(each.is_gone for each in self._templates.values()), deadline)
+        for template in self._templates.values():
+            template.forget()
+
+    def _renew(self) -> None:
+        """Replace templates that have died."""
+        if not self._is_hopeless and self._losses <= _TRIES:
+            try:
+                self._start_templates()
+            except OSError as error:
+                self._give_up(f"the template can't be started: {error.strerror}")
+
+    def _start_templates(self) -> None:
+        for affinity in dict.fromkeys(self._affinities.values()):
+            template = self._templates.get(affinity)
+            if template is None:
+                template = TemplateHandle(self._subreaper, self._guardian, on_news=self._on_news)
+                self._templates[affinity] = template
+            if not template.is_there:
+                closed = inheritable_descriptors()
+                template.start(self._argv, self._env, self._modules, affinity=affinity, closed=closed)
+                if self._loop is not None:
+                    template.attach(self._loop)
+
+    def _find_change(self, env: Mapping[str, str]) -> str:
+        """Return what a fork has otherwise than exec would give, since it changed in this process; usually nothing."""
+        before, now = _import_time_variables(self._env), _import_time_variables(env)
+        changed = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
+        if changed:
+            return f"{changed[0]} has changed"
+        return "" if os.path.samestat(os.stat(os.curdir), self._directory) else "the working directory has changed"
+
+    def _on_news(self, kind: str, text: str) -> None:
+        if kind == "importing":
+            self._doing = f"importing {text}"
+        elif kind == "ready":
+            self._doing, self._is_ready = "forking", True
+        elif kind == "done":
+            self._losses = 0
+        elif kind == "failed":
+            self._give_up(text)
+        elif kind == "idle":
+            self._dismiss()
+        elif kind == "refused":
+            self._say(f"--preload: the template can't fork ({text}): workers that are missing start cold")
+        elif kind == "gone":
+            self._lose(text)
+        self._settle()
+
+    def _lose(self, how: str) -> None:
+        self._losses += 1
+        self._is_ready = False
+        is_last = self._losses > _TRIES
+        outlook = "" if is_last else " until there is another"
+        self._say(f"--preload: the workers' template {how}: they start cold{outlook}")
+        if self._loop is not None and not is_last:
+            self._loop.call_later(_PAUSE, self._renew)
+
+    def _give_up(self, reason: str) -> None:
+        """Go on without warm workers, and say why, once."""
+        if not self._is_hopeless:
+            self._say(f"--preload: {reason}: workers start cold")
+        self._dismiss()
+
+    def _dismiss(self) -> None:
+        self._is_hopeless = True
+        for template in self._templates.values():
+            template.dismiss()
+
+    def _settle(self) -> None:
+        if self.is_settled:
+            self._cancel_timers()
+            waiter, self._waiter = self._waiter, None
+            if waiter is not None:
+                waiter()
+
+    def _cancel_timers(self) -> None:
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
+
+    def _tell_patience(self) -> None:
+        self._say(f"--preload: waiting for the workers' template, which is {self._doing} for {_NOTICE:.0f} s now")
+
+    def _end_patience(self, patience: float) -> None:
+        if not self._is_ready:
+            self._give_up(f"{self._doing} takes longer than {patience:.0f} s")
+            self._settle()
+            return
+        for template in self._templates.values():
+            if template.is_busy:
+                template.kill()  # it is stopped, perhaps; that it ends is news
+
+
+def _import_time_variables(env: Mapping[str, str]) -> dict[str, str]:
+    """Return those variables that are read when Python starts or a module is imported."""
+    return {name: value for name, value in env.items() if name.startswith(_IMPORT_TIME_VARIABLES)}

@@ -1,0 +1,296 @@
+"""The agent's side of one template: it orders forks, and keeps those that wait until they become workers.
+
+Rules
+- Nothing here blocks: what the template says comes through the agent's loop, what it is told fits into its socket.
+- A fork is kept once it is a child of this process. What was forked before a template died is as good as ever; what
+  was under way is dropped: it ends by itself when its socket does.
+"""
+
+from __future__ import annotations
+
+import os
+
+from elastic_run import contract
+from elastic_run.multiprocessing import processes
+from elastic_run.multiprocessing.children import spawn
+from elastic_run.multiprocessing.warm import messages
+from elastic_run.signals import SIGKILL, signal_name
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import _socket
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
+
+    from elastic_run.loop import Loop
+    from elastic_run.multiprocessing.guardian import Guardian
+    from elastic_run.multiprocessing.warm.subreaper import Subreaper
+
+
+class Fork:
+    """A fork that waits to become a worker.
+
+    Args:
+        pid: Its process, a child of this one.
+        channel: What it reads its order from.
+    """
+
+    __slots__ = ("_born", "channel", "pid")
+
+    def __init__(self, pid: int, channel: _socket.socket) -> None:
+        self.pid = pid
+        self.channel = channel
+        self._born = processes.start_time(pid)
+
+    def kill(self) -> None:
+        """End it, unless it has ended and its number is a stranger's."""
+        self.channel.close()
+        if not processes.is_recycled(self.pid, self._born):
+            processes.signal_processes((self.pid,), SIGKILL)
+
+    def start(self, argv: Sequence[str], env: Mapping[str, str], *, stdout: int, stderr: int) -> bool:
+        """Let it become a worker.
+
+        Args:
+            argv: Its command line.
+            env: Its whole environment.
+            stdout: Descriptor that it gets as 1.
+            stderr: Descriptor that it gets as 2.
+
+        Returns:
+            Whether it was there to hear it.
+        """
+        file = messages.put_into_file({"argv": list(argv), "env": dict(env)})
+        try:
+            messages.send(self.channel, {}, [file, stdout, stderr])
+        except OSError:
+            return False
+        finally:
+            os.close(file)
+            self.channel.close()
+        return True
+
+
+class TemplateHandle:
+    """One template and its forks.
+
+    Args:
+        subreaper: Makes its forks children of this process.
+        guardian: Ends them all should this process die.
+        on_news: Called with a kind and a text: `importing` a module, `ready`, `failed` for a reason, `idle` without
+            anything to import, `refused` a fork for a reason, forks are `done`, and `gone` with how it ended.
+
+    Attributes:
+        pid: Its process, also after its end; 0 before the start.
+        is_there: Whether it lives, for all that is known.
+        forks: Those that wait.
+    """
+
+    def __init__(self, subreaper: Subreaper, guardian: Guardian, *, on_news: Callable[[str, str], None]) -> None:
+        self.pid = 0
+        self.is_there = False
+        self.forks: list[Fork] = []
+        self._subreaper = subreaper
+        self._guardian = guardian
+        self._on_news = on_news
+        self._channel: _socket.socket | None = None
+        self._loop: Loop | None = None
+        self._wanted = 0
+        self._ordered: list[_socket.socket] = []
+        self._born: list[int] = []
+        self._living: set[int] = set()
+        self._sessions: dict[int, int] = {}
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether forks that were ordered are not there yet."""
+        return self.is_there and bool(self._wanted or self._ordered)
+
+    def start(
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        modules: Sequence[str],
+        *,
+        affinity: frozenset[int] | None = None,
+        closed: Sequence[int] = (),
+    ) -> None:
+        """Start the template.
+
+        Args:
+            argv: The workers' command line.
+            env: The workers' environment, without what differs from worker to worker.
+            modules: What it imports.
+            affinity: Logical CPUs to run on, or None to inherit.
+            closed: Descriptors that it must not inherit.
+
+        Raises:
+            OSError: The system refuses a process.
+        """
+        channel, theirs = messages.open_pair()
+        channel.setblocking(False)  # noqa: FBT003 - the function's own signature
+        try:
+            messages.send(channel, {"modules": list(modules)})
+            end = theirs.fileno()
+            env = {**env, contract.ENV_TEMPLATE: str(end)}
+            # Its stdout is our stderr: what an import prints is no worker's output.
+            self.pid = spawn(argv, env, stdout=2, affinity=affinity, closed=closed, kept=[end])
+        except OSError:
+            channel.close()
+            raise
+        finally:
+            theirs.close()
+        self._channel, self.is_there = channel, True
+        born = self._sessions[self.pid] = processes.start_time(self.pid)
+        self._guardian.watch(self.pid, born)
+        self._guardian.spared.add(self.pid)
+
+    def attach(self, loop: Loop) -> None:
+        """Listen to the template from now on."""
+        self._loop = loop
+        if self._channel is not None:
+            loop.add_reader(self._channel.fileno(), self._take_news)
+            self._watch(self.pid, self._ended)
+
+    def order(self, count: int) -> None:
+        """Have forks made until so many wait.
+
+        Args:
+            count: How many.
+        """
+        self._wanted = max(0, count - len(self.forks) - len(self._ordered))
+        self._order_next()
+
+    def dismiss(self) -> None:
+        """End the template and the forks that wait; `is_gone` says when that is done."""
+        self.is_there = False
+        self._lose()
+        for fork in self.forks:
+            self.discard(fork)
+        self.forks.clear()
+        # With whatever the modules have started.
+        processes.kill_all([pid for pid, born in self._sessions.items() if not processes.is_recycled(pid, born)])
+
+    def kill(self) -> None:
+        """End the template; it is news when it has ended."""
+        processes.signal_processes((self.pid,), SIGKILL)
+
+    def forget(self) -> None:
+        """Tell the guardian that all is gone."""
+        for session in self._sessions:
+            self._guardian.forget(session)
+
+    def discard(self, fork: Fork) -> None:
+        """End a fork that waits, or that is lost already."""
+        fork.kill()
+        self._watch(fork.pid, lambda _: None)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether nothing of it is left that this process has to wait for."""
+        return not self._living
+
+    def _watch(self, pid: int, callback: Callable[[int], None]) -> None:
+        if self._loop is None:
+            return
+        self._living.add(pid)
+
+        def ended(code: int) -> None:
+            self._living.discard(pid)
+            callback(code)
+
+        self._loop.watch_exit(pid, ended)
+
+    def _order_next(self) -> None:
+        """Send the next part of the order: the kernel passes so many descriptors at once, and no more."""
+        count = min(self._wanted, messages.MOST_DESCRIPTORS)
+        if not count or self._ordered or self._channel is None:
+            return
+        theirs: list[_socket.socket] = []
+        try:
+            for _ in range(count):
+                mine, other = messages.open_pair()
+                self._ordered.append(mine)
+                theirs.append(other)
+                mine.setblocking(False)  # noqa: FBT003 - ditto
+            messages.send(self._channel, {"kind": "fork"}, [end.fileno() for end in theirs])
+            self._wanted -= count
+        except OSError as error:
+            self._drop_ordered()
+            self._on_news("refused", str(error))
+        finally:
+            for end in theirs:
+                end.close()
+
+    def _take_news(self) -> None:
+        while self._channel is not None:
+            try:
+                news = messages.receive(self._channel)
+            except BlockingIOError:
+                return
+            if news is None:
+                self._lose()
+                return
+            self._answer(news[0])
+
+    def _answer(self, document: dict[str, Any]) -> None:
+        kind = str(document["kind"])
+        if kind == "born":
+            self._born = document["pids"]
+            self._subreaper.begin(self.pid)
+            self._tell_to_leave()
+        elif kind == "done":
+            self._keep_born()
+        else:
+            self._on_news(kind, str(document.get("text", "")))
+
+    def _tell_to_leave(self) -> None:
+        if self._channel is not None:
+            try:
+                messages.send(self._channel, {"kind": "leave"})
+            except OSError:
+                pass  # template and midwife have died: the exit will be news
+
+    def _keep_born(self) -> None:
+        """Keep the forks of the last order, which are children of this process by now."""
+        self._subreaper.end(self.pid)
+        born, ordered = self._born, self._ordered
+        self._born, self._ordered = [], []
+        for place, channel in enumerate(ordered):
+            if place < len(born) and processes.is_child(born[place]):
+                self.forks.append(Fork(born[place], channel))
+            else:
+                # The fork was refused, or its midwife was killed before this process was ready to take it.
+                channel.close()
+                self._wanted = 0  # what there is has to do
+        self._order_next()
+        if not self.is_busy:
+            self._on_news("done", "")
+
+    def _drop_ordered(self) -> None:
+        """Give up what is under way: it ends when its socket does."""
+        self._wanted = 0
+        for channel in self._ordered:
+            channel.close()
+        for pid in self._born:
+            self._watch(pid, lambda _: None)  # it may have become our child
+        self._ordered, self._born = [], []
+
+    def _lose(self) -> None:
+        """Let go of the channel: the template has ended, or is to end."""
+        if self._channel is None:
+            return
+        if self._loop is not None:
+            self._loop.remove_reader(self._channel.fileno())
+        self._channel.close()
+        self._channel = None
+        self._subreaper.end(self.pid)
+        self._drop_ordered()
+
+    def _ended(self, code: int) -> None:
+        self._take_news()  # its last words
+        self._lose()
+        is_news, self.is_there = self.is_there, False
+        if is_news:
+            how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+            self._on_news("gone", how)

@@ -1,0 +1,109 @@
+"""What agent, template and forks say to each other: small documents and descriptors, over sockets that keep borders.
+
+Rules
+- Both ends run the same interpreter, so `marshal` does: it is built in, and a template must not import what its workers
+  wouldn't. The sockets are pairs of our own; nothing comes from the network.
+- A message is sent whole or not at all and never waits for room: what may be large (an environment) goes in a file
+  without a name, whose descriptor is sent.
+"""
+
+from __future__ import annotations
+
+import _socket
+import marshal
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+#: The kernel sends no more descriptors at once (SCM_MAX_FD).
+MOST_DESCRIPTORS = 253
+_MOST_BYTES = 1 << 16
+_DESCRIPTOR_BYTES = 4
+_BYTE_ORDER = sys.byteorder
+
+
+def open_pair() -> tuple[_socket.socket, _socket.socket]:
+    """Open two connected sockets, closed on exec.
+
+    Raises:
+        OSError: There are no descriptors left.
+    """
+    return _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET | _socket.SOCK_CLOEXEC)
+
+
+def adopt(descriptor: int) -> _socket.socket:
+    """Return the socket of a descriptor that was inherited."""
+    return _socket.socket(fileno=descriptor)
+
+
+def send(channel: _socket.socket, document: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
+    """Send a document.
+
+    Args:
+        channel: From `open_pair`.
+        document: Plain data, below 64 KiB.
+        descriptors: Copies of these come with it, at most `MOST_DESCRIPTORS`.
+
+    Raises:
+        OSError: The other end is gone, or full (where the channel doesn't block).
+    """
+    rights = b"".join(fd.to_bytes(_DESCRIPTOR_BYTES, _BYTE_ORDER) for fd in descriptors)
+    ancillary = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)] if rights else []
+    channel.sendmsg([marshal.dumps(document)], ancillary, _socket.MSG_NOSIGNAL)
+
+
+def receive(channel: _socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    """Receive a document, waiting for one where the channel blocks.
+
+    Args:
+        channel: From `open_pair`.
+
+    Returns:
+        The document and the descriptors that came with it, closed on exec; None when the other end is gone.
+
+    Raises:
+        BlockingIOError: There is none, and the channel doesn't block.
+    """
+    room = _socket.CMSG_SPACE(MOST_DESCRIPTORS * _DESCRIPTOR_BYTES)
+    try:
+        data, ancillary, _, _ = channel.recvmsg(_MOST_BYTES, room, _socket.MSG_CMSG_CLOEXEC)
+    except ConnectionResetError:
+        # The other end was closed with something unread in it. The kernel says so once, before what it had to say.
+        data, ancillary, _, _ = channel.recvmsg(_MOST_BYTES, room, _socket.MSG_CMSG_CLOEXEC)
+    descriptors = [
+        int.from_bytes(rights[start : start + _DESCRIPTOR_BYTES], _BYTE_ORDER)
+        for level, kind, rights in ancillary
+        if (level, kind) == (_socket.SOL_SOCKET, _socket.SCM_RIGHTS)
+        for start in range(0, len(rights), _DESCRIPTOR_BYTES)
+    ]
+    return (marshal.loads(data), descriptors) if data else None  # noqa: S302 - from our own process, see above
+
+
+def put_into_file(document: dict[str, Any]) -> int:
+    """Put a document of any size into a file without a name.
+
+    Returns:
+        Its descriptor, closed on exec.
+
+    Raises:
+        OSError: The system refuses one.
+    """
+    from elastic_run.multiprocessing.descriptors import open_unnamed  # noqa: PLC0415 - a template needs none
+
+    descriptor = open_unnamed()
+    view = memoryview(marshal.dumps(document))
+    while view:
+        view = view[os.write(descriptor, view) :]
+    return descriptor
+
+
+def take_from_file(descriptor: int) -> dict[str, Any]:
+    """Return the document of `put_into_file`, and close the file."""
+    with os.fdopen(descriptor, "rb") as file:
+        file.seek(0)
+        document: dict[str, Any] = marshal.load(file)  # noqa: S302 - ditto
+    return document

@@ -1,0 +1,76 @@
+"""Why a command can't have warm workers: what can be known before anything is started."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from elastic_run import contract
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: The file whose line lets a process of this interpreter become a template.
+_START_FILE = "elastic-run-compat.pth"
+#: Python's own options before the program, without those that keep it from reading .pth files (-S) or that change what
+#: comes next (-i).
+_OPTIONS = frozenset("bBdEIOPqRsuv")
+_OPTIONS_WITH_VALUE = ("-X", "-W")
+
+
+def find_obstacle(argv: Sequence[str]) -> str:
+    """Return why workers with a command line can't be forks of a template, or an empty string.
+
+    Args:
+        argv: The workers' command line, macros not replaced yet.
+    """
+    program = argv[0]
+    if not _is_this_interpreter(program):
+        return f"the workers run {program}, which is not the Python of elastic-run, {sys.executable}"
+    position = _find_program(argv)
+    if position is None:
+        return f"the options of {program} don't allow it"
+    if any("$" in word for word in argv[: position + 1]):
+        return f"{argv[position]} differs from worker to worker"
+    if not _has_start_file():
+        return f"{_START_FILE} isn't there, or is of an older release: install elastic-run into {sys.prefix}"
+    return ""
+
+
+def _is_this_interpreter(program: str) -> bool:
+    """Whether it is the same path: another one of the same file may be of another environment."""
+    return os.path.isabs(program) and os.path.normpath(program) == os.path.normpath(sys.executable)
+
+
+def _find_program(argv: Sequence[str]) -> int | None:
+    """Return the position of the script, or of the word behind -m or -c."""
+    position = 1
+    while position < len(argv):
+        word = argv[position]
+        if word in ("-m", "-c"):
+            return position + 1 if position + 1 < len(argv) else None
+        if not word.startswith("-") or word == "-":
+            return position
+        if word in _OPTIONS_WITH_VALUE:
+            position += 1
+        elif not (word.startswith(_OPTIONS_WITH_VALUE) or set(word[1:]) <= _OPTIONS):
+            return None
+        position += 1
+    return None
+
+
+def _has_start_file() -> bool:
+    """Whether the file is where Python reads it at its start: in PYTHONPATH, for one, it doesn't."""
+    import site  # noqa: PLC0415 - imported at Python's own start
+
+    read = {*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else ())}
+    needle = contract.ENV_TEMPLATE.encode()
+    for directory in read.intersection(sys.path):
+        try:
+            with open(os.path.join(directory, _START_FILE), "rb") as file:
+                if needle in file.read():
+                    return True
+        except OSError:
+            pass
+    return False

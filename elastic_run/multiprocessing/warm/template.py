@@ -1,0 +1,232 @@
+"""The template: a worker that stops before its script, imports modules, and forks workers from itself.
+
+Rules
+- It is started with the workers' command line, environment and flags. A line of a .pth file calls `begin`, which leaves
+  an audit hook; Python raises the event that the hook waits for when it is about to open the program, with `sys.path`
+  complete and nothing of ours on the stack. The template never comes back from there. Its forks do, and run it.
+  Rejected: to imitate what Python does with a program (runpy runs beneath frames of ours, and differs in `__spec__`,
+  in tracebacks, in what a SyntaxError looks like); to call Py_Main a second time (it keeps the frames, too).
+- Whatever goes wrong here ends the process: a template must never run the program itself.
+- Workers are forked by a **midwife**, a fork of the template that ends when all of its children are there. They become
+  the agent's children, which is a subreaper for that moment: real children, whose exit codes survive the template, at
+  the price of one fork per round. Rejected: to report exit codes from the template (lost when it is killed, and
+  `os.getppid()` isn't the launcher), a fork each in between (twice the price), CLONE_PARENT (the C library's fork
+  handlers don't run, and OpenBLAS's threads need theirs).
+- Nothing is imported here that Python hasn't imported itself by then: a worker should find what exec gives, and the
+  modules that the user named.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from elastic_run import contract
+from elastic_run.multiprocessing.warm import arrival, messages
+from elastic_run.multiprocessing.warm.safety import find_hazard
+from elastic_run.multiprocessing.warm.title import Title
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import _socket
+    from collections.abc import Sequence
+    from typing import Any
+
+#: Python is about to run a file, a module, a command or what comes on stdin.
+_RUNS_PROGRAM = "cpython.run_"
+_MOST_TEXT = 4000
+_LIST_ITERATOR: type = type(iter([]))
+#: Stands for the program's own imports.
+_AUTO = "auto"
+
+
+def begin() -> None:
+    """Make this process a template; called by the .pth file where the variable says so."""
+    # Popped first: Python reads the .pth files of a virtual environment twice, and imports may start processes.
+    channel = messages.adopt(int(os.environ.pop(contract.ENV_TEMPLATE)))
+    os.set_inheritable(channel.fileno(), False)  # noqa: FBT003 - the function's own signature
+    sys.addaudithook(_Hook(channel))
+
+
+class _Hook:
+    """Waits for the program, and stops there.
+
+    Args:
+        channel: To the agent.
+    """
+
+    #: Let coverage and debuggers see what is imported in here, as they would in a worker.
+    __cantrace__ = True
+
+    def __init__(self, channel: _socket.socket) -> None:
+        self._channel: _socket.socket | None = channel
+
+    def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if self._channel is None or not event.startswith(_RUNS_PROGRAM):
+            return
+        channel, self._channel = self._channel, None
+        try:
+            self._forget()
+            Template(channel, event.removeprefix(_RUNS_PROGRAM), str(arguments[0]) if arguments else "").serve()
+        except BaseException as error:  # noqa: BLE001 - never on to the program
+            sys.excepthook(type(error), error, error.__traceback__)
+            os._exit(1)
+
+    def _forget(self) -> None:
+        """Take this hook away: Python has no call for that, and every worker would pay for it at each event.
+
+        The list of hooks is hidden from the garbage collector, but not the iterator that goes over it at this moment.
+        """
+        import gc  # noqa: PLC0415 - a C module
+
+        for iterator in gc.get_objects():
+            if type(iterator) is _LIST_ITERATOR:
+                hooks: Any = iterator.__reduce__()[1][0]
+                if hooks and hooks[-1] is self:
+                    hooks.pop()
+
+
+class Template:
+    """What runs in the template.
+
+    Args:
+        channel: To the agent.
+        kind: What Python is about to run: `file`, `module`, `command` or `stdin`.
+        program: Its path, name or text.
+    """
+
+    def __init__(self, channel: _socket.socket, kind: str, program: str) -> None:
+        self._channel = channel
+        self._kind = kind
+        self._program = program
+        self._title = Title()
+        self._origin = arrival.Origin()
+
+    def serve(self) -> None:
+        """Import, then fork on demand; returns in a worker only."""
+        self._title.show("elastic-run: template", "template")
+        order = messages.receive(self._channel)
+        if order is None or not self._import(order[0]["modules"]):
+            os._exit(0)
+        import gc  # noqa: PLC0415 - a C module
+
+        gc.collect()
+        gc.freeze()  # what is shared stays shared: a collection writes into every object that it looks at
+        while (order := messages.receive(self._channel)) is not None:
+            document, places = order
+            if document["kind"] == "fork" and self._fork(places):
+                return
+        os._exit(0)
+
+    def _import(self, names: Sequence[str]) -> bool:
+        """Import the modules, and tell the agent how that goes; return whether workers can be forked."""
+        import importlib  # noqa: PLC0415 - imported by site already
+
+        names = self._choose(names)
+        if not names:
+            self._tell("idle")
+            return False
+        for name in names:
+            self._tell("importing", name)
+            try:
+                importlib.import_module(name)
+            except BaseException as error:  # noqa: BLE001 - whatever the module's code raises
+                reason = " ".join(f"{type(error).__name__}: {error}".split())
+                self._tell("failed", f"{name} can't be imported ({reason})")
+                return False
+            if hazard := find_hazard():
+                self._tell("failed", f"{name} can't be preloaded: it {hazard}, which a fork doesn't survive")
+                return False
+        self._tell("ready")
+        return True
+
+    def _choose(self, names: Sequence[str]) -> list[str]:
+        """Return the modules, with the program's own in place of `auto`."""
+        if _AUTO not in names:
+            return list(names)
+        from elastic_run.multiprocessing.warm.choice import choose_modules  # noqa: PLC0415 - it imports ast
+
+        own = choose_modules(self._kind, self._program)
+        return [*dict.fromkeys(each for name in names for each in (own if name == _AUTO else [name]))]
+
+    def _fork(self, places: list[int]) -> bool:
+        """Fork a worker for each place; return True in one of them."""
+        _flush()
+        midwife = self._try_fork()
+        if midwife == 0:
+            return self._deliver(places)
+        if midwife is not None:
+            _wait_exit(midwife)  # afterwards its children are the agent's
+        for place in places:
+            os.close(place)
+        self._tell("done")
+        return False
+
+    def _deliver(self, places: list[int]) -> bool:
+        """In the midwife: fork them all, tell who they are, and leave when the agent is ready to take them."""
+        pids = []
+        for place in places:
+            pid = self._try_fork()
+            if pid == 0:
+                return self._wait(place, places)
+            if pid is None:
+                break
+            pids.append(pid)
+        self._tell("born", pids=pids)
+        messages.receive(self._channel)
+        os._exit(0)
+
+    def _try_fork(self) -> int | None:
+        """Fork; where the system refuses, tell the agent and return None."""
+        try:
+            return _fork_quietly()
+        except OSError as error:
+            self._tell("refused", error.strerror or str(error))
+            return None
+
+    def _tell(self, kind: str, text: str = "", **more: object) -> None:
+        try:
+            messages.send(self._channel, {"kind": kind, "text": text[:_MOST_TEXT], **more})
+        except OSError:
+            os._exit(0)  # the agent has gone
+
+    def _wait(self, place: int, places: list[int]) -> bool:
+        """In a fork: wait until it is to be a worker, and become one."""
+        self._title.show("elastic-run: waiting", "waiting")
+        self._channel.close()
+        for other in places:
+            if other != place:
+                os.close(other)
+        channel = messages.adopt(place)
+        order = messages.receive(channel)
+        channel.close()
+        if order is None:
+            os._exit(0)
+        _, descriptors = order
+        file, stdout, stderr = descriptors
+        arrival.arrive(messages.take_from_file(file), self._origin, stdout, stderr, self._title)
+        return True
+
+
+def _fork_quietly() -> int:
+    """Fork without a warning of threads, which newer Pythons give: there are no others than those let through."""
+    warnings: Any = sys.modules.get("warnings")
+    if warnings is None:
+        return os.fork()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return os.fork()
+
+
+def _wait_exit(pid: int) -> None:
+    try:
+        os.waitpid(pid, 0)
+    except ChildProcessError:
+        pass  # SIGCHLD was inherited as ignored, or a module collects children: it has ended all the same
+
+
+def _flush() -> None:
+    """Write what is buffered, else every fork would."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
