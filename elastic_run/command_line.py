@@ -15,7 +15,7 @@ small: flags, the script, and from there on everything is the script's. The rule
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import sys
 
 from elastic_run.validation import UsageError, nearest
 
@@ -23,12 +23,16 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping, Sequence
+    from types import SimpleNamespace
     from typing import Any, TypeAlias
 
     from elastic_run.flags import Flag
 
     #: What `parse_args` returns, or what a parser of argparse does.
     AnyArguments: TypeAlias = "Arguments | argparse.Namespace"
+else:
+    #: As the module `types` has it, which makes thirty other classes when it is imported.
+    SimpleNamespace = type(sys.implementation)
 
 
 class Arguments(SimpleNamespace):

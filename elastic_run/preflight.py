@@ -11,7 +11,6 @@ import os
 import sys
 
 from elastic_run import contract
-from elastic_run.cluster.programs import find_program, is_executable
 from elastic_run.validation import BUILT_IN_BACKENDS, UsageError, nearest, node_range, seconds, whole_seconds
 
 TYPE_CHECKING = False
@@ -320,15 +319,21 @@ def _check_program(args: AnyArguments, environ: Mapping[str, str]) -> None:
 
 def _check_interpreter(environ: Mapping[str, str]) -> None:
     chosen = environ.get(contract.ENV_PYTHON_EXEC)
-    if chosen and find_program(chosen, environ) is None:
+    if not chosen:
+        if not sys.executable:
+            message = f"{contract.ENV_PYTHON_EXEC}: is needed, since Python doesn't know its own interpreter here"
+            raise UsageError(message)
+        return
+    from elastic_run.cluster.programs import find_program  # noqa: PLC0415 - most workers run this interpreter
+
+    if find_program(chosen, environ) is None:
         message = f"{contract.ENV_PYTHON_EXEC}: {chosen!r} is not a program that can be executed"
-        raise UsageError(message)
-    if not chosen and not sys.executable:
-        message = f"{contract.ENV_PYTHON_EXEC}: is needed, since Python doesn't know its own interpreter here"
         raise UsageError(message)
 
 
 def _check_no_python(name: str, environ: Mapping[str, str]) -> None:
+    from elastic_run.cluster.programs import find_program, is_executable  # noqa: PLC0415 - most programs are Python's
+
     if _has_macro(name) or find_program(name, environ) is not None:
         return
     if os.path.isdir(name):

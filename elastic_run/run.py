@@ -22,6 +22,7 @@ from elastic_run.configuration import (
     say,
 )
 from elastic_run.flags import FLAGS
+from elastic_run.multiprocessing.descriptors import ensure_standard_descriptors
 from elastic_run.preflight import check_arguments, find_notices, name_source
 from elastic_run.validation import UsageError, node_range, whole_number, worker_count
 
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from elastic_run.command_line import AnyArguments
     from elastic_run.flags import Flag
     from elastic_run.launcher import LaunchConfig
-    from elastic_run.multiprocessing.guardian import Guardian
 
 __all__ = [
     "config_from_args",
@@ -75,23 +75,20 @@ def exit_unless_successful(
     Raises:
         SystemExit: The job didn't succeed.
     """
-    guardian = None
     try:
         workers = _check(args)
-        guardian = _start_guardian()
+        # Before anything is opened: a closed standard descriptor's number would go to the first file.
+        ensure_standard_descriptors()
         config, command, command_args = make_config(args, workers, os.environ)
         config.join_command = (list(command_words), list(words))
         from elastic_run.launcher import launch_job  # noqa: PLC0415 - after all checks: it imports the most
 
-        code = launch_job(config, command, command_args, guardian)
+        code = launch_job(config, command, command_args)
     except KeyboardInterrupt:
         # Before the loop has the signals: nothing was started yet.
         code = contract.EXIT_SIGNAL_BASE + 2
     except Exception as error:  # noqa: BLE001 - what nobody foresaw is raised again in there
         code = _tell(error)
-    finally:
-        if guardian is not None:
-            guardian.dismiss()
     if code != contract.EXIT_SUCCESS:
         sys.exit(code)
 
@@ -111,22 +108,6 @@ def run(args: AnyArguments) -> None:
     from elastic_run.launcher import elastic_launch  # noqa: PLC0415 - after all checks: it imports the most
 
     elastic_launch(config, command)(*command_args)
-
-
-def _start_guardian() -> Guardian | None:
-    """Start the guardian early; if that fails the launcher will try again, and say why it can't be done."""
-    from elastic_run.multiprocessing.descriptors import ensure_standard_descriptors  # noqa: PLC0415 - after all checks
-    from elastic_run.multiprocessing.guardian import Guardian  # noqa: PLC0415
-
-    # First: a closed standard descriptor's number would go to the guardian's pipe.
-    ensure_standard_descriptors()
-    # Under compat we run in somebody's process, whose memory and threads must not be copied.
-    guardian = Guardian(is_exec="torch" in sys.modules)
-    try:
-        guardian.start()
-    except OSError:
-        return None
-    return guardian
 
 
 def _check(args: AnyArguments) -> int:

@@ -9,10 +9,10 @@ Rules
   launcher's descriptors but the pipe: else `elastic-run … | cat` would never end.
 - PDEATHSIG for the workers was rejected: it needs code between fork and exec, is bound to a thread, and misses
   grandchildren.
-- The command line starts it before it imports the rest of the launcher, while a fork copies little and the other
-  processor has nothing to do.
 - It is forked where the launcher is the whole process (half a millisecond, pages shared), and exec'd where we run
   inside somebody's process, whose threads and memory must not be copied.
+- Of one node's job it is forked right before the first worker: after a fork each page that the launcher writes to is
+  copied first, and to import the launcher writes to most of what it has.
 - In a job of several nodes it also tells the others that this one is gone, last: nothing stands before the killing.
 - Messages are lines: `+PID BORN` a worker's session began (BORN: its start time), `-PID` it is gone, `dir HEX` a
   temporary directory, `farewell MODULE HEX` whose `say_farewell` is to be called with which document, `bye`.
@@ -51,12 +51,14 @@ class Guardian:
     Attributes:
         token: What the launcher's workers carry in their environment.
         pid: The guardian's pid; 0 before it was started.
+        spared: Sessions that belong to no round, so that a round's end leaves them alone; they end with the launcher.
     """
 
     def __init__(self, *, is_exec: bool) -> None:
         self.token = f"{os.getpid():x}-{os.urandom(8).hex()}"
         self.is_exec = is_exec
         self.pid = 0
+        self.spared: set[int] = set()
         self._pipe = -1
         self._sessions: dict[int, int] = {}
         self._directory = ""
@@ -90,11 +92,13 @@ class Guardian:
     def watch(self, session: int, born: int) -> None:
         """Tell it that a worker's session began, led by a process that was born at a time in clock ticks."""
         self._sessions[session] = born
+        self.spared.discard(session)
         self._send(f"+{session} {born}")
 
     def forget(self, session: int) -> None:
         """Tell it that a session is gone, before its number can be used again."""
         self._sessions.pop(session, None)
+        self.spared.discard(session)
         self._send(f"-{session}")
 
     def remove_at_end(self, directory: str) -> None:

@@ -51,9 +51,11 @@ def test_a_worker_without_our_environment_is_killed_all_the_same(launch: Launch)
 
 
 def test_a_worker_without_our_environment_dies_with_the_launcher(launch: Launch) -> None:
-    """The guardian knows it by its session."""
-    job = launch("--standalone", "--no-python", "env", "-i", "sh", "-c", DEAF)
+    """The guardian knows it by its session, which it was told of before the next worker was started."""
+    program = f'[ $LOCAL_RANK = 0 ] || exec sh -c "echo next; exec sleep 600"; exec env -i sh -c "{DEAF}"'
+    job = launch("--standalone", "--nproc-per-node=2", "--no-python", "sh", "-c", program)
     pid = int(job.wait_line(r"ready (\d+)")[1])
+    job.wait_line("next")
     job.send(signal.SIGKILL)
     wait_gone(pid, deadline=2.0)
     job.wait_exit()

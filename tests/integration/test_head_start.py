@@ -81,6 +81,15 @@ def test_a_launcher_that_breaks_leaves_no_worker(launch: Launch, worker: Worker,
     wait_gone(pid, deadline=2.0)
 
 
+def test_a_launcher_killed_by_its_first_worker_takes_it_along(launch: Launch, worker: Worker, tmp_path: Path) -> None:
+    """The guardian stands before the first worker: no kill of the launcher comes too early for it."""
+    path = worker("say('pid', os.getpid())\nos.kill(os.getppid(), signal.SIGKILL)\nwhile True:\n    signal.pause()\n")
+    job = launch("--nproc-per-node=1", path, env=surroundings(tmp_path, SLOW_MODULE))
+    pid = int(job.wait_line(r"pid (\d+)")[1])
+    assert job.wait_exit() == -signal.SIGKILL
+    wait_gone(pid, deadline=2.0)
+
+
 def test_workers_begin_with_the_signals_of_the_launchers_parent(launch: Launch, worker: Worker) -> None:
     """The signals that the launcher holds back for that time are not held back from its workers."""
     job = launch("--nproc-per-node=1", worker("say(sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())))"))
