@@ -7,6 +7,9 @@ from elastic_run.lazy import lazy_names
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from elastic_run.agent.api import (
+        DEFAULT_ROLE as DEFAULT_ROLE,
+    )
+    from elastic_run.agent.api import (
         ElasticAgent as ElasticAgent,
     )
     from elastic_run.agent.api import (
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
     from elastic_run.agent.state import WorkerState as WorkerState
 
 _HOMES = {
+    "DEFAULT_ROLE": "api",
     "ElasticAgent": "api",
     "LocalElasticAgent": "local_elastic_agent",
     "RunResult": "api",

@@ -13,7 +13,7 @@ import time
 
 from elastic_run import contract
 from elastic_run.agent.api import DEFAULT_ROLE, RunResult
-from elastic_run.agent.environment import worker_environment
+from elastic_run.agent.environment import worker_environments
 from elastic_run.agent.simple_elastic_agent import SimpleElasticAgent, measured
 from elastic_run.agent.state import WorkerState
 from elastic_run.agent.supervisor import Supervisor
@@ -247,14 +247,10 @@ class LocalElasticAgent(SimpleElasticAgent):
             raise OSError(ending.detail or ending.verdict)
 
     def _failures(self, ending: Ending) -> dict[int, ProcessFailure]:
-        from elastic_run.multiprocessing.errors import ProcessFailure  # noqa: PLC0415
+        from elastic_run.agent.failures import describe_failure  # noqa: PLC0415 - only after a failure
 
         failed = [end for end in ending.ends if end.exitcode != 0 and not end.was_stopped]
-        failures = {end.rank: ProcessFailure(end.local_rank, end.pid, end.exitcode, end.error_file) for end in failed}
-        for end in failed:
-            if end.exception is not None and end.exception.type == contract.TIMER_EXPIRED:
-                failures[end.rank].message = f"timer {end.exception.message}; {failures[end.rank].message}"
-        return failures
+        return {end.rank: describe_failure(end) for end in failed}
 
     # --- torch's hooks, as a subclass that replaces some of them needs the others -------------------------------------
     @measured
@@ -262,19 +258,15 @@ class LocalElasticAgent(SimpleElasticAgent):
         from elastic_run.multiprocessing.starting import start_processes  # noqa: PLC0415 - the supervisor has its own
 
         spec, options = worker_group.spec, self._around.options
-        envs = {
-            worker.local_rank: worker_environment(
-                worker_group,
-                worker,
-                os.environ,
-                run_id=spec.rdzv_handler.get_run_id(),
-                restart_count=spec.max_restarts - self._remaining_restarts,
-                max_restarts=spec.max_restarts,
-                use_agent_store=spec.rdzv_handler.use_agent_store,
-                signals=options.signals,
-            )
-            for worker in worker_group.workers
-        }
+        envs = worker_environments(
+            worker_group,
+            os.environ,
+            run_id=spec.rdzv_handler.get_run_id(),
+            restart_count=spec.max_restarts - self._remaining_restarts,
+            max_restarts=spec.max_restarts,
+            use_agent_store=spec.rdzv_handler.use_agent_store,
+            signals=options.signals,
+        )
         self._setup_local_watchdog(envs)
         self._setup_healthcheck()
         self._pcontext = start_processes(
@@ -309,7 +301,13 @@ class LocalElasticAgent(SimpleElasticAgent):
             return
         from elastic_run.agent import health_check_server  # noqa: PLC0415 - only where the user asks for it
 
-        self._health_check_server = health_check_server.start(port, lambda: int(time.time()))
+        self._health_check_server = health_check_server.start(port, self._get_alive_time)
+
+    def _get_alive_time(self) -> int:
+        """Return when the agent last made progress, in seconds since the epoch: now, unless its timers hang."""
+        if self._worker_watchdog is None or self._in_exit_barrier:
+            return int(time.time())
+        return self._worker_watchdog.get_last_progress_time()
 
     def _prefixes(self, worker_group: WorkerGroup) -> dict[int, str] | None:
         template = self._log_line_prefix_template
@@ -342,7 +340,10 @@ class LocalElasticAgent(SimpleElasticAgent):
             return RunResult(WorkerState.HEALTHY)
         ranks = {worker.local_rank: worker.global_rank for worker in worker_group.workers}
         if found.is_failed():
-            return RunResult(WorkerState.FAILED, failures={ranks[rank]: end for rank, end in found.failures.items()})
+            from elastic_run.agent.failures import add_timer  # noqa: PLC0415 - only after a failure
+
+            failures = {ranks[rank]: add_timer(failure) for rank, failure in found.failures.items()}
+            return RunResult(WorkerState.FAILED, failures=failures)
         values = {ranks[rank]: value for rank, value in found.return_values.items()}
         return RunResult(WorkerState.SUCCEEDED, return_values=values)
 

@@ -12,6 +12,7 @@ from importlib import import_module
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
+from elastic_run.compat.borrowed_names import find_home
 from elastic_run.compat.paths import PATHS
 from elastic_run.compat.private_names import PRIVATE_NAMES
 
@@ -48,6 +49,9 @@ class Alias(ModuleType):
         try:
             return getattr(target, name)
         except AttributeError:
+            home = find_home(self.__name__, name)
+            if home is not None:
+                return getattr(import_module(home), name)
             if self._is_left_to_torch(name):
                 return PRIVATE_NAMES.get((self.__name__, name)) or getattr(self._torchs_own(name), name)
             message = (

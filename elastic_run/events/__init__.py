@@ -2,6 +2,9 @@
 
 With the destination "null", the default, nothing is built, imported or written: neither logging nor the event's class.
 Ask `is_recorded` before building an event on the way to the first worker.
+
+A handler that raises loses the event that it raised on: that is said once, in the log, and the job goes on. (With torch
+it ends the job.)
 """
 
 from __future__ import annotations
@@ -33,6 +36,8 @@ __all__ = [
 
 _RENDEZVOUS = "dynamic_rendezvous"
 _events_loggers: dict[str, logging.Logger] = {}
+#: Destinations whose handlers have raised, and of which that was said.
+_broken: set[str] = set()
 
 
 def record(event: Event, destination: str = "null") -> None:
@@ -43,10 +48,10 @@ def record(event: Event, destination: str = "null") -> None:
         destination: Name of the handler: "console", "null", "dynamic_rendezvous", or a plug-in's.
 
     Raises:
-        ValueError: There is no handler of that name, or LOGLEVEL is not the name of a level.
+        ValueError: There is no handler of that name.
     """
     if is_recorded(destination):
-        _get_or_create_logger(destination).info(event.serialize())
+        _write(destination, event.serialize())
 
 
 def record_rdzv_event(event: RdzvEvent) -> None:
@@ -56,7 +61,7 @@ def record_rdzv_event(event: RdzvEvent) -> None:
         event: The event.
     """
     if is_recorded(_RENDEZVOUS):
-        _get_or_create_logger(_RENDEZVOUS).info(event.serialize())
+        _write(_RENDEZVOUS, event.serialize())
 
 
 def construct_and_record_rdzv_event(  # noqa: PLR0913, PLR0917 - torch's signature
@@ -117,11 +122,44 @@ def _get_or_create_logger(destination: str) -> logging.Logger:
         import logging  # noqa: PLC0415 - slow to import, and most jobs record no events
 
         logger = logging.getLogger(logger_name(destination))
-        logger.setLevel(os.environ.get("LOGLEVEL", "INFO"))
+        logger.setLevel(_read_level(os.environ.get("LOGLEVEL", "")))
         logger.propagate = False
         logger.addHandler(get_logging_handler(destination))
         _events_loggers[destination] = logger
     return _events_loggers[destination]
+
+
+def _read_level(text: str) -> int:
+    """Return the level that LOGLEVEL names, in whatever case; a word of some other program's is INFO."""
+    import logging  # noqa: PLC0415 - ditto
+
+    level = int(text) if text.isdecimal() else logging.getLevelName(text.upper())
+    if isinstance(level, int):
+        return level
+    if text:
+        logging.getLogger(__name__).warning("LOGLEVEL=%r is no level: events are written as with INFO", text)
+    return logging.INFO
+
+
+def _write(destination: str, text: str) -> None:
+    logger = _get_or_create_logger(destination)
+    try:
+        logger.info(text)
+    except Exception as error:  # noqa: BLE001 - whatever foreign code raises
+        if destination not in _broken:
+            _broken.add(destination)
+            _say_broken(destination, error)
+
+
+def _say_broken(destination: str, error: Exception) -> None:
+    import logging  # noqa: PLC0415 - ditto
+
+    logging.getLogger(__name__).warning(
+        "event handler %r raised %s: %s; the job goes on, and this is said once",
+        destination,
+        type(error).__name__,
+        error,
+    )
 
 
 #: Their module imports json, and nothing of it is needed without a handler.

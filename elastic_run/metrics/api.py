@@ -1,6 +1,7 @@
 """Metrics: numbers with a group and a name, each group's given to a handler.
 
-Nothing is configured at first, and then a metric costs a function call.
+Nothing is configured at first, and then a metric costs a function call. A handler that raises loses the value that it
+raised on, and nothing else: that is said once, in the log. (With torch it ends the job.)
 """
 
 from __future__ import annotations
@@ -109,11 +110,32 @@ class MetricStream:
             metric_name: Name of the metric.
             metric_value: The value.
         """
-        self.handler.emit(MetricData(time.time(), self.group_name, metric_name, metric_value))
+        try:
+            self.handler.emit(MetricData(time.time(), self.group_name, metric_name, metric_value))
+        except Exception as error:  # noqa: BLE001 - whatever foreign code raises
+            _say_broken(self, metric_name, error)
+
+
+def _say_broken(stream: MetricStream, metric_name: str, error: Exception) -> None:
+    if any(stream.handler is known for known in _broken_handlers):
+        return
+    _broken_handlers.append(stream.handler)
+    import logging  # noqa: PLC0415 - only where something is wrong
+
+    logging.getLogger(__name__).warning(
+        "metric handler %s of group %r raised %s on %s: %s; the job goes on, and this is said once",
+        type(stream.handler).__qualname__,
+        stream.group_name,
+        type(error).__name__,
+        metric_name,
+        error,
+    )
 
 
 _metrics_map: dict[str, MetricHandler] = {}
 _default_metrics_handler: MetricHandler = NullMetricHandler()
+#: Those that have raised, and of which that was said.
+_broken_handlers: list[MetricHandler] = []
 
 
 def configure(handler: MetricHandler, group: str | None = None) -> None:

@@ -6,6 +6,7 @@ Rules
   with its result, is ours.
 - An exception is recorded in error.json, as `record` does, and goes to stderr; a result goes to the launcher through a
   pipe of this worker's own (`replies`). A result that can't be pickled is an exception of the worker.
+- An interrupt is recorded, too, but not shown: Ctrl-C in a notebook would print a traceback for each worker.
 - Nothing but this is imported before the function's own module: whoever needs torch imports it there.
 """
 
@@ -23,10 +24,10 @@ from elastic_run.multiprocessing.replies import TRACEBACK, VALUE, send_reply
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
-    from types import TracebackType
     from typing import Any
 
-_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+#: The exit code of a program that was interrupted, as shells have it.
+_INTERRUPTED = 128 + 2
 #: The launcher's secret, which no worker needs.
 _SECRETS = (contract.ENV_RDZV_TOKEN,)
 
@@ -131,7 +132,10 @@ class FunctionWorker(Process):
         try:
             kind, payload = self._call_recorded() if self.is_recorded else self._call_plainly()
         except Exception as error:  # noqa: BLE001 - the function's; it is recorded by now
-            shown = error.with_traceback(_own_traceback(error))
+            from elastic_run.multiprocessing.errors.own_frames import skip_own_frames  # noqa: PLC0415 - after a failure
+
+            shown = error.with_traceback(skip_own_frames(error))
+            sys.last_value = shown  # as the interpreter does: what runs at the end learns that this is a failure
             sys.excepthook(type(shown), shown, shown.__traceback__)
             sys.exit(1)
         try:
@@ -142,9 +146,13 @@ class FunctionWorker(Process):
             sys.exit(1)
 
     def _call_recorded(self) -> tuple[bytes, bytes]:
-        from elastic_run.multiprocessing.errors import record  # noqa: PLC0415 - not for `elastic_run.spawn`
+        from elastic_run.multiprocessing.errors import get_error_handler, record  # noqa: PLC0415 - not for `spawn`
 
-        payload = record(self._call)()
+        try:
+            payload = record(self._call)()
+        except KeyboardInterrupt as error:
+            get_error_handler().record_exception(error)
+            sys.exit(_INTERRUPTED)
         return VALUE, pickle.dumps(None) if payload is None else payload
 
     def _call_plainly(self) -> tuple[bytes, bytes]:
@@ -155,7 +163,10 @@ class FunctionWorker(Process):
         except Exception as error:  # noqa: BLE001 - the function's, which is told
             import traceback  # noqa: PLC0415 - only after a failure
 
-            text = "".join(traceback.format_exception(type(error), error, _own_traceback(error)))
+            from elastic_run.multiprocessing.errors.own_frames import skip_own_frames  # noqa: PLC0415 - ditto
+
+            text = "".join(traceback.format_exception(type(error), error, skip_own_frames(error)))
+            sys.last_value = error  # as above
             return TRACEBACK, text.encode(errors="backslashreplace")
 
     def _call(self) -> bytes:
@@ -172,14 +183,6 @@ class FunctionWorker(Process):
                 f"({type(error).__name__}: {error}): return plain data, or save it to a file"
             )
             raise pickle.PicklingError(message) from None
-
-
-def _own_traceback(error: BaseException) -> TracebackType | None:
-    """Return an exception's traceback from the function on: how it was called is of no use to its author."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
-        trace = trace.tb_next
-    return error.__traceback__ if trace is None else trace
 
 
 def _watch_parent() -> None:

@@ -22,6 +22,7 @@ import sys
 from multiprocessing import reduction, resource_tracker, spawn, util
 
 from elastic_run.multiprocessing import children
+from elastic_run.multiprocessing.descriptors import open_unnamed
 from elastic_run.multiprocessing.function_worker import Arrival, FunctionWorker
 from elastic_run.multiprocessing.replies import VALUE, ReplyReader, open_reply_pipe
 from elastic_run.multiprocessing.sendable import (
@@ -231,8 +232,8 @@ class Functions:
     def _spawn(
         self, worker: FunctionWorker, place: Place, closed: Sequence[int], _: Callable[[], None]
     ) -> tuple[int, None]:
-        payload, kept = pickle_for_child(spawn.get_preparation_data(worker.name), worker)
-        file = _open_unnamed()
+        payload, kept = pickle_for_child(_preparation(worker.name), worker)
+        file = open_unnamed()
         try:
             _fill(file, payload)
             tracker = getattr(resource_tracker._resource_tracker, "_fd", None)  # noqa: SLF001 - asking for it publicly would start one
@@ -359,15 +360,12 @@ def _leave_executors() -> None:
         module._threads_queues.clear()  # noqa: SLF001 - ditto
 
 
-def _open_unnamed() -> int:
-    """Open a file that has no name; it is gone when its last descriptor is."""
-    try:
-        return os.memfd_create("elastic-run")
-    except (AttributeError, OSError):
-        import tempfile  # noqa: PLC0415 - only where the kernel has no such files
-
-        with tempfile.TemporaryFile() as file:
-            return os.dup(file.fileno())
+def _preparation(name: str) -> dict[str, Any]:
+    """Return how multiprocessing makes a fresh interpreter like this one; of a program that came through stdin, too."""
+    data = spawn.get_preparation_data(name)
+    if not os.path.exists(data.get("init_main_from_path") or os.curdir):
+        del data["init_main_from_path"]
+    return data
 
 
 def _fill(fd: int, data: bytes) -> None:

@@ -187,6 +187,8 @@ def start_processes(  # noqa: PLR0913, PLR0917 - torch's signature
 
     Raises:
         RuntimeError: A map doesn't have all local ranks, or there are none.
+        ValueError: There is no entrypoint, or a variable can't be one.
+        TypeError: A variable is no text.
         OSError: A process can't be started; none runs then.
         Exception: The function or an argument can't be sent; see `functions.Functions`.
     """
@@ -195,6 +197,9 @@ def start_processes(  # noqa: PLR0913, PLR0917 - torch's signature
         raise RuntimeError(message)
     validate_full_rank(args, len(args), "args")
     validate_full_rank(envs, len(args), "envs")
+    if not entrypoint and isinstance(entrypoint, str):
+        message = "entrypoint is empty: it needs a function or a command"
+        raise ValueError(message)
     common = (log_line_prefixes, numa_options, duplicate_stdout_filters, duplicate_stderr_filters)
     context: PContext
     if isinstance(entrypoint, str):

@@ -66,6 +66,7 @@ class TeamContext(PContext):
 
     _team: Team | None = None
     _is_started = False
+    _environments: dict[int, dict[str, str]]
     _result: RunProcsResult | None = None
     _numa_options: NumaOptions | None = None
 
@@ -80,10 +81,18 @@ class TeamContext(PContext):
             message = f"{self.name} was started already: a context starts its processes once"
             raise ValueError(message)
         self._is_started = True
+        self._environments = {rank: _read_environment(env, rank) for rank, env in self.envs.items()}
         self._prepare()
         ensure_standard_descriptors()
         wiring, team = Wiring(capture=False), Team(say=self._say)
         self._team = team
+        try:
+            self._start_all(team, wiring)
+        finally:
+            # Whatever has failed: those that run by now are stopped through it.
+            team.serve()
+
+    def _start_all(self, team: Team, wiring: Wiring) -> None:
         affinities = self._affinities()
         closed = inheritable_descriptors()
         try:
@@ -92,7 +101,6 @@ class TeamContext(PContext):
                 self._start_one(team, wiring, rank, affinities.get(rank), closed)
         finally:
             self._listen(team, wiring)
-            team.serve()
 
     def _affinities(self) -> dict[int, frozenset[int]]:
         if self._numa_options is None:
@@ -111,7 +119,7 @@ class TeamContext(PContext):
             tee_stdout=self._is_teed(self._logs.tee_stdouts, rank),
             tee_stderr=self._is_teed(self._logs.tee_stderrs, rank),
         )
-        env = {**self.envs[rank], contract.ENV_TOKEN: team.guardian.token}
+        env = {**self._environments[rank], contract.ENV_TOKEN: team.guardian.token}
         outer = os.environ.get(contract.ENV_TOKEN)
         if outer:
             env[contract.ENV_TOKEN] = f"{outer}:{team.guardian.token}"
@@ -207,6 +215,27 @@ class TeamContext(PContext):
         cleanup = getattr(self._logs_specs, "cleanup", None)
         if cleanup is not None:
             cleanup()
+
+
+def _read_environment(env: dict[str, Any], rank: int) -> dict[str, str]:
+    """Return a process's variables as text.
+
+    Raises:
+        TypeError: One is none, such as a number.
+        ValueError: The kernel takes no variable of that name or value.
+    """
+    found = {}
+    for name, value in env.items():
+        try:
+            key, text = os.fsdecode(name), os.fsdecode(value)
+        except TypeError:
+            message = f"envs of local rank {rank}: names and values are texts, got {name!r}: {value!r}"
+            raise TypeError(message) from None
+        if not key or "=" in key or "\0" in key + text:
+            message = f"envs of local rank {rank}: {name!r}: {value!r} can't be an environment variable"
+            raise ValueError(message)
+        found[key] = text
+    return found
 
 
 def _close_all(descriptors: list[int]) -> None:

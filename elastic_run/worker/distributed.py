@@ -215,15 +215,19 @@ def _existing_context(backend: str | None) -> WorkerContext:
 
 
 def _leave() -> None:
-    """Destroy the group at the end of the process, and with it what torch would warn of."""
+    """Leave the group at the end of the process, and with it what torch would warn of, hang or crash by."""
     import torch.distributed as dist  # noqa: PLC0415
+
+    from elastic_run.worker.leaving import destroy_groups, has_failed, keep_groups  # noqa: PLC0415 - at the end
 
     meeting, context = _joined.meeting, _joined.context
     if os.getpid() != _joined.pid or meeting is None or context is None:
         return  # a forked child: the group is its parent's
-    has_failed = getattr(sys, "last_value", None) is not None  # an exception ends this process
-    is_stuck = has_failed and "nccl" in context.backend  # NCCL would wait for collectives that never end
-    if dist.is_initialized() and not is_stuck:
-        dist.destroy_process_group()
-    if not has_failed:
+    is_failure = has_failed()
+    if dist.is_initialized():
+        if not is_failure:
+            destroy_groups()
+        elif "nccl" not in context.backend:  # NCCL's own destructor doesn't wait: it aborts
+            keep_groups()
+    if not is_failure:
         meeting.part()

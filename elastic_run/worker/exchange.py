@@ -43,7 +43,7 @@ def all_to_all(
 
     Raises:
         ValueError: The splits don't fit the group or the tensor.
-        WorkerError: There are other workers, but no process group yet.
+        WorkerError: There are other workers, but no process group yet; or this one is not in the group.
     """
     if rows.dim() == 0:
         message = "all_to_all sends rows: the tensor needs one dimension at least"

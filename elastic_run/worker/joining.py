@@ -203,6 +203,10 @@ def _make_group(meeting: Meeting, choice: Choice) -> None:
     import torch  # noqa: PLC0415
     import torch.distributed as dist  # noqa: PLC0415
 
+    # Its functions take the group as the default of an argument when it is imported: by DDP, when there is one, which
+    # nobody could destroy any more (torch 2.13). Now there is none.
+    import torch.distributed.nn  # noqa: PLC0415
+
     bound = None if choice.index is None or "nccl" not in choice.backend else torch.device(choice.device)
     dist.init_process_group(
         choice.backend,

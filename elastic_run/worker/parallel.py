@@ -85,8 +85,9 @@ def mesh_shape(world_size: int, *, data: int | None, pipeline: int, model: int) 
     """
     sizes = {"data": data, "pipeline": pipeline, "model": model}
     for name, size in sizes.items():
-        if size is not None and size < 1:
-            message = f"{name}={size}: a size is 1 at least"
+        # The caller's annotation is a promise, and sizes often come from a file of settings.
+        if size is not None and (size < 1 or size != int(size)):
+            message = f"{name}={size}: a size is a whole number, 1 at least"
             raise ValueError(message)
     others = pipeline * model
     if data is None:

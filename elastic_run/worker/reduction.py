@@ -43,12 +43,13 @@ def reduce_mean(value: float | torch.Tensor, *, group: dist.ProcessGroup | None 
         Types of 16 bits and less are added up in 32.
 
     Raises:
-        WorkerError: There are other workers, but no process group yet.
+        WorkerError: There are other workers, but no process group yet; or this one is not in the group.
     """
     import torch  # noqa: PLC0415
 
     if not isinstance(value, torch.Tensor):
-        number = torch.tensor(float(value), dtype=torch.float64, device=_group_device(group))
+        device = _group_device(group) if has_peers(group) else "cpu"
+        number = torch.tensor(float(value), dtype=torch.float64, device=device)
         return float(_mean(number, group).item())
     result_type = value.dtype if value.is_floating_point() or value.is_complex() else torch.float32
     # Not promote_types: it refuses the types of 8 bits.
@@ -74,12 +75,16 @@ def has_peers(group: dist.ProcessGroup | None) -> bool:
     """Tell whether there is anybody to exchange with.
 
     Raises:
-        WorkerError: There is, but no process group to do it in.
+        WorkerError: There is, but no process group to do it in; or this worker is not in the group.
     """
     import torch.distributed as dist  # noqa: PLC0415
 
     if dist.is_available() and dist.is_initialized():
-        return dist.get_world_size(group) > 1
+        size = dist.get_world_size(group)
+        if size < 1:  # so torch says of those whom new_group() was not given
+            message = f"rank {dist.get_rank()} is not in this group, and can't ask its ranks"
+            raise WorkerError(message)
+        return size > 1
     if (workers := world_size()) > 1:
         message = f"this is one of {workers} workers, but there is no process group: call init_distributed() first"
         raise WorkerError(message)

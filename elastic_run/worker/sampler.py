@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sized
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
 import torch
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["ElasticSampler"]
 
 _T = TypeVar("_T")
-_TAILS = ("pad", "drop", "uneven")
+_TAILS = ("once", "pad", "drop", "uneven")
 
 
 class SamplerState(TypedDict):
@@ -41,6 +42,18 @@ class SamplerState(TypedDict):
     shuffle: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _Batches:
+    """How a loader makes batches of a rank's samples; without one each sample is a step."""
+
+    size: int = 1
+    is_last_dropped: bool = False
+
+    def count(self, samples: int) -> int:
+        """Return how many steps so many samples make."""
+        return samples // self.size if self.is_last_dropped else -(-samples // self.size)
+
+
 class ElasticSampler(Sampler[int]):
     """Share out a data set among the ranks, each sample once per epoch, whatever becomes of their number.
 
@@ -48,10 +61,11 @@ class ElasticSampler(Sampler[int]):
         data: The data set, or its number of samples.
         shuffle: Whether each epoch has an order of its own; otherwise it is the data set's.
         seed: Of the order; with the epoch's number added. The same on all ranks.
-        tail: What becomes of the last samples of an epoch, when they can't be shared out equally. "pad": some are
-            repeated, fewer than there are ranks, so that all ranks take equally many steps. "drop": they are left out.
-            "uneven": some ranks get one sample less, and maybe one batch less; collectives of the loop must allow for
-            that.
+        tail: What becomes of the last samples of an epoch, when they can't be shared out equally. "once": each is taken
+            once, so that the last batch of some ranks is smaller by one; only a rank that would miss the last step
+            takes one a second time. "pad": all ranks take equally many, some of them a second time, fewer than there
+            are ranks. "drop": they are left out. "uneven": each is taken exactly once; some ranks may have one batch
+            less, and collectives of the loop must allow for that.
         rank: Of this worker; None to find out.
         world_size: How many workers there are; None to find out.
 
@@ -66,7 +80,7 @@ class ElasticSampler(Sampler[int]):
         *,
         shuffle: bool = True,
         seed: int = 0,
-        tail: Literal["pad", "drop", "uneven"] = "pad",
+        tail: Literal["once", "pad", "drop", "uneven"] = "once",
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
@@ -91,6 +105,8 @@ class ElasticSampler(Sampler[int]):
         self._epoch = 0
         self._consumed = 0
         self._is_uncounted = False
+        self._is_through = False
+        self._batches = _Batches()
 
     @property
     def epoch(self) -> int:
@@ -107,13 +123,18 @@ class ElasticSampler(Sampler[int]):
         if epoch != self._epoch:
             self._epoch = epoch
             self._consumed = 0
+            self._is_through = False
 
     def __len__(self) -> int:
         """Return how many samples of this epoch are left for this rank."""
         left, ranks = self._size - self._consumed, self._world_size
+        fewest, most, own = left // ranks, -(-left // ranks), -(-(left - self._rank) // ranks)
         if self._tail == "drop":
-            return left // ranks
-        return -(-left // ranks) if self._tail == "pad" else -(-(left - self._rank) // ranks)
+            return fewest
+        if self._tail == "uneven":
+            return own
+        is_enough = self._tail == "once" and self._batches.count(own) == self._batches.count(most)
+        return own if is_enough else most
 
     def __iter__(self) -> Iterator[int]:
         self._is_uncounted = True
@@ -121,7 +142,7 @@ class ElasticSampler(Sampler[int]):
         left = self._order()[self._consumed :]
         size = len(left)
         own = left[self._rank :: self._world_size][: len(self)].tolist()
-        if self._tail == "pad" and size and len(own) < len(self):
+        if len(own) < len(self):
             place = self._rank + len(own) * self._world_size
             own.append(int(left[place % size]))
         return iter(own)
@@ -138,7 +159,8 @@ class ElasticSampler(Sampler[int]):
     def track(self, loader: DataLoader[_T]) -> Iterator[_T]:
         """Go through what is left of the epoch, and count what was handed to the loop.
 
-        A batch counts when the loop gets it: `state_dict`, called behind the optimizer's step, includes it.
+        A batch counts when the loop gets it: `state_dict`, called behind the optimizer's step, includes it. To go
+        through an epoch a second time gives nothing, and a warning.
 
         Args:
             loader: Made with this sampler; its workers may be as far ahead as they like.
@@ -146,11 +168,18 @@ class ElasticSampler(Sampler[int]):
         Raises:
             ValueError: The loader has another sampler, or makes batches in a way of its own.
         """
-        count = self._batch_size(loader)
-        for batch in loader:
-            self.advance(count)
-            yield batch
+        if self._is_through and self._size:
+            message = f"epoch {self._epoch} is used up, nothing is left of it: call set_epoch({self._epoch + 1}) first"
+            warnings.warn(message, stacklevel=2)
+        self._batches = self._batches_of(loader)
+        try:
+            for batch in loader:
+                self.advance(self._batches.size)
+                yield batch
+        finally:
+            self._batches = _Batches()
         self._is_uncounted = False
+        self._is_through = True
         self._consumed = self._size
 
     def state_dict(self) -> SamplerState:
@@ -196,6 +225,7 @@ class ElasticSampler(Sampler[int]):
             message = f"the state says consumed={loaded['consumed']}, which is not from 0 to {self._size}"
             raise ValueError(message)
         self._epoch, self._consumed, self._seed = loaded["epoch"], loaded["consumed"], loaded["seed"]
+        self._is_through = False
 
     def _order(self) -> torch.Tensor:
         if not self._shuffle:
@@ -203,10 +233,12 @@ class ElasticSampler(Sampler[int]):
         generator = torch.Generator().manual_seed(self._seed + self._epoch)
         return torch.randperm(self._size, generator=generator)
 
-    def _batch_size(self, loader: DataLoader[_T]) -> int:
+    def _batches_of(self, loader: DataLoader[_T]) -> _Batches:
         batches = loader.batch_sampler
         sampler = loader.sampler if batches is None else getattr(batches, "sampler", None)
         if sampler is not self:
             message = "the loader was not made with this sampler: DataLoader(…, sampler=sampler)"
             raise ValueError(message)
-        return 1 if batches is None else int(getattr(batches, "batch_size", 1))
+        if batches is None:
+            return _Batches()
+        return _Batches(int(getattr(batches, "batch_size", 1)), is_last_dropped=getattr(batches, "drop_last", False))

@@ -27,6 +27,13 @@ PTH = Path(elastic_run.__file__).parent / "compat" / "elastic-run-compat.pth"
 VARIABLE = "ELASTIC_RUN_COMPAT"
 INSTALL = "import elastic_run.compat as compat; compat.install()\n"
 
+#: Names that torch's modules have and an alias doesn't: a reviewed difference, a type variable, one's second name.
+LEFT_OUT = (
+    "torch.distributed.elastic.multiprocessing.api get_std_cm",
+    "torch.distributed.elastic.utils.data.elastic_distributed_sampler T",
+    "torch.distributed.elastic.rendezvous.registry handler_registry",
+)
+
 #: Torch's own modules below the same paths, which are not in our table.
 OUTSIDE = (
     "torch.distributed.elastic.multiprocessing.redirects",
@@ -139,6 +146,39 @@ except ImportError as error:
     )
     assert said[1].startswith("cannot import name 'nothing' from 'torch.distributed.run' (")
     assert said[1].endswith("/elastic_run/run.py)")
+
+
+def test_names_that_torchs_modules_borrow_are_there() -> None:
+    """Every public name of torch's modules can be had by its path, also one from another module: ours if we have it."""
+    names = check(
+        f"""
+from importlib import import_module
+from types import ModuleType
+for path in {list(PATHS)!r}:
+    for name, value in vars(import_module(path)).items():
+        home = getattr(value, "__module__", None)
+        is_torchs = str(home).startswith("torch.distributed") or (home is None and name.isupper())
+        if not name.startswith("_") and is_torchs and not isinstance(value, ModuleType | dict):
+            print(path, name, home)
+"""
+    )
+    wanted = [line.split() for line in names.splitlines() if line.rpartition(" ")[0] not in LEFT_OUT]
+    assert ["torch.distributed.run", "elastic_launch", "torch.distributed.launcher.api"] in wanted
+    check(
+        INSTALL
+        + f"""
+from importlib import import_module
+for path, name, home in {wanted!r}:
+    value = getattr(import_module(path), name)
+    of = getattr(value, "__module__", None) or "elastic_run"
+    assert home not in {list(PATHS)!r} or of.partition(".")[0] in ("elastic_run", "typing"), (path, name, of)
+from torch.distributed.run import LaunchConfig, elastic_launch
+from torch.distributed.elastic.agent.server.api import DEFAULT_ROLE, record
+import elastic_run, elastic_run.agent, elastic_run.events
+assert (LaunchConfig, elastic_launch) == (elastic_run.LaunchConfig, elastic_run.elastic_launch)
+assert (DEFAULT_ROLE, record) == (elastic_run.agent.DEFAULT_ROLE, elastic_run.events.record)
+"""
+    )
 
 
 def test_our_package_stays_as_it_was() -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _PACKAGE = Path(__file__).parents[1] / "data" / "event_plugin"
 _ENTRY_POINTS = """[elastic_run.event_handlers]
 to-file = event_place:ToFile
+failing = event_place:Failing
 broken = event_place:broken
 no-handler = builtins:list
 """
@@ -48,6 +49,17 @@ def test_events_go_to_a_plugin_s_handler(launch: Launch, tmp_path: Path, site: d
         ("AGENT", "SUCCEEDED"),
     ]
     assert "torchelastic" not in job.stderr
+
+
+def test_a_plugin_that_raises_harms_nothing(launch: Launch, site: dict[str, str]) -> None:
+    """A handler that fails while the job runs is one line on stderr, and the job ends as it would have without."""
+    job = launch("--standalone", "--event-log-handler=failing", "--no-python", "echo", "ran", env=site)
+    assert job.wait_exit() == 0, job.stderr
+    assert job.stdout == "ran\n"
+    assert job.stderr == (
+        "event handler 'failing' raised ConnectionError: no collector for torchelastic-events-failing; "
+        "the job goes on, and this is said once\n"
+    )
 
 
 @pytest.mark.parametrize(

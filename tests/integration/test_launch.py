@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run import launch as legacy
-from elastic_run import run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -103,7 +102,6 @@ def test_other_nodes_are_told_to_come_in_by_the_same_door(monkeypatch: pytest.Mo
         configs.append(config)
         return 0
 
-    monkeypatch.setattr(run, "_start_guardian", lambda: None)
     monkeypatch.setattr("elastic_run.launcher.launch_job", note)
     words = ["--nnodes=2", __file__, "--x"]
     legacy.main(words)

@@ -90,6 +90,14 @@ def test_a_launcher_of_ones_own(how: str, whose: str, run: Callable[..., Launche
     assert job.stdout == f"returned: [(0, 3.0), (1, 3.0)]\nagent: {whose}\n"
 
 
+@pytest.mark.parametrize(("how", "whose"), [("torch", "torch"), ("compat", "elastic_run")])
+def test_a_launcher_with_torchs_own_rendezvous(how: str, whose: str, run: Callable[..., Launched]) -> None:
+    """A program that makes torch's dynamic handler and its store by hand gets our agent with them through compat."""
+    job = run(how, "dynamic.py")
+    assert job.wait_exit(deadline=60) == 0, job.stderr
+    assert job.stdout == f"SUCCEEDED: {{0: 3.0, 1: 3.0}}\nagent: {whose}\n"
+
+
 def test_a_launcher_of_ones_own_learns_of_failures(run: Callable[..., Launched]) -> None:
     """What a function raised in a worker is among the agent's failures."""
     job = run("compat", "launcher.py", "2", "fail")

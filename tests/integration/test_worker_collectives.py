@@ -188,6 +188,24 @@ def test_parallel_groups(run: Callable[..., list[dict[str, Any]]]) -> None:
         ]
 
 
+def test_who_is_not_in_a_group_is_told(run: Callable[..., list[dict[str, Any]]]) -> None:
+    """A rank outside of a group is refused, and doesn't take its own value for the group's."""
+    words = run(
+        """
+        group = dist.new_group([0])
+        def error_of(call, given):
+            try: return float(call(given, group=group))
+            except worker.WorkerError as error: return str(error)
+        one = torch.ones(1)
+        say(rank=rank, said=[error_of(worker.reduce_mean, 1.0), error_of(worker.reduce_mean, one),
+            error_of(worker.all_to_all, one)])
+        """,
+        workers=2,
+    )
+    outside = "rank 1 is not in this group, and can't ask its ranks"
+    assert [word["said"] for word in words] == [[1.0] * 3, [outside] * 3]
+
+
 def test_without_a_group_nobody_is_forgotten(launch: Launch, tmp_path: Path) -> None:
     """A worker that hasn't joined the others is told so, and doesn't take its own value for everybody's."""
     path = tmp_path / "early.py"

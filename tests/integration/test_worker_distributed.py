@@ -115,6 +115,54 @@ print(sorted({"torch", "elastic_run.launcher", "elastic_run.agent"} & set(sys.mo
     assert job.stdout == "[]\n"
 
 
+def test_a_model_that_outlives_its_group_is_no_matter(launch: Launch, script: Callable[[str], Path]) -> None:
+    """A DDP model that is there to the end neither hangs nor aborts a worker whose gloo thread is late."""
+    path = script("""
+        import time, torch, torch.distributed as dist
+        from torch.nn.parallel import DistributedDataParallel
+        class Model(DistributedDataParallel): pass
+        worker.init_distributed()
+        model = Model(torch.nn.Linear(3, 1))
+        model(torch.ones(2, 3)).sum().backward()
+        def end(future):
+            time.sleep(0.5)  # a machine under load: the thread comes back to Python when the script is through
+            say(is_late=1)
+        late = dist.all_reduce(torch.ones(1), async_op=True).get_future().then(end)
+    """)
+    job = launch("--standalone", "--nproc-per-node=2", path, env=QUIET)
+    assert job.wait_exit(deadline=100) == 0, job.stderr
+    assert (told(job), job.stderr) == ([{"is_late": 1}] * 2, "")
+
+
+@pytest.mark.parametrize("how", ["script", "function"])
+def test_who_fails_ends_though_a_collective_does_not(launch: Launch, script: Callable[[str], Path], how: str) -> None:
+    """A rank that raises while others keep one of its collectives waiting ends at once, and so does the job."""
+    path = script("""
+        import threading, torch, torch.distributed as dist
+        import elastic_run
+        def train():
+            global model
+            context = worker.init_distributed()
+            model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 1))
+            if context.is_main:
+                dist.all_reduce(torch.ones(1), async_op=True)
+                raise RuntimeError("bad data")
+            threading.Event().wait()  # until the launcher stops it
+        if __name__ == "__main__":
+            if "RANK" in os.environ:
+                train()
+            config = elastic_run.LaunchConfig(1, 1, nproc_per_node=2, rdzv_backend="local", max_restarts=0)
+            try:
+                elastic_run.elastic_launch(config, train)()
+            except elastic_run.ChildFailedError as error:
+                sys.exit(f"RuntimeError: {error.get_first_failure()[1].message['message']}")
+    """)
+    flags, program = ((), PYTHON) if how == "function" else (("--standalone", "--nproc-per-node=2"), None)
+    job = launch(*flags, path, env=QUIET, **({"program": program} if program else {}))
+    assert job.wait_exit(deadline=100) == 1, job.stderr
+    assert "RuntimeError: bad data" in job.stderr
+
+
 def test_a_group_can_be_left_and_made_again(launch: Launch, script: Callable[[str], Path]) -> None:
     """After destroy_process_group a second init_distributed meets the others anew, on the same store."""
     path = script("""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from elastic_run.agent import RunResult, SimpleElasticAgent, WorkerGroup, WorkerSpec, WorkerState
-from elastic_run.agent.environment import worker_environment
+from elastic_run.agent.environment import worker_environments
 from elastic_run.agent.places import set_places
 from elastic_run.rendezvous.local import LocalRendezvousHandler
 
@@ -95,16 +95,15 @@ def _environment(spec: WorkerSpec, parent: dict[str, str], rank: int = 1) -> dic
     group = WorkerGroup(spec)
     set_places(group, group_rank=1, group_world_size=3, base_rank=2, world_size=6, role_rank=2, role_world_size=6)
     group.master_addr, group.master_port = "10.0.0.1", 1234
-    return worker_environment(
+    return worker_environments(
         group,
-        group.workers[rank],
         parent,
         run_id="job",
         restart_count=2,
         max_restarts=3,
         use_agent_store=True,
         signals=(signal.SIGTERM, signal.SIGINT),
-    )
+    )[rank]
 
 
 def test_environment() -> None:

@@ -305,6 +305,18 @@ def test_the_exception_s_text_ends_with_the_root_cause(tmp_path: Path) -> None:
     assert text.endswith(": E: x\n  Traceback\n  E: x\n" + "=" * 60)
 
 
+def test_the_exception_s_text_is_for_readers(tmp_path: Path) -> None:
+    """A message of a megabyte is shown with its middle cut out; the failure has all of it."""
+    said = "E: " + "x" * 1_000_000 + "the end"
+    file = recorded(tmp_path / "e.json", {"message": said, "extraInfo": {"py_callstack": said, "timestamp": "8"}})
+    failure = ProcessFailure(0, 1, 1, file)
+    text = str(ChildFailedError("train.py", {0: failure}))
+    assert len(text) < 10_000
+    assert text.count(" more characters ... ") == 2
+    assert text.count("xthe end\n") == 2
+    assert failure.message["message"] == said
+
+
 def test_a_failure_has_a_sentence_where_no_file_tells(tmp_path: Path) -> None:
     """Signal or exit code, and what is wrong with its error.json."""
     failure = ProcessFailure(0, 7, -9, "/nowhere/error.json")

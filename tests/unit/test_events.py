@@ -27,6 +27,7 @@ def _fresh_handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Forget handlers and loggers, so that each test finds what a new process finds."""
     monkeypatch.setattr(handlers, "_log_handlers", {})
     monkeypatch.setattr(events, "_events_loggers", {})
+    monkeypatch.setattr(events, "_broken", set())
     yield
     for name in ("console", "null", "dynamic_rendezvous", "mine"):
         logging.getLogger(handlers.logger_name(name)).handlers.clear()
@@ -37,6 +38,10 @@ def _listen(destination: str) -> io.StringIO:
     heard = io.StringIO()
     handlers._log_handlers[destination] = logging.StreamHandler(heard)
     return heard
+
+
+def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
 
 
 def test_an_event_survives_its_json() -> None:
@@ -128,6 +133,45 @@ def test_loglevel_silences_events(monkeypatch: pytest.MonkeyPatch) -> None:
     heard = _listen("mine")
     events.record(Event("started", EventSource.AGENT), "mine")
     assert heard.getvalue() == ""
+
+
+@pytest.mark.parametrize(("level", "is_heard"), [("debug", True), ("warning", False), ("30", False), ("10", True)])
+def test_loglevel_in_other_forms(level: str, is_heard: bool, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: FBT001
+    """LOGLEVEL may be written in small letters, or be a number."""
+    monkeypatch.setenv("LOGLEVEL", level)
+    heard = _listen("mine")
+    events.record(Event("started", EventSource.AGENT), "mine")
+    assert bool(heard.getvalue()) == is_heard
+
+
+def test_a_loglevel_of_another_program_s(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """A word that is no level of ours is said, once, and counts as INFO."""
+    monkeypatch.setenv("LOGLEVEL", "trace")
+    heard = _listen("mine")
+    for _ in range(2):
+        events.record(Event("started", EventSource.AGENT), "mine")
+    assert heard.getvalue().count("started") == 2
+    assert _warnings(caplog) == ["LOGLEVEL='trace' is no level: events are written as with INFO"]
+
+
+def test_a_handler_that_raises_harms_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """A handler that raises loses its event and is told of once; it gets the next events all the same."""
+
+    class Failing(logging.Handler):
+        seen = 0
+
+        def emit(self, _: logging.LogRecord) -> None:
+            self.seen += 1
+            raise ConnectionError
+
+    handler = Failing()
+    handlers._log_handlers["mine"] = handler
+    for _ in range(3):
+        events.record(Event("started", EventSource.AGENT), "mine")
+    assert handler.seen == 3
+    assert _warnings(caplog) == [
+        "event handler 'mine' raised ConnectionError: ; the job goes on, and this is said once"
+    ]
 
 
 def test_a_rendezvous_event_is_built_from_its_surroundings() -> None:

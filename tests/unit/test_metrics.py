@@ -55,6 +55,31 @@ def test_groups_without_a_handler_share_one(heard: _Heard) -> None:
     assert heard.values() == {"own": 1}
 
 
+def test_a_handler_that_raises_harms_nothing(
+    heard: _Heard, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A handler that raises loses its value and is told of once; it gets the next, and so do the others."""
+
+    class Failing(_Heard):
+        def emit(self, metric_data: MetricData) -> None:
+            super().emit(metric_data)
+            raise ConnectionError
+
+    monkeypatch.setattr(api, "_broken_handlers", [])
+    failing = Failing()
+    metrics.configure(failing, "theirs")
+    for value in range(3):
+        metrics.put_metric("step", value, "theirs")
+    metrics.put_metric("step", 7)
+    assert [data.value for data in failing.data] == [0, 1, 2]
+    assert heard.values() == {"step": 7}
+    (said,) = caplog.messages
+    assert said == (
+        "metric handler test_a_handler_that_raises_harms_nothing.<locals>.Failing of group 'theirs' raised "
+        "ConnectionError on step: ; the job goes on, and this is said once"
+    )
+
+
 def test_a_stream_keeps_the_handler_that_it_was_made_with(heard: _Heard) -> None:
     """A stream is a group and its handler of the moment."""
     stream = metrics.getStream("torchelastic")

@@ -59,6 +59,7 @@ CAPTURED: dict[str, tuple[str, str, str] | None] = {
     "store_gone": ("torch.distributed.DistNetworkError", "Failed to recv, got 0 bytes.", "store_peer.py:6"),
     "syntax_error": ("SyntaxError", "invalid syntax", "syntax_error.py:2"),
     "terminate": ("std::runtime_error", "worker thread: lost device 3", ""),
+    "thread_at_end": None,
     "thread": ("OSError", "[Errno 28] No space left on device: 'ckpt.pt'", "thread.py:3 in work"),
     "unraisable": ("FileNotFoundError", "[Errno 2] No such file or directory", "unraisable.py:7 in main"),
     "usage": None,

@@ -74,8 +74,8 @@ def test_each_sample_exactly_once(size: int, lives: list[tuple[int, int, int]], 
 @settings(deadline=None, max_examples=100)
 @given(size=st.integers(1, 80), lives=LIVES)
 def test_padding_repeats_less_than_one_round(size: int, lives: list[tuple[int, int, int]]) -> None:
-    """By default every sample is taken, fewer are repeated than there are ranks, and all ranks take equally many."""
-    taken, last = run_epoch(size, lives)
+    """With tail="pad" every sample is taken, fewer are repeated than there are ranks, and all take equally many."""
+    taken, last = run_epoch(size, lives, tail="pad")
     counts = Counter(taken)
     assert set(counts) == set(range(size))
     assert len(taken) - size < max(ranks for ranks, _, _ in lives)
@@ -90,6 +90,51 @@ def test_dropping_leaves_out_less_than_one_round(size: int, lives: list[tuple[in
     assert len(set(taken)) == len(taken)
     assert size - len(taken) < max(ranks for ranks, _, _ in lives)
     assert len(set(last)) == 1
+
+
+@settings(deadline=None, max_examples=150)
+@given(size=st.integers(0, 80), ranks=st.integers(1, 6), batch=st.integers(1, 4))
+def test_by_default_each_sample_once_and_equal_steps(size: int, ranks: int, batch: int) -> None:
+    """By default all ranks take equally many steps, and a sample twice only where the last step has too few for all."""
+    taken, each = run_epoch(size, [(ranks, batch, 0)])
+    assert set(taken) == set(range(size))
+    assert len({-(-samples // batch) for samples in each}) == 1
+    in_last_step = size % (ranks * batch)
+    assert len(taken) - size == (ranks - in_last_step if 0 < in_last_step < ranks else 0)
+
+
+@settings(deadline=None, max_examples=150)
+@given(size=st.integers(0, 80), lives=LIVES)
+def test_by_default_no_life_costs_a_sample(size: int, lives: list[tuple[int, int, int]]) -> None:
+    """By default, too, every sample is taken whatever the lives; only the one that ends the epoch repeats any."""
+    taken, last = run_epoch(size, lives)
+    _, batch, _ = lives[-1]
+    assert set(taken) == set(range(size))
+    assert len(taken) - size < max(ranks for ranks, _, _ in lives)
+    assert len({-(-samples // batch) for samples in last}) == 1
+
+
+@settings(deadline=None, max_examples=100)
+@given(size=st.integers(0, 60), ranks=st.integers(1, 6), batch=st.integers(1, 4), tail=st.sampled_from(["once", "pad"]))
+def test_full_batches_only_are_equally_many(size: int, ranks: int, batch: int, tail: Any) -> None:  # noqa: ANN401
+    """With the loader's drop_last all ranks take equally many full batches, and no sample twice but to fill one."""
+    taken = []
+    for rank in range(ranks):
+        sampler = ElasticSampler(size, rank=rank, world_size=ranks, tail=tail)
+        loader: DataLoader[Any] = DataLoader(Numbers(size), batch_size=batch, sampler=sampler, drop_last=True)
+        assert len(loader) == -(-size // ranks) // batch
+        taken.append([samples.tolist() for samples in sampler.track(loader)])
+    assert {len(batches) for batches in taken} == {-(-size // ranks) // batch}
+    assert {len(samples) for batches in taken for samples in batches} <= {batch}
+    flat = [sample for batches in taken for samples in batches for sample in samples]
+    assert len(flat) - len(set(flat)) < ranks
+
+
+def test_who_counts_by_hand_takes_equally_many() -> None:
+    """Without `track` nothing is known of batches: all ranks take equally many, and a loader is as long on each."""
+    samplers = [ElasticSampler(10, rank=rank, world_size=4) for rank in range(4)]
+    assert [len(list(sampler)) for sampler in samplers] == [len(sampler) for sampler in samplers] == [3] * 4
+    assert {len(DataLoader(Numbers(10), batch_size=2, sampler=sampler)) for sampler in samplers} == {2}
 
 
 @settings(deadline=None, max_examples=60)
@@ -153,6 +198,20 @@ def test_an_epoch_at_its_end_gives_nothing() -> None:
     assert (sampler.consumed, len(sampler), list(sampler)) == (7, 0, [])
 
 
+def test_an_epoch_that_is_used_up_is_said() -> None:
+    """Who forgets set_epoch gets no samples, and is told why; who goes on from the end of an epoch is not."""
+    sampler = ElasticSampler(4, rank=0, world_size=1)
+    loader = DataLoader(Numbers(4), sampler=sampler)
+    assert len(list(sampler.track(loader))) == 4
+    with pytest.warns(UserWarning, match=r"epoch 0 is used up, nothing is left of it: call set_epoch\(1\) first"):
+        assert list(sampler.track(loader)) == []
+    sampler.set_epoch(1)
+    assert len(list(sampler.track(loader))) == 4
+    resumed = ElasticSampler(4, rank=0, world_size=1)
+    resumed.load_state_dict(sampler.state_dict())
+    assert list(resumed.track(DataLoader(Numbers(4), sampler=resumed))) == []
+
+
 def test_a_state_that_does_not_fit_is_refused() -> None:
     """A state of other data is named with both sizes, before a sample is lost."""
     sampler = ElasticSampler(10, rank=0, world_size=1)
@@ -177,7 +236,7 @@ def test_a_state_that_does_not_fit_is_refused() -> None:
     ("arguments", "error", "message"),
     [
         ({"data": iter([1])}, TypeError, "type list_iterator has no length"),
-        ({"data": 3, "tail": "stretch"}, ValueError, "tail='stretch': it is one of 'pad', 'drop', 'uneven'"),
+        ({"data": 3, "tail": "stretch"}, ValueError, "tail='stretch': it is one of 'once', 'pad', 'drop', 'uneven'"),
         ({"data": True}, TypeError, "type bool has no length"),
         ({"data": -3}, ValueError, "data=-3: a number of samples is 0 at least"),
         ({"data": 3, "rank": 2, "world_size": 2}, ValueError, "rank=2 is not below world_size=2"),

@@ -106,7 +106,7 @@ def write_parent_error_file(root: WorkerEnd, environ: Mapping[str, str]) -> None
     path = environ.get(ENV_ERROR_FILE)
     if not path:
         return
-    data = read_error_file(root.error_file).data or _compose(root)
+    data = read_error_file(root.error_file).data or compose_error(root)
     if isinstance(data["message"], dict) and root.exitcode:
         data["message"]["errorCode"] = root.exitcode
     try:
@@ -114,6 +114,27 @@ def write_parent_error_file(root: WorkerEnd, environ: Mapping[str, str]) -> None
             json.dump(data, file)
     except OSError:
         return  # it is a courtesy to the launcher above; our own report has told everything
+
+
+def compose_error(root: WorkerEnd) -> dict[str, Any]:
+    """Return what would stand in the error.json of a worker that left none.
+
+    Args:
+        root: What became of the worker.
+
+    Returns:
+        The same structure, from what its stderr or its exit has told.
+    """
+    exception = root.exception
+    if exception is not None:
+        said = f"{exception.name}: {exception.message}"
+        callstack = "\n".join(["Traceback (most recent call last):", *exception.lines, ""])
+    else:
+        said = f"exit code {root.exitcode}" if root.exitcode >= 0 else f"signal {-root.exitcode}"
+        said = f"rank {root.rank} ended with {said}"
+        callstack = "\n".join(root.stderr_tail)
+    extra = {"py_callstack": callstack, "timestamp": str(int(root.ended_at))}
+    return {"message": {"message": said, "extraInfo": extra}}
 
 
 def _read(path: str) -> str:
@@ -157,17 +178,3 @@ def _timestamp(data: dict[str, Any]) -> int | None:
         return int(extra["timestamp"]) if isinstance(extra, dict) else None
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
-
-
-def _compose(root: WorkerEnd) -> dict[str, Any]:
-    """Write an error.json for a worker that left none."""
-    exception = root.exception
-    if exception is not None:
-        said = f"{exception.name}: {exception.message}"
-        callstack = "\n".join(["Traceback (most recent call last):", *exception.lines, ""])
-    else:
-        said = f"exit code {root.exitcode}" if root.exitcode >= 0 else f"signal {-root.exitcode}"
-        said = f"rank {root.rank} ended with {said}"
-        callstack = "\n".join(root.stderr_tail)
-    extra = {"py_callstack": callstack, "timestamp": str(int(root.ended_at))}
-    return {"message": {"message": said, "extraInfo": extra}}

@@ -114,7 +114,9 @@ def _load(path: str) -> dict[str, Any]:
 def _format(error: BaseException) -> str:
     import traceback  # noqa: PLC0415 - only after a failure
 
-    return "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    from elastic_run.multiprocessing.errors.own_frames import skip_own_frames  # noqa: PLC0415 - ditto
+
+    return "".join(traceback.format_exception(type(error), error, skip_own_frames(error)))
 
 
 def _text(error: BaseException) -> str:

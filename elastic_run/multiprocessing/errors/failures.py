@@ -164,6 +164,8 @@ class ChildFailedError(Exception):
 
 #: Failures beside the root cause that the text tells one by one.
 _MOST_OTHERS = 8
+#: Characters of a message, and of each line of a traceback, that the text shows.
+_LONGEST = 4000
 
 
 def _describe(rank: int, failure: ProcessFailure) -> str:
@@ -172,10 +174,18 @@ def _describe(rank: int, failure: ProcessFailure) -> str:
     if isinstance(said, dict):
         said = said.get("message", NOT_AVAILABLE)
     who = f"rank {rank} (local rank {failure.local_rank}, pid {failure.pid})"
-    return f"{who}, {how}, {failure.timestamp_isoformat()}: {said}"
+    return f"{who}, {how}, {failure.timestamp_isoformat()}: {_shorten(str(said))}"
 
 
 def _callstack(failure: ProcessFailure) -> list[str]:
     extra = failure.message.get("extraInfo") if isinstance(failure.message, dict) else None
     text = extra.get("py_callstack") if isinstance(extra, dict) else None
-    return [f"  {line}" for line in str(text).rstrip().splitlines()] if text else []
+    return [f"  {_shorten(line)}" for line in str(text).rstrip().splitlines()] if text else []
+
+
+def _shorten(text: str) -> str:
+    """Cut the middle out of what nobody reads; the failure's own message has all of it."""
+    if len(text) <= _LONGEST:
+        return text
+    half = _LONGEST // 2
+    return f"{text[:half]} ... {len(text) - 2 * half} more characters ... {text[-half:]}"

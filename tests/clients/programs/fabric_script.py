@@ -5,6 +5,7 @@ import os
 import sys
 
 import torch
+import torch.distributed.nn  # now: imported by DDP, after the group was made, it keeps the group for ever (torch 2.13)
 from lightning.fabric import Fabric
 
 fabric = Fabric()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import lightning
 import torch
+import torch.distributed.nn  # now: imported by DDP, after the group was made, it keeps the group for ever (torch 2.13)
 
 directory = Path(sys.argv[1])
 life = int(os.environ["TORCHELASTIC_RESTART_COUNT"])

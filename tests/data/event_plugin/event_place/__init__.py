@@ -16,6 +16,15 @@ class ToFile(logging.Handler):
             file.write(self.format(record) + "\n")
 
 
+class Failing(logging.Handler):
+    """Raises on every event, as one does whose collector has gone."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Raise."""
+        message = f"no collector for {record.name}"
+        raise ConnectionError(message)
+
+
 def broken() -> logging.Handler:
     """Fail as a plug-in does whose own needs are not installed."""
     message = "no module of the site's"

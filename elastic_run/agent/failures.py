@@ -1,0 +1,59 @@
+"""Failed workers as torch's results have them, for programs that launch: with what we know beyond the exit code.
+
+Torch knows what a worker has recorded, and else its exit code. We have read its stderr, and know which timer ended it.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from elastic_run import contract
+from elastic_run.multiprocessing.errors.error_file import compose_error
+from elastic_run.multiprocessing.errors.failures import NOT_AVAILABLE, ProcessFailure
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from elastic_run.core.rootcause import WorkerEnd
+
+
+def describe_failure(end: WorkerEnd) -> ProcessFailure:
+    """Return a worker's failure.
+
+    Args:
+        end: What became of the worker.
+
+    Returns:
+        The failure. Its message is what the worker recorded; else its exception as stderr had it, in the same form;
+        else a sentence.
+    """
+    failure = ProcessFailure(end.local_rank, end.pid, end.exitcode, end.error_file)
+    if end.exception is not None and end.exception.type == contract.TIMER_EXPIRED:
+        failure.message = f"timer {end.exception.message}; {failure.message}"
+    elif failure.error_file == NOT_AVAILABLE and end.exitcode > 0:
+        failure.message = _say(end) or failure.message
+    return failure
+
+
+def _say(end: WorkerEnd) -> object:
+    if end.exception is not None:
+        return compose_error(end)["message"]
+    last = next((line.strip() for line in reversed(end.stderr_tail) if line.strip()), "")
+    return last and f"exit code {end.exitcode}; its stderr ends with: {last}"
+
+
+def add_timer(failure: ProcessFailure) -> ProcessFailure:
+    """Add to a failure which timer ended the worker, if one did; that can be asked for once.
+
+    Args:
+        failure: The failure; is changed.
+
+    Returns:
+        The failure.
+    """
+    if "elastic_run.timer.expiries" in sys.modules:
+        from elastic_run.timer import expiries  # noqa: PLC0415 - only where timers are used
+
+        text = expiries.take(failure.pid)
+        if text:
+            failure.message = f"timer {text}; {failure.message}"
+    return failure

@@ -1,0 +1,79 @@
+"""How a worker lets its process groups go at its end, so that neither gloo nor Python has to wait for the other.
+
+gloo's destructor waits for its threads, and such a thread may need Python's lock to let tensors go. Python destroys a
+group without that lock; the reducer of a model in DDP, which holds the group as well, destroys it with the lock held:
+both wait for ever. When Python is on its way out by then, the thread is ended instead, and the process aborts (torch
+issue 190489; seen with 2.13). So models let go first, then the group, while Python is all there. A group that the
+script still holds then is never destroyed: the process's end takes it.
+
+After a failure there may be collectives that nobody will ever end, since the others wait for this worker. The
+destructor would wait for their timeout, and the whole job with it. So no group is destroyed then.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    import torch.distributed as dist
+
+__all__ = ["destroy_groups", "has_failed", "keep_groups"]
+
+
+def has_failed() -> bool:
+    """Tell whether an exception ends this process."""
+    return getattr(sys, "last_value", None) is not None
+
+
+def destroy_groups() -> None:
+    """Destroy all process groups but those that somebody else holds."""
+    import torch.distributed as dist  # noqa: PLC0415
+
+    groups = _groups()
+    remains = [weakref.ref(group) for group in groups]
+    _release_models()
+    dist.destroy_process_group()
+    del groups  # the last to hold them
+    _keep(group for remain in remains if (group := remain()) is not None)
+
+
+def keep_groups() -> None:
+    """Let all process groups be there until the process is gone, also when Python clears its modules."""
+    _keep(_groups())
+
+
+def _keep(groups: Iterable[dist.ProcessGroup]) -> None:
+    import ctypes  # noqa: PLC0415 - seldom needed
+
+    for group in groups:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+
+
+def _groups() -> list[dist.ProcessGroup]:
+    import torch.distributed as dist  # noqa: PLC0415
+
+    # Private, but the one place that knows the groups of a DeviceMesh too; torch has had it since 2.0.
+    return list(dist.distributed_c10d._world.pg_map)  # noqa: SLF001
+
+
+def _release_models() -> None:
+    """Take the group from all models in DDP; they can't be trained after it is gone anyway."""
+    from torch.nn.parallel import DistributedDataParallel  # noqa: PLC0415
+
+    # Each object refers to its class: a search in C, 20 ms; in Python it takes 100.
+    for each in gc.get_referrers(*_with_subclasses(DistributedDataParallel)):
+        if isinstance(each, DistributedDataParallel):
+            for name in ("logger", "reducer", "process_group"):
+                vars(each).pop(name, None)
+
+
+def _with_subclasses(kind: type) -> Iterator[type]:
+    yield kind
+    children: list[type] = type.__subclasses__(kind)
+    for child in children:
+        yield from _with_subclasses(child)
