@@ -3,7 +3,7 @@ SHELL := /bin/bash
 PYTHON_IN_VENV := .venv/bin/python
 # More arguments for pytest: make test PYTEST="-k tee -x"
 PYTEST :=
-# Benchmarks to run, all unless given: make bench BENCH="start tee"
+# Benchmarks to run, all unless given, and options: make bench BENCH="start tee --record"
 BENCH :=
 # Compiled files are part of what users get; a shell that forbids them would make every start slower.
 unexport PYTHONDONTWRITEBYTECODE
@@ -53,12 +53,13 @@ types: setup ## mypy, strict; the public API as its users see it, under pyright 
 docs: setup ## build the pages into site/
 	NO_MKDOCS_2_WARNING=1 $(PYTHON_IN_VENV) -m mkdocs build --strict --quiet
 
-bench: setup ## figures beside torchrun's and a bare loop's, into docs/benchmarks.md; a quiet machine helps
+bench: setup ## figures beside torchrun, ft_launcher and a bare loop, into docs/ and README.md; a quiet machine helps
 	@tools/test-tools.sh
+	@tools/setup-peers.sh
 	$(PYTHON_IN_VENV) -m tests.benchmarks $(BENCH)
 
-figures: ## put the recorded figures into README.md
-	$(PYTHON_IN_VENV) -m tests.benchmarks --readme
+figures: setup ## write docs/benchmarks.md, its plots and the README's figures of what docs/benchmarks.json records
+	$(PYTHON_IN_VENV) -m tests.benchmarks --figures
 
 build: setup ## wheel and source archive into dist/
 	$(PYTHON_IN_VENV) -m pip wheel --quiet --no-deps --wheel-dir dist .

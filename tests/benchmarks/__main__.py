@@ -1,7 +1,8 @@
 """Run benchmarks, print the table, record it: ``python -m tests.benchmarks [start] [tee] …``.
 
-Figures are recorded in docs/benchmarks.json and docs/benchmarks.md unless a run was shortened. The exit code is 1 when
-a bar was missed.
+Figures take the place of those of the same benchmarks in docs/benchmarks.json, and the page, its plots and the README's
+block are written anew; not when a run was shortened or the machine was busy. The exit code is 1 when a bar was missed,
+or torchrun did better in any row.
 """
 
 from __future__ import annotations
@@ -27,20 +28,24 @@ from tests.benchmarks import (
     scale,
     start,
     tee,
+    warm,
 )
 from tests.benchmarks.effort import Effort
-from tests.benchmarks.figures import ORDER, Figure, console_lines, record, write_readme
+from tests.benchmarks.figures import Figure, console_lines
 from tests.benchmarks.installation import install
 from tests.benchmarks.job import BenchmarkError
+from tests.benchmarks.page import write_page, write_readme
+from tests.benchmarks.recording import ORDER, Record, describe_run, merge, read_record, write_record
 from tests.support.processes import TEST_TOKEN, describe, kill_processes, processes_with_environment
 from tests.support.torchrun import with_hosts_file, write_hosts_file
 
 #: Set in the process that sees the hosts file, to the directory for everything temporary.
 _DIRECTORY = "ELASTIC_RUN_BENCHMARKS"
-#: Load average up to which figures mean something.
-_QUIET = 0.5
+#: Load average per core up to which figures mean something. The suite's own last minute is below that.
+_QUIET = 1.5
 _BENCHMARKS = {
     "start": start.measure,
+    "warm": warm.measure,
     "functions": functions.measure,
     "memory": memory.measure,
     "detection": detection.measure,
@@ -56,8 +61,8 @@ _BENCHMARKS = {
 def main() -> int:
     """Do what the command line says, and return the exit code."""
     options = _parse()
-    if options.readme:
-        return _update_readme()
+    if options.figures:
+        return _write_pages(read_record())
     if _DIRECTORY not in os.environ:
         _enter_namespace()
     directory = Path(os.environ.pop(_DIRECTORY))
@@ -70,7 +75,12 @@ def main() -> int:
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description="elastic-run beside torchrun")
     parser.add_argument("names", nargs="*", metavar="benchmark", help=f"{', '.join(ORDER)}; all unless given")
-    parser.add_argument("--readme", action="store_true", help="put the recorded figures into README.md, and end")
+    parser.add_argument(
+        "--figures",
+        action="store_true",
+        help="write page, plots and README of what is recorded, and end",
+    )
+    parser.add_argument("--record", action="store_true", help="record what a busy machine measures as well")
     for field in fields(Effort):
         parser.add_argument(f"--{field.name}", type=int, default=field.default, help="default: %(default)s")
     options = parser.parse_args()
@@ -80,8 +90,9 @@ def _parse() -> argparse.Namespace:
     return options
 
 
-def _update_readme() -> int:
-    if write_readme():
+def _write_pages(record: Record) -> int:
+    write_page(record)
+    if write_readme(record):
         return 0
     print("README.md has no block between <!-- benchmarks --> and <!-- /benchmarks -->", file=sys.stderr)
     return 1
@@ -98,26 +109,42 @@ def _enter_namespace() -> None:
 
 def _run(options: argparse.Namespace, directory: Path) -> int:
     effort = Effort(**{field.name: getattr(options, field.name) for field in fields(Effort)})
-    names = [name for name in ORDER if not options.names or name in options.names]
     load = os.getloadavg()[0]
-    if load > _QUIET:
+    is_quiet = load <= _QUIET * len(os.sched_getaffinity(0))
+    if not is_quiet:
         print(f"the machine is busy (load average {load:.1f}): expect figures that are too high", file=sys.stderr)
+    is_recorded = effort == Effort() and (is_quiet or options.record)
     installation = install(directory)
-    figures: list[Figure] = []
-    failed: list[str] = []
+    names = [name for name in ORDER if not options.names or name in options.names]
+    measured: dict[str, list[Figure]] = {}
     for name in names:
         begun = time.monotonic()
         try:
-            figures += _BENCHMARKS[name](installation, effort)
+            measured[name] = _BENCHMARKS[name](installation, effort)
         except BenchmarkError as error:
-            failed.append(name)
             print(f"{name}: {error}", file=sys.stderr)
-        print(f"{name}: {time.monotonic() - begun:.0f} s", file=sys.stderr)
+            continue
+        seconds = time.monotonic() - begun
+        print(f"{name}: {seconds:.0f} s", file=sys.stderr)
+        if is_recorded:  # at once: what follows may take an hour, and fail
+            run = describe_run(load=load, seconds=seconds, ft_launcher=installation.ft_launcher_version)
+            write_record(merge(read_record(), {name: run}, measured[name]))
+    if is_recorded:
+        _write_pages(read_record())
+    else:
+        print("not recorded: " + ("a shortened run" if effort != Effort() else "the machine is busy, see --record"))
+    code = _report([figure for figures in measured.values() for figure in figures])
+    return code if len(measured) == len(names) else 1
+
+
+def _report(figures: list[Figure]) -> int:
+    """Print figures and what is amiss with them; returns the exit code."""
     print("\n".join(console_lines(figures)))
     print("\n".join(f"  {figure.name}: {figure.note}" for figure in figures if figure.note))
-    if effort == Effort():
-        record(figures, load=load)
-    return 0 if not failed and all(figure.is_met for figure in figures) else 1
+    worse = [figure.name for figure in figures if figure.is_worse]
+    if worse:
+        print(f"torchrun did better: {'; '.join(worse)}")
+    return 0 if not worse and all(figure.is_met for figure in figures) else 1
 
 
 def _run_marked() -> int:

@@ -1,77 +1,104 @@
-"""How soon a worker's death is answered: the end of the job, or the next attempt.
+"""How soon a worker's death is answered: its sibling told, the job's end, or the next attempt.
 
-The worker says the time of its death itself, in its last system call but one. Siblings honour SIGTERM.
+The worker says the time of its death itself, in its last system call but one. When a launcher has seen it can't be seen
+from outside; what can be is the first thing it does then, the SIGTERM to the sibling, which says when that came. In the
+other jobs siblings leave SIGTERM to the kernel.
 """
 
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tests.benchmarks.comparison import interleave
-from tests.benchmarks.figures import Bar, Figure
+from tests.benchmarks.figures import Bar, Figure, compared
 from tests.benchmarks.job import Job
 from tests.support.processes import is_gone, wait_gone
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.benchmarks.effort import Effort
     from tests.benchmarks.installation import Installation
 
 #: Deaths within a turn of elastic-run.
 _TIMES = 4
 _FEW, _MANY = 2, 8
+#: Seconds after the workers' first lines until a launcher has nothing left to do.
+_SETTLING = 1.5
 
 
 def measure(installation: Installation, effort: Effort) -> list[Figure]:
-    """Measure the end of a job of 2 and of 8, and the restart of one of 2."""
+    """Measure until the sibling is told, the end of a job of 2 and of 8, and the restart of one of 2."""
+    told = f"death of one of {_FEW} workers to its sibling told"
+    young = f"{told}, in a job that has just begun"
+    restart = f"death of one of {_FEW} workers to the first line of the last restarted one"
     return [
-        *(_measure_end(installation, effort, nproc) for nproc in (_FEW, _MANY)),
-        _measure_restart(installation, effort),
+        _figure(told, 10.0, {"detection": "sibling told"}, tell_after_death, installation, effort),
+        _figure(young, None, {}, partial(tell_after_death, age=0.0), installation, effort),
+        *(
+            _figure(
+                f"death of one of {nproc} workers to siblings gone and launcher exited",
+                50.0,
+                {"detection": f"all {nproc} workers and the launcher gone"},
+                partial(end_after_death, nproc=nproc),
+                installation,
+                effort,
+            )
+            for nproc in (_FEW, _MANY)
+        ),
+        _figure(restart, 80.0, {"restart": f"{_FEW} plain workers"}, restart_after_death, installation, effort),
     ]
 
 
-def _measure_end(installation: Installation, effort: Effort, nproc: int) -> Figure:
-    ends = interleave(
-        {
-            "elastic-run": lambda: end_after_death(installation, "elastic-run", nproc),
-            "torchrun": lambda: end_after_death(installation, "torchrun", nproc),
-        },
+def _figure(
+    name: str,
+    bar: float | None,
+    plots: dict[str, str],
+    measure_one: Callable[[Installation, str], float],
+    installation: Installation,
+    effort: Effort,
+) -> Figure:
+    deaths = interleave(
+        {launcher: partial(measure_one, installation, launcher) for launcher in installation.launchers},
         rounds=effort.pairs,
         times={"elastic-run": _TIMES},
     )
-    return Figure(
+    return compared(
+        deaths,
         benchmark="detection",
-        name=f"death of one of {nproc} workers to siblings gone and launcher exited",
+        name=name,
         unit="ms",
-        bar=Bar(50.0),
-        elastic_run=ends.median("elastic-run"),
-        torchrun=ends.median("torchrun"),
-        ratio=ends.ratio("elastic-run", "torchrun"),
-        note=f"worst of {effort.pairs * _TIMES}: {ends.worst('elastic-run'):.0f} ms",
-        is_headline=nproc == _FEW,
+        bar=None if bar is None else Bar(bar),
+        note=f"worst of {effort.pairs * _TIMES}: {deaths.worst('elastic-run'):.0f} ms",
+        is_headline=bar is not None and str(_MANY) not in name,
+        plots=plots,
     )
 
 
-def _measure_restart(installation: Installation, effort: Effort) -> Figure:
-    restarts = interleave(
-        {
-            "elastic-run": lambda: restart_after_death(installation, "elastic-run"),
-            "torchrun": lambda: restart_after_death(installation, "torchrun"),
-        },
-        rounds=effort.pairs,
-        times={"elastic-run": _TIMES},
-    )
-    return Figure(
-        benchmark="detection",
-        name="death of one of 2 workers to the first line of the last restarted one",
-        unit="ms",
-        bar=Bar(100.0),
-        elastic_run=restarts.median("elastic-run"),
-        torchrun=restarts.median("torchrun"),
-        ratio=restarts.ratio("elastic-run", "torchrun"),
-        note=f"worst of {effort.pairs * _TIMES}: {restarts.worst('elastic-run'):.0f} ms",
-        is_headline=True,
-    )
+def tell_after_death(installation: Installation, launcher: str, age: float = _SETTLING) -> float:
+    """Let one worker of two die, and return the milliseconds until its sibling has SIGTERM.
+
+    Args:
+        installation: Of the launchers.
+        launcher: Its name.
+        age: Seconds that the workers have run by then.
+    """
+    command = installation.launcher(launcher, 2, installation.worker("fail_once"), "tell")
+    with Job(command, directory=installation.directory) as job:
+        job.wait_lines(2, starting="up 0")
+        time.sleep(age)
+        job.poke()
+        told_at = int(job.wait_lines(1, starting="told")[0][1])
+        died_at = int(job.wait_lines(1, starting="died")[0][1])
+        job.wait_end(code=_code_of_failure(launcher))
+    return (told_at - died_at) / 1e6
+
+
+def _code_of_failure(launcher: str) -> int | None:
+    """Return the exit code of a launcher whose job failed; ft_launcher's is 0 on one node, at times."""
+    return None if launcher == "ft_launcher" else 1
 
 
 def end_after_death(installation: Installation, launcher: str, nproc: int) -> float:
@@ -80,7 +107,7 @@ def end_after_death(installation: Installation, launcher: str, nproc: int) -> fl
     with Job(command, directory=installation.directory) as job:
         pids = [int(words[2]) for words in job.wait_lines(nproc, starting="up 0")]
         job.poke()
-        ended_at = job.wait_end(code=1)
+        ended_at = job.wait_end(code=_code_of_failure(launcher))
         if not all(map(is_gone, pids)):
             for pid in pids:
                 wait_gone(pid)

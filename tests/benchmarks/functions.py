@@ -9,11 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tests.benchmarks.comparison import Comparison, interleave
-from tests.benchmarks.figures import Bar, Figure
+from tests.benchmarks.figures import Bar, compared
 from tests.benchmarks.job import Job
 
 if TYPE_CHECKING:
     from tests.benchmarks.effort import Effort
+    from tests.benchmarks.figures import Figure
     from tests.benchmarks.installation import Installation
 
 _WORKERS = 4
@@ -28,15 +29,12 @@ def measure(installation: Installation, effort: Effort) -> list[Figure]:
         launches = compare(installation, method, imports, rounds=effort.pairs)
         name = f"{_WORKERS} functions by {method}" + (f", in a program that imports {imports}" if imports else "")
         figures.append(
-            Figure(
+            compared(
+                launches,
                 benchmark="functions",
                 name=name,
                 unit="ms",
                 bar=Bar(1.0, "torchrun"),
-                elastic_run=launches.median("elastic-run"),
-                torchrun=launches.median("torchrun"),
-                ratio=launches.ratio("elastic-run", "torchrun"),
-                note="from the call of elastic_launch to the values; torchrun stands for torch's elastic_launch",
                 is_headline=not imports,
             )
         )

@@ -11,7 +11,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.benchmarks.figures import Bar, Figure
+from tests.benchmarks.comparison import Comparison
+from tests.benchmarks.figures import Bar, Figure, compared
 from tests.benchmarks.job import BenchmarkError, Job
 from tests.support.processes import descendants_of
 
@@ -31,27 +32,26 @@ _IMPORT_LINE = re.compile(r"^import time:\s+\d+ \|\s+\d+ \|\s*(\S+)$", re.MULTIL
 
 
 def measure(installation: Installation, effort: Effort) -> list[Figure]:
-    """Measure both launchers, one after the other, and look for modules that should not be there."""
+    """Measure all launchers, one after the other, and look for modules that should not be there."""
     del effort  # figures of a state, not of a moment
-    torchrun_memory, torchrun_wakes = idle_figures(installation, "torchrun", idle=_IDLE)
-    memory, wakes = idle_figures(installation, "elastic-run", idle=_IDLE)
+    idle = {launcher: idle_figures(installation, launcher, idle=_IDLE) for launcher in installation.launchers}
+    megabytes, wakes = (Comparison({name: [[pair[part]]] for name, pair in idle.items()}) for part in (0, 1))
     return [
-        Figure(
+        compared(
+            megabytes,
             benchmark="memory",
             name="memory of the launcher's processes (PSS), 2 workers asleep",
             unit="MB",
             bar=Bar(25.0),
-            elastic_run=memory,
-            torchrun=torchrun_memory,
             is_headline=True,
+            plots={"footprint": "launcher, 2 workers asleep"},
         ),
-        Figure(
+        compared(
+            wakes,
             benchmark="memory",
             name=f"wake-ups of the launcher's processes in {_IDLE:g} s",
             unit="",
             bar=Bar(2.0),
-            elastic_run=wakes,
-            torchrun=torchrun_wakes,
             is_headline=True,
         ),
         Figure(
@@ -86,7 +86,7 @@ def idle_figures(installation: Installation, launcher: str, *, idle: float) -> t
         before = _wait_quiet(pids)
         time.sleep(idle)
         wakes = sum(map(_wakes, pids)) - before
-        return sum(map(_proportional_megabytes, pids)), float(wakes)
+        return sum(map(proportional_megabytes, pids)), float(wakes)
 
 
 def forbidden_imports(installation: Installation) -> set[str]:
@@ -101,7 +101,8 @@ def forbidden_imports(installation: Installation) -> set[str]:
     return modules & _NEVER_IMPORTED
 
 
-def _proportional_megabytes(pid: int) -> float:
+def proportional_megabytes(pid: int) -> float:
+    """Return a process's memory; pages that it shares count by share."""
     text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
     return int(text.partition("\nPss:")[2].split()[0]) * 1024 / 1e6
 

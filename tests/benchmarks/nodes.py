@@ -10,7 +10,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from tests.benchmarks.comparison import interleave
-from tests.benchmarks.figures import Bar, Figure
+from tests.benchmarks.figures import Bar, Figure, compared
 from tests.benchmarks.node_group import NodeGroup, Watch
 
 if TYPE_CHECKING:
@@ -59,15 +59,14 @@ def _start_figure(installation: Installation, effort: Effort) -> Figure:
         rounds=effort.pairs,
         times={"elastic-run": _TIMES},
     )
-    return Figure(
+    return compared(
+        starts,
         benchmark="nodes",
         name="2 nodes of 2 workers, exec of the last agent to the first line of the last worker",
         unit="ms",
         bar=Bar(0.15, "torchrun"),
-        elastic_run=starts.median("elastic-run"),
-        torchrun=starts.median("torchrun"),
-        ratio=starts.ratio("elastic-run", "torchrun"),
         is_headline=True,
+        plots={"start": "2 nodes of 2 workers"},
     )
 
 
@@ -79,16 +78,15 @@ def _reform_figure(installation: Installation, effort: Effort) -> Figure:
         },
         rounds=1,
     )
-    return Figure(
+    return compared(
+        reforms,
         benchmark="nodes",
         name="--nnodes=1:4, death of a worker to the new round of the 3 nodes",
         unit="ms",
         bar=Bar(0.1, "torchrun"),
-        elastic_run=reforms.median("elastic-run"),
-        torchrun=reforms.median("torchrun"),
-        ratio=reforms.ratio("elastic-run", "torchrun"),
         note=f"median of {effort.pairs}; torchrun once: it waits 30 s for more nodes (last_call_timeout, by default)",
         is_headline=True,
+        plots={"restart": "3 nodes of at most 4"},
     )
 
 

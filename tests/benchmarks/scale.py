@@ -93,7 +93,8 @@ def _time_figure(size: int, ours: Sequence[Round], theirs: Round | None) -> Figu
         elastic_run=median(seconds),
         torchrun=theirs.seconds if theirs else None,
         note=note,
-        is_headline=size in _BARS or size in _OF_TORCH,
+        is_headline=size in _BARS or size == min(_OF_TORCH),
+        plots={"scale": str(size)},
     )
 
 

@@ -10,70 +10,72 @@ from __future__ import annotations
 import os
 import subprocess
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tests.benchmarks.comparison import interleave
-from tests.benchmarks.figures import Bar, Figure
+from tests.benchmarks.figures import Bar, compared
 from tests.benchmarks.job import BenchmarkError, Job
 from tests.support.launch import clean_environment
 
 if TYPE_CHECKING:
     from tests.benchmarks.effort import Effort
+    from tests.benchmarks.figures import Figure
     from tests.benchmarks.installation import Installation
 
 #: Starts within a turn, where one takes some dozens of milliseconds.
 _TIMES = 5
-_MANY = (32, 128)
+_FEW = 2
+#: Numbers of workers, and what each may take by the floor: with the number of workers all grows as the floor does.
+_MANY = {32: 1.3, 128: 1.1, 512: 1.1}
 
 
 def measure(installation: Installation, effort: Effort) -> list[Figure]:
-    """Measure 2 workers against torchrun and the floor, 32 and 128 against the floor."""
-    start_workers(installation, "elastic-run", 2)  # the page cache is warm for all
-    start_workers(installation, "torchrun", 2)
+    """Measure few workers and many against torchrun and the floor."""
+    for launcher in installation.launchers:
+        start_workers(installation, launcher, _FEW)  # the page cache is warm for all
+    return _few_figures(installation, effort) + [_many_figure(installation, effort, nproc) for nproc in _MANY]
+
+
+def _few_figures(installation: Installation, effort: Effort) -> list[Figure]:
     few = interleave(
         {
-            "elastic-run": lambda: start_workers(installation, "elastic-run", 2),
-            "floor": lambda: start_bare(installation, 2),
-            "torchrun": lambda: start_workers(installation, "torchrun", 2),
+            **{name: partial(start_workers, installation, name, _FEW) for name in installation.launchers},
+            "floor": partial(start_bare, installation, _FEW),
         },
         rounds=effort.pairs,
         times={"elastic-run": _TIMES, "floor": _TIMES},
     )
-    name = "exec to the first line of the last of 2 workers"
-    ours, torchrun, floor = (few.median(contender) for contender in ("elastic-run", "torchrun", "floor"))
-    figures = [
-        Figure(
+    return [
+        compared(
+            few,
             benchmark="start",
-            name=name + suffix,
+            name=f"exec to the first line of the last of {_FEW} workers{suffix}",
             unit="ms",
             bar=bar,
-            elastic_run=ours,
-            torchrun=torchrun,
-            floor=floor,
-            ratio=few.ratio("elastic-run", bar.of),
             is_headline=bar.of == "torchrun",
+            plots={"start": f"{_FEW} workers"} if bar.of == "torchrun" else {},
         )
-        for suffix, bar in (("", Bar(0.08, "torchrun")), (", by the floor", Bar(3.5, "floor")))
+        for suffix, bar in (("", Bar(0.08, "torchrun")), (", by the floor", Bar(2.5, "floor")))
     ]
-    return figures + [_measure_many(installation, effort, nproc) for nproc in _MANY]
 
 
-def _measure_many(installation: Installation, effort: Effort, nproc: int) -> Figure:
+def _many_figure(installation: Installation, effort: Effort, nproc: int) -> Figure:
     many = interleave(
         {
-            "elastic-run": lambda: start_workers(installation, "elastic-run", nproc),
-            "floor": lambda: start_bare(installation, nproc),
+            "elastic-run": partial(start_workers, installation, "elastic-run", nproc),
+            "floor": partial(start_bare, installation, nproc),
+            "torchrun": partial(start_workers, installation, "torchrun", nproc),
         },
         rounds=effort.pairs,
     )
-    return Figure(
+    return compared(
+        many,
         benchmark="start",
         name=f"exec to the first line of the last of {nproc} workers",
         unit="ms",
-        bar=Bar(1.3, "floor"),
-        elastic_run=many.median("elastic-run"),
-        floor=many.median("floor"),
-        ratio=many.ratio("elastic-run", "floor"),
+        bar=Bar(_MANY[nproc], "floor"),
+        plots={"start": f"{nproc} workers"},
     )
 
 

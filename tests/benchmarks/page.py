@@ -1,0 +1,136 @@
+"""docs/benchmarks.md, docs/plots and the README's block: written from what is recorded, by nothing else.
+
+The words are in page.md, beside this file. What is measured stands where they say so, by marks like
+``<!-- plot: start -->`` and ``<!-- table: nodes scale -->``; what nobody has measured yet leaves nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.benchmarks.figures import EVEN, HEADINGS, Figure
+from tests.benchmarks.plots import PLOTS, draw_all
+from tests.benchmarks.recording import ORDER, ROOT
+
+if TYPE_CHECKING:
+    from tests.benchmarks.recording import Record, Run
+
+_WORDS = Path(__file__).parent / "page.md"
+_MARK = re.compile(r"<!-- (\w+)(?:: ([\w ]+))? -->")
+_README_BLOCK = re.compile(r"(<!-- benchmarks -->\n).*?(<!-- /benchmarks -->)", re.DOTALL)
+
+
+def write_page(record: Record, root: Path = ROOT) -> None:
+    """Write the page and the plots.
+
+    Args:
+        record: What is recorded.
+        root: The repository.
+    """
+    plots = root / "docs" / "plots"
+    plots.mkdir(exist_ok=True)
+    for old in plots.glob("*.svg"):
+        old.unlink()
+    for name, svg in draw_all(record.figures).items():
+        (plots / f"{name}.svg").write_text(svg, encoding="utf-8")
+    (root / "docs" / "benchmarks.md").write_text(page_text(record), encoding="utf-8")
+
+
+def write_readme(record: Record, root: Path = ROOT) -> bool:
+    """Rewrite the block between the README's benchmark markers.
+
+    Args:
+        record: What is recorded.
+        root: The repository.
+
+    Returns:
+        Whether the README has such a block.
+    """
+    readme = root / "README.md"
+    text = readme.read_text(encoding="utf-8")
+    block = readme_block(record)
+    readme.write_text(_README_BLOCK.sub(lambda match: match[1] + block + match[2], text, count=1), encoding="utf-8")
+    return bool(_README_BLOCK.search(text))
+
+
+def page_text(record: Record) -> str:
+    """Return the whole page.
+
+    Args:
+        record: What is recorded.
+
+    Raises:
+        KeyError: The words ask for something that isn't made here.
+    """
+    makers = {"plot": _picture, "table": _table, "verdict": _verdict, "duration": _duration, "where": _where}
+    words = _WORDS.read_text(encoding="utf-8")
+    text = _MARK.sub(lambda match: makers[match[1]](record, match[2] or ""), words)
+    return re.sub(r"\n{3,}", "\n\n", text)
+
+
+def readme_block(record: Record) -> str:
+    """Return the table of the README."""
+    release = next(iter(record.runs.values())).torch
+    rows = [figure for figure in record.figures if figure.is_headline]
+    lines = [f"| | elastic-run | torchrun {release} |", "|---|--:|--:|"]
+    lines += [f"| {figure.name} | {_cell(figure, 'elastic-run')} | {_cell(figure, 'torchrun')} |" for figure in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(figure: Figure, contender: str) -> str:
+    return figure.cells()[HEADINGS.index(contender)]
+
+
+def _picture(record: Record, name: str) -> str:
+    is_drawn = any(name in figure.plots for figure in record.figures)
+    return f"![{PLOTS[name].title}](plots/{name}.svg)" if is_drawn else ""
+
+
+def _table(record: Record, benchmarks: str) -> str:
+    """Return the figures of some benchmarks, and what is to know of them; columns without any value are left out."""
+    figures = [figure for figure in record.figures if figure.benchmark in benchmarks.split()]
+    rows = [figure.cells() for figure in figures]
+    kept = [column for column in range(len(HEADINGS)) if any(row[column] for row in rows)]
+    rule = ["---" if HEADINGS[column] in {"figure", "bar", "met"} else "--:" for column in kept]
+    lines = [[HEADINGS[column] for column in kept], rule, *([row[column] for column in kept] for row in rows)]
+    notes = [f"- {figure.name}: {figure.note}" for figure in figures if figure.note]
+    return "\n".join([*(f"| {' | '.join(line)} |" for line in lines if figures), *([""] if notes else []), *notes])
+
+
+def _verdict(record: Record, _: str) -> str:
+    beside = [figure for figure in record.figures if figure.torchrun is not None]
+    barred = [figure for figure in record.figures if figure.bar is not None]
+    worse = _list([figure for figure in beside if figure.is_worse])
+    missed = _list([figure for figure in barred if not figure.is_met])
+    return (
+        f"**torchrun stands beside elastic-run in {len(beside)} rows. Rows in which it does better, by more than"
+        f" {100 * EVEN:g} %: {worse}.\n"
+        f"There are {len(barred)} bars. Missed: {missed}.**"
+    )
+
+
+def _list(figures: list[Figure]) -> str:
+    return "; ".join(figure.name for figure in figures) or "none"
+
+
+def _duration(record: Record, _: str) -> str:
+    minutes = sum(run.seconds for run in record.runs.values()) / 60
+    return f"All took {minutes:.0f} min here."
+
+
+def _where(record: Record, _: str) -> str:
+    """Return where and when all was measured, benchmarks of the same circumstances together."""
+    places: dict[str, list[str]] = {}
+    for name in ORDER:
+        if name in record.runs:
+            places.setdefault(_place(record.runs[name]), []).append(name)
+    return "\n".join(f"- {', '.join(names)}: {place}" for place, names in places.items())
+
+
+def _place(run: Run) -> str:
+    text = "{day}, {cores} cores, {memory:g} GB, {machine}; Python {python}, torch {torch}".format(**asdict(run))
+    peer = f", nvidia-resiliency-ext {run.ft_launcher}" if run.ft_launcher else ""
+    return f"{text}{peer}; load average before: {run.load:g}"

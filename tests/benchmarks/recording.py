@@ -1,0 +1,141 @@
+"""What is kept of a run: docs/benchmarks.json, of which the page, the plots and the README's block are made.
+
+A run of some benchmarks takes the place of what was recorded of these; the others' figures stay, each with the day, the
+machine and the load of its own run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.benchmarks.figures import Figure, from_json, to_json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+ROOT = Path(__file__).resolve().parents[2]
+JSON_FILE = ROOT / "docs" / "benchmarks.json"
+#: The benchmarks' names, in the order in which they run.
+ORDER = (
+    *("start", "warm", "functions", "memory", "detection", "orphans", "meetings", "nodes", "meetings_of_nodes"),
+    *("scale", "tee"),
+)
+_VERSION = 2
+
+
+@dataclass(frozen=True)
+class Run:
+    """Where and when a benchmark ran.
+
+    Args:
+        day: In UTC, as YYYY-MM-DD.
+        machine: Processor and kernel.
+        cores: That the run might use.
+        memory: Gigabytes.
+        python: Its version.
+        torch: Its version.
+        ft_launcher: The version of nvidia-resiliency-ext; empty where it was not there.
+        load: The machine's load average when the run began: what else it did.
+        seconds: What the benchmark took.
+    """
+
+    day: str
+    machine: str
+    cores: int
+    memory: float
+    python: str
+    torch: str
+    ft_launcher: str
+    load: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Record:
+    """All that is recorded.
+
+    Args:
+        runs: By benchmark.
+        figures: In the order of the benchmarks.
+    """
+
+    runs: Mapping[str, Run]
+    figures: tuple[Figure, ...]
+
+
+def describe_run(*, load: float, seconds: float, ft_launcher: str) -> Run:
+    """Return where and when this process runs.
+
+    Args:
+        load: The load average when the run began.
+        seconds: What the benchmark took.
+        ft_launcher: The version of nvidia-resiliency-ext, or "".
+    """
+    return Run(
+        day=datetime.now(tz=timezone.utc).date().isoformat(),
+        machine=f"{_processor()}, Linux {platform.release().split('-')[0]}",
+        cores=len(os.sched_getaffinity(0)),
+        memory=round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9),
+        python=platform.python_version(),
+        torch=version("torch"),
+        ft_launcher=ft_launcher,
+        load=round(load, 1),
+        seconds=round(seconds),
+    )
+
+
+def read_record(path: Path = JSON_FILE) -> Record:
+    """Read what is recorded; nothing, where there is no file."""
+    if not path.exists():
+        return Record({}, ())
+    content = json.loads(path.read_text(encoding="utf-8"))
+    runs = {name: Run(**run) for name, run in content["runs"].items()}
+    return Record(runs, tuple(map(from_json, content["figures"])))
+
+
+def merge(record: Record, runs: Mapping[str, Run], figures: Iterable[Figure]) -> Record:
+    """Put new figures in place of those of the same benchmarks.
+
+    Args:
+        record: What was recorded.
+        runs: The new runs.
+        figures: Theirs.
+    """
+    rows = [figure for figure in record.figures if figure.benchmark not in runs] + list(figures)
+    everything = {**record.runs, **runs}
+    return Record(
+        {name: everything[name] for name in ORDER if name in everything},
+        tuple(sorted(rows, key=lambda figure: ORDER.index(figure.benchmark))),
+    )
+
+
+def write_record(record: Record, path: Path = JSON_FILE) -> None:
+    """Write what is recorded: a line for each field, so that a new run is a diff of what it changed."""
+    runs = ",\n".join(f"  {_text(name)}: {_text(asdict(run))}" for name, run in record.runs.items())
+    figures = ",\n".join(_figure_text(figure) for figure in record.figures)
+    text = f'{{\n "version": {_VERSION},\n "runs": {{\n{runs}\n }},\n "figures": [\n{figures}\n ]\n}}\n'
+    path.write_text(text, encoding="utf-8")
+
+
+def _figure_text(figure: Figure) -> str:
+    fields = ",\n".join(f"   {_text(name)}: {_text(value)}" for name, value in to_json(figure).items())
+    return f"  {{\n{fields}\n  }}"
+
+
+def _text(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return sys.platform
