@@ -30,6 +30,13 @@ if TYPE_CHECKING:
 _ROOT = Path(__file__).parents[2]
 #: Keeps a template waiting, until the test opens the gate.
 _SLOW = "import os\nopen(os.environ['GATE']).read()\n"
+#: In the first attempt the others fail when the gate is opened; rank 0, told to stop, goes when it is opened again.
+_ENDS_AT_THE_GATE = (
+    "if attempt == 0 and rank == 0:\n"
+    "    signal.signal(signal.SIGTERM, lambda *_: say('stopping'))\n"
+    "    say('there')\n    signal.pause()\n    open(os.environ['GATE']).read()\n    sys.exit(0)\n"
+    "if attempt == 0: open(os.environ['GATE']).read(); sys.exit(1)\n"
+)
 _SAYS_HOW = "say('warm' if 'heavy' in sys.modules else 'cold', rank, attempt)\n"
 
 
@@ -240,12 +247,7 @@ def test_torch_reduces_in_warm_workers_round_after_round(launch: Launch, worker:
 
 def test_the_next_generation_waits_before_the_old_one_is_gone(launch: Launch, worker: Worker, module: Module) -> None:
     """While a worker takes its time to stop, the forks of the next round wait already, and `ps` says so."""
-    path = worker(
-        "if attempt == 0 and rank == 0:\n"
-        "    signal.signal(signal.SIGTERM, lambda *_: say('stopping'))\n"
-        "    say('there')\n    signal.pause()\n    open(os.environ['GATE']).read()\n    sys.exit(0)\n"
-        "if attempt == 0: open(os.environ['GATE']).read(); sys.exit(1)\n" + _SAYS_HOW
-    )
+    path = worker(_ENDS_AT_THE_GATE + _SAYS_HOW)
     env = module()
     job = launch("--nproc-per-node=3", "--max-restarts=1", "--preload=heavy", path, env=env)
     job.wait_line("there")
@@ -529,12 +531,7 @@ def test_where_ended_children_are_ignored_workers_are_warm(launch: Launch, worke
 
 def test_a_fork_that_is_killed_while_it_waits(launch: Launch, worker: Worker, module: Module) -> None:
     """Whoever isn't there when the round starts is started cold, the others are warm."""
-    path = worker(
-        "if attempt == 0 and rank == 0:\n"
-        "    signal.signal(signal.SIGTERM, lambda *_: None)\n"
-        "    say('there')\n    signal.pause()\n    open(os.environ['GATE']).read()\n    sys.exit(0)\n"
-        "if attempt == 0: open(os.environ['GATE']).read(); sys.exit(1)\n" + _SAYS_HOW
-    )
+    path = worker(_ENDS_AT_THE_GATE + _SAYS_HOW)
     env = module()
     job = launch("--nproc-per-node=2", "--max-restarts=1", "--preload=heavy", path, env=env)
     job.wait_line("there")
@@ -544,7 +541,7 @@ def test_a_fork_that_is_killed_while_it_waits(launch: Launch, worker: Worker, mo
     wait_gone(victim)
     Path(env["GATE"]).write_text("", encoding="utf-8")
     assert job.wait_exit() == 0
-    assert sorted(line.split()[0] for line in job.stdout.splitlines()[1:]) == ["cold", "warm"]
+    assert sorted(line.split()[0] for line in job.stdout.splitlines()[2:]) == ["cold", "warm"]
 
 
 def test_a_system_that_refuses_a_fork(launch: Launch, worker: Worker, module: Module) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import site
 import sys
 import zipfile
 from typing import TYPE_CHECKING
 
 import pytest
 
+from elastic_run import contract
 from elastic_run.core import supervision
 from elastic_run.core.policy import RestartPolicy
 from elastic_run.launcher import LaunchConfig
@@ -56,6 +58,23 @@ def test_an_ordinary_command_has_no_obstacle(command: str) -> None:
 def test_an_obstacle_is_named(command: list[str], told: str) -> None:
     """A command that would not become a template is told why."""
     assert find_obstacle(command).startswith(told)
+
+
+@pytest.mark.parametrize(
+    ("options", "is_read"), [("", True), ("-u -W ignore -X utf8", True), ("-s", False), ("-I", False), ("-Es", False)]
+)
+def test_the_users_site_is_not_always_read(
+    options: str, *, is_read: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Installed there only, a template can't be started with -s or -I: Python would run the script in it."""
+    (tmp_path / "elastic-run-compat.pth").write_text(f"# {contract.ENV_TEMPLATE}", encoding="ascii")
+    monkeypatch.setattr(site, "getsitepackages", list)
+    monkeypatch.setattr(site, "getusersitepackages", lambda: str(tmp_path))
+    monkeypatch.setattr(site, "ENABLE_USER_SITE", True)
+    monkeypatch.syspath_prepend(tmp_path)
+    obstacle = find_obstacle([_PYTHON, *options.split(), "train.py"])
+    assert ("elastic-run-compat.pth isn't there" not in obstacle) == is_read
+    assert bool(obstacle) != is_read
 
 
 @pytest.mark.parametrize(

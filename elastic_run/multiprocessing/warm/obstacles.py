@@ -16,6 +16,8 @@ _START_FILE = "elastic-run-compat.pth"
 #: Python's own options before the program, without those that keep it from reading .pth files (-S) or that change what
 #: comes next (-i).
 _OPTIONS = frozenset("bBdEIOPqRsuv")
+#: Those among them with which it doesn't look into the user's own site directory.
+_WITHOUT_USER_SITE = frozenset("Is")
 _OPTIONS_WITH_VALUE = ("-X", "-W")
 
 
@@ -33,7 +35,7 @@ def find_obstacle(argv: Sequence[str]) -> str:
         return f"the options of {program} don't allow it"
     if any("$" in word for word in argv[: position + 1]):
         return f"{argv[position]} differs from worker to worker"
-    if not _has_start_file():
+    if not _has_start_file(is_user_site_read=not _leave_out_user_site(argv[1:position])):
         return f"{_START_FILE} isn't there, or is of an older release: install elastic-run into {sys.prefix}"
     return ""
 
@@ -60,11 +62,20 @@ def _find_program(argv: Sequence[str]) -> int | None:
     return None
 
 
-def _has_start_file() -> bool:
+def _leave_out_user_site(options: Sequence[str]) -> bool:
+    """Whether one of Python's options has it leave out the user's own site directory."""
+    return any(
+        word[0] == "-" and not word.startswith(_OPTIONS_WITH_VALUE) and _WITHOUT_USER_SITE.intersection(word)
+        for word in options
+    )
+
+
+def _has_start_file(*, is_user_site_read: bool) -> bool:
     """Whether the file is where Python reads it at its start: in PYTHONPATH, for one, it doesn't."""
     import site  # noqa: PLC0415 - imported at Python's own start
 
-    read = {*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else ())}
+    is_user_site_read = is_user_site_read and bool(site.ENABLE_USER_SITE)
+    read = {*site.getsitepackages(), *([site.getusersitepackages()] if is_user_site_read else ())}
     needle = contract.ENV_TEMPLATE.encode()
     for directory in read.intersection(sys.path):
         try:

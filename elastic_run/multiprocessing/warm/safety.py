@@ -25,8 +25,8 @@ _FORK_SAFE = ("libopenblas", "libscipy_openblas", "libomp", "libiomp5", "libmkl_
 _EVERYBODYS = ("libc.", "libc-", "ld-linux", "ld-musl", "libpthread", "[vdso]")
 _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/accel", "/dev/davinci")
 _STACK_BYTES = 1 << 14
-#: Seconds in which a thread that was just started should wait for work, and between two looks (a case of law 2's list:
-#: nothing tells).
+#: Seconds in which a thread that was just started should wait for work, and between two looks: nothing tells that it
+#: does, and one that is there by the first look, as usual, costs none.
 _SETTLED = 1.0
 _LOOK = 0.005
 _POINTER_BYTES = 8
