@@ -182,6 +182,7 @@ def _launch_worker(
     affinity = around.options.affinities.get(rank)
     argv = _command(spec, rank)
     try:
+        around.guardian.expect(stderr)
         pid = around.warm and around.warm.start_worker(rank, argv, env, stdout=stdout, stderr=stderr)
         if not pid:
             pid = spawn(

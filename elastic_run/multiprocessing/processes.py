@@ -122,6 +122,29 @@ def find_survivors(
     return found
 
 
+def find_sessions_by_pipe(number: int, *, since: int) -> dict[int, int]:
+    """Find the sessions of processes whose stderr is a pipe.
+
+    Args:
+        number: The pipe's inode, which is no other pipe's as long as the machine is up.
+        since: Start time in clock ticks; sessions with an older leader don't count.
+
+    Returns:
+        When their leaders were born, in clock ticks, by session.
+    """
+    found = {}
+    for name in _list_pids():
+        try:
+            target = os.readlink(f"/proc/{name}/fd/2")
+        except OSError:
+            continue
+        process = read_stat(int(name)) if target == f"pipe:[{number}]" else None
+        leader = None if process is None else read_stat(process.session)
+        if process is not None and leader is not None and leader.started_at >= since:
+            found[process.session] = leader.started_at
+    return found
+
+
 def _list_pids() -> list[str]:
     try:
         return [name for name in os.listdir("/proc") if name.isdigit()]

@@ -51,14 +51,34 @@ def test_a_worker_without_our_environment_is_killed_all_the_same(launch: Launch)
 
 
 def test_a_worker_without_our_environment_dies_with_the_launcher(launch: Launch) -> None:
-    """The guardian knows it by its session, which it was told of before the next worker was started."""
-    program = f'[ $LOCAL_RANK = 0 ] || exec sh -c "echo next; exec sleep 600"; exec env -i sh -c "{DEAF}"'
-    job = launch("--standalone", "--nproc-per-node=2", "--no-python", "sh", "-c", program)
+    """The guardian knows it by its session."""
+    job = launch("--standalone", "--no-python", "env", "-i", "sh", "-c", DEAF)
     pid = int(job.wait_line(r"ready (\d+)")[1])
-    job.wait_line("next")
     job.send(signal.SIGKILL)
     wait_gone(pid, deadline=2.0)
     job.wait_exit()
+
+
+def test_a_worker_that_the_guardian_was_not_told_of_yet_dies_too(tmp_path: Path) -> None:
+    """A launcher that is killed right after a start leaves a session that only the worker's stderr is known of."""
+    host = tmp_path / "host.py"
+    host.write_text(
+        "import os, signal\n"
+        "from elastic_run.multiprocessing.children import spawn\n"
+        "from elastic_run.multiprocessing.guardian import Guardian\n"
+        "guardian = Guardian(is_exec=False)\n"
+        "guardian.start()\n"
+        "reading, writing = os.pipe()\n"
+        "guardian.expect(writing)\n"
+        "pid = spawn(['/bin/sh', '-c', 'echo ready >&2; exec sleep 600'], {}, stdout=1, stderr=writing)\n"
+        "os.read(reading, 6)\n"
+        "print(pid, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n",
+        encoding="utf-8",
+    )
+    done = subprocess.run([sys.executable, host], stdout=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert done.returncode == -signal.SIGKILL
+    wait_gone(int(done.stdout), deadline=2.0)
 
 
 def test_a_stop_signal_comes_once(launch: Launch, worker: Worker) -> None:
