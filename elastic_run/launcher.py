@@ -286,8 +286,8 @@ def launch_job(config: LaunchConfig, entrypoint: str, args: list[str]) -> int:
     except ValueError as error:
         # What only the rendezvous can know of its settings; nothing was started yet.
         raise UsageError(str(error)) from None
-    head_start = take_head_start(around)
     try:
+        head_start = take_head_start(around)
         agent = make_agent(config, around)
         supervisor = agent.supervise(head_start)
     except BaseException:

@@ -19,13 +19,16 @@ import errno
 import heapq
 import os
 import select
-import signal
 import time
+
+from elastic_run import signals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from types import FrameType, TracebackType
+
+    from elastic_run.signals import Handler
 
 _READABLE = select.POLLIN | select.POLLPRI
 _WRITABLE = select.POLLOUT
@@ -69,7 +72,7 @@ class Loop:
         self._pidfds: dict[int, int] = {}
         self._signals: list[int] = []
         self._signal_callbacks: dict[int, Callable[[int], None]] = {}
-        self._previous_handlers: dict[int, object] = {}
+        self._previous_handlers: dict[int, Handler] = {}
         self._previous_wakeup_fd: int | None = None
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
@@ -220,30 +223,30 @@ class Loop:
                 else:
                     os.waitpid(found.si_pid, os.WNOHANG)
 
-        self._install(signal.SIGCHLD, reap_all)
+        self._install(signals.SIGCHLD, reap_all)
         self.call_soon(reap_all)  # those that have ended before
 
     # --- signals -------------------------------------------------------------------------------------------------
-    def watch_signals(self, signals: Iterable[int], callback: Callable[[int], None]) -> None:
+    def watch_signals(self, numbers: Iterable[int], callback: Callable[[int], None]) -> None:
         """Call for every one of these signals, unless it was inherited as ignored.
 
         Args:
-            signals: Signal numbers.
+            numbers: The signals.
             callback: Gets the number.
 
         Raises:
             ValueError: Outside the main thread, where Python can't install handlers.
         """
-        for number in signals:
-            if signal.getsignal(number) is not signal.SIG_IGN:
+        for number in numbers:
+            if not signals.is_ignored(number):
                 self._install(number, callback)
 
     def _install(self, number: int, callback: Callable[[int], None]) -> None:
-        previous = signal.signal(number, self._note_signal)
+        previous = signals.install_handler(number, self._note_signal)
         self._previous_handlers.setdefault(number, previous)
         self._signal_callbacks[number] = callback
         if self._previous_wakeup_fd is None:
-            self._previous_wakeup_fd = signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+            self._previous_wakeup_fd = signals.set_wakeup_fd(self._wake_write)
 
     def _note_signal(self, number: int, _frame: FrameType | None) -> None:
         self._signals.append(number)
@@ -251,16 +254,15 @@ class Loop:
     def ignore_signals(self) -> None:
         """Ignore the watched signals from now on, also after `close`: the answer is known, nothing may change it."""
         for number in self._previous_handlers:
-            signal.signal(number, signal.SIG_IGN)
+            signals.ignore_signal(number)
         self._previous_handlers.clear()
 
     def _restore_signals(self) -> None:
         for number, previous in self._previous_handlers.items():
-            # None: a handler that C code installed. Python can't put it back; the default is the nearest.
-            signal.signal(number, signal.SIG_DFL if previous is None else previous)  # type: ignore[arg-type]
+            signals.install_handler(number, previous)
         self._previous_handlers.clear()
         if self._previous_wakeup_fd is not None:
-            signal.set_wakeup_fd(self._previous_wakeup_fd)
+            signals.set_wakeup_fd(self._previous_wakeup_fd)
             self._previous_wakeup_fd = None
 
     # --- running -------------------------------------------------------------------------------------------------
@@ -281,6 +283,10 @@ class Loop:
             self._turn(self._timeout(now, deadline))
         return True
 
+    def run_once(self) -> None:
+        """Make the calls that are due, without waiting for more."""
+        self._turn(0.0)
+
     def _timeout(self, now: float, deadline: float | None) -> float | None:
         if self._soon or self._signals:
             return 0.0
@@ -296,8 +302,8 @@ class Loop:
                 reader()
             if events & (_WRITABLE | _BROKEN) and (writer := self._writers.get(fd)) is not None:
                 writer()
-        signals, self._signals = self._signals, []
-        for number in signals:
+        noted, self._signals = self._signals, []
+        for number in noted:
             self._signal_callbacks[number](number)
         soon, self._soon = self._soon, []
         for callback in soon:
@@ -332,9 +338,9 @@ class Loop:
         under that number later.
         """
         for number, previous in self._previous_handlers.items():
-            signal.signal(number, signal.SIG_DFL if previous is None else previous)  # type: ignore[arg-type]
+            signals.install_handler(number, previous)
         self._previous_handlers.clear()
-        signal.set_wakeup_fd(-1)
+        signals.set_wakeup_fd(-1)
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         own = {self._poll.fileno(), self._wake_read, self._wake_write, *self._pidfds.values(), *self._registered}
         for fd in own - {-1, null}:

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from types import FrameType
 
+    #: A function, a number for the default action or for none, None for code in C.
+    Handler = Callable[[int, FrameType | None], object] | int | None
+
 SIGHUP: int = _signal.SIGHUP
 SIGINT: int = _signal.SIGINT
 SIGQUIT: int = _signal.SIGQUIT
@@ -84,17 +87,44 @@ def default_signal(number: int) -> None:
     _signal.signal(number, _signal.SIG_DFL)
 
 
-def signal_handler(number: int) -> Callable[[int, FrameType | None], object] | int | None:
-    """Return what answers a signal: a function, a number for the default action or none, None for code in C."""
-    handler: Callable[[int, FrameType | None], object] | int | None = _signal.getsignal(number)
-    return handler
+def is_ignored(number: int) -> bool:
+    """Whether a signal is ignored."""
+    return _signal.getsignal(number) == _signal.SIG_IGN  # type: ignore[no-any-return]  # two plain numbers
 
 
-def forget_wakeup_fd() -> None:
-    """Write to no descriptor when a signal comes."""
-    _signal.set_wakeup_fd(-1)
+def install_handler(number: int, handler: Handler) -> Handler:
+    """Let something answer a signal.
+
+    Args:
+        number: The signal.
+        handler: Code in C, which can't be named, becomes the default action.
+
+    Returns:
+        What answered it until now.
+
+    Raises:
+        ValueError: Outside the main thread.
+    """
+    previous: Handler = _signal.signal(number, _signal.SIG_DFL if handler is None else handler)
+    return previous
+
+
+def set_wakeup_fd(fd: int) -> int:
+    """Write a byte to a descriptor whenever a signal comes, unless it can't take more.
+
+    Args:
+        fd: A non-blocking descriptor, or -1 for none.
+
+    Returns:
+        The one until now, or -1.
+
+    Raises:
+        ValueError: Outside the main thread.
+    """
+    previous: int = _signal.set_wakeup_fd(fd, warn_on_full_buffer=False)
+    return previous
 
 
 def is_python_interrupt(number: int) -> bool:
     """Whether a signal is answered by Python's own KeyboardInterrupt."""
-    return signal_handler(number) is _signal.default_int_handler
+    return _signal.getsignal(number) is _signal.default_int_handler

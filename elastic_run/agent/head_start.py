@@ -5,8 +5,11 @@ functions as in every round, called earlier, and the supervisor takes over what 
 it waiting: a rendezvous that forms at once, no template that has to import, and the launcher alone in its process. What
 fails here is left alone; the supervisor tries it again and tells the user.
 
-After that the launcher stands aside until one of the workers wants something, or has had time to boot: they need the
+Then the launcher stands aside until one of the workers wants something, or has had time to boot: they need the
 processors more than its imports do (a tenth of the time from the command to the last worker's first line).
+
+What a worker writes first is on the console before the supervisor is imported: who listens comes first, and where the
+workers leave a processor free it is there before them.
 
 Until its signal handlers stand a stop signal would end the launcher without a word. So the signals are held back from
 before the first worker until then.
@@ -18,6 +21,7 @@ import select
 
 from elastic_run.agent.joining import Joining
 from elastic_run.agent.launched import launch_workers
+from elastic_run.cluster.cpus import available_cpus
 from elastic_run.signals import block_signals, restore_signals
 
 TYPE_CHECKING = False
@@ -26,6 +30,8 @@ if TYPE_CHECKING:
 
     from elastic_run.agent.launched import LaunchedWorkers
     from elastic_run.agent.surroundings import Surroundings
+    from elastic_run.loop import Loop
+    from elastic_run.multiprocessing.output.console import Console
 
 #: Milliseconds that a small program takes to boot.
 _BOOT = 30
@@ -37,14 +43,20 @@ class HeadStart:
     Args:
         joining: Has taken this node's place in it.
         launched: Its workers.
+        loop: The agent's loop, which listens to them.
+        console: The launcher's stdout and stderr.
         mask: Signals that were blocked before.
     """
 
-    __slots__ = ("joining", "launched", "mask")
+    __slots__ = ("console", "joining", "launched", "loop", "mask")
 
-    def __init__(self, joining: Joining, launched: LaunchedWorkers, mask: Collection[int]) -> None:
+    def __init__(
+        self, joining: Joining, launched: LaunchedWorkers, loop: Loop, console: Console, *, mask: Collection[int]
+    ) -> None:
         self.joining = joining
         self.launched = launched
+        self.loop = loop
+        self.console = console
         self.mask = mask
 
     def release_signals(self) -> None:
@@ -60,6 +72,9 @@ def take_head_start(around: Surroundings) -> HeadStart | None:
 
     Returns:
         The round, or None: then the supervisor begins with it.
+
+    Raises:
+        OSError: Workers were started, and the system refuses what is needed to listen to them.
     """
     joining = Joining(around.group, around.options.worker_store)
     if not (joining.is_immediate and around.options.is_whole_process) or around.warm is not None:
@@ -72,16 +87,46 @@ def take_head_start(around: Surroundings) -> HeadStart | None:
         return None
     mask = block_signals((*around.options.signals, *around.options.forwarded))
     launched = launch_workers(around, restart_count=0, use_agent_store=joining.use_agent_store, mask=mask)
-    _stand_aside(joining, launched)
-    return HeadStart(joining, launched, mask)
+    ends = _launcher_ends(joining, launched)
+    patience = 0 if launched.error is not None else _BOOT
+    has_room = len(launched.pids) < len(available_cpus())
+    if not has_room:
+        _stand_aside(ends, patience)
+    loop, console = _listen(around, launched)
+    if has_room:
+        _stand_aside(ends, patience)
+    loop.run_once()
+    return HeadStart(joining, launched, loop, console, mask=mask)
 
 
-def _stand_aside(joining: Joining, launched: LaunchedWorkers) -> None:
-    """Wait until a worker writes, ends (its pipe does too) or connects, but not longer than it takes one to boot."""
+def _launcher_ends(joining: Joining, launched: LaunchedWorkers) -> list[int]:
+    """Return the descriptors by which a worker shows that it wants something: it writes, ends or connects."""
     descriptors = [line.reading for lines in launched.wiring.lines.values() for line in lines]
     if joining.store is not None and joining.store.listening >= 0:
         descriptors.append(joining.store.listening)
+    return descriptors
+
+
+def _stand_aside(descriptors: list[int], patience: float) -> None:
+    """Wait until a worker wants something, but not longer than some milliseconds."""
     poll = select.poll()
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)
-    poll.poll(0 if launched.error is not None else _BOOT)
+    poll.poll(patience)
+
+
+def _listen(around: Surroundings, launched: LaunchedWorkers) -> tuple[Loop, Console]:
+    """Listen to the workers from now on."""
+    from elastic_run.agent.listening import listen  # noqa: PLC0415 - the workers come first
+    from elastic_run.loop import Loop  # noqa: PLC0415 - ditto
+    from elastic_run.multiprocessing.output.console import Console  # noqa: PLC0415 - ditto
+    from elastic_run.multiprocessing.output.worker_output import WorkerOutput  # noqa: PLC0415 - ditto
+
+    loop = Loop()
+    console = Console(loop)
+    launched.output = WorkerOutput(loop, console, launched.wiring)
+    try:
+        listen(launched.output, around, launched, restart_count=0)
+    except OSError as error:
+        launched.error = launched.error or error
+    return loop, console

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from elastic_run.agent.surroundings import Surroundings
     from elastic_run.multiprocessing.functions import Functions, StartedFunction
     from elastic_run.multiprocessing.logs import LogsDest
+    from elastic_run.multiprocessing.output.worker_output import WorkerOutput
 
 
 class LaunchedWorkers:
@@ -38,6 +39,7 @@ class LaunchedWorkers:
         started: Monotonic seconds at the start.
         logs: Where their output goes, or None when that could not be laid out.
         wiring: Their streams.
+        output: Who listens to these already, or None.
         born: Start times in clock ticks, by pid; their keys are the processes.
         pids: Pids by local rank.
         functions: The function that they run and its arguments, or None for a command.
@@ -45,13 +47,25 @@ class LaunchedWorkers:
         error: Why not all of them were started, or None.
     """
 
-    __slots__ = ("born", "error", "functions", "logs", "pids", "started", "started_at", "started_functions", "wiring")
+    __slots__ = (
+        "born",
+        "error",
+        "functions",
+        "logs",
+        "output",
+        "pids",
+        "started",
+        "started_at",
+        "started_functions",
+        "wiring",
+    )
 
     def __init__(self, *, capture: bool) -> None:
         self.started_at = time.time()
         self.started = time.monotonic()
         self.logs: LogsDest | None = None
         self.wiring = Wiring(capture=capture)
+        self.output: WorkerOutput | None = None
         self.pids: dict[int, int] = {}
         self.born: dict[int, int] = {}
         self.functions: Functions | None = None

@@ -12,7 +12,7 @@ import os
 import sys
 import time
 
-from elastic_run.multiprocessing.output.prefix import render_prefix
+from elastic_run.agent.listening import listen
 from elastic_run.multiprocessing.output.worker_output import WorkerOutput
 from elastic_run.multiprocessing.workers import Workers
 
@@ -66,7 +66,7 @@ class Round:
         self._report_exit = on_exit
         self._ended_at: dict[int, tuple[float, int, bool]] = {}
         self._failed_after: float | None = None
-        self.output = WorkerOutput(loop, console, launched.wiring)
+        self.output = launched.output or WorkerOutput(loop, console, launched.wiring)
         self.workers = Workers(loop, around.guardian, on_exit=self._on_exit)
 
     def watch(self) -> None:
@@ -76,32 +76,16 @@ class Round:
             OSError: One of them could not be started; those before it run.
             ValueError: Ditto.
         """
-        launched, spec = self._launched, self._around.group.spec
+        launched = self._launched
         for rank, pid in launched.pids.items():
             started = launched.started_functions.get(rank)
             self.workers.adopt(rank, pid, launched.born[pid], None if started is None else started.exit)
             if started is not None:
                 started.reply.attach(self._loop)
-        if launched.logs is not None:
-            self.output.open_filtered(
-                launched.logs.filtered_stdout if spec.duplicate_stdout_filters else "",
-                launched.logs.filtered_stderr if spec.duplicate_stderr_filters else "",
-                stdout_filters=spec.duplicate_stdout_filters or (),
-                stderr_filters=spec.duplicate_stderr_filters or (),
-            )
-        self.output.attach({worker.local_rank: self._prefix(worker) for worker in self._around.group.workers})
+        if launched.output is None:
+            listen(self.output, self._around, launched, restart_count=self.restart_count)
         if launched.error is not None:
             raise launched.error
-
-    def _prefix(self, worker: Worker) -> bytes:
-        return render_prefix(
-            self._around.options.prefix_template,
-            role_name=self._around.group.spec.role,
-            local_rank=worker.local_rank,
-            rank=worker.global_rank,
-            hostname=self._around.hostname,
-            restart_count=self.restart_count,
-        )
 
     def _on_exit(self, local_rank: int, exitcode: int) -> None:
         was_stopped = self.workers.was_stopped(local_rank) and exitcode not in _CRASHES

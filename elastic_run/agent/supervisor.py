@@ -74,8 +74,8 @@ class Supervisor:
         self._joined_at = 0.0
         # Before anything is opened: a closed standard descriptor's number would go to the first file.
         ensure_standard_descriptors()
-        self._loop = Loop()
-        self.console = Console(self._loop)
+        self._loop = Loop() if head_start is None else head_start.loop
+        self.console = Console(self._loop) if head_start is None else head_start.console
         self._head_start = head_start
         self._launched = None if head_start is None else head_start.launched
         self._joining = Joining(self._group, self._options.worker_store) if head_start is None else head_start.joining

@@ -33,7 +33,7 @@ from elastic_run.multiprocessing.sendable import (
     refuse_unguarded_main,
     refuse_unsendable,
 )
-from elastic_run.signals import block_signals, forget_wakeup_fd, restore_signals
+from elastic_run.signals import block_signals, restore_signals, set_wakeup_fd
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -314,7 +314,7 @@ def _keep(passed: object) -> object:
 def _settle(tell_ready: int, mask: Collection[int], on_fork: Callable[[], None]) -> None:
     """Give up what is the launcher's, and say so; runs in a forked worker."""
     on_fork()
-    forget_wakeup_fd()
+    set_wakeup_fd(-1)
     restore_signals(mask)
     os.write(tell_ready, _READY)
     os.close(tell_ready)

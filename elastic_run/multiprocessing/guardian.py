@@ -213,7 +213,7 @@ def _become_daemon(reader: int) -> None:
 
 def _ignore_signals() -> None:
     """A signal to everybody (`kill -TERM -1`, a site's clean-up) must not take the guardian before the workers."""
-    signals.forget_wakeup_fd()
+    signals.set_wakeup_fd(-1)
     for number in _IGNORED:
         signals.ignore_signal(number)
     signals.default_signal(signals.SIGCHLD)

@@ -31,7 +31,7 @@ _SINKS = ("pipe", "terminal", "file")
 #: Milliseconds that workers pause after each thousand lines of a long run: a reader that catches up has to wait for the
 #: rest of a line, as it has to with most programs.
 _PAUSE = 10
-_FIRST_LINE = "the job's first; it comes while the launcher, which has stood aside for the boot, imports what reads it"
+_FIRST_LINE = "where workers leave no processor free, what reads the job's first line is imported when it comes"
 #: Seconds for which a reader stalls.
 _STALL = 10.0
 
@@ -72,7 +72,10 @@ def measure(installation: Installation, effort: Effort) -> list[Figure]:
         *(figure for sink in _SINKS for figure in _measure_speed(installation, effort, sink)),
         *(_measure_damage(installation, effort, sink) for sink in _SINKS),
         *_measure_stall(installation, effort),
-        _measure_latency(installation, effort, "a worker's first line", first_line_latency, _FIRST_LINE),
+        *(
+            _measure_latency(installation, effort, what, partial(first_line_latency, workers=workers), _FIRST_LINE)
+            for what, workers in (("the first line of 1 worker", 1), (f"the first line of {WORKERS} workers", WORKERS))
+        ),
         _measure_latency(
             installation, effort, "a worker's line", line_latency, "the 95th percentile of 50 lines, 20 ms apart"
         ),
@@ -169,9 +172,18 @@ def _measure_latency(
     )
 
 
-def first_line_latency(installation: Installation, launcher: str) -> float:
-    """Let a worker write a line as the first thing it does and live on; return the line's way to the console in ms."""
-    command = installation.launcher(launcher, 1, "--tee=3", installation.worker("ticker"))
+def first_line_latency(installation: Installation, launcher: str, *, workers: int) -> float:
+    """Let workers write a line as the first thing they do and live on; return the first one's way to the console.
+
+    Args:
+        installation: The commands.
+        launcher: Which one.
+        workers: How many.
+
+    Returns:
+        Milliseconds.
+    """
+    command = installation.launcher(launcher, workers, "--tee=3", installation.worker("ticker"))
     with Job(command, directory=installation.directory) as job:
         line = job.wait_lines(1)[0][0]
         came_at = time.monotonic_ns()

@@ -6,11 +6,13 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.support.launch import ELASTIC_RUN
 from tests.support.processes import wait_gone
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from tests.support.launch import Launched
@@ -22,30 +24,34 @@ if TYPE_CHECKING:
 #: keeps it waiting there until a worker has opened the gate.
 SLOW_MODULE = """
 import os, sys
-gate = os.environ.get("GATE")
-if gate and "RANK" not in os.environ:
-    open(gate).read()
-sys.path.remove(os.path.dirname(__file__))
-del sys.modules["heapq"]
-import heapq
+gates = os.environ.get("GATES")
+if gates and "RANK" not in os.environ:
+    open(os.path.join(gates, __name__)).read()
+place = os.path.dirname(__file__)
+sys.path.remove(place)
+del sys.modules[__name__]
+__import__(__name__)
+sys.path.insert(0, place)
 """
 #: The same, but it can't be imported.
 BROKEN_MODULE = """
 import os
-gate = os.environ.get("GATE")
-if gate and "RANK" not in os.environ:
-    open(gate).read()
+gates = os.environ.get("GATES")
+if gates and "RANK" not in os.environ:
+    open(os.path.join(gates, __name__)).read()
     raise ImportError("a launcher that is broken")
 """
-OPEN_THE_GATE = "open(os.environ['GATE'], 'w').close()\n"
+OPEN_THE_GATE = "open(os.environ['GATES'] + '/heapq', 'w').close()\n"
 
 
-def surroundings(directory: Path, module: str) -> dict[str, str]:
-    """Put a module before the standard library's `heapq`, with its gate."""
-    (directory / "shadow").mkdir()
-    (directory / "shadow" / "heapq.py").write_text(module, encoding="utf-8")
-    os.mkfifo(directory / "gate")
-    return {"PYTHONPATH": str(directory / "shadow"), "GATE": str(directory / "gate")}
+def surroundings(directory: Path, module: str, names: Iterable[str] = ("heapq",)) -> dict[str, str]:
+    """Put a module before some of the standard library's, each with a gate."""
+    for name in ("shadow", "gates"):
+        (directory / name).mkdir()
+    for name in names:
+        (directory / "shadow" / f"{name}.py").write_text(module, encoding="utf-8")
+        os.mkfifo(directory / "gates" / name)
+    return {"PYTHONPATH": str(directory / "shadow"), "GATES": str(directory / "gates")}
 
 
 def test_a_signal_before_the_handlers_stand(launch: Launch, worker: Worker, tmp_path: Path) -> None:
@@ -69,6 +75,23 @@ def test_what_workers_said_and_how_they_ended_before_anybody_listened(
     job = launch("--nproc-per-node=1", path, env=surroundings(tmp_path, SLOW_MODULE))
     assert job.wait_exit() == 1
     assert "ValueError: too early" in job.stderr
+
+
+@pytest.mark.parametrize("processors", [1, 2], ids=["taken", "free"])
+def test_a_first_line_waits_for_no_supervisor(launch: Launch, worker: Worker, tmp_path: Path, processors: int) -> None:
+    """What a worker writes first is on the console while the launcher still imports what comes next."""
+    path = worker("say('early')\nprint('and this', file=sys.stderr)\n" + OPEN_THE_GATE)
+    env = surroundings(tmp_path, SLOW_MODULE, ("heapq", "signal"))
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(allowed)[:processors])
+    try:
+        job = launch("--nproc-per-node=1", "--tee=1", path, env=env)
+    finally:
+        os.sched_setaffinity(0, allowed)
+    job.wait_line("early")
+    job.wait_line("and this")
+    (tmp_path / "gates" / "signal").open("w").close()
+    assert job.wait_exit() == 0
 
 
 def test_a_launcher_that_breaks_leaves_no_worker(launch: Launch, worker: Worker, tmp_path: Path) -> None:

@@ -154,6 +154,24 @@ def test_a_long_import_is_told_and_given_up(engage: Engage, slow: str, monkeypat
     assert is_gone(template)
 
 
+def test_a_long_import_under_one_of_two_bindings_is_given_up(
+    engage: Engage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A template that has imported says nothing about another one's import."""
+    cpus = sorted(os.sched_getaffinity(0))
+    program = f"import os, signal\nif os.sched_getaffinity(0) == {{{cpus[-1]}}}: signal.pause()"
+    (tmp_path / "uneven.py").write_text(program, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    each = engage("uneven", affinities={0: frozenset({cpus[0]}), 1: frozenset({cpus[-1]})})
+    assert each.loop.run_until(
+        lambda: len(each.warm._templates[frozenset({cpus[0]})].forks) == 1, each.loop.now() + DEADLINE
+    )
+    monkeypatch.setattr(engagement, "_IMPORT_PATIENCE", 0.5)
+    monkeypatch.setattr(engagement, "_FORK_PATIENCE", 0.0)
+    each.settle()
+    assert each.said == ["--preload: importing uneven takes longer than 0 s: workers start cold"]
+
+
 def test_nothing_is_left_when_it_is_closed_in_the_middle(engage: Engage) -> None:
     """Templates that import, forks that wait and forks under way are gone when `close` returns."""
     for rounds in range(4):

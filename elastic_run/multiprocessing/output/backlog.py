@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os
 import stat
-from collections import deque
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ class Backlog:
         self._file = file
         self._fd = -1
         #: Ranges of the file, first byte and the one after the last, and what isn't in it.
-        self._pieces: deque[range | bytes] = deque()
+        self._pieces: list[range | bytes] = []
         self._is_readable: bool | None = None
 
     def __bool__(self) -> bool:
@@ -79,7 +78,7 @@ class Backlog:
         """Forget what stood in the file from a place on, where other bytes are now."""
         left = [_cut(piece, place) if isinstance(piece, range) else piece for piece in self._pieces]
         lost = sum(map(len, self._pieces)) - sum(map(len, left))
-        self._pieces = deque(filter(None, left))
+        self._pieces = list(filter(None, left))
         self._pieces.append(_tell_missing(lost))
 
     def take(self, size: int) -> bytes:
@@ -91,14 +90,14 @@ class Backlog:
         Returns:
             The bytes, at least one; nothing may wait any more.
         """
-        first = self._pieces.popleft()
+        first = self._pieces.pop(0)
         if isinstance(first, bytes):
             return first
         data = self._read(first[:size])
         if not data:
             return _tell_missing(len(first))
         if len(data) < len(first):
-            self._pieces.appendleft(first[len(data) :])
+            self._pieces.insert(0, first[len(data) :])
         return data
 
     def _read(self, place: range) -> bytes:

@@ -14,8 +14,6 @@ Rules
 
 from __future__ import annotations
 
-from collections import deque
-
 from elastic_run.multiprocessing.output.stream import Source
 
 TYPE_CHECKING = False
@@ -50,7 +48,7 @@ class Outlet(Source):
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
-        self._pieces: deque[bytes] = deque()
+        self._pieces: list[bytes] = []
         self._is_ended = False
         self._on_clear: Callable[[], None] | None = None
 
@@ -104,7 +102,7 @@ class Outlet(Source):
                 self._stream.wait(self, self._pump, is_first=self._is_ended)
                 return
             if self._pieces:
-                self._emit(self._pieces.popleft())
+                self._emit(self._pieces.pop(0))
             else:
                 self._refill()
                 may_refill = False
@@ -134,7 +132,7 @@ class PassThrough(Outlet):
         if self._stream.is_contended:
             end = piece.rfind(b"\n") + 1
             if 0 < end < len(piece):
-                self._pieces.appendleft(piece[end:])
+                self._pieces.insert(0, piece[end:])
                 piece = piece[:end]
         self._stream.write(self, piece, starts_line=False)
 

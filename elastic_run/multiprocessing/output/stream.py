@@ -12,12 +12,12 @@ Rules
 - On a terminal there may be a live line: one that stands below all others and is taken away before anything else is
   written. The cursor waits at its beginning, so that it can be erased also where a window that became narrower has
   broken it into several rows.
+- Queues are short (blocks below `QUEUE_LIMIT`, a source or two for each worker), so they are lists: a deque comes with
+  all of `collections`, for which the first line of a job would have to wait.
 - When the reader is gone (EPIPE, a hung-up terminal) the stream is closed: further data is dropped, told once.
 """
 
 from __future__ import annotations
-
-from collections import deque
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -60,9 +60,9 @@ class Stream:
         self._loop = loop
         self._sink = sink
         self._on_closed = on_closed
-        self._queue: deque[bytes | bytearray | memoryview] = deque()
+        self._queue: list[bytes | bytearray | memoryview] = []
         self._queued = 0
-        self._waiting: deque[tuple[Source, Callable[[], None]]] = deque()
+        self._waiting: list[tuple[Source, Callable[[], None]]] = []
         self._holder: Source | None = None
         self._held_at = 0.0
         self._held_bytes = 0
@@ -190,7 +190,7 @@ class Stream:
             is_first: Whether to stand in front of those who wait already.
         """
         if is_first:
-            self._waiting.appendleft((source, callback))
+            self._waiting.insert(0, (source, callback))
         else:
             self._waiting.append((source, callback))
         self._provide_service()
@@ -233,7 +233,7 @@ class Stream:
             if done < len(first):
                 self._queue[0] = memoryview(first)[done:]
                 break
-            self._queue.popleft()
+            del self._queue[0]
         if not self._queue:
             self._is_choked = False
             self._held_at = self._loop.now()  # it is silent only from now on
@@ -259,7 +259,7 @@ class Stream:
         """Drop what is queued and give the descriptor back; those who wait are told."""
         self._drop()
         while self._waiting:
-            self._waiting.popleft()[1]()
+            self._waiting.pop(0)[1]()
         self._sink.close()
 
     # --- the live line ---------------------------------------------------------------------------------------------

@@ -67,7 +67,6 @@ class WarmWorkers:
         self._directory = os.stat(os.curdir)
         self._doing = "starting"
         self._losses = 0
-        self._is_ready = False
         self._is_hopeless = False
         self._loop: Loop | None = None
         self._say: Callable[[str], None] = lambda _: None
@@ -104,6 +103,10 @@ class WarmWorkers:
     def is_settled(self) -> bool:
         """Whether there is nothing to wait for: the next generation is there, or won't be."""
         return not any(template.is_busy for template in self._templates.values())
+
+    @property
+    def _is_ready(self) -> bool:
+        return all(template.has_imported for template in self._templates.values())
 
     def await_settled(self, callback: Callable[[], None]) -> None:
         """Call when there is nothing to wait for any more, from the loop.
@@ -207,7 +210,7 @@ class WarmWorkers:
         if kind == "importing":
             self._doing = f"importing {text}"
         elif kind == "ready":
-            self._doing, self._is_ready = "forking", True
+            self._doing = "forking" if self._is_ready else self._doing
         elif kind == "done":
             self._losses = 0
         elif kind == "failed":
@@ -222,7 +225,6 @@ class WarmWorkers:
 
     def _lose(self, how: str) -> None:
         self._losses += 1
-        self._is_ready = False
         is_last = self._losses > _TRIES
         outlook = "" if is_last else " until there is another"
         self._say(f"--preload: the workers' template {how}: they start cold{outlook}")

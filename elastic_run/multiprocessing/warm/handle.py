@@ -83,12 +83,14 @@ class TemplateHandle:
     Attributes:
         pid: Its process, also after its end; 0 before the start.
         is_there: Whether it lives, for all that is known.
+        has_imported: Whether it has all its modules.
         forks: Those that wait.
     """
 
     def __init__(self, subreaper: Subreaper, guardian: Guardian, *, on_news: Callable[[str, str], None]) -> None:
         self.pid = 0
         self.is_there = False
+        self.has_imported = False
         self.forks: list[Fork] = []
         self._subreaper = subreaper
         self._guardian = guardian
@@ -242,6 +244,7 @@ class TemplateHandle:
         elif kind == "done":
             self._keep_born()
         else:
+            self.has_imported = self.has_imported or kind == "ready"
             self._on_news(kind, str(document.get("text", "")))
 
     def _tell_to_leave(self) -> None:
@@ -278,6 +281,7 @@ class TemplateHandle:
 
     def _lose(self) -> None:
         """Let go of the channel: the template has ended, or is to end."""
+        self.has_imported = False
         if self._channel is None:
             return
         if self._loop is not None:
