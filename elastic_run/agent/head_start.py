@@ -21,7 +21,6 @@ import select
 
 from elastic_run.agent.joining import Joining
 from elastic_run.agent.launched import launch_workers
-from elastic_run.cluster.cpus import available_cpus
 from elastic_run.signals import block_signals, restore_signals
 
 TYPE_CHECKING = False
@@ -89,7 +88,7 @@ def take_head_start(around: Surroundings) -> HeadStart | None:
     launched = launch_workers(around, restart_count=0, use_agent_store=joining.use_agent_store, mask=mask)
     ends = _launcher_ends(joining, launched)
     patience = 0 if launched.error is not None else _BOOT
-    has_room = len(launched.pids) < len(available_cpus())
+    has_room = _leaves_processor(launched)
     if not has_room:
         _stand_aside(ends, patience)
     loop, console = _listen(around, launched)
@@ -97,6 +96,13 @@ def take_head_start(around: Surroundings) -> HeadStart | None:
         _stand_aside(ends, patience)
     loop.run_once()
     return HeadStart(joining, launched, loop, console, mask=mask)
+
+
+def _leaves_processor(launched: LaunchedWorkers) -> bool:
+    """Whether there are more processors than workers."""
+    from elastic_run.cluster.cpus import available_cpus  # noqa: PLC0415 - the workers come first
+
+    return len(launched.pids) < len(available_cpus())
 
 
 def _launcher_ends(joining: Joining, launched: LaunchedWorkers) -> list[int]:

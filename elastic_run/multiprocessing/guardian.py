@@ -42,6 +42,8 @@ PATIENCE = 10.0
 _LOOK = 0.005
 _EMPTY_LOOKS = 2
 _MAX_FD = 1 << 16
+#: Milliseconds in which workers boot: until then orders wait in the pipe, which holds those of two thousand workers.
+_BOOT = 1000
 #: The launcher's own, which others may have as well.
 _STDERR = 2
 _IGNORED = (signals.SIGTERM, signals.SIGINT, signals.SIGHUP, signals.SIGQUIT, signals.SIGUSR1, signals.SIGUSR2)
@@ -287,9 +289,12 @@ def stand_guard(pipe: int, launcher: int, token: str, since: int) -> None:
     os.set_blocking(pipe, False)
     pidfd = _open_launcher(launcher)
     poll = select.poll()
-    for fd in (pipe, pidfd):
-        if fd is not None:
-            poll.register(fd, select.POLLIN)
+    if pidfd is not None:
+        poll.register(pidfd, select.POLLIN)
+    # First only its end is awaited (POLLHUP): to wake up for each order would take a processor from workers that boot.
+    poll.register(pipe, 0)
+    poll.poll(_BOOT)
+    poll.modify(pipe, select.POLLIN)
     is_over = False
     while not is_over and not orders.is_dismissed:
         is_over = any(fd == pidfd for fd, _ in poll.poll())
