@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import textwrap
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.launch import Launched
 from tests.support.processes import wait_gone
+from tests.support.program import write_program
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -172,11 +172,9 @@ def run(tmp_path: Path) -> Iterator[Run]:
     started: list[Launched] = []
 
     def start(classes: str, main: str, packages: dict[str, str], method: str = "spawn") -> Launched:
-        path = tmp_path / f"program_{packages['elastic'].replace('.', '_')}.py"
-        head = _HEAD.format(**packages)
-        body = textwrap.indent(main.strip("\n"), "    ")
-        path.write_text(f"{head}\nMETHOD = {method!r}\n{classes}\nif __name__ == '__main__':\n{body}\n")
-        started.append(Launched((sys.executable, str(path)), env=dict(os.environ)))
+        place = tmp_path / f"program_{packages['elastic'].replace('.', '_')}.py"
+        path = write_program(place, f"{_HEAD.format(**packages)}\nMETHOD = {method!r}", classes, main)
+        started.append(Launched((sys.executable, path), env=dict(os.environ)))
         return started[-1]
 
     yield start

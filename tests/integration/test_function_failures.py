@@ -7,12 +7,12 @@ import re
 import signal
 import subprocess
 import sys
-import textwrap
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.launch import Launched
+from tests.support.program import write_program
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -43,10 +43,8 @@ def run(tmp_path: Path) -> Iterator[Run]:
     started: list[Launched] = []
 
     def start(functions: str, main: str, method: str = "spawn") -> Launched:
-        path = tmp_path / "host.py"
-        body = textwrap.indent(textwrap.dedent(main).strip("\n"), "    ")
-        path.write_text(f"{_HEAD}\n{textwrap.dedent(functions)}\nif __name__ == '__main__':\n{body}\n")
-        started.append(Launched((sys.executable, str(path), method), env=dict(os.environ)))
+        path = write_program(tmp_path / "host.py", _HEAD, functions, main)
+        started.append(Launched((sys.executable, path, method), env=dict(os.environ)))
         return started[-1]
 
     yield start

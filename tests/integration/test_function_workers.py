@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 import zipapp
 from pathlib import Path
@@ -17,13 +16,14 @@ import pytest
 
 from tests.support.launch import Launched
 from tests.support.processes import descendants_of, switches_within, wait_gone
+from tests.support.program import write_program
 from tests.support.sessions import free_port
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    Program = Callable[..., Path]
+    Program = Callable[..., str]
     Host = Callable[..., Launched]
 
 METHODS = ("spawn", "fork", "forkserver")
@@ -47,11 +47,8 @@ def launch(function, *args, count=2, restarts=0, method=sys.argv[1], **config):
 def program(tmp_path: Path) -> Program:
     """Write a program from its functions and what it does as the main program."""
 
-    def write(functions: str, main: str) -> Path:
-        path = tmp_path / "host.py"
-        body = textwrap.indent(textwrap.dedent(main).strip("\n"), "    ")
-        path.write_text(f"{_HEAD}\n{textwrap.dedent(functions)}\nif __name__ == '__main__':\n{body}\n")
-        return path
+    def write(functions: str, main: str) -> str:
+        return write_program(tmp_path / "host.py", _HEAD, functions, main)
 
     return write
 

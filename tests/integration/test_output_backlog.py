@@ -113,6 +113,16 @@ def test_a_file_that_was_put_away(jobs: Jobs, tmp_path: Path, change: str) -> No
     assert shown(out, 0) == flooded(0)
 
 
+def skip_gap(out: bytes) -> int:
+    """See that a flood's beginning is shown, and then how many bytes are missing; return where that line ends."""
+    missing = re.search(rb"\n\[0\]:elastic-run: (\d+) bytes are missing here[^\n]*\n", out)
+    assert missing
+    kept = shown(out[: missing.start() + 1], 0).removesuffix(b"\n")
+    assert flooded(0).startswith(kept)
+    assert len(kept) + int(missing[1]) == _LINE_BYTES * _LINES
+    return missing.end()
+
+
 def test_a_file_that_was_truncated(jobs: Jobs, tmp_path: Path) -> None:
     """What somebody took out of a log file before the console had it is told as missing, to the byte."""
     log = tmp_path / "log"
@@ -121,11 +131,7 @@ def test_a_file_that_was_truncated(jobs: Jobs, tmp_path: Path) -> None:
     with log.open("r+b") as file:
         file.truncate(10_000_000)
     out, _ = finish(job)
-    missing = re.search(rb"\n\[0\]:elastic-run: (\d+) bytes are missing here[^\n]*\n", out)
-    assert missing
-    kept = shown(out[: missing.start() + 1], 0).removesuffix(b"\n")
-    assert flooded(0).startswith(kept)
-    assert len(kept) + int(missing[1]) == _LINE_BYTES * _LINES
+    skip_gap(out)
 
 
 def test_a_file_that_was_truncated_and_has_grown_again(jobs: Jobs, tmp_path: Path) -> None:
@@ -139,12 +145,8 @@ def test_a_file_that_was_truncated_and_has_grown_again(jobs: Jobs, tmp_path: Pat
     go.write_bytes(b"")
     wait_until(lambda: jobs.has_note("tail0"))
     out, _ = finish(job)
-    missing = re.search(rb"\n\[0\]:elastic-run: (\d+) bytes are missing here[^\n]*\n", out)
-    assert missing
-    kept = shown(out[: missing.start() + 1], 0).removesuffix(b"\n")
-    assert flooded(0).startswith(kept)
-    assert len(kept) + int(missing[1]) == _LINE_BYTES * _LINES
-    assert (shown(out[missing.end() :], 0) == flooded(1)) is True
+    after = skip_gap(out)
+    assert (shown(out[after:], 0) == flooded(1)) is True
 
 
 def test_a_full_disk_and_a_stuck_console(jobs: Jobs, tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import pickle
 import signal
 import subprocess
 import sys
-import textwrap
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,6 +14,7 @@ import pytest
 from elastic_run.multiprocessing.spawning import ProcessExitedException, ProcessRaisedException
 from tests.support.launch import Launched
 from tests.support.processes import wait_gone
+from tests.support.program import write_program
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -41,10 +41,8 @@ def run(tmp_path: Path) -> Iterator[Run]:
     started: list[Launched] = []
 
     def start(functions: str, main: str, method: str = "spawn") -> Launched:
-        path = tmp_path / "program.py"
-        body = textwrap.indent(textwrap.dedent(main).strip("\n"), "    ")
-        path.write_text(f"{_HEAD}\n{textwrap.dedent(functions)}\nif __name__ == '__main__':\n{body}\n")
-        started.append(Launched((sys.executable, str(path), method), env=dict(os.environ), stdin=subprocess.PIPE))
+        path = write_program(tmp_path / "program.py", _HEAD, functions, main)
+        started.append(Launched((sys.executable, path, method), env=dict(os.environ), stdin=subprocess.PIPE))
         return started[-1]
 
     yield start

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import sys
-import textwrap
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,6 +15,7 @@ from torch.distributed.elastic import multiprocessing as torchs
 from elastic_run import multiprocessing as ours
 from tests.support.launch import Launched
 from tests.support.processes import descendants_of, switches_within, wait_gone
+from tests.support.program import write_program
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
@@ -48,11 +48,9 @@ def run(tmp_path: Path) -> Iterator[Run]:
     started: list[Launched] = []
 
     def start(functions: str, main: str, *, method: str = "spawn", package: str = OURS) -> Launched:
-        path = tmp_path / f"program_{package.partition('.')[0]}.py"
-        body = textwrap.indent(textwrap.dedent(main).strip("\n"), "    ")
-        head = _HEAD.format(package=package)
-        path.write_text(f"{head}\n{textwrap.dedent(functions)}\nif __name__ == '__main__':\n{body}\n")
-        started.append(Launched((sys.executable, str(path), method), env=dict(os.environ)))
+        place = tmp_path / f"program_{package.partition('.')[0]}.py"
+        path = write_program(place, _HEAD.format(package=package), functions, main)
+        started.append(Launched((sys.executable, path, method), env=dict(os.environ)))
         return started[-1]
 
     yield start
