@@ -1,7 +1,7 @@
 # make demo and make test set up all they need in .venv (tools/setup.sh) and run. The rest is for contributors.
 SHELL := /bin/bash
 PYTHON_IN_VENV := .venv/bin/python
-# More arguments for pytest: make test PYTEST="-k tee -x"
+# More arguments for pytest: make test PYTEST="-k tee -x"; a debugger needs one process: PYTEST="-n 0 -k tee --pdb"
 PYTEST :=
 # Benchmarks to run, all unless given, and options: make bench BENCH="start tee --record"
 BENCH :=
@@ -24,7 +24,7 @@ demo: setup ## train on 2 workers, kill one, restart, resume, end with a lower l
 
 test: setup ## the whole test suite
 	@tools/test-tools.sh
-	$(PYTHON_IN_VENV) -m pytest $(PYTEST)
+	$(PYTHON_IN_VENV) -m pytest -n 2 --dist loadfile $(PYTEST)
 
 test-clients: setup ## accelerate, lightning, torchx, transformers and notebooks on elastic-run; installs them into .venv-clients
 	@tools/setup-clients.sh

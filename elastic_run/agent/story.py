@@ -47,10 +47,13 @@ class Story:
         """Note what the OOM killer had done before, and import what a failure will need; nobody waits for it now."""
         if self._oom_kills is None:
             self._oom_kills = self._count_oom_kills()
+            import json  # noqa: F401, PLC0415
+
             import elastic_run.core.consequences  # noqa: PLC0415
             import elastic_run.core.traceback_text  # noqa: PLC0415
             import elastic_run.multiprocessing.errors.error_file  # noqa: PLC0415
-            import elastic_run.report.failure  # noqa: F401, PLC0415
+            import elastic_run.report.failure  # noqa: PLC0415
+            import elastic_run.report.trace  # noqa: F401, PLC0415
 
     def add_round(self, ended: Round, survivors: list[int]) -> Failure | None:
         """Add a round that is over, and read what its workers left behind.

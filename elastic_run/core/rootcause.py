@@ -232,9 +232,11 @@ def has_lost_rank(end: WorkerEnd) -> bool:
     Returns:
         Whether the cause is another rank's.
     """
-    from elastic_run.core import consequences  # noqa: PLC0415 - only after a failure
+    if not is_consequence(end):
+        return False
+    from elastic_run.core import consequences  # noqa: PLC0415 - only after a failure that says something
 
-    return is_consequence(end) and (end.exception is None or consequences.is_of_torch(end.exception.name))
+    return end.exception is None or consequences.is_of_torch(end.exception.name)
 
 
 def severity(end: WorkerEnd) -> int:
@@ -246,11 +248,13 @@ def severity(end: WorkerEnd) -> int:
     Returns:
         The smaller, the more likely the cause.
     """
-    from elastic_run.core import consequences  # noqa: PLC0415 - only after a failure
-
     exception = end.exception
+    if exception is None and end.signal != SIGABRT:
+        return BARE_END
+    from elastic_run.core import consequences  # noqa: PLC0415 - only after a failure that says something
+
     if exception is None:
-        return CONSEQUENCE if end.signal == SIGABRT and consequences.is_lost_peer(end.stderr_tail) else BARE_END
+        return CONSEQUENCE if consequences.is_lost_peer(end.stderr_tail) else BARE_END
     if consequences.is_consequence(exception.name, exception.message):
         return CONSEQUENCE
     return BARE_END if end.exitcode < 0 else OWN_EXCEPTION
@@ -292,10 +296,10 @@ def is_deterministic(end: WorkerEnd) -> bool:
 
 
 def _failed_before_its_stop(end: WorkerEnd) -> bool:
-    from elastic_run.core import consequences  # noqa: PLC0415 - only after a failure
-
     if end.exception is None or severity(end) != OWN_EXCEPTION:
         return False
+    from elastic_run.core import consequences  # noqa: PLC0415 - only after a failure that says something
+
     return not consequences.is_obedience(end.exception.type, end.exception.message)
 
 

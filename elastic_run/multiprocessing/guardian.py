@@ -164,8 +164,13 @@ class Guardian:
 
 def _fork(reader: int, token: str, since: int) -> int:
     launcher = os.getpid()
+    ready, unready = os.pipe()
     pid = os.fork()
     if pid:
+        os.close(unready)
+        # Until it has left the launcher's process group, which may be killed as a whole, no worker may start.
+        os.read(ready, 1)
+        os.close(ready)
         return pid
     try:
         _become_daemon(reader)

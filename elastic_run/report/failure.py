@@ -14,7 +14,6 @@ from elastic_run.core.rootcause import failure_signature
 from elastic_run.report.advice import advice
 from elastic_run.report.companions import other_lines
 from elastic_run.report.text import columns, elide, printable, wrap
-from elastic_run.report.trace import trace_lines
 from elastic_run.report.wording import count, end_verb, exception_line, signal_name, span
 
 TYPE_CHECKING = False
@@ -155,9 +154,12 @@ def _evidence(root: WorkerEnd | None, room: int, most: int) -> _Section:
     """What the worker left behind: its traceback, or else the last lines of its stderr."""
     if root is None or most <= 0:
         return _Section("", [])
-    trace = trace_lines(root.exception, width=room, most=most) if root.exception is not None else []
-    if trace:
-        return _Section("trace", trace)
+    if root.exception is not None:
+        from elastic_run.report.trace import trace_lines  # noqa: PLC0415 - its expressions take long, and not all need them
+
+        trace = trace_lines(root.exception, width=room, most=most)
+        if trace:
+            return _Section("trace", trace)
     tail = [printable(line) for line in root.stderr_tail[-200:]]
     said = [elide(line, room) for line in tail if line.strip()][-most:]
     return _Section("stderr", said or ["(nothing was written)"])

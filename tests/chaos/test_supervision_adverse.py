@@ -81,6 +81,28 @@ def test_a_worker_that_the_guardian_was_not_told_of_yet_dies_too(tmp_path: Path)
     wait_gone(int(done.stdout), deadline=2.0)
 
 
+def test_a_guardian_leaves_the_launcher_s_group_before_anything_starts(tmp_path: Path) -> None:
+    """SIGKILL to the launcher's whole process group, at whatever moment, doesn't take the guardian along."""
+    host = tmp_path / "host.py"
+    host.write_text(
+        "import os, time\n"
+        "from elastic_run.multiprocessing.guardian import Guardian\n"
+        "begin_session = os.setsid\n"
+        "def begin_slowly():\n"
+        "    time.sleep(0.3)\n"
+        "    begin_session()\n"
+        "os.setsid = begin_slowly\n"
+        "guardian = Guardian(is_exec=False)\n"
+        "pid = guardian.start()\n"
+        "print(os.getpgid(pid) == pid)\n"
+        "guardian.dismiss()\n"
+        "os.waitpid(pid, 0)\n",
+        encoding="utf-8",
+    )
+    done = subprocess.run([sys.executable, host], stdout=subprocess.PIPE, text=True, timeout=60, check=True)
+    assert done.stdout == "True\n"
+
+
 def test_a_stop_signal_comes_once(launch: Launch, worker: Worker) -> None:
     """A worker that takes long to save is not told again when its group is."""
     path = worker("""

@@ -17,7 +17,6 @@ from elastic_run.launcher import LaunchConfig
 from elastic_run.multiprocessing.warm import messages
 from elastic_run.multiprocessing.warm.choice import choose_modules
 from elastic_run.multiprocessing.warm.obstacles import find_obstacle
-from elastic_run.multiprocessing.warm.safety import find_hazard
 from elastic_run.multiprocessing.warm.sharing import measure_sharing
 
 if TYPE_CHECKING:
@@ -191,11 +190,6 @@ def test_a_document_of_any_size_goes_through_a_file(monkeypatch: pytest.MonkeyPa
         monkeypatch.delattr(os, "memfd_create")
     document = {"env": {f"NAME{number}": "v" * 1000 for number in range(4000)}, "argv": ["a", "\udcff"]}
     assert messages.take_from_file(messages.put_into_file(document)) == document
-
-
-def test_an_innocent_process_is_no_hazard() -> None:
-    """What pytest and its plug-ins leave in a process can be forked."""
-    assert find_hazard() == ""
 
 
 def test_what_cant_be_measured_saves_nothing() -> None:

@@ -11,7 +11,6 @@ the file is better served by the cause than by its absence.
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 
@@ -65,9 +64,10 @@ def read_error_file(path: str) -> ErrorFile:
     """
     if not path:
         return ErrorFile()
+    import json  # noqa: PLC0415 - most workers leave none, and the imports of json would delay the end of a young job
+
     try:
-        text = _read(path)
-        data = json.loads(text)
+        data = json.loads(_read(path))
     except FileNotFoundError:
         return ErrorFile()
     except OSError as error:
@@ -106,6 +106,8 @@ def write_parent_error_file(root: WorkerEnd, environ: Mapping[str, str]) -> None
     path = environ.get(ENV_ERROR_FILE)
     if not path:
         return
+    import json  # noqa: PLC0415 - only where it was asked for
+
     data = read_error_file(root.error_file).data or compose_error(root)
     if isinstance(data["message"], dict) and root.exitcode:
         data["message"]["errorCode"] = root.exitcode

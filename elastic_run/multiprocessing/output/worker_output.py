@@ -11,7 +11,6 @@ import os
 from elastic_run.multiprocessing.output.backlog import Backlog
 from elastic_run.multiprocessing.output.channel import Channel
 from elastic_run.multiprocessing.output.ends import STDERR, STDOUT, copy_window_size, open_log
-from elastic_run.multiprocessing.output.filters import FilteredCopy
 from elastic_run.multiprocessing.output.logfile import LogFile
 from elastic_run.multiprocessing.output.outlet import Lines, Outlet, PassThrough
 from elastic_run.multiprocessing.output.tail import Tail, read_tail
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 
     from elastic_run.loop import Loop
     from elastic_run.multiprocessing.output.console import Console
+    from elastic_run.multiprocessing.output.filters import FilteredCopy
     from elastic_run.multiprocessing.output.wiring import Line, Wiring
 
 #: A tee'd line that is longer is written in parts. All unfinished lines together stay below `_LINES_TOTAL`.
@@ -77,6 +77,8 @@ class WorkerOutput:
                     raise
                 self._tell_loss(path, error)
             else:
+                from elastic_run.multiprocessing.output.filters import FilteredCopy  # noqa: PLC0415 - only where asked for
+
                 self._copies[fd] = FilteredCopy(self._log_file(file, path), filters)
 
     def attach(self, prefixes: Mapping[int, bytes]) -> None:
