@@ -28,7 +28,7 @@ test: setup ## the whole test suite
 
 test-clients: setup ## accelerate, lightning, torchx, transformers and notebooks on elastic-run; installs them into .venv-clients
 	@tools/setup-clients.sh
-	.venv-clients/bin/python -m pytest -p no:anyio tests/clients $(PYTEST)
+	.venv-clients/bin/python -m pytest -p no:anyio -n 2 --dist loadfile tests/clients $(PYTEST)
 
 chaos: setup ## train on three virtual hosts through 30 random faults; needs root, takes minutes
 	@tools/test-tools.sh

@@ -8,8 +8,9 @@ The driver's loop, on a thread and a connection of its own, from `member.Coordin
    nothing: `receive`. At each keep-alive interval read the beats of `coordinator.watched`, feed `observe`, and write
    `notes`. Could not read for a while: `interrupted`.
 2. While `propose` gives a `Proposal`: write its `documents`, create its slot, and `settle` with the value that is there
-   then. What `settle` returns beside may be dropped: the job goes on without it. Where the connection breaks, open
-   another and do all of the same proposal again.
+   then. What `settle` returns beside may be dropped: the job goes on without it. When its keys were deleted say
+   `tidied`; until then the next `settle` names them again. Where the connection breaks, open another and do all of the
+   same proposal again.
 3. `coordinator.is_over`: stop. The office is lost or given back, or the job has ended.
 
 A host's word that its store moves (`Moving`) is one of the facts: a `Move` follows, and the office is over.
@@ -111,6 +112,7 @@ class Coordinator:
         formations: Rounds whose assignments are kept, the latest last.
         state_slot: Whose state document is the newest, -1 for none.
         state_term: Its term.
+        litter: Keys to delete, as far as it knows: nobody needs them any more.
         known_restarts: The restarts that its node had heard of when it took office.
         pending: The decision that is being written, or None.
         parting: The last decision, to be written after the pending one, or None.
@@ -128,6 +130,7 @@ class Coordinator:
     formations: tuple[Formation, ...] = ()
     state_slot: int = -1
     state_term: int = 0
+    litter: tuple[str, ...] = ()
     known_restarts: int = 0
     pending: Pending | None = None
     parting: Resign | Move | None = None
@@ -324,10 +327,22 @@ def settle(coordinator: Coordinator, winner: bytes, *, now: float, jitter: float
         return _settle_own(coordinator, pending, now, jitter)
     proposal = propose(coordinator, now)
     useless = tuple(proposal.documents) if proposal is not None else ()
-    if _ends_office(winner, coordinator.term):
-        return replace(coordinator, is_over=True), Cleanup({}, useless, None)
-    # A void entry: garbage, or the last breath of a term that is over. The decision goes into the next slot.
-    return _try_next_slot(coordinator), Cleanup({}, useless, None)
+    after = replace(coordinator, litter=(*coordinator.litter, *useless))
+    # Otherwise a void entry: garbage, or the last breath of a term that is over. The decision goes into the next slot.
+    after = replace(after, is_over=True) if _ends_office(winner, coordinator.term) else _try_next_slot(after)
+    return after, Cleanup({}, after.litter, None)
+
+
+def tidied(coordinator: Coordinator) -> Coordinator:
+    """Take in that the keys of the last `Cleanup` were deleted.
+
+    Args:
+        coordinator: What it knows.
+
+    Returns:
+        What it knows now.
+    """
+    return replace(coordinator, litter=())
 
 
 def resign(coordinator: Coordinator) -> Coordinator:
@@ -369,15 +384,17 @@ def _decide(coordinator: Coordinator, events: Sequence[Fact | Silent], now: floa
 
 def _settle_own(coordinator: Coordinator, pending: Pending, now: float, jitter: float) -> tuple[Coordinator, Cleanup]:
     slot, term = coordinator.slot, coordinator.term
-    deleted = [state_key(coordinator.state_slot, coordinator.state_term)] if coordinator.state_slot >= 0 else []
+    litter = [*coordinator.litter]
+    if coordinator.state_slot >= 0:
+        litter.append(state_key(coordinator.state_slot, coordinator.state_term))
     formations = coordinator.formations
     if isinstance(pending, Form):
         formations = (*formations, _make_formation(coordinator))
         for old in formations[:-KEPT_ROUNDS]:
-            deleted += [assignment_key(old.slot, old.term, node) for node in old.nodes]
+            litter += [assignment_key(old.slot, old.term, node) for node in old.nodes]
         formations = formations[-KEPT_ROUNDS:]
     oldest = max(coordinator.oldest, slot - KEPT_SLOTS + 1)
-    deleted += [decision_key(old) for old in range(coordinator.oldest, oldest)]
+    litter += [decision_key(old) for old in range(coordinator.oldest, oldest)]
     is_over = isinstance(pending, End | Resign | Move)
     after = replace(
         coordinator,
@@ -387,10 +404,11 @@ def _settle_own(coordinator: Coordinator, pending: Pending, now: float, jitter: 
         formations=formations,
         state_slot=slot,
         state_term=term,
+        litter=tuple(litter),
         pending=None,
         is_over=is_over,
     )
-    cleanup = Cleanup({HEAD: _write_head(after)}, tuple(deleted), coordinator.position)
+    cleanup = Cleanup({HEAD: _write_head(after)}, after.litter, coordinator.position)
     return (after if is_over else _decide(after, (), now, jitter)), cleanup
 
 

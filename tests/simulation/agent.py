@@ -333,6 +333,7 @@ class Agent(Host):
                     known, cleanup = office.settle(known, winner, now=self.clock.now(), jitter=self.random.random())
                     yield Request("write", (cleanup.documents,))
                     yield Request("delete", (cleanup.deleted,))
+                    known = office.tidied(known)
                     if cleanup.trimmed is not None:
                         yield Request("trim", (cleanup.trimmed,))
                 elif self.clock.now() >= next_beats:

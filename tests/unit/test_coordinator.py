@@ -42,6 +42,7 @@ class Clerk:
             self.values.update(cleanup.documents)
             for key in cleanup.deleted:
                 self.values.pop(key, None)  # the claim's slot was another's to write
+            self.known = office.tidied(self.known)
             assert cleanup.trimmed == self.position
 
 
@@ -128,6 +129,18 @@ def test_a_slot_that_another_created_ends_the_office_or_is_skipped(winner: bytes
     assert cleanup.deleted == ("s/1.1", "a/1.1/a")
     assert (office.propose(after, 0.0) is None) is is_over
     assert after.job.formed_slot == (1 if is_over else 2)
+
+
+def test_what_could_not_be_deleted_is_deleted_with_the_next_decision() -> None:
+    """Where the connection broke before its keys were deleted, a decision's garbage isn't left for ever."""
+    known = _pending()
+    known, cleanup = office.settle(known, b"garbage", now=0.0, jitter=0.0)
+    assert cleanup.deleted == ("s/1.1", "a/1.1/a")
+    proposal = office.propose(known, 0.0)
+    assert proposal is not None
+    known, cleanup = office.settle(known, proposal.entry, now=0.0, jitter=0.0)
+    assert {"s/1.1", "a/1.1/a"} <= set(cleanup.deleted)
+    assert office.tidied(known).litter == ()
 
 
 def test_a_state_of_another_store_is_gone_on_from_where_nobody_has_come_yet() -> None:

@@ -187,6 +187,7 @@ class Office:
             store.write(cleanup.documents)
         if cleanup.deleted:
             store.delete(cleanup.deleted)
+            coordinator = self._coordinator = core.tidied(coordinator)
         if cleanup.trimmed is not None:
             store.trim(job_keys.FACTS, cleanup.trimmed)
         self._is_parting = False
