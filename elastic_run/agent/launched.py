@@ -180,7 +180,9 @@ def _launch_function(
     finally:
         launched.wiring.started(rank)
     launched.started_functions[rank] = started
-    return _note(around, launched, rank, started.pid)
+    pid = _note(around, launched, rank, started.pid)
+    started.begin()
+    return pid
 
 
 def _launch_worker(

@@ -7,6 +7,8 @@ Rules
 - An exception is recorded in error.json, as `record` does, and goes to stderr; a result goes to the launcher through a
   pipe of this worker's own (`replies`). A result that can't be pickled is an exception of the worker.
 - An interrupt is recorded, too, but not shown: Ctrl-C in a notebook would print a traceback for each worker.
+- A forked process carries no mark that a guardian could find it by (its environment in /proc is the program's). So the
+  function isn't called before the launcher has told its guardian of the process, and never if the launcher died first.
 - Nothing but this is imported before the function's own module: whoever needs torch imports it there.
 """
 
@@ -101,6 +103,7 @@ class FunctionWorker(Process):
 
     Attributes:
         reply: Descriptor for the reply: a number, or what `DupFd` made of it.
+        gate: Descriptor of a pipe, ditto: a byte comes when the function may be called.
         arrival: What a forked process has to do first, or None.
     """
 
@@ -119,16 +122,21 @@ class FunctionWorker(Process):
         self.args = args
         self.is_recorded = is_recorded
         self.reply: Any = None
+        self.gate: Any = None
         self.arrival: Arrival | None = None
 
     def run(self) -> None:
         """Call the function, and tell the launcher; runs in the worker."""
         if self.arrival is not None:
             self.arrival.perform()
-        reply = self.reply if isinstance(self.reply, int) else self.reply.detach()
+        reply, gate = (fd if isinstance(fd, int) else fd.detach() for fd in (self.reply, self.gate))
         os.set_inheritable(reply, False)  # noqa: FBT003 - the function's own signature
         if self._start_method == "spawn":
             _watch_parent()
+        is_known = os.read(gate, 1)
+        os.close(gate)
+        if not is_known:
+            return  # the launcher is gone
         try:
             kind, payload = self._call_recorded() if self.is_recorded else self._call_plainly()
         except Exception as error:  # noqa: BLE001 - the function's; it is recorded by now

@@ -8,12 +8,14 @@ Rules
   runs anything else, and says so: only then it counts as started.
 - forkserver leaves the process to multiprocessing's server. It is the server's child, not ours: its end is told through
   a descriptor. It takes its streams, environment and session when the program's main module was imported.
+- A function is called once whoever started its process says so (`StartedFunction.begin`): the guardian comes first.
 - What can't be sent is refused before the first worker starts (`sendable`).
 - Law 1: this module and multiprocessing are imported only where a function is launched.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import select
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 
 #: What a forked worker writes when it no longer holds anything of the launcher's.
 _READY = b"+"
+_BEGIN = b"+"
 _UNKNOWN_EXIT_CODE = 255
 
 
@@ -77,15 +80,26 @@ class StartedFunction:
     Args:
         pid: Its process.
         reply: What it will answer.
-        exit: How its end is seen where it is not our child, or None.
+        gate: The pipe at which it waits.
+        served: How its end is seen where it is not our child, or None.
     """
 
-    __slots__ = ("exit", "pid", "reply")
+    __slots__ = ("_gate", "exit", "pid", "reply")
 
-    def __init__(self, pid: int, reply: ReplyReader, served: ServedExit | None = None) -> None:
+    def __init__(self, pid: int, reply: ReplyReader, gate: int, served: ServedExit | None = None) -> None:
         self.pid = pid
         self.reply = reply
         self.exit = served
+        self._gate = gate
+
+    def begin(self) -> None:
+        """Let it call its function: the guardian knows of it now."""
+        try:
+            os.write(self._gate, _BEGIN)
+        except BrokenPipeError:
+            pass  # it has ended already, and its exit code will tell
+        finally:
+            os.close(self._gate)
 
 
 class Place:
@@ -188,7 +202,7 @@ class Functions:
     def start(
         self, local_rank: int, place: Place, *, closed: Sequence[int] = (), on_fork: Callable[[], None] | None = None
     ) -> StartedFunction:
-        """Start one worker.
+        """Start one worker, up to the call of its function: that waits for `StartedFunction.begin`.
 
         Args:
             local_rank: Which.
@@ -204,24 +218,24 @@ class Functions:
         """
         start = {"spawn": self._spawn, "fork": self._fork, "forkserver": self._serve}[self._method]
         worker = self._workers[local_rank]
-        reading, worker.reply = open_reply_pipe()
+        with contextlib.ExitStack() as lent, contextlib.ExitStack() as own:
+            reading, worker.reply = open_reply_pipe()
+            own.callback(os.close, reading)
+            lent.callback(os.close, worker.reply)
+            worker.gate, gate = os.pipe()
+            own.callback(os.close, gate)
+            lent.callback(os.close, worker.gate)
 
-        def give_up() -> None:
-            if on_fork is not None:
-                on_fork()
-            for fd in (*self._signs_of_life, *self._replies, reading):
-                os.close(fd)
+            def give_up() -> None:
+                if on_fork is not None:
+                    on_fork()
+                for fd in (*self._signs_of_life, *self._replies, reading, gate):
+                    os.close(fd)
 
-        try:
             pid, served = start(worker, place, closed, give_up)
-        except BaseException:
-            os.close(reading)
-            raise
-        finally:
-            if isinstance(worker.reply, int):
-                os.close(worker.reply)
+            own.pop_all()
         self._replies.append(reading)
-        return StartedFunction(pid, ReplyReader(reading), served)
+        return StartedFunction(pid, ReplyReader(reading), gate, served)
 
     def close(self) -> None:
         """Give back what is open for workers that run; call it when they have ended. Harmless when closed."""
@@ -238,7 +252,7 @@ class Functions:
             _fill(file, payload)
             tracker = getattr(resource_tracker._resource_tracker, "_fd", None)  # noqa: SLF001 - asking for it publicly would start one
             argv = spawn.get_command_line(pipe_handle=file, tracker_fd=tracker)
-            kept = sorted({*kept, file, worker.reply, *(() if tracker is None else (tracker,))})
+            kept = sorted({*kept, file, worker.reply, worker.gate, *(() if tracker is None else (tracker,))})
             pid = children.spawn(
                 argv,
                 {**os.environ, **place.env},
@@ -281,17 +295,17 @@ class Functions:
     ) -> tuple[int, ServedExit]:
         from multiprocessing.popen_forkserver import Popen  # noqa: PLC0415 - for this start method only
 
-        reply = worker.reply
+        reply, gate = worker.reply, worker.gate
         streams = (_Passed(place.stdout), _Passed(place.stderr))
         worker.arrival = Arrival(place.env, streams, place.replaced, place.affinity)
-        worker.reply = _Passed(reply)
+        worker.reply, worker.gate = _Passed(reply), _Passed(gate)
         try:
             popen = Popen(worker)
         except EOFError as error:
             message = "multiprocessing's fork server has ended"
             raise OSError(message) from error
         finally:
-            worker.reply = reply
+            worker.reply, worker.gate = reply, gate
         return popen.pid, ServedExit(popen)
 
 

@@ -15,8 +15,9 @@ Rules
   copied first, and to import the launcher writes to most of what it has.
 - In a job of several nodes it also tells the others that this one is gone, last: nothing stands before the killing.
 - On busy cores a worker may run for a while before the launcher, which has just started it, gets to tell its pid. If it
-  drops its environment meanwhile, it is known by its stderr, a pipe that the guardian was told of before the start.
-- Messages are lines: `|N` the next worker's stderr is pipe N, `+PID BORN` a worker's session began (BORN: its start
+  drops its environment meanwhile, it is known by its stderr, a pipe or a terminal of ours that the guardian was told of
+  before the start.
+- Messages are lines: `|DEVICE INODE` the next worker's stderr, `+PID BORN` a worker's session began (BORN: its start
   time), `-PID` it is gone, `dir HEX` a temporary directory, `farewell MODULE HEX` whose `say_farewell` is to be called
   with which document, `bye`. Each is one write below PIPE_BUF, so a torn line can only be the last one.
 """
@@ -100,11 +101,11 @@ class Guardian:
         """Tell it of a worker that is about to start, until `watch` tells its session.
 
         Args:
-            stderr: Descriptor that the worker gets as 2; one that isn't a pipe says nothing about a process.
+            stderr: Descriptor that the worker gets as 2. The launcher's own or a file says nothing: others may have it.
         """
         status = os.fstat(stderr)
-        if stat.S_ISFIFO(status.st_mode) and stderr != _STDERR:
-            self._send(f"|{status.st_ino}")
+        if stderr != _STDERR and (stat.S_ISFIFO(status.st_mode) or os.isatty(stderr)):
+            self._send(f"|{status.st_dev} {status.st_ino}")
 
     def watch(self, session: int, born: int) -> None:
         """Tell it that a worker's session began, led by a process that was born at a time in clock ticks."""
@@ -250,11 +251,11 @@ def _set_process_title(launcher: int) -> None:
 class _Orders:
     """What the launcher has told so far."""
 
-    __slots__ = ("directory", "expected_pipe", "farewell", "is_dismissed", "rest", "sessions")
+    __slots__ = ("directory", "expected_stderr", "farewell", "is_dismissed", "rest", "sessions")
 
     def __init__(self) -> None:
         self.sessions: dict[int, int] = {}
-        self.expected_pipe = 0
+        self.expected_stderr: tuple[int, int] | None = None
         self.directory = ""
         self.farewell: tuple[str, bytes] | None = None
         self.is_dismissed = False
@@ -269,9 +270,10 @@ class _Orders:
             elif line.startswith(b"+"):
                 session, born = line[1:].split()
                 self.sessions[int(session)] = int(born)
-                self.expected_pipe = 0
+                self.expected_stderr = None
             elif line.startswith(b"|"):
-                self.expected_pipe = int(line[1:])
+                device, inode = line[1:].split()
+                self.expected_stderr = int(device), int(inode)
             elif line.startswith(b"-"):
                 self.sessions.pop(int(line[1:]), None)
             elif line.startswith(b"dir "):
@@ -306,8 +308,8 @@ def stand_guard(pipe: int, launcher: int, token: str, since: int) -> None:
         is_over = _read_orders(pipe, orders) or is_over
     if orders.is_dismissed:
         return
-    if orders.expected_pipe:
-        orders.sessions.update(processes.find_sessions_by_pipe(orders.expected_pipe, since=since))
+    if orders.expected_stderr is not None:
+        orders.sessions.update(processes.find_sessions_by_stderr(*orders.expected_stderr, since=since))
     sweep(orders.sessions, token, since, time.monotonic)
     if orders.directory:
         import shutil  # noqa: PLC0415 - only after a disaster

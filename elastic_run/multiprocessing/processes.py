@@ -122,11 +122,12 @@ def find_survivors(
     return found
 
 
-def find_sessions_by_pipe(number: int, *, since: int) -> dict[int, int]:
-    """Find the sessions of processes whose stderr is a pipe.
+def find_sessions_by_stderr(device: int, inode: int, *, since: int) -> dict[int, int]:
+    """Find the sessions of processes that have a pipe or a terminal as stderr.
 
     Args:
-        number: The pipe's inode, which is no other pipe's as long as the machine is up.
+        device: Number of its file system.
+        inode: Its number there.
         since: Start time in clock ticks; sessions with an older leader don't count.
 
     Returns:
@@ -135,10 +136,10 @@ def find_sessions_by_pipe(number: int, *, since: int) -> dict[int, int]:
     found = {}
     for name in _list_pids():
         try:
-            target = os.readlink(f"/proc/{name}/fd/2")
+            stderr = os.stat(f"/proc/{name}/fd/2")
         except OSError:
             continue
-        process = read_stat(int(name)) if target == f"pipe:[{number}]" else None
+        process = read_stat(int(name)) if (stderr.st_dev, stderr.st_ino) == (device, inode) else None
         leader = None if process is None else read_stat(process.session)
         if process is not None and leader is not None and leader.started_at >= since:
             found[process.session] = leader.started_at

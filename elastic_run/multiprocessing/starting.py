@@ -145,6 +145,7 @@ class SubprocessContext(TeamContext):
         args: Any = self.args[seat.local_rank]  # ("file") is a text, not a tuple, and torch's documentation has it
         argv = [str(self.entrypoint), *map(str, args if isinstance(args, tuple | list) else (args,))]
         env = {**os.environ, **seat.env}
+        team.guardian.expect(seat.stderr)
         pid = spawn(argv, env, stdout=seat.stdout, stderr=seat.stderr, affinity=seat.affinity, closed=seat.closed)
         team.adopt(seat.local_rank, pid)
 

@@ -79,6 +79,8 @@ class Team:
             self.replies[local_rank] = started.reply
             started.reply.attach(self.loop)
         self._workers.adopt(local_rank, pid, born, None if started is None else started.exit)
+        if started is not None:
+            started.begin()
 
     def abandon(self) -> None:
         """Let go of the team in a forked worker."""

@@ -59,7 +59,8 @@ def test_a_worker_without_our_environment_dies_with_the_launcher(launch: Launch)
     job.wait_exit()
 
 
-def test_a_worker_that_the_guardian_was_not_told_of_yet_dies_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["pipe", "openpty"])
+def test_a_worker_that_the_guardian_was_not_told_of_yet_dies_too(kind: str, tmp_path: Path) -> None:
     """A launcher that is killed right after a start leaves a session that only the worker's stderr is known of."""
     host = tmp_path / "host.py"
     host.write_text(
@@ -68,7 +69,7 @@ def test_a_worker_that_the_guardian_was_not_told_of_yet_dies_too(tmp_path: Path)
         "from elastic_run.multiprocessing.guardian import Guardian\n"
         "guardian = Guardian(is_exec=False)\n"
         "guardian.start()\n"
-        "reading, writing = os.pipe()\n"
+        f"reading, writing = os.{kind}()\n"
         "guardian.expect(writing)\n"
         "pid = spawn(['/bin/sh', '-c', 'echo ready >&2; exec sleep 600'], {}, stdout=1, stderr=writing)\n"
         "os.read(reading, 6)\n"
@@ -79,6 +80,31 @@ def test_a_worker_that_the_guardian_was_not_told_of_yet_dies_too(tmp_path: Path)
     done = subprocess.run([sys.executable, host], stdout=subprocess.PIPE, text=True, timeout=60, check=False)
     assert done.returncode == -signal.SIGKILL
     wait_gone(int(done.stdout), deadline=2.0)
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_a_function_that_the_guardian_was_not_told_of_is_never_called(method: str, tmp_path: Path) -> None:
+    """Where the program is killed right after it has started a process, that ends by itself."""
+    host = tmp_path / "host.py"
+    host.write_text(
+        "import os, signal, time\n"
+        "from elastic_run.launcher import LaunchConfig, elastic_launch\n"
+        "from elastic_run.multiprocessing.guardian import Guardian\n"
+        "def work():\n"
+        "    os.write(1, b'called')\n"
+        "    time.sleep(600)\n"
+        "def die(_, session, born):\n"
+        "    os.write(1, b'%d\\n' % session)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "if __name__ == '__main__':\n"
+        "    Guardian.watch = die\n"
+        f"    config = LaunchConfig(1, 1, 1, rdzv_backend='local', start_method={method!r}, max_restarts=0)\n"
+        "    elastic_launch(config, work)()\n",
+        encoding="utf-8",
+    )
+    done = subprocess.run([sys.executable, host], stdout=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert done.returncode == -signal.SIGKILL
+    wait_gone(int(done.stdout), deadline=2.0)  # and "called" doesn't stand behind the number
 
 
 def test_a_guardian_leaves_the_launcher_s_group_before_anything_starts(tmp_path: Path) -> None:
