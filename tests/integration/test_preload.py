@@ -301,7 +301,12 @@ _HAZARDS = {
         "import ctypes\nlibc, thread = ctypes.CDLL(None), ctypes.c_ulong()\n"
         "assert not libc.pthread_create(ctypes.byref(thread), None, libc.pause, None)"
     ): "heavy can't be preloaded: it starts a native thread",
-    "import socket\ns = socket.create_server(('127.0.0.1', 0))": "heavy can't be preloaded: it listens on a socket",
+    "import socket\ns = socket.create_server(('127.0.0.1', 0))": "heavy can't be preloaded: it leaves a socket open",
+    "import asyncio\nloop = asyncio.new_event_loop()": "heavy can't be preloaded: it leaves a ",
+    "import os\nends = os.pipe()": "heavy can't be preloaded: it leaves a pipe open (pipe:",
+    "import os\nfile = os.open(__file__, os.O_RDONLY)": "heavy can't be preloaded: it leaves /",
+    "import multiprocessing\nlock = multiprocessing.Lock()": "heavy can't be preloaded: it has shared memory or a lock",
+    "import os\nrank = os.environ.get('RANK', '0')": "heavy can't be preloaded: it reads RANK, which each worker has",
     "import subprocess\np = subprocess.Popen(['sleep', '60'])": "heavy can't be preloaded: it starts a process",
 }
 
@@ -320,6 +325,92 @@ def test_a_module_that_cant_be_preloaded_is_named_once(
     assert lines[0].startswith(f"elastic-run: --preload: {told}")
     assert lines[0].endswith("workers start cold")
     assert job.stdout.count("runs") in {3, 4}
+
+
+def test_a_thread_that_comes_later_is_told_too(launch: Launch, worker: Worker, module: Module) -> None:
+    """Where the template gets a thread after its imports, the next generation starts cold instead of hanging."""
+    env = module(
+        "import os, threading\n"
+        "def begin(): threading.Thread(target=threading.Event().wait, name='late', daemon=True).start()\n"
+        "os.register_at_fork(after_in_parent=begin)"
+    )
+    job = launch("--max-restarts=1", "--preload=heavy", worker(_SAYS_HOW + "sys.exit(attempt == 0)"), env=env)
+    assert job.wait_exit() == 0
+    assert job.stdout == "warm 0 0\ncold 0 1\n"
+    assert "--preload: the template can't be forked any more: it starts a thread (late)" in job.stderr
+
+
+def test_what_python_s_own_start_leaves_is_no_modules_fault(launch: Launch, worker: Worker, tmp_path: Path) -> None:
+    """A thread of sitecustomize isn't blamed on the first module."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import threading\nthreading.Thread(target=threading.Event().wait, name='early', daemon=True).start()\n"
+    )
+    job = launch("--preload=json", worker("say('runs')"), env={"PYTHONPATH": f"{tmp_path}:{_ROOT}"})
+    assert job.wait_exit() == 0
+    told = "--preload: Python's own start can't be preloaded (sitecustomize, a .pth file): it starts a thread (early)"
+    assert told in job.stderr
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "import sys\nsys.modules['torch'] = None",
+        "import sys\nclass Tee:\n    write = flush = print\nsys.stdout = sys.__stdout__ = Tee()",
+        "import sys, types\nsys.modules['logging'] = types.ModuleType('logging')",
+    ],
+    ids=["torch", "stdout", "logging"],
+)
+def test_a_fork_that_cant_become_a_worker_starts_cold(
+    body: str, launch: Launch, worker: Worker, module: Module
+) -> None:
+    """Where a module has replaced what a fork needs of Python, its worker is exec'd, under the same pid."""
+    path = worker(
+        _SAYS_HOW + "import _signal\nsay(_signal.getsignal(_signal.SIGPIPE) == _signal.SIG_IGN, sys.argv[1:])"
+    )
+    job = launch("--nproc-per-node=2", "--preload=heavy", path, "--local=${local_rank}", env=module(body))
+    assert job.wait_exit() == 0, job.stderr
+    assert sorted(job.stdout.splitlines()) == [
+        *("True ['--local=0']", "True ['--local=1']"),
+        *("cold 0 0", "cold 1 0"),
+    ]
+
+
+def test_a_directory_that_an_attempt_has_made_is_looked_into(
+    launch: Launch, worker: Worker, module: Module, tmp_path: Path
+) -> None:
+    """A worker finds modules in a directory of PYTHONPATH that wasn't there when the template began."""
+    path = worker("""
+        made = sys.path[-1]
+        if attempt == 0:
+            os.mkdir(os.environ["MADE"])
+            open(os.environ["MADE"] + "/generated.py", "w").write("value = 7")
+            sys.exit(1)
+        import generated
+        say("heavy" in sys.modules, generated.value)
+    """)
+    env = module()
+    made = str(tmp_path / "made")
+    env |= {"MADE": made, "PYTHONPATH": f"{env['PYTHONPATH']}:{made}"}
+    job = launch("--max-restarts=1", "--min-uptime=0", "--preload=heavy", path, env=env)
+    assert job.wait_exit() == 0, job.stderr
+    assert job.stdout == "True 7\n"
+
+
+def test_a_release_that_was_switched_is_run_whole(
+    launch: Launch, worker: Worker, module: Module, tmp_path: Path
+) -> None:
+    """Where a symlink on the script's path leads elsewhere after a restart, script and its modules are the new ones."""
+    for name in ("v1", "v2"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "helper.py").write_text(f"name = {name!r}\n")
+        body = "import helper\nsay(__file__.split('/')[-2], helper.name, 'heavy' in sys.modules)\n"
+        switch = "os.unlink(__file__.rpartition('/')[0])\nos.symlink('v2', __file__.rpartition('/')[0])\nsys.exit(1)\n"
+        worker(body + (switch if name == "v1" else f"say({name!r})\n")).rename(tmp_path / name / "train.py")
+    (tmp_path / "current").symlink_to("v1")
+    script = tmp_path / "current" / "train.py"
+    job = launch("--max-restarts=1", "--min-uptime=0", "--preload=heavy", script, env=module())
+    assert job.wait_exit() == 0, job.stderr
+    assert job.stdout == "current v1 True\ncurrent v2 False\nv2\n"
 
 
 def test_a_gpu_in_the_template_is_refused(launch: Launch, worker: Worker, module: Module) -> None:

@@ -23,15 +23,20 @@ _TORCH_CONSTANT_SEED = 67280421310721
 class Origin:
     """What the template began with; make it before the imports, which may change `os.environ` and `sys.argv`.
 
+    Args:
+        script: The path of its program, or "" where that is no script.
+
     Attributes:
         env: The environment that it was executed with.
-        count: How many arguments its program has.
+        argument_count: How many arguments its program has.
     """
 
-    __slots__ = ("count", "env")
+    __slots__ = ("_real_script", "_script", "argument_count", "env")
 
-    def __init__(self) -> None:
-        self.count = len(sys.argv) - 1
+    def __init__(self, script: str) -> None:
+        self._script = script
+        self._real_script = os.path.realpath(script)
+        self.argument_count = len(sys.argv) - 1
         self.env = dict(os.environ)
         try:
             with open("/proc/self/environ", "rb") as file:
@@ -40,33 +45,76 @@ class Origin:
             return  # next to nothing has changed it by now
         self.env = dict(os.fsdecode(entry).partition("=")[::2] for entry in entries if entry)
 
+    @property
+    def is_current(self) -> bool:
+        """Whether the script is still where it was: `sys.path` has the directory that a symlink led to then."""
+        return os.path.realpath(self._script) == self._real_script
 
-def arrive(document: dict[str, Any], origin: Origin, stdout: int, stderr: int, title: Title) -> None:
-    """Become a worker.
 
-    What the imports have changed in the environment or in the arguments stays, as in a worker that imports by itself.
+def begin_session(stdout: int, stderr: int) -> None:
+    """Begin a worker's session, with its streams.
 
     Args:
-        document: The worker's `env` and `argv`, all of both.
-        origin: The template's.
         stdout: Becomes descriptor 1.
         stderr: Becomes descriptor 2.
-        title: This process's.
     """
     os.setsid()
     os.dup2(stdout, 1)
     os.dup2(stderr, 2)
     for descriptor in {stdout, stderr}:
         os.close(descriptor)
+
+
+def start_cold(document: dict[str, Any]) -> None:
+    """Become a worker by exec, in this process; never returns.
+
+    Args:
+        document: The worker's `env` and `argv`, all of both.
+    """
+    from elastic_run import signals  # noqa: PLC0415 - most workers need none
+
+    for number in signals.IGNORED_BY_PYTHON:
+        signals.default_signal(number)
+    os.execve(document["argv"][0], document["argv"], document["env"])  # noqa: S606 - as the agent would
+
+
+def arrive(document: dict[str, Any], origin: Origin, title: Title) -> None:
+    """Become a worker, after `begin_session`.
+
+    What the imports have changed in the environment or in the arguments stays, as in a worker that imports by itself.
+
+    Args:
+        document: The worker's `env` and `argv`, all of both.
+        origin: The template's.
+        title: This process's.
+
+    Raises:
+        Exception: A module has replaced what this takes.
+    """
     _change_environment(origin.env, document["env"])
     argv = document["argv"]
     if argv != sys.orig_argv:  # there is a ${local_rank} in it
-        sys.argv[1:] = argv[-origin.count :]
+        sys.argv[1:] = argv[-origin.argument_count :]
         sys.orig_argv[:] = argv
     title.show_command(argv)
     _renew_stream(sys.__stdout__, 1, "<stdout>")
     _renew_stream(sys.__stderr__, 2, "<stderr>")
+    _look_anew()
     _draw_anew()
+
+
+def _look_anew() -> None:
+    """Forget where no directory to import from was, and what was in zip files: Python looks once.
+
+    Since then an earlier attempt may have made the one and replaced the other.
+    """
+    import zipimport  # noqa: PLC0415 - frozen, and imported at Python's own start
+
+    finders = sys.path_importer_cache
+    for path, finder in list(finders.items()):
+        if finder is None or isinstance(finder, zipimport.zipimporter):
+            del finders[path]
+    zipimport._zip_directory_cache.clear()  # type: ignore[attr-defined]  # noqa: SLF001 - no other way but by path
 
 
 def _change_environment(before: dict[str, str], now: dict[str, str]) -> None:

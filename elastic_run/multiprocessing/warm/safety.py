@@ -1,7 +1,9 @@
 """What a process must not have if it is to be forked, looked for after each import so that the right module is blamed.
 
 A fork has one thread, the one that forked; whatever the others were about to do is never done. It can't use a GPU that
-was initialised before, shares its parent's sockets, and is no parent of its parent's children.
+was initialised before, and is no parent of its parent's children. What the kernel keeps (sockets, pipes, epoll, shared
+memory with the locks in it, how far a file was read) is one for all forks, where each exec would have its own. And a
+module that reads a variable in which workers differ reads it before there are workers.
 
 Native pools that are known to take a fork well are let through: before it they end their threads, or afterwards they
 start anew. A thread's library is read off its stack, since threads have no names of their own. GNU OpenMP isn't on the
@@ -11,11 +13,15 @@ list: its pool hangs in a fork.
 from __future__ import annotations
 
 import os
+import stat
 import sys
 import time
 
+from elastic_run import contract
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
     from typing import Any
 
 #: Beginnings of libraries whose threads take a fork well: pthread_atfork in OpenBLAS (numpy, and torch through it),
@@ -23,33 +29,116 @@ if TYPE_CHECKING:
 _FORK_SAFE = ("libopenblas", "libscipy_openblas", "libomp", "libiomp5", "libmkl_")
 #: What is at the bottom of every stack, and inside every wait.
 _EVERYBODYS = ("libc.", "libc-", "ld-linux", "ld-musl", "libpthread", "[vdso]")
-_DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/accel", "/dev/davinci")
+_DEVICES = (
+    *("/dev/nvidia", "/dev/nvhost", "/dev/nvmap", "/dev/kfd", "/dev/dri/", "/dev/dxg"),
+    *("/dev/accel", "/dev/davinci", "/dev/infiniband/"),
+)
+#: What the kernel keeps behind a descriptor, and what to call it.
+_SHARED_KINDS = {"socket:": "a socket", "pipe:": "a pipe", "anon_inode:": "a descriptor of the kernel's"}
+#: Variables that a template doesn't have, or not as its workers will.
+_WORKERS_OWN = frozenset(
+    (
+        *(contract.ENV_RANK, contract.ENV_LOCAL_RANK, contract.ENV_GROUP_RANK, contract.ENV_ROLE_RANK),
+        *(contract.ENV_WORLD_SIZE, contract.ENV_LOCAL_WORLD_SIZE, contract.ENV_GROUP_WORLD_SIZE),
+        *(contract.ENV_ROLE_WORLD_SIZE, contract.ENV_ROLE_NAME, contract.ENV_MASTER_ADDR, contract.ENV_MASTER_PORT),
+        *(contract.ENV_RESTART_COUNT, contract.ENV_RUN_ID, contract.ENV_ERROR_FILE),
+    )
+)
 _STACK_BYTES = 1 << 14
-#: Seconds in which a thread that was just started should wait for work, and between two looks: nothing tells that it
-#: does, and one that is there by the first look, as usual, costs none.
+#: Seconds in which threads that were just started should wait for work, and between two looks: nothing tells that they
+#: do, and one that is there by the first look, as usual, costs none.
 _SETTLED = 1.0
 _LOOK = 0.005
 _POINTER_BYTES = 8
+_NOT_SURVIVED = "which a fork doesn't survive"
+_SHARED = "which all workers would share"
 
 
-def find_hazard() -> str:
-    """Return what this process has that can't be forked, as the end of a sentence about a module; empty for nothing."""
-    return _find_threads() or _find_gpu() or _find_descriptors() or _find_children()
+class ImportWatch:
+    """Sees what imports leave in this process; make it before them, and `close` it when they are done."""
+
+    def __init__(self) -> None:
+        self._descriptors = set(_list_descriptors().items())
+        self._memory = set(_list_shared_memory())
+        self._reads: list[str] = []
+        self._environ: Any = os.environ
+        self._encode = self._environ.encodekey
+        self._environ.encodekey = self._note_read
+
+    def _note_read(self, name: str) -> str:
+        if name in _WORKERS_OWN:
+            self._reads.append(name)
+        return self._encode(name)
+
+    def close(self) -> None:
+        """Let the environment be read without a note."""
+        self._environ.encodekey = self._encode
+
+    def find_hazard(self, own: Collection[int] = ()) -> str:
+        """Return what can't be forked, as the end of a sentence about a module; empty for nothing.
+
+        Args:
+            own: Descriptors that are elastic-run's.
+        """
+        return (
+            _find_threads()
+            or _find_gpu()
+            or _find_children()
+            or self._find_descriptor(own)
+            or self._find_memory()
+            or (f"reads {self._reads[0]}, which each worker has its own of" if self._reads else "")
+        )
+
+    def _find_descriptor(self, own: Collection[int]) -> str:
+        for descriptor, target in _list_descriptors().items():
+            if descriptor in own or (descriptor, target) in self._descriptors:
+                continue
+            kind = next((name for start, name in _SHARED_KINDS.items() if target.startswith(start)), "")
+            if kind:
+                return f"leaves {kind} open ({target}), {_SHARED}"
+            if _is_half_read(descriptor):
+                return f"leaves {target} open, and its place in it is one {_SHARED}"
+        return ""
+
+    def _find_memory(self) -> str:
+        found = [path for path in _list_shared_memory() if path not in self._memory]
+        return f"has shared memory or a lock in it ({found[0]}), {_SHARED}" if found else ""
+
+
+def _is_half_read(descriptor: int) -> bool:
+    """Whether a descriptor is a file that is read from, and not to its end."""
+    try:
+        status = os.fstat(descriptor)
+        with open(f"/proc/self/fdinfo/{descriptor}", encoding="ascii") as lines:
+            fields = dict(line.split(None, 1) for line in lines)
+        is_read = int(fields["flags:"], 8) & os.O_ACCMODE != os.O_WRONLY
+        return stat.S_ISREG(status.st_mode) and is_read and int(fields["pos:"]) < status.st_size
+    except (OSError, KeyError, ValueError):
+        return False
+
+
+def _list_shared_memory() -> list[str]:
+    """Return what is mapped so that writing to it is seen by all forks."""
+    return [each.name or "without a name" for each in _list_mappings() if each.rights.startswith("rw-s")]
 
 
 def _find_threads() -> str:
     import _thread  # noqa: PLC0415 - built in
 
     if _thread._count():  # noqa: SLF001 - what `threading` knows is less
-        return f"starts a thread{_name_python_threads()}"
-    owners = {owner for task in _other_tasks() if not (owner := _await_owner(task)).startswith(_FORK_SAFE)}
-    return f"starts a native thread ({', '.join(sorted(owners))})" if owners else ""
+        return f"starts a thread{_name_python_threads()}, {_NOT_SURVIVED}"
+    tasks, give_up_at = _list_other_tasks(), time.monotonic() + _SETTLED
+    code = [each for each in _list_mappings() if "x" in each.rights] if tasks else []
+    for task in tasks:
+        owner = _await_owner(task, code, give_up_at)
+        if not owner.startswith(_FORK_SAFE):
+            return f"starts a native thread ({owner}), {_NOT_SURVIVED}"
+    return ""
 
 
-def _await_owner(task: str) -> str:
+def _await_owner(task: str, code: Sequence[_Mapping], give_up_at: float) -> str:
     """Return the library of a thread, once it waits somewhere: one that is just starting can't be told."""
-    give_up_at = time.monotonic() + _SETTLED
-    while not (owner := _find_owner(task)) and time.monotonic() < give_up_at:
+    while (owner := _find_owner(task, code)) == "" and time.monotonic() < give_up_at:
         time.sleep(_LOOK)
     return owner or "of an unknown library"
 
@@ -63,7 +152,7 @@ def _name_python_threads() -> str:
     return f" ({', '.join(names)})" if names else ""
 
 
-def _other_tasks() -> list[str]:
+def _list_other_tasks() -> list[str]:
     me = str(os.getpid())
     try:
         return [task for task in os.listdir("/proc/self/task") if task != me]
@@ -71,58 +160,67 @@ def _other_tasks() -> list[str]:
         return []
 
 
-def _find_owner(task: str) -> str:
-    """Return the library that a thread waits in, the first on its stack that isn't everybody's; empty if unknown."""
+def _find_owner(task: str, code: Sequence[_Mapping]) -> str | None:
+    """Return the library that a thread waits in, the first on its stack that isn't everybody's.
+
+    Empty if it can't be told now, None if it never can.
+    """
     try:
         with open(f"/proc/self/task/{task}/syscall", encoding="ascii") as call:
-            stack = int(call.read().split()[-2], 16)
+            words = call.read().split()
         with open("/proc/self/mem", "rb", buffering=0) as memory:
-            memory.seek(stack)
-            words = memory.read(_STACK_BYTES)
-    except (OSError, ValueError, IndexError):
-        return ""
-    code = _read_code()
-    for start in range(0, len(words), _POINTER_BYTES):
-        pointer = int.from_bytes(words[start : start + _POINTER_BYTES], sys.byteorder)
-        name = next((name for first, last, name in code if first <= pointer < last), "")
+            memory.seek(int(words[-2], 16))
+            stack = memory.read(_STACK_BYTES)
+    except (ValueError, IndexError):
+        return ""  # it runs
+    except OSError:
+        return None
+    for start in range(0, len(stack), _POINTER_BYTES):
+        pointer = int.from_bytes(stack[start : start + _POINTER_BYTES], sys.byteorder)
+        name = next((os.path.basename(each.name) for each in code if each.first <= pointer < each.last), "")
         if name and not name.startswith(_EVERYBODYS):
             return name
     return ""
 
 
-def _read_code() -> list[tuple[int, int, str]]:
-    """Return where code lies in this process, and the names of its files."""
-    found = []
-    with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
-        for line in maps:
-            span, rights, _, _, _, *path = line.split(maxsplit=5)
-            if "x" in rights:
-                first, _, last = span.partition("-")
-                found.append((int(first, 16), int(last, 16), os.path.basename(path[0].strip()) if path else ""))
-    return found
+class _Mapping:
+    """A part of this process's memory, as a line of /proc/self/maps tells of it."""
+
+    __slots__ = ("first", "last", "name", "rights")
+
+    def __init__(self, line: str) -> None:
+        span, self.rights, _, _, _, *name = line.split(maxsplit=5)
+        first, _, last = span.partition("-")
+        self.first, self.last = int(first, 16), int(last, 16)
+        self.name = name[0].strip() if name else ""
+
+
+def _list_mappings() -> list[_Mapping]:
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+            return [_Mapping(line) for line in maps]
+    except OSError:
+        return []
 
 
 def _find_gpu() -> str:
     for name in ("torch.cuda", "torch.xpu"):
         module: Any = sys.modules.get(name)
         if module is not None and module.is_initialized():
-            return f"initialises {name.removeprefix('torch.').upper()}"
-    for target in _descriptors().values():
+            return f"initialises {name.removeprefix('torch.').upper()}, {_NOT_SURVIVED}"
+    for target in _list_descriptors().values():
         if target.startswith(_DEVICES):
-            return f"opens a device ({target})"
+            return f"opens a device ({target}), {_NOT_SURVIVED}"
     return ""
 
 
-def _find_descriptors() -> str:
-    for fd, target in _descriptors().items():
-        if target.startswith("socket:") and fd > 2 and _is_listening(fd):  # noqa: PLR2004 - above the standard ones
-            return "listens on a socket"
-    return ""
-
-
-def _descriptors() -> dict[int, str]:
+def _list_descriptors() -> dict[int, str]:
     found = {}
-    for name in os.listdir("/proc/self/fd"):
+    try:
+        names = os.listdir("/proc/self/fd")
+    except OSError:
+        return {}
+    for name in names:
         try:
             found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
         except OSError:
@@ -130,19 +228,9 @@ def _descriptors() -> dict[int, str]:
     return found
 
 
-def _is_listening(fd: int) -> bool:
-    import _socket  # noqa: PLC0415 - imported by now
-
-    copy = _socket.socket(fileno=os.dup(fd))
-    try:
-        return bool(copy.getsockopt(_socket.SOL_SOCKET, _socket.SO_ACCEPTCONN))
-    finally:
-        copy.close()
-
-
 def _find_children() -> str:
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return ""
-    return "starts a process"
+    return f"starts a process, {_NOT_SURVIVED}"

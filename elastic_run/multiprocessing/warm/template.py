@@ -6,7 +6,8 @@ Rules
   complete and nothing of ours on the stack. The template never comes back from there. Its forks do, and run it.
   Rejected: to imitate what Python does with a program (runpy runs beneath frames of ours, and differs in `__spec__`,
   in tracebacks, in what a SyntaxError looks like); to call Py_Main a second time (it keeps the frames, too).
-- Whatever goes wrong here ends the process: a template must never run the program itself.
+- Whatever goes wrong here ends the process: a template must never run the program itself. A fork that can't become what
+  exec would give, because a module has replaced what that takes, is exec'd after all.
 - Workers are forked by a **midwife**, a fork of the template that ends when all of its children are there. They become
   the agent's children, which is a subreaper for that moment: real children, whose exit codes survive the template, at
   the price of one fork per round. Rejected: to report exit codes from the template (lost when it is killed, and
@@ -23,7 +24,7 @@ import sys
 
 from elastic_run import contract
 from elastic_run.multiprocessing.warm import arrival, messages
-from elastic_run.multiprocessing.warm.safety import find_hazard
+from elastic_run.multiprocessing.warm.safety import ImportWatch
 from elastic_run.multiprocessing.warm.title import Title
 
 TYPE_CHECKING = False
@@ -100,7 +101,8 @@ class Template:
         self._kind = kind
         self._program = program
         self._title = Title()
-        self._origin = arrival.Origin()
+        self._origin = arrival.Origin(program if kind == "file" else "")
+        self._watch = ImportWatch()
 
     def serve(self) -> None:
         """Import, then fork on demand; returns in a worker only."""
@@ -122,21 +124,26 @@ class Template:
         """Import the modules, and tell the agent how that goes; return whether workers can be forked."""
         import importlib  # noqa: PLC0415 - imported by site already
 
-        names = self._choose(names)
-        if not names:
+        if hazard := self._watch.find_hazard():
+            self._tell("failed", f"Python's own start can't be preloaded (sitecustomize, a .pth file): it {hazard}")
+            return False
+        chosen = self._choose(names)
+        if not chosen:
             self._tell("idle")
             return False
-        for name in names:
+        for name in chosen:
             self._tell("importing", name)
             try:
                 importlib.import_module(name)
             except BaseException as error:  # noqa: BLE001 - whatever the module's code raises
-                reason = " ".join(f"{type(error).__name__}: {error}".split())
-                self._tell("failed", f"{name} can't be imported ({reason})")
+                if isinstance(error, ImportError) and name not in names:
+                    continue  # the program may do without, it is only one of its imports
+                self._tell("failed", f"{name} can't be imported ({_describe(error)})")
                 return False
-            if hazard := find_hazard():
-                self._tell("failed", f"{name} can't be preloaded: it {hazard}, which a fork doesn't survive")
+            if hazard := self._watch.find_hazard():
+                self._tell("failed", f"{name} can't be preloaded: it {hazard}")
                 return False
+        self._watch.close()
         self._tell("ready")
         return True
 
@@ -151,6 +158,9 @@ class Template:
 
     def _fork(self, places: list[int]) -> bool:
         """Fork a worker for each place; return True in one of them."""
+        if hazard := self._watch.find_hazard(places):
+            self._tell("failed", f"the template can't be forked any more: it {hazard}")
+            os._exit(0)
         _flush()
         midwife = self._try_fork()
         if midwife == 0:
@@ -180,8 +190,8 @@ class Template:
         """Fork; where the system refuses, tell the agent and return None."""
         try:
             return _fork_quietly()
-        except OSError as error:
-            self._tell("refused", error.strerror or str(error))
+        except (OSError, MemoryError) as error:
+            self._tell("refused", getattr(error, "strerror", None) or _describe(error))
             return None
 
     def _tell(self, kind: str, text: str = "", **more: object) -> None:
@@ -202,10 +212,19 @@ class Template:
         channel.close()
         if order is None:
             os._exit(0)
-        _, descriptors = order
-        file, stdout, stderr = descriptors
-        arrival.arrive(messages.take_from_file(file), self._origin, stdout, stderr, self._title)
+        _, (file, stdout, stderr) = order
+        arrival.begin_session(stdout, stderr)
+        self._become_worker(messages.take_from_file(file))
         return True
+
+    def _become_worker(self, document: dict[str, Any]) -> None:
+        try:
+            if self._origin.is_current:
+                arrival.arrive(document, self._origin, self._title)
+                return
+        except Exception:  # noqa: BLE001, S110 - of what a module has put in the place of Python's own
+            pass
+        arrival.start_cold(document)
 
 
 def _fork_quietly() -> int:
@@ -228,5 +247,14 @@ def _wait_exit(pid: int) -> None:
 def _flush() -> None:
     """Write what is buffered, else every fork would."""
     for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
+        try:
             stream.flush()
+        except Exception:  # noqa: BLE001, S110 - there is none, or it is a module's own and has none
+            pass
+
+
+def _describe(error: BaseException) -> str:
+    try:
+        return " ".join(f"{type(error).__name__}: {error}".split())
+    except Exception:  # noqa: BLE001 - of its own __str__
+        return type(error).__name__
