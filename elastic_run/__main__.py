@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import os
 
 from elastic_run import signals
+
+_STDERR = 2
 
 
 def main() -> None:
@@ -13,14 +16,27 @@ def main() -> None:
     Raises:
         SystemExit: The job didn't succeed; the code is one of `contract.EXIT_CODES`.
     """
-    if signals.is_python_interrupt(signals.SIGINT):
-        # Ctrl-C while modules are imported ends the process as it would any other: nothing was started yet.
-        signals.default_signal(signals.SIGINT)
+    # Until the loop answers them, which takes over in time for the first worker.
+    for number in (signals.SIGTERM, signals.SIGINT, signals.SIGHUP, signals.SIGQUIT):
+        if signals.is_unanswered(number):
+            signals.install_handler(number, _end)
     # A collection in the middle of start-up finds nothing and delays the workers; the launcher turns it on again.
     gc.disable()
     from elastic_run import run  # noqa: PLC0415 - after that
 
     run.main()
+
+
+def _end(number: int, _: object) -> None:
+    """End as the signal would have it, but not without a word; what runs by now (`--preload`) the guardian ends."""
+    signals.default_signal(number)  # so that a second one ends also a launcher whose stderr nobody reads
+    try:
+        os.write(_STDERR, f"elastic-run: stopped by {signals.signal_name(number)}\n".encode())
+    except OSError:
+        pass  # stderr is closed
+    os.kill(os.getpid(), number)
+    # It still lives as PID 1 of a container, or where the signal has come right before it is held back.
+    os._exit(128 + number)
 
 
 if __name__ == "__main__":

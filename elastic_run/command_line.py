@@ -1,6 +1,6 @@
 """From the words of a command line to a namespace, without argparse.
 
-argparse takes 10 ms to import and fill, which is a third of what we have until the first worker starts. Our grammar is
+All workers wait for it, and most of what argparse would take goes into its import and into filling it. Our grammar is
 small: flags, the script, and from there on everything is the script's. The rules are argparse's, as of Python 3.11:
 
 - A flag may be abbreviated to a beginning that no other flag has. Two spellings of one flag are one flag (argparse

@@ -9,8 +9,8 @@ Rules
 - Signal handlers only note the number; the wake-up descriptor wakes the loop, which then acts. A signal that was
   inherited as ignored stays ignored (`nohup`), and what was installed before is put back on `close`.
 - The clock is monotonic.
-- epoll itself, or poll where there is none, and not the `selectors` module above them: its imports would come before
-  the first worker.
+- epoll itself, or poll where there is none, and not the `selectors` module above them: in a job of several nodes its
+  imports would come before the first worker.
 """
 
 from __future__ import annotations

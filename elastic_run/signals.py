@@ -1,7 +1,7 @@
 """Signals by number and name, without the standard `signal` module on the way to the first worker.
 
-That module wraps this C module's functions and numbers in enums: 8 ms of imports, an eighth of the time in which two
-workers are started. Everything here takes and gives plain numbers. Code that runs when the workers do may import
+That module wraps this C module's functions and numbers in enums, and its import takes a good part of the time in which
+two workers are started. Everything here takes and gives plain numbers. Code that runs when the workers do may import
 `signal` itself.
 """
 
@@ -125,6 +125,6 @@ def set_wakeup_fd(fd: int) -> int:
     return previous
 
 
-def is_python_interrupt(number: int) -> bool:
-    """Whether a signal is answered by Python's own KeyboardInterrupt."""
-    return _signal.getsignal(number) is _signal.default_int_handler
+def is_unanswered(number: int) -> bool:
+    """Whether a signal does what it does in every Python program: nobody has ignored it or installed a handler."""
+    return _signal.getsignal(number) in (_signal.SIG_DFL, _signal.default_int_handler)

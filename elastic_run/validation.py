@@ -17,6 +17,8 @@ WORKER_COUNT_WORDS = ("auto", "cpu", "gpu", "xpu")
 
 _MAX_PORT = 65535
 _MAX_EXIT_CODE = 255
+#: Bytes of a list of modules: it is sent in one message, which holds a few times that.
+_MOST_PRELOADED = 1 << 14
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 #: The kernel lets nobody handle the first two; the launcher needs SIGCHLD for itself.
 _UNHANDLED_SIGNALS = {
@@ -274,6 +276,9 @@ def preloaded(text: str) -> str:
     names = text.split(",") if text else []
     if not all(part.isidentifier() for name in names for part in name.split(".")):
         message = "is not a list of modules (torch,numpy), nor auto"
+        raise ValueError(message)
+    if len(text.encode()) > _MOST_PRELOADED:
+        message = f"is longer than {_MOST_PRELOADED} bytes"
         raise ValueError(message)
     return text
 

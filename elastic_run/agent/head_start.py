@@ -6,7 +6,7 @@ it waiting: a rendezvous that forms at once, no template that has to import, and
 fails here is left alone; the supervisor tries it again and tells the user.
 
 Then the launcher stands aside until one of the workers wants something, or has had time to boot: they need the
-processors more than its imports do (a tenth of the time from the command to the last worker's first line).
+processors more than its imports do.
 
 What a worker writes first is on the console before the supervisor is imported: who listens comes first, and where the
 workers leave a processor free it is there before them.
@@ -18,6 +18,7 @@ before the first worker until then.
 from __future__ import annotations
 
 import select
+import time
 
 from elastic_run.agent.joining import Joining
 from elastic_run.agent.launched import launch_workers
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
     from elastic_run.loop import Loop
     from elastic_run.multiprocessing.output.console import Console
 
-#: Milliseconds that a small program takes to boot.
-_BOOT = 30
+#: Seconds that a small program takes to boot.
+_BOOT = 0.03
 
 
 class HeadStart:
@@ -86,16 +87,20 @@ def take_head_start(around: Surroundings) -> HeadStart | None:
         return None
     mask = block_signals((*around.options.signals, *around.options.forwarded))
     launched = launch_workers(around, restart_count=0, use_agent_store=joining.use_agent_store, mask=mask)
-    ends = _launcher_ends(joining, launched)
-    patience = 0 if launched.error is not None else _BOOT
-    has_room = _leaves_processor(launched)
-    if not has_room:
-        _stand_aside(ends, patience)
-    loop, console = _listen(around, launched)
-    if has_room:
-        _stand_aside(ends, patience)
-    loop.run_once()
+    loop, console = _listen_first(around, joining, launched)
     return HeadStart(joining, launched, loop, console, mask=mask)
+
+
+def _listen_first(around: Surroundings, joining: Joining, launched: LaunchedWorkers) -> tuple[Loop, Console]:
+    """Stand aside while the workers boot, and pass on what they write first."""
+    ends = _launcher_ends(joining, launched)
+    booted_at = time.monotonic() + (0 if launched.error is not None else _BOOT)
+    if not _leaves_processor(launched):
+        _stand_aside(ends, booted_at)
+    loop, console = _listen(around, launched)
+    _stand_aside(ends, booted_at)
+    loop.run_once()
+    return loop, console
 
 
 def _leaves_processor(launched: LaunchedWorkers) -> bool:
@@ -113,12 +118,12 @@ def _launcher_ends(joining: Joining, launched: LaunchedWorkers) -> list[int]:
     return descriptors
 
 
-def _stand_aside(descriptors: list[int], patience: float) -> None:
-    """Wait until a worker wants something, but not longer than some milliseconds."""
+def _stand_aside(descriptors: list[int], deadline: float) -> None:
+    """Wait until a worker wants something, but not beyond a time of the monotonic clock."""
     poll = select.poll()
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)
-    poll.poll(patience)
+    poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
 
 
 def _listen(around: Surroundings, launched: LaunchedWorkers) -> tuple[Loop, Console]:

@@ -1,7 +1,8 @@
 """Starting the workers of a round: log files, descriptors, environment, exec, and nothing that can wait until they run.
 
 Between the user's command and the first line of the last worker every import counts, so this file needs neither the
-loop nor the console. What watches the workers and takes their output is imported while they start (`agent.round`).
+loop nor the console. What watches the workers and takes their output is imported while they boot (`head_start`,
+`listening`).
 """
 
 from __future__ import annotations
@@ -121,15 +122,17 @@ def _launch(
         signals=around.options.signals,
         scale_up_signal=around.options.scale_up_signal,
     )
-    launched.logs = around.logs_specs.reify(envs)
-    around.make_room(_count_descriptors(launched.logs, capture=around.options.capture))
-    around.announce_log_directory()
-    around.serve_timers(envs)
     closed = inheritable_descriptors()
     # The agents' secret stays here; a worker may print its environment.
     inherited = {name: value for name, value in os.environ.items() if name != contract.ENV_RDZV_TOKEN}
     if not isinstance(group.spec.entrypoint, str):
         launched.functions = _prepare_functions(around)
+    # From here to the guardian as little as can be: a launcher that is killed before leaves its temporary directory.
+    launched.logs = around.logs_specs.reify(envs)
+    around.announce_log_directory()
+    around.make_room(_count_descriptors(launched.logs, capture=around.options.capture) + len(closed))
+    launched.wiring.is_stdout_teed = any(_is_teed(launched.logs.tee_stdouts, rank) for rank in envs)
+    around.serve_timers(envs)
     if not around.guardian.pid:
         # Before the first worker, and no earlier: a page that this process writes to after the fork is copied first.
         around.guardian.start()
@@ -250,10 +253,13 @@ def _wire(launched: LaunchedWorkers, rank: int) -> tuple[int, int]:
 
 
 def _count_descriptors(logs: LogsDest, *, capture: bool) -> int:
-    """Return how many this process holds for its workers: pidfds, pipes of streams that pass through, files of tees."""
+    """Return how many this process holds for its workers: pidfds, pipes of streams that pass through, files of tees.
+
+    Of a tee the file counts twice: it is read when the console has fallen behind (`Backlog`).
+    """
     teed = sum(_is_teed(tees, rank) for tees in (logs.tee_stdouts, logs.tee_stderrs) for rank in logs.stdouts)
     captured = sum(path in ("", os.devnull) for path in logs.stderrs.values()) if capture else 0
-    return len(logs.stdouts) + captured + 2 * teed
+    return len(logs.stdouts) + captured + 3 * teed
 
 
 def _is_teed(tees: dict[int, str], rank: int) -> bool:

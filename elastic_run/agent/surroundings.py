@@ -7,6 +7,7 @@ import os
 import sys
 
 from elastic_run import contract
+from elastic_run.multiprocessing.descriptors import allowed_descriptors
 from elastic_run.multiprocessing.guardian import Guardian
 from elastic_run.signals import signal_number
 from elastic_run.store.listener import raise_descriptor_limit
@@ -22,11 +23,11 @@ if TYPE_CHECKING:
     from elastic_run.multiprocessing.warm.engagement import WarmWorkers
 
 
-#: Descriptors of the launcher's own, and for each worker: pidfd, two pipes while it starts, two log files, a client.
+#: Descriptors of the launcher's own: what it can't do without, and what it has room for when all goes well.
+_DESCRIPTORS_LEAST = 24
 _DESCRIPTORS = 64
-_DESCRIPTORS_PER_WORKER = 8
-#: A limit below this is not worth a look: nothing else would run there either.
-_USUAL_LIMIT = 256
+#: For each worker: pidfd, two pipes while it starts, two log files that are written and read, a client.
+_DESCRIPTORS_PER_WORKER = 10
 
 
 class AgentOptions:
@@ -175,16 +176,13 @@ class Surroundings:
             OSError: They are more than the system allows.
         """
         workers = self.group.spec.local_world_size
-        wanted = workers * _DESCRIPTORS_PER_WORKER + _DESCRIPTORS
-        if wanted <= _USUAL_LIMIT:
-            return
-        import resource  # noqa: PLC0415 - a small C module
-
-        limit, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if limit < wanted and self.options.is_whole_process and self.worker_limit is None:
-            self.worker_limit, limit = raise_descriptor_limit(), hard
-        if limit < held + _DESCRIPTORS:
-            message = f"{workers} workers take {held + _DESCRIPTORS} descriptors here, {limit} are allowed (ulimit -n)"
+        least, usual = held + _DESCRIPTORS_LEAST, workers * _DESCRIPTORS_PER_WORKER + _DESCRIPTORS
+        is_raisable = self.options.is_whole_process and self.worker_limit is None
+        if is_raisable and allowed_descriptors() < max(least, usual):
+            self.worker_limit = raise_descriptor_limit()
+        allowed = allowed_descriptors()
+        if allowed < least:
+            message = f"{workers} workers take {least} descriptors here, {allowed} are allowed (ulimit -n)"
             raise OSError(errno.EMFILE, message)
 
     def limit_worker(self, pid: int) -> None:

@@ -3,8 +3,9 @@
 Rules
 - posix_spawn (a vfork in C) and no Python between fork and exec: safe with threads, cheap in a large process.
   Rejected: os.fork (a copy of page tables per worker, Python code in the child of a threaded process), subprocess
-  (10 ms to import).
-- Our own descriptors are close-on-exec. Those that we inherited inheritable are closed in the child, as torchrun does.
+  (slow to import).
+- Our own descriptors are close-on-exec. Those that we inherited inheritable are closed in the child, as torchrun does;
+  the C library takes one beyond the limit for a mistake, so that it becomes close-on-exec instead.
 - What a child can only inherit is set here, and set back: it holds before the child's first instruction. CPU affinity
   is this thread's (libraries freeze their thread counts at import). The limit of descriptors is the process's: lowered
   for that moment it takes no open one away, while prlimit() afterwards comes too late for a child that is quick.
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import os
 
+from elastic_run.multiprocessing.descriptors import allowed_descriptors
 from elastic_run.signals import IGNORED_BY_PYTHON, block_signals
 
 TYPE_CHECKING = False
@@ -60,13 +62,13 @@ def spawn(  # noqa: PLR0913 - what a process can be given
         for target, source in ((0, stdin), (1, stdout), (2, stderr))
         if source != target
     ]
-    actions += [(os.POSIX_SPAWN_CLOSE, fd) for fd in closed]
     # Onto itself: POSIX has that clear close-on-exec, in the child alone.
     actions += [(os.POSIX_SPAWN_DUP2, fd, fd) for fd in kept]
     blocked = block_signals(()) if mask is None else mask
-    is_limited = descriptor_limit is not None and max(stdin, stdout, stderr, *closed, *kept) < descriptor_limit
+    is_limited = descriptor_limit is not None and max(stdin, stdout, stderr, *kept) < descriptor_limit
     saved, own_limit = _bind(affinity), _limit_descriptors(descriptor_limit if is_limited else None)
     try:
+        actions += [(os.POSIX_SPAWN_CLOSE, fd) for fd in closed if not _leave_here(fd)]
         return os.posix_spawnp(
             argv[0],
             list(argv),
@@ -88,6 +90,14 @@ def _bind(affinity: frozenset[int] | None) -> frozenset[int] | None:
     before = frozenset(os.sched_getaffinity(0))
     os.sched_setaffinity(0, affinity)
     return before
+
+
+def _leave_here(fd: int) -> bool:
+    """Make a descriptor that is beyond the limit close-on-exec; return whether it was."""
+    is_beyond = fd >= allowed_descriptors()
+    if is_beyond:
+        os.set_inheritable(fd, False)  # noqa: FBT003 - the function's own signature
+    return is_beyond
 
 
 def _limit_descriptors(soft: int | None) -> int | None:

@@ -38,6 +38,11 @@ def inheritable_descriptors() -> list[int]:
     return found
 
 
+def allowed_descriptors() -> int:
+    """Return this process's soft limit of descriptors, which takes no import; their numbers are below it."""
+    return os.sysconf("SC_OPEN_MAX")
+
+
 def open_unnamed() -> int:
     """Open a file that has no name; it is gone when its last descriptor is, which is closed on exec.
 

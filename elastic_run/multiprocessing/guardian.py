@@ -9,7 +9,7 @@ Rules
   launcher's descriptors but the pipe: else `elastic-run … | cat` would never end.
 - PDEATHSIG for the workers was rejected: it needs code between fork and exec, is bound to a thread, and misses
   grandchildren.
-- It is forked where the launcher is the whole process (half a millisecond, pages shared), and exec'd where we run
+- It is forked where the launcher is the whole process (quick, and pages are shared), and exec'd where we run
   inside somebody's process, whose threads and memory must not be copied.
 - Of one node's job it is forked right before the first worker: after a fork each page that the launcher writes to is
   copied first, and to import the launcher writes to most of what it has.
@@ -44,7 +44,7 @@ _LOOK = 0.005
 _EMPTY_LOOKS = 2
 _MAX_FD = 1 << 16
 #: Milliseconds in which workers boot: until then orders wait in the pipe, which holds those of two thousand workers.
-_BOOT = 1000
+_NO_ORDERS = 1000
 #: The launcher's own, which others may have as well.
 _STDERR = 2
 _IGNORED = (signals.SIGTERM, signals.SIGINT, signals.SIGHUP, signals.SIGQUIT, signals.SIGUSR1, signals.SIGUSR2)
@@ -85,16 +85,18 @@ class Guardian:
         reader, self._pipe = os.pipe()
         since = processes.start_time("self")
         start = _spawn if self.is_exec else _fork
-        try:
-            self.pid = start(reader, self.token, since)
-        finally:
-            os.close(reader)
-        for session, born in self._sessions.items():
-            self._send(f"+{session} {born}")
+        # They wait for it in the pipe: a launcher that is killed while it starts leaves no directory.
         if self._directory:
             self.remove_at_end(self._directory)
         if self._farewell:
             self._send(self._farewell)
+        try:
+            self.pid = start(reader, self.token, since)
+        finally:
+            os.close(reader)
+        # As many as there are workers, and a pipe that nobody reads yet has an end.
+        for session, born in self._sessions.items():
+            self._send(f"+{session} {born}")
         return self.pid
 
     def expect(self, stderr: int) -> None:
@@ -209,6 +211,7 @@ def main() -> None:
 
 
 def _become_daemon(reader: int) -> None:
+    _ignore_signals()
     os.setsid()
     os.dup2(reader, 0)
     null = os.open(os.devnull, os.O_RDWR)
@@ -216,7 +219,6 @@ def _become_daemon(reader: int) -> None:
     os.dup2(null, 2)
     os.closerange(3, _MAX_FD)
     os.chdir("/")
-    _ignore_signals()
 
 
 def _ignore_signals() -> None:
@@ -234,8 +236,8 @@ def _set_process_title(launcher: int) -> None:
     """
     title = f"guardian of {launcher}"
     try:
-        with open("/proc/self/stat", "rb") as stat:
-            fields = stat.read().rpartition(b")")[2].split()
+        with open("/proc/self/stat", "rb") as status:
+            fields = status.read().rpartition(b")")[2].split()
         start, end = int(fields[45]), int(fields[46])
         size = end - start
         if size > 1:
@@ -300,7 +302,7 @@ def stand_guard(pipe: int, launcher: int, token: str, since: int) -> None:
         poll.register(pidfd, select.POLLIN)
     # First only its end is awaited (POLLHUP): to wake up for each order would take a processor from workers that boot.
     poll.register(pipe, 0)
-    poll.poll(_BOOT)
+    poll.poll(_NO_ORDERS)
     poll.modify(pipe, select.POLLIN)
     is_over = False
     while not is_over and not orders.is_dismissed:

@@ -1,4 +1,4 @@
-"""Making and removing the directories of log files, without tempfile and shutil, which take 10 ms to import."""
+"""Making and removing the directories of log files, without tempfile and shutil, which workers would wait for."""
 
 from __future__ import annotations
 

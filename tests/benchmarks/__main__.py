@@ -1,8 +1,8 @@
 """Run benchmarks, print the table, record it: ``python -m tests.benchmarks [start] [tee] …``.
 
 Figures take the place of those of the same benchmarks in docs/benchmarks.json, and the page, its plots and the README's
-block are written anew; not when a run was shortened or the machine was busy. The exit code is 1 when a bar was missed,
-or torchrun did better in any row.
+block are written anew; not those of a shortened run, nor of a benchmark before which others kept the machine busy. The
+exit code is 1 when a bar was missed, or torchrun did better in any row.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ from tests.benchmarks import (
     tee,
     warm,
 )
+from tests.benchmarks.busyness import busy_share
 from tests.benchmarks.effort import Effort
 from tests.benchmarks.figures import Figure, console_lines
-from tests.benchmarks.installation import install
+from tests.benchmarks.installation import Installation, install
 from tests.benchmarks.job import BenchmarkError
 from tests.benchmarks.page import write_page, write_readme
 from tests.benchmarks.recording import ORDER, Record, describe_run, merge, read_record, write_record
@@ -41,9 +42,9 @@ from tests.support.torchrun import with_hosts_file, write_hosts_file
 
 #: Set in the process that sees the hosts file, to the directory for everything temporary.
 _DIRECTORY = "ELASTIC_RUN_BENCHMARKS"
-#: Load average per core up to which figures mean something. The suite's own last minute is below that.
-_QUIET = 1.5
-_BENCHMARKS = {
+#: Share of the processors that others may keep busy before a benchmark whose figures mean something.
+_QUIET = 0.1
+BENCHMARKS = {
     "start": start.measure,
     "warm": warm.measure,
     "functions": functions.measure,
@@ -109,32 +110,42 @@ def _enter_namespace() -> None:
 
 def _run(options: argparse.Namespace, directory: Path) -> int:
     effort = Effort(**{field.name: getattr(options, field.name) for field in fields(Effort)})
-    load = os.getloadavg()[0]
-    is_quiet = load <= _QUIET * len(os.sched_getaffinity(0))
-    if not is_quiet:
-        print(f"the machine is busy (load average {load:.1f}): expect figures that are too high", file=sys.stderr)
-    is_recorded = effort == Effort() and (is_quiet or options.record)
     installation = install(directory)
     names = [name for name in ORDER if not options.names or name in options.names]
     measured: dict[str, list[Figure]] = {}
     for name in names:
-        begun = time.monotonic()
         try:
-            measured[name] = _BENCHMARKS[name](installation, effort)
+            measured[name] = _measure(name, installation, effort, is_always_recorded=options.record)
         except BenchmarkError as error:
             print(f"{name}: {error}", file=sys.stderr)
-            continue
-        seconds = time.monotonic() - begun
-        print(f"{name}: {seconds:.0f} s", file=sys.stderr)
-        if is_recorded:  # at once: what follows may take an hour, and fail
-            run = describe_run(load=load, seconds=seconds, ft_launcher=installation.ft_launcher_version)
-            write_record(merge(read_record(), {name: run}, measured[name]))
-    if is_recorded:
-        _write_pages(read_record())
-    else:
-        print("not recorded: " + ("a shortened run" if effort != Effort() else "the machine is busy, see --record"))
     code = _report([figure for figures in measured.values() for figure in figures])
     return code if len(measured) == len(names) else 1
+
+
+def _measure(name: str, installation: Installation, effort: Effort, *, is_always_recorded: bool) -> list[Figure]:
+    """Run a benchmark, and record it at once: what follows may take an hour, and fail."""
+    busy = _look_around(name)
+    begun = time.monotonic()
+    figures = BENCHMARKS[name](installation, effort)
+    seconds = time.monotonic() - begun
+    print(f"{name}: {seconds:.0f} s", file=sys.stderr)
+    if effort != Effort():
+        print(f"{name}: not recorded: a shortened run")
+    elif busy > _QUIET and not is_always_recorded:
+        print(f"{name}: not recorded: the machine is busy, see --record")
+    else:
+        run = describe_run(busy=busy, seconds=seconds, ft_launcher=installation.ft_launcher_version)
+        write_record(merge(read_record(), {name: run}, figures))
+        _write_pages(read_record())
+    return figures
+
+
+def _look_around(name: str) -> float:
+    """Return the share of the processors that others keep busy, right before a benchmark."""
+    busy = busy_share()
+    if busy > _QUIET:
+        print(f"{name}: others keep {busy:.0%} of the processors busy: expect figures that are too high")
+    return busy
 
 
 def _report(figures: list[Figure]) -> int:

@@ -1,18 +1,20 @@
 """A figure and its bar: one row of the tables, one place in the plots.
 
 A figure is what all contenders of a benchmark measured of one thing. Of which contenders there can be, `CONTENDERS`
-says. `compared` makes a figure of measurements taken in turns; those that are no comparison are made directly.
+says. `compared` makes a figure of measurements taken in turns, `alone` one of ours that stands beside nothing; the few
+that are neither are made directly. However it is made, a figure keeps all values that it was made of.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from tests.benchmarks.comparison import Ratio
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from tests.benchmarks.comparison import Comparison
 
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 CONTENDERS = ("elastic-run", "torchrun", "ft_launcher", "floor")
 #: Values this close are even: a share of the smaller one.
 EVEN = 0.02
-HEADINGS = ("figure", "bar", *CONTENDERS, "ratio", "met")
+HEADINGS = ("figure", "bar", *CONTENDERS, "ratio", "times", "met")
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class Figure:
         note: What a reader should know.
         is_headline: Whether the README shows it.
         plots: The plots that show it, and what each calls it.
-        values: What each contender measured, turn by turn.
+        values: What each contender measured, or was measured of each size, turn by turn. Older recordings lack some.
     """
 
     benchmark: str
@@ -72,6 +74,7 @@ class Figure:
     unit: str
     bar: Bar | None
     elastic_run: float
+    values: Mapping[str, list[list[float]]]
     torchrun: float | None = None
     ft_launcher: float | None = None
     floor: float | None = None
@@ -79,7 +82,6 @@ class Figure:
     note: str = ""
     is_headline: bool = False
     plots: Mapping[str, str] = field(default_factory=dict)
-    values: Mapping[str, list[list[float]]] = field(default_factory=dict)
 
     @property
     def is_met(self) -> bool:
@@ -109,11 +111,17 @@ class Figure:
 
     def cells(self) -> list[str]:
         """Return the row's cells, in the order of `HEADINGS`."""
-        ratio = f"{self.ratio.value:.3g} [{self.ratio.low:.3g}, {self.ratio.high:.3g}]" if self.ratio else ""
+        ratio = self.ratio.text() if self.ratio else ""
         verdict = "" if self.bar is None else "yes" if self.is_met else "NO"
         bar = self.bar.text(self.unit) if self.bar else ""
         values = [with_unit(self.value(contender), self.unit) for contender in CONTENDERS]
-        return [self.name, bar, *values, ratio, verdict]
+        return [self.name, bar, *values, ratio, self._times(), verdict]
+
+    def _times(self) -> str:
+        """Return how often each contender was measured: one number if all were equally often, else in their order."""
+        ours_first = sorted(self.values, key=lambda name: not name.startswith(CONTENDERS[0]))
+        counts = [str(sum(map(len, self.values[name]))) for name in ours_first]
+        return ", ".join(counts if len(set(counts)) > 1 else counts[:1])
 
 
 def compared(
@@ -145,6 +153,33 @@ def compared(
         **fields,
         **described,
     )
+
+
+def alone(
+    values: Iterable[float],
+    *,
+    summary: Callable[[Sequence[float]], float] = median,
+    **described: Any,  # noqa: ANN401 - Figure's fields
+) -> Figure:
+    """Make a figure of what was measured of elastic-run alone.
+
+    Args:
+        values: All of them.
+        summary: Makes one of them, which stands in our column.
+        described: The other fields of `Figure`.
+    """
+    each = list(values)
+    return Figure(elastic_run=summary(each), values={CONTENDERS[0]: [each]}, **described)
+
+
+def counted(are_failures: Iterable[bool], **described: Any) -> Figure:  # noqa: ANN401 - Figure's fields
+    """Make a figure of how often elastic-run failed, which it never may.
+
+    Args:
+        are_failures: Whether it did, each time.
+        described: The other fields of `Figure`.
+    """
+    return alone(map(float, are_failures), summary=sum, unit="", bar=Bar(0.0), **described)
 
 
 def with_unit(value: float | None, unit: str) -> str:

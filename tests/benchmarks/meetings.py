@@ -10,13 +10,14 @@ import subprocess
 import time
 from typing import TYPE_CHECKING
 
-from tests.benchmarks.figures import Bar, Figure
+from tests.benchmarks.figures import counted
 from tests.benchmarks.job import BenchmarkError, Job
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.benchmarks.effort import Effort
+    from tests.benchmarks.figures import Figure
     from tests.benchmarks.installation import Installation
 
 _WORKERS = 4
@@ -28,34 +29,32 @@ def measure(installation: Installation, effort: Effort) -> list[Figure]:
     """Count what failed."""
     with busy_ports(installation):
         begun = time.monotonic()
-        failures = [why for _ in range(effort.starts) if (why := failure_of_start(installation))]
+        failures = [failure_of_start(installation) for _ in range(effort.starts)]
         each = (time.monotonic() - begun) / effort.starts
-        restarts_failed, why_failed = _failures_of_restarts(installation, effort.restarts)
+        are_met, why_not = _try_restarts(installation, effort.restarts)
     return [
-        Figure(
+        counted(
+            [why != "" for why in failures],
             benchmark="meetings",
             name=f"failures in {effort.starts} starts of {_WORKERS} workers that meet, ports busy beside",
-            unit="",
-            bar=Bar(0.0),
-            elastic_run=float(len(failures)),
-            note=f"{1000 * each:.0f} ms each, exec to exit" + "".join(f"; {why}" for why in failures[:1]),
+            note=f"{1000 * each:.0f} ms each, exec to exit"
+            + "".join(f"; {why}" for why in [*filter(None, failures)][:1]),
         ),
-        Figure(
+        counted(
+            [not is_met for is_met in are_met],
             benchmark="meetings",
             name=f"failures in {effort.restarts} restarts with one of {_WORKERS} ranks late",
-            unit="",
-            bar=Bar(0.0),
-            elastic_run=float(restarts_failed),
-            note=why_failed,
+            note=why_not,
         ),
     ]
 
 
-def _failures_of_restarts(installation: Installation, restarts: int) -> tuple[int, str]:
+def _try_restarts(installation: Installation, restarts: int) -> tuple[list[bool], str]:
+    """Return in which rounds all workers met, and why in none of them, if the job failed."""
     try:
-        return restarts + 1 - rounds_met(installation, restarts), ""
+        return rounds_met(installation, restarts), ""
     except BenchmarkError as error:
-        return restarts + 1, " ".join(str(error).split())
+        return [False] * (restarts + 1), " ".join(str(error).split())
 
 
 def failure_of_start(installation: Installation) -> str:
@@ -70,8 +69,8 @@ def failure_of_start(installation: Installation) -> str:
     return ""
 
 
-def rounds_met(installation: Installation, restarts: int) -> int:
-    """Run one job that restarts so often, and return in how many of its rounds all workers met.
+def rounds_met(installation: Installation, restarts: int) -> list[bool]:
+    """Run one job that restarts so often, and return for each of its rounds whether all workers met.
 
     Raises:
         BenchmarkError: It ended otherwise than by success.
@@ -82,7 +81,7 @@ def rounds_met(installation: Installation, restarts: int) -> int:
         job.wait_end(deadline=_RESTART_DEADLINE * (restarts + 1))
         # In all rounds but the last rank 0 dies once everyone has come; the others may not get to say so.
         expected = [1] * restarts + [_WORKERS]
-        return sum(1 for attempt, least in enumerate(expected) if job.lines.count(f"met {attempt}") >= least)
+        return [job.lines.count(f"met {attempt}") >= least for attempt, least in enumerate(expected)]
 
 
 @contextlib.contextmanager

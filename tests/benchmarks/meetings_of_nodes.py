@@ -10,7 +10,7 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
-from tests.benchmarks.figures import Bar, Figure
+from tests.benchmarks.figures import counted
 from tests.benchmarks.job import BenchmarkError
 from tests.benchmarks.node_group import NodeGroup, Watch
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from tests.benchmarks.effort import Effort
+    from tests.benchmarks.figures import Figure
     from tests.benchmarks.installation import Installation
 
     Meet: TypeAlias = Callable[[Installation, int], Iterator[None]]
@@ -48,12 +49,10 @@ def _figure(name: str, meet: Meet, installation: Installation, effort: Effort) -
     begun = time.monotonic()
     met, why = count_met(meet(installation, effort.meetings))
     each = (time.monotonic() - begun) / max(met, 1)
-    return Figure(
+    return counted(
+        [number >= met for number in range(effort.meetings)],
         benchmark="meetings_of_nodes",
         name=name,
-        unit="",
-        bar=Bar(0.0),
-        elastic_run=float(effort.meetings - met),
         note=f"{each:.2f} s each, lateness included" + (f"; then {why}" if why else ""),
         is_headline=meet is meet_after_failures,
     )

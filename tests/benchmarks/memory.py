@@ -8,37 +8,55 @@ from __future__ import annotations
 
 import re
 import time
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.benchmarks.comparison import Comparison
-from tests.benchmarks.figures import Bar, Figure, compared
+from tests.benchmarks.comparison import compare, take_turns
+from tests.benchmarks.figures import Bar, alone, compared
 from tests.benchmarks.job import BenchmarkError, Job
 from tests.support.processes import descendants_of
 
 if TYPE_CHECKING:
     from tests.benchmarks.effort import Effort
+    from tests.benchmarks.figures import Figure
     from tests.benchmarks.installation import Installation
 
-#: Seconds over which wake-ups are counted.
-_IDLE = 10.0
+#: Seconds over which wake-ups are counted in each turn.
+_IDLE = 2.0
 #: Seconds after the workers' first lines until a launcher has nothing left to do.
 _SETTLING = 1.5
-#: Seconds without a wake-up that tell a launcher at rest, and how long to wait for that at most.
+#: Seconds without a wake-up that tell a launcher at rest, and how long to wait for that at most: some never rest.
 _QUIET = 0.5
-_PATIENCE = 10.0
+_PATIENCE = 2.0
 _NEVER_IMPORTED = frozenset({"torch", "numpy", "asyncio", "multiprocessing", "importlib.metadata", "requests"})
 _IMPORT_LINE = re.compile(r"^import time:\s+\d+ \|\s+\d+ \|\s*(\S+)$", re.MULTILINE)
 
 
+@dataclass(frozen=True)
+class Idleness:
+    """What a launcher takes while its workers sleep.
+
+    Args:
+        megabytes: Memory of its processes.
+        wakes: How often they woke up in a second.
+    """
+
+    megabytes: float
+    wakes: float
+
+
 def measure(installation: Installation, effort: Effort) -> list[Figure]:
-    """Measure all launchers, one after the other, and look for modules that should not be there."""
-    del effort  # figures of a state, not of a moment
-    idle = {launcher: idle_figures(installation, launcher, idle=_IDLE) for launcher in installation.launchers}
-    megabytes, wakes = (Comparison({name: [[pair[part]]] for name, pair in idle.items()}) for part in (0, 1))
+    """Let all launchers take turns, and look for modules that should not be there."""
+    idle = take_turns(
+        {launcher: partial(watch_idle, installation, launcher, _IDLE) for launcher in installation.launchers},
+        rounds=effort.pairs,
+    )
+    wakes = compare(idle, lambda each: each.wakes)
     return [
         compared(
-            megabytes,
+            compare(idle, lambda each: each.megabytes),
             benchmark="memory",
             name="memory of the launcher's processes (PSS), 2 workers asleep",
             unit="MB",
@@ -49,31 +67,29 @@ def measure(installation: Installation, effort: Effort) -> list[Figure]:
         compared(
             wakes,
             benchmark="memory",
-            name=f"wake-ups of the launcher's processes in {_IDLE:g} s",
-            unit="",
-            bar=Bar(2.0),
+            name="wake-ups of the launcher's processes, 2 workers asleep",
+            unit="a second",
+            bar=Bar(0.2),
+            note=f"over {_IDLE:g} s a time; our worst: {wakes.worst('elastic-run'):g} a second",
             is_headline=True,
         ),
-        Figure(
+        alone(
+            [float(len(forbidden_imports(installation)))],
             benchmark="memory",
             name=f"modules imported of {', '.join(sorted(_NEVER_IMPORTED))}",
             unit="",
             bar=Bar(0.0),
-            elastic_run=float(len(forbidden_imports(installation))),
         ),
     ]
 
 
-def idle_figures(installation: Installation, launcher: str, *, idle: float) -> tuple[float, float]:
+def watch_idle(installation: Installation, launcher: str, seconds: float) -> Idleness:
     """Let two workers sleep under a launcher.
 
     Args:
         installation: The commands.
         launcher: Which one.
-        idle: Seconds to count wake-ups over.
-
-    Returns:
-        Megabytes of the launcher's processes, and how often they woke up.
+        seconds: To count wake-ups over.
     """
     command = installation.launcher(launcher, 2, installation.worker("sleeper"))
     with Job(command, directory=installation.directory) as job:
@@ -84,9 +100,9 @@ def idle_figures(installation: Installation, launcher: str, *, idle: float) -> t
             message = "the launcher has torch in its memory"
             raise BenchmarkError(message)
         before = _wait_quiet(pids)
-        time.sleep(idle)
+        time.sleep(seconds)
         wakes = sum(map(_wakes, pids)) - before
-        return sum(map(proportional_megabytes, pids)), float(wakes)
+        return Idleness(sum(map(proportional_megabytes, pids)), wakes / seconds)
 
 
 def forbidden_imports(installation: Installation) -> set[str]:

@@ -6,17 +6,17 @@ All nodes are agents on this machine; they meet at a c10d endpoint, as torchrun'
 from __future__ import annotations
 
 import signal
-from statistics import median
 from typing import TYPE_CHECKING
 
-from tests.benchmarks.comparison import interleave
-from tests.benchmarks.figures import Bar, Figure, compared
+from tests.benchmarks.comparison import Comparison, interleave
+from tests.benchmarks.figures import Bar, alone, compared
 from tests.benchmarks.node_group import NodeGroup, Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.benchmarks.effort import Effort
+    from tests.benchmarks.figures import Figure
     from tests.benchmarks.installation import Installation
     from tests.benchmarks.job import Job
 
@@ -71,20 +71,15 @@ def _start_figure(installation: Installation, effort: Effort) -> Figure:
 
 
 def _reform_figure(installation: Installation, effort: Effort) -> Figure:
-    reforms = interleave(
-        {
-            "elastic-run": lambda: median(reform_after_failure(installation, "elastic-run", effort.pairs)),
-            "torchrun": lambda: median(reform_after_failure(installation, "torchrun", 1)),
-        },
-        rounds=1,
-    )
+    times = {"elastic-run": effort.pairs, "torchrun": 1}
+    reforms = Comparison({name: [reform_after_failure(installation, name, count)] for name, count in times.items()})
     return compared(
         reforms,
         benchmark="nodes",
         name="--nnodes=1:4, death of a worker to the new round of the 3 nodes",
         unit="ms",
         bar=Bar(0.1, "torchrun"),
-        note=f"median of {effort.pairs}; torchrun once: it waits 30 s for more nodes (last_call_timeout, by default)",
+        note="torchrun once: it waits 30 s for more nodes (last_call_timeout, by default)",
         is_headline=True,
         plots={"restart": "3 nodes of at most 4"},
     )
@@ -98,12 +93,12 @@ def _figure(
     effort: Effort,
 ) -> Figure:
     values = measure_one(installation, 2 * effort.pairs)
-    return Figure(
+    return alone(
+        values,
         benchmark="nodes",
         name=name,
         unit="ms",
         bar=Bar(bar),
-        elastic_run=median(values),
         note=f"{min(values):.0f} to {max(values):.0f} ms in {len(values)}",
     )
 

@@ -126,11 +126,12 @@ def _where(record: Record, _: str) -> str:
     places: dict[str, list[str]] = {}
     for name in ORDER:
         if name in record.runs:
-            places.setdefault(_place(record.runs[name]), []).append(name)
+            run = record.runs[name]
+            places.setdefault(_place(run), []).append(name if run.busy is None else f"{name} ({run.busy:.0%})")
     return "\n".join(f"- {', '.join(names)}: {place}" for place, names in places.items())
 
 
 def _place(run: Run) -> str:
     text = "{day}, {cores} cores, {memory:g} GB, {machine}; Python {python}, torch {torch}".format(**asdict(run))
     peer = f", nvidia-resiliency-ext {run.ft_launcher}" if run.ft_launcher else ""
-    return f"{text}{peer}; load average before: {run.load:g}"
+    return f"{text}{peer}"

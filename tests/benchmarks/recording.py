@@ -1,7 +1,7 @@
 """What is kept of a run: docs/benchmarks.json, of which the page, the plots and the README's block are made.
 
 A run of some benchmarks takes the place of what was recorded of these; the others' figures stay, each with the day, the
-machine and the load of its own run.
+machine and the busyness of its own run.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import os
 import platform
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
@@ -20,6 +20,7 @@ from tests.benchmarks.figures import Figure, from_json, to_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 JSON_FILE = ROOT / "docs" / "benchmarks.json"
@@ -28,7 +29,7 @@ ORDER = (
     *("start", "warm", "functions", "memory", "detection", "orphans", "meetings", "nodes", "meetings_of_nodes"),
     *("scale", "tee"),
 )
-_VERSION = 2
+_VERSION = 3
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,8 @@ class Run:
         python: Its version.
         torch: Its version.
         ft_launcher: The version of nvidia-resiliency-ext; empty where it was not there.
-        load: The machine's load average when the run began: what else it did.
         seconds: What the benchmark took.
+        busy: The share of the processors that others kept busy right before; None in recordings of version 2.
     """
 
     day: str
@@ -54,8 +55,8 @@ class Run:
     python: str
     torch: str
     ft_launcher: str
-    load: float
     seconds: float
+    busy: float | None = None
 
 
 @dataclass(frozen=True)
@@ -71,11 +72,11 @@ class Record:
     figures: tuple[Figure, ...]
 
 
-def describe_run(*, load: float, seconds: float, ft_launcher: str) -> Run:
+def describe_run(*, busy: float, seconds: float, ft_launcher: str) -> Run:
     """Return where and when this process runs.
 
     Args:
-        load: The load average when the run began.
+        busy: The share of the processors that others kept busy right before.
         seconds: What the benchmark took.
         ft_launcher: The version of nvidia-resiliency-ext, or "".
     """
@@ -87,8 +88,8 @@ def describe_run(*, load: float, seconds: float, ft_launcher: str) -> Run:
         python=platform.python_version(),
         torch=version("torch"),
         ft_launcher=ft_launcher,
-        load=round(load, 1),
         seconds=round(seconds),
+        busy=round(busy, 2),
     )
 
 
@@ -97,8 +98,14 @@ def read_record(path: Path = JSON_FILE) -> Record:
     if not path.exists():
         return Record({}, ())
     content = json.loads(path.read_text(encoding="utf-8"))
-    runs = {name: Run(**run) for name, run in content["runs"].items()}
+    runs = {name: _read_run(run) for name, run in content["runs"].items()}
     return Record(runs, tuple(map(from_json, content["figures"])))
+
+
+def _read_run(run: Mapping[str, Any]) -> Run:
+    """Return a run; version 2 has a load average, which held what the benchmark before had done, and is left out."""
+    known = {field.name for field in fields(Run)}
+    return Run(**{name: value for name, value in run.items() if name in known})
 
 
 def merge(record: Record, runs: Mapping[str, Run], figures: Iterable[Figure]) -> Record:

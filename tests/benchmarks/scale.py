@@ -13,17 +13,20 @@ import re
 import sys
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from statistics import median
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
-from tests.benchmarks.figures import Bar, Figure
+from tests.benchmarks.comparison import compare, take_turns
+from tests.benchmarks.figures import Bar, Figure, alone, compared
 from tests.benchmarks.job import BenchmarkError, Job
 from tests.support.etcd import Etcd
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from tests.benchmarks.effort import Effort
     from tests.benchmarks.installation import Installation
@@ -31,7 +34,9 @@ if TYPE_CHECKING:
 _ROOT = Path(__file__).resolve().parents[2]
 #: Seconds that a round may take at each number of nodes; the others are for information.
 _BARS = {1000: 1.0, 4000: 4.0}
-_SIZES = (64, 256, 1000, 4000)
+_SIZES = (256, 1000, 4000)
+#: Where torch's turn comes as often as ours, and where it is tried once.
+_BESIDE_TORCH, _BEYOND_TORCH = 64, 256
 #: What is measured on etcd: light nodes in two processes, and real sessions.
 _ETCD_SIZES = (64, 256, 1000)
 _ETCD_BARS = {1000: 5.0}
@@ -39,9 +44,9 @@ _REAL_ON_ETCD = 1000
 #: Of etcd's own figures: what it was asked, and the bytes of that (as it understands them, without JSON and HTTP).
 _ETCD_ASKED = re.compile(rb"^grpc_server_started_total\{.*\} (\S+)$", re.MULTILINE)
 _ETCD_BYTES = re.compile(rb"^etcd_network_client_grpc_(?:received|sent)_bytes_total (\S+)$", re.MULTILINE)
-_OF_TORCH = (64, 256)
-#: Seconds after which a round is given up.
+#: Seconds after which a round is given up, and torch's where it is only tried.
 _DEADLINE = 120.0
+_PATIENCE = 30.0
 #: Operations and bytes per node may differ so much between the smallest and the largest round.
 _GROWTH = 2.0
 _RUN_ID = "crowd"
@@ -68,65 +73,91 @@ class Round:
 
 def measure(_: Installation, effort: Effort) -> list[Figure]:
     """Measure at each size, beside torch where that can do it, and on etcd."""
+    beside = take_turns(
+        {
+            "elastic-run": partial(form_round, _BESIDE_TORCH),
+            "torchrun": partial(form_round_of_torch, _BESIDE_TORCH),
+        },
+        rounds=effort.rounds,
+    )
     sizes = [size for size in _SIZES if size <= effort.nodes]
-    rounds = {size: [form_round(size) for _ in range(effort.rounds)] for size in sizes}
-    figures = [_time_figure(size, rounds[size], _try_torch(size)) for size in sizes]
+    rounds = {_BESIDE_TORCH: [each for turn in beside["elastic-run"] for each in turn]}
+    rounds |= {size: [form_round(size) for _ in range(effort.rounds)] for size in sizes}
+    figures = [_figure_beside_torch(beside), *(_time_figure(size, rounds[size]) for size in sizes)]
     figures += [_arrival_figure(size, effort) for size in sizes if size in _BARS]
     figures += _growth_figures(rounds, "the store")
     return figures + _etcd_figures(effort)
 
 
-def _time_figure(size: int, ours: Sequence[Round], theirs: Round | None) -> Figure:
-    seconds = [each.seconds for each in ours]
-    note = f"lowest {min(seconds):.3g} s; {ours[-1].crowd_cpu:.2g} s of CPU time is the other nodes' own"
-    if size in _OF_TORCH:
-        note += "; torch: " + (
-            f"{theirs.operations / size:.0f} operations and {theirs.transferred / size / 1000:.0f} kB a node"
-            if theirs
-            else f"not within {_DEADLINE:g} s"
-        )
-    return Figure(
+def _figure_beside_torch(beside: Mapping[str, list[list[Round]]]) -> Figure:
+    asked = ask_of_torch(_BESIDE_TORCH)
+    operations, transferred = asked.operations / _BESIDE_TORCH, asked.transferred / _BESIDE_TORCH / 1000
+    note = f"{_note(beside['elastic-run'][-1][-1])}; torch: {operations:.0f} operations and {transferred:.0f} kB a node"
+    return compared(
+        compare(beside, attrgetter("seconds")),
         benchmark="scale",
-        name=f"{size} nodes started at once to the last one in the round",
+        name=_name(_BESIDE_TORCH),
+        unit="s",
+        note=note,
+        is_headline=True,
+        plots={"scale": str(_BESIDE_TORCH)},
+    )
+
+
+def _time_figure(size: int, rounds: Sequence[Round]) -> Figure:
+    seconds = [each.seconds for each in rounds]
+    return alone(
+        seconds,
+        benchmark="scale",
+        name=_name(size),
         unit="s",
         bar=Bar(_BARS[size]) if size in _BARS else None,
-        elastic_run=median(seconds),
-        torchrun=theirs.seconds if theirs else None,
-        note=note,
-        is_headline=size in _BARS or size == min(_OF_TORCH),
+        note=f"lowest {min(seconds):.3g} s; {_note(rounds[-1])}{_try_torch(size) if size == _BEYOND_TORCH else ''}",
+        is_headline=size in _BARS,
         plots={"scale": str(size)},
     )
 
 
+def _name(size: int) -> str:
+    return f"{size} nodes started at once to the last one in the round"
+
+
+def _note(one: Round) -> str:
+    return f"{one.crowd_cpu:.2g} s of CPU time is the other nodes' own"
+
+
 def _arrival_figure(size: int, effort: Effort) -> Figure:
     seconds = [form_round(size, is_last_late=True).seconds for _ in range(effort.rounds)]
-    return Figure(
+    return alone(
+        seconds,
         benchmark="scale",
         name=f"{size - 1} nodes waiting, start of the last one to all in the round",
         unit="s",
         bar=None,
-        elastic_run=median(seconds),
         note=f"lowest {min(seconds):.3g} s",
     )
 
 
 def _growth_figures(rounds: dict[int, list[Round]], store: str) -> list[Figure]:
     each = {
-        "operations": {size: median(one.operations for one in some) / size for size, some in rounds.items()},
-        "kB": {size: median(one.transferred for one in some) / size / 1000 for size, some in rounds.items()},
+        "operations": {size: [one.operations / size for one in some] for size, some in rounds.items()},
+        "kB": {size: [one.transferred / size / 1000 for one in some] for size, some in rounds.items()},
     }
-    largest = max(rounds)
-    return [
-        Figure(
-            benchmark="scale",
-            name=f"growth of {store}'s {unit} per node from {min(rounds)} to {largest} nodes",
-            unit="",
-            bar=Bar(_GROWTH),
-            elastic_run=per_node[largest] / per_node[min(rounds)],
-            note=", ".join(f"{value:.3g} {unit} a node of {size}" for size, value in per_node.items()),
-        )
-        for unit, per_node in each.items()
-    ]
+    return [_growth_figure(store, unit, per_node) for unit, per_node in each.items()]
+
+
+def _growth_figure(store: str, unit: str, per_node: dict[int, list[float]]) -> Figure:
+    smallest, largest = min(per_node), max(per_node)
+    medians = {size: median(some) for size, some in per_node.items()}
+    return Figure(
+        benchmark="scale",
+        name=f"growth of {store}'s {unit} per node from {smallest} to {largest} nodes",
+        unit="",
+        bar=Bar(_GROWTH),
+        elastic_run=medians[largest] / medians[smallest],
+        values={f"{size} nodes": [some] for size, some in per_node.items()},
+        note=", ".join(f"{value:.3g} {unit} a node of {size}" for size, value in medians.items()),
+    )
 
 
 def _etcd_figures(effort: Effort) -> list[Figure]:
@@ -142,12 +173,12 @@ def _etcd_figures(effort: Effort) -> list[Figure]:
 
 def _etcd_figure(size: int, rounds: Sequence[Round], what: str) -> Figure:
     seconds = [each.seconds for each in rounds]
-    return Figure(
+    return alone(
+        seconds,
         benchmark="scale",
         name=f"{size} {what} started at once on etcd to the last one in the round",
         unit="s",
         bar=Bar(_ETCD_BARS[size]) if size in _ETCD_BARS else None,
-        elastic_run=median(seconds),
         note=f"lowest {min(seconds):.3g} s; {rounds[-1].crowd_cpu:.2g} s of CPU time is the nodes' own; no fsync",
     )
 
@@ -236,14 +267,15 @@ def form_round_on_etcd(nodes: int, *, kind: str = "light", backend: str = "etcd-
             return Round(nodes, seconds, asked, transferred, sum(float(words[2]) for words in formed[1:]))
 
 
-def form_round_of_torch(nodes: int) -> Round:
-    """Let torch's handlers meet: once at torch's own server for the time, once at ours for what they ask of it.
+def form_round_of_torch(nodes: int, deadline: float = _DEADLINE) -> Round:
+    """Let torch's handlers meet at torch's own server.
 
     Args:
         nodes: How many.
+        deadline: Seconds that the round may take.
 
     Returns:
-        What it took.
+        What it took; not what the server was asked.
 
     Raises:
         BenchmarkError: No round was formed in time.
@@ -252,33 +284,35 @@ def form_round_of_torch(nodes: int) -> Round:
     with _program("torch_crowd", "0", str(nodes), str(first)) as one:
         port = one.wait_lines(1, starting="listening")[0][1]
         with _program("torch_crowd", port, str(nodes), str(second)) as other:
-            seconds = _run([one, other])
+            return Round(nodes, _run([one, other], deadline))
+
+
+def ask_of_torch(nodes: int) -> Round:
+    """Let torch's handlers meet at our server, which counts what they ask of it; see `form_round_of_torch`."""
     with _program("server") as server:
         port = server.wait_lines(1, starting="listening")[0][1]
-        with _programs([("torch_crowd", port, str(nodes), str(share)) for share in (first, second)]) as programs:
-            _run(programs)
+        with _programs([("torch_crowd", port, str(nodes), str(share)) for share in _share(nodes, 2)]) as programs:
+            seconds = _run(programs)
             asked = _traffic(server, 1)
     return Round(nodes, seconds, asked["operations"], asked["bytes"])
 
 
-def _try_torch(nodes: int) -> Round | None:
-    if nodes not in _OF_TORCH:
-        return None
+def _try_torch(nodes: int) -> str:
+    """Return what to say of a round that is too large for torch."""
     try:
-        return form_round_of_torch(nodes)
-    except BenchmarkError as error:
-        print(f"scale: torch with {nodes} nodes: {str(error).splitlines()[0]}", file=sys.stderr)
-        return None
+        return f"; torch: {form_round_of_torch(nodes, _PATIENCE).seconds:.3g} s"
+    except BenchmarkError:
+        return f"; torch: not within {_PATIENCE:g} s"
 
 
-def _run(programs: Sequence[Job]) -> float:
+def _run(programs: Sequence[Job], deadline: float = _DEADLINE) -> float:
     """Let them begin; returns the seconds until all are in a round."""
     for program in programs:
         program.wait_lines(1, starting="ready")
     begun = monotonic_ns()
     for program in programs:
         program.poke()
-    formed = [program.wait_lines(1, starting="formed", deadline=_DEADLINE)[0] for program in programs]
+    formed = [program.wait_lines(1, starting="formed", deadline=deadline)[0] for program in programs]
     return (max(int(words[1]) for words in formed) - begun) / 1e9
 
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from tests.benchmarks.comparison import Comparison, interleave
+from tests.benchmarks.comparison import compare, interleave, take_turns
 from tests.benchmarks.console import Console
-from tests.benchmarks.figures import Bar, Figure, compared
+from tests.benchmarks.figures import Bar, Figure, alone, compared
 from tests.benchmarks.job import TICKS, BenchmarkError, Job
 from tests.benchmarks.numbered_lines import WORKERS, Damage, are_logs_whole, lines_of, look_for_damage
 
@@ -83,21 +83,17 @@ def measure(installation: Installation, effort: Effort) -> list[Figure]:
 
 
 def _measure_speed(installation: Installation, effort: Effort, sink: str) -> list[Figure]:
-    floods: dict[str, list[Flood]] = {launcher: [] for launcher in installation.launchers}
-
-    def run(launcher: str) -> float:
-        floods[launcher].append(flood(installation, launcher, sink, effort.megabytes))
-        return floods[launcher][-1].speed
-
-    speeds = interleave({launcher: partial(run, launcher) for launcher in floods}, rounds=effort.pairs)
-    if any(each.loss for each in floods["elastic-run"]):
+    floods = take_turns(
+        {name: partial(flood, installation, name, sink, effort.megabytes) for name in installation.launchers},
+        rounds=effort.pairs,
+    )
+    if any(each.loss for turn in floods["elastic-run"] for each in turn):
         message = f"lines were damaged on the way to a {sink}: {floods['elastic-run']}"
         raise BenchmarkError(message)
-    cpu = Comparison({launcher: [[each.cpu_seconds] for each in runs] for launcher, runs in floods.items()})
     silent = [f"{launcher} {flood(installation, launcher, sink, 0).cpu_seconds:.2g} s" for launcher in floods]
     return [
         compared(
-            speeds,
+            compare(floods, lambda each: each.speed),
             benchmark="tee",
             name=f"--tee to a {sink}",
             unit="MB/s",
@@ -107,7 +103,7 @@ def _measure_speed(installation: Installation, effort: Effort, sink: str) -> lis
             plots={"tee": f"to a {sink}"},
         ),
         compared(
-            cpu,
+            compare(floods, lambda each: each.cpu_seconds),
             benchmark="tee",
             name=f"launcher's CPU time for {effort.megabytes} MB to a {sink}",
             unit="s",
@@ -127,6 +123,7 @@ def _measure_damage(installation: Installation, effort: Effort, sink: str) -> Fi
         bar=Bar(0.0),
         elastic_run=ours.loss,
         torchrun=theirs.loss,
+        values={"elastic-run": [[ours.loss]], "torchrun": [[theirs.loss]]},
         note=f"elastic-run: {ours.text()}; torchrun: {theirs.text()}",
         is_headline=sink == "pipe",
     )
@@ -136,20 +133,22 @@ def _measure_stall(installation: Installation, effort: Effort) -> list[Figure]:
     stalled = [flood(installation, "elastic-run", "pipe", effort.megabytes, stall=_STALL) for _ in range(effort.pairs)]
     what = f"{effort.megabytes} MB to a pipe whose reader stalls for {_STALL:g} s"
     return [
-        Figure(
+        alone(
+            [each.peak_megabytes for each in stalled],
+            summary=max,
             benchmark="tee",
             name=f"launcher's largest memory (RSS), {what}",
             unit="MB",
             bar=Bar(64.0),
-            elastic_run=max(each.peak_megabytes for each in stalled),
-            note=f"the largest of {effort.pairs}; shared pages count in full",
+            note="the largest of all; shared pages count in full",
         ),
-        Figure(
+        alone(
+            [each.loss for each in stalled],
+            summary=max,
             benchmark="tee",
             name=f"lines lost, repeated or cut, {what}",
             unit="",
             bar=Bar(0.0),
-            elastic_run=max(each.loss for each in stalled),
         ),
     ]
 

@@ -19,7 +19,7 @@ from tests.benchmarks.recording import ORDER, ROOT, Record, Run, merge, read_rec
 if TYPE_CHECKING:
     from pathlib import Path
 
-_RUN = Run("2026-01-31", "a processor", 2, 16, "3.11.7", "2.13.0", "0.4.1", 0.25, 90)
+_RUN = Run("2026-01-31", "a processor", 2, 16, "3.11.7", "2.13.0", "0.4.1", 90, 0.03)
 _TURNS = Comparison(
     {
         "elastic-run": [[10.0], [30.0], [20.0]],
@@ -80,7 +80,7 @@ def test_another_contender_may_stand_in_our_column() -> None:
 )
 def test_who_does_better(bar: Bar | None, ours: float, torchrun: float | None, is_worse: bool) -> None:  # noqa: FBT001
     """Less is better, unless the bar is one from below; what is close is even, and alone nobody does better."""
-    assert Figure("tee", "a figure", "s", bar, ours, torchrun).is_worse is is_worse
+    assert Figure("tee", "a figure", "s", bar, ours, {}, torchrun).is_worse is is_worse
 
 
 # --- what is recorded ------------------------------------------------------------------------------------------------
@@ -111,13 +111,30 @@ def test_a_partial_run_replaces_its_own_benchmarks_only() -> None:
 def test_the_page_shows_what_is_recorded() -> None:
     """The page has a row per figure, its note, the plot, where it was measured, and no column without values."""
     text = page.page_text(_record(_figure(bar=Bar(0.5, "torchrun"), note="quiet")))
-    assert "| figure | bar | elastic-run | torchrun | floor | ratio | met |" in text
-    assert "| a start | ≤ 0.5 x torchrun | 20 ms | 100 ms | 5 ms | 0.2 [0.05, 0.3] | yes |" in text
+    assert "| figure | bar | elastic-run | torchrun | floor | ratio | times | met |" in text
+    assert "| a start | ≤ 0.5 x torchrun | 20 ms | 100 ms | 5 ms | 0.2 [0.05, 0.3] | 3 | yes |" in text
     assert "- a start: quiet" in text
     assert "(plots/start.svg)" in text
-    assert "- start: 2026-01-31, 2 cores, 16 GB, a processor; Python 3.11.7, torch 2.13.0, nvidia-resil" in text
-    assert "load average before: 0.25" in text
+    assert "- start (3%): 2026-01-31, 2 cores, 16 GB, a processor; Python 3.11.7, torch 2.13.0, nvidia-resil" in text
     assert "All took 2 min here." in text
+
+
+def test_what_was_measured_once_has_no_spread() -> None:
+    """A single turn has a ratio without extremes; how often each was measured is said, in the columns' order."""
+    turn = Comparison({"torchrun": [[100.0]], "elastic-run": [[10.0, 20.0, 30.0]]})
+    text = page.page_text(_record(compared(turn, benchmark="start", name="once", unit="ms")))
+    assert "| once | 20 ms | 100 ms | 0.2 | 3, 1 |" in text
+
+
+def test_a_recording_of_before_still_becomes_a_page(tmp_path: Path) -> None:
+    """A recording that has a load average, and figures without raw values, is shown without either."""
+    write_record(_record(replace(_figure(), values={})), tmp_path / "record.json")
+    text = (tmp_path / "record.json").read_text(encoding="utf-8").replace('"busy": 0.03', '"load": 14.9')
+    (tmp_path / "record.json").write_text(text, encoding="utf-8")
+    shown = page.page_text(read_record(tmp_path / "record.json"))
+    assert "| figure | elastic-run | torchrun | floor | ratio |" in shown
+    assert "- start: 2026-01-31" in shown
+    assert "14.9" not in shown
 
 
 def test_the_page_names_what_is_missed() -> None:
@@ -195,7 +212,7 @@ def test_a_plot_of_shares() -> None:
 def test_a_plot_of_sizes() -> None:
     """Along sizes each contender has a curve, with its values."""
     figures = [
-        Figure("scale", f"{size} nodes", "s", None, size / 1000, torchrun, plots={"scale": str(size)})
+        Figure("scale", f"{size} nodes", "s", None, size / 1000, {}, torchrun, plots={"scale": str(size)})
         for size, torchrun in ((64, 12.0), (1000, None))
     ]
     words = _words(draw_all(figures)["scale"])

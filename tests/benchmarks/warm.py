@@ -11,16 +11,19 @@ import os
 import signal
 import time
 from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from tests.benchmarks.comparison import Comparison
-from tests.benchmarks.figures import Bar, Figure, compared
+from tests.benchmarks.comparison import compare, take_turns
+from tests.benchmarks.figures import Bar, compared
 from tests.benchmarks.job import Job
 from tests.benchmarks.memory import proportional_megabytes
 from tests.support.processes import descendants_of
 
 if TYPE_CHECKING:
     from tests.benchmarks.effort import Effort
+    from tests.benchmarks.figures import Figure
     from tests.benchmarks.installation import Installation
 
 #: torchrun's store, and so ft_launcher's, lives through a restart with the dead generation's addresses in it; gloo's
@@ -55,7 +58,7 @@ def measure(installation: Installation, effort: Effort) -> list[Figure]:
     """Let all launchers take turns, with and without torch preloaded."""
     contenders = (PRELOAD, *installation.launchers)
     train(installation, contenders[0], 2)  # the page cache is warm for all
-    trainings = take_turns(installation, contenders, rounds=effort.pairs)
+    trainings = take_turns({name: partial(train, installation, name) for name in contenders}, rounds=effort.pairs)
     launch, restart = "exec to the all-reduce of the last of", "death of a worker to the next all-reduce of the last of"
     return [
         *_pair(trainings, "launch", launch, (Bar(0.9, "torchrun"), Bar(0.35, "torchrun"))),
@@ -66,11 +69,11 @@ def measure(installation: Installation, effort: Effort) -> list[Figure]:
 
 
 def _pair(
-    trainings: dict[str, list[Training]], measured: str, what: str, bars: tuple[Bar | None, Bar | None]
+    trainings: dict[str, list[list[Training]]], measured: str, what: str, bars: tuple[Bar | None, Bar | None]
 ) -> list[Figure]:
     """Return two figures of one thing: as it is, and with torch preloaded."""
     is_time = measured in {"launch", "restart"}
-    comparison = compare(trainings, measured)
+    comparison = compare(trainings, attrgetter(measured))
     return [
         compared(
             comparison,
@@ -95,26 +98,6 @@ def _plots(measured: str) -> dict[str, str]:
         "workers": {"warm": "memory of the workers"},
         "job": {"footprint": f"launcher and {workers}"},
     }[measured]
-
-
-def take_turns(installation: Installation, contenders: tuple[str, ...], *, rounds: int) -> dict[str, list[Training]]:
-    """Run jobs in turns.
-
-    Args:
-        installation: The commands.
-        contenders: Launchers, and `PRELOAD`.
-        rounds: How often it is each one's turn.
-    """
-    trainings: dict[str, list[Training]] = {contender: [] for contender in contenders}
-    for _ in range(rounds):
-        for contender in contenders:
-            trainings[contender].append(train(installation, contender))
-    return trainings
-
-
-def compare(trainings: dict[str, list[Training]], measured: str) -> Comparison:
-    """Return one of `Training`'s fields as a comparison of the contenders."""
-    return Comparison({name: [[getattr(each, measured)] for each in some] for name, some in trainings.items()})
 
 
 def train(installation: Installation, contender: str, nproc: int = _WORKERS) -> Training:

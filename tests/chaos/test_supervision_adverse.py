@@ -129,6 +129,24 @@ def test_a_guardian_leaves_the_launcher_s_group_before_anything_starts(tmp_path:
     assert done.stdout == "True\n"
 
 
+def test_a_launcher_that_is_killed_while_its_guardian_starts_leaves_no_directory(
+    launch: Launch, worker: Worker, tmp_path: Path
+) -> None:
+    """The guardian removes the launcher's temporary directory also where that dies before it hears of the guardian."""
+    kill = (
+        "import os, signal; begin_session = os.setsid; "
+        "os.setsid = lambda: (os.kill(os.getppid(), signal.SIGKILL), begin_session()); "
+        "from elastic_run.__main__ import main; main()"
+    )
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    program = (sys.executable, "-c", kill)
+    job = launch(worker("say('begun')"), program=program, env={"TMPDIR": str(temporary)})
+    assert job.wait_exit() == -signal.SIGKILL
+    wait_until(lambda: not list(temporary.iterdir()))
+    assert job.stdout == ""
+
+
 def test_a_stop_signal_comes_once(launch: Launch, worker: Worker) -> None:
     """A worker that takes long to save is not told again when its group is."""
     path = worker("""
@@ -378,24 +396,45 @@ def test_many_workers_under_a_low_limit_of_descriptors(launch: Launch) -> None:
     assert job.stdout.splitlines() == ["256"] * 96
 
 
-def test_so_many_streams_that_a_worker_cannot_begin_with_its_limit(launch: Launch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("workers", "limit"), [(96, 256), (16, 64)])
+def test_so_many_streams_that_a_worker_cannot_begin_with_its_limit(
+    launch: Launch, tmp_path: Path, workers: int, limit: int
+) -> None:
     """With more pipes than the workers' limit allows they get it right after their start."""
-    program = ("sh", "-c", 'ulimit -Sn 256; exec "$0" -m elastic_run "$@"', sys.executable)
-    logs = f"--log-dir={tmp_path / 'logs'}"
-    script = "until [ $(ulimit -Sn) = 256 ]; do :; done; ulimit -Sn"
-    job = launch("--nproc-per-node=96", "--tee=3", logs, "--no-python", "sh", "-c", script, program=program)
+    program = ("sh", "-c", f'ulimit -Sn {limit}; exec "$0" -m elastic_run "$@"', sys.executable)
+    flags = (f"--nproc-per-node={workers}", "--tee=3", f"--log-dir={tmp_path / 'logs'}", "--no-python")
+    script = f"until [ $(ulimit -Sn) = {limit} ]; do :; done; ulimit -Sn"
+    job = launch(*flags, "sh", "-c", script, program=program)
     assert job.wait_exit(deadline=60) == 0
-    assert [line.rpartition(":")[2] for line in job.stdout.splitlines()] == ["256"] * 96
+    assert [line.rpartition(":")[2] for line in job.stdout.splitlines()] == [str(limit)] * workers
 
 
-def test_more_workers_than_descriptors(launch: Launch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("workers", "limit", "needed"), [(96, 256, 696), (4, 22, 52)])
+def test_more_workers_than_descriptors(launch: Launch, tmp_path: Path, workers: int, limit: int, needed: int) -> None:
     """Where the hard limit is too low nothing is started, and the message says what is missing."""
-    program = ("sh", "-c", 'ulimit -n 256; exec "$0" -m elastic_run "$@"', sys.executable)
-    logs = f"--log-dir={tmp_path / 'logs'}"
-    job = launch("--nproc-per-node=96", "--tee=3", logs, "--no-python", "echo", "begun", program=program)
+    program = ("sh", "-c", f'ulimit -n {limit}; exec "$0" -m elastic_run "$@"', sys.executable)
+    flags = (f"--nproc-per-node={workers}", "--tee=3", f"--log-dir={tmp_path / 'logs'}", "--no-python")
+    job = launch(*flags, "echo", "begun", program=program)
     assert job.wait_exit() == contract.EXIT_CANNOT_START
-    assert "96 workers take 544 descriptors here, 256 are allowed (ulimit -n)" in " ".join(job.stderr.split())
+    message = f"{workers} workers take {needed} descriptors here, {limit} are allowed (ulimit -n)"
+    assert message in " ".join(job.stderr.split())
     assert "begun" not in job.stdout
+
+
+@pytest.mark.parametrize("limits", ["-n 64", "-Sn 64"])
+def test_an_inherited_descriptor_beyond_the_limit(launch: Launch, worker: Worker, limits: str) -> None:
+    """A descriptor from before the limit was lowered keeps no worker from starting, and no worker has it."""
+    lower = f'ulimit {limits}; exec "$0" -m elastic_run "$@"'
+    program = (
+        sys.executable,
+        "-c",
+        f"import os, sys; os.dup2(0, 200); os.execvp('sh', {['sh', '-c', lower]} + sys.argv[1:])",
+    )
+    job = launch(
+        sys.executable, "--nproc-per-node=2", worker("say(os.path.exists('/proc/self/fd/200'))"), program=program
+    )
+    assert job.wait_exit() == 0, job.stderr
+    assert job.stdout == "False\n" * 2
 
 
 def test_an_interrupt_at_the_very_start_is_quiet(launch: Launch, worker: Worker, environment_token: str) -> None:

@@ -9,16 +9,19 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.launch import ELASTIC_RUN
-from tests.support.processes import wait_gone
+from tests.support.processes import children_of, processes_with_environment, wait_gone
+from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
+    from typing import IO
 
     from tests.support.launch import Launched
 
     Launch = Callable[..., Launched]
     Worker = Callable[[str], Path]
+    Hold = Callable[..., tuple[Launched, IO[str]]]
 
 #: Stands in for a module of the standard library that the launcher imports after its first workers were started, and
 #: keeps it waiting there until a worker has opened the gate.
@@ -41,6 +44,13 @@ if gates and "RANK" not in os.environ:
     open(os.path.join(gates, __name__)).read()
     raise ImportError("a launcher that is broken")
 """
+#: Keeps the launcher waiting when it is about to import a module, until the test has opened the gate and closed it.
+GATE_KEEPER = """
+import os, sys
+module, gate = os.environ.pop("CLOSED_MODULE", None), os.environ.pop("GATE", None)
+if module:
+    sys.addaudithook(lambda event, found: open(gate).read() if event == "import" and found[0] == module else None)
+"""
 OPEN_THE_GATE = "open(os.environ['GATES'] + '/heapq', 'w').close()\n"
 
 
@@ -52,6 +62,64 @@ def surroundings(directory: Path, module: str, names: Iterable[str] = ("heapq",)
         (directory / "shadow" / f"{name}.py").write_text(module, encoding="utf-8")
         os.mkfifo(directory / "gates" / name)
     return {"PYTHONPATH": str(directory / "shadow"), "GATES": str(directory / "gates")}
+
+
+@pytest.fixture
+def hold(tmp_path: Path, launch: Launch) -> Hold:
+    """Start a launcher that waits before it imports a module; return it and the gate, an open file."""
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    (tmp_path / "sitecustomize.py").write_text(GATE_KEEPER, encoding="utf-8")
+
+    def start(module: str, *arguments: str | Path, program: Sequence[str] = ELASTIC_RUN) -> tuple[Launched, IO[str]]:
+        env = {"PYTHONPATH": str(tmp_path), "CLOSED_MODULE": module, "GATE": str(gate)}
+        job = launch(*arguments, env=env, program=program)
+        return job, gate.open("w")  # which waits until the launcher is there
+
+    return start
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"])
+def test_a_signal_before_the_first_worker(hold: Hold, worker: Worker, name: str) -> None:
+    """A stop signal that comes before there are workers ends the launcher as it would any program, with one line."""
+    number = signal.Signals[name]
+    job, gate = hold("elastic_run.launcher", worker("say('begun')"))
+    with gate:
+        job.send(number)
+        assert job.wait_exit() == -number
+    assert (job.stdout, job.stderr) == ("", f"elastic-run: stopped by {name}\n")
+
+
+def test_a_signal_while_modules_are_preloaded(hold: Hold, worker: Worker, environment_token: str) -> None:
+    """The same goes when a template runs already, and it doesn't outlive the launcher."""
+    job, gate = hold("elastic_run.agent.local_elastic_agent", "--preload=colorsys", worker("say('begun')"))
+    with gate:
+        assert len(processes_with_environment(environment_token)) > 1
+        job.send(signal.SIGTERM)
+        assert job.wait_exit() == -signal.SIGTERM
+    assert (job.stdout, job.stderr) == ("", "elastic-run: stopped by SIGTERM\n")
+    wait_until(lambda: not processes_with_environment(environment_token), deadline=2.0)
+
+
+def test_a_signal_before_the_first_worker_that_is_ignored(hold: Hold, worker: Worker) -> None:
+    """A stop signal that the launcher inherited as ignored (nohup) stays ignored while it starts, too."""
+    program = ("sh", "-c", "trap '' HUP; exec \"$@\"", "sh", *ELASTIC_RUN)
+    job, gate = hold("elastic_run.launcher", worker("say('begun')"), program=program)
+    with gate:
+        job.send(signal.SIGHUP)
+    assert job.wait_exit() == 0
+    assert (job.stdout, job.stderr) == ("begun\n", "")
+
+
+def test_a_signal_at_the_very_start_of_pid_1(hold: Hold, worker: Worker) -> None:
+    """As PID 1, which no signal's default action ends, the launcher ends all the same, with the signal's exit code."""
+    unshare = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child")
+    job, gate = hold("elastic_run.launcher", worker("say('begun')"), program=(*unshare, *ELASTIC_RUN))
+    (launcher,) = children_of(job.pid)
+    with gate:
+        os.kill(launcher, signal.SIGTERM)
+        assert job.wait_exit() == 128 + signal.SIGTERM
+    assert (job.stdout, job.stderr) == ("", "elastic-run: stopped by SIGTERM\n")
 
 
 def test_a_signal_before_the_handlers_stand(launch: Launch, worker: Worker, tmp_path: Path) -> None:

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.launch import ELASTIC_RUN, clean_environment
 from tests.support.output import CONSOLE, ROOT, Jobs, Streams, finish, peak_memory, tee
-from tests.support.wait import wait_until
+from tests.support.wait import DEADLINE, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 @pytest.fixture
@@ -38,6 +39,20 @@ def test_a_file_is_continued_where_it_is(jobs: Jobs, tmp_path: Path) -> None:
         file.seek(0, os.SEEK_CUR)
         os.write(file.fileno(), b"after\n")
     assert (tmp_path / "out").read_bytes() == b"before\n[0]:mine\nafter\n"
+
+
+def test_one_file_opened_twice(tmp_path: Path, worker: Callable[[str], Path]) -> None:
+    """Under ``> log 2> log`` the file has what the workers of every attempt wrote, in its order."""
+    program = worker("""
+        for number in range(100):
+            os.write(1 + number % 2, b"attempt %d, line %d\\n" % (attempt, number))
+        os._exit(attempt == 0)
+    """)
+    log = tmp_path / "log"
+    command = ["sh", "-c", f'exec "$@" > {log} 2> {log}', "sh", *ELASTIC_RUN, "--max-restarts=1", str(program)]
+    subprocess.run(command, env=clean_environment(), cwd=ROOT, timeout=DEADLINE, check=True)
+    wanted = [f"attempt {attempt}, line {number}" for attempt in range(2) for number in range(100)]
+    assert [line for line in log.read_text().splitlines() if line.startswith("attempt")] == wanted
 
 
 @pytest.mark.parametrize("streams", [tee(), CONSOLE], ids=["tee", "capture"])
@@ -108,7 +123,7 @@ before = len(os.listdir("/proc/self/fd"))
 with Loop() as loop:
     console = Console(loop)
     console.say("nobody hears")
-    console.flush()
+    loop.run_until(lambda: console.is_idle)
     console.close()
     console.close()
 print(len(os.listdir("/proc/self/fd")) - before)

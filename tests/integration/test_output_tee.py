@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from typing import TYPE_CHECKING
 
@@ -11,8 +12,10 @@ import pytest
 from tests.support.output import CONSOLE, Jobs, peak_memory, tee
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from tests.support.launch import Launched
 
 
 @pytest.fixture
@@ -50,6 +53,57 @@ write(1, block)
         own = [line for line in lines if line.startswith(b"[%d]:" % rank)]
         assert own == [b"[%d]:%09d %s" % (rank, number, b"." * (number % 83)) for number in range(40000)]
     assert len(lines) == 160000
+
+
+@pytest.mark.parametrize(
+    ("flag", "merge"),
+    [("--tee=2", True), ("--tee=0:2", True), ("--tee=0:3", False), ("--redirects=0:2", True), ("--tee=0:1", False)],
+)
+def test_streams_that_are_not_teed_tear_no_lines(
+    launch: Callable[..., Launched], worker: Callable[[str], Path], tmp_path: Path, flag: str, *, merge: bool
+) -> None:
+    """Two flooding ranks leave each other's lines whole where some of their streams are tee'd and some are not."""
+    program = worker("""
+        for number in range(20000):
+            os.write(1, b"<o%d %07d>\\n" % (rank, number))
+            os.write(2, b"<e%d %07d %s>\\n" % (rank, number, b"." * 60))
+    """)
+    job = launch("--nproc-per-node=2", f"--log-dir={tmp_path / 'logs'}", flag, program, merge=merge)
+    assert job.wait_exit() == 0
+    lines = (job.stdout + job.stderr).splitlines()
+    whole = re.compile(r"(\[default\d\]:)?<(o\d \d{7}|e\d \d{7} \.{60})>|elastic-run: .*")
+    assert [line for line in lines if not whole.fullmatch(line)] == []
+    assert sum("<" in line for line in lines) == (60000 if "redirects" in flag else 80000)
+
+
+@pytest.mark.parametrize(
+    ("flags", "merge", "expected"),
+    [
+        ((), False, {"0": "True", "1": "True"}),
+        (("--redirects=2",), False, {"0": "True", "1": "True"}),
+        (("--tee=0:2",), False, {"0": "True", "1": "True"}),
+        (("--tee=0:2",), True, {"0": "False", "1": "False"}),
+        (("--tee=1:1",), False, {"0": "False", "1": "False"}),
+        (("--tee=1:1", "--no-capture"), False, {"0": "True", "1": "False"}),
+        (("--tee=1:2", "--no-capture"), True, {"0": "True", "1": "True"}),
+    ],
+)
+def test_who_has_the_launchers_stdout(
+    launch: Callable[..., Launched],
+    worker: Callable[[str], Path],
+    tmp_path: Path,
+    flags: tuple[str, ...],
+    expected: dict[str, str],
+    *,
+    merge: bool,
+) -> None:
+    """A worker has the launcher's own stdout unless it is tee'd, or the launcher writes workers' lines there."""
+    program = worker("""
+        say("own", rank, os.readlink("/proc/self/fd/1") == os.readlink(f"/proc/{os.getppid()}/fd/1"))
+    """)
+    job = launch("--nproc-per-node=2", f"--log-dir={tmp_path / 'logs'}", *flags, program, merge=merge)
+    assert job.wait_exit() == 0
+    assert dict(re.findall(r"own (\d) (\w+)", job.stdout)) == expected
 
 
 @pytest.mark.parametrize("prefix", ["", "[0]:", "[a prefix that is much longer than the line, {}]: " * 40])

@@ -1,23 +1,34 @@
-"""Templates and their forks as the agent holds them, without a job around: bindings, changes, patience."""
+"""Templates and their forks as the agent holds them, without a job around: bindings, changes, patience, losses."""
 
 from __future__ import annotations
 
+import _socket
+import ctypes
+import errno
 import os
+import signal
 import sys
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 
+from elastic_run.agent.warming import warm_up
 from elastic_run.loop import Loop
+from elastic_run.multiprocessing.children import spawn
 from elastic_run.multiprocessing.guardian import Guardian
-from elastic_run.multiprocessing.warm import engagement
+from elastic_run.multiprocessing.warm import engagement, handle, messages
 from elastic_run.multiprocessing.warm.engagement import WarmWorkers
+from elastic_run.multiprocessing.warm.obstacles import find_obstacle
+from elastic_run.multiprocessing.warm.subreaper import Subreaper
+from elastic_run.validation import preloaded
 from tests.support.processes import is_gone
 from tests.support.wait import DEADLINE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
+    from typing import Any
 
     Engage = Callable[..., "Engaged"]
 
@@ -42,8 +53,8 @@ class Engaged:
         self.warm = WarmWorkers(modules, affinities, self.guardian)
         self.argv = [sys.executable, "-u", str(script)]
         self.warm.start(self.argv, os.environ)
-        self.warm.attach(self.loop, self.said.append)
         self.warm.prepare()
+        self.warm.attach(self.loop, self.said.append)
 
     def settle(self) -> None:
         """Wait until there is nothing to wait for."""
@@ -146,8 +157,8 @@ def test_a_long_import_is_told_and_given_up(engage: Engage, slow: str, monkeypat
     (template,) = each.guardian.spared
     each.settle()
     assert each.said == [
-        "--preload: waiting for the workers' template, which is importing slow for 0 s now",
-        "--preload: importing slow takes longer than 1 s: workers start cold",
+        "--preload: waiting for the workers' template for 0 s now: it is importing slow",
+        "--preload: the workers' template is still importing slow after a wait of 1 s: workers start cold",
     ]
     assert each.start(0, NAME="x") is None
     each.warm.close()
@@ -169,7 +180,9 @@ def test_a_long_import_under_one_of_two_bindings_is_given_up(
     monkeypatch.setattr(engagement, "_IMPORT_PATIENCE", 0.5)
     monkeypatch.setattr(engagement, "_FORK_PATIENCE", 0.0)
     each.settle()
-    assert each.said == ["--preload: importing uneven takes longer than 0 s: workers start cold"]
+    assert each.said == [
+        "--preload: the workers' template is still importing uneven after a wait of 0 s: workers start cold"
+    ]
 
 
 def test_nothing_is_left_when_it_is_closed_in_the_middle(engage: Engage) -> None:
@@ -182,3 +195,150 @@ def test_nothing_is_left_when_it_is_closed_in_the_middle(engage: Engage) -> None
         each.warm.close()
         assert is_gone(template)
         assert not each.guardian.spared
+
+
+# --- templates that can't be, or die ---------------------------------------------------------------------------------
+
+
+def test_who_dies_of_an_import_isnt_tried_again(
+    engage: Engage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One template is enough to know that a module ends it."""
+    (tmp_path / "fatal.py").write_text("import os\nos._exit(3)", encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(engagement, "_PAUSE", 0.0)
+    each = engage("json", "fatal")
+    assert each.loop.run_until(lambda: bool(each.said), each.loop.now() + DEADLINE)
+    each.loop.run_until(lambda: False, each.loop.now())  # what is due by now
+    assert len(each.guardian.spared) == 1
+    assert each.said == [
+        "--preload: fatal was being imported when the template ended with exit code 3: workers start cold"
+    ]
+
+
+def test_an_end_is_told_as_such(engage: Engage) -> None:
+    """A template that has ended, which the agent doesn't know yet, isn't said to refuse a fork."""
+    each = engage("json")
+    each.settle()
+    assert each.start(0, NAME="x") is not None
+    (template,) = each.guardian.spared
+    os.kill(template, signal.SIGKILL)
+    os.waitid(os.P_PID, template, os.WEXITED | os.WNOWAIT)
+    each.warm.prepare()
+    assert each.said == []
+    assert each.loop.run_until(lambda: bool(each.said), each.loop.now() + DEADLINE)
+    (told,) = each.said
+    outlook = "they start cold where they start before there is another"
+    assert told == f"--preload: the workers' template was killed by SIGKILL: {outlook}"
+
+
+def test_what_happens_before_anybody_listens_is_told_then(engage: Engage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent without descriptors for forks says so, though nobody can hear it yet."""
+    pairs = [messages.open_pair()]
+
+    def open_pair() -> tuple[_socket.socket, _socket.socket]:
+        if not pairs:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return pairs.pop()
+
+    monkeypatch.setattr(messages, "open_pair", open_pair)
+    each = engage("json")
+    assert each.said == [
+        "--preload: the template can't fork (Too many open files): workers that are missing start cold"
+    ]
+
+
+def test_where_a_template_cant_be_started_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the system refuses the second template, the first one is ended, and nothing is left of it."""
+    started: list[int] = []
+
+    def spawn_one(*arguments: Any, **options: Any) -> int:  # noqa: ANN401 - passed through as they are
+        if started:
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        started.append(spawn(*arguments, **options))
+        return started[0]
+
+    monkeypatch.setattr(handle, "spawn", spawn_one)
+    spec = SimpleNamespace(entrypoint=sys.executable, args=("script.py",), local_world_size=2)
+    around: Any = SimpleNamespace(
+        group=SimpleNamespace(spec=spec),
+        options=SimpleNamespace(affinities={0: frozenset(os.sched_getaffinity(0))}),
+        guardian=Guardian(is_exec=True),
+        inherited_token="",
+        warm=None,
+    )
+    told = warm_up(around, "json")
+    around.guardian.dismiss()
+    os.waitpid(around.guardian.pid, 0)
+    assert told == f"--preload=json can't apply: {os.strerror(errno.EAGAIN)}; workers start cold"
+    assert around.warm is None
+    assert not around.guardian.spared
+    with pytest.raises(ChildProcessError):
+        os.waitpid(started[0], os.WNOHANG)
+
+
+# --- parts -----------------------------------------------------------------------------------------------------------
+
+
+def is_subreaper() -> bool:
+    """Tell whether this process is one."""
+    value = ctypes.c_int()
+    ctypes.CDLL(None).prctl(37, ctypes.byref(value), *[ctypes.c_ulong(0)] * 3)
+    return bool(value.value)
+
+
+def test_agents_of_one_process_are_a_subreaper_together() -> None:
+    """As long as one of them needs it, and no longer, whoever comes and goes first."""
+    first = Subreaper()
+    first.begin(1)
+    second = Subreaper()
+    second.begin(2)
+    first.end(1)
+    first.end(1)
+    assert is_subreaper()
+    second.end(2)
+    assert not is_subreaper()
+
+
+def test_a_socket_is_waited_for_whatever_timeout_a_module_sets() -> None:
+    """A default timeout of Python's makes neither an inherited socket nor one that was opened before a hasty one."""
+    _socket.setdefaulttimeout(5)
+    try:
+        ours, theirs = messages.open_pair()
+        inherited = messages.adopt(os.dup(theirs.fileno()))
+    finally:
+        _socket.setdefaulttimeout(None)
+    assert [os.get_blocking(each.fileno()) for each in (ours, theirs, inherited)] == [False, True, True]
+    for each in (ours, theirs, inherited):
+        each.close()
+
+
+@pytest.mark.parametrize("name", ["a", "module", "\U0001d400"])
+def test_the_longest_list_fits_into_a_message(name: str) -> None:
+    """What is allowed arrives; what is longer is refused."""
+    names = [name] * ((1 << 14) // (len(name.encode()) + 1))
+    ours, theirs = messages.open_pair()
+    messages.send(ours, {"modules": preloaded(",".join(names)).split(",")})
+    assert messages.receive(theirs) == ({"modules": names}, [])
+    ours.close()
+    theirs.close()
+    with pytest.raises(ValueError, match="is longer than 16384 bytes"):
+        preloaded(",".join([*names, name, name]))
+
+
+def test_another_name_of_the_same_interpreter_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`python3` beside `python` is no other environment's Python; a link elsewhere may be."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").symlink_to(sys.executable)
+    for link in (tmp_path / "bin" / "python3", tmp_path / "python"):
+        link.symlink_to(tmp_path / "bin" / "python")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
+    assert find_obstacle([str(tmp_path / "bin" / "python3"), "train.py"]) == ""
+    assert "which is not the Python of elastic-run" in find_obstacle([str(tmp_path / "python"), "train.py"])
+
+
+@pytest.mark.parametrize("program", ["$x.py", "${local_rank", "cost$$.py", "$LOCAL_RANK.py"])
+def test_only_a_macro_differs_from_worker_to_worker(program: str) -> None:
+    """A dollar in the name of a script means nothing by itself."""
+    assert find_obstacle([sys.executable, program]) == ""
+    assert "differs from worker to worker" in find_obstacle([sys.executable, f"{program}/$local_rank"])

@@ -54,7 +54,7 @@ class Job:
         self.output.close()
         if "say" in self.spec:
             self.console.say(self.spec["say"])
-        self.console.flush(None)
+        self.loop.run_until(lambda: self.console.is_idle)
         self.console.close()
         self.note("status", Path("/proc/self/status").read_bytes())
 

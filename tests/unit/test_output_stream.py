@@ -293,6 +293,18 @@ def test_progress_is_shown_once_a_second(bench: Bench) -> None:
     assert bench.got == b"[0]: 10%\r[0]: 20%\r\n[0]: 30%\r\n[0]:done\n"
 
 
+def test_progress_that_was_shown_is_not_ended_twice(bench: Bench) -> None:
+    """The newline that ends a progress bar after its last update was shown makes no empty line; the next one does."""
+    bar = bench.lines(b"[0]:", limit=1 << 20)
+    give(bar, b"100%\r")
+    bench.loop.advance(1.0)
+    give(bar, b"\n")
+    assert bench.got == b"[0]:100%\r\n"
+    give(bar, b"\n")
+    bar.end()
+    assert bench.got == b"[0]:100%\r\n[0]:\n"
+
+
 def test_finished_progress_is_one_line(bench: Bench) -> None:
     """A line with carriage returns that ends within a second stays as it is."""
     bar = bench.lines(b"[0]:", limit=1 << 20)

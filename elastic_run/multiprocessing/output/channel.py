@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 #: Bytes per read. More doesn't make it faster; it makes batches that stall the loop for longer.
 READ_SIZE = 1 << 18
-#: No pipe or pseudo-terminal of ours holds more than this.
+#: No pseudo-terminal holds more than this, nor a pipe of ours, unless a worker has enlarged it.
 CAPACITY = 1 << 20
 #: It isn't worth the while to splice less.
 _SPLICED_LEAST = 1 << 16
@@ -65,11 +65,18 @@ class Channel:
         return self.fd >= 0
 
     def catch_up(self) -> None:
-        """Take what is in the pipe; harmless when it is closed."""
-        left = CAPACITY
-        while self.is_open and left > 0:
+        """Take what is in the pipe, not what somebody goes on writing; harmless when it is closed."""
+        if not self._read_until_empty(CAPACITY):
+            self._read_until_empty(bytes_in(self.fd))  # the worker has enlarged its pipe
+
+    def _read_until_empty(self, most: int) -> bool:
+        """Read until nothing is there, or until that many bytes were; return whether nothing is."""
+        while self.is_open and most > 0:
             size = self._read()
-            left = left - size if size else 0
+            if not size:
+                return True
+            most -= size
+        return not self.is_open
 
     def finish(self) -> None:
         """Take what is in the pipe, and close it; harmless when it is closed."""

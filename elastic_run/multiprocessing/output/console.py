@@ -111,25 +111,10 @@ class Console:
         """Take the line away that `show_line` has shown."""
         self._streams[STDERR].hide_line()
 
-    def is_full(self, fd: int) -> bool:
-        """Whether more than `stream.QUEUE_LIMIT` bytes wait for a descriptor."""
-        return self._streams[fd].is_full
-
     @property
     def is_idle(self) -> bool:
         """Whether all is written, or nobody is left to read it."""
         return all(stream.is_idle for stream in self._streams.values())
-
-    def flush(self, deadline: float | None = None) -> bool:
-        """Drive the loop until all is written.
-
-        Args:
-            deadline: Monotonic time in seconds at which to give up; None waits as long as the reader takes.
-
-        Returns:
-            Whether all is written, or nobody is left to read it.
-        """
-        return self._loop.run_until(lambda: self.is_idle, deadline)
 
     def close(self) -> None:
         """Give back the descriptors of our own; what is still queued is dropped."""

@@ -6,6 +6,7 @@ colours stay. It is raw: the worker's bytes come out unchanged, and the real ter
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import sys
@@ -108,19 +109,33 @@ def open_log(path: str) -> int:
     return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY, 0o666)
 
 
+def is_log(path: str) -> bool:
+    """Whether a path of torch's `LogsDest` is that of a log file: an empty one is the console, the null device nothing.
+
+    Args:
+        path: It.
+    """
+    return path not in ("", os.devnull)
+
+
+def is_out_of_descriptors(error: OSError) -> bool:
+    """Whether an error says nothing of the file that was opened, but that no other could be opened either.
+
+    Args:
+        error: What the system answered.
+    """
+    return error.errno in (errno.EMFILE, errno.ENFILE)
+
+
 def is_same_file(first: int, second: int) -> bool:
     """Whether two descriptors lead to the same place.
 
-    Two openings of one regular file have offsets of their own; those of one opening are equal at any time.
+    Two openings of one regular file (``> log 2> log``) do: each has an offset of its own, so whoever wrote through
+    both would overwrite the one's bytes with the other's.
 
     Args:
         first: An open descriptor.
         second: Another.
     """
     one, other = os.fstat(first), os.fstat(second)
-    if (one.st_dev, one.st_ino) != (other.st_dev, other.st_ino):
-        return False
-    try:
-        return os.lseek(first, 0, os.SEEK_CUR) == os.lseek(second, 0, os.SEEK_CUR)
-    except OSError:
-        return True
+    return (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)

@@ -10,6 +10,7 @@ Rules
   one piece. When another has broken such a line (see `Stream`) it goes on under a new prefix.
 - A progress bar ends its updates with a carriage return. Held until its newline it would be invisible for hours, so an
   unfinished line with a carriage return in it is shown, as a line, once a second. (torchrun makes a line of each.)
+  When its newline comes at last and nothing before it, that line is ended already.
 """
 
 from __future__ import annotations
@@ -173,6 +174,7 @@ class Lines(Outlet):
         #: Whether the last piece given to the stream ended within a line, and whether the last one made does.
         self._is_inside = False
         self._is_part_given = False
+        self._is_progress_shown = False
         self._most = max(1, _EXPANDED // max(1, len(prefix)))
         self._timer: Timer | None = None
 
@@ -195,6 +197,9 @@ class Lines(Outlet):
 
     def _split(self, data: bytes) -> None:
         """Make pieces of the lines that are complete; the rest waits for its end."""
+        if self._is_progress_shown and data:
+            self._is_progress_shown = False
+            data = data.removeprefix(b"\n")
         end = data.rfind(b"\n") + 1
         if end:
             self._add(memoryview(data)[:end])
@@ -249,6 +254,7 @@ class Lines(Outlet):
             self._partial = self._partial[: end - 1].replace(b"\r", b"\r" + self._prefix)
             self._add(b"\r\n")
             self._partial = rest
+            self._is_progress_shown = not rest
             self._pump()
 
     def _add(self, data: bytes | memoryview) -> None:

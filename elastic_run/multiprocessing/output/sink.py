@@ -97,11 +97,18 @@ class CautiousSink(Sink):
         """Write what fits, see `Sink.write`."""
         view = memoryview(data)
         done = 0
-        while done < len(view) and self._poll.poll(0):
-            done += os.write(self.fd, view[done : done + self._step])
+        while done < len(view) and (size := self._write_step(view[done : done + self._step])):
+            done += size
         if not done:
             raise BlockingIOError
         return done
+
+    def _write_step(self, piece: memoryview) -> int:
+        """Write what surely fits; return 0 when nothing does."""
+        try:
+            return os.write(self.fd, piece) if self._poll.poll(0) else 0
+        except BlockingIOError:
+            return 0  # somebody has set O_NONBLOCK, and others were quicker to take the room
 
     def close(self) -> None:
         """Leave the descriptor to its owner."""
@@ -113,7 +120,9 @@ class SocketSink(Sink):
     def __init__(self, fd: int) -> None:
         import socket  # noqa: PLC0415 - few people's stdout is one
 
+        is_blocking = os.get_blocking(fd)
         self._socket = socket.socket(fileno=os.dup(fd))
+        os.set_blocking(fd, is_blocking)  # all who share it lose that where the program has a default timeout
         self._flags = socket.MSG_DONTWAIT | getattr(socket, "MSG_NOSIGNAL", 0)
         super().__init__(self._socket.fileno())
 

@@ -5,8 +5,10 @@ For each of stdout and stderr of a worker, one of
 - redirected: a file that the worker writes itself;
 - tee'd: a pipe; the launcher writes the file, and whole lines with a prefix to the console;
 - captured (stderr on the console): a pipe or, on a terminal, a raw pseudo-terminal; the launcher passes every byte on
-  unchanged and keeps the end for the report. Where the launcher's stdout and stderr are the same file, a worker's
-  stdout goes through that same channel, so that the order of the two stays;
+  unchanged and keeps the end for the report. Stdout is captured, too, where the launcher itself writes what workers
+  say: where its stdout and stderr are the same file, or another worker's stdout is tee'd. Two who write there would
+  tear each other's lines. When both streams of a worker go to the same file that is one channel, so that their order
+  stays;
 - muted (stderr of a rank that --local-ranks-filter leaves out): a pipe of which only the end is kept, for the report.
 
 What is done with what comes out of the pipes is `worker_output`'s, which is imported while the workers start. Redirects
@@ -15,10 +17,18 @@ and tee add to files that are there, they never truncate.
 
 from __future__ import annotations
 
-import errno
 import os
 
-from elastic_run.multiprocessing.output.ends import STDERR, STDOUT, is_same_file, open_log, open_pipe, open_terminal
+from elastic_run.multiprocessing.output.ends import (
+    STDERR,
+    STDOUT,
+    is_log,
+    is_out_of_descriptors,
+    is_same_file,
+    open_log,
+    open_pipe,
+    open_terminal,
+)
 
 #: What a line is for.
 CAPTURED = "captured"
@@ -27,7 +37,6 @@ MUTED = "muted"
 
 #: Pipes that may have 1 MiB: what they hold when the workers die has to fit into memory.
 _LARGE_PIPES = 16
-_OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 
 class Line:
@@ -59,9 +68,10 @@ class Wiring:
     """The descriptors of one round's workers, until `WorkerOutput` takes the launcher's ends over.
 
     Args:
-        capture: Whether stderr passes through the launcher.
+        capture: Whether what goes to the console may pass through the launcher where nobody asked for it.
 
     Attributes:
+        is_stdout_teed: Whether any worker's stdout is tee'd in this round; to be set before the first `open`.
         lines: The launcher's ends by local rank.
         redirects: Paths of redirected stderr by local rank.
         losses: Log files that could not be opened, each with the reason; their output goes to the console.
@@ -71,8 +81,8 @@ class Wiring:
         self.lines: dict[int, list[Line]] = {}
         self.redirects: dict[int, str] = {}
         self.losses: list[tuple[str, OSError]] = []
+        self.is_stdout_teed = False
         self._capture = capture
-        self._has_terminal = os.isatty(STDERR)
         self._is_shared = capture and is_same_file(STDOUT, STDERR)
         self._writing: dict[int, list[int]] = {}
         self._pipes = 0
@@ -99,7 +109,7 @@ class Wiring:
         self._writing[local_rank] = []
         try:
             if self._is_shared and not (stdout or stderr or tee_stdout or tee_stderr):
-                both = self._open_captured(local_rank)
+                both = self._open_captured(local_rank, STDERR)
                 return (both, both) if both != STDERR else (STDOUT, STDERR)
             out = self._open_one(local_rank, STDOUT, stdout, tee=tee_stdout)
             err = self._open_one(local_rank, STDERR, stderr, tee=tee_stderr)
@@ -131,16 +141,19 @@ class Wiring:
             return self._open_tee(local_rank, fd, path)
         if path and (path != os.devnull or fd == STDOUT or not self._capture):
             return self._open_redirect(local_rank, fd, path)
-        if fd == STDERR and self._capture:
-            return self._open_muted(local_rank) if path else self._open_captured(local_rank)
-        return fd
+        if path:
+            return self._open_muted(local_rank)
+        return self._open_captured(local_rank, fd) if self._is_captured(fd) else fd
+
+    def _is_captured(self, fd: int) -> bool:
+        return self._capture and (fd == STDERR or self._is_shared or self.is_stdout_teed)
 
     def _open_tee(self, local_rank: int, fd: int, path: str) -> int:
         reading, writing = self._open_pipe()
         # Kept before the file is opened: should that fail, both ends are closed with the worker's others.
         line = Line(fd, TEED, reading, path=path)
         self._keep(local_rank, line, writing)
-        if path not in ("", os.devnull):
+        if is_log(path):
             line.file = self._open_file(path)
         return writing
 
@@ -153,14 +166,15 @@ class Wiring:
         self._writing[local_rank].append(end)
         return end
 
-    def _open_captured(self, local_rank: int) -> int:
+    def _open_captured(self, local_rank: int, fd: int) -> int:
+        is_terminal = os.isatty(fd)
         try:
-            reading, writing = open_terminal(STDERR) if self._has_terminal else self._open_pipe()
+            reading, writing = open_terminal(fd) if is_terminal else self._open_pipe()
         except OSError as error:
-            if error.errno in _OUT_OF_DESCRIPTORS or not self._has_terminal:
+            if is_out_of_descriptors(error) or not is_terminal:
                 raise
-            return STDERR  # no pseudo-terminal to be had: better no tail than a worker without colours
-        self._keep(local_rank, Line(STDERR, CAPTURED, reading, is_terminal=self._has_terminal), writing)
+            return fd  # no pseudo-terminal to be had: better no tail than a worker without colours
+        self._keep(local_rank, Line(fd, CAPTURED, reading, is_terminal=is_terminal), writing)
         return writing
 
     def _open_muted(self, local_rank: int) -> int:
@@ -177,7 +191,7 @@ class Wiring:
         try:
             return open_log(path)
         except OSError as error:
-            if error.errno in _OUT_OF_DESCRIPTORS:
+            if is_out_of_descriptors(error):
                 raise
             self.losses.append((path, error))
             return -1

@@ -5,12 +5,16 @@
 
 from __future__ import annotations
 
-import errno
-import os
-
 from elastic_run.multiprocessing.output.backlog import Backlog
 from elastic_run.multiprocessing.output.channel import Channel
-from elastic_run.multiprocessing.output.ends import STDERR, STDOUT, copy_window_size, open_log
+from elastic_run.multiprocessing.output.ends import (
+    STDERR,
+    STDOUT,
+    copy_window_size,
+    is_log,
+    is_out_of_descriptors,
+    open_log,
+)
 from elastic_run.multiprocessing.output.logfile import LogFile
 from elastic_run.multiprocessing.output.outlet import Lines, Outlet, PassThrough
 from elastic_run.multiprocessing.output.tail import Tail, read_tail
@@ -45,7 +49,8 @@ class WorkerOutput:
         self._console = console
         self._wiring = wiring
         self._channels: dict[int, list[Channel]] = {}
-        self._terminals: list[Channel] = []
+        #: Channels of pseudo-terminals, by the launcher's terminal that they stand for.
+        self._terminals: dict[int, list[Channel]] = {STDOUT: [], STDERR: []}
         self._tails: dict[int, Tail] = {}
         self._copies: dict[int, FilteredCopy] = {}
         self._tees = 0
@@ -68,12 +73,12 @@ class WorkerOutput:
             OSError: There are no descriptors left.
         """
         for fd, path, filters in ((STDOUT, stdout, stdout_filters), (STDERR, stderr, stderr_filters)):
-            if path in ("", os.devnull):
+            if not is_log(path):
                 continue
             try:
                 file = open_log(path)
             except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE):
+                if is_out_of_descriptors(error):
                     raise
                 self._tell_loss(path, error)
             else:
@@ -104,7 +109,7 @@ class WorkerOutput:
         tail = self._tails.setdefault(local_rank, Tail()) if line.fd == STDERR else None
         channel = Channel(self._loop, line.reading, outlet=outlet, file=file, tail=tail)
         if line.is_terminal:
-            self._terminals.append(channel)
+            self._terminals[line.fd].append(channel)
         return channel
 
     def _lines(self, line: Line, prefix: bytes, file: LogFile | None) -> Lines:
@@ -128,9 +133,10 @@ class WorkerOutput:
     # --- while it runs ---------------------------------------------------------------------------------------------
     def resize(self) -> None:
         """Give the workers' terminals the size of the launcher's."""
-        for channel in self._terminals:
-            if channel.is_open:
-                copy_window_size(STDERR, channel.fd)
+        for terminal, channels in self._terminals.items():
+            for channel in channels:
+                if channel.is_open:
+                    copy_window_size(terminal, channel.fd)
 
     def catch_up(self, local_rank: int) -> None:
         """Take what a worker that has ended wrote until now; its descendants may write on."""
@@ -142,7 +148,7 @@ class WorkerOutput:
         """Take what an ended worker has left in its pipes, end its last lines, close its files.
 
         The worker and its descendants are gone. What the console can't take at once is written by and by, before
-        anything that the launcher writes later; `Console.flush` waits for it.
+        anything that the launcher writes later; see `Console.is_idle`.
         """
         for channel in self._channels.pop(local_rank, ()):
             channel.finish()

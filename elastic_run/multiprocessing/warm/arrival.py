@@ -69,7 +69,7 @@ def start_cold(document: dict[str, Any]) -> None:
     """Become a worker by exec, in this process; never returns.
 
     Args:
-        document: The worker's `env` and `argv`, all of both.
+        document: The worker's `env` and `argv`, all of both, in bytes.
     """
     from elastic_run import signals  # noqa: PLC0415 - most workers need none
 
@@ -84,15 +84,15 @@ def arrive(document: dict[str, Any], origin: Origin, title: Title) -> None:
     What the imports have changed in the environment or in the arguments stays, as in a worker that imports by itself.
 
     Args:
-        document: The worker's `env` and `argv`, all of both.
+        document: The worker's `env` and `argv`, all of both, in bytes.
         origin: The template's.
         title: This process's.
 
     Raises:
         Exception: A module has replaced what this takes.
     """
-    _change_environment(origin.env, document["env"])
-    argv = document["argv"]
+    _change_environment(origin.env, {os.fsdecode(name): os.fsdecode(value) for name, value in document["env"].items()})
+    argv = [*map(os.fsdecode, document["argv"])]
     if argv != sys.orig_argv:  # there is a ${local_rank} in it
         sys.argv[1:] = argv[-origin.argument_count :]
         sys.orig_argv[:] = argv

@@ -6,14 +6,13 @@ Rules
   import no faster, but not for ever.
 - The next generation is ordered when a round begins to end, so that it waits when the old one is gone.
 - A template that dies is replaced a moment later, a few times. One that can't do what it is for (a module can't be
-  imported, or leaves something that can't be forked) is not. The user is told once.
+  imported, ends the process, or leaves something that can't be forked) is not. The user is told once.
 """
 
 from __future__ import annotations
 
 import os
 
-from elastic_run.multiprocessing.descriptors import inheritable_descriptors
 from elastic_run.multiprocessing.warm.handle import TemplateHandle
 from elastic_run.multiprocessing.warm.subreaper import Subreaper
 
@@ -65,11 +64,11 @@ class WarmWorkers:
         self._argv: Sequence[str] = ()
         self._env: dict[str, str] = {}
         self._directory = os.stat(os.curdir)
-        self._doing = "starting"
         self._losses = 0
         self._is_hopeless = False
         self._loop: Loop | None = None
-        self._say: Callable[[str], None] = lambda _: None
+        self._unsaid: list[str] = []
+        self._say: Callable[[str], None] = self._unsaid.append
         self._waiter: Callable[[], None] | None = None
         self._warm_pids: list[int] = []
         self._has_told_sharing = False
@@ -96,6 +95,8 @@ class WarmWorkers:
             say: Tells the user one line.
         """
         self._loop, self._say = loop, say
+        for line in self._unsaid:
+            say(line)
         for template in self._templates.values():
             template.attach(loop)
 
@@ -107,6 +108,14 @@ class WarmWorkers:
     @property
     def _is_ready(self) -> bool:
         return all(template.has_imported for template in self._templates.values())
+
+    @property
+    def _doing(self) -> str:
+        """What is waited for."""
+        if self._is_ready:
+            return "forking"
+        module = next((each.importing for each in self._templates.values() if each.importing), "")
+        return f"importing {module}" if module else "starting"
 
     def await_settled(self, callback: Callable[[], None]) -> None:
         """Call when there is nothing to wait for any more, from the loop.
@@ -193,8 +202,7 @@ class WarmWorkers:
                 template = TemplateHandle(self._subreaper, self._guardian, on_news=self._on_news)
                 self._templates[affinity] = template
             if not template.is_there:
-                closed = inheritable_descriptors()
-                template.start(self._argv, self._env, self._modules, affinity=affinity, closed=closed)
+                template.start(self._argv, self._env, self._modules, affinity=affinity)
                 if self._loop is not None:
                     template.attach(self._loop)
 
@@ -207,11 +215,7 @@ class WarmWorkers:
         return "" if os.path.samestat(os.stat(os.curdir), self._directory) else "the working directory has changed"
 
     def _on_news(self, kind: str, text: str) -> None:
-        if kind == "importing":
-            self._doing = f"importing {text}"
-        elif kind == "ready":
-            self._doing = "forking" if self._is_ready else self._doing
-        elif kind == "done":
+        if kind == "done":
             self._losses = 0
         elif kind == "failed":
             self._give_up(text)
@@ -226,8 +230,10 @@ class WarmWorkers:
     def _lose(self, how: str) -> None:
         self._losses += 1
         is_last = self._losses > _TRIES
-        outlook = "" if is_last else " until there is another"
-        self._say(f"--preload: the workers' template {how}: they start cold{outlook}")
+        outlook = "from now on" if is_last else "where they start before there is another"
+        module = next((each.importing for each in self._templates.values() if not each.is_there), "")
+        victim = f" (it was importing {module})" if module else ""
+        self._say(f"--preload: the workers' template {how}: they start cold {outlook}{victim}")
         if self._loop is not None and not is_last:
             self._loop.call_later(_PAUSE, self._renew)
 
@@ -255,11 +261,11 @@ class WarmWorkers:
         self._timers.clear()
 
     def _tell_patience(self) -> None:
-        self._say(f"--preload: waiting for the workers' template, which is {self._doing} for {_NOTICE:.0f} s now")
+        self._say(f"--preload: waiting for the workers' template for {_NOTICE:.0f} s now: it is {self._doing}")
 
     def _end_patience(self, patience: float) -> None:
         if not self._is_ready:
-            self._give_up(f"{self._doing} takes longer than {patience:.0f} s")
+            self._give_up(f"the workers' template is still {self._doing} after a wait of {patience:.0f} s")
             self._settle()
             return
         for template in self._templates.values():

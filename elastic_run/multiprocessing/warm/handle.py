@@ -9,12 +9,14 @@ Rules
 from __future__ import annotations
 
 import os
+import resource
 
 from elastic_run import contract
 from elastic_run.multiprocessing import processes
 from elastic_run.multiprocessing.children import spawn
+from elastic_run.multiprocessing.descriptors import inheritable_descriptors
 from elastic_run.multiprocessing.warm import messages
-from elastic_run.signals import SIGKILL, signal_name
+from elastic_run.signals import SIGKILL, signal_name, signal_number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
     from elastic_run.loop import Loop
     from elastic_run.multiprocessing.guardian import Guardian
     from elastic_run.multiprocessing.warm.subreaper import Subreaper
+
+#: A module that ends its process by one of these does so each time; other signals come from outside.
+_CRASHES = frozenset(map(signal_number, ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE")))
 
 
 class Fork:
@@ -60,7 +65,9 @@ class Fork:
         Returns:
             Whether it was there to hear it.
         """
-        file = messages.put_into_file({"argv": list(argv), "env": dict(env)})
+        # In bytes: the worker's Python may have another encoding than this one.
+        variables = {os.fsencode(name): os.fsencode(value) for name, value in env.items()}
+        file = messages.put_into_file({"argv": [*map(os.fsencode, argv)], "env": variables})
         try:
             messages.send(self.channel, {}, [file, stdout, stderr])
         except OSError:
@@ -83,14 +90,15 @@ class TemplateHandle:
     Attributes:
         pid: Its process, also after its end; 0 before the start.
         is_there: Whether it lives, for all that is known.
+        importing: The module that it imports, or was importing when it ended.
         has_imported: Whether it has all its modules.
         forks: Those that wait.
     """
 
     def __init__(self, subreaper: Subreaper, guardian: Guardian, *, on_news: Callable[[str, str], None]) -> None:
         self.pid = 0
-        self.is_there = False
-        self.has_imported = False
+        self.is_there = self.has_imported = False
+        self.importing = ""
         self.forks: list[Fork] = []
         self._subreaper = subreaper
         self._guardian = guardian
@@ -109,13 +117,7 @@ class TemplateHandle:
         return self.is_there and bool(self._wanted or self._ordered)
 
     def start(
-        self,
-        argv: Sequence[str],
-        env: Mapping[str, str],
-        modules: Sequence[str],
-        *,
-        affinity: frozenset[int] | None = None,
-        closed: Sequence[int] = (),
+        self, argv: Sequence[str], env: Mapping[str, str], modules: Sequence[str], *, affinity: frozenset[int] | None
     ) -> None:
         """Start the template.
 
@@ -124,25 +126,23 @@ class TemplateHandle:
             env: The workers' environment, without what differs from worker to worker.
             modules: What it imports.
             affinity: Logical CPUs to run on, or None to inherit.
-            closed: Descriptors that it must not inherit.
 
         Raises:
             OSError: The system refuses a process.
         """
         channel, theirs = messages.open_pair()
-        channel.setblocking(False)  # noqa: FBT003 - the function's own signature
         try:
             messages.send(channel, {"modules": list(modules)})
             end = theirs.fileno()
             env = {**env, contract.ENV_TEMPLATE: str(end)}
             # Its stdout is our stderr: what an import prints is no worker's output.
-            self.pid = spawn(argv, env, stdout=2, affinity=affinity, closed=closed, kept=[end])
+            self.pid = spawn(argv, env, stdout=2, affinity=affinity, closed=inheritable_descriptors(), kept=[end])
         except OSError:
             channel.close()
             raise
         finally:
             theirs.close()
-        self._channel, self.is_there = channel, True
+        self._channel, self.is_there, self.importing = channel, True, ""
         born = self._sessions[self.pid] = processes.start_time(self.pid)
         self._guardian.watch(self.pid, born)
         self._guardian.spared.add(self.pid)
@@ -166,7 +166,7 @@ class TemplateHandle:
     def dismiss(self) -> None:
         """End the template and the forks that wait; `is_gone` says when that is done."""
         self.is_there = False
-        self._lose()
+        self._hang_up()
         for fork in self.forks:
             self.discard(fork)
         self.forks.clear()
@@ -205,21 +205,23 @@ class TemplateHandle:
 
     def _order_next(self) -> None:
         """Send the next part of the order: the kernel passes so many descriptors at once, and no more."""
-        count = min(self._wanted, messages.MOST_DESCRIPTORS)
-        if not count or self._ordered or self._channel is None:
+        if not self._wanted or self._ordered or self._channel is None:
             return
         theirs: list[_socket.socket] = []
         try:
-            for _ in range(count):
+            # What is beyond the template's own limit the kernel drops; half of that is for what the template has open.
+            limit, _ = resource.prlimit(self.pid, resource.RLIMIT_NOFILE)
+            for _ in range(min(self._wanted, messages.MOST_DESCRIPTORS, max(1, limit // 2))):
                 mine, other = messages.open_pair()
                 self._ordered.append(mine)
                 theirs.append(other)
-                mine.setblocking(False)  # noqa: FBT003 - ditto
             messages.send(self._channel, {"kind": "fork"}, [end.fileno() for end in theirs])
-            self._wanted -= count
+            self._wanted -= len(theirs)
+        except (ProcessLookupError, BrokenPipeError, ConnectionResetError):
+            self._drop_ordered()  # it has just ended, which will be news
         except OSError as error:
             self._drop_ordered()
-            self._on_news("refused", str(error))
+            self._on_news("refused", error.strerror or str(error))
         finally:
             for end in theirs:
                 end.close()
@@ -231,28 +233,25 @@ class TemplateHandle:
             except BlockingIOError:
                 return
             if news is None:
-                self._lose()
+                self._hang_up()
                 return
-            self._answer(news[0])
+            self._answer(self._channel, news[0])
 
-    def _answer(self, document: dict[str, Any]) -> None:
+    def _answer(self, channel: _socket.socket, document: dict[str, Any]) -> None:
         kind = str(document["kind"])
         if kind == "born":
             self._born = document["pids"]
             self._subreaper.begin(self.pid)
-            self._tell_to_leave()
+            try:
+                messages.send(channel, {"kind": "leave"})
+            except OSError:
+                pass  # template and midwife have died: the exit will be news
         elif kind == "done":
             self._keep_born()
         else:
-            self.has_imported = self.has_imported or kind == "ready"
-            self._on_news(kind, str(document.get("text", "")))
-
-    def _tell_to_leave(self) -> None:
-        if self._channel is not None:
-            try:
-                messages.send(self._channel, {"kind": "leave"})
-            except OSError:
-                pass  # template and midwife have died: the exit will be news
+            if kind in {"importing", "ready"}:
+                self.importing, self.has_imported = document["text"], kind == "ready"
+            self._on_news(kind, document["text"])
 
     def _keep_born(self) -> None:
         """Keep the forks of the last order, which are children of this process by now."""
@@ -279,7 +278,7 @@ class TemplateHandle:
             self._watch(pid, lambda _: None)  # it may have become our child
         self._ordered, self._born = [], []
 
-    def _lose(self) -> None:
+    def _hang_up(self) -> None:
         """Let go of the channel: the template has ended, or is to end."""
         self.has_imported = False
         if self._channel is None:
@@ -293,8 +292,10 @@ class TemplateHandle:
 
     def _ended(self, code: int) -> None:
         self._take_news()  # its last words
-        self._lose()
+        self._hang_up()
         is_news, self.is_there = self.is_there, False
-        if is_news:
-            how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+        how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+        if is_news and self.importing and (code >= 0 or -code in _CRASHES):
+            self._on_news("failed", f"{self.importing} was being imported when the template {how}")
+        elif is_news:
             self._on_news("gone", how)

@@ -27,17 +27,24 @@ _BYTE_ORDER = sys.byteorder
 
 
 def open_pair() -> tuple[_socket.socket, _socket.socket]:
-    """Open two connected sockets, closed on exec.
+    """Open two connected sockets, closed on exec: the agent's own, which doesn't block, and the other's.
 
     Raises:
         OSError: There are no descriptors left.
     """
-    return _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET | _socket.SOCK_CLOEXEC)
+    ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET | _socket.SOCK_CLOEXEC)
+    ours.setblocking(False)  # noqa: FBT003 - the function's own signature
+    return ours, theirs
 
 
 def adopt(descriptor: int) -> _socket.socket:
-    """Return the socket of a descriptor that was inherited."""
-    return _socket.socket(fileno=descriptor)
+    """Return the socket of a descriptor that was inherited; it blocks.
+
+    Where a module has called `socket.setdefaulttimeout`, Python has made it one that doesn't, for all who share it.
+    """
+    channel = _socket.socket(fileno=descriptor)
+    channel.setblocking(True)  # noqa: FBT003 - ditto
+    return channel
 
 
 def send(channel: _socket.socket, document: dict[str, Any], descriptors: Sequence[int] = ()) -> None:

@@ -6,6 +6,7 @@ import os
 import sys
 
 from elastic_run import contract
+from elastic_run.utils import macros
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ def find_obstacle(argv: Sequence[str]) -> str:
     position = _find_program(argv)
     if position is None:
         return f"the options of {program} don't allow it"
-    if any("$" in word for word in argv[: position + 1]):
+    beginning = list(argv[: position + 1])
+    if macros.substitute(beginning, "0") != macros.substitute(beginning, "1"):
         return f"{argv[position]} differs from worker to worker"
     if not _has_start_file(is_user_site_read=not _leave_out_user_site(argv[1:position])):
         return f"{_START_FILE} isn't there, or is of an older release: install elastic-run into {sys.prefix}"
@@ -41,8 +43,11 @@ def find_obstacle(argv: Sequence[str]) -> str:
 
 
 def _is_this_interpreter(program: str) -> bool:
-    """Whether it is the same path: another one of the same file may be of another environment."""
-    return os.path.isabs(program) and os.path.normpath(program) == os.path.normpath(sys.executable)
+    """Whether it is the same file in the same directory: from another one it may be of another environment."""
+    if not os.path.isabs(program):
+        return False
+    own, others = os.path.normpath(sys.executable), os.path.normpath(program)
+    return os.path.dirname(own) == os.path.dirname(others) and os.path.realpath(own) == os.path.realpath(others)
 
 
 def _find_program(argv: Sequence[str]) -> int | None:

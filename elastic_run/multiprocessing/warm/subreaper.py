@@ -2,14 +2,33 @@
 
 A subreaper keeps that place for all of its descendants, and has to collect strangers from then on. So it is one only
 while a template's midwife ends, which takes less than a millisecond.
+
+Being one is the whole process's, and a program may have an agent in each of several threads: who of them needs it is
+counted once per process, for the first one begins it and the last one ends it.
 """
 
 from __future__ import annotations
 
+import _thread
 import os
 
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37
+
+
+class _Holders:
+    """The templates, of all agents, whose midwives are about to end; and what this process is without them."""
+
+    __slots__ = ("before", "lock", "templates")
+
+    def __init__(self) -> None:
+        self.lock = _thread.allocate_lock()
+        self.templates: set[int] = set()
+        self.before = 0
+
+
+#: A module's global, since what it stands for is the process's.
+_HOLDERS = _Holders()
 
 
 class Subreaper:
@@ -27,10 +46,7 @@ class Subreaper:
             raise OSError(message) from error
         self._ctypes = ctypes
         self._library = ctypes.CDLL(None, use_errno=True)
-        was = ctypes.c_int()
-        self._call(_PR_GET_CHILD_SUBREAPER, ctypes.byref(was))
-        self._was = was.value
-        self._holders: set[int] = set()
+        self._read()  # it fails here, or never
 
     def begin(self, holder: int) -> None:
         """Take the children of descendants that end.
@@ -38,14 +54,23 @@ class Subreaper:
         Args:
             holder: The template for whose midwife that is.
         """
-        self._holders.add(holder)
-        self._call(_PR_SET_CHILD_SUBREAPER, 1)
+        with _HOLDERS.lock:
+            if not _HOLDERS.templates:
+                _HOLDERS.before = self._read()
+            _HOLDERS.templates.add(holder)
+            self._call(_PR_SET_CHILD_SUBREAPER, 1)
 
     def end(self, holder: int) -> None:
         """Leave them to whoever took them before, unless another template's midwife is about to end."""
-        if holder in self._holders:
-            self._holders.discard(holder)
-            self._call(_PR_SET_CHILD_SUBREAPER, 1 if self._holders else self._was)
+        with _HOLDERS.lock:
+            if _HOLDERS.templates == {holder}:
+                self._call(_PR_SET_CHILD_SUBREAPER, _HOLDERS.before)
+            _HOLDERS.templates.discard(holder)
+
+    def _read(self) -> int:
+        value = self._ctypes.c_int()
+        self._call(_PR_GET_CHILD_SUBREAPER, self._ctypes.byref(value))
+        return value.value
 
     def _call(self, option: int, argument: object) -> None:
         ctypes = self._ctypes
