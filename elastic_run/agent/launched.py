@@ -131,7 +131,7 @@ def _launch(
     launched.logs = around.logs_specs.reify(envs)
     around.announce_log_directory()
     around.make_room(_count_descriptors(launched.logs, capture=around.options.capture) + len(closed))
-    launched.wiring.is_stdout_teed = any(_is_teed(launched.logs.tee_stdouts, rank) for rank in envs)
+    launched.wiring.is_stdout_teed = _is_any_stdout_teed(launched.logs)
     around.serve_timers(envs)
     if not around.guardian.pid:
         # Before the first worker, and no earlier: a page that this process writes to after the fork is copied first.
@@ -258,8 +258,13 @@ def _count_descriptors(logs: LogsDest, *, capture: bool) -> int:
     Of a tee the file counts twice: it is read when the console has fallen behind (`Backlog`).
     """
     teed = sum(_is_teed(tees, rank) for tees in (logs.tee_stdouts, logs.tee_stderrs) for rank in logs.stdouts)
-    captured = sum(path in ("", os.devnull) for path in logs.stderrs.values()) if capture else 0
+    streams = [logs.stderrs, logs.stdouts] if _is_any_stdout_teed(logs) else [logs.stderrs]
+    captured = sum(path in ("", os.devnull) for paths in streams for path in paths.values()) if capture else 0
     return len(logs.stdouts) + captured + 3 * teed
+
+
+def _is_any_stdout_teed(logs: LogsDest) -> bool:
+    return any(_is_teed(logs.tee_stdouts, rank) for rank in logs.stdouts)
 
 
 def _is_teed(tees: dict[int, str], rank: int) -> bool:

@@ -97,6 +97,16 @@ def descendants_of(pid: int) -> list[int]:
     return found
 
 
+def catches(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    except OSError:
+        return False
+    caught = next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt"))
+    return bool(int(caught, 16) >> (number - 1) & 1)
+
+
 def switches_within(pid: int, seconds: float) -> int:
     """Count how often a process's threads are switched to in a time: 0 when nobody wakes them.
 
