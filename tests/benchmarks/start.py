@@ -28,6 +28,9 @@ _TIMES = 5
 _FEW = 2
 #: Numbers of workers, and what each may take by the floor: with the number of workers all grows as the floor does.
 _MANY = {32: 1.3, 128: 1.1, 512: 1.1}
+#: Workers that are started within a turn, about: their start differs from the floor's by less than from one time to the
+#: next.
+_STARTED = 384
 
 
 def measure(installation: Installation, effort: Effort) -> list[Figure]:
@@ -68,6 +71,7 @@ def _many_figure(installation: Installation, effort: Effort, nproc: int) -> Figu
             "torchrun": partial(start_workers, installation, "torchrun", nproc),
         },
         rounds=effort.pairs,
+        times=dict.fromkeys(("elastic-run", "floor"), max(2, _STARTED // nproc)),
     )
     return compared(
         many,
