@@ -15,6 +15,7 @@ from elastic_run.agent.environment import worker_environments
 from elastic_run.multiprocessing import processes
 from elastic_run.multiprocessing.children import spawn
 from elastic_run.multiprocessing.descriptors import inheritable_descriptors
+from elastic_run.multiprocessing.output.ends import is_log
 from elastic_run.multiprocessing.output.wiring import Wiring
 
 TYPE_CHECKING = False
@@ -259,7 +260,7 @@ def _count_descriptors(logs: LogsDest, *, capture: bool) -> int:
     """
     teed = sum(_is_teed(tees, rank) for tees in (logs.tee_stdouts, logs.tee_stderrs) for rank in logs.stdouts)
     streams = [logs.stderrs, logs.stdouts] if _is_any_stdout_teed(logs) else [logs.stderrs]
-    captured = sum(path in ("", os.devnull) for paths in streams for path in paths.values()) if capture else 0
+    captured = sum(not is_log(path) for paths in streams for path in paths.values()) if capture else 0
     return len(logs.stdouts) + captured + 3 * teed
 
 
@@ -268,4 +269,4 @@ def _is_any_stdout_teed(logs: LogsDest) -> bool:
 
 
 def _is_teed(tees: dict[int, str], rank: int) -> bool:
-    return tees.get(rank, os.devnull) not in ("", os.devnull)
+    return is_log(tees.get(rank, ""))

@@ -14,6 +14,7 @@ from elastic_run import contract
 from elastic_run.multiprocessing.contexts import PContext, RunProcsResult
 from elastic_run.multiprocessing.descriptors import ensure_standard_descriptors, inheritable_descriptors
 from elastic_run.multiprocessing.errors import ProcessFailure
+from elastic_run.multiprocessing.output.ends import is_log
 from elastic_run.multiprocessing.output.wiring import Wiring
 
 TYPE_CHECKING = False
@@ -131,7 +132,7 @@ class TeamContext(PContext):
 
     @staticmethod
     def _is_teed(tees: dict[int, str], rank: int) -> bool:
-        return tees.get(rank, os.devnull) not in ("", os.devnull)
+        return is_log(tees.get(rank, ""))
 
     def _listen(self, team: Team, wiring: Wiring) -> None:
         if not any(wiring.lines.values()):

@@ -37,6 +37,13 @@ def _host(tmp_path: Path, body: str) -> Path:
     return path
 
 
+def _run_until_killed(host: Path) -> str:
+    """Run a program that kills itself; return what it wrote, and what it left behind as long as that held its stdout."""
+    done = subprocess.run([sys.executable, host], stdout=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert done.returncode == -signal.SIGKILL
+    return done.stdout
+
+
 def _state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
@@ -77,9 +84,7 @@ def test_a_worker_that_the_guardian_was_not_told_of_yet_dies_too(kind: str, tmp_
         "os.kill(os.getpid(), signal.SIGKILL)\n",
         encoding="utf-8",
     )
-    done = subprocess.run([sys.executable, host], stdout=subprocess.PIPE, text=True, timeout=60, check=False)
-    assert done.returncode == -signal.SIGKILL
-    wait_gone(int(done.stdout), deadline=2.0)
+    wait_gone(int(_run_until_killed(host)), deadline=2.0)
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
@@ -102,9 +107,8 @@ def test_a_function_that_the_guardian_was_not_told_of_is_never_called(method: st
         "    elastic_launch(config, work)()\n",
         encoding="utf-8",
     )
-    done = subprocess.run([sys.executable, host], stdout=subprocess.PIPE, text=True, timeout=60, check=False)
-    assert done.returncode == -signal.SIGKILL
-    wait_gone(int(done.stdout), deadline=2.0)  # and "called" doesn't stand behind the number
+    # And "called" doesn't stand behind the number.
+    wait_gone(int(_run_until_killed(host)), deadline=2.0)
 
 
 def test_a_guardian_leaves_the_launcher_s_group_before_anything_starts(tmp_path: Path) -> None:
