@@ -38,7 +38,7 @@ def _host(tmp_path: Path, body: str) -> Path:
 
 
 def _run_until_killed(host: Path) -> str:
-    """Run a program that kills itself; return what it wrote, and what it left behind as long as that held its stdout."""
+    """Run a program that kills itself; return what it, and what it left behind, wrote."""
     done = subprocess.run([sys.executable, host], stdout=subprocess.PIPE, text=True, timeout=60, check=False)
     assert done.returncode == -signal.SIGKILL
     return done.stdout

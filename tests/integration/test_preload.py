@@ -373,6 +373,7 @@ def test_a_fork_that_cant_become_a_worker_starts_cold(
         *("True ['--local=0']", "True ['--local=1']"),
         *("cold 0 0", "cold 1 0"),
     ]
+    assert job.stderr.count("elastic-run: --preload: this worker starts cold (") == 2
 
 
 def test_a_directory_that_an_attempt_has_made_is_looked_into(
@@ -411,6 +412,7 @@ def test_a_release_that_was_switched_is_run_whole(
     job = launch("--max-restarts=1", "--min-uptime=0", "--preload=heavy", script, env=module())
     assert job.wait_exit() == 0, job.stderr
     assert job.stdout == "current v1 True\ncurrent v2 False\nv2\n"
+    assert "--preload: this worker starts cold (its script's path leads elsewhere now)" in job.stderr
 
 
 def test_a_gpu_in_the_template_is_refused(launch: Launch, worker: Worker, module: Module) -> None:

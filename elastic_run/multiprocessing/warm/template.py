@@ -218,12 +218,17 @@ class Template:
         return True
 
     def _become_worker(self, document: dict[str, Any]) -> None:
+        reason = "its script's path leads elsewhere now"
         try:
             if self._origin.is_current:
                 arrival.arrive(document, self._origin, self._title)
                 return
-        except Exception:  # noqa: BLE001, S110 - of what a module has put in the place of Python's own
-            pass
+        except Exception as error:  # noqa: BLE001 - of what a module has put in the place of Python's own
+            reason = _describe(error)
+        try:
+            os.write(2, f"elastic-run: --preload: this worker starts cold ({reason})\n".encode(errors="replace"))
+        except OSError:
+            pass  # nobody reads its stderr
         arrival.start_cold(document)
 
 
