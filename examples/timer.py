@@ -7,6 +7,7 @@ collective, where no Python of its own could run. The report names the scope.
 """
 
 import os
+import sys
 import threading
 
 from elastic_run import timer
@@ -18,4 +19,5 @@ for step in range(3):
     with timer.expires(after=2, scope=f"step {step}"):
         if (rank, step, restart) == ("1", 1, "0"):
             threading.Event().wait()  # an accident: it never returns
-print(f"rank {rank} has made 3 steps, after {restart} restarts")
+# One write, so that no other rank gets between the words.
+sys.stdout.write(f"rank {rank} has made 3 steps, after {restart} restarts\n")

@@ -3,7 +3,7 @@
 The launcher's interpreter imports a spy (sitecustomize), which notes the time, and the CPU time that the launcher has
 used, at events of Python's audit hook; the workers don't get it. It costs some tenths of a millisecond itself. Of each
 stage the median is printed, and the least, which other programs on the machine spoil least. --write puts the table
-into docs/start-up.md; on a quiet machine, please.
+into docs/start-up.md, which has one for each of some numbers of workers; on a quiet machine, please.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import argparse
 import os
 import platform
 import re
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from tests.benchmarks.installation import Installation
 
 _PAGE = Path(__file__).resolve().parents[2] / "docs" / "start-up.md"
-_BLOCK = re.compile(r"(<!-- profile -->\n).*?(<!-- /profile -->)", re.DOTALL)
+_BLOCK = r"(<!-- profile of {workers} -->\n).*?(<!-- /profile -->)"
 _SPY = """
 import os
 report = os.environ.pop("SPY_REPORT", None)
@@ -84,7 +85,7 @@ class Cost:
 
     Args:
         wall: Milliseconds.
-        cpu: Milliseconds of the launcher's CPU time.
+        cpu: Milliseconds of the CPU time of who starts the workers.
     """
 
     wall: float
@@ -108,43 +109,60 @@ def profile(installation: Installation, workers: int) -> list[Cost]:
     with Job(command, directory=directory, env={"PYTHONPATH": str(directory), "SPY_REPORT": str(report)}) as job:
         lines = job.wait_lines(workers)
         job.wait_end()
+    last_line = max(int(words[0]) for words in lines)
     notes = [line.split("\t") for line in report.read_text(encoding="ascii").splitlines()]
-    notes.append(["", str(max(int(words[0]) for words in lines)), notes[-1][2]])
+    notes = [note for note in notes if int(note[1]) <= last_line]
+    notes.append(["", str(last_line), notes[-1][2]])
     return list(_costs(job.started_at, notes))
 
 
 def _costs(started_at: int, notes: Sequence[Sequence[str]]) -> Iterator[Cost]:
-    time, cpu = started_at, 0
+    then, cpu = started_at, 0
     for stage in _STAGES:
         found = [note for note in notes if note[0] == stage.end]
         _, at, used = found[-1 if stage.is_last else 0]
-        # The launcher's own CPU time no longer matters when the workers have the processors.
-        spent = int(used) - cpu if stage.end else 0
-        yield Cost(wall=(int(at) - time) / 1e6, cpu=spent / 1e6)
-        time, cpu = int(at), int(used)
+        yield Cost(wall=(int(at) - then) / 1e6, cpu=(int(used) - cpu) / 1e6)
+        then, cpu = int(at), int(used)
 
 
-def table(starts: Sequence[Sequence[Cost]], floors: Sequence[float]) -> list[str]:
+def floor(installation: Installation, workers: int) -> Cost:
+    """Start as many workers by a bare loop, without a launcher.
+
+    Args:
+        installation: Its interpreter.
+        workers: How many.
+
+    Returns:
+        The time to the last one's first line, and the loop's CPU time.
+    """
+    before = time.process_time_ns()
+    return Cost(wall=start_bare(installation, workers), cpu=(time.process_time_ns() - before) / 1e6)
+
+
+def table(starts: Sequence[Sequence[Cost]], floors: Sequence[Cost]) -> list[str]:
     """Return the profile of several starts as lines of Markdown.
 
     Args:
         starts: The costs of each stage, for each start.
-        floors: Milliseconds of as many starts by a bare loop.
+        floors: As many starts by a bare loop.
     """
-    lines = ["| stage | ms | least | of that CPU |", "|---|---:|---:|---:|"]
-    for number, stage in enumerate(_STAGES):
-        costs = [start[number] for start in starts]
-        lines.append(_row(stage.name, [cost.wall for cost in costs], [cost.cpu for cost in costs]))
-    totals = [sum(cost.wall for cost in start) for start in starts]
-    lines.append(_row("**all of it**", totals, [sum(cost.cpu for cost in start) for start in starts]))
+    lines = ["| stage | ms | least | CPU of the starter |", "|---|---:|---:|---:|"]
+    lines += [_row(stage.name, costs) for stage, costs in zip(_STAGES, zip(*starts, strict=True), strict=True)]
+    totals = [Cost(sum(cost.wall for cost in start), sum(cost.cpu for cost in start)) for start in starts]
+    lines.append(_row("**all of it**", totals))
     lines.append(_row("floor: a loop of Popen in an interpreter that runs already", floors))
-    ratio, least = median(totals) / median(floors), min(totals) / min(floors)
+    ratio, least = (find(_walls(totals)) / find(_walls(floors)) for find in (median, min))
     place = f"Python {platform.python_version()}, {len(os.sched_getaffinity(0))} cores, {len(starts)} starts"
     return [*lines, "", f"{ratio:.2f} times the floor, {least:.2f} at the least ({place})."]
 
 
-def _row(name: str, walls: Sequence[float], cpus: Sequence[float] = ()) -> str:
-    return f"| {name} | {median(walls):.1f} | {min(walls):.1f} | {f'{median(cpus):.1f}' if cpus else ''} |"
+def _row(name: str, costs: Sequence[Cost]) -> str:
+    walls, cpu = _walls(costs), median(cost.cpu for cost in costs)
+    return f"| {name} | {median(walls):.1f} | {min(walls):.1f} | {cpu:.1f} |"
+
+
+def _walls(costs: Sequence[Cost]) -> list[float]:
+    return [cost.wall for cost in costs]
 
 
 def main() -> None:
@@ -154,18 +172,21 @@ def main() -> None:
     parser.add_argument("--starts", type=int, default=30, help="default: %(default)s")
     parser.add_argument("--write", action="store_true", help="put the table into docs/start-up.md")
     options = parser.parse_args()
+    block = re.compile(_BLOCK.format(workers=options.workers), re.DOTALL)
+    if options.write and not block.search(_PAGE.read_text(encoding="utf-8")):
+        parser.error(f"--write: {_PAGE.name} has no table for --workers={options.workers}")
     with TemporaryDirectory(prefix="elastic-run-profile-") as directory:
         installation = install(Path(directory))
         profile(installation, options.workers)  # the page cache is warm for all
         pairs = [
-            (profile(installation, options.workers), start_bare(installation, options.workers))
+            (profile(installation, options.workers), floor(installation, options.workers))
             for _ in range(options.starts)
         ]
-    text = "\n".join(table([start for start, _ in pairs], [floor for _, floor in pairs]))
+    text = "\n".join(table([start for start, _ in pairs], [bare for _, bare in pairs]))
     print(text)
     if options.write:
         page = _PAGE.read_text(encoding="utf-8")
-        _PAGE.write_text(_BLOCK.sub(lambda match: f"{match[1]}{text}\n{match[2]}", page, count=1), encoding="utf-8")
+        _PAGE.write_text(block.sub(lambda match: f"{match[1]}{text}\n{match[2]}", page), encoding="utf-8")
 
 
 if __name__ == "__main__":
