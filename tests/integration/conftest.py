@@ -1,4 +1,4 @@
-"""Worker programs for the tests of the running launcher."""
+"""Worker programs, and a module to preload, for the tests of the running launcher."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.warm import module_writer
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from tests.support.warm import Module
 
 #: What every worker of these tests begins with. `say` is one write, so lines of several workers don't mix.
 _HEAD = """
@@ -32,3 +36,9 @@ def worker(tmp_path: Path) -> Callable[[str], Path]:
         return path
 
     return write
+
+
+@pytest.fixture
+def module(tmp_path: Path) -> Module:
+    """Write the module `heavy`, and return the variables with which it can be imported."""
+    return module_writer(tmp_path)

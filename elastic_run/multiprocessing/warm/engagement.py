@@ -163,6 +163,7 @@ class WarmWorkers:
                     self._warm_pids.append(fork.pid)
                 return fork.pid
             template.discard(fork)
+            self._say("--preload: a fork that waited was killed: one worker starts cold")
         return None
 
     def tell_sharing(self) -> None:
