@@ -100,7 +100,7 @@ def test_a_template_that_is_killed_while_it_forks(
     assert sorted(last) == [f"cold {rank} {generation}" for rank in range(3)]
     lines = {
         "template": "template was killed by SIGKILL",
-        "midwife": "the process that forks for it was killed by signal 9",
+        "midwife": "--preload: 3 forks were killed: 3 workers start cold",
     }
     assert job.stderr.count(lines[victim]) == 1
 
@@ -126,6 +126,7 @@ def test_workers_whose_midwife_is_killed_keep_their_exit_codes(launch: Launch, w
     """
     job = launch("--nproc-per-node=2", "--preload=heavy", worker("sys.exit(7)"), env=module(code))
     assert job.wait_exit() == 7
+    assert "--preload: 2 forks were killed: 2 workers start cold" in job.stderr
     for pid in job.wait_line(r"forks: (\d+) (\d+)").groups():
         wait_gone(int(pid))
 
@@ -182,7 +183,7 @@ def test_a_fork_that_is_killed_while_it_waits(launch: Launch, worker: Worker, mo
     Path(env["GATE"]).write_text("", encoding="utf-8")
     assert job.wait_exit() == 0
     assert sorted(line.split()[0] for line in job.stdout.splitlines()[2:]) == ["cold", "warm"]
-    assert "--preload: a fork that waited was killed: one worker starts cold" in job.stderr
+    assert "--preload: a fork was killed: one worker starts cold" in job.stderr
 
 
 def test_a_system_that_refuses_a_fork(launch: Launch, worker: Worker, module: Module) -> None:

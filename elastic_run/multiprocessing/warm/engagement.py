@@ -163,7 +163,7 @@ class WarmWorkers:
                     self._warm_pids.append(fork.pid)
                 return fork.pid
             template.discard(fork)
-            self._say("--preload: a fork that waited was killed: one worker starts cold")
+            self._tell_lost(1)
         return None
 
     def tell_sharing(self) -> None:
@@ -224,9 +224,17 @@ class WarmWorkers:
             self._dismiss()
         elif kind == "refused":
             self._say(f"--preload: the template can't fork ({text}): workers that are missing start cold")
+        elif kind == "lost":
+            self._tell_lost(int(text))
         elif kind == "gone":
             self._lose(text)
         self._settle()
+
+    def _tell_lost(self, count: int) -> None:
+        forks, workers = (
+            ("a fork was", "one worker starts") if count == 1 else (f"{count} forks were", f"{count} workers start")
+        )
+        self._say(f"--preload: {forks} killed: {workers} cold")
 
     def _lose(self, how: str) -> None:
         self._losses += 1

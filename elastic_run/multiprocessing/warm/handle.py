@@ -85,7 +85,8 @@ class TemplateHandle:
         subreaper: Makes its forks children of this process.
         guardian: Ends them all should this process die.
         on_news: Called with a kind and a text: `importing` a module, `ready`, `failed` for a reason, `idle` without
-            anything to import, `refused` a fork for a reason, forks are `done`, and `gone` with how it ended.
+            anything to import, `refused` a fork for a reason, so many forks are `lost`, forks are `done`, and `gone`
+            with how it ended.
 
     Attributes:
         pid: Its process, also after its end; 0 before the start.
@@ -106,6 +107,7 @@ class TemplateHandle:
         self._channel: _socket.socket | None = None
         self._loop: Loop | None = None
         self._wanted = 0
+        self._has_refused = False
         self._ordered: list[_socket.socket] = []
         self._born: list[int] = []
         self._living: set[int] = set()
@@ -251,6 +253,7 @@ class TemplateHandle:
         else:
             if kind in {"importing", "ready"}:
                 self.importing, self.has_imported = document["text"], kind == "ready"
+            self._has_refused |= kind == "refused"
             self._on_news(kind, document["text"])
 
     def _keep_born(self) -> None:
@@ -258,13 +261,18 @@ class TemplateHandle:
         self._subreaper.end(self.pid)
         born, ordered = self._born, self._ordered
         self._born, self._ordered = [], []
+        before = len(self.forks)
         for place, channel in enumerate(ordered):
             if place < len(born) and processes.is_child(born[place]):
                 self.forks.append(Fork(born[place], channel))
             else:
-                # The fork was refused, or its midwife was killed before this process was ready to take it.
                 channel.close()
                 self._wanted = 0  # what there is has to do
+        # Refused, or killed: the fork itself, or its midwife before this process was ready to take it.
+        lost = len(ordered) - (len(self.forks) - before)
+        if lost and not self._has_refused:
+            self._on_news("lost", str(lost))
+        self._has_refused = False
         self._order_next()
         if not self.is_busy:
             self._on_news("done", "")

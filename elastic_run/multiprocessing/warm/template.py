@@ -165,8 +165,8 @@ class Template:
         midwife = self._try_fork()
         if midwife == 0:
             return self._deliver(places)
-        if midwife is not None and (signal := _wait_exit(midwife)):  # afterwards its children are the agent's
-            self._tell("refused", f"the process that forks for it was killed by signal {signal}")
+        if midwife is not None:
+            _wait_exit(midwife)  # afterwards its children are the agent's
         for place in places:
             os.close(place)
         self._tell("done")
@@ -242,12 +242,11 @@ def _fork_quietly() -> int:
         return os.fork()
 
 
-def _wait_exit(pid: int) -> int:
-    """Wait for a child's end; return the signal that killed it, or 0."""
+def _wait_exit(pid: int) -> None:
     try:
-        return os.WTERMSIG(os.waitpid(pid, 0)[1])
+        os.waitpid(pid, 0)
     except ChildProcessError:
-        return 0  # SIGCHLD was inherited as ignored, or a module collects children: it has ended all the same
+        pass  # SIGCHLD was inherited as ignored, or a module collects children: it has ended all the same
 
 
 def _flush() -> None:
