@@ -45,7 +45,8 @@ class ExceptionText:
         message: Its message, lines and all.
         lines: The last lines of its traceback, the oldest first, with the line of type and message at the end.
         where: The innermost line of the user's own code, `train.py:12 in main`, or "".
-        cause: The exception that it was raised from, in one line, or "".
+        cause: The exception with which its chain began, in one line, with the one that it was raised from where that is
+            another, or "".
     """
 
     __slots__ = ("cause", "lines", "message", "type", "where")

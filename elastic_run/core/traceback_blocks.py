@@ -56,6 +56,9 @@ class Block:
         is_fatal: Whether nothing but death can follow it.
         is_chained: Whether another exception followed from it.
         ambiguous: Lines in it that may be more of its message, or output of a program that lived on.
+
+    Attributes:
+        origin: The exception with which a chain began that ends with this one, in one line, or "".
     """
 
     def __init__(
@@ -74,6 +77,7 @@ class Block:
         self.is_fatal = is_fatal
         self.is_chained = is_chained
         self.ambiguous = ambiguous
+        self.origin = ""
 
 
 class _Frames:

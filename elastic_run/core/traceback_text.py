@@ -90,8 +90,13 @@ def _link(before: Block | None, block: Block) -> None:
     elif before.is_chained and cause.summary == exception.summary:
         # The same one, raised again where a pool's result was asked for: where it happened tells more.
         exception.where, exception.lines, exception.cause = cause.where, cause.lines, cause.cause
+        block.origin = before.origin
     elif before.is_chained:
-        exception.cause = cause.summary
+        # Where all began tells most, and the last step before this exception how it came to that.
+        block.origin = before.origin or cause.summary
+        exception.cause = (
+            block.origin if before.origin in ("", cause.summary) else f"{before.origin} (by way of {cause.summary})"
+        )
 
 
 def _is_the_end(lines: list[str], block: Block, exitcode: int | None) -> bool:

@@ -146,7 +146,7 @@ def _exception(exception: ExceptionText, room: int) -> list[str]:
     lines += [elide(printable(line), room) for line in more]
     is_member = f"  | {exception.cause}" in exception.lines
     if exception.cause and not is_member:
-        lines.append(elide(printable(f"caused by {exception.cause}"), room))
+        lines += wrap(printable(f"caused by {exception.cause}"), room, 2)
     return lines
 
 

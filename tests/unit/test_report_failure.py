@@ -184,8 +184,10 @@ def test_an_unreadable_error_file_is_one_clause() -> None:
 
 
 def test_a_cause_is_told_unless_it_is_a_member_of_the_group_below() -> None:
-    """A chained exception names what it was raised from; a group lists its members in the trace."""
-    assert "caused by ConfigError: config.json can't be read" in report(ending(worker_end(0, 1, captured("chained"))))
+    """A chained exception names where the chain began and its last step; a group lists its members in the trace."""
+    chained = " ".join(report(ending(worker_end(0, 1, captured("chained")))).split())
+    assert "caused by json.decoder.JSONDecodeError: Expecting property name" in chained
+    assert "(by way of ConfigError: config.json can't be read)" in chained
     group = report(ending(worker_end(0, 1, captured("group"))))
     assert "caused by" not in group
     assert "           | OSError: [Errno 5] Input/output error" in group

@@ -91,8 +91,21 @@ def parsed(name: str) -> ExceptionText:
 
 
 def test_what_an_exception_was_raised_from_is_told() -> None:
-    """The last exception of a chain is the one, with the one before it as its cause."""
-    assert parsed("chained").cause == "ConfigError: config.json can't be read"
+    """The last exception of a chain is the one, with the first and the one before it as its cause."""
+    began = "json.decoder.JSONDecodeError: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"
+    assert parsed("chained").cause == f"{began} (by way of ConfigError: config.json can't be read)"
+
+
+@pytest.mark.parametrize("steps", [1, 2, 40])
+def test_where_a_chain_began_is_told(steps: int) -> None:
+    """However many exceptions followed from the first, that one is the cause, with the last step from it."""
+    chain = "\n\nThe above exception was the direct cause of the following exception:\n\n"
+    raised = ["OSError: [Errno 28] No space left", *(f"RuntimeError: step {step} failed" for step in range(steps))]
+    exception = parse_exception(chain.join(f"{TRACEBACK}{line}\n" for line in raised))
+    assert exception is not None
+    assert exception.summary == f"RuntimeError: step {steps - 1} failed"
+    way = f" (by way of RuntimeError: step {steps - 2} failed)" if steps > 1 else ""
+    assert exception.cause == f"OSError: [Errno 28] No space left{way}"
 
 
 def test_an_exception_that_a_pool_raises_again_keeps_its_first_place() -> None:

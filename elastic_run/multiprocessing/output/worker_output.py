@@ -154,7 +154,7 @@ class WorkerOutput:
             channel.finish()
 
     def tail(self, local_rank: int) -> bytes:
-        """Return the end of a worker's stderr, at most `contract.CAPTURE_BYTES`; all there is after `finish`."""
+        """Return the end of a worker's stderr, as `Tail` keeps it; all there is after `finish`."""
         if local_rank in self._tails:
             return self._tails[local_rank].read()
         path = self._wiring.redirects.get(local_rank)
