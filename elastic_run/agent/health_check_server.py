@@ -36,7 +36,8 @@ class HealthCheckServer:
         """Do nothing, and log that."""
         import logging  # noqa: PLC0415 - only where a site asks for it
 
-        logging.getLogger(__name__).warning("no health check server is installed; nothing answers on %s", self._port)
+        text = "elastic-run: no health check server is installed; nothing answers on %s"
+        logging.getLogger(__name__).warning(text, self._port)
 
     def stop(self) -> None:
         """Do nothing."""
@@ -60,7 +61,8 @@ def start(port: str, alive_callback: Callable[[], int]) -> HealthCheckServer | N
     if not port.isdecimal():
         import logging  # noqa: PLC0415 - only for bad input
 
-        logging.getLogger(__name__).warning("%s=%r is no port: no health check", ENV_HEALTH_CHECK_PORT, port)
+        text = "elastic-run: %s=%r is no port: no health check"
+        logging.getLogger(__name__).warning(text, ENV_HEALTH_CHECK_PORT, port)
         return None
     server = create_healthcheck_server(alive_callback, int(port), _TIMEOUT)
     server.start()

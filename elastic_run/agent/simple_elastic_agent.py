@@ -233,7 +233,7 @@ class SimpleElasticAgent(ElasticAgent):
         except SignalException:
             raise
         except Exception as error:  # noqa: BLE001 - a foreign store's; our own workers have succeeded
-            _log().warning("not all nodes came to the end: %s", error)
+            _log().warning("elastic-run: not all nodes came to the end: %s", error)
         finally:
             self._in_exit_barrier = False
 

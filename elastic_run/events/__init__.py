@@ -137,7 +137,8 @@ def _read_level(text: str) -> int:
     if isinstance(level, int):
         return level
     if text:
-        logging.getLogger(__name__).warning("LOGLEVEL=%r is no level: events are written as with INFO", text)
+        message = "elastic-run: LOGLEVEL=%r is no level: events are written as with INFO"
+        logging.getLogger(__name__).warning(message, text)
     return logging.INFO
 
 

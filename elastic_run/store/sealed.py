@@ -118,7 +118,7 @@ class SealedStore(JobStore):
             self._reported[name] = None
             for oldest in tuple(self._reported)[:-_REMEMBERED]:
                 self._reported.pop(oldest, None)
-            logger.warning("%s at %s was not written by a member of this job: left out", name, self.name)
+            logger.warning("elastic-run: %s at %s was not written by a member of this job: left out", name, self.name)
         return None
 
     def _open_surely(self, key: str, sealed: bytes) -> bytes:

@@ -97,8 +97,8 @@ def test_each_place_is_reported_once(
             store.get(["head"])
             store.clone().get(["head"])
     assert [record.getMessage() for record in caplog.records] == [
-        "entry facts at memory was not written by a member of this job: left out",
-        "key head at memory was not written by a member of this job: left out",
+        "elastic-run: entry facts at memory was not written by a member of this job: left out",
+        "elastic-run: key head at memory was not written by a member of this job: left out",
     ]
 
 

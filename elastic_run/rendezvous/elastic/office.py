@@ -100,7 +100,7 @@ class Office:
                 self._turn(self._link.store)
             except StoreAccessError as error:
                 # The speaker, which is refused as well, tells the agent.
-                _log.warning("the coordinator of term %d stops: %s", self._command.term, error)
+                _log.warning("elastic-run: the coordinator of term %d stops: %s", self._command.term, error)
                 break
             except StoreError as error:
                 self._link.drop()
@@ -164,7 +164,7 @@ class Office:
             self._complaint = coordinator.complaint
             where = "its copy on this node" if command.is_copy else key
             _log.warning(
-                "%s (at %s): the nodes are asked where they stand, and the job goes on", self._complaint, where
+                "elastic-run: %s (at %s): the nodes are asked where they stand, and the job goes on", self._complaint, where
             )
         return coordinator
 
@@ -237,7 +237,9 @@ class Office:
         if coordinator.complaint and not self._complaint:
             # Once: whoever writes garbage may write other garbage for ever.
             self._complaint = coordinator.complaint
-            _log.warning("garbage among what nodes said is left out, and so is what more comes: %s", self._complaint)
+            _log.warning(
+                "elastic-run: garbage among what nodes said is left out, and so is what more comes: %s", self._complaint
+            )
         return coordinator
 
     @property
