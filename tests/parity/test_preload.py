@@ -5,6 +5,7 @@ What differs from one run to the next by nature is told apart by name; everythin
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
@@ -270,6 +271,21 @@ threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
 sys.stdout.write("no newline")
 sys.exit(None)
 """
+#: What a program may leave to the end of Python: it never closes its files. The function keeps them in a cycle.
+_LEFT_OPEN = """
+import gzip, json, os, tempfile, weakref, zipfile
+class Note:
+    def __del__(self):
+        os.write(1, b"note over\\n")
+kept = [Note(), open("text", "w"), gzip.open("text.gz", "wt"), zipfile.ZipFile("files.zip", "w")]
+scratch = tempfile.NamedTemporaryFile(dir=".")
+def main():
+    for file in kept[1:3]:
+        file.write("kept to the end")
+    kept[3].writestr("member", "kept to the end")
+    Note.itself = [Note]
+main()
+"""
 
 
 @pytest.fixture
@@ -327,3 +343,22 @@ def test_a_script_that_vanishes_meanwhile(launch: Launch, tmp_path: Path) -> Non
     job = launch("--preload=remover", script, env=env)
     assert job.wait_exit() == 2
     assert f"can't open file '{script}': [Errno 2] No such file or directory" in job.stderr
+
+
+@pytest.mark.parametrize("ending", ["", "1 / 0", "import sys; sys.exit(3)"])
+def test_what_a_program_leaves_open_is_finished(launch: Launch, tmp_path: Path, ending: str) -> None:
+    """Files that nobody closes are whole at the end, temporary ones are gone, and finalizers have run."""
+    found = []
+    for flags in ((), ("--preload=json",)):
+        place = tmp_path / f"place{len(flags)}"
+        place.mkdir()
+        (place / "script.py").write_text(_LEFT_OPEN + ending, encoding="utf-8")
+        job = launch(*flags, "script.py", cwd=place)
+        code = job.wait_exit()
+        assert "start cold" not in job.stderr
+        with gzip.open(place / "text.gz", "rt") as text, zipfile.ZipFile(place / "files.zip") as files:
+            contents = [(place / "text").read_text(), text.read(), files.read("member").decode()]
+        names = sorted(path.name for path in place.iterdir())
+        found.append([code, job.stdout, contents, names])
+    assert found[1] == found[0]
+    assert found[0][1:3] == ["note over\n", ["kept to the end"] * 3]

@@ -110,10 +110,7 @@ class Template:
         order = messages.receive(self._channel)
         if order is None or not self._import(order[0]["modules"]):
             os._exit(0)
-        import gc  # noqa: PLC0415 - a C module
-
-        gc.collect()
-        gc.freeze()  # what is shared stays shared: a collection writes into every object that it looks at
+        _freeze()
         while (order := messages.receive(self._channel)) is not None:
             document, places = order
             if document["kind"] == "fork" and self._fork(places):
@@ -240,6 +237,20 @@ def _fork_quietly() -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return os.fork()
+
+
+def _freeze() -> None:
+    """Let what is shared stay shared: a collection writes into every object that it looks at.
+
+    Up to a worker's end: there Python finds what nobody has closed by a collection, and `__main__` is among what is
+    frozen. So files would keep what wasn't written yet, and finalizers wouldn't run.
+    """
+    import atexit  # noqa: PLC0415 - a C module
+    import gc  # noqa: PLC0415 - ditto
+
+    gc.collect()
+    gc.freeze()
+    atexit.register(gc.unfreeze)
 
 
 def _wait_exit(pid: int) -> None:
