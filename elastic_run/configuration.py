@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 #: executed, so it is a command. Not -m with a module of ours: then the workers' interpreter would have to find us.
 RUN_PATH_CODE = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
 
+#: Of the lines that we say, in characters.
+_LONGEST_WORD = 200
+_LONGEST_LINE = 1000
+
 
 def complete_arguments(args: AnyArguments) -> None:
     """Give a namespace from a foreign parser, such as torch's, the flags that it doesn't have.
@@ -36,6 +40,15 @@ def complete_arguments(args: AnyArguments) -> None:
             setattr(args, flag.dest, flag.default)
 
 
+def is_alone(args: AnyArguments) -> bool:
+    """Whether this node is the whole job and needs no rendezvous.
+
+    Args:
+        args: The command line.
+    """
+    return bool(args.standalone or (node_range(args.nnodes)[1] == 1 and not names_rendezvous(args)))
+
+
 def choose_rendezvous(args: AnyArguments) -> None:
     """Fill in the rendezvous of a job for which the user named none, and the default port of the static one.
 
@@ -44,7 +57,7 @@ def choose_rendezvous(args: AnyArguments) -> None:
     Args:
         args: The command line.
     """
-    if args.standalone or (node_range(args.nnodes)[1] == 1 and not names_rendezvous(args)):
+    if is_alone(args):
         args.nnodes = "1:1"
         args.rdzv_backend = "local"
         args.rdzv_endpoint = ""
@@ -127,7 +140,8 @@ def make_config(
         monitor_interval=args.monitor_interval,
         start_method=args.start_method,
         log_line_prefix_template=args.log_line_prefix_template or environ.get(contract.ENV_LOG_LINE_PREFIX_TEMPLATE),
-        local_addr=args.local_addr,
+        # Workers get it as MASTER_ADDR, where an IPv6 address has no brackets.
+        local_addr=args.local_addr and args.local_addr.strip("[]"),
         logs_specs=_logs_specs(args),
         event_log_handler=args.event_log_handler,
         numa_options=_numa_options(args),
@@ -196,9 +210,22 @@ def say(text: str) -> None:
     if sys.stderr is None:  # closed by whoever started us
         return
     try:
-        sys.stderr.write(f"elastic-run: {text}\n")
+        sys.stderr.write(f"elastic-run: {_shorten_line(text)}\n")
     except OSError:  # nobody reads it, or the disk is full: no reason not to run the job
         pass
+
+
+def _shorten_line(text: str) -> str:
+    """Take the middle out of what is too long to be read, such as a value of some thousand digits.
+
+    The ends stay: a line begins with the flag, and says at its end what is allowed.
+    """
+    return _shorten(" ".join(_shorten(word, _LONGEST_WORD) for word in text.split(" ")), _LONGEST_LINE)
+
+
+def _shorten(text: str, longest: int) -> str:
+    half = longest // 2
+    return text if len(text) <= longest else f"{text[:half]}...{text[-half:]}"
 
 
 def _limit_threads(workers: int, environ: MutableMapping[str, str]) -> None:

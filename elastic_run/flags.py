@@ -230,6 +230,7 @@ FLAGS: tuple[Flag, ...] = (
         group=RENDEZVOUS,
         values="HOST",
         default="127.0.0.1",
+        parse=validation.host,
         text="Address of node 0; only with --rdzv-backend static.",
     ),
     Flag(
@@ -244,6 +245,7 @@ FLAGS: tuple[Flag, ...] = (
         "--local-addr",
         group=RENDEZVOUS,
         values="HOST",
+        parse=validation.host_if_given,
         text="Address of this node, if the one that is found doesn't suit.",
     ),
     Flag(
@@ -313,7 +315,7 @@ FLAGS: tuple[Flag, ...] = (
         group=RESTARTS,
         values="SIGNAL",
         default="",
-        parse=validation.forwarded_signals,
+        parse=validation.one_signal,
         is_ours=True,
         text="Signal that tells workers to save what they have before they are stopped for new nodes.",
     ),

@@ -19,7 +19,7 @@ from elastic_run.records import dataclass, field
 from elastic_run.rendezvous.api import RendezvousParameters
 from elastic_run.rendezvous.registry import get_rendezvous_handler
 from elastic_run.signals import SIGTERM
-from elastic_run.validation import UsageError, preloaded
+from elastic_run.validation import UsageError, one_signal, preloaded
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -82,8 +82,8 @@ class LaunchConfig:
         preload: Modules, separated by commas, or `auto`, that a template imports once for all workers; "" for none.
 
     Raises:
-        ValueError: `shutdown_timeout` is negative, a signal is one that no process can handle, or `preload` is no
-            list of modules.
+        ValueError: `shutdown_timeout` is negative, a signal is one that no process can handle, `scale_up_signal` is
+            more than one, or `preload` is no list of modules.
     """
 
     min_nodes: int
@@ -136,7 +136,8 @@ class LaunchConfig:
                 os.environ.get(contract.ENV_SHUTDOWN_TIMEOUT, contract.DEFAULT_SHUTDOWN_TIMEOUT)
             )
         _refuse_unhandleable(self.signals_to_handle, self.forward_signals)
-        _refuse_unloadable(self.preload)
+        _check_field("preload", self.preload, preloaded)
+        _check_field("scale_up_signal", self.scale_up_signal, one_signal)
         if self.shutdown_timeout < 0:
             message = f"shutdown_timeout must be 0 or more seconds, got {self.shutdown_timeout}"
             raise ValueError(message)
@@ -149,11 +150,11 @@ def _refuse_unhandleable(*lists: str) -> None:
             raise ValueError(message)
 
 
-def _refuse_unloadable(preload: str) -> None:
+def _check_field(name: str, text: str, check: Callable[[str], str]) -> None:
     try:
-        preloaded(preload)
+        check(text)
     except ValueError as error:
-        message = f"preload: {preload!r} {error}"
+        message = f"{name}: {text!r} {error}"
         raise ValueError(message) from None
 
 
@@ -285,7 +286,7 @@ def launch_job(config: LaunchConfig, entrypoint: str, args: list[str]) -> int:
         around = make_surroundings(config, entrypoint, args, is_whole_process=True)
     except ValueError as error:
         # What only the rendezvous can know of its settings; nothing was started yet.
-        raise UsageError(str(error)) from None
+        raise UsageError(_name_flag(str(error))) from None
     try:
         head_start = take_head_start(around)
         agent = make_agent(config, around)
@@ -302,6 +303,12 @@ def launch_job(config: LaunchConfig, entrypoint: str, args: list[str]) -> int:
     if ending.signal is None:
         agent.get_worker_group().spec.rdzv_handler.shutdown()
     return ending.exit_code
+
+
+def _name_flag(message: str) -> str:
+    """Put the flag in front: the rendezvous knows settings and endpoints, but not how the user gave them."""
+    flags = {"rendezvous setting": "--rdzv-conf", "rendezvous endpoint": "--rdzv-endpoint"}
+    return next((f"{flag}: {message}" for subject, flag in flags.items() if message.startswith(subject)), message)
 
 
 def _tell_ending(ending: Ending, console: Console) -> None:

@@ -11,6 +11,7 @@ import os
 import sys
 
 from elastic_run import contract
+from elastic_run.configuration import is_alone
 from elastic_run.validation import BUILT_IN_BACKENDS, UsageError, nearest, node_range, seconds, whole_seconds
 
 TYPE_CHECKING = False
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 _EVENT_HANDLERS = ("null", "console", "dynamic_rendezvous")
 #: Their store outlives the job, and other jobs use it too.
 _SHARED_BACKENDS = ("etcd", "etcd-v2", "etcd-v3")
+#: What stands between --log-dir and a log file: the run's directory with its id, the attempt's and the worker's.
+_LONGEST_BELOW = "/d" * 170
 _MACROS = ("${local_rank}", "$local_rank")
 
 
@@ -37,7 +40,6 @@ def check_arguments(args: AnyArguments, worker_count: int, environ: Mapping[str,
         UsageError: The job can't be started as asked for.
     """
     _check_rendezvous(args)
-    _check_ranks(args, worker_count)
     _check_signals(args)
     _check_timeouts(args, environ)
     _check_virtual_ranks(args, worker_count, environ)
@@ -63,14 +65,15 @@ def name_source(message: str, args: AnyArguments, environ: Mapping[str, str]) ->
     return variable + colon + rest if flag.startswith("--") and environ.get(variable) == text else message
 
 
-def find_notices(args: AnyArguments, environ: Mapping[str, str]) -> list[str]:
+def find_notices(args: AnyArguments, worker_count: int, environ: Mapping[str, str]) -> list[str]:
     """Find what the user should know though the job can run: a sentence each.
 
     Args:
         args: The command line, as given.
+        worker_count: Workers on this node.
         environ: The environment.
     """
-    notices = [*_unused_flags(args), *_interpreter_notices(args, environ)]
+    notices = [*_unused_flags(args), *_absent_ranks(args, worker_count), *_interpreter_notices(args, environ)]
     if args.run_path and environ.get(contract.ENV_PYTHON_EXEC):
         notices.append(f"{contract.ENV_PYTHON_EXEC} is not used with --run-path: workers run {sys.executable}")
     if hasattr(args, "use_env") and "ignore" not in sys.warnoptions:
@@ -82,9 +85,10 @@ def find_notices(args: AnyArguments, environ: Mapping[str, str]) -> list[str]:
 
 
 def _unused_flags(args: AnyArguments) -> list[str]:
-    """Name flags of the static backend that another backend ignores, as torch does without a word or with one."""
+    """Name flags of the static backend that don't count here, as with torch, which may not say a word."""
     if args.rdzv_backend == "static" and not args.standalone:
-        return []
+        is_unused = args.node_rank and is_alone(args)
+        return [f"--node-rank={args.node_rank} is not used: this is a job of one node"] if is_unused else []
     backend = "--standalone" if args.standalone else f"--rdzv-backend={args.rdzv_backend}"
     given = (
         ("--master-port", args.master_port, None),
@@ -96,6 +100,28 @@ def _unused_flags(args: AnyArguments) -> list[str]:
         for name, value, default in given
         if value != default
     ]
+
+
+def _absent_ranks(args: AnyArguments, worker_count: int) -> list[str]:
+    """Name flags that speak of local ranks which this node hasn't got: nodes of several sizes may share a command."""
+    shown = [int(rank) for rank in args.local_ranks_filter.split(",") if rank]
+    named = (
+        ("--redirects", args.redirects, _mapped_ranks(args.redirects)),
+        ("--tee", args.tee, _mapped_ranks(args.tee)),
+        ("--local-ranks-filter", args.local_ranks_filter, shown),
+    )
+    workers = "1 worker" if worker_count == 1 else f"{worker_count} workers"
+    none = ", and shows none" if min(shown, default=0) >= worker_count else ""
+    return [
+        f"{name}={value} names local ranks that are not here: this node has {workers}, counted from 0"
+        f"{none if ranks is shown else ''}"
+        for name, value, ranks in named
+        if max(ranks, default=0) >= worker_count
+    ]
+
+
+def _mapped_ranks(text: str) -> list[int]:
+    return [int(entry.partition(":")[0]) for entry in text.split(",") if ":" in entry]
 
 
 def _interpreter_notices(args: AnyArguments, environ: Mapping[str, str]) -> list[str]:
@@ -119,16 +145,16 @@ def _interpreter_notices(args: AnyArguments, environ: Mapping[str, str]) -> list
 
 def _check_rendezvous(args: AnyArguments) -> None:
     least, most = node_range(args.nnodes)
-    if args.standalone and least > 1:
-        message = f"--standalone: is for one node, but --nnodes={args.nnodes} wants {least} or more"
-        raise UsageError(message)
-    if args.rdzv_backend == "static" and args.node_rank >= most and not args.standalone:
+    if args.standalone:  # whatever else is said of the rendezvous doesn't count
+        if least > 1:
+            message = f"--standalone: is for one node, but --nnodes={args.nnodes} wants {least} or more"
+            raise UsageError(message)
+        return
+    if args.rdzv_backend == "static" and args.node_rank >= most and not is_alone(args):
         message = f"--node-rank: {args.node_rank} is not below the number of nodes (--nnodes={args.nnodes})"
         raise UsageError(message)
     if args.rdzv_backend not in BUILT_IN_BACKENDS:
         _check_plugin_backend(args.rdzv_backend)
-    if args.standalone:
-        return
     if args.rdzv_endpoint and args.rdzv_backend in BUILT_IN_BACKENDS:
         _check_endpoints(args)
     _check_shared_store(args)
@@ -187,28 +213,6 @@ def _check_plugin_backend(name: str) -> None:
     if name not in known:
         message = f"--rdzv-backend: {name!r} is none of {', '.join(known)}{nearest(name, known)}"
         raise UsageError(message)
-
-
-def _check_ranks(args: AnyArguments, worker_count: int) -> None:
-    named = (
-        (
-            "--redirects",
-            args.redirects,
-            [entry.partition(":")[0] for entry in args.redirects.split(",") if ":" in entry],
-        ),
-        ("--tee", args.tee, [entry.partition(":")[0] for entry in args.tee.split(",") if ":" in entry]),
-        (
-            "--local-ranks-filter",
-            args.local_ranks_filter,
-            [part for part in args.local_ranks_filter.split(",") if part],
-        ),
-    )
-    workers = "is 1 worker" if worker_count == 1 else f"are {worker_count} workers"
-    for name, value, ranks in named:
-        for rank in ranks:
-            if int(rank) >= worker_count:
-                message = f"{name}: {value!r} names local rank {int(rank)}, but there {workers} here, counted from 0"
-                raise UsageError(message)
 
 
 def _check_signals(args: AnyArguments) -> None:
@@ -275,14 +279,33 @@ def _check_log_dir(args: AnyArguments) -> None:
     place = os.path.abspath(args.log_dir)
     while not os.path.lexists(place):
         place = os.path.dirname(place)
+    _check_length(args.log_dir, place)
     probe = os.path.join(place, f".elastic-run-{os.urandom(8).hex()}")
     try:
         os.mkdir(probe)
         os.rmdir(probe)
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        message = f"--log-dir: {args.log_dir!r} is not a directory that can be written to: {place}: {reason}"
+        message = f"--log-dir: {args.log_dir!r} is not a directory that can be written to: {place}: {_reason(error)}"
         raise UsageError(message) from None
+
+
+def _check_length(log_dir: str, place: str) -> None:
+    """Check the names of directories that are to be made, and that the paths of log files in them aren't too long."""
+    from errno import ENAMETOOLONG  # noqa: PLC0415 - most jobs have no log directory
+
+    whole = os.path.abspath(log_dir)
+    missing = os.path.relpath(whole, place).split(os.sep)
+    for path in (*(os.path.join(place, name) for name in missing), whole + _LONGEST_BELOW):
+        try:
+            os.lstat(path)
+        except OSError as error:
+            if error.errno == ENAMETOOLONG:
+                message = f"--log-dir: {log_dir!r} can't be made: {_reason(error)}"
+                raise UsageError(message) from None
+
+
+def _reason(error: OSError) -> str:
+    return (error.strerror or str(error)).lower()
 
 
 def _check_numa_binding(args: AnyArguments, worker_count: int) -> None:
@@ -340,7 +363,7 @@ def _check_no_python(name: str, environ: Mapping[str, str]) -> None:
         message = f"--no-python: {name!r} is a directory"
         raise UsageError(message)
     if os.path.dirname(name):
-        why = "is not executable (chmod +x)" if os.path.exists(name) else "does not exist"
+        why = "is not executable (chmod +x)" if _exists(name, "--no-python: program") else "does not exist"
         message = f"--no-python: program {name!r} {why}"
         raise UsageError(message)
     here = os.path.join(os.curdir, name)
@@ -353,7 +376,7 @@ def _check_script(name: str) -> None:
     """A directory or a zip file with a __main__.py is a script to Python; so is "-", and any pipe."""
     if name == "-" or _has_macro(name):
         return
-    if not os.path.exists(name):
+    if not _exists(name, "script"):
         message = f"script {name!r} does not exist{_script_hint(name)}"
         raise UsageError(message)
     if os.path.isdir(name) and not os.path.isfile(os.path.join(name, "__main__.py")):
@@ -362,6 +385,18 @@ def _check_script(name: str) -> None:
     if not os.access(name, os.R_OK):
         message = f"script {name!r} is not readable: no permission"
         raise UsageError(message)
+
+
+def _exists(name: str, what: str) -> bool:
+    """Whether there is such a file; it is another matter when the system doesn't let us look."""
+    try:
+        os.stat(name)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        message = f"{what} {name!r} can't be looked at: {_reason(error)}"
+        raise UsageError(message) from None
+    return True
 
 
 def _has_macro(name: str) -> bool:

@@ -212,11 +212,15 @@ def text_list(text: str) -> list[str]:
 
 
 def signal_names(text: str) -> str:
-    """Check names of signals, separated by commas, that a process may handle."""
+    """Check names of signals, separated by commas, that a process may handle; torch passes over empty ones."""
     import signal  # noqa: PLC0415 - the default needs no check
 
     known = signal.Signals.__members__
-    for name in (part.strip() for part in text.split(",")):
+    names = [part.strip() for part in text.split(",") if part.strip()]
+    if not names:
+        message = "names no signal"
+        raise ValueError(message)
+    for name in names:
         if name in _UNHANDLED_SIGNALS:
             message = f"names {name}, which {_UNHANDLED_SIGNALS[name]}"
             raise ValueError(message)
@@ -229,6 +233,30 @@ def signal_names(text: str) -> str:
 def forwarded_signals(text: str) -> str:
     """Check names of signals; empty for none."""
     return signal_names(text) if text.strip() else ""
+
+
+def one_signal(text: str) -> str:
+    """Check the name of a signal; empty for none."""
+    if "," in text:
+        message = "is not one signal"
+        raise ValueError(message)
+    return forwarded_signals(text)
+
+
+def host(text: str) -> str:
+    """Check the name or address of a machine, without looking it up; an IPv6 address may have brackets."""
+    from elastic_run.rendezvous.utils import is_host  # noqa: PLC0415 - it imports socket; most jobs name no host
+
+    has_brackets = text.startswith("[") and text.endswith("]")
+    if not (":" in text and is_host(text[1:-1]) if has_brackets else is_host(text)):
+        message = "is not a host name, an IPv4 or an IPv6 address"
+        raise ValueError(message)
+    return text
+
+
+def host_if_given(text: str) -> str:
+    """Check a host as `host` does; an empty one, as of a variable that isn't set, is none."""
+    return host(text) if text else text
 
 
 def restart_window(text: str) -> tuple[int, float]:

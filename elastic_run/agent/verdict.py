@@ -14,6 +14,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from elastic_run.core.rootcause import WorkerEnd
 
+#: As much as the kernel looks at (BINPRM_BUF_SIZE).
+_FIRST_LINE = 256
 _EXIT_CODES = {name: code for code, name, _ in contract.EXIT_CODES if isinstance(code, int)}
 
 
@@ -36,10 +38,34 @@ def start_failed(number: int, error: Exception, program: str) -> supervision.Rou
         return supervision.RoundFailed(number, verdict="not_executable", detail=detail)
     is_program = getattr(error, "filename", None) in (None, program)
     if isinstance(error, FileNotFoundError) and is_program:
-        return supervision.RoundFailed(number, verdict="not_found", detail=f"{program}: no such program")
+        return supervision.RoundFailed(number, verdict="not_found", detail=f"{program}: {_name_missing(program)}")
     if isinstance(error, PermissionError) and is_program:
         return supervision.RoundFailed(number, verdict="not_executable", detail=f"{program} may not be executed")
     return supervision.RoundFailed(number, verdict="cannot_start", detail=f"{program} can't be started: {error}")
+
+
+def _name_missing(program: str) -> str:
+    """Say what isn't there; of a script without its interpreter the system says the same as of no script."""
+    from elastic_run.cluster.programs import find_program  # noqa: PLC0415 - only after a failure
+
+    path = find_program(program, os.environ)
+    if path is None:
+        return "no such program"
+    interpreter = _read_interpreter(path)
+    if interpreter and not os.path.exists(interpreter):
+        return f"its first line names the interpreter {interpreter!r}, which does not exist"
+    return "its interpreter or loader does not exist here"
+
+
+def _read_interpreter(path: str) -> str:
+    """Return what the first line of a script names as the kernel reads it; empty for other programs."""
+    try:
+        with open(path, "rb") as file:
+            start = file.read(_FIRST_LINE)
+    except OSError:
+        return ""
+    line = start.partition(b"\n")[0].replace(b"\t", b" ")
+    return os.fsdecode(line[2:].strip(b" ").partition(b" ")[0]) if line.startswith(b"#!") else ""
 
 
 def exit_code_of(root: WorkerEnd) -> int:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import socket
 
-__all__ = ["is_on_this_machine", "parse_rendezvous_config", "parse_rendezvous_endpoint"]
+__all__ = ["is_host", "is_on_this_machine", "parse_rendezvous_config", "parse_rendezvous_endpoint"]
 
 _MAX_PORT = 65535
-_HOST_PUNCTUATION = "_.:-"
+_HOST_PUNCTUATION = "_.-"
 
 
 def parse_rendezvous_config(config_str: str) -> dict[str, str]:
@@ -73,7 +73,7 @@ def parse_rendezvous_endpoint(endpoint: str | None, default_port: int) -> tuple[
     else:
         message = f"rendezvous endpoint {text!r}: port {port!r} is not a number from 0 to {_MAX_PORT}"
         raise ValueError(message)
-    if not _is_host(host):
+    if not is_host(host):
         message = f"rendezvous endpoint {text!r}: {host!r} is not a host name, an IPv4 or an [IPv6] address"
         raise ValueError(message)
     return host, number
@@ -90,11 +90,32 @@ def _split_endpoint(text: str) -> tuple[str, str | None]:
     return host, port
 
 
-def _is_host(host: str) -> bool:
-    if "%" in host:  # fe80::1%eth0: the network card that a link-local address belongs to
-        host, _, card = host.partition("%")
-        return _is_ipv6(host) and card.isalnum()
-    return bool(host) and all(char.isalnum() or char in _HOST_PUNCTUATION for char in host)
+def is_host(text: str) -> bool:
+    """Tell whether a text can be the name or the address of a machine; nobody is asked for it.
+
+    Args:
+        text: The text; an IPv6 address has no brackets here.
+
+    Returns:
+        Whether it can be.
+    """
+    if "%" in text:  # fe80::1%eth0: the network card that a link-local address belongs to
+        address, _, card = text.partition("%")
+        return _is_ipv6(address) and card.isalnum()
+    if ":" in text:
+        return _is_ipv6(text)
+    if "." in text and all(char in "0123456789." for char in text):
+        return _is_ipv4(text)
+    return bool(text) and all(char.isalnum() or char in _HOST_PUNCTUATION for char in text)
+
+
+def _is_ipv4(text: str) -> bool:
+    """Short forms such as 127.1 count, as they do when a name is looked up."""
+    try:
+        socket.inet_aton(text)
+    except OSError:
+        return False
+    return True
 
 
 def _is_ipv6(text: str) -> bool:

@@ -218,7 +218,8 @@ _VERDICTS: dict[str, str] = {
         "system is mounted noexec."
     ),
     "not_found": (
-        "Check the program's name and path: a relative path counts from the directory in which elastic-run was started."
+        "Check the program's name, and the interpreter in its first line; a relative path counts from the directory in "
+        "which elastic-run was started."
     ),
     "unkillable_worker": (
         "Such a process waits for a disk, a network file system or a GPU driver: look at dmesg, and take this "

@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from typing import TYPE_CHECKING
 
 import pytest
 
 from elastic_run import contract
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 COMMAND = (sys.executable, "-m", "elastic_run")
 
@@ -54,6 +58,31 @@ def test_bad_input_is_one_line_and_an_exit_code(
     assert (answer.returncode, answer.stdout) == (code, "")
     assert answer.stderr.startswith(f"elastic-run: {said}")
     assert answer.stderr.count("\n") == 1
+
+
+def test_a_script_whose_interpreter_is_missing_says_so(tmp_path: Path) -> None:
+    """The report names the interpreter in the first line of a program that is there."""
+    program = tmp_path / "tool"
+    program.write_text("#!/nope/x\n", encoding="utf-8")
+    program.chmod(0o755)
+    answer = run("--no-python", str(program))
+    assert answer.returncode == contract.EXIT_NOT_FOUND
+    assert "first line names the interpreter '/nope/x'" in " ".join(answer.stderr.split())
+
+
+def test_what_does_not_apply_on_this_node_is_a_notice(tmp_path: Path) -> None:
+    """A node rank on one node and local ranks that it hasn't got are told in a line each, and the job runs."""
+    script = tmp_path / "train.py"
+    script.write_text("print('there')", encoding="utf-8")
+    flags = ["--node-rank=3", "--tee=0:1,1:1", "--local-ranks-filter=0,1", "--signals-to-handle=SIGTERM,"]
+    answer = run(*flags, str(script))
+    assert (answer.returncode, answer.stdout) == (0, "[default0]:there\n")
+    absent = "names local ranks that are not here: this node has 1 worker, counted from 0"
+    assert answer.stderr.splitlines() == [
+        "elastic-run: --node-rank=3 is not used: this is a job of one node",
+        f"elastic-run: --tee=0:1,1:1 {absent}",
+        f"elastic-run: --local-ranks-filter=0,1 {absent}",
+    ]
 
 
 def test_help_may_be_cut_short() -> None:

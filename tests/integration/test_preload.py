@@ -111,6 +111,26 @@ def test_auto_takes_the_large_modules_of_others(launch: Launch, worker: Worker, 
     assert job.stdout == "['numpy']\n"
 
 
+def test_auto_leaves_out_what_cant_be_preloaded(launch: Launch, worker: Worker, tmp_path: Path) -> None:
+    """A package that nobody named and that starts a thread is said once, and costs the others nothing."""
+    package = tmp_path / "site" / "noisy"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(
+        "import threading\nthreading.Thread(target=threading.Event().wait, name='pump', daemon=True).start()\n"
+    )
+    (package / "large.py").write_text("x = b'" + "x" * (5 << 20) + "'", encoding="utf-8")
+    path = worker(
+        "known = set(sys.modules)\nimport noisy, numpy, noisy.large\n"
+        "say([name for name in ('numpy', 'noisy') if name in known], attempt)\nsys.exit(attempt == 0)"
+    )
+    flags = ("--nproc-per-node=2", "--max-restarts=1", "--min-uptime=0", "--preload=auto")
+    job = launch(*flags, path, env={"PYTHONPATH": str(package.parent), "OMP_NUM_THREADS": "1"})
+    assert job.wait_exit() == 0
+    assert set(job.stdout.splitlines()) == {"['numpy'] 0", "['numpy'] 1"}
+    told = "noisy can't be preloaded: it starts a thread (pump), which a fork doesn't survive: it is left out"
+    assert [line for line in job.stderr.splitlines() if "auto" in line] == [f"elastic-run: --preload=auto: {told}"]
+
+
 def test_auto_says_nothing_where_there_is_nothing_to_take(launch: Launch, worker: Worker) -> None:
     """A script without large modules starts as without the flag."""
     job = launch("--preload=auto", worker("import json\nsay(len(sys.modules) > 0)"))

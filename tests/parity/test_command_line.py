@@ -88,6 +88,7 @@ train_${local_rank}.py
 --node_rank=1 --master_addr=h --master_port=29501 train.py
 --local-addr 10.0.0.1 train.py
 --local_addr=fe80::1 train.py
+--local-addr= train.py
 --logs-specs mine train.py
 --logs_specs mine train.py
 --numa-binding node train.py
@@ -149,6 +150,11 @@ PET_DUPLICATE_STDOUT_FILTERS=a,b PET_DUPLICATE_STDERR_FILTERS=c train.py
 PET_NODE_RANK=2 PET_MASTER_ADDR=h PET_MASTER_PORT=3 PET_LOCAL_ADDR=l train.py
 PET_SIGNALS_TO_HANDLE=SIGINT PET_SHUTDOWN_TIMEOUT=4 PET_ROLE=r PET_EVENT_LOG_HANDLER=console train.py
 PET_LOGS_SPECS=x PET_NUMA_BINDING=node train.py
+--signals-to-handle SIGTERM, train.py
+--node-rank 3 train.py
+--standalone --rdzv-backend xx train.py
+--tee 0:1,1:1 --local-ranks-filter 0,1 train.py
+--master-addr [::1] train.py
 PET_MAX_RESTARTS=x train.py
 PET_MAX_RESTARTS=x --max-restarts 2 train.py
 PET_MASTER_PORT= train.py
@@ -175,7 +181,11 @@ DIFFERENCES = {
     "--redirects 7 train.py": _CHECKED,
     "-tr3 package.module": _CHECKED,
     "--local-ranks-filter x train.py": _CHECKED,
+    "--local-ranks-filter -1 train.py": _CHECKED,
+    "--local-addr 999.1.1.1 train.py": _CHECKED,
+    "--master-addr a/b train.py": _CHECKED,
     "--signals-to-handle SIGFOO train.py": _CHECKED,
+    "--signals-to-handle= train.py": _CHECKED,
     "PET_NNODES= train.py": _CHECKED,
     "PET_START_METHOD=thread train.py": _VARIABLE,
     "--max 1 train.py": _SPELLINGS,

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import uuid
 from importlib import metadata
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from elastic_run import contract
 from elastic_run import launch as legacy
 from elastic_run.configuration import RUN_PATH_CODE, choose_rendezvous, get_use_env, make_command, unique_id
+from elastic_run.launcher import LaunchConfig
 from elastic_run.multiprocessing import DefaultLogsSpecs, Std
 from elastic_run.preflight import check_arguments, find_notices, name_source
 from elastic_run.run import (
@@ -66,14 +68,10 @@ REFUSED: list[tuple[str, dict[str, str], str]] = [
     ("--rdzv-endpoint host train.py", {}, "--rdzv-endpoint: 'host' has no port"),
     ("--node-rank 1 --master-port 29500 train.py", {}, "--node-rank: 1 is not below the number of nodes"),
     ("--standalone --nnodes 2 train.py", {}, "--standalone: is for one node, but --nnodes=2 wants 2 or more"),
-    (
-        "--redirects 2:1 --nproc-per-node 2 train.py",
-        {},
-        "--redirects: '2:1' names local rank 2, but there are 2 workers",
-    ),
-    ("--tee 1:1 train.py", {}, "--tee: '1:1' names local rank 1, but there is 1 worker here"),
-    ("--local-ranks-filter 0,3 train.py", {}, "--local-ranks-filter: '0,3' names local rank 3"),
-    ("train.py", {"PET_TEE": "1:1"}, "PET_TEE: '1:1' names local rank 1"),
+    ("--node-rank 2 --nnodes 2 train.py", {}, "--node-rank: 2 is not below the number of nodes (--nnodes=2)"),
+    ("--scale-up-signal SIGUSR2,SIGUSR1 train.py", {}, "--scale-up-signal: 'SIGUSR2,SIGUSR1' is not one signal"),
+    ("--local-addr 999.1.1.1 train.py", {}, "--local-addr: '999.1.1.1' is not a host name, an IPv4 or an IPv6"),
+    ("train.py", {"PET_MASTER_ADDR": "bad host"}, "PET_MASTER_ADDR: 'bad host' is not a host name"),
     ("--forward-signals SIGHUP train.py", {}, "--forward-signals: SIGHUP is in --signals-to-handle too"),
     (
         "train.py",
@@ -84,12 +82,17 @@ REFUSED: list[tuple[str, dict[str, str], str]] = [
     ("--log-dir plain train.py", {}, "--log-dir: 'plain' is not a directory that can be written to"),
     ("--log-dir plain/below train.py", {}, "--log-dir: 'plain/below' is not a directory that can be written to"),
     ("--log-dir /proc/x/y train.py", {}, "--log-dir: '/proc/x/y' is not a directory that can be written to: /proc: "),
+    (f"--log-dir {'d' * 300} train.py", {}, f"--log-dir: '{'d' * 99}"),
+    (f"--log-dir none/{'d' * 300}/logs train.py", {}, f"--log-dir: 'none/{'d' * 94}"),
+    ("--log-dir " + "d/" * 2000 + " train.py", {}, "--log-dir: 'd/d/"),
     ("--logs-specs none train.py", {}, "--logs-specs: 'none' is no plug-in of the group torchrun.logs_specs ("),
     ("--numa-binding node train.py", {"CUDA_VISIBLE_DEVICES": ""}, "--numa-binding: 'node' is impossible here: "),
     ("trian.py", {}, "script 'trian.py' does not exist, did you mean 'train.py'?"),
     ("train", {}, "script 'train' does not exist, did you mean 'train.py'?"),
     ("package.module", {}, "script 'package.module' does not exist, did you mean -m package.module?"),
     ("nowhere/train.py", {}, "script 'nowhere/train.py' does not exist"),
+    ("train.py/deeper", {}, "script 'train.py/deeper' does not exist"),
+    ("s" * 5000, {}, f"script '{'s' * 99}"),
     ("package", {}, "script 'package' is a directory without a __main__.py"),
     ("--run-path package", {}, "script 'package' is a directory without a __main__.py"),
     ("-m ./train.py", {}, "-m: './train.py' is not the name of a module; leave out -m"),
@@ -120,6 +123,35 @@ def test_what_cannot_be_started_is_answered_in_one_line(
     assert err.endswith("\n")
 
 
+@pytest.mark.parametrize("words", [["private/train.py"], ["--no-python", "private/train.py"]])
+def test_what_stands_in_a_directory_that_may_not_be_entered_is_not_said_to_be_missing(
+    words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the system refuses to look, the line says so (to root every directory is open, hence the stand-in)."""
+    args, stat = parse_args(words), os.stat
+
+    def refuse(path: str, **more: Any) -> os.stat_result:  # noqa: ANN401 - passed on
+        if path == args.training_script:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return stat(path, **more)
+
+    monkeypatch.setattr(os, "stat", refuse)
+    with pytest.raises(UsageError, match=r"'private/train.py' can't be looked at: permission denied$"):
+        check_arguments(args, 1, {})
+
+
+def test_a_long_value_is_shown_with_both_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    """A line about bad input begins with the flag and ends with what is allowed, however long the value is."""
+    for value in ("1" * 5000, "1 " * 2500):
+        with pytest.raises(SystemExit):
+            main([f"--nnodes={value}", "train.py"])
+        err = capsys.readouterr().err
+        assert err.startswith("elastic-run: error: --nnodes: '1")
+        assert err.endswith(" is not MIN[:MAX] with 1 <= MIN <= MAX\n")
+        assert "..." in err
+        assert len(err) < 1100
+
+
 def test_an_unreadable_script_is_refused(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A script without permission to read is named (to root everything is readable, hence the stand-in)."""
     monkeypatch.setattr(os, "access", lambda path, mode: not (str(path) == "train.py" and mode == os.R_OK))
@@ -139,6 +171,20 @@ def test_an_unreadable_script_is_refused(place: Path, monkeypatch: pytest.Monkey
         ("--rdzv-backend c10d --rdzv-conf join_time=3 train.py", "--rdzv-conf: "),
         ("--rdzv-backend c10d --rdzv-conf is_host=perhaps train.py", "--rdzv-conf: "),
         ("--rdzv-backend c10d --rdzv-conf keep_alive_interval=x train.py", "--rdzv-conf: "),
+        ("--rdzv-backend c10d --rdzv-conf is_host=0 train.py", "--rdzv-conf: rendezvous setting is_host=false needs"),
+        ("--rdzv-backend etcd-v3 --rdzv-conf protocol=ftp IN", "--rdzv-conf: rendezvous setting protocol='ftp': not"),
+        (
+            "--rdzv-backend etcd-v3 --rdzv-conf protocol=https,cacert=/nope IN",
+            "--rdzv-conf: rendezvous settings for TLS: can't use /nope: No such file",
+        ),
+        (
+            f"--rdzv-backend etcd-v3 --rdzv-conf user=x,password_file={sys.executable} IN",
+            f"--rdzv-conf: rendezvous setting password_file={sys.executable}: not a text in UTF-8",
+        ),
+        (
+            "--nnodes 2 --rdzv-backend c10d --rdzv-id j --rdzv-endpoint a:1,a:1 train.py",
+            "--rdzv-endpoint: rendezvous endpoint 'a:1,a:1': a:1 is there twice",
+        ),
         ("--rdzv-token-file nowhere --nnodes 2 train.py", "--rdzv-token-file: 'nowhere' can't be read: no such file"),
         ("--on-split perhaps train.py", "--on-split: 'perhaps' is none of stop, continue"),
         ("--scale-up-signal SIGKILL train.py", "--scale-up-signal: 'SIGKILL' names SIGKILL"),
@@ -151,7 +197,7 @@ def test_what_is_wrong_with_a_job_of_several_nodes(
     """A rendezvous that can't work is one line that names the flag, the value and what is allowed, and exit code 2."""
     assert place.exists()
     with pytest.raises(SystemExit) as ended:
-        main(words.split())
+        main(words.replace(" IN", " --rdzv-endpoint h:1 --rdzv-id j train.py").split())
     err = capsys.readouterr().err
     assert ended.value.code == contract.EXIT_USAGE
     assert f"error: {said}" in err
@@ -196,6 +242,9 @@ def test_several_nodes_without_a_rendezvous_meet_here(words: str, backend: str, 
         "--rdzv-endpoint localhost:29501 train.py",
         "--log-dir logs/deep/below train.py",
         "--tee 0:3,1:2 --local-ranks-filter 1 --nproc-per-node 2 train.py",
+        "--tee 7:1 --redirects 0:1,9:2 --local-ranks-filter 0,3 train.py",
+        "--node-rank 3 train.py",
+        "--standalone --rdzv-backend none-of-this-name train.py",
         "--forward-signals SIGHUP --signals-to-handle SIGTERM train.py",
         "--event-log-handler console train.py",
         "/dev/null",
@@ -265,7 +314,7 @@ def test_python_exec_chooses_the_interpreter_but_not_under_run_path() -> None:
     assert make_command(parse_args(["train.py"]), environ)[0] == "/opt/python"
     args = parse_args(["--run-path", "train.py"])
     assert make_command(args, environ)[0] == sys.executable
-    assert find_notices(args, environ) == [f"PYTHON_EXEC is not used with --run-path: workers run {sys.executable}"]
+    assert find_notices(args, 1, environ) == [f"PYTHON_EXEC is not used with --run-path: workers run {sys.executable}"]
     assert make_command(parse_args(["train.py"]), {"PYTHON_EXEC": ""})[0] == sys.executable
 
 
@@ -302,11 +351,28 @@ def test_the_legacy_front_door_refuses_programs_without_use_env() -> None:
         ("--rdzv-backend c10d --node-rank 1 train.py", {}, None),
         ("--rdzv-backend c10d --master-addr h train.py", {}, "--master-addr=h is not used: "),
         ("--master-addr localhost --master-port 5 train.py", {}, None),
+        ("--node-rank 3 train.py", {}, "--node-rank=3 is not used: this is a job of one node"),
+        ("--nnodes 1:2 --node-rank 1 train.py", {}, None),
+        ("--standalone --rdzv-backend none-of-this-name train.py", {}, None),
+        (
+            "--tee 0:1,2:1,4:1 train.py",
+            {},
+            "--tee=0:1,2:1,4:1 names local ranks that are not here: this node has 2 workers, counted from 0",
+        ),
+        ("--redirects 3 --tee 1:2 train.py", {}, None),
+        ("--redirects 2:1 train.py", {}, "--redirects=2:1 names local ranks that are not here"),
+        ("--local-ranks-filter 0,2 train.py", {}, "--local-ranks-filter=0,2 names local ranks that are not here"),
+        (
+            "--local-ranks-filter 2,3 train.py",
+            {},
+            "--local-ranks-filter=2,3 names local ranks that are not here: this node has 2 workers, counted from 0, a",
+        ),
+        ("--local-ranks-filter 0,1 train.py", {}, None),
     ],
 )
 def test_what_the_user_should_know_is_one_line(words: str, environ: dict[str, str], said: str | None) -> None:
     """A wrong interpreter and flags without effect are told, nothing else is."""
-    notices = find_notices(parse_args(words.split()), environ)
+    notices = find_notices(parse_args(words.split()), 2, environ)
     assert len(notices) == (said is not None)
     assert said is None or notices[0].startswith(said)
 
@@ -332,6 +398,18 @@ def test_a_command_line_becomes_a_configuration() -> None:
     assert policy is not None
     assert (policy.max_restarts, policy.window_count, policy.window_seconds, policy.min_uptime) == (3, 5, 3600.0, 60.0)
     assert (policy.no_restart_exit_codes, policy.max_backoff) == (frozenset({3, 64, 65}), 0.0)
+
+
+def test_workers_get_an_ipv6_address_without_brackets() -> None:
+    """Brackets tell an address from its port; MASTER_ADDR stands alone."""
+    assert config_from_args(parse_args(["--local-addr", "[fd00::1]", "s"]))[0].local_addr == "fd00::1"
+    assert config_from_args(parse_args(["s"]))[0].local_addr is None
+
+
+def test_a_program_gives_one_signal_for_scale_up() -> None:
+    """LaunchConfig refuses a list, of which only one could be sent."""
+    with pytest.raises(ValueError, match=r"^scale_up_signal: 'SIGUSR2,SIGUSR1' is not one signal$"):
+        LaunchConfig(1, 1, 1, scale_up_signal="SIGUSR2,SIGUSR1")
 
 
 def test_the_prefix_template_may_come_from_torchs_variable(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,7 +76,13 @@ def test_a_wrong_port_is_named_with_what_is_allowed(text: str) -> None:
     assert str(raised.value).startswith(f"rendezvous endpoint {text!r}: port ")
 
 
-@pytest.mark.parametrize("text", [":29400", "a b:1", "host$:1", "tcp://host:1", "[]:1", "a,b:1", "[x%y]:1", "h%e:1"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(":29400", "a b:1", "host$:1", "tcp://host:1", "[]:1", "a,b:1", "[x%y]:1", "h%e:1"),
+        *("999.1.1.1:1", "1.2.3.4.5:1", "..:1", "host:1:2"),
+    ],
+)
 def test_a_wrong_host_is_named(text: str) -> None:
     """A host that is neither a name nor an address is refused in one line that quotes the endpoint."""
     with pytest.raises(ValueError, match="is not a host name, an IPv4 or an") as raised:

@@ -6,7 +6,8 @@ Rules
   import no faster, but not for ever.
 - The next generation is ordered when a round begins to end, so that it waits when the old one is gone.
 - A template that dies is replaced a moment later, a few times. One that can't do what it is for (a module can't be
-  imported, ends the process, or leaves something that can't be forked) is not. The user is told once.
+  imported, ends the process, or leaves something that can't be forked) is not, unless nobody has named that module:
+  then another template does without it. The user is told once.
 """
 
 from __future__ import annotations
@@ -61,6 +62,8 @@ class WarmWorkers:
         self._guardian = guardian
         self._subreaper = Subreaper()
         self._templates: dict[frozenset[int] | None, TemplateHandle] = {}
+        self._former: list[TemplateHandle] = []
+        self._left_out: list[str] = []
         self._argv: Sequence[str] = ()
         self._env: dict[str, str] = {}
         self._directory = os.stat(os.curdir)
@@ -104,6 +107,10 @@ class WarmWorkers:
     def is_settled(self) -> bool:
         """Whether there is nothing to wait for: the next generation is there, or won't be."""
         return not any(template.is_busy for template in self._templates.values())
+
+    @property
+    def _all(self) -> list[TemplateHandle]:
+        return [*self._templates.values(), *self._former]
 
     @property
     def _is_ready(self) -> bool:
@@ -153,7 +160,9 @@ class WarmWorkers:
         Returns:
             Its pid; None where there is no such fork, so that the worker has to be started by exec.
         """
-        template = self._templates[self._affinities[local_rank]]
+        template = self._templates.get(self._affinities[local_rank])
+        if template is None:
+            return None
         if template.forks and (change := self._find_change(env)):
             self._give_up(f"{change} since the template started")
         while template.forks:
@@ -184,8 +193,8 @@ class WarmWorkers:
         self._dismiss()
         if self._loop is not None:
             deadline = self._loop.now() + _FAREWELL
-            self._loop.run_until(lambda: all(each.is_gone for each in self._templates.values()), deadline)
-        for template in self._templates.values():
+            self._loop.run_until(lambda: all(each.is_gone for each in self._all), deadline)
+        for template in self._all:
             template.forget()
 
     def _renew(self) -> None:
@@ -203,7 +212,7 @@ class WarmWorkers:
                 template = TemplateHandle(self._subreaper, self._guardian, on_news=self._on_news)
                 self._templates[affinity] = template
             if not template.is_there:
-                template.start(self._argv, self._env, self._modules, affinity=affinity)
+                template.start(self._argv, self._env, self._modules, left_out=self._left_out, affinity=affinity)
                 if self._loop is not None:
                     template.attach(self._loop)
 
@@ -220,6 +229,8 @@ class WarmWorkers:
             self._losses = 0
         elif kind == "failed":
             self._give_up(text)
+        elif kind == "unfit":
+            self._leave_out(text)
         elif kind == "idle":
             self._dismiss()
         elif kind == "refused":
@@ -235,6 +246,18 @@ class WarmWorkers:
             ("a fork was", "one worker starts") if count == 1 else (f"{count} forks were", f"{count} workers start")
         )
         self._say(f"--preload: {forks} killed: {workers} cold")
+
+    def _leave_out(self, reason: str) -> None:
+        """Begin again without a package that nobody has named."""
+        self._say(f"--preload=auto: {reason}: it is left out")
+        former = [*self._templates.values()]
+        self._left_out += [template.unfit for template in former if template.unfit]
+        for template in former:
+            template.dismiss()
+        self._former += former
+        self._templates.clear()
+        self._renew()
+        self.prepare()
 
     def _lose(self, how: str) -> None:
         self._losses += 1

@@ -84,22 +84,23 @@ class TemplateHandle:
     Args:
         subreaper: Makes its forks children of this process.
         guardian: Ends them all should this process die.
-        on_news: Called with a kind and a text: `importing` a module, `ready`, `failed` for a reason, `idle` without
-            anything to import, `refused` a fork for a reason, so many forks are `lost`, forks are `done`, and `gone`
-            with how it ended.
+        on_news: Called with a kind and a text: `importing` a module, `ready`, `failed` for a reason, `unfit` is a
+            module that nobody named (see `unfit`), `idle` without anything to import, `refused` a fork for a reason,
+            so many forks are `lost`, forks are `done`, and `gone` with how it ended.
 
     Attributes:
         pid: Its process, also after its end; 0 before the start.
         is_there: Whether it lives, for all that is known.
         importing: The module that it imports, or was importing when it ended.
         has_imported: Whether it has all its modules.
+        unfit: The package that can't be preloaded and was chosen for the user.
         forks: Those that wait.
     """
 
     def __init__(self, subreaper: Subreaper, guardian: Guardian, *, on_news: Callable[[str, str], None]) -> None:
         self.pid = 0
         self.is_there = self.has_imported = False
-        self.importing = ""
+        self.importing = self.unfit = ""
         self.forks: list[Fork] = []
         self._subreaper = subreaper
         self._guardian = guardian
@@ -119,7 +120,13 @@ class TemplateHandle:
         return self.is_there and bool(self._wanted or self._ordered)
 
     def start(
-        self, argv: Sequence[str], env: Mapping[str, str], modules: Sequence[str], *, affinity: frozenset[int] | None
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        modules: Sequence[str],
+        *,
+        left_out: Sequence[str],
+        affinity: frozenset[int] | None,
     ) -> None:
         """Start the template.
 
@@ -127,6 +134,7 @@ class TemplateHandle:
             argv: The workers' command line.
             env: The workers' environment, without what differs from worker to worker.
             modules: What it imports.
+            left_out: Packages that it doesn't choose for `auto`.
             affinity: Logical CPUs to run on, or None to inherit.
 
         Raises:
@@ -134,7 +142,7 @@ class TemplateHandle:
         """
         channel, theirs = messages.open_pair()
         try:
-            messages.send(channel, {"modules": list(modules)})
+            messages.send(channel, {"modules": list(modules), "left_out": list(left_out)})
             end = theirs.fileno()
             env = {**env, contract.ENV_TEMPLATE: str(end)}
             # Its stdout is our stderr: what an import prints is no worker's output.
@@ -254,6 +262,7 @@ class TemplateHandle:
             if kind in {"importing", "ready"}:
                 self.importing, self.has_imported = document["text"], kind == "ready"
             self._has_refused |= kind == "refused"
+            self.unfit = document.get("package", "")
             self._on_news(kind, document["text"])
 
     def _keep_born(self) -> None:

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 #: Beginnings of libraries whose threads take a fork well: pthread_atfork in OpenBLAS (numpy, and torch through it),
-#: and in LLVM's and Intel's OpenMP, which is MKL's.
-_FORK_SAFE = ("libopenblas", "libscipy_openblas", "libomp", "libiomp5", "libmkl_")
+#: in LLVM's and Intel's OpenMP, which is MKL's, and in Arrow's pools and its jemalloc (pandas, datasets).
+_FORK_SAFE = ("libarrow", "libopenblas", "libscipy_openblas", "libomp", "libiomp5", "libmkl_")
 #: What is at the bottom of every stack, and inside every wait.
 _EVERYBODYS = ("libc.", "libc-", "ld-linux", "ld-musl", "libpthread", "[vdso]")
 _DEVICES = (

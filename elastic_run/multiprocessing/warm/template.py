@@ -108,7 +108,7 @@ class Template:
         """Import, then fork on demand; returns in a worker only."""
         self._title.show("elastic-run: template", "template")
         order = messages.receive(self._channel)
-        if order is None or not self._import(order[0]["modules"]):
+        if order is None or not self._import(order[0]["modules"], order[0]["left_out"]):
             os._exit(0)
         _freeze()
         while (order := messages.receive(self._channel)) is not None:
@@ -117,14 +117,14 @@ class Template:
                 return
         os._exit(0)
 
-    def _import(self, names: Sequence[str]) -> bool:
+    def _import(self, names: Sequence[str], left_out: Sequence[str]) -> bool:
         """Import the modules, and tell the agent how that goes; return whether workers can be forked."""
         import importlib  # noqa: PLC0415 - imported by site already
 
         if hazard := self._watch.find_hazard():
             self._tell("failed", f"Python's own start can't be preloaded (sitecustomize, a .pth file): it {hazard}")
             return False
-        chosen = self._choose(names)
+        chosen = self._choose(names, left_out)
         if not chosen:
             self._tell("idle")
             return False
@@ -138,19 +138,21 @@ class Template:
                 self._tell("failed", f"{name} can't be imported ({_describe(error)})")
                 return False
             if hazard := self._watch.find_hazard():
-                self._tell("failed", f"{name} can't be preloaded: it {hazard}")
+                # What the user didn't name the user can't leave out: another template does without it.
+                kind = "unfit" if name not in names and len(chosen) > 1 else "failed"
+                self._tell(kind, f"{name} can't be preloaded: it {hazard}", package=_package(name))
                 return False
         self._watch.close()
         self._tell("ready")
         return True
 
-    def _choose(self, names: Sequence[str]) -> list[str]:
-        """Return the modules, with the program's own in place of `auto`."""
+    def _choose(self, names: Sequence[str], left_out: Sequence[str]) -> list[str]:
+        """Return the modules, with the program's own in place of `auto`, but for packages that are left out."""
         if _AUTO not in names:
             return list(names)
         from elastic_run.multiprocessing.warm.choice import choose_modules  # noqa: PLC0415 - it imports ast
 
-        own = choose_modules(self._kind, self._program)
+        own = [name for name in choose_modules(self._kind, self._program) if _package(name) not in left_out]
         return [*dict.fromkeys(each for name in names for each in (own if name == _AUTO else [name]))]
 
     def _fork(self, places: list[int]) -> bool:
@@ -227,6 +229,10 @@ class Template:
         except OSError:
             pass  # nobody reads its stderr
         arrival.start_cold(document)
+
+
+def _package(name: str) -> str:
+    return name.partition(".")[0]
 
 
 def _fork_quietly() -> int:

@@ -100,6 +100,9 @@ def _read_credentials(conf: Mapping[str, Any]) -> Credentials | None:
         except OSError as error:
             message = f"rendezvous setting password_file={path}: {error.strerror}"
             raise ValueError(message) from error
+        except UnicodeDecodeError as error:
+            message = f"rendezvous setting password_file={path}: not a text in UTF-8"
+            raise ValueError(message) from error
     if not user and not password:
         return None
     if not user:

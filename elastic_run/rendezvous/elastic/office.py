@@ -164,7 +164,9 @@ class Office:
             self._complaint = coordinator.complaint
             where = "its copy on this node" if command.is_copy else key
             _log.warning(
-                "elastic-run: %s (at %s): the nodes are asked where they stand, and the job goes on", self._complaint, where
+                "elastic-run: %s (at %s): the nodes are asked where they stand, and the job goes on",
+                self._complaint,
+                where,
             )
         return coordinator
 
