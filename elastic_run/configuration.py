@@ -40,15 +40,6 @@ def complete_arguments(args: AnyArguments) -> None:
             setattr(args, flag.dest, flag.default)
 
 
-def is_alone(args: AnyArguments) -> bool:
-    """Whether this node is the whole job and needs no rendezvous.
-
-    Args:
-        args: The command line.
-    """
-    return bool(args.standalone or (node_range(args.nnodes)[1] == 1 and not names_rendezvous(args)))
-
-
 def choose_rendezvous(args: AnyArguments) -> None:
     """Fill in the rendezvous of a job for which the user named none, and the default port of the static one.
 
@@ -57,7 +48,7 @@ def choose_rendezvous(args: AnyArguments) -> None:
     Args:
         args: The command line.
     """
-    if is_alone(args):
+    if args.standalone or (node_range(args.nnodes)[1] == 1 and not names_rendezvous(args)):
         args.nnodes = "1:1"
         args.rdzv_backend = "local"
         args.rdzv_endpoint = ""

@@ -11,7 +11,6 @@ import os
 import sys
 
 from elastic_run import contract
-from elastic_run.configuration import is_alone
 from elastic_run.validation import BUILT_IN_BACKENDS, UsageError, nearest, node_range, seconds, whole_seconds
 
 TYPE_CHECKING = False
@@ -40,6 +39,7 @@ def check_arguments(args: AnyArguments, worker_count: int, environ: Mapping[str,
         UsageError: The job can't be started as asked for.
     """
     _check_rendezvous(args)
+    _check_ranks(args, worker_count)
     _check_signals(args)
     _check_timeouts(args, environ)
     _check_virtual_ranks(args, worker_count, environ)
@@ -65,15 +65,14 @@ def name_source(message: str, args: AnyArguments, environ: Mapping[str, str]) ->
     return variable + colon + rest if flag.startswith("--") and environ.get(variable) == text else message
 
 
-def find_notices(args: AnyArguments, worker_count: int, environ: Mapping[str, str]) -> list[str]:
+def find_notices(args: AnyArguments, environ: Mapping[str, str]) -> list[str]:
     """Find what the user should know though the job can run: a sentence each.
 
     Args:
         args: The command line, as given.
-        worker_count: Workers on this node.
         environ: The environment.
     """
-    notices = [*_unused_flags(args), *_absent_ranks(args, worker_count), *_interpreter_notices(args, environ)]
+    notices = [*_unused_flags(args), *_interpreter_notices(args, environ)]
     if args.run_path and environ.get(contract.ENV_PYTHON_EXEC):
         notices.append(f"{contract.ENV_PYTHON_EXEC} is not used with --run-path: workers run {sys.executable}")
     if hasattr(args, "use_env") and "ignore" not in sys.warnoptions:
@@ -85,10 +84,9 @@ def find_notices(args: AnyArguments, worker_count: int, environ: Mapping[str, st
 
 
 def _unused_flags(args: AnyArguments) -> list[str]:
-    """Name flags of the static backend that don't count here, as with torch, which may not say a word."""
+    """Name flags of the static backend that another backend ignores, as torch does without a word or with one."""
     if args.rdzv_backend == "static" and not args.standalone:
-        is_unused = args.node_rank and is_alone(args)
-        return [f"--node-rank={args.node_rank} is not used: this is a job of one node"] if is_unused else []
+        return []
     backend = "--standalone" if args.standalone else f"--rdzv-backend={args.rdzv_backend}"
     given = (
         ("--master-port", args.master_port, None),
@@ -100,28 +98,6 @@ def _unused_flags(args: AnyArguments) -> list[str]:
         for name, value, default in given
         if value != default
     ]
-
-
-def _absent_ranks(args: AnyArguments, worker_count: int) -> list[str]:
-    """Name flags that speak of local ranks which this node hasn't got: nodes of several sizes may share a command."""
-    shown = [int(rank) for rank in args.local_ranks_filter.split(",") if rank]
-    named = (
-        ("--redirects", args.redirects, _mapped_ranks(args.redirects)),
-        ("--tee", args.tee, _mapped_ranks(args.tee)),
-        ("--local-ranks-filter", args.local_ranks_filter, shown),
-    )
-    workers = "1 worker" if worker_count == 1 else f"{worker_count} workers"
-    none = ", and shows none" if min(shown, default=0) >= worker_count else ""
-    return [
-        f"{name}={value} names local ranks that are not here: this node has {workers}, counted from 0"
-        f"{none if ranks is shown else ''}"
-        for name, value, ranks in named
-        if max(ranks, default=0) >= worker_count
-    ]
-
-
-def _mapped_ranks(text: str) -> list[int]:
-    return [int(entry.partition(":")[0]) for entry in text.split(",") if ":" in entry]
 
 
 def _interpreter_notices(args: AnyArguments, environ: Mapping[str, str]) -> list[str]:
@@ -145,16 +121,16 @@ def _interpreter_notices(args: AnyArguments, environ: Mapping[str, str]) -> list
 
 def _check_rendezvous(args: AnyArguments) -> None:
     least, most = node_range(args.nnodes)
-    if args.standalone:  # whatever else is said of the rendezvous doesn't count
-        if least > 1:
-            message = f"--standalone: is for one node, but --nnodes={args.nnodes} wants {least} or more"
-            raise UsageError(message)
-        return
-    if args.rdzv_backend == "static" and args.node_rank >= most and not is_alone(args):
+    if args.standalone and least > 1:
+        message = f"--standalone: is for one node, but --nnodes={args.nnodes} wants {least} or more"
+        raise UsageError(message)
+    if args.rdzv_backend == "static" and args.node_rank >= most and not args.standalone:
         message = f"--node-rank: {args.node_rank} is not below the number of nodes (--nnodes={args.nnodes})"
         raise UsageError(message)
     if args.rdzv_backend not in BUILT_IN_BACKENDS:
         _check_plugin_backend(args.rdzv_backend)
+    if args.standalone:
+        return
     if args.rdzv_endpoint and args.rdzv_backend in BUILT_IN_BACKENDS:
         _check_endpoints(args)
     _check_shared_store(args)
@@ -213,6 +189,28 @@ def _check_plugin_backend(name: str) -> None:
     if name not in known:
         message = f"--rdzv-backend: {name!r} is none of {', '.join(known)}{nearest(name, known)}"
         raise UsageError(message)
+
+
+def _check_ranks(args: AnyArguments, worker_count: int) -> None:
+    named = (
+        (
+            "--redirects",
+            args.redirects,
+            [entry.partition(":")[0] for entry in args.redirects.split(",") if ":" in entry],
+        ),
+        ("--tee", args.tee, [entry.partition(":")[0] for entry in args.tee.split(",") if ":" in entry]),
+        (
+            "--local-ranks-filter",
+            args.local_ranks_filter,
+            [part for part in args.local_ranks_filter.split(",") if part],
+        ),
+    )
+    workers = "is 1 worker" if worker_count == 1 else f"are {worker_count} workers"
+    for name, value, ranks in named:
+        for rank in ranks:
+            if int(rank) >= worker_count:
+                message = f"{name}: {value!r} names local rank {int(rank)}, but there {workers} here, counted from 0"
+                raise UsageError(message)
 
 
 def _check_signals(args: AnyArguments) -> None:

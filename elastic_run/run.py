@@ -122,7 +122,7 @@ def _check(args: AnyArguments) -> int:
         check_arguments(args, workers, os.environ)
     except UsageError as error:
         raise UsageError(name_source(str(error), args, os.environ)) from None
-    notices = find_notices(args, workers, os.environ)
+    notices = find_notices(args, os.environ)
     choose_rendezvous(args)
     for notice in notices:
         say(notice)

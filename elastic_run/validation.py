@@ -212,15 +212,11 @@ def text_list(text: str) -> list[str]:
 
 
 def signal_names(text: str) -> str:
-    """Check names of signals, separated by commas, that a process may handle; torch passes over empty ones."""
+    """Check names of signals, separated by commas, that a process may handle."""
     import signal  # noqa: PLC0415 - the default needs no check
 
     known = signal.Signals.__members__
-    names = [part.strip() for part in text.split(",") if part.strip()]
-    if not names:
-        message = "names no signal"
-        raise ValueError(message)
-    for name in names:
+    for name in (part.strip() for part in text.split(",")):
         if name in _UNHANDLED_SIGNALS:
             message = f"names {name}, which {_UNHANDLED_SIGNALS[name]}"
             raise ValueError(message)

@@ -70,21 +70,6 @@ def test_a_script_whose_interpreter_is_missing_says_so(tmp_path: Path) -> None:
     assert "first line names the interpreter '/nope/x'" in " ".join(answer.stderr.split())
 
 
-def test_what_does_not_apply_on_this_node_is_a_notice(tmp_path: Path) -> None:
-    """A node rank on one node and local ranks that it hasn't got are told in a line each, and the job runs."""
-    script = tmp_path / "train.py"
-    script.write_text("print('there')", encoding="utf-8")
-    flags = ["--node-rank=3", "--tee=0:1,1:1", "--local-ranks-filter=0,1", "--signals-to-handle=SIGTERM,"]
-    answer = run(*flags, str(script))
-    assert (answer.returncode, answer.stdout) == (0, "[default0]:there\n")
-    absent = "names local ranks that are not here: this node has 1 worker, counted from 0"
-    assert answer.stderr.splitlines() == [
-        "elastic-run: --node-rank=3 is not used: this is a job of one node",
-        f"elastic-run: --tee=0:1,1:1 {absent}",
-        f"elastic-run: --local-ranks-filter=0,1 {absent}",
-    ]
-
-
 def test_help_may_be_cut_short() -> None:
     """A reader that closes the pipe after the first line sees no complaint."""
     script = f"set -o pipefail; {sys.executable} -m elastic_run --help | head -1"

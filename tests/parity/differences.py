@@ -78,12 +78,6 @@ def _is_threads_notice(_case: Case, key: str, theirs: Any, ours: Any) -> bool:  
     return key == "notice of threads" and len(theirs) == 4 and len(ours) == 1
 
 
-def _is_notice_of_unused(_case: Case, key: str, _theirs: object, ours: Any) -> bool:  # noqa: ANN401 - JSON
-    if key != "launcher's lines on stderr":
-        return False
-    return bool(ours) and all(re.search("^elastic-run: --.* (is not used|that are not here):", line) for line in ours)
-
-
 def _is_token(_case: Case, key: str, theirs: object, ours: object) -> bool:
     return key.endswith(": env ELASTIC_RUN_TOKEN") and theirs == ABSENT and isinstance(ours, str)
 
@@ -170,13 +164,6 @@ DIFFERENCES = (
         documented="a banner of five lines about `OMP_NUM_THREADS` | one line",
         seen_in="standalone",
         covers=_is_threads_notice,
-    ),
-    Difference(
-        name="notice of flags that don't count",
-        reason="one command may be shared by nodes of several sizes; it may also be a slip",
-        documented="is mostly passed over in silence | passed over too, and one line says so",
-        seen_in="flags for other nodes",
-        covers=_is_notice_of_unused,
     ),
     Difference(
         name="a store for each round",

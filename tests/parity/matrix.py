@@ -70,14 +70,6 @@ _SIZE = (
     _case("command on PATH", "--nproc-per-node=2 probe.py --x", front_door="script"),
 )
 
-_UNUSED = (
-    _case(
-        "flags for other nodes",
-        "--nproc-per-node=2 --node-rank=3 --redirects=0:3,1:3,5:1 --local-ranks-filter=0,5 --log-dir={logs} probe.py",
-    ),
-    _case("backend that standalone overrides", "--standalone --rdzv-backend=xx probe.py"),
-)
-
 _RENDEZVOUS = (
     _case(
         "standalone",
@@ -223,4 +215,4 @@ _USAGE = (
     _case("no such script", "absent.py", exit_code=2),
 )
 
-CASES = (*_SIZE, *_UNUSED, *_RENDEZVOUS, *_PROGRAM, *_ENVIRONMENT, *_PROCESS, *_OUTPUT, *_FAILURE, *_USAGE)
+CASES = (*_SIZE, *_RENDEZVOUS, *_PROGRAM, *_ENVIRONMENT, *_PROCESS, *_OUTPUT, *_FAILURE, *_USAGE)

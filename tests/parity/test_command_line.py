@@ -150,7 +150,6 @@ PET_DUPLICATE_STDOUT_FILTERS=a,b PET_DUPLICATE_STDERR_FILTERS=c train.py
 PET_NODE_RANK=2 PET_MASTER_ADDR=h PET_MASTER_PORT=3 PET_LOCAL_ADDR=l train.py
 PET_SIGNALS_TO_HANDLE=SIGINT PET_SHUTDOWN_TIMEOUT=4 PET_ROLE=r PET_EVENT_LOG_HANDLER=console train.py
 PET_LOGS_SPECS=x PET_NUMA_BINDING=node train.py
---signals-to-handle SIGTERM, train.py
 --node-rank 3 train.py
 --standalone --rdzv-backend xx train.py
 --tee 0:1,1:1 --local-ranks-filter 0,1 train.py
@@ -186,6 +185,7 @@ DIFFERENCES = {
     "--master-addr a/b train.py": _CHECKED,
     "--signals-to-handle SIGFOO train.py": _CHECKED,
     "--signals-to-handle= train.py": _CHECKED,
+    "--signals-to-handle SIGTERM, train.py": _CHECKED,
     "PET_NNODES= train.py": _CHECKED,
     "PET_START_METHOD=thread train.py": _VARIABLE,
     "--max 1 train.py": _SPELLINGS,
