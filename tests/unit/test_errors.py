@@ -106,6 +106,28 @@ def test_faulthandler_is_switched_on_where_it_can_be(monkeypatch: pytest.MonkeyP
         get_error_handler().initialize()
 
 
+@pytest.mark.parametrize("character", ["x", "\n", "\N{FIRE}"])
+def test_what_is_recorded_can_be_read(error_file: Path, character: str) -> None:
+    """However long a message is, and whatever is in it: its type, its beginning and its end are in the file."""
+
+    missing = f"layer.0 {character * 2_000_000} layer.9"
+
+    @record
+    def main() -> None:
+        raise KeyError(missing)
+
+    with pytest.raises(KeyError):
+        main()
+    file = read_error_file(str(error_file))
+    assert file.problem == ""
+    assert file.exception is not None
+    assert file.exception.type == "KeyError"
+    assert file.data is not None
+    said = file.data["message"]["message"]
+    assert said.startswith("KeyError: 'layer.0 ")
+    assert said.endswith(" layer.9'")
+
+
 def test_without_a_file_recording_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A script with @record runs outside of a launcher, too."""
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", "")
@@ -187,7 +209,7 @@ def test_a_plain_message_takes_no_exit_code(
         ("[" * 100_000, "its error.json is not valid JSON"),
         ("[]", "its error.json has no message"),
         ('{"messages": 1}', "its error.json has no message"),
-        ("x" * 70_000_000, "its error.json can't be read: it has 70000000 bytes"),
+        ("x" * 5_000_000, "its error.json can't be read: it has 5000000 bytes"),
     ],
 )
 def test_a_broken_error_file_is_one_clause(tmp_path: Path, text: str, problem: str) -> None:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from elastic_run.core.rootcause import WorkerEnd
 
-#: Bytes of an error.json that are read. A message stands in it twice, and may list all that a checkpoint lacks.
-_LIMIT = 64 * 1024 * 1024
+#: Bytes of an error.json that are read; our own `record` writes no larger one.
+_LIMIT = 4 * 1024 * 1024
 
 
 class ErrorFile:

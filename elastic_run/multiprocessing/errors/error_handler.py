@@ -40,8 +40,8 @@ class ErrorHandler:
         path = self._get_error_file_path()
         if not path:
             return
-        extra = {"py_callstack": _format(e), "timestamp": str(int(time.time()))}
-        message = f"{type(e).__name__}: {_text(e)}"
+        extra = {"py_callstack": _cut(_format(e)), "timestamp": str(int(time.time()))}
+        message = _cut(f"{type(e).__name__}: {_text(e)}")
         self._write_error_file(path, json.dumps({"message": {"message": message, "extraInfo": extra}}))
 
     def override_error_code_in_rootcause_data(
@@ -97,6 +97,9 @@ class ErrorHandler:
             return  # usually there is none; and where it can't be removed, writing will say why
 
 
+#: Characters of a message, and of a traceback, that are recorded; a message may list all that a checkpoint lacks. The
+#: whole of it stands on stderr, and what reads the file takes 4 MiB, in which a character may be 12 bytes.
+_MOST = 128 * 1024
 #: Characters of an overwritten file that are logged.
 _LOGGED = 16 * 1024
 
@@ -117,6 +120,11 @@ def _format(error: BaseException) -> str:
     from elastic_run.multiprocessing.errors.own_frames import skip_own_frames  # noqa: PLC0415 - ditto
 
     return "".join(traceback.format_exception(type(error), error, skip_own_frames(error)))
+
+
+def _cut(text: str) -> str:
+    half = _MOST // 2
+    return text if len(text) <= _MOST else f"{text[:half]} [...] {text[-half:]}"
 
 
 def _text(error: BaseException) -> str:
