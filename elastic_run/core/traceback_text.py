@@ -93,10 +93,9 @@ def _link(before: Block | None, block: Block) -> None:
         block.origin = before.origin
     elif before.is_chained:
         # Where all began tells most, and the last step before this exception how it came to that.
-        block.origin = before.origin or cause.summary
-        exception.cause = (
-            block.origin if before.origin in ("", cause.summary) else f"{before.origin} (by way of {cause.summary})"
-        )
+        block.origin = exception.cause = before.origin or cause.summary
+        if block.origin != cause.summary:
+            exception.cause += f" (by way of {cause.summary})"
 
 
 def _is_the_end(lines: list[str], block: Block, exitcode: int | None) -> bool:

@@ -161,7 +161,7 @@ class WarmWorkers:
             Its pid; None where there is no such fork, so that the worker has to be started by exec.
         """
         template = self._templates.get(self._affinities[local_rank])
-        if template is None:
+        if template is None:  # there is none any more (`_leave_out`)
             return None
         if template.forks and (change := self._find_change(env)):
             self._give_up(f"{change} since the template started")
@@ -242,10 +242,8 @@ class WarmWorkers:
         self._settle()
 
     def _tell_lost(self, count: int) -> None:
-        forks, workers = (
-            ("a fork was", "one worker starts") if count == 1 else (f"{count} forks were", f"{count} workers start")
-        )
-        self._say(f"--preload: {forks} killed: {workers} cold")
+        lost = f"{count} forks were killed: {count} workers start"
+        self._say(f"--preload: {'a fork was killed: one worker starts' if count == 1 else lost} cold")
 
     def _leave_out(self, reason: str) -> None:
         """Begin again without a package that nobody has named."""
