@@ -109,7 +109,6 @@ def test_faulthandler_is_switched_on_where_it_can_be(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("character", ["x", "\n", "\N{FIRE}"])
 def test_what_is_recorded_can_be_read(error_file: Path, character: str) -> None:
     """However long a message is, and whatever is in it: its type, its beginning and its end are in the file."""
-
     missing = f"layer.0 {character * 2_000_000} layer.9"
 
     @record
