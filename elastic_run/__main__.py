@@ -24,7 +24,7 @@ def main() -> None:
     gc.disable()
     from elastic_run import run  # noqa: PLC0415 - after that
 
-    run.main()
+    run.run_command()
 
 
 def _end(number: int, _: object) -> None:

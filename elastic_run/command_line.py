@@ -50,6 +50,10 @@ class AnswerRequestedError(Exception):
         self.flag = flag
 
 
+class ValueNotAllowedError(UsageError):
+    """A flag or its variable has a value that is not allowed; the words themselves are a command line."""
+
+
 def parse_command_line(words: Sequence[str], flags: Sequence[Flag], environ: Mapping[str, str]) -> Arguments:
     """Read a command line.
 
@@ -94,13 +98,13 @@ def convert(source: str, flag: Flag, text: str) -> Any:  # noqa: ANN401 - each f
         The value.
 
     Raises:
-        UsageError: The text is not allowed.
+        ValueNotAllowedError: The text is not allowed.
     """
     try:
         return flag.parse(text)
     except ValueError as error:
         message = f"{source}: {text!r} {error}"
-        raise UsageError(message) from None
+        raise ValueNotAllowedError(message) from None
 
 
 def _default(flag: Flag, environ: Mapping[str, str]) -> Any:  # noqa: ANN401 - each flag has its own type

@@ -6,10 +6,8 @@ script, as scripts of that time expect; those of torch 1 want --local_rank=N, wh
 
 from __future__ import annotations
 
-import sys
-
 from elastic_run.flags import FLAGS, LOCAL_RANK_UNDERSCORE, USE_ENV
-from elastic_run.run import exit_unless_successful, parse_with, run
+from elastic_run.run import parse_with, read_words, run, run_command
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -53,16 +51,30 @@ def launch(args: AnyArguments) -> None:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Run a job from the command line.
+    """Run a job for a program, as torch's function of this name does; `python -m elastic_run.launch` is the command.
 
     Args:
         args: The words behind the command; None for those of this process.
 
     Raises:
+        UsageError: A value is not allowed; it is a ValueError.
+        ChildFailedError: A worker failed and restarts are used up.
+        SystemExit: A flag is unknown, or a value or the script is missing (2).
+    """
+    launch(read_words(LEGACY_FLAGS, args))
+
+
+def run_legacy_command(words: Sequence[str] | None = None) -> None:
+    """Run a job for the command line of this front door.
+
+    Args:
+        words: The words behind the command; None for those of this process.
+
+    Raises:
         SystemExit: The job didn't succeed; the code is one of `contract.EXIT_CODES`.
     """
-    exit_unless_successful(parse_args(args), sys.argv[1:] if args is None else args, _WORDS)
+    run_command(words, LEGACY_FLAGS, _WORDS)
 
 
 if __name__ == "__main__":
-    main()
+    run_legacy_command()

@@ -2,8 +2,9 @@
 
     words -> parse_args -> check_arguments -> config_from_args -> launch_job -> exit code
 
-`main` tells that story. The other public names are torch's, for programs that call them; `run` raises where `main`
-prints and exits. Nothing is imported here that the first worker doesn't need: see law 1 in docs/architecture.md.
+`run_command` tells that story. The other public names are torch's, for programs that call them: `main` and `run` raise
+where `run_command` prints and exits. Nothing is imported here that the first worker doesn't need: see law 1 in
+docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import sys
 
 from elastic_run import contract
-from elastic_run.command_line import AnswerRequestedError, Arguments, parse_command_line
+from elastic_run.command_line import AnswerRequestedError, Arguments, ValueNotAllowedError, parse_command_line
 from elastic_run.configuration import (
     choose_rendezvous,
     complete_arguments,
@@ -49,32 +50,46 @@ __all__ = [
     "run_script_path",
 ]
 
+#: The name of torch's console script. It calls `main` without words, and is a command under `elastic_run.compat`.
+_TORCHS_COMMAND = "torchrun"
+
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Run a job from the command line.
+    """Run a job for a program, as torch's function of this name does; `run_command` is the command.
 
     Args:
         args: The words behind the command; None for those of this process.
 
     Raises:
-        SystemExit: The job didn't succeed; the code is one of `contract.EXIT_CODES`.
+        UsageError: A value is not allowed; it is a ValueError.
+        ChildFailedError: A worker failed and restarts are used up.
+        SystemExit: A flag is unknown, or a value or the script is missing (2).
     """
-    exit_unless_successful(parse_args(args), sys.argv[1:] if args is None else args)
+    if args is None and os.path.basename(sys.argv[0]) == _TORCHS_COMMAND:
+        run_command()
+        return
+    from elastic_run.multiprocessing.errors import record  # noqa: PLC0415 - the command writes error files itself
+
+    record(lambda: run(read_words(FLAGS, args)))()
 
 
-def exit_unless_successful(
-    args: Arguments, words: Sequence[str], command_words: Sequence[str] = ("elastic-run",)
+def run_command(
+    words: Sequence[str] | None = None,
+    flags: Sequence[Flag] = FLAGS,
+    command_words: Sequence[str] = ("elastic-run",),
 ) -> None:
-    """Run a job, and leave with its exit code unless that is 0.
+    """Run a job for the command line, and leave with its exit code unless that is 0.
 
     Args:
-        args: The command line.
-        words: Its words as given, to show how other nodes join the job.
-        command_words: What stands in front of them there.
+        words: The words behind the command; None for those of this process.
+        flags: The flags that the command has.
+        command_words: The words of the command itself, to show how other nodes join the job.
 
     Raises:
-        SystemExit: The job didn't succeed.
+        SystemExit: The job didn't succeed; the code is one of `contract.EXIT_CODES`.
     """
+    words = sys.argv[1:] if words is None else words
+    args = parse_with(flags, words)
     try:
         workers = _check(args)
         # Before anything is opened: a closed standard descriptor's number would go to the first file.
@@ -184,10 +199,32 @@ def parse_with(flags: Sequence[Flag], args: Sequence[str] | None) -> Arguments:
         SystemExit: It is wrong (2), or asks for the help or the version (0).
     """
     try:
+        return read_words(flags, args)
+    except ValueNotAllowedError as error:
+        _exit_with(contract.EXIT_USAGE, f"error: {error}")
+
+
+def read_words(flags: Sequence[Flag], args: Sequence[str] | None) -> Arguments:
+    """Read a command line for a program; torch finds wrong values after parsing, and raises.
+
+    Args:
+        flags: The flags of the command line.
+        args: The words behind the command; None for those of this process.
+
+    Returns:
+        The values by the flags' names.
+
+    Raises:
+        ValueNotAllowedError: A value is not allowed.
+        SystemExit: The words are no command line (2), or ask for the help or the version (0).
+    """
+    try:
         return parse_command_line(sys.argv[1:] if args is None else args, flags, os.environ)
     except AnswerRequestedError as answer:
         _print(_answer(answer.flag, flags))
         sys.exit(contract.EXIT_SUCCESS)
+    except ValueNotAllowedError:
+        raise
     except UsageError as error:
         _exit_with(contract.EXIT_USAGE, f"error: {error}")
 
@@ -296,4 +333,4 @@ def _exit_with(code: int, text: str) -> NoReturn:
 
 
 if __name__ == "__main__":
-    main()
+    run_command()

@@ -474,7 +474,7 @@ def test_a_worker_that_sigkill_does_not_end_has_an_exit_code_of_its_own(launch: 
         while True: signal.pause()
     """)
     blunt = "from elastic_run.multiprocessing import processes; processes.kill_all = lambda *_: None"
-    program = (sys.executable, "-c", f"{blunt}; from elastic_run.run import main; main()")
+    program = (sys.executable, "-c", f"{blunt}; from elastic_run.__main__ import main; main()")
     job = launch("--standalone", "--nproc-per-node=2", "--shutdown-timeout=1", path, program=program)
     pids = [int(match[1]) for match in job.wait_lines(r"ready (\d+)", count=2)]
     assert job.process.wait(30) == 203

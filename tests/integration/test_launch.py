@@ -104,5 +104,5 @@ def test_other_nodes_are_told_to_come_in_by_the_same_door(monkeypatch: pytest.Mo
 
     monkeypatch.setattr("elastic_run.launcher.launch_job", note)
     words = ["--nnodes=2", __file__, "--x"]
-    legacy.main(words)
+    legacy.run_legacy_command(words)
     assert configs[0].join_command == (["python", "-m", "elastic_run.launch"], words)

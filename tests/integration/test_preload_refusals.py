@@ -203,7 +203,7 @@ def test_without_the_start_file_the_script_never_runs_as_a_template(
 _WITHOUT_SITE = """
 import sys
 sys.path = [path for path in sys.path if not path.endswith("-packages")]
-from elastic_run.run import main
+from elastic_run.__main__ import main
 main()
 """
 

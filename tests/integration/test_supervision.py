@@ -457,7 +457,7 @@ _BLUNT = (
     "-c",
     (
         "from elastic_run.multiprocessing import processes; processes.kill_all = lambda *_: None; "
-        "from elastic_run.run import main; main()"
+        "from elastic_run.__main__ import main; main()"
     ),
 )
 

@@ -7,7 +7,7 @@ import pytest
 from elastic_run import __version__
 from elastic_run.flags import FLAGS, flags_markdown
 from elastic_run.help_text import WIDTH, render_help
-from elastic_run.run import main
+from elastic_run.run import run_command
 
 
 def test_help_fits_and_shows_every_flag_with_its_variable() -> None:
@@ -32,7 +32,7 @@ def test_help_shows_defaults_and_exit_codes() -> None:
 def test_texts_go_to_stdout_and_succeed(words: list[str], begin: str, capsys: pytest.CaptureFixture[str]) -> None:
     """--help and --version print to stdout and end with 0."""
     with pytest.raises(SystemExit) as ended:
-        main(words)
+        run_command(words)
     out, err = capsys.readouterr()
     assert (ended.value.code, err) == (0, "")
     assert out.startswith(begin)

@@ -22,10 +22,10 @@ from elastic_run.run import (
     determine_local_world_size,
     get_args_parser,
     get_rdzv_endpoint,
-    main,
     parse_args,
     parse_min_max_nnodes,
     run,
+    run_command,
 )
 from elastic_run.validation import UsageError
 
@@ -124,7 +124,7 @@ def test_what_cannot_be_started_is_answered_in_one_line(
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(SystemExit) as ended:
-        main(words.split())
+        run_command(words.split())
     out, err = capsys.readouterr()
     assert (ended.value.code, out) == (contract.EXIT_USAGE, "")
     assert err.startswith(f"elastic-run: error: {named}")
@@ -153,7 +153,7 @@ def test_a_long_value_is_shown_with_both_ends(capsys: pytest.CaptureFixture[str]
     """A line about bad input begins with the flag and ends with what is allowed, however long the value is."""
     for value in ("1" * 5000, "1 " * 2500):
         with pytest.raises(SystemExit):
-            main([f"--nnodes={value}", "train.py"])
+            run_command([f"--nnodes={value}", "train.py"])
         err = capsys.readouterr().err
         assert err.startswith("elastic-run: error: --nnodes: '1")
         assert err.endswith(" is not MIN[:MAX] with 1 <= MIN <= MAX\n")
@@ -206,7 +206,7 @@ def test_what_is_wrong_with_a_job_of_several_nodes(
     """A rendezvous that can't work is one line that names the flag, the value and what is allowed, and exit code 2."""
     assert place.exists()
     with pytest.raises(SystemExit) as ended:
-        main(words.replace(" IN", " --rdzv-endpoint h:1 --rdzv-id j train.py").split())
+        run_command(words.replace(" IN", " --rdzv-endpoint h:1 --rdzv-id j train.py").split())
     err = capsys.readouterr().err
     assert ended.value.code == contract.EXIT_USAGE
     assert f"error: {said}" in err
