@@ -119,6 +119,10 @@ DEFAULT_MASTER_PORT = 29500
 DEFAULT_C10D_PORT = 29400
 DEFAULT_SIGNALS_TO_HANDLE = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 DEFAULT_SHUTDOWN_TIMEOUT = 30
+#: Seconds that stand for ever: some thirty years. Threads and clocks can't take much more.
+LONGEST_TIME = 1e9
+#: Seconds that one wait of a socket or of poll may last: the kernel counts milliseconds in 32 bits.
+LONGEST_WAIT = 1e6
 DEFAULT_PREFIX_TEMPLATE = "[${role_name}${local_rank}]:"
 #: Bytes of each rank's stderr that are kept for the report.
 CAPTURE_BYTES = 64 * 1024

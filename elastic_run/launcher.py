@@ -138,7 +138,7 @@ class LaunchConfig:
         _refuse_unhandleable(self.signals_to_handle, self.forward_signals)
         _check_field("preload", self.preload, preloaded)
         _check_field("scale_up_signal", self.scale_up_signal, one_signal)
-        if self.shutdown_timeout < 0:
+        if not self.shutdown_timeout >= 0:  # nor nan
             message = f"shutdown_timeout must be 0 or more seconds, got {self.shutdown_timeout}"
             raise ValueError(message)
 
@@ -455,7 +455,7 @@ def _options(config: LaunchConfig, *, is_whole_process: bool) -> AgentOptions:
         affinities = worker_affinities(config.numa_options, config.nproc_per_node)
     return AgentOptions(
         policy=config.restart_policy or RestartPolicy(config.max_restarts),
-        shutdown_timeout=float(config.shutdown_timeout or 0),
+        shutdown_timeout=float(min(config.shutdown_timeout or 0, contract.LONGEST_TIME)),
         signals=parse_signals(config.signals_to_handle),
         forwarded=parse_signals(config.forward_signals) if config.forward_signals else (),
         worker_store=config.worker_store,

@@ -34,6 +34,8 @@ _READABLE = select.POLLIN | select.POLLPRI
 _WRITABLE = select.POLLOUT
 #: The other side has gone: reading and writing both tell more.
 _BROKEN = select.POLLHUP | select.POLLERR | select.POLLNVAL
+#: Seconds that one wait lasts: the kernel counts milliseconds in 32 bits. A timer beyond that is due in a later turn.
+_LONGEST_WAIT = 86400.0
 _WAKE = b"\0"
 _WAKE_BYTES = 4096
 #: An exit status that somebody else collected (a SIGCHLD handler of the program we run in) can't be known.
@@ -293,7 +295,7 @@ class Loop:
         while self._timers and self._timers[0][2].callback is None:
             heapq.heappop(self._timers)
         due = [when for when in (deadline, self._timers[0][0] if self._timers else None) if when is not None]
-        return max(0.0, min(due) - now) if due else None
+        return max(0.0, min(min(due) - now, _LONGEST_WAIT)) if due else None
 
     def _turn(self, timeout: float | None) -> None:
         for fd, events in self._poll.poll(timeout):

@@ -7,6 +7,8 @@ torch keeps the text, we check it and keep the text too, so that a namespace mea
 
 from __future__ import annotations
 
+from elastic_run.contract import LONGEST_TIME
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -96,8 +98,8 @@ def count(text: str) -> int:
 
 
 def whole_seconds(text: str) -> int:
-    """Read a whole number of seconds."""
-    return whole_number(text, least=0, allowed="a whole number of seconds from 0 up")
+    """Read a whole number of seconds; one above `LONGEST_TIME` becomes that."""
+    return min(whole_number(text, least=0, allowed="a whole number of seconds from 0 up"), int(LONGEST_TIME))
 
 
 def port(text: str) -> int:
@@ -110,7 +112,7 @@ def port(text: str) -> int:
 
 
 def seconds(text: str) -> float:
-    """Read a number of seconds, as torch does."""
+    """Read a number of seconds; one above `LONGEST_TIME` becomes that."""
     try:
         value = float(text)
     except ValueError:
@@ -118,7 +120,7 @@ def seconds(text: str) -> float:
     if not 0 <= value < float("inf"):
         message = "is not a number of seconds from 0 up"
         raise ValueError(message)
-    return value
+    return min(value, LONGEST_TIME)
 
 
 def positive_seconds(text: str) -> float:
@@ -137,7 +139,7 @@ def duration(text: str) -> float:
     """Read seconds, or a number with one of the units s, m, h, d."""
     factor = _UNITS.get(text[-1:], 0.0)
     try:
-        return seconds(text[:-1]) * factor if factor else seconds(text)
+        return min(seconds(text[:-1]) * factor, LONGEST_TIME) if factor else seconds(text)
     except ValueError:
         message = "is not a number of seconds from 0 up, nor a number with s, m, h or d"
         raise ValueError(message) from None

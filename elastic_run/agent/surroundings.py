@@ -104,7 +104,7 @@ class AgentOptions:
         join_command: tuple[list[str], list[str]] | None = None,
     ) -> None:
         self.policy = policy
-        self.shutdown_timeout = shutdown_timeout
+        self.shutdown_timeout = min(shutdown_timeout, contract.LONGEST_TIME)
         self.signals = signals
         self.forwarded = forwarded
         self.worker_store = worker_store

@@ -12,6 +12,7 @@ from __future__ import annotations
 import signal
 import threading
 
+from elastic_run.contract import LONGEST_TIME
 from elastic_run.core.shutdown import KILL_PATIENCE
 from elastic_run.loop import Loop
 from elastic_run.multiprocessing import processes
@@ -119,7 +120,7 @@ class Team:
             Whether it is true.
         """
         with self._news:
-            return self._news.wait_for(is_done, timeout)
+            return self._news.wait_for(is_done, None if timeout is None else min(timeout, LONGEST_TIME))
 
     def stop(self, number: int = signal.SIGTERM, grace: float = 30.0) -> None:
         """Stop every process with all its descendants, and wait until they are gone; harmless when they are.
@@ -128,6 +129,7 @@ class Team:
             number: The signal that they get first.
             grace: Seconds until SIGKILL.
         """
+        grace = min(grace, LONGEST_TIME)
         self.loop.call_soon_threadsafe(lambda: self._stop(number, grace))
         self._thread.join(grace + KILL_PATIENCE + _MOMENT)
 

@@ -15,6 +15,7 @@ import socket
 import threading
 import time
 
+from elastic_run.contract import LONGEST_WAIT
 from elastic_run.store.errors import CLOSED, REFUSED, SILENT, UNREACHABLE, UNRESOLVED, StoreConnectionError
 
 TYPE_CHECKING = False
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 _LOOK_UP_LEAST = 0.001
 #: One address of several gets this share of the time that is left, so that a dark one doesn't take all of it.
 _PROBES = 3
+#: Seconds: the kernel takes no pause between two probes beyond 32767.
+_LONGEST_DARKNESS = 86400.0
 _NO_WAY = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 
@@ -44,7 +47,7 @@ def connect_once(host: str, port: int, timeout: float, *, dark_after: float) -> 
     Raises:
         StoreConnectionError: No address took it; the reason is that of the last one.
     """
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + min(timeout, LONGEST_WAIT)
     addresses = resolve(host, port, timeout)
     for tried, (family, address) in enumerate(addresses, 1):
         left = max(deadline - time.monotonic(), _LOOK_UP_LEAST)
@@ -89,7 +92,7 @@ def resolve(host: str, port: int, timeout: float) -> list[Address]:
 
     thread = threading.Thread(target=look_up, name=f"look-up of {host}", daemon=True)
     thread.start()
-    thread.join(max(timeout, _LOOK_UP_LEAST))
+    thread.join(max(min(timeout, LONGEST_WAIT), _LOOK_UP_LEAST))
     answer = found[0] if found else TimeoutError(f"no name server answered within {timeout:.1f} s")
     if isinstance(answer, Exception):
         reason = answer.strerror if isinstance(answer, socket.gaierror) else str(answer)
@@ -107,6 +110,7 @@ def notice_darkness(connected: socket.socket, seconds: float) -> None:
     """
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    seconds = min(seconds, _LONGEST_DARKNESS)
     pause = max(1, int(seconds / _PROBES))
     options = (("TCP_KEEPIDLE", pause), ("TCP_KEEPALIVE", pause), ("TCP_KEEPINTVL", pause), ("TCP_KEEPCNT", _PROBES))
     for name, value in (*options, ("TCP_USER_TIMEOUT", max(1, int(seconds * 1000)))):

@@ -15,6 +15,7 @@ from __future__ import annotations
 import ssl
 import time
 
+from elastic_run.contract import LONGEST_WAIT
 from elastic_run.records import dataclass
 from elastic_run.store.dialing import connect_once
 from elastic_run.store.errors import (
@@ -256,7 +257,7 @@ class HttpClient:
         if self._tls is None:
             return Stream(connected, str(self.endpoint))
         try:
-            connected.settimeout(timeout)
+            connected.settimeout(min(timeout, LONGEST_WAIT))
             return Stream(self._tls.wrap_socket(connected, server_hostname=host), str(self.endpoint))
         except TimeoutError as error:
             connected.close()

@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 
+from elastic_run.contract import LONGEST_WAIT
 from elastic_run.store import wire
 from elastic_run.store.dialing import reason_of
 
@@ -71,7 +72,7 @@ class Stream:
         try:
             with self._using:
                 open_socket = self._open_socket()
-                open_socket.settimeout(timeout)
+                open_socket.settimeout(min(timeout, LONGEST_WAIT))
                 open_socket.sendall(data)
         except wire.StoreError:
             raise
@@ -146,7 +147,7 @@ class Stream:
             with self._using:
                 open_socket = self._open_socket()
                 while missing > 0:
-                    open_socket.settimeout(max(deadline - time.monotonic(), 1e-6))
+                    open_socket.settimeout(max(min(deadline - time.monotonic(), LONGEST_WAIT), 1e-6))
                     parts.append(self._read(open_socket, missing))
                     missing -= len(parts[-1])
         finally:

@@ -15,6 +15,7 @@ import signal
 import threading
 import time
 
+from elastic_run import contract
 from elastic_run.timer import expiries
 from elastic_run.timer.api import TimerClient
 from elastic_run.timer.countdowns import Countdowns
@@ -202,7 +203,7 @@ class FileTimerServer:
         is_over = False
         while not is_over:
             left = self._timers.seconds_left
-            events = poll.poll(None if left is None else left * 1000)
+            events = poll.poll(None if left is None else min(left, contract.LONGEST_WAIT) * 1000)
             is_over = any(fd == self._wake_read for fd, _ in events)
             if self._is_stopping:
                 return

@@ -6,6 +6,7 @@ Times are seconds and may be fractions (torch: whole numbers).
 
 from __future__ import annotations
 
+from elastic_run.contract import LONGEST_TIME
 from elastic_run.records import dataclass, field
 
 TYPE_CHECKING = False
@@ -138,7 +139,7 @@ def _read_time(key: str, value: object) -> float:
     except (TypeError, ValueError):
         seconds = float("nan")
     if (seconds > 0 or (may_be_zero and seconds == 0)) and seconds != float("inf"):
-        return seconds
+        return min(seconds, LONGEST_TIME)
     message = f"rendezvous setting {key}={value!r}: not a number of seconds {'from' if may_be_zero else 'above'} 0"
     raise ValueError(message)
 
