@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from contextlib import contextmanager
 
+from elastic_run.lazy import lazy_names
 from elastic_run.multiprocessing.errors import get_error_handler
 
 TYPE_CHECKING = False
@@ -17,6 +18,14 @@ if TYPE_CHECKING:
 __all__ = ["worker_main"]
 
 TORCH_WORKER_SERVER_SOCKET = "TORCH_WORKER_SERVER_SOCKET"
+
+#: Names that torch's module has from others, and that programs take from there.
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "record": "elastic_run.multiprocessing.errors",
+    },
+)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ script, as scripts of that time expect; those of torch 1 want --local_rank=N, wh
 from __future__ import annotations
 
 from elastic_run.flags import FLAGS, LOCAL_RANK_UNDERSCORE, USE_ENV
+from elastic_run.lazy import lazy_names
 from elastic_run.run import parse_with, read_words, run, run_command
 
 TYPE_CHECKING = False
@@ -20,6 +21,14 @@ __all__ = ["launch", "main", "parse_args"]
 #: The flags of this front door.
 LEGACY_FLAGS = (*FLAGS, USE_ENV, LOCAL_RANK_UNDERSCORE)
 _WORDS = ("python", "-m", "elastic_run.launch")
+
+#: Names that torch's module has from others, and that programs take from there.
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "get_args_parser": "elastic_run.run",
+    },
+)
 
 
 def parse_args(args: Sequence[str] | None) -> Arguments:

@@ -14,6 +14,7 @@ from elastic_run.agent.api import WorkerGroup, WorkerSpec
 from elastic_run.agent.head_start import take_head_start
 from elastic_run.agent.surroundings import AgentOptions, Surroundings, parse_signals
 from elastic_run.core.policy import RestartPolicy
+from elastic_run.lazy import lazy_names
 from elastic_run.multiprocessing.logs import DefaultLogsSpecs
 from elastic_run.records import dataclass, field
 from elastic_run.rendezvous.api import RendezvousParameters
@@ -34,6 +35,27 @@ if TYPE_CHECKING:
 __all__ = ["LaunchConfig", "elastic_launch", "launch_agent", "launch_job"]
 
 _DEFAULT_RENDEZVOUS_TIMEOUT = 900
+
+#: Names that torch's module has from others, and that programs take from there.
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "ChildFailedError": "elastic_run.multiprocessing.errors",
+        "HealthCheckServer": "elastic_run.agent.health_check_server",
+        "LocalElasticAgent": "elastic_run.agent",
+        "LogsSpecs": "elastic_run.multiprocessing",
+        "NumaOptions": "elastic_run.cluster.numa",
+        "SignalException": "elastic_run.multiprocessing",
+        "TORCHELASTIC_HEALTH_CHECK_PORT": "elastic_run.agent.local_elastic_agent",
+        "create_healthcheck_server": "elastic_run.agent.health_check_server",
+        "events": "elastic_run.events:",
+        "get_logger": "elastic_run.utils.logging",
+        "metrics": "elastic_run.metrics:",
+        "parse_rendezvous_endpoint": "elastic_run.rendezvous",
+        "rdzv_registry": "elastic_run.rendezvous.registry:",
+    },
+    logger="logger",
+)
 
 
 @dataclass

@@ -23,6 +23,7 @@ from elastic_run.configuration import (
     say,
 )
 from elastic_run.flags import FLAGS
+from elastic_run.lazy import lazy_names
 from elastic_run.multiprocessing.descriptors import ensure_standard_descriptors
 from elastic_run.preflight import check_arguments, find_notices, name_source
 from elastic_run.validation import UsageError, node_range, whole_number, worker_count
@@ -52,6 +53,22 @@ __all__ = [
 
 #: The name of torch's console script. It calls `main` without words, and is a command under `elastic_run.compat`.
 _TORCHS_COMMAND = "torchrun"
+
+#: Names that torch's module has from others, and that programs take from there.
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "DefaultLogsSpecs": "elastic_run.multiprocessing",
+        "LaunchConfig": "elastic_run.launcher",
+        "LogsSpecs": "elastic_run.multiprocessing",
+        "Std": "elastic_run.multiprocessing",
+        "elastic_launch": "elastic_run.launcher",
+        "get_logger": "elastic_run.utils.logging",
+        "macros": "elastic_run.utils",
+        "record": "elastic_run.multiprocessing.errors",
+    },
+    logger="logger",
+)
 
 
 def main(args: Sequence[str] | None = None) -> None:

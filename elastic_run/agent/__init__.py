@@ -44,4 +44,22 @@ __all__ = [  # noqa: PLE0604 - the keys are the names
     *_HOMES,
 ]
 
-__getattr__ = lazy_names(__name__, _HOMES)
+#: Names that torch's modules have from others, and that programs take from there.
+_BORROWED = {
+    "Event": "elastic_run.events",
+    "EventSource": "elastic_run.events",
+    "NumaOptions": "elastic_run.cluster.numa",
+    "ProcessFailure": "elastic_run.multiprocessing.errors",
+    "RendezvousGracefulExitError": "elastic_run.rendezvous",
+    "SignalException": "elastic_run.multiprocessing",
+    "TORCHELASTIC_ENABLE_FILE_TIMER": "local_elastic_agent",
+    "TORCHELASTIC_TIMER_FILE": "local_elastic_agent",
+    "get_logger": "elastic_run.utils.logging",
+    "prof": "elastic_run.metrics",
+    "put_metric": "elastic_run.metrics",
+    "rdzv": "elastic_run.rendezvous:",
+    "record": "elastic_run.events",
+    "store_util": "elastic_run.utils.store:",
+}
+
+__getattr__ = lazy_names(__name__, _HOMES | _BORROWED, logger="logger")

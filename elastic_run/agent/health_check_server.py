@@ -7,6 +7,7 @@ A scheduler may want to ask an agent whether it is alive. A site gives `LocalEla
 from __future__ import annotations
 
 from elastic_run.contract import ENV_HEALTH_CHECK_PORT
+from elastic_run.lazy import lazy_names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,6 +17,15 @@ if TYPE_CHECKING:
 _TIMEOUT = 60
 
 __all__ = ["HealthCheckServer", "create_healthcheck_server"]
+
+#: Names that torch's module has from others, and that programs take from there.
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "get_logger": "elastic_run.utils.logging",
+    },
+    logger="log",
+)
 
 
 class HealthCheckServer:

@@ -19,6 +19,7 @@ from elastic_run.agent.state import WorkerState
 from elastic_run.agent.supervisor import Supervisor
 from elastic_run.agent.surroundings import AgentOptions, Surroundings, parse_signals
 from elastic_run.core.policy import RestartPolicy
+from elastic_run.lazy import lazy_names
 from elastic_run.utils.api import macros, safe_substitute
 
 TYPE_CHECKING = False
@@ -39,6 +40,27 @@ TORCHELASTIC_ENABLE_FILE_TIMER = contract.ENV_ENABLE_FILE_TIMER
 TORCHELASTIC_HEALTH_CHECK_PORT = contract.ENV_HEALTH_CHECK_PORT
 TORCHELASTIC_TIMER_FILE = contract.ENV_TIMER_FILE
 TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT = contract.ENV_UNINTERRUPTIBLE_STATE_TIMEOUT
+
+#: Names that torch's module has from others, and that programs take from there.
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "HealthCheckServer": "elastic_run.agent.health_check_server",
+        "LogsSpecs": "elastic_run.multiprocessing",
+        "PContext": "elastic_run.multiprocessing",
+        "WorkerGroup": "elastic_run.agent",
+        "WorkerSpec": "elastic_run.agent",
+        "create_healthcheck_server": "elastic_run.agent.health_check_server",
+        "events": "elastic_run.events:",
+        "get_logger": "elastic_run.utils.logging",
+        "is_uninterruptible_state": "elastic_run.utils.process_state",
+        "prof": "elastic_run.metrics",
+        "read_proc_state": "elastic_run.utils.process_state",
+        "start_processes": "elastic_run.multiprocessing",
+        "timer": "elastic_run.timer:",
+    },
+    logger="logger",
+)
 
 
 class LocalElasticAgent(SimpleElasticAgent):

@@ -10,7 +10,7 @@ Rules
   ``except`` and pickles agree, whichever path they came by.
 - Modules of torch's that aren't in the table, and private names that we lack, are torch's own: torch itself uses some
   of them in workers. A public name that we lack is an AttributeError which says so; ours never runs half of torch's.
-- Names that a module of torch's has only from its own imports (`borrowed_names`) are ours there as well.
+- Names that a module of torch's has from others are in ours as well, or else torch's own (`borrowed_names`).
 - The variable is read by a .pth file of one line that the wheel brings: the only way in which a variable can act on
   programs that know nothing of us. It costs each start of Python 0.15 ms of 7, and imports nothing unless it is set.
 """

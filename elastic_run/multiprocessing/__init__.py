@@ -7,6 +7,7 @@ from elastic_run.lazy import lazy_names
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from elastic_run.multiprocessing.api import SignalException as SignalException
+    from elastic_run.multiprocessing.api import get_std_cm as get_std_cm
     from elastic_run.multiprocessing.contexts import PContext as PContext
     from elastic_run.multiprocessing.contexts import RunProcsResult as RunProcsResult
     from elastic_run.multiprocessing.errors.failures import ProcessFailure as ProcessFailure
@@ -36,6 +37,7 @@ _HOMES = {
     "ProcessFailure": "errors",
     "RunProcsResult": "contexts",
     "SignalException": "api",
+    "get_std_cm": "api",
     "Std": "std",
     "SubprocessContext": "starting",
     "start_processes": "starting",
@@ -44,4 +46,11 @@ _HOMES = {
 
 __all__ = [*_HOMES]  # noqa: PLE0604 - the keys are the names
 
-__getattr__ = lazy_names(__name__, _HOMES)
+#: Names that torch's modules have from others, and that programs take from there.
+_BORROWED = {
+    "NumaOptions": "elastic_run.cluster.numa",
+    "get_logger": "elastic_run.utils.logging",
+    "record": "errors",
+}
+
+__getattr__ = lazy_names(__name__, _HOMES | _BORROWED, logger="logger")

@@ -8,8 +8,11 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+    from typing import Any
 
-__all__ = ["SignalException"]
+__all__ = ["SignalException", "get_std_cm"]
 
 
 class SignalException(Exception):  # noqa: N818 - torch's name
@@ -23,3 +26,18 @@ class SignalException(Exception):  # noqa: N818 - torch's name
     def __init__(self, msg: str, sigval: signal.Signals) -> None:
         super().__init__(msg)
         self.sigval = sigval
+
+
+def get_std_cm(std_rd: str, redirect_fn: Callable[[str], AbstractContextManager[Any]]) -> AbstractContextManager[Any]:
+    """Return a context in which a stream goes to a file.
+
+    Args:
+        std_rd: Path of the file; empty for none.
+        redirect_fn: Makes the context from the path.
+
+    Returns:
+        The context, or one that does nothing where there is no file.
+    """
+    from contextlib import nullcontext  # noqa: PLC0415 - for programs; the launcher redirects in another way
+
+    return redirect_fn(std_rd) if std_rd else nullcontext()

@@ -321,5 +321,9 @@ def __getattr__(name: str) -> object:
         from collections.abc import Callable  # noqa: PLC0415 - an alias for annotations, rarely wanted at run time
 
         return Callable[[RendezvousParameters], RendezvousHandler]
+    if name == "get_free_port":
+        from elastic_run.utils.distributed import get_free_port  # noqa: PLC0415 - torch's module has it; it needs socket
+
+        return get_free_port
     message = f"module {__name__!r} has no attribute {name!r}"
     raise AttributeError(message)

@@ -15,6 +15,7 @@ import subprocess
 import tempfile
 import time
 
+from elastic_run.lazy import lazy_names
 from elastic_run.utils.distributed import get_free_port, get_socket_with_port
 
 TYPE_CHECKING = False
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from typing import Any, TextIO
 
 __all__ = ["EtcdServer", "find_free_port", "stop_etcd"]
+
+__getattr__ = lazy_names(__name__, {}, logger="logger")
 
 #: Torch's name for it: a socket that holds a free port.
 find_free_port = get_socket_with_port

@@ -10,6 +10,7 @@ is asked for, and a broken one is an error that names its package.
 from __future__ import annotations
 
 from elastic_run.contract import RENDEZVOUS_ENTRY_POINTS
+from elastic_run.lazy import lazy_names
 from elastic_run.rendezvous.api import rendezvous_handler_registry
 
 TYPE_CHECKING = False
@@ -24,6 +25,17 @@ if TYPE_CHECKING:
     )
 
 __all__ = ["get_rendezvous_handler", "register_built_in_handlers"]
+
+#: Names that torch's module has from others, and that programs take from there.
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "RendezvousHandler": "elastic_run.rendezvous",
+        "RendezvousParameters": "elastic_run.rendezvous",
+        "handler_registry": "elastic_run.rendezvous:rendezvous_handler_registry",
+    },
+    logger="log",
+)
 
 #: Seconds for a name server to say whether an endpoint is this machine.
 _LOOK_UP = 3.0

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import logging
 
+from elastic_run.lazy import lazy_names
+
 __all__ = ["log_debug_info_for_expired_timers"]
+
+#: Names that torch's module has from others, and that programs take from there.
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "get_logger": "elastic_run.utils.logging",
+    },
+)
 
 logger = logging.getLogger(__name__)
 

@@ -16,6 +16,7 @@ import threading
 import time
 
 from elastic_run import contract
+from elastic_run.lazy import lazy_names
 from elastic_run.timer import expiries
 from elastic_run.timer.api import TimerClient
 from elastic_run.timer.countdowns import Countdowns
@@ -31,6 +32,15 @@ if TYPE_CHECKING:
     from elastic_run.timer.countdowns import Countdown
 
 __all__ = ["FileTimerClient", "FileTimerRequest", "FileTimerServer"]
+
+#: Names that torch's module has from others, and that programs take from there.
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "TimerRequest": "elastic_run.timer",
+        "get_logger": "elastic_run.utils.logging",
+    },
+)
 
 logger = logging.getLogger(__name__)
 

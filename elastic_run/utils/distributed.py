@@ -7,11 +7,23 @@ from __future__ import annotations
 
 import socket
 
+from elastic_run.lazy import lazy_names
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
 __all__ = ["create_c10d_store", "get_free_port", "get_hostname", "get_socket_with_port"]
+
+#: Names that torch's module has from others, and that programs take from there.
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "barrier": "elastic_run.utils.store",
+        "get_logger": "elastic_run.utils.logging",
+    },
+    logger="logger",
+)
 
 _LOOPBACK = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
 

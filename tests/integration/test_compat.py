@@ -27,12 +27,8 @@ PTH = Path(elastic_run.__file__).parent / "compat" / "elastic-run-compat.pth"
 VARIABLE = "ELASTIC_RUN_COMPAT"
 INSTALL = "import elastic_run.compat as compat; compat.install()\n"
 
-#: Names that torch's modules have and an alias doesn't: a reviewed difference, a type variable, one's second name.
-LEFT_OUT = (
-    "torch.distributed.elastic.multiprocessing.api get_std_cm",
-    "torch.distributed.elastic.utils.data.elastic_distributed_sampler T",
-    "torch.distributed.elastic.rendezvous.registry handler_registry",
-)
+#: Names that torch's modules have and an alias doesn't: a type variable.
+LEFT_OUT = ("torch.distributed.elastic.utils.data.elastic_distributed_sampler T",)
 
 #: Torch's own modules below the same paths, which are not in our table.
 OUTSIDE = (

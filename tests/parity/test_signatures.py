@@ -7,11 +7,14 @@ tables below with its reason. An entry that is no difference any more fails, too
 from __future__ import annotations
 
 import inspect
+import logging
 import pkgutil
 from importlib import import_module
+from types import ModuleType
 
 import pytest
 
+from elastic_run.compat.borrowed_names import BORROWED_NAMES
 from elastic_run.compat.paths import PATHS, ROOTS
 from tests.parity.signatures import compare
 
@@ -51,25 +54,38 @@ _DIFFERENCES: dict[tuple[str, str], str] = {
     ("elastic_run.multiprocessing.errors.ChildFailedError", "also is made with (root_rank)"): (
         "the cause is known better than by torch's whole seconds"
     ),
-    ("elastic_run.multiprocessing.get_std_cm", "is missing"): _OUTPUT,
+}
+
+#: Names that are no names of ours, and why. With `elastic_run.compat` torch's paths have those of the first table.
+_LEFT_TO_TORCH = {
+    **{
+        (path, name): "torch's own: ours would have to import torch"
+        for path, homes in BORROWED_NAMES.items()
+        for names in homes.values()
+        for name in names.split()
+    },
+    (f"{_TORCH}.elastic.utils.data.elastic_distributed_sampler", "T"): "a type variable",
+    (f"{_TORCH}.elastic.utils.data.elastic_distributed_sampler", "Dataset"): "torch's own, for an annotation",
 }
 
 _PAIRS = sorted(PATHS.items())
 
 
 def _public_names(path: str) -> list[str]:
-    """Return a module's `__all__`, or else what it defines itself; for a package also what its parts define."""
+    """Return the public names that a program can take from a module of torch's: its own, and those of other modules."""
     module = import_module(path)
-    if hasattr(module, "__all__"):
-        return list(module.__all__)
-    is_package = hasattr(module, "__path__")
-    found = []
+    found = dict.fromkeys(getattr(module, "__all__", ()))
     for name, value in vars(module).items():
-        home = getattr(value, "__module__", None) or ""
-        is_own = home == path or (is_package and home.startswith(f"{path}."))
-        if not name.startswith("_") and is_own and (inspect.isclass(value) or inspect.isroutine(value)):
-            found.append(name)
-    return found
+        if not name.startswith("_") and (path, name) not in _LEFT_TO_TORCH and _is_of_torch(value, path):
+            found[name] = None
+    return list(found)
+
+
+def _is_of_torch(value: object, path: str) -> bool:
+    if isinstance(value, ModuleType):
+        return value.__name__ in PATHS and not value.__name__.startswith(f"{path}.")
+    home = getattr(value, "__module__", None)  # constants have none
+    return home is None or home.startswith("torch.") or isinstance(value, logging.Logger)
 
 
 def _differences(torch_path: str, our_path: str) -> set[tuple[str, str]]:
@@ -77,8 +93,18 @@ def _differences(torch_path: str, our_path: str) -> set[tuple[str, str]]:
     return {
         (f"{our_path}.{name}", difference)
         for name in _public_names(torch_path)
-        for difference in compare(getattr(theirs, name), getattr(ours, name, None))
+        for difference in _compare(torch_path, name, getattr(theirs, name), getattr(ours, name, None))
     }
+
+
+def _compare(torch_path: str, name: str, theirs: object, ours: object) -> list[str]:
+    if isinstance(theirs, ModuleType):
+        return [] if ours is import_module(PATHS[theirs.__name__]) else ["is another module"]
+    home = theirs.__module__ if inspect.isclass(theirs) or inspect.isroutine(theirs) else ""
+    if PATHS.get(home) in {None, PATHS[torch_path]}:
+        return compare(theirs, ours)
+    # Its signature is compared where it is at home.
+    return [] if ours is getattr(import_module(PATHS[home]), name) else [f"is not the {name} of {PATHS[home]}"]
 
 
 @pytest.mark.parametrize(("torch_path", "our_path"), _PAIRS, ids=[path.removeprefix("torch.") for path, _ in _PAIRS])
@@ -96,6 +122,13 @@ def test_every_reviewed_difference_is_one() -> None:
     """The table above holds no entry of a name that torch doesn't have, or that isn't compared."""
     compared = {f"{ours}.{name}" for theirs, ours in _PAIRS for name in _public_names(theirs)}
     assert {where for where, _ in _DIFFERENCES} <= compared
+
+
+def test_every_name_that_is_left_to_torch_is_one() -> None:
+    """The table of names that are torch's own holds only names that torch's modules have and ours haven't."""
+    for path, name in _LEFT_TO_TORCH:
+        assert hasattr(import_module(path), name), (path, name)
+        assert not hasattr(import_module(PATHS[path]), name), (path, name)
 
 
 def test_every_module_of_torchs_is_accounted_for() -> None:

@@ -18,7 +18,7 @@ ALLOWED: dict[str, set[str]] = {
     "metrics": {"contract", "utils"},
     "events": {"contract", "utils"},
     "timer": {"contract", "multiprocessing.processes"},
-    "lazy": set(),
+    "lazy": {"utils.logging"},
     "compat": {"contract"},
     "records": set(),
     "signals": set(),

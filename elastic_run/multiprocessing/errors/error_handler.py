@@ -12,6 +12,9 @@ import os
 import time
 
 from elastic_run.contract import ENV_ERROR_FILE
+from elastic_run.lazy import lazy_names
+
+__getattr__ = lazy_names(__name__, {}, logger="logger")
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -15,6 +15,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+#: Torch's names for what a failure holds and is found by.
+JSON = dict
+GlobalRank = int
+
 #: torch's words where there is no error file, and no data from one.
 NOT_AVAILABLE = "<N/A>"
 _NO_DATA = "<NONE>"
