@@ -53,12 +53,22 @@ def choose_rendezvous(args: AnyArguments) -> None:
         args.rdzv_backend = "local"
         args.rdzv_endpoint = ""
         args.rdzv_id = unique_id()
-    elif not names_rendezvous(args) and not args.node_rank and args.master_addr == "127.0.0.1":
+    elif hosts_rendezvous(args):
         args.rdzv_backend = "c10d"
         if args.rdzv_id == "none":
             args.rdzv_id = unique_id()[:8]
     if not args.master_port:
         args.master_port = contract.DEFAULT_MASTER_PORT
+
+
+def hosts_rendezvous(args: AnyArguments) -> bool:
+    """Whether this node serves the place where several nodes meet, since the user named none.
+
+    Args:
+        args: The command line, as given.
+    """
+    is_first = not args.node_rank and args.master_addr == "127.0.0.1"
+    return is_first and node_range(args.nnodes)[1] > 1 and not names_rendezvous(args)
 
 
 def names_rendezvous(args: AnyArguments) -> bool:

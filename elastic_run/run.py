@@ -26,6 +26,7 @@ from elastic_run.flags import FLAGS
 from elastic_run.lazy import lazy_names
 from elastic_run.multiprocessing.descriptors import ensure_standard_descriptors
 from elastic_run.preflight import check_arguments, find_notices, name_source
+from elastic_run.step_check import check_step
 from elastic_run.validation import UsageError, node_range, whole_number, worker_count
 
 TYPE_CHECKING = False
@@ -152,6 +153,7 @@ def _check(args: AnyArguments) -> int:
     try:
         workers = determine_local_world_size(args.nproc_per_node)
         check_arguments(args, workers, os.environ)
+        check_step(args, os.environ)
     except UsageError as error:
         raise UsageError(name_source(str(error), args, os.environ)) from None
     notices = find_notices(args, os.environ)

@@ -9,22 +9,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from elastic_run.slurm_variables import count_tasks, parse_nodelist, step_port
 from elastic_run.worker.errors import PlaceError
-from elastic_run.worker.nodelist import count_tasks, parse_nodelist
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Place", "place_from", "step_port"]
+__all__ = ["Place", "place_from"]
 
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _NEEDED_OF_SLURM = ("SLURM_JOB_ID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NODELIST")
 _HIGHEST_PORT = 65535
-#: Ports for the steps of Slurm jobs: below those that Linux gives to outgoing connections (from 32768).
-_FIRST_PORT, _PORTS = 10_000, 20_000
-#: Ports between one job and the next: jobs of neighbouring numbers share nodes, and each has several steps.
-_PORTS_OF_A_JOB = 97
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,18 +86,13 @@ def place_from(environment: Mapping[str, str]) -> Place:
     if environment.get("RANK"):
         return _launched_place(environment)
     if environment.get("SLURM_STEP_ID") and environment.get("SLURM_PROCID"):
-        return _slurm_place(environment)
+        try:
+            return _slurm_place(environment)
+        except ValueError as error:
+            raise PlaceError(str(error)) from None
     if environment.get("WORLD_SIZE", "1") not in {"", "1"}:
         _require(environment, _NEEDED)
     return Place(0, 1, 0, 1, "none")
-
-
-def step_port(job: int, step: int) -> int:
-    """Return the port for a step of a Slurm job: the same in all its tasks, another one in its neighbours.
-
-    Steps of one job differ up to 97 of them, and so do the next 200 jobs, with 97 steps each.
-    """
-    return _FIRST_PORT + (job * _PORTS_OF_A_JOB + step) % _PORTS
 
 
 def _launched_place(environment: Mapping[str, str]) -> Place:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from elastic_run.worker.nodelist import parse_nodelist
+from elastic_run.slurm_variables import parse_nodelist
 from tests.support.slurm import SlurmCluster, slurm_cluster
 
 if TYPE_CHECKING:

@@ -22,14 +22,15 @@ ALLOWED: dict[str, set[str]] = {
     "compat": {"contract"},
     "records": set(),
     "signals": set(),
+    "slurm_variables": set(),
     "store": {"contract", "core", "loop", "utils"},
     "multiprocessing": {"contract", "core", "loop", "utils", "events", "metrics", "cluster.numa"},
     "report": {"contract", "core", "utils"},
     "rendezvous": {"contract", "core", "loop", "store", "utils", "events"},
-    "cluster": {"contract", "core", "utils", "validation"},
+    "cluster": {"contract", "core", "utils", "validation", "slurm_variables"},
     "agent": {"contract", "core", "loop", "store", "multiprocessing", "report", "cluster", "events", "metrics", "utils"}
     | {"timer", "rendezvous.api", "rendezvous.errors", "rendezvous.elastic.session"},
-    "worker": {"contract"},
+    "worker": {"contract", "slurm_variables"},
 }
 #: What the command line's modules leave to the launcher, which alone sees all.
 INNER = {"agent", "loop", "store"}

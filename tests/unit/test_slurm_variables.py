@@ -1,4 +1,4 @@
-"""Slurm's node lists are read as scontrol reads them."""
+"""Values of Slurm's variables: node lists are read as scontrol reads them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic_run.worker.errors import PlaceError
-from elastic_run.worker.nodelist import count_tasks, parse_nodelist
+from elastic_run.slurm_variables import count_tasks, parse_nodelist, step_port
 
 
 @pytest.mark.parametrize(
@@ -43,7 +42,7 @@ def test_a_list_names_its_nodes(text: str, nodes: str) -> None:
 )
 def test_what_is_no_list_is_refused(text: str) -> None:
     """A broken list is named in one line, with an example of a right one; none fills the memory."""
-    with pytest.raises(PlaceError, match=r"^'.*' is no Slurm node list, like a\[01-03,7\],b: .+$") as caught:
+    with pytest.raises(ValueError, match=r"^'.*' is no Slurm node list, like a\[01-03,7\],b: .+$") as caught:
         parse_nodelist(text)
     assert repr(text) in str(caught.value)
 
@@ -100,5 +99,13 @@ def test_tasks_are_counted_by_node(text: str, counts: list[int]) -> None:
 @pytest.mark.parametrize(("text", "node"), [("2", 1), ("2(x3),1", 4), ("", 0), ("x", 0), ("2(x)", 0)])
 def test_a_node_without_tasks_is_an_error(text: str, node: int) -> None:
     """A list that says nothing of this node is named, and the node."""
-    with pytest.raises(PlaceError, match=rf"says nothing of node {node}$"):
+    with pytest.raises(ValueError, match=rf"says nothing of node {node}$"):
         count_tasks(text, node)
+
+
+def test_neighbours_take_other_ports() -> None:
+    """Steps that may run side by side on a node differ in their ports, which no outgoing connection gets."""
+    ports = [step_port(job, step) for job, step in itertools.product(range(3_999_990, 4_000_190), range(97))]
+    assert len(set(ports)) == len(ports)
+    assert min(ports) >= 10_000
+    assert max(ports) < 32_768

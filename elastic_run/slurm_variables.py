@@ -1,4 +1,6 @@
-"""Slurm's lists of nodes, such as ``a[01-03,7],b[1-2]-x[3,5],c``, read without scontrol.
+"""Values of Slurm's variables: lists of nodes such as ``a[01-03,7],b[1-2]-x[3,5],c``, numbers of tasks, a step's port.
+
+Both the launcher (`cluster.slurm`) and training scripts (`worker.place`) read them, so this module imports nothing.
 
 scontrol is often missing inside a container, and costs a process per worker where it isn't. The grammar: names are
 separated by commas; a name is text with any number of brackets in it; a bracket holds numbers and ranges of numbers. A
@@ -13,9 +15,7 @@ import itertools
 import math
 import re
 
-from elastic_run.worker.errors import PlaceError
-
-__all__ = ["count_tasks", "parse_nodelist"]
+__all__ = ["count_tasks", "parse_nodelist", "step_port"]
 
 #: A name's pieces: a bracket with what is in it, or plain text.
 _PIECE = re.compile(r"\[([^\[\]]*)\]|([^\[\],\s]+)")
@@ -23,6 +23,10 @@ _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?", re.ASCII)
 _TASKS = re.compile(r"([0-9]+)(?:\(x([0-9]+)\))?", re.ASCII)
 #: More than any cluster has, so that a broken list can't fill the memory.
 _MOST_NODES = 1 << 20
+#: Ports for the steps of Slurm jobs: below those that Linux gives to outgoing connections (from 32768).
+_FIRST_PORT, _PORTS = 10_000, 20_000
+#: Ports between one job and the next: jobs of neighbouring numbers share nodes, and each has several steps.
+_PORTS_OF_A_JOB = 97
 
 
 def parse_nodelist(text: str) -> tuple[str, ...]:
@@ -35,7 +39,7 @@ def parse_nodelist(text: str) -> tuple[str, ...]:
         The names of the nodes, at least one.
 
     Raises:
-        PlaceError: The text is no such list.
+        ValueError: The text is no such list.
     """
     nodes = [node for name in _split_names(text) for node in _expand(name, text)]
     if len(nodes) > _MOST_NODES:
@@ -51,7 +55,7 @@ def count_tasks(text: str, node: int) -> int:
         node: The node's number in the step, from 0.
 
     Raises:
-        PlaceError: The text is no such list, or has no such node.
+        ValueError: The text is no such list, or has no such node.
     """
     left = node
     for item in text.split(","):
@@ -63,7 +67,19 @@ def count_tasks(text: str, node: int) -> int:
             return int(match[1])
         left -= repeats
     message = f"SLURM_STEP_TASKS_PER_NODE={text!r} says nothing of node {node}"
-    raise PlaceError(message)
+    raise ValueError(message)
+
+
+def step_port(job: int, step: int) -> int:
+    """Return the port for a step of a Slurm job: the same in all its tasks, another one in its neighbours.
+
+    Steps of one job differ up to 97 of them, and so do the next 200 jobs, with 97 steps each.
+
+    Args:
+        job: The value of SLURM_JOB_ID.
+        step: The value of SLURM_STEP_ID.
+    """
+    return _FIRST_PORT + (job * _PORTS_OF_A_JOB + step) % _PORTS
 
 
 def _split_names(text: str) -> list[str]:
@@ -125,5 +141,5 @@ def _expand_bracket(inner: str, text: str) -> list[str]:
     return numbers
 
 
-def _refusal(text: str, reason: str) -> PlaceError:
-    return PlaceError(f"{text!r} is no Slurm node list, like a[01-03,7],b: {reason}")
+def _refusal(text: str, reason: str) -> ValueError:
+    return ValueError(f"{text!r} is no Slurm node list, like a[01-03,7],b: {reason}")

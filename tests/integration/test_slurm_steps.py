@@ -1,0 +1,106 @@
+"""srun and the shortest script on a real Slurm: launchers of one step are one job, are refused, or say --standalone."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.slurm import SlurmCluster, slurm_cluster
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.timeout(300)
+
+ROOT = Path(__file__).parents[2]
+#: The shortest script, which says as which worker it ran.
+SCRIPT = """
+import os
+os.write(1, "trained {RANK} of {WORLD_SIZE}\\n".format(**os.environ).encode())
+"""
+
+
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[SlurmCluster]:
+    """Start a cluster of three nodes, for all tests here: none of them breaks it."""
+    with slurm_cluster(3) as cluster:
+        yield cluster
+
+
+def run_batch(slurm: SlurmCluster, directory: Path, body: str, *options: str) -> tuple[int, str]:
+    """Run a batch script to its end, and return its exit code and what all of it has written."""
+    (directory / "train.py").write_text(SCRIPT, encoding="utf-8")
+    script = directory / "job.sbatch"
+    script.write_text(f"#!/bin/bash\n{body}\n", encoding="utf-8")
+    programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    env = {"PATH": programs, "PYTHONPATH": str(ROOT)}
+    job = slurm.submit("--output=job.log", "--no-requeue", *options, script, env=env, cwd=directory)
+    ending = slurm.wait_end(job)
+    return ending.exit_code, (directory / "job.log").read_text(encoding="utf-8")
+
+
+def trained(log: str) -> list[str]:
+    """Return the workers that have run, as `RANK of WORLD_SIZE`."""
+    return sorted(re.findall(r"trained (\d+ of \d+)", log))
+
+
+def test_srun_on_three_nodes_is_refused_with_the_flags_that_make_it_one_job(
+    slurm: SlurmCluster, tmp_path: Path
+) -> None:
+    """`srun elastic-run train.py` on 3 nodes ends with 2; its line has the flags by which 3 ranks meet."""
+    code, log = run_batch(slurm, tmp_path, "srun elastic-run train.py", "--nodes=3")
+    assert (code, trained(log)) == (2, [])
+    assert "error: --nnodes: is 1, but the Slurm step has 3 nodes, and each would train a model of its own" in log
+    mend = re.search(r"give (.+) for one job, or --standalone for 3 separate jobs$", log, re.MULTILINE)
+    assert mend is not None, log
+    code, log = run_batch(slurm, tmp_path, f"srun elastic-run {mend[1]} train.py", "--nodes=3")
+    assert (code, trained(log)) == (0, ["0 of 3", "1 of 3", "2 of 3"]), log
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_four_tasks_per_node_are_refused_with_the_command_for_one(
+    slurm: SlurmCluster, tmp_path: Path, nodes: int
+) -> None:
+    """Four launchers on each node train nothing and end with 2; the command that the line names starts one per node."""
+    options = (f"--nodes={nodes}", f"--ntasks={4 * nodes}", "--ntasks-per-node=4")
+    code, log = run_batch(slurm, tmp_path, "srun elastic-run --nproc-per-node=4 train.py", *options)
+    assert (code, trained(log)) == (2, [])
+    mend = re.search(r"give (srun .+) for one job, or --standalone for \d separate jobs$", log, re.MULTILINE)
+    assert mend is not None, log
+    command = mend[1] if nodes > 1 else f"{mend[1]} elastic-run"
+    code, log = run_batch(slurm, tmp_path, f"{command} --nproc-per-node=2 train.py", *options)
+    assert (code, trained(log)) == (0, [f"{rank} of {2 * nodes}" for rank in range(2 * nodes)]), log
+
+
+@pytest.mark.parametrize(
+    ("body", "workers"),
+    [
+        ("srun --nodes=1 --ntasks=1 elastic-run train.py", ["0 of 1"]),
+        ("srun --nodes=1 --ntasks=1 bash -c 'elastic-run --nproc-per-node=2 train.py'", ["0 of 2", "1 of 2"]),
+        ("srun --nodes=1 --ntasks=4 elastic-run --standalone train.py", ["0 of 1"] * 4),
+        ("srun --ntasks-per-node=1 --ntasks=3 elastic-run --standalone train.py", ["0 of 1"] * 3),
+        ("elastic-run train.py", ["0 of 1"]),
+        (
+            (
+                'srun --ntasks=3 --ntasks-per-node=1 bash -c "hostname | grep -q node0 || exit 0; '
+                "sbatch --wait --nodes=1 --ntasks=1 --nodelist=node2 --output=job.log --open-mode=append "
+                "--wrap 'elastic-run train.py'\""
+            ),
+            ["0 of 1"],
+        ),
+        (
+            "srun --ntasks=3 --ntasks-per-node=1 elastic-run --standalone --no-python bash -c 'elastic-run train.py'",
+            ["0 of 1"] * 3,
+        ),
+    ],
+    ids=["one-task", "shell", "standalone-tasks", "standalone-nodes", "batch", "nested-sbatch", "inside-a-worker"],
+)
+def test_what_means_one_job_runs(slurm: SlurmCluster, tmp_path: Path, body: str, workers: list[str]) -> None:
+    """A single task, --standalone, a batch script, also one submitted by a task, and a worker's own launcher run."""
+    code, log = run_batch(slurm, tmp_path, body, "--nodes=3", "--ntasks=6")
+    assert (code, trained(log)) == (0, workers), log
