@@ -7,6 +7,7 @@ import sys
 
 from elastic_run import contract
 from elastic_run.flags import FLAGS
+from elastic_run.multiprocessing.interpreter import own_interpreter
 from elastic_run.validation import UsageError, node_range
 
 TYPE_CHECKING = False
@@ -183,14 +184,18 @@ def make_command(args: AnyArguments, environ: Mapping[str, str]) -> tuple[str, l
     """
     rest = [*_local_rank_argument(args), *args.training_script_args]
     if args.run_path:
-        return sys.executable, ["-u", "-c", RUN_PATH_CODE, args.training_script, *rest]
+        return _own_python(), ["-u", "-c", RUN_PATH_CODE, args.training_script, *rest]
     if args.no_python:
         if args.module:
             message = "--no-python: doesn't go with -m: the one runs a program as it is, the other a module"
             raise UsageError(message)
         return args.training_script, rest
-    python = environ.get(contract.ENV_PYTHON_EXEC) or sys.executable
+    python = environ.get(contract.ENV_PYTHON_EXEC) or _own_python()
     return python, ["-u", *(["-m"] if args.module else []), args.training_script, *rest]
+
+
+def _own_python() -> str:
+    return own_interpreter() or sys.executable
 
 
 def _local_rank_argument(args: AnyArguments) -> list[str]:

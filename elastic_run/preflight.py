@@ -11,6 +11,7 @@ import os
 import sys
 
 from elastic_run import contract
+from elastic_run.multiprocessing.interpreter import own_interpreter
 from elastic_run.validation import BUILT_IN_BACKENDS, UsageError, nearest, node_range, seconds, whole_seconds
 
 TYPE_CHECKING = False
@@ -74,7 +75,7 @@ def find_notices(args: AnyArguments, environ: Mapping[str, str]) -> list[str]:
     """
     notices = [*_unused_flags(args), *_interpreter_notices(args, environ)]
     if args.run_path and environ.get(contract.ENV_PYTHON_EXEC):
-        notices.append(f"{contract.ENV_PYTHON_EXEC} is not used with --run-path: workers run {sys.executable}")
+        notices.append(f"{contract.ENV_PYTHON_EXEC} is not used with --run-path: workers run {own_interpreter()}")
     if hasattr(args, "use_env") and "ignore" not in sys.warnoptions:
         notices.append(
             "python -m elastic_run.launch is the old way in: elastic-run is the same without --local-rank, for scripts "
@@ -110,7 +111,7 @@ def _interpreter_notices(args: AnyArguments, environ: Mapping[str, str]) -> list
         return []
     return [
         (
-            f"{variable} is {active}, but workers run {sys.executable}; "
+            f"{variable} is {active}, but workers run {own_interpreter()}; "
             f"install elastic-run there, or set {contract.ENV_PYTHON_EXEC}"
         )
     ]
@@ -341,8 +342,9 @@ def _check_program(args: AnyArguments, environ: Mapping[str, str]) -> None:
 def _check_interpreter(environ: Mapping[str, str]) -> None:
     chosen = environ.get(contract.ENV_PYTHON_EXEC)
     if not chosen:
-        if not sys.executable:
-            message = f"{contract.ENV_PYTHON_EXEC}: is needed, since Python doesn't know its own interpreter here"
+        if not own_interpreter():
+            reason = f"{sys.executable} is not a Python interpreter" if sys.executable else "sys.executable is empty"
+            message = f"{contract.ENV_PYTHON_EXEC}: must name the workers' interpreter: {reason}"
             raise UsageError(message)
         return
     from elastic_run.cluster.programs import find_program  # noqa: PLC0415 - most workers run this interpreter

@@ -10,6 +10,7 @@ import sys
 
 from elastic_run import contract
 from elastic_run.agent.places import agree_on_ranks
+from elastic_run.multiprocessing.interpreter import own_interpreter
 from elastic_run.store.worker_store import choose_worker_store, open_worker_store
 
 TYPE_CHECKING = False
@@ -139,7 +140,7 @@ class Joining:
             self._choose_mode(),
             is_public=is_public,
             port=self._group.spec.master_port,
-            python=os.environ.get(contract.ENV_PYTHON_EXEC, sys.executable),
+            python=os.environ.get(contract.ENV_PYTHON_EXEC) or own_interpreter() or sys.executable,
             env=os.environ,
             on_unknown_operation=self._on_unknown_operation,
             on_lost=self._tell_lost,

@@ -9,6 +9,7 @@ import sys
 from elastic_run import contract
 from elastic_run.core import supervision
 from elastic_run.core.policy import Failure
+from elastic_run.multiprocessing.interpreter import own_interpreter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def exit_code(finish: supervision.Finish, root: WorkerEnd | None) -> int:
 
 def program_name(entrypoint: object, args: tuple[object, ...]) -> str:
     """Return what the user would call the program: the script rather than the interpreter."""
-    if entrypoint == sys.executable or entrypoint == os.environ.get(contract.ENV_PYTHON_EXEC):
+    if entrypoint in (sys.executable, own_interpreter(), os.environ.get(contract.ENV_PYTHON_EXEC)):
         return next((str(arg) for arg in args if not str(arg).startswith("-")), str(entrypoint))
     return str(getattr(entrypoint, "__qualname__", entrypoint))
 

@@ -26,6 +26,7 @@ from multiprocessing import reduction, resource_tracker, spawn, util
 from elastic_run.multiprocessing import children
 from elastic_run.multiprocessing.descriptors import open_unnamed
 from elastic_run.multiprocessing.function_worker import Arrival, FunctionWorker
+from elastic_run.multiprocessing.interpreter import find_interpreter, is_frozen
 from elastic_run.multiprocessing.replies import VALUE, ReplyReader, open_reply_pipe
 from elastic_run.multiprocessing.sendable import (
     pickle_for_child,
@@ -34,12 +35,13 @@ from elastic_run.multiprocessing.sendable import (
     refuse_uncallable,
     refuse_unguarded_main,
     refuse_unsendable,
+    refuse_without_interpreter,
 )
 from elastic_run.signals import block_signals, restore_signals, set_wakeup_fd
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
     from typing import Any
 
 #: What a forked worker writes when it no longer holds anything of the launcher's.
@@ -183,6 +185,7 @@ class Functions:
         refuse_uncallable(function)
         refuse_method(start_method)
         if start_method != "fork":
+            refuse_without_interpreter(start_method)
             refuse_unguarded_main()
             refuse_local(function, start_method)
         self._method = start_method
@@ -250,8 +253,9 @@ class Functions:
         file = open_unnamed()
         try:
             _fill(file, payload)
-            tracker = getattr(resource_tracker._resource_tracker, "_fd", None)  # noqa: SLF001 - asking for it publicly would start one
-            argv = spawn.get_command_line(pipe_handle=file, tracker_fd=tracker)
+            with _interpreter():
+                tracker = _tracker()
+                argv = spawn.get_command_line(pipe_handle=file, tracker_fd=tracker)
             kept = sorted({*kept, file, worker.reply, worker.gate, *(() if tracker is None else (tracker,))})
             pid = children.spawn(
                 argv,
@@ -300,7 +304,8 @@ class Functions:
         worker.arrival = Arrival(place.env, streams, place.replaced, place.affinity)
         worker.reply, worker.gate = _Passed(reply), _Passed(gate)
         try:
-            popen = Popen(worker)
+            with _interpreter():
+                popen = Popen(worker)
         except EOFError as error:
             message = "multiprocessing's fork server has ended"
             raise OSError(message) from error
@@ -372,6 +377,28 @@ def _leave_executors() -> None:
     module = sys.modules.get("concurrent.futures.thread")
     if module is not None:
         module._threads_queues.clear()  # noqa: SLF001 - ditto
+
+
+@contextlib.contextmanager
+def _interpreter() -> Iterator[None]:
+    """Let multiprocessing execute an interpreter also where `sys.executable` is none; frozen programs see to it."""
+    before = spawn.get_executable()
+    if not is_frozen():
+        spawn.set_executable(find_interpreter())
+    try:
+        yield
+    finally:
+        spawn.set_executable(before)
+
+
+def _tracker() -> int | None:
+    """Return the descriptor of this program's resource tracker, so that what a worker shares outlives the worker.
+
+    A frozen program gets none that doesn't run yet: it is the program itself that would be executed for it.
+    """
+    if is_frozen():
+        return getattr(resource_tracker._resource_tracker, "_fd", None)  # noqa: SLF001 - asking publicly starts one
+    return resource_tracker.getfd()
 
 
 def _preparation(name: str) -> dict[str, Any]:

@@ -10,7 +10,8 @@ Rules
 - PDEATHSIG for the workers was rejected: it needs code between fork and exec, is bound to a thread, and misses
   grandchildren.
 - It is forked where the launcher is the whole process (quick, and pages are shared), and exec'd where we run
-  inside somebody's process, whose threads and memory must not be copied.
+  inside somebody's process, whose threads and memory must not be copied. A program that has no interpreter (frozen, or
+  one that embeds Python) forks it all the same: to execute `sys.executable` would begin the program a second time.
 - Of one node's job it is forked right before the first worker: after a fork each page that the launcher writes to is
   copied first, and to import the launcher writes to most of what it has.
 - In a job of several nodes it also tells the others that this one is gone, last: nothing stands before the killing.
@@ -32,6 +33,7 @@ import time
 
 from elastic_run import signals
 from elastic_run.multiprocessing import processes
+from elastic_run.multiprocessing.interpreter import find_interpreter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -84,14 +86,15 @@ class Guardian:
         self._close_pipe()
         reader, self._pipe = os.pipe()
         since = processes.start_time("self")
-        start = _spawn if self.is_exec else _fork
+        interpreter = find_interpreter() if self.is_exec else ""
         # They wait for it in the pipe: a launcher that is killed while it starts leaves no directory.
         if self._directory:
             self.remove_at_end(self._directory)
         if self._farewell:
             self._send(self._farewell)
         try:
-            self.pid = start(reader, self.token, since)
+            own = (reader, self.token, since)
+            self.pid = _spawn(interpreter, *own) if interpreter else _fork(*own)
         finally:
             os.close(reader)
         # As many as there are workers, and a pipe that nobody reads yet has an end.
@@ -184,7 +187,7 @@ def _fork(reader: int, token: str, since: int) -> int:
         os._exit(0)
 
 
-def _spawn(reader: int, token: str, since: int) -> int:
+def _spawn(interpreter: str, reader: int, token: str, since: int) -> int:
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     code = (
         "import sys; sys.path.insert(0, sys.argv[1]); from elastic_run.multiprocessing import guardian; guardian.main()"
@@ -194,7 +197,7 @@ def _spawn(reader: int, token: str, since: int) -> int:
         from elastic_run.multiprocessing.children import spawn  # noqa: PLC0415 - a fork needs neither
         from elastic_run.multiprocessing.descriptors import inheritable_descriptors  # noqa: PLC0415
 
-        argv = [sys.executable, "-I", "-S", "-c", code, root, str(os.getpid()), token, str(since)]
+        argv = [interpreter, "-I", "-S", "-c", code, root, str(os.getpid()), token, str(since)]
         closed = inheritable_descriptors()
         return spawn(argv, os.environ, stdin=reader, stdout=null, stderr=null, closed=closed)
     finally:

@@ -12,6 +12,8 @@ import pickle
 import sys
 from multiprocessing import context, process, reduction
 
+from elastic_run.multiprocessing.interpreter import find_interpreter, is_frozen
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,6 +95,24 @@ def refuse_method(start_method: str) -> None:
                 f"with start_method='spawn', or do not touch {device.upper()} before the launch"
             )
             raise RuntimeError(message)
+
+
+def refuse_without_interpreter(start_method: str) -> None:
+    """Refuse a start method that executes an interpreter in a program that has none.
+
+    Args:
+        start_method: The method.
+
+    Raises:
+        RuntimeError: `sys.executable` is a program that embeds Python, and no interpreter stands beside its library.
+    """
+    if is_frozen() or find_interpreter():
+        return
+    message = (
+        f"start_method={start_method!r} needs a Python interpreter, and {sys.executable or 'sys.executable'} is none: "
+        "name one by multiprocessing.set_executable(path), or launch with start_method='fork'"
+    )
+    raise RuntimeError(message)
 
 
 def refuse_uncallable(function: object) -> None:

@@ -392,6 +392,32 @@ def test_shared_things_of_multiprocessing(method: str, program: Program, host: H
     assert job.stdout == "0 1\n"
 
 
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_shared_memory_outlives_the_worker_that_made_it(method: str, program: Program, host: Host) -> None:
+    """A function may return the name of shared memory: it is the program's, and the program's tracker keeps it."""
+    path = program(
+        """
+        from multiprocessing.shared_memory import SharedMemory
+        def work():
+            memory = SharedMemory(create=True, size=8)
+            memory.buf[0] = 65 + int(os.environ["RANK"])
+            memory.close()
+            return memory.name
+        """,
+        """
+        for name in launch(work).values():
+            memory = SharedMemory(name)
+            say(chr(memory.buf[0]))
+            memory.close()
+            memory.unlink()
+        """,
+    )
+    job = host(path, method)
+    assert job.wait_exit() == 0, job.stderr
+    assert job.stdout == "A\nB\n"
+    assert "leaked" not in job.stderr
+
+
 def test_idle_agent_uses_no_cpu(program: Program, host: Host) -> None:
     """While its functions run, the launching program uses no processor time and wakes up for nothing."""
     path = program(

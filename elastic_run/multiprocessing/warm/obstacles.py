@@ -6,6 +6,7 @@ import os
 import sys
 
 from elastic_run import contract
+from elastic_run.multiprocessing.interpreter import own_interpreter
 from elastic_run.utils import macros
 
 TYPE_CHECKING = False
@@ -30,7 +31,8 @@ def find_obstacle(argv: Sequence[str]) -> str:
     """
     program = argv[0]
     if not _is_this_interpreter(program):
-        return f"the workers run {program}, which is not the Python of elastic-run, {sys.executable}"
+        own = own_interpreter() or sys.executable
+        return f"the workers run {program}, which is not the Python of elastic-run, {own}"
     position = _find_program(argv)
     if position is None:
         return f"the options of {program} don't allow it"
@@ -46,7 +48,7 @@ def _is_this_interpreter(program: str) -> bool:
     """Whether it is the same file in the same directory: from another one it may be of another environment."""
     if not os.path.isabs(program):
         return False
-    own, others = os.path.normpath(sys.executable), os.path.normpath(program)
+    own, others = os.path.normpath(own_interpreter()), os.path.normpath(program)
     return os.path.dirname(own) == os.path.dirname(others) and os.path.realpath(own) == os.path.realpath(others)
 
 
