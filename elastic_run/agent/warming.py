@@ -43,7 +43,8 @@ def _start(around: Surroundings, modules: list[str], argv: list[str]) -> WarmWor
     """Start all templates, or none."""
     ranks = range(around.group.spec.local_world_size)
     affinities = {rank: around.options.affinities.get(rank) for rank in ranks}
-    warm = WarmWorkers(modules, affinities, around.guardian)
+    own = [contract.ENV_CUDA_VISIBLE_DEVICES] if around.group.spec.virtual_local_rank else []
+    warm = WarmWorkers(modules, affinities, around.guardian, own=own)
     if not around.guardian.pid:
         around.guardian.start()
     try:

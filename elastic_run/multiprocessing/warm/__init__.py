@@ -14,6 +14,8 @@ nothing of what Python does with a program is imitated here, and no frame of our
 | `obstacles` | why a command can't have warm workers | agent |
 | `template` | imports, and forks on demand | template |
 | `safety` | what a process that is going to be forked must not have | template |
+| `environment` | which variables are read before there are workers | template |
+| `rehearsal` | what was read before that could be seen | template, a process of its own |
 | `choice` | `--preload auto`: the script's own imports | template |
 | `arrival` | from a fork that waits to a worker | worker |
 | `title` | what `ps` shows of it | template, worker |

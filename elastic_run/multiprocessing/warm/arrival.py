@@ -37,12 +37,13 @@ class Origin:
         self._script = script
         self._real_script = os.path.realpath(script)
         self.argument_count = len(sys.argv) - 1
-        self.env = dict(os.environ)
         try:
             with open("/proc/self/environ", "rb") as file:
                 entries = file.read().split(b"\0")
         except OSError:
-            return  # next to nothing has changed it by now
+            # Next to nothing has changed it by now. In new objects, since `environment` looks for copies.
+            self.env = {os.fsdecode(name): os.fsdecode(value) for name, value in os.environb.items()}
+            return
         self.env = dict(os.fsdecode(entry).partition("=")[::2] for entry in entries if entry)
 
     @property

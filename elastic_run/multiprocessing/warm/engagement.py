@@ -49,17 +49,24 @@ class WarmWorkers:
         modules: What the templates import.
         affinities: Logical CPUs of each worker by local rank; None for those that inherit.
         guardian: The agent's.
+        own: Variables that each worker has its own of, besides those that it always has.
 
     Raises:
         OSError: There can be no warm workers on this system.
     """
 
     def __init__(
-        self, modules: Sequence[str], affinities: Mapping[int, frozenset[int] | None], guardian: Guardian
+        self,
+        modules: Sequence[str],
+        affinities: Mapping[int, frozenset[int] | None],
+        guardian: Guardian,
+        *,
+        own: Sequence[str] = (),
     ) -> None:
         self._modules = modules
         self._affinities = affinities
         self._guardian = guardian
+        self._own = own
         self._subreaper = Subreaper()
         self._templates: dict[frozenset[int] | None, TemplateHandle] = {}
         self._former: list[TemplateHandle] = []
@@ -212,7 +219,9 @@ class WarmWorkers:
                 template = TemplateHandle(self._subreaper, self._guardian, on_news=self._on_news)
                 self._templates[affinity] = template
             if not template.is_there:
-                template.start(self._argv, self._env, self._modules, left_out=self._left_out, affinity=affinity)
+                template.start(
+                    self._argv, self._env, self._modules, left_out=self._left_out, own=self._own, affinity=affinity
+                )
                 if self._loop is not None:
                     template.attach(self._loop)
 

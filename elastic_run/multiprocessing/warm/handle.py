@@ -126,6 +126,7 @@ class TemplateHandle:
         modules: Sequence[str],
         *,
         left_out: Sequence[str],
+        own: Sequence[str],
         affinity: frozenset[int] | None,
     ) -> None:
         """Start the template.
@@ -135,6 +136,7 @@ class TemplateHandle:
             env: The workers' environment, without what differs from worker to worker.
             modules: What it imports.
             left_out: Packages that it doesn't choose for `auto`.
+            own: Variables that each worker has its own of, besides those that it always has.
             affinity: Logical CPUs to run on, or None to inherit.
 
         Raises:
@@ -142,7 +144,7 @@ class TemplateHandle:
         """
         channel, theirs = messages.open_pair()
         try:
-            messages.send(channel, {"modules": list(modules), "left_out": list(left_out)})
+            messages.send(channel, {"modules": list(modules), "left_out": list(left_out), "own": list(own)})
             end = theirs.fileno()
             env = {**env, contract.ENV_TEMPLATE: str(end)}
             # Its stdout is our stderr: what an import prints is no worker's output.

@@ -2,8 +2,8 @@
 
 A fork has one thread, the one that forked; whatever the others were about to do is never done. It can't use a GPU that
 was initialised before, and is no parent of its parent's children. What the kernel keeps (sockets, pipes, epoll, shared
-memory with the locks in it, how far a file was read) is one for all forks, where each exec would have its own. And a
-module that reads a variable in which workers differ reads it before there are workers.
+memory with the locks in it, how far a file was read) is one for all forks, where each exec would have its own. What
+is read of the environment is `environment`'s.
 
 Native pools that are known to take a fork well are let through: before it they end their threads, or afterwards they
 start anew. A thread's library is read off its stack, since threads have no names of their own. GNU OpenMP isn't on the
@@ -17,7 +17,7 @@ import stat
 import sys
 import time
 
-from elastic_run import contract
+from elastic_run.multiprocessing.warm.environment import EnvironmentWatch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,15 +35,6 @@ _DEVICES = (
 )
 #: What the kernel keeps behind a descriptor, and what to call it.
 _SHARED_KINDS = {"socket:": "a socket", "pipe:": "a pipe", "anon_inode:": "a descriptor of the kernel's"}
-#: Variables that a template doesn't have, or not as its workers will.
-_WORKERS_OWN = frozenset(
-    (
-        *(contract.ENV_RANK, contract.ENV_LOCAL_RANK, contract.ENV_GROUP_RANK, contract.ENV_ROLE_RANK),
-        *(contract.ENV_WORLD_SIZE, contract.ENV_LOCAL_WORLD_SIZE, contract.ENV_GROUP_WORLD_SIZE),
-        *(contract.ENV_ROLE_WORLD_SIZE, contract.ENV_ROLE_NAME, contract.ENV_MASTER_ADDR, contract.ENV_MASTER_PORT),
-        *(contract.ENV_RESTART_COUNT, contract.ENV_RUN_ID, contract.ENV_ERROR_FILE),
-    )
-)
 _STACK_BYTES = 1 << 14
 #: Seconds in which threads that were just started should wait for work, and between two looks: nothing tells that they
 #: do, and one that is there by the first look, as usual, costs none.
@@ -55,30 +46,28 @@ _SHARED = "which all workers would share"
 
 
 class ImportWatch:
-    """Sees what imports leave in this process; make it before them, and `close` it when they are done."""
+    """Sees what Python's own start and imports leave in this process; make it before them, and `close` it afterwards.
+
+    Attributes:
+        environment: What they read.
+    """
 
     def __init__(self) -> None:
-        self._descriptors = set(_list_descriptors().items())
+        # What Python opens is closed on exec: the rest was there from the beginning.
+        self._descriptors = {each for each in _list_descriptors().items() if _is_inheritable(each[0])}
         self._memory = set(_list_shared_memory())
-        self._reads: list[str] = []
-        self._environ: Any = os.environ
-        self._encode = self._environ.encodekey
-        self._environ.encodekey = self._note_read
-
-    def _note_read(self, name: str) -> str:
-        if name in _WORKERS_OWN:
-            self._reads.append(name)
-        return self._encode(name)
+        self.environment = EnvironmentWatch()
 
     def close(self) -> None:
         """Let the environment be read without a note."""
-        self._environ.encodekey = self._encode
+        self.environment.close()
 
-    def find_hazard(self, own: Collection[int] = ()) -> str:
+    def find_hazard(self, own: Collection[int] = (), *, variables: Collection[str] = ()) -> str:
         """Return what can't be forked, as the end of a sentence about a module; empty for nothing.
 
         Args:
             own: Descriptors that are elastic-run's.
+            variables: See `EnvironmentWatch.find_hazard`.
         """
         return (
             _find_threads()
@@ -86,7 +75,7 @@ class ImportWatch:
             or _find_children()
             or self._find_descriptor(own)
             or self._find_memory()
-            or (f"reads {self._reads[0]}, which each worker has its own of" if self._reads else "")
+            or self.environment.find_hazard(variables)
         )
 
     def _find_descriptor(self, own: Collection[int]) -> str:
@@ -103,6 +92,13 @@ class ImportWatch:
     def _find_memory(self) -> str:
         found = [path for path in _list_shared_memory() if path not in self._memory]
         return f"has shared memory or a lock in it ({found[0]}), {_SHARED}" if found else ""
+
+
+def _is_inheritable(descriptor: int) -> bool:
+    try:
+        return os.get_inheritable(descriptor)
+    except OSError:
+        return False  # the descriptor of the listing itself
 
 
 def _is_half_read(descriptor: int) -> bool:

@@ -24,6 +24,7 @@ import sys
 
 from elastic_run import contract
 from elastic_run.multiprocessing.warm import arrival, messages
+from elastic_run.multiprocessing.warm.rehearsal import Rehearsal, has_earlier_lines
 from elastic_run.multiprocessing.warm.safety import ImportWatch
 from elastic_run.multiprocessing.warm.title import Title
 
@@ -45,8 +46,9 @@ def begin() -> None:
     """Make this process a template; called by the .pth file where the variable says so."""
     # Popped first: Python reads the .pth files of a virtual environment twice, and imports may start processes.
     channel = messages.adopt(int(os.environ.pop(contract.ENV_TEMPLATE)))
+    watch = ImportWatch()
     os.set_inheritable(channel.fileno(), False)  # noqa: FBT003 - the function's own signature
-    sys.addaudithook(_Hook(channel))
+    sys.addaudithook(_Hook(channel, watch, Rehearsal() if has_earlier_lines() else None))
 
 
 class _Hook:
@@ -54,13 +56,17 @@ class _Hook:
 
     Args:
         channel: To the agent.
+        watch: What Python's own start does since the .pth file's line.
+        rehearsal: What it did before, or None where that was nothing.
     """
 
     #: Let coverage and debuggers see what is imported in here, as they would in a worker.
     __cantrace__ = True
 
-    def __init__(self, channel: _socket.socket) -> None:
+    def __init__(self, channel: _socket.socket, watch: ImportWatch, rehearsal: Rehearsal | None) -> None:
         self._channel: _socket.socket | None = channel
+        self._watch = watch
+        self._rehearsal = rehearsal
 
     def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
         if self._channel is None or not event.startswith(_RUNS_PROGRAM):
@@ -68,7 +74,9 @@ class _Hook:
         channel, self._channel = self._channel, None
         try:
             self._forget()
-            Template(channel, event.removeprefix(_RUNS_PROGRAM), str(arguments[0]) if arguments else "").serve()
+            program = str(arguments[0]) if arguments else ""
+            template = Template(channel, self._watch, kind=event.removeprefix(_RUNS_PROGRAM), program=program)
+            template.serve(self._rehearsal)
         except BaseException as error:  # noqa: BLE001 - never on to the program
             sys.excepthook(type(error), error, error.__traceback__)
             os._exit(1)
@@ -92,23 +100,28 @@ class Template:
 
     Args:
         channel: To the agent.
+        watch: Begun before anything of the user's.
         kind: What Python is about to run: `file`, `module`, `command` or `stdin`.
         program: Its path, name or text.
     """
 
-    def __init__(self, channel: _socket.socket, kind: str, program: str) -> None:
+    def __init__(self, channel: _socket.socket, watch: ImportWatch, *, kind: str, program: str) -> None:
         self._channel = channel
+        self._watch = watch
         self._kind = kind
         self._program = program
         self._title = Title()
         self._origin = arrival.Origin(program if kind == "file" else "")
-        self._watch = ImportWatch()
 
-    def serve(self) -> None:
-        """Import, then fork on demand; returns in a worker only."""
+    def serve(self, rehearsal: Rehearsal | None) -> None:
+        """Import, then fork on demand; returns in a worker only.
+
+        Args:
+            rehearsal: Of what ran before the watch began, or None where that was nothing.
+        """
         self._title.show("elastic-run: template", "template")
         order = messages.receive(self._channel)
-        if order is None or not self._import(order[0]["modules"], order[0]["left_out"]):
+        if order is None or not self._has_fit_start(rehearsal, order[0]["own"]) or not self._import(**order[0]):
             os._exit(0)
         _freeze()
         while (order := messages.receive(self._channel)) is not None:
@@ -117,14 +130,21 @@ class Template:
                 return
         os._exit(0)
 
-    def _import(self, names: Sequence[str], left_out: Sequence[str]) -> bool:
+    def _has_fit_start(self, rehearsal: Rehearsal | None, own: Sequence[str]) -> bool:
+        """Tell the agent where Python's own start has left or read what a fork must not have."""
+        report = rehearsal.report() if rehearsal is not None else {}
+        if report:
+            self._watch.environment.add(report)
+        hazard = "can't be run again for a look" if report is None else self._watch.find_hazard(variables=own)
+        if hazard:
+            self._tell("failed", f"Python's own start can't be preloaded (sitecustomize, a .pth file): it {hazard}")
+        return not hazard
+
+    def _import(self, modules: Sequence[str], left_out: Sequence[str], own: Sequence[str]) -> bool:
         """Import the modules, and tell the agent how that goes; return whether workers can be forked."""
         import importlib  # noqa: PLC0415 - imported by site already
 
-        if hazard := self._watch.find_hazard():
-            self._tell("failed", f"Python's own start can't be preloaded (sitecustomize, a .pth file): it {hazard}")
-            return False
-        chosen = self._choose(names, left_out)
+        chosen = self._choose(modules, left_out)
         if not chosen:
             self._tell("idle")
             return False
@@ -133,13 +153,13 @@ class Template:
             try:
                 importlib.import_module(name)
             except BaseException as error:  # noqa: BLE001 - whatever the module's code raises
-                if isinstance(error, ImportError) and name not in names:
+                if isinstance(error, ImportError) and name not in modules:
                     continue  # the program may do without, it is only one of its imports
                 self._tell("failed", f"{name} can't be imported ({_describe(error)})")
                 return False
-            if hazard := self._watch.find_hazard():
+            if hazard := self._watch.find_hazard(variables=own):
                 # What the user didn't name the user can't leave out: another template does without it.
-                kind = "unfit" if name not in names and len(chosen) > 1 else "failed"
+                kind = "unfit" if name not in modules and len(chosen) > 1 else "failed"
                 self._tell(kind, f"{name} can't be preloaded: it {hazard}", package=_package(name))
                 return False
         self._watch.close()
