@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-from elastic_run import contract
+from elastic_run import contract, signals
 from elastic_run.agent.api import WorkerGroup, WorkerSpec
 from elastic_run.agent.head_start import take_head_start
 from elastic_run.agent.surroundings import AgentOptions, Surroundings, parse_signals
@@ -304,6 +304,9 @@ def launch_job(config: LaunchConfig, entrypoint: str, args: list[str]) -> int:
         UsageError: The rendezvous can't work with what the user said.
         RendezvousError: The backend is not in this release.
     """
+    if signals.is_ignored(signals.SIGCHLD):
+        # Inherited so, it makes the kernel throw exit codes away, those of the first workers too.
+        signals.default_signal(signals.SIGCHLD)
     try:
         around = make_surroundings(config, entrypoint, args, is_whole_process=True)
     except ValueError as error:

@@ -19,6 +19,7 @@ import errno
 import heapq
 import os
 import select
+import sys
 import time
 
 from elastic_run import signals
@@ -38,8 +39,12 @@ _BROKEN = select.POLLHUP | select.POLLERR | select.POLLNVAL
 _LONGEST_WAIT = 86400.0
 _WAKE = b"\0"
 _WAKE_BYTES = 4096
-#: An exit status that somebody else collected (a SIGCHLD handler of the program we run in) can't be known.
+#: Stands for an exit status that other code of this process has taken; `Loop.lost_exits` tells it from a real 255.
 UNKNOWN_EXIT_CODE = 255
+#: PIDFD_GET_INFO of Linux 6.15 and later: a record of 64 bytes, a mask first, an exit status last.
+_PIDFD_GET_INFO = 0xC040FF0B
+_PIDFD_INFO_EXIT = 8
+_PIDFD_INFO_SIZE = 64
 
 
 class Timer:
@@ -60,6 +65,9 @@ class Loop:
     """Waits for descriptors, timers, child exits and signals, and calls back.
 
     Use it as a context manager, or call `close`.
+
+    Attributes:
+        lost_exits: Children whose exit status other code of this process has taken.
     """
 
     def __init__(self) -> None:
@@ -72,6 +80,7 @@ class Loop:
         self._soon: list[Callable[[], None]] = []
         self._children: dict[int, Callable[[int], None]] = {}
         self._pidfds: dict[int, int] = {}
+        self.lost_exits: set[int] = set()
         self._signals: list[int] = []
         self._signal_callbacks: dict[int, Callable[[int], None]] = {}
         self._previous_handlers: dict[int, Handler] = {}
@@ -188,20 +197,50 @@ class Loop:
         threading.Thread(target=wait_exit, name=f"wait-{pid}", daemon=True).start()
 
     def _reap(self, pid: int) -> None:
-        try:
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            code = os.waitstatus_to_exitcode(status)
-        except ChildProcessError:
-            ended, code = pid, UNKNOWN_EXIT_CODE
-        if not ended:
+        status = self._collect(pid)
+        if status is None:
             return
         pidfd = self._pidfds.pop(pid, None)
+        if status < 0 and pidfd is not None:
+            status = _read_exit(pidfd)
         if pidfd is not None:
             self.remove_reader(pidfd)
             os.close(pidfd)
         callback = self._children.pop(pid, None)
+        if status < 0:
+            self.lost_exits.add(pid)
         if callback is not None:
-            callback(code)
+            callback(UNKNOWN_EXIT_CODE if status < 0 else os.waitstatus_to_exitcode(status))
+
+    def _collect(self, pid: int) -> int | None:
+        """Return a child's status; None while it runs, -1 where other code of this process has taken the status."""
+        try:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:
+            return -1
+        return status if ended else None
+
+    def keep_exits(self) -> None:
+        """Take the statuses of watched children before this program's own answer to SIGCHLD takes or discards them.
+
+        A handler of the program still gets every SIGCHLD, after the statuses were taken. Harmless where SIGCHLD has
+        its default action.
+
+        Raises:
+            ValueError: Outside the main thread.
+        """
+        if not signals.is_answered(signals.SIGCHLD):
+            return
+
+        def take_statuses(number: int) -> None:
+            for pid in [*self._children]:
+                self._reap(pid)
+            if callable(previous):
+                previous(number, None)
+
+        # In the loop's turn, not in the signal's handler: a child that was just started is not watched yet.
+        self._install(signals.SIGCHLD, take_statuses)
+        previous = self._previous_handlers[signals.SIGCHLD]
 
     def reap_strangers(self) -> None:
         """Collect ended children that nobody watches, as PID 1 of a container must.
@@ -260,8 +299,11 @@ class Loop:
         self._previous_handlers.clear()
 
     def _restore_signals(self) -> None:
+        late = [number for number in self._signals if number == signals.SIGCHLD]
         for number, previous in self._previous_handlers.items():
             signals.install_handler(number, previous)
+            if number in late and callable(previous):
+                previous(number, None)
         self._previous_handlers.clear()
         if self._previous_wakeup_fd is not None:
             signals.set_wakeup_fd(self._previous_wakeup_fd)
@@ -374,6 +416,19 @@ def open_pidfd(pid: int) -> int | None:
         return os.pidfd_open(pid)
     except (AttributeError, OSError):
         return None
+
+
+def _read_exit(pidfd: int) -> int:
+    """Return the status of a process that was reaped already; -1 where the kernel doesn't keep it."""
+    import fcntl  # noqa: PLC0415 - only where another part of the program has reaped it
+
+    record = bytearray(_PIDFD_INFO_SIZE)
+    record[0] = _PIDFD_INFO_EXIT
+    try:
+        fcntl.ioctl(pidfd, _PIDFD_GET_INFO, record)
+    except OSError:
+        return -1
+    return int.from_bytes(record[-4:], sys.byteorder) if record[0] & _PIDFD_INFO_EXIT else -1
 
 
 class _Poll:

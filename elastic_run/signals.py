@@ -125,6 +125,12 @@ def set_wakeup_fd(fd: int) -> int:
     return previous
 
 
+def is_answered(number: int) -> bool:
+    """Whether a signal is ignored, or a Python function handles it."""
+    handler = _signal.getsignal(number)
+    return handler == _signal.SIG_IGN or callable(handler)
+
+
 def is_unanswered(number: int) -> bool:
     """Whether a signal does what it does in every Python program: nobody has ignored it or installed a handler."""
     return _signal.getsignal(number) in (_signal.SIG_DFL, _signal.default_int_handler)

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 #: Signals that nobody sends to stop a process: a worker that ends so has failed, also while it is being stopped.
 _CRASHES = frozenset((-4, -5, -6, -7, -8, -11, -31))  # ILL, TRAP, ABRT, BUS, FPE, SEGV, SYS
 _ABORTED = -6
+_LOST_STATUS = (
+    "its exit status is unknown: this program ignores SIGCHLD, or other code of it collects every child (waitpid(-1))"
+)
 
 
 class Round:
@@ -88,11 +91,26 @@ class Round:
             raise launched.error
 
     def _on_exit(self, local_rank: int, exitcode: int) -> None:
+        if self._has_lost_status(local_rank) and self._has_returned(local_rank):
+            exitcode = 0
         was_stopped = self.workers.was_stopped(local_rank) and exitcode not in _CRASHES
         self._ended_at[local_rank] = (time.time(), exitcode, was_stopped)
         if exitcode != 0 and self._failed_after is None:
             self._failed_after = self._loop.now() - self._launched.started
         self._report_exit(local_rank, exitcode)
+
+    def _has_lost_status(self, local_rank: int) -> bool:
+        return self.workers.pids[local_rank] in self._loop.lost_exits
+
+    def _has_returned(self, local_rank: int) -> bool:
+        """Whether a worker's function has returned, which its value tells; False for a command."""
+        started = self._launched.started_functions.get(local_rank)
+        if started is None:
+            return False
+        from elastic_run.multiprocessing.replies import VALUE  # noqa: PLC0415 - imported by now
+
+        started.reply.finish()
+        return started.reply.kind == VALUE
 
     def is_consequence(self, local_rank: int) -> bool:
         """Whether a worker that has just failed looks as if it had lost a peer; asked only after a failure.
@@ -169,7 +187,7 @@ class Round:
             restart_count=self.restart_count,
             was_stopped=was_stopped,
             exception=found.exception,
-            remark=found.problem,
+            remark=_LOST_STATUS if self._has_lost_status(rank) else found.problem,
             error_file=error_file,
             stderr_tail=tuple(text.splitlines()[-20:]),
             log_file=log_file,

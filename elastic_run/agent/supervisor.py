@@ -221,6 +221,8 @@ class Supervisor:
             if self._options.is_whole_process:
                 # Inherited as ignored it would make the kernel throw the workers' exit codes away.
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            else:
+                self._loop.keep_exits()
         except ValueError:
             # Not the main thread: the program we run in has the signals.
             pass

@@ -16,11 +16,14 @@ from __future__ import annotations
 import os
 
 from elastic_run.multiprocessing.descriptors import allowed_descriptors
-from elastic_run.signals import IGNORED_BY_PYTHON, block_signals
+from elastic_run.signals import IGNORED_BY_PYTHON, SIGCHLD, block_signals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+
+#: A worker that inherited SIGCHLD as ignored could not learn how its own children end.
+_DEFAULT_SIGNALS = (*IGNORED_BY_PYTHON, SIGCHLD)
 
 
 def spawn(  # noqa: PLR0913 - what a process can be given
@@ -75,7 +78,7 @@ def spawn(  # noqa: PLR0913 - what a process can be given
             dict(env),
             file_actions=actions,
             setsid=True,
-            setsigdef=IGNORED_BY_PYTHON,
+            setsigdef=_DEFAULT_SIGNALS,
             setsigmask=blocked,
         )
     finally:

@@ -1,0 +1,171 @@
+"""SIGCHLD that is ignored, handled, or whose children somebody else collects: exit codes stay what they are."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elastic_run import loop as loop_module
+from elastic_run.loop import Loop
+from tests.support.program import write_program
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.support.launch import Launched
+
+    Launch = Callable[..., Launched]
+    Worker = Callable[[str], Path]
+
+#: Execs a command with SIGCHLD ignored, as some supervisors and shells start programs.
+_IGNORING = (
+    "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); "
+    "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+)
+_HOST = """
+import os, signal, sys, threading, time
+from elastic_run.launcher import LaunchConfig, elastic_launch
+from elastic_run.multiprocessing.errors import ChildFailedError
+
+def work(value):
+    return value
+
+def run(entrypoint, *args):
+    config = LaunchConfig(1, 1, 2, rdzv_backend="local", max_restarts=0, start_method="spawn")
+    try:
+        print("returned", elastic_launch(config, entrypoint)(*args), flush=True)
+    except ChildFailedError as error:
+        print("failed", {rank: failure.exitcode for rank, failure in error.failures.items()}, flush=True)
+"""
+#: What a program may do with SIGCHLD; each loses the exit codes of all children, ours too, unless we take care.
+_HABITS = {
+    "ignores": "signal.signal(signal.SIGCHLD, signal.SIG_IGN)",
+    "reaps": """
+def reap(*_):
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]: pass
+    except ChildProcessError: pass
+    seen.append(1)
+seen = []
+signal.signal(signal.SIGCHLD, reap)
+before = signal.getsignal(signal.SIGCHLD)
+""",
+}
+
+
+def _run(tmp_path: Path, body: str) -> list[str]:
+    path = write_program(tmp_path / "host.py", _HOST, "", body)
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_a_command_that_inherits_an_ignored_sigchld(launch: Launch, worker: Worker, restarts: int) -> None:
+    """The job's exit code is right, and workers of every round have the default action: they may start processes."""
+    path = worker("""
+        say("default", signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL, subprocess.run(["false"]).returncode)
+        sys.exit(0 if attempt or "--once" in sys.argv else 7)
+    """)
+    once = () if restarts else ("--once",)
+    program = (sys.executable, "-c", _IGNORING, "-m", "elastic_run")
+    job = launch("--standalone", f"--max-restarts={restarts}", path, *once, program=program)
+    assert job.wait_exit() == 0, job.stderr
+    assert job.stdout.count("default True 1") == restarts + 1
+
+
+@pytest.mark.parametrize("habit", list(_HABITS))
+@pytest.mark.parametrize(
+    ("call", "line"),
+    [
+        ("run('true')", "returned {0: None, 1: None}"),
+        ("run('sh', '-c', 'exit 3')", "failed {0: 3"),
+        ("run(work, 5)", "returned {0: 5, 1: 5}"),
+    ],
+)
+def test_a_program_with_an_answer_of_its_own(tmp_path: Path, habit: str, call: str, line: str) -> None:
+    """A job in a program that ignores SIGCHLD, or reaps every child in its handler, has the right end."""
+    lines = _run(tmp_path, f"{_HABITS[habit]}\n{call}")
+    assert lines[-1].startswith(line), lines
+
+
+def test_the_program_s_handler_is_called_and_comes_back(tmp_path: Path) -> None:
+    """During the job the program's handler sees the ends of its own children, and afterwards all is as it was."""
+    lines = _run(
+        tmp_path,
+        _HABITS["reaps"]
+        + """
+own = os.posix_spawnp("sleep", ["sleep", "0.1"], os.environ)
+run("sh", "-c", "sleep 0.3")
+print(bool(seen), signal.getsignal(signal.SIGCHLD) is before)
+try: os.waitpid(own, os.WNOHANG)
+except ChildProcessError: print("reaped by the handler")
+""",
+    )
+    assert lines[1:] == ["True True", "reaped by the handler"], lines
+
+
+def _lose(loop: Loop, script: str) -> list[int]:
+    """Let other code reap a child of a loop; return what the loop tells of it."""
+    seen: list[int] = []
+    reading, writing = os.pipe()
+    pid = os.posix_spawnp(
+        "sh", ["sh", "-c", f"read line; {script}"], {}, file_actions=[(os.POSIX_SPAWN_DUP2, reading, 0)]
+    )
+    loop.watch_exit(pid, seen.append)
+    os.close(writing)
+    os.close(reading)
+    os.waitpid(pid, 0)
+    assert loop.run_until(lambda: bool(seen), loop.now() + 20)
+    return seen
+
+
+@pytest.mark.parametrize(("script", "code"), [("exit 3", 3), ("kill -9 $$", -9)])
+def test_the_kernel_remembers_a_status(script: str, code: int) -> None:
+    """Where the kernel can tell how a reaped process ended, a stolen status is none; elsewhere it is known as lost."""
+    with Loop() as loop:
+        seen = _lose(loop, script)
+        assert seen == ([loop_module.UNKNOWN_EXIT_CODE] if loop.lost_exits else [code])
+
+
+def test_a_stolen_status_is_named(tmp_path: Path) -> None:
+    """Where the kernel can't tell, the failure says who took the status, and a function's value counts."""
+    thief = """
+from elastic_run import loop
+loop._read_exit = lambda _: -1
+import elastic_run.agent.story as story
+def steal():
+    while True:
+        try: os.waitpid(-1, 0)
+        except ChildProcessError: time.sleep(0.001)
+signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+threading.Thread(target=steal, daemon=True).start()
+run(work, 5)
+ends = []
+conclude = story.Story.conclude
+def note(self, *rest):
+    ending = conclude(self, *rest)
+    ends.extend(end.remark for end in ending.ends)
+    return ending
+story.Story.conclude = note
+run("true")
+print(ends[0])
+"""
+    lines = _run(tmp_path, thief)
+    assert lines[0] == "returned {0: 5, 1: 5}", lines
+    assert lines[1].startswith("failed {0: 255"), lines
+    assert "exit status is unknown" in lines[2]
+    assert "waitpid(-1)" in lines[2]
+
+
+def test_a_signal_handler_that_is_none_of_ours_stays() -> None:
+    """A loop leaves SIGCHLD alone where it has its default action."""
+    with Loop() as loop:
+        loop.keep_exits()
+        assert signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL
