@@ -165,6 +165,7 @@ def make_config(
         preferred_rank=args.node_rank or None,
         rdzv_token=read_token(args.rdzv_token_file, environ),
         capture=not args.no_capture,
+        kill_background=args.kill_background_processes,
         preload=args.preload,
     )
     command, command_args = make_command(args, environ)

@@ -364,6 +364,13 @@ FLAGS: tuple[Flag, ...] = (
         f"{contract.ENV_SHUTDOWN_TIMEOUT}, or {contract.DEFAULT_SHUTDOWN_TIMEOUT}.",
     ),
     Flag(
+        "--kill-background-processes",
+        group=STOPPING,
+        is_ours=True,
+        text="End what the workers left running in the background also after a success. By default it lives on then, "
+        "as under torchrun; after failures, stops and restarts nothing does.",
+    ),
+    Flag(
         "--monitor-interval",
         group=STOPPING,
         values="SECONDS",

@@ -102,6 +102,7 @@ class LaunchConfig:
         join_command: The command as given, in two parts between which flags may be added, to show how others join.
         capture: Whether the workers' stderr passes through the agent, so that the report can show its end.
         preload: Modules, separated by commas, or `auto`, that a template imports once for all workers; "" for none.
+        kill_background: Whether what workers left running in the background ends with the job after a success too.
 
     Raises:
         ValueError: `shutdown_timeout` is negative, a signal is one that no process can handle, `scale_up_signal` is
@@ -145,6 +146,7 @@ class LaunchConfig:
     join_command: tuple[list[str], list[str]] | None = None
     capture: bool = True
     preload: str = ""
+    kill_background: bool = False
 
     def __post_init__(self) -> None:
         if self.rdzv_timeout != -1:
@@ -485,6 +487,7 @@ def _options(config: LaunchConfig, *, is_whole_process: bool) -> AgentOptions:
         forwarded=parse_signals(config.forward_signals) if config.forward_signals else (),
         worker_store=config.worker_store,
         capture=config.capture,
+        kill_background=config.kill_background,
         prefix_template=config.log_line_prefix_template or contract.DEFAULT_PREFIX_TEMPLATE,
         affinities=affinities,
         scale_up_delay=config.scale_up_delay,

@@ -14,6 +14,7 @@ import os
 import signal
 from collections import deque
 
+from elastic_run.agent.background import Background
 from elastic_run.agent.joining import Joining
 from elastic_run.agent.launched import launch_workers
 from elastic_run.agent.round import Round
@@ -108,6 +109,7 @@ class Supervisor:
         self._told_story: Story | None = None
         self._finish: supervision.Finish | None = None
         self._held_round = self._hold_rounds()
+        self._background = Background(around, self.console.say)
 
     def _hold_rounds(self) -> HeldRound | None:
         """With warm workers, let rounds wait until they are there."""
@@ -172,7 +174,7 @@ class Supervisor:
         return self._story.conclude(self._finish or supervision.Finish("internal_error"), self._agent)
 
     def _is_finished(self) -> bool:
-        return self._finish is not None
+        return self._finish is not None and not self._background.is_ending
 
     def _stop_after(self, error: BaseException) -> None:
         if self._round is None and self._job is None:
@@ -229,6 +231,7 @@ class Supervisor:
 
     def _on_signal(self, number: int) -> None:
         self._signals_seen += 1
+        self._background.hurry()
         self._feed(supervision.Signalled(number))
 
     def _resize(self) -> None:
@@ -237,6 +240,8 @@ class Supervisor:
 
     # --- events and commands ---------------------------------------------------------------------------------------
     def _feed(self, event: Event) -> None:
+        if self._background.takes(event, self._feed):
+            return
         if self._held_round is None or not self._held_round.takes(event):
             self._work_off(event)
 
@@ -287,6 +292,7 @@ class Supervisor:
             self._await_cause(command)
         elif isinstance(command, supervision.Finish):
             self._finish = command
+            self._background.conclude(is_success=command.verdict == "success")
         elif self._job is not None:
             self._tell_job(self._job, command)
 
@@ -437,9 +443,18 @@ class Supervisor:
     def _stop_workers(self, command: supervision.StopWorkers) -> None:
         self._watches.end_round()
         if self._round is not None:
-            self._round.workers.stop(command.signal, self._options.shutdown_timeout, self._on_gone)
+            is_success = self._agent.stop_reason == supervision.AFTER_SUCCESS
+            if is_success and not self._options.kill_background:
+                self._round.workers.release(self._on_released)
+            else:
+                self._round.workers.stop(command.signal, self._options.shutdown_timeout, self._on_gone)
         if self._around.warm is not None and supervision.may_start_again(self._agent):
             self._around.warm.prepare()
+
+    def _on_released(self, background: list[int]) -> None:
+        if background and self._round is not None:
+            self._background.keep(self._round)
+        self._on_gone([])
 
     def _on_gone(self, survivors: list[int]) -> None:
         current = self._round

@@ -54,6 +54,7 @@ class AgentOptions:
         preferred_rank: Which of the nodes this one would like to be, or None.
         token: The secret that the nodes of the job share, or None.
         join_command: The command as given, in two parts between which flags may be added, or None.
+        kill_background: Whether what workers left running in the background ends with the job after a success too.
     """
 
     __slots__ = (
@@ -63,6 +64,7 @@ class AgentOptions:
         "forwarded",
         "is_whole_process",
         "join_command",
+        "kill_background",
         "membership_window",
         "on_split",
         "policy",
@@ -102,6 +104,7 @@ class AgentOptions:
         preferred_rank: int | None = None,
         token: bytes | None = None,
         join_command: tuple[list[str], list[str]] | None = None,
+        kill_background: bool = False,
     ) -> None:
         self.policy = policy
         self.shutdown_timeout = min(shutdown_timeout, contract.LONGEST_TIME)
@@ -123,6 +126,7 @@ class AgentOptions:
         self.preferred_rank = preferred_rank
         self.token = token
         self.join_command = join_command
+        self.kill_background = kill_background
 
 
 class Surroundings:

@@ -334,7 +334,7 @@ def _on_exit(agent: Agent, event: WorkerExited) -> Decision:
     if event.exitcode != 0:
         return _on_failure(agent, event)
     if not agent.running:
-        # What the workers left behind (a daemon, a shell's background job) goes with them: law 6.
+        # What the workers left in the background lives on once the job has succeeded; the driver sees to that.
         return _stop(agent, AFTER_FAILURE if agent.awaits_cause else AFTER_SUCCESS)
     return agent, ()
 

@@ -20,7 +20,8 @@ Rules
   before the start.
 - Messages are lines: `|DEVICE INODE` the next worker's stderr, `+PID BORN` a worker's session began (BORN: its start
   time), `-PID` it is gone, `dir HEX` a temporary directory, `farewell MODULE HEX` whose `say_farewell` is to be called
-  with which document, `bye`. Each is one write below PIPE_BUF, so a torn line can only be the last one.
+  with which document, `keep` nothing is to be killed
+  any more, `bye`. Each is one write below PIPE_BUF, so a torn line can only be the last one.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from elastic_run.multiprocessing.interpreter import find_interpreter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
 #: Seconds that the guardian goes on killing; what then lives is in uninterruptible sleep.
 PATIENCE = 10.0
@@ -73,6 +74,7 @@ class Guardian:
         self._sessions: dict[int, int] = {}
         self._directory = ""
         self._farewell = ""
+        self._is_over = False
 
     def start(self) -> int:
         """Start it, or start another one after it died; it learns what its predecessor knew.
@@ -100,6 +102,8 @@ class Guardian:
         # As many as there are workers, and a pipe that nobody reads yet has an end.
         for session, born in self._sessions.items():
             self._send(f"+{session} {born}")
+        if self._is_over:
+            self._send("keep")
         return self.pid
 
     def expect(self, stderr: int) -> None:
@@ -140,6 +144,11 @@ class Guardian:
         self._farewell = f"farewell {module} {document.encode().hex()}"
         self._send(self._farewell)
 
+    def spare_all(self) -> None:
+        """Tell it that the job has succeeded: what still runs lives on, even if the launcher is killed."""
+        self._is_over = True
+        self._send("keep")
+
     def abandon(self) -> None:
         """Let go of it in a forked child of the launcher: it is not the child's."""
         self._close_pipe()
@@ -179,8 +188,9 @@ def _fork(reader: int, token: str, since: int) -> int:
         os.close(ready)
         return pid
     try:
-        _become_daemon(reader)
-        _set_process_title(launcher)
+        os.setsid()
+        os.dup2(reader, 0)
+        become_daemon(f"guardian of {launcher}", "guardian", {0})
         stand_guard(0, launcher, token, since)
     finally:
         # Never back into the launcher's code, whatever happened.
@@ -207,21 +217,30 @@ def _spawn(interpreter: str, reader: int, token: str, since: int) -> int:
 def main() -> None:
     """Run as a fresh interpreter: the pipe is descriptor 0; launcher, token and start time are arguments."""
     launcher, token, since = int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
-    os.chdir("/")
-    _ignore_signals()
-    _set_process_title(launcher)
+    become_daemon(f"guardian of {launcher}", "guardian", {0, 1, 2})
     stand_guard(0, launcher, token, since)
 
 
-def _become_daemon(reader: int) -> None:
+def become_daemon(title: str, name: str, kept: Collection[int]) -> None:
+    """Let go of what is the launcher's, in a process of its own session.
+
+    Args:
+        title: Its command line from now on.
+        name: The short form.
+        kept: Descriptors that stay open; the standard ones lead to /dev/null otherwise.
+    """
     _ignore_signals()
-    os.setsid()
-    os.dup2(reader, 0)
     null = os.open(os.devnull, os.O_RDWR)
-    os.dup2(null, 1)
-    os.dup2(null, 2)
-    os.closerange(3, _MAX_FD)
+    for fd in range(3):
+        if fd not in kept:
+            os.dup2(null, fd)
+    start = 3
+    for fd in sorted(fd for fd in kept if fd >= start):
+        os.closerange(start, fd)
+        start = fd + 1
+    os.closerange(start, _MAX_FD)
     os.chdir("/")
+    _set_process_title(title, name)
 
 
 def _ignore_signals() -> None:
@@ -232,12 +251,11 @@ def _ignore_signals() -> None:
     signals.default_signal(signals.SIGCHLD)
 
 
-def _set_process_title(launcher: int) -> None:
+def _set_process_title(title: str, name: str) -> None:
     """Write over this process's command line, which is memory of its own.
 
     /proc/self/stat gives the place; there is no call for it without ctypes. Failure is harmless.
     """
-    title = f"guardian of {launcher}"
     try:
         with open("/proc/self/stat", "rb") as status:
             fields = status.read().rpartition(b")")[2].split()
@@ -248,7 +266,7 @@ def _set_process_title(launcher: int) -> None:
                 memory.seek(start)
                 memory.write(title.encode()[: size - 1].ljust(size, b"\0"))
         with open("/proc/self/comm", "wb", buffering=0) as comm:
-            comm.write(b"guardian")
+            comm.write(name.encode())
     except (OSError, IndexError, ValueError):
         pass
 
@@ -256,7 +274,7 @@ def _set_process_title(launcher: int) -> None:
 class _Orders:
     """What the launcher has told so far."""
 
-    __slots__ = ("directory", "expected_stderr", "farewell", "is_dismissed", "rest", "sessions")
+    __slots__ = ("directory", "expected_stderr", "farewell", "is_dismissed", "is_over", "rest", "sessions")
 
     def __init__(self) -> None:
         self.sessions: dict[int, int] = {}
@@ -264,6 +282,7 @@ class _Orders:
         self.directory = ""
         self.farewell: tuple[str, bytes] | None = None
         self.is_dismissed = False
+        self.is_over = False
         self.rest = b""
 
     def take(self, chunk: bytes) -> None:
@@ -272,6 +291,8 @@ class _Orders:
         for line in lines:
             if line == b"bye":
                 self.is_dismissed = True
+            elif line == b"keep":
+                self.is_over = True
             elif line.startswith(b"+"):
                 session, born = line[1:].split()
                 self.sessions[int(session)] = int(born)
@@ -313,9 +334,10 @@ def stand_guard(pipe: int, launcher: int, token: str, since: int) -> None:
         is_over = _read_orders(pipe, orders) or is_over
     if orders.is_dismissed:
         return
-    if orders.expected_stderr is not None:
-        orders.sessions.update(processes.find_sessions_by_stderr(*orders.expected_stderr, since=since))
-    sweep(orders.sessions, token, since, time.monotonic)
+    if not orders.is_over:
+        if orders.expected_stderr is not None:
+            orders.sessions.update(processes.find_sessions_by_stderr(*orders.expected_stderr, since=since))
+        sweep(orders.sessions, token, since, time.monotonic)
     if orders.directory:
         import shutil  # noqa: PLC0415 - only after a disaster
 

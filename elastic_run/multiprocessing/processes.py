@@ -19,6 +19,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
+#: Bytes of a command line that are worth showing.
+_COMMAND_LIMIT = 400
 _GONE_STATES = (b"Z", b"X", b"x")
 
 
@@ -205,6 +207,15 @@ def kill_all(sessions: Collection[int], pids: Collection[int] = ()) -> None:
     """Send SIGKILL to the sessions' groups and to single processes."""
     signal_groups(sessions, SIGKILL)
     signal_processes(pids, SIGKILL)
+
+
+def read_command(pid: int) -> str:
+    """Return a process's command line, or an empty string."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read(_COMMAND_LIMIT).replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return ""
 
 
 def wait_channel(pid: int) -> str:

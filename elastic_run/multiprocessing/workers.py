@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 #: Seconds between two looks at leftovers that can't be waited for (a case of law 2's list).
 _LOOK = 0.01
+#: Seconds after a success in which processes end that go with their worker: resource trackers, fork servers, pools.
+_HELPERS_PATIENCE = 0.5
 
 
 class Workers:
@@ -55,6 +57,7 @@ class Workers:
         self._on_gone: Callable[[list[int]], None] | None = None
         self._timer: Timer | None = None
         self._watched: dict[int, int] = {}
+        self._released_at: float | None = None
 
     def adopt(self, local_rank: int, pid: int, born: int, served: ServedExit | None = None) -> None:
         """Take charge of a worker that was just started.
@@ -97,11 +100,34 @@ class Workers:
         self._tell_groups(pid for rank, pid in self.pids.items() if rank not in self.alive)
         self._advance()
 
+    def release(self, on_released: Callable[[list[int]], None]) -> None:
+        """Let what the workers, which have all ended, left in the background live on, but for what is about to end.
+
+        Args:
+            on_released: Called once, with the pids of what lives on (usually none).
+        """
+        self._on_gone = on_released
+        self._released_at = self._loop.now() + _HELPERS_PATIENCE
+        self._timer = self._loop.call_at(self._released_at, self._look_again)
+        self._look_again()
+
+    def _look_again(self) -> None:
+        if self._released_at is None or self._stop is not None or self._on_gone is None:
+            return
+        survivors = self.find_survivors()
+        if survivors and self._loop.now() < self._released_at and not self._is_hurried:
+            self._await(survivors)
+        else:
+            self._end_watching()
+            on_released, self._on_gone = self._on_gone, None
+            on_released(survivors)
+
     def hurry(self) -> None:
         """Send SIGKILL now, if a stop is under way."""
         self._is_hurried = True
         if self._stop is not None:
             self._advance()
+        self._look_again()
 
     def _served_exited(self, local_rank: int) -> None:
         served = self._exits.pop(local_rank)
@@ -130,7 +156,8 @@ class Workers:
     def _ours(self, sessions: Iterable[int]) -> list[int]:
         return [session for session in sessions if not processes.is_recycled(session, self._born[session])]
 
-    def _survivors(self) -> list[int]:
+    def find_survivors(self) -> list[int]:
+        """Return what lives of the round: workers, their sessions, descendants that left them."""
         ignored = (self._guardian.pid, os.getpid())
         sessions = frozenset(self._ours(self.pids.values()))
         token, spared = self._guardian.token, self._guardian.spared
@@ -148,7 +175,7 @@ class Workers:
         if step.tell_leaders:
             self.forward(self._stop.signal)
         is_look_due = not self.alive or step.tell_groups or step.kill or step.give_up
-        survivors = self._survivors() if is_look_due else []
+        survivors = self.find_survivors() if is_look_due else []
         if step.give_up or (not survivors and not self.alive):
             self._finish(survivors)
             return
@@ -182,7 +209,7 @@ class Workers:
                 continue
             pidfd = open_pidfd(pid)
             if pidfd is None:
-                self._loop.call_later(_LOOK, self._advance)
+                self._loop.call_later(_LOOK, self._advance if self._stop is not None else self._look_again)
                 return
             self._watched[pid] = pidfd
             self._loop.add_reader(pidfd, lambda pid=pid: self._survivor_ended(pid))  # type: ignore[misc]
@@ -193,19 +220,23 @@ class Workers:
         os.close(pidfd)
         if not self._watched:
             self._advance()
+            self._look_again()
 
     def _finish(self, survivors: list[int]) -> None:
         on_gone, self._on_gone = self._on_gone, None
+        self._end_watching()
+        for pid in self.pids.values():
+            self._guardian.forget(pid)
+        if on_gone is not None:
+            on_gone(survivors)
+
+    def _end_watching(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
         for pidfd in self._watched.values():
             self._loop.remove_reader(pidfd)
             os.close(pidfd)
         self._watched.clear()
-        for pid in self.pids.values():
-            self._guardian.forget(pid)
-        if on_gone is not None:
-            on_gone(survivors)
 
 
 def _is_zombie(pid: int) -> bool:

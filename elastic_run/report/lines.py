@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
 #: Characters of an exception that a line shows.
 _EXCEPTION_LIMIT = 120
+#: Background processes that a line names, and characters of each one's command.
+_NAMED = 4
+_COMMAND_LIMIT = 60
 
 
 def failed(root: WorkerEnd, host: str = "") -> str:
@@ -107,3 +110,23 @@ def failure_file_not_written(directory: str, reason: str) -> str:
         The line.
     """
     return f"failure.json could not be written to {directory}: {reason}"
+
+
+def background(processes: list[tuple[int, str]]) -> str:
+    """Say which background processes live on after a success.
+
+    Args:
+        processes: Pid and command line of each.
+
+    Returns:
+        The line.
+    """
+    from elastic_run.report.text import elide, printable  # noqa: PLC0415 - rarely
+
+    named = [f"pid {pid} ({elide(printable(command), _COMMAND_LIMIT)})" for pid, command in processes[:_NAMED]]
+    others = [f"{len(processes) - _NAMED} more"] if len(processes) > _NAMED else []
+    who, verb = ("process", "lives") if len(processes) == 1 else ("processes", "live")
+    return (
+        f"{len(processes)} background {who} of the workers {verb} on: {', '.join([*named, *others])} "
+        "(--kill-background-processes ends them with the job)"
+    )

@@ -180,8 +180,9 @@ def test_grandchildren_die_with_a_failed_worker(launch: Launch, worker: Worker) 
 
 
 def test_leftovers_of_a_success_are_stopped(launch: Launch, worker: Worker) -> None:
-    """A background process that a worker leaves behind does not outlive the job."""
-    job = launch("--standalone", worker("subprocess.Popen(['sleep', '1000'], start_new_session=True)"))
+    """With --kill-background-processes a process that a worker leaves behind does not outlive the job."""
+    path = worker("subprocess.Popen(['sleep', '1000'], start_new_session=True)")
+    job = launch("--standalone", "--kill-background-processes", path)
     assert job.wait_exit() == 0
 
 
@@ -378,7 +379,8 @@ def test_without_pidfd(launch: Launch, worker: Worker) -> None:
         "sys.argv = ['elastic_run', *sys.argv[1:]]; runpy.run_module('elastic_run', run_name='__main__')"
     )
     path = worker("subprocess.Popen(['sleep', '1000']); sys.exit(attempt == 0 and rank == 0)")
-    job = launch("--standalone", "--nproc-per-node=2", "--max-restarts=1", path, program=(_PYTHON, "-c", code))
+    flags = ("--standalone", "--nproc-per-node=2", "--max-restarts=1", "--kill-background-processes")
+    job = launch(*flags, path, program=(_PYTHON, "-c", code))
     assert job.wait_exit() == 0
 
 

@@ -43,7 +43,7 @@ _MODULES_WITHOUT_TWIN = {
 _LAUNCH_CONFIG = (
     "also is made with (restart_policy, forward_signals, worker_store, scale_up_delay, scale_up_signal, "
     "scale_up_grace, membership_window, exit_barrier_timeout, on_split, preferred_rank, rdzv_token, join_command, "
-    "capture, preload)"
+    "capture, preload, kill_background)"
 )
 #: Names that differ: our module and name, what differs, and why.
 _DIFFERENCES: dict[tuple[str, str], str] = {

@@ -49,6 +49,8 @@ class WorkerOutput:
         self._console = console
         self._wiring = wiring
         self._channels: dict[int, list[Channel]] = {}
+        #: Where each channel's bytes go: descriptors of the console and of the log file.
+        self._targets: dict[Channel, list[int]] = {}
         #: Channels of pseudo-terminals, by the launcher's terminal that they stand for.
         self._terminals: dict[int, list[Channel]] = {STDOUT: [], STDERR: []}
         self._tails: dict[int, Tail] = {}
@@ -108,6 +110,7 @@ class WorkerOutput:
             outlet = self._lines(line, prefixes.get(local_rank, b""), file)
         tail = self._tails.setdefault(local_rank, Tail()) if line.fd == STDERR else None
         channel = Channel(self._loop, line.reading, outlet=outlet, file=file, tail=tail)
+        self._targets[channel] = [line.fd] * (outlet is not None) + [line.file] * (file is not None)
         if line.is_terminal:
             self._terminals[line.fd].append(channel)
         return channel
@@ -142,6 +145,19 @@ class WorkerOutput:
         """Take what a worker that has ended wrote until now; its descendants may write on."""
         for channel in self._channels.get(local_rank, ()):
             channel.catch_up()
+
+    def leave(self, *, is_exec: bool) -> None:
+        """Let another process pass on what background processes write from now on; call it before `close`.
+
+        Args:
+            is_exec: Whether that process is a fresh interpreter rather than a fork.
+        """
+        from elastic_run.multiprocessing.output.remainder import Source, leave  # noqa: PLC0415 - rarely
+
+        opened = [(each, self._targets[each]) for channels in self._channels.values() for each in channels]
+        sources = [Source(channel.fd, targets) for channel, targets in opened if channel.is_open and targets]
+        if sources:
+            leave(sources, is_exec=is_exec)
 
     # --- after its end ---------------------------------------------------------------------------------------------
     def finish(self, local_rank: int) -> None:

@@ -1,0 +1,104 @@
+"""What workers that ended with 0 have left running in the background: it lives on once the whole job has succeeded.
+
+Until then, in a job of several nodes, the round may yet fail elsewhere: then it ends before the next round begins, and
+before the launcher does.
+"""
+
+from __future__ import annotations
+
+from elastic_run.core import supervision
+from elastic_run.signals import SIGTERM
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from elastic_run.agent.round import Round
+    from elastic_run.agent.surroundings import Surroundings
+    from elastic_run.core.supervision import Event
+    from elastic_run.multiprocessing.workers import Workers
+
+
+class Background:
+    """The background processes of one agent's last round.
+
+    Args:
+        around: What the rounds of one agent share.
+        say: Tells the user one line.
+    """
+
+    def __init__(self, around: Surroundings, say: Callable[[str], None]) -> None:
+        self._around = around
+        self._say = say
+        self._workers: Workers | None = None
+        self._ending: Workers | None = None
+        self._waiting: list[Event] = []
+        self._feed: Callable[[Event], None] | None = None
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether some are being stopped."""
+        return self._ending is not None
+
+    def keep(self, ended: Round) -> None:
+        """Leave a round's background processes alone for now.
+
+        Args:
+            ended: The round; its output is still open.
+        """
+        self._workers = ended.workers
+        try:
+            ended.output.leave(is_exec=self._around.guardian.is_exec)
+        except OSError as error:
+            self._say(f"nobody passes on what background processes write from now on: {error.strerror}")
+
+    def takes(self, event: Event, feed: Callable[[Event], None]) -> bool:
+        """Whether an event waits here until they have ended: a round begins without those of the last one.
+
+        Args:
+            event: What has happened.
+            feed: Gets the event later.
+        """
+        if isinstance(event, supervision.RoundFormed) and self._workers is not None:
+            self._feed = feed
+            self._end()
+        if self._ending is None or isinstance(event, (supervision.Signalled, supervision.JobOver)):
+            return False
+        self._waiting.append(event)
+        return True
+
+    def conclude(self, *, is_success: bool) -> None:
+        """Let them live on after a success, and name them; end them otherwise.
+
+        Args:
+            is_success: Whether the whole job has succeeded.
+        """
+        if self._workers is None:
+            return
+        if not is_success:
+            self._end()
+            return
+        # First: from now on they live, also if the launcher is killed.
+        self._around.guardian.spare_all()
+        if pids := self._workers.find_survivors():
+            from elastic_run.multiprocessing.processes import read_command  # noqa: PLC0415 - rarely
+            from elastic_run.report import lines  # noqa: PLC0415 - ditto
+
+            self._say(lines.background([(pid, read_command(pid)) for pid in sorted(pids)]))
+
+    def hurry(self) -> None:
+        """Kill those that are being stopped."""
+        if self._ending is not None:
+            self._ending.hurry()
+
+    def _end(self) -> None:
+        if self._workers is not None:
+            self._ending, self._workers = self._workers, None
+            self._ending.stop(SIGTERM, self._around.options.shutdown_timeout, lambda _: self._on_ended())
+
+    def _on_ended(self) -> None:
+        self._ending = None
+        waiting, self._waiting = self._waiting, []
+        for event in waiting:
+            if self._feed is not None:
+                self._feed(event)

@@ -1,0 +1,131 @@
+"""What background processes write after their job has succeeded: a small process passes it on until the last has ended.
+
+The workers' stderr passes through the launcher, and a process that writes into a pipe without a reader gets SIGPIPE. So
+the launcher leaves its reading ends to a process of their own. Like the background processes, that holds the
+launcher's stdout or stderr open; under torch they hold it themselves.
+
+It is a fork where the launcher is the whole process, exec'd inside a program, and no child of it in either case.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_SIZE = 1 << 16
+_CODE = (
+    "import sys; sys.path.insert(0, sys.argv[1]); "
+    "from elastic_run.multiprocessing.output import remainder; remainder.main()"
+)
+
+
+class Source:
+    """A stream that background processes may still write to.
+
+    Args:
+        reading: The launcher's end.
+        targets: Descriptors that get what comes.
+    """
+
+    __slots__ = ("reading", "targets")
+
+    def __init__(self, reading: int, targets: Sequence[int]) -> None:
+        self.reading = reading
+        self.targets = list(targets)
+
+
+def leave(sources: Sequence[Source], *, is_exec: bool) -> None:
+    """Start the process that passes on what comes; returns when it has its descriptors.
+
+    Args:
+        sources: The streams; the caller's descriptors stay open.
+        is_exec: Start a fresh interpreter rather than a fork.
+
+    Raises:
+        OSError: The system refuses a process.
+    """
+    pid = _spawn(sources) if is_exec else os.fork()
+    if not pid:
+        try:
+            os.setsid()
+            _run(sources)
+        finally:
+            os._exit(0)
+    try:
+        os.waitpid(pid, 0)
+    except ChildProcessError:
+        pass  # another part of this program was quicker
+
+
+def _spawn(sources: Sequence[Source]) -> int:
+    from elastic_run.multiprocessing.children import spawn  # noqa: PLC0415 - a fork doesn't need it
+    from elastic_run.multiprocessing.descriptors import inheritable_descriptors  # noqa: PLC0415 - ditto
+
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+    words = [f"{source.reading}:{','.join(map(str, source.targets))}" for source in sources]
+    kept = {fd for source in sources for fd in (source.reading, *source.targets) if fd > 2}  # noqa: PLR2004
+    closed = [fd for fd in inheritable_descriptors() if fd not in kept]
+    argv = [sys.executable, "-I", "-S", "-c", _CODE, root, *words]
+    return spawn(argv, os.environ, closed=closed, kept=sorted(kept))
+
+
+def main() -> None:
+    """Run as a fresh interpreter: each argument is a source, as `READING:TARGET,TARGET`."""
+    pairs = [word.partition(":") for word in sys.argv[2:]]
+    _run([Source(int(reading), [int(fd) for fd in targets.split(",")]) for reading, _, targets in pairs])
+
+
+def _run(sources: Sequence[Source]) -> None:
+    """In the new process: fork once more, so that it is nobody's child, and pass on."""
+    from elastic_run.multiprocessing.guardian import become_daemon  # noqa: PLC0415 - not for the launcher's side
+
+    if os.fork():
+        return
+    kept = {fd for source in sources for fd in (source.reading, *source.targets)}
+    become_daemon("output of background processes", "output", kept)
+    pass_on(sources)
+
+
+def pass_on(sources: Sequence[Source]) -> None:
+    """Copy what comes until every source has ended."""
+    poll, by_fd = select.poll(), {source.reading: source for source in sources}
+    for reading in by_fd:
+        poll.register(reading, select.POLLIN)
+    while by_fd:
+        for fd, _ in poll.poll():
+            data = _read(fd)
+            if data:
+                _write(by_fd[fd], data)
+            elif data is not None:
+                poll.unregister(fd)
+                del by_fd[fd]
+
+
+def _read(fd: int) -> bytes | None:
+    """Return what is there, nothing at the end, or None where it came to nothing."""
+    try:
+        return os.read(fd, _SIZE)
+    except BlockingIOError:
+        return None
+    except OSError:
+        return b""  # a terminal whose last user has gone
+
+
+def _write(source: Source, data: bytes) -> None:
+    for target in [*source.targets]:
+        rest = memoryview(data)
+        while rest:
+            try:
+                rest = rest[os.write(target, rest) :]
+            except BlockingIOError:
+                waiting = select.poll()
+                waiting.register(target, select.POLLOUT)
+                waiting.poll()
+            except OSError:
+                source.targets.remove(target)  # nobody reads there, or the disk is full
+                break
