@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 #: Seconds that the last words of an agent may take where nobody waits for it to linger.
 _LAST_WORDS = 3.0
+#: Seconds for the loop to open a store, which never blocks.
+_OPENING = 10.0
 #: Its `say_farewell` tells a job that a node is gone.
 _FAREWELL_MODULE = "elastic_run.rendezvous.elastic.farewell"
 
@@ -117,8 +119,9 @@ class Job:
         """
         handler: Any = self._group.spec.rdzv_handler
         setup = make_setup(self._group.spec, self._options, shows_waiting=self._console.has_live_line)
-        self._session = handler.open_session(setup)
-        self._session.start(self._offer(self._session), self._deliver)
+        session: Session = handler.open_session(setup)
+        self._session = session
+        session.start(lambda host: self._open_offer(session, host), self._deliver)
 
     @property
     def has_others(self) -> bool:
@@ -160,7 +163,7 @@ class Job:
             self._job_round,
             command.outcome,
             report=report,
-            offer=self._offer(self._session),
+            offer=self._offer(self._session, self._session.listening_host),
             detail=command.detail,
             verdict=command.verdict,
         )
@@ -198,13 +201,34 @@ class Job:
         threading.Thread(target=close, name="farewell", daemon=True).start()
         self._loop.run_until(lambda: is_closed.is_set() or is_hurried(), self._loop.now() + timeout + _LAST_WORDS)
 
-    def _offer(self, session: Session) -> sessions.Offer:
+    def _open_offer(self, session: Session, host: str) -> sessions.Offer:
+        """Open the first round's store; the session's thread asks, and the loop's thread owns stores."""
+        import threading  # noqa: PLC0415 - not for one node
+
+        opened: list[sessions.Offer | OSError] = []
+        is_done = threading.Event()
+
+        def open_store() -> None:
+            try:
+                opened.append(self._offer(session, host))
+            except OSError as error:
+                opened.append(error)
+            is_done.set()
+
+        self._loop.call_soon_threadsafe(open_store)
+        is_done.wait(_OPENING)
+        offer = opened[0] if opened else TimeoutError(f"the agent did not open it within {_OPENING:.0f} s")
+        if isinstance(offer, OSError):
+            raise offer
+        return offer
+
+    def _offer(self, session: Session, host: str) -> sessions.Offer:
         if not session.offers_store:
             # One port for the store of the agents and of the workers, on the node that serves it.
             self._joining.store = session.worker_store
             port = 0 if session.worker_store is None else session.worker_store.port
             return sessions.Offer("", port, use_agent_store=True)
-        store = self._joining.open_next_store()
+        store = self._joining.open_next_store(host)
         return sessions.Offer("", store.port, use_agent_store=store.use_agent_store)
 
     def _deliver(self, event: SessionEvent) -> None:

@@ -11,7 +11,7 @@ import sys
 from elastic_run import contract
 from elastic_run.agent.places import agree_on_ranks
 from elastic_run.multiprocessing.interpreter import own_interpreter
-from elastic_run.store.worker_store import choose_worker_store, open_worker_store
+from elastic_run.store.worker_store import LOOPBACK, choose_worker_store, open_worker_store
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -93,8 +93,11 @@ class Joining:
             group.master_port = spec.master_port or (info.master_port if info is not None else None)
         agree_on_ranks(group, found)
 
-    def open_next_store(self) -> WorkerStore:
+    def open_next_store(self, host: str) -> WorkerStore:
         """Open the next round's store beside this round's, which workers of other nodes may still need.
+
+        Args:
+            host: The numeric address at which it listens; empty for all interfaces.
 
         Returns:
             The store; `close_former_store` ends the other one.
@@ -104,7 +107,7 @@ class Joining:
         """
         self.close_former_store()
         self._former, self.store = self.store, None
-        return self.renew_store(is_public=True)
+        return self.renew_store(host)
 
     def close_former_store(self) -> None:
         """End the last round's store: a new round was formed, so that nobody uses it any more."""
@@ -118,11 +121,11 @@ class Joining:
         if self.store is not None:
             self.store.close()
 
-    def renew_store(self, *, is_public: bool = False) -> WorkerStore:
+    def renew_store(self, host: str = LOOPBACK) -> WorkerStore:
         """Open a fresh store for the next round, in place of the last one's.
 
         Args:
-            is_public: Whether workers of other nodes are to reach it.
+            host: The numeric address at which it listens where none was open before; empty for all interfaces.
 
         Returns:
             The store; served if `serve` was called.
@@ -138,7 +141,7 @@ class Joining:
             self.store.close()
         self.store = open_worker_store(
             self._choose_mode(),
-            is_public=is_public,
+            host=host,
             port=self._group.spec.master_port,
             python=os.environ.get(contract.ENV_PYTHON_EXEC) or own_interpreter() or sys.executable,
             env=os.environ,

@@ -12,8 +12,14 @@ import os
 
 from elastic_run.store.errors import StoreError
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 _BACKLOG = 4096
 _LISTENING = "0A"
+#: How often a free port of one address may turn out to be taken on another.
+_ATTEMPTS = 16
 
 
 class PortTakenError(StoreError, OSError):
@@ -82,6 +88,44 @@ def open_public_listener(port: int = 0) -> _socket.socket:
         listener.close()
         raise _explain(error, "::", port) from error
     return listener
+
+
+def open_listeners(hosts: Sequence[str], port: int = 0) -> list[_socket.socket]:
+    """Listen on the same port of several addresses.
+
+    Args:
+        hosts: Numeric addresses of this machine; none for all interfaces.
+        port: The port, or 0 for one that is free on all of them.
+
+    Returns:
+        A listening socket for each address, non-blocking, in their order; one for all interfaces.
+
+    Raises:
+        PortTakenError: Another process listens there.
+        OSError: The system refuses.
+    """
+    if not hosts:
+        return [open_public_listener(port)]
+    for attempts_left in range(_ATTEMPTS if port == 0 else 1, 0, -1):
+        try:
+            return _open_together(hosts, port)
+        except PortTakenError:
+            if attempts_left == 1:
+                raise
+    raise AssertionError
+
+
+def _open_together(hosts: Sequence[str], port: int) -> list[_socket.socket]:
+    listeners: list[_socket.socket] = []
+    try:
+        for host in hosts:
+            listeners.append(open_listener(host, port))
+            port = listeners[0].getsockname()[1]
+    except OSError:
+        for listener in listeners:
+            listener.close()
+        raise
+    return listeners
 
 
 def bind_port(host: str, port: int = 0, *, is_dual_stack: bool = False) -> _socket.socket:

@@ -24,7 +24,7 @@ from elastic_run.store.listener import PortTakenError, open_listener, raise_desc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from elastic_run.loop import Loop, Timer
     from elastic_run.store.memory import MemoryStore
@@ -43,6 +43,7 @@ class StoreServer:
     Args:
         loop: The loop whose thread this lives in.
         listener: A listening, non-blocking socket; the server owns it from now on.
+        further: More of them, on other addresses.
         data: What to serve to workers; a new, empty store if None.
         on_unknown_operation: Called once, with the operation's number, when a client asks for one that we don't know.
         on_garbage: Called once, with what was wrong, when somebody sends what is no message; he is hung up on.
@@ -56,11 +57,12 @@ class StoreServer:
         data: MemoryStore | None = None,
         on_unknown_operation: Callable[[int], None] | None = None,
         *,
+        further: Sequence[_socket.socket] = (),
         on_garbage: Callable[[str], None] | None = None,
         separates_groups: bool = False,
     ) -> None:
         self._loop = loop
-        self._listener = listener
+        self._listeners = (listener, *further)
         self._workers = Answers(data)
         self._agents = Answers()
         self._on_unknown_operation = on_unknown_operation
@@ -72,7 +74,7 @@ class StoreServer:
         self._pause: Timer | None = None
         self._is_closed = False
         self.address: tuple[str, int] = listener.getsockname()[:2]
-        loop.add_reader(listener.fileno(), self._accept)
+        self._watch_listeners()
 
     @property
     def connections(self) -> int:
@@ -87,8 +89,9 @@ class StoreServer:
         for connection in tuple(self._connections):
             if connection.space is not self._agents:
                 connection.close()
-        while (waiting := self._take_connection()) is not None:
-            waiting.close()
+        for listener in self._listeners:
+            while (waiting := self._take_connection(listener)) is not None:
+                waiting.close()
         self._workers.data.clear()
         if self._groups is not None:
             self._groups.clear()
@@ -100,15 +103,27 @@ class StoreServer:
             return
         self._is_closed = True
         self._stop_pause()
-        self._loop.remove_reader(self._listener.fileno())
-        self._listener.close()
+        self._leave_listeners()
+        for listener in self._listeners:
+            listener.close()
         for connection in tuple(self._connections):
             connection.close()
 
     # --- connections ---------------------------------------------------------------------------------------------
-    def _accept(self) -> None:
+    def _watch_listeners(self) -> None:
+        for listener in self._listeners:
+            self._watch(listener)
+
+    def _watch(self, listener: _socket.socket) -> None:
+        self._loop.add_reader(listener.fileno(), lambda: self._accept(listener))
+
+    def _leave_listeners(self) -> None:
+        for listener in self._listeners:
+            self._loop.remove_reader(listener.fileno())
+
+    def _accept(self, listener: _socket.socket) -> None:
         for _ in range(_ACCEPTS_PER_TURN):
-            socket = self._take_connection()
+            socket = self._take_connection(listener)
             if socket is None:
                 return
             connection = Connection(self._loop, socket, self._workers, on_message=self._meet, on_close=self._forget)
@@ -116,16 +131,16 @@ class StoreServer:
                 connection.member = Member(_peer_host(socket))
             self._connections.add(connection)
 
-    def _take_connection(self) -> _socket.socket | None:
+    def _take_connection(self, listener: _socket.socket) -> _socket.socket | None:
         try:
             # What socket.accept itself calls; the descriptor is close-on-exec.
-            fd, _ = self._listener._accept()  # type: ignore[attr-defined]  # noqa: SLF001
+            fd, _ = listener._accept()  # type: ignore[attr-defined]  # noqa: SLF001
         except OSError as error:
             if error.errno in _OUT_OF_DESCRIPTORS:
                 self._pause_accepting()
             # Anything else is that client's: it left the backlog before its turn (ECONNABORTED), or there is none.
             return None
-        socket = _socket.socket(self._listener.family, self._listener.type, self._listener.proto, fd)
+        socket = _socket.socket(listener.family, listener.type, listener.proto, fd)
         socket.setblocking(False)  # noqa: FBT003 - the socket's own signature
         try:
             socket.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY, 1)
@@ -135,13 +150,13 @@ class StoreServer:
 
     def _pause_accepting(self) -> None:
         if self._pause is None:
-            self._loop.remove_reader(self._listener.fileno())
+            self._leave_listeners()
             self._pause = self._loop.call_later(_ACCEPT_AGAIN, self._resume_accepting)
 
     def _resume_accepting(self) -> None:
         if self._pause is not None:
             self._stop_pause()
-            self._loop.add_reader(self._listener.fileno(), self._accept)
+            self._watch_listeners()
 
     def _stop_pause(self) -> None:
         if self._pause is not None:

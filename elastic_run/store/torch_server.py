@@ -17,7 +17,7 @@ import os
 import signal
 
 from elastic_run.store.server import StoreServer
-from elastic_run.store.worker_store import WorkerStore, open_worker_listener
+from elastic_run.store.worker_store import LOOPBACK, WorkerStore, open_worker_listener
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class TorchStore(WorkerStore):
         fixed_port: The port that the user fixed, or 0.
         python: The interpreter that has torch.
         env: The child's environment.
-        is_public: Whether it listens on all interfaces, or on loopback only.
+        host: The numeric address at which it listens; empty for all interfaces.
         on_lost: Called with one line when the child could not start or died.
     """
 
@@ -52,15 +52,15 @@ class TorchStore(WorkerStore):
         python: str,
         env: Mapping[str, str],
         on_lost: Callable[[str], None] | None,
-        is_public: bool = False,
+        host: str = LOOPBACK,
     ) -> None:
         self._loop: Loop | None = None
-        self._is_public = is_public
+        self._host = host
         self._fixed_port = fixed_port
         self._python = python
         self._env = env
         self._on_lost = on_lost
-        self._listener = open_worker_listener(fixed_port, is_public=is_public)
+        self._listener = open_worker_listener(host, fixed_port)
         self.host, self.port = self._listener.getsockname()[:2]
         self._successor: StoreServer | None = None
         self._is_closed = False
@@ -89,7 +89,7 @@ class TorchStore(WorkerStore):
             python=self._python,
             env=self._env,
             on_lost=self._on_lost,
-            is_public=self._is_public,
+            host=self._host,
         )
         if self._loop is not None:
             following.serve(self._loop)

@@ -5,7 +5,8 @@ Rules
   on our listening socket. `rank0`: the port is kept for the worker of rank 0, which serves the store itself.
 - `renew` gives the next round a store without a key or a client of the last one: on a new port, or on the same one
   where the user has fixed it.
-- Loopback only on a single node: its workers need no more, and nobody else should reach an unguarded store.
+- Loopback only on a single node: its workers need no more, and nobody else should reach an unguarded store. On several
+  it listens at the address that the agent tells the others.
 - `rank0` keeps its port bound and not listening. With SO_REUSEADDR on both sides torch may then listen on it, while the
   kernel gives it to nobody who asks for any free port. (Rejected: closing it again, as torchrun does, and hoping.)
 """
@@ -16,7 +17,7 @@ import errno
 from abc import ABC, abstractmethod
 
 from elastic_run import contract
-from elastic_run.store.listener import bind_port, open_listener, open_public_listener
+from elastic_run.store.listener import bind_port, open_listeners
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def choose_worker_store(requested: str, world_size: int, env: Mapping[str, str])
 def open_worker_store(
     mode: str,
     *,
-    is_public: bool = False,
+    host: str = LOOPBACK,
     port: int | None,
     python: str,
     env: Mapping[str, str],
@@ -110,7 +111,7 @@ def open_worker_store(
 
     Args:
         mode: `agent`, `torch` or `rank0`.
-        is_public: Whether workers of other nodes are to reach it; if not, it listens on loopback only.
+        host: The numeric address at which it listens; empty for all interfaces. `rank0` leaves that to the worker.
         port: The port that the user fixed, or None (or 0) for a new one each round.
         python: The workers' interpreter, for `torch`.
         env: The launcher's environment, for `torch`.
@@ -128,20 +129,21 @@ def open_worker_store(
         ValueError: There is no such mode.
     """
     if mode == "agent":
-        return _AgentStore(port or 0, on_unknown_operation, is_public=is_public)
+        return _AgentStore(port or 0, on_unknown_operation, host)
     if mode == "torch":
         from elastic_run.store.torch_server import TorchStore  # noqa: PLC0415 - not on the usual way
 
-        return TorchStore(port or 0, python=python, env=env, on_lost=on_lost, is_public=is_public)
+        return TorchStore(port or 0, python=python, env=env, on_lost=on_lost, host=host)
     if mode == "rank0":
         return _Rank0Store(port or 0)
     message = f"worker store {mode!r} is not one of {', '.join(MODES)}"
     raise ValueError(message)
 
 
-def open_worker_listener(port: int, *, is_public: bool) -> _socket.socket:
-    """Listen on a port, 0 for any, of loopback or of all interfaces; errors as of `open_listener`."""
-    return open_public_listener(port) if is_public else open_listener(LOOPBACK, port)
+def open_worker_listener(host: str, port: int) -> _socket.socket:
+    """Listen on a port, 0 for any, of an address or, if that is empty, of all; errors as of `open_listener`."""
+    (listener,) = open_listeners([host] if host else [], port)
+    return listener
 
 
 class _AgentStore(WorkerStore):
@@ -150,12 +152,12 @@ class _AgentStore(WorkerStore):
     mode = "agent"
     use_agent_store = True
 
-    def __init__(self, fixed_port: int, on_unknown_operation: Callable[[int], None] | None, *, is_public: bool) -> None:
+    def __init__(self, fixed_port: int, on_unknown_operation: Callable[[int], None] | None, host: str) -> None:
         self._loop: Loop | None = None
-        self._is_public = is_public
+        self._host = host
         self._fixed_port = fixed_port
         self._on_unknown_operation = on_unknown_operation
-        self._listener = open_worker_listener(fixed_port, is_public=is_public)
+        self._listener = open_worker_listener(host, fixed_port)
         self.host, self.port = self._listener.getsockname()[:2]
         self._server: StoreServer | None = None
 
@@ -186,7 +188,7 @@ class _AgentStore(WorkerStore):
                 self._server.reset()
             return self
         # The new one before the old one is closed: so their ports differ, and a straggler meets nobody.
-        following = _AgentStore(0, self._on_unknown_operation, is_public=self._is_public)
+        following = _AgentStore(0, self._on_unknown_operation, self._host)
         if self._loop is not None:
             following.serve(self._loop)
         self.close()

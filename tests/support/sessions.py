@@ -84,7 +84,7 @@ class Node:
 
     def start(self) -> Node:
         """Join the job."""
-        self.session.start(self._offer(), self._deliver)
+        self.session.start(lambda _: self._offer(), self._deliver)
         return self
 
     def close(self, timeout: float = 10.0) -> None:

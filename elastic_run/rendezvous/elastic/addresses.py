@@ -3,6 +3,8 @@
 Rules
 - Interface addresses decide, not names: an address is ours if a socket can be bound to it.
 - A name server that never answers stalls nothing: `store.dialing` looks names up in a helper thread, with a deadline.
+- A port is opened at the address by which others come. Where that isn't known for sure it is opened on all interfaces:
+  a job that nobody reaches is worse than a port that more can reach.
 - What went wrong has a name, one of the words of `store.errors`: refused, unresolved, silent, unreachable.
 """
 
@@ -18,12 +20,33 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["find_local_address", "find_trouble", "is_own_host", "parse_endpoints", "written"]
+__all__ = [
+    "find_listening_hosts",
+    "find_local_address",
+    "find_loopback",
+    "find_outward_address",
+    "find_trouble",
+    "is_own_host",
+    "names_loopback",
+    "parse_endpoints",
+    "written",
+]
+
+_LOOPBACKS = ("127.0.0.1", "::1")
+#: Names that are loopback on every machine. Another name that is loopback here may be a real address elsewhere: Debian
+#: gives a machine's own name 127.0.1.1 in its /etc/hosts.
+_LOOPBACK_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback")
 
 #: Addresses of the documentation (RFC 5737, RFC 3849): connecting a UDP socket sends nothing, and the route that the
 #: kernel would take is the default one.
 _ANYWHERE = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
 _ANY_PORT = 9
+_WILDCARDS = frozenset(("0.0.0.0", "::"))  # noqa: S104 - compared, not bound
+#: Linux: SIOCGIFFLAGS and SIOCGIFADDR answer behind the interface's name; IFF_RUNNING: it is up and has a carrier.
+_GET_FLAGS = 0x8913
+_GET_ADDRESS = 0x8915
+_ANSWER = 16
+_IS_RUNNING = 0x40
 
 
 def parse_endpoints(text: str, default_port: int) -> list[tuple[str, int]]:
@@ -93,11 +116,59 @@ def _can_bind(family: socket.AddressFamily, address: tuple[Any, ...]) -> bool:
     return True
 
 
+def names_loopback(host: str) -> bool:
+    """Tell whether a host is loopback on every machine, so that only this machine can be meant."""
+    return _is_loopback(host) or host in _LOOPBACK_NAMES or host.endswith(".localhost")
+
+
+def find_loopback() -> str:
+    """Return the numeric loopback address of this machine."""
+    return next(iter(_own_loopbacks()), _LOOPBACKS[0])
+
+
+def find_listening_hosts(host: str, timeout: float) -> list[str]:
+    """Find the addresses of this machine at which those arrive who come by a host's name.
+
+    Args:
+        host: Name or address, such as that of the endpoint.
+        timeout: Seconds to wait for the name server.
+
+    Returns:
+        Numeric addresses; none where they can't be known: an address of no interface (a cloud's public one, a
+        service's), a name that other machines know by another address (one that is loopback here), a wildcard.
+    """
+    if names_loopback(host) and not _is_loopback(host):
+        return _own_loopbacks()
+    try:
+        found = resolve(host, 0, timeout)
+    except StoreConnectionError:
+        return []
+    hosts = list(dict.fromkeys(str(address[0]) for _, address in found))
+    is_sure = all(_can_bind(family, address) for family, address in found) and not _WILDCARDS.intersection(hosts)
+    is_elsewhere = any(_is_loopback(one) for one in hosts) and not names_loopback(host)
+    return hosts if is_sure and not is_elsewhere else []
+
+
+def _own_loopbacks() -> list[str]:
+    families = (socket.AF_INET, socket.AF_INET6)
+    return [one for family, one in zip(families, _LOOPBACKS, strict=True) if _can_bind(family, (one, 0))]
+
+
+def find_outward_address() -> str:
+    """Find the address by which other machines probably reach this one, without asking a name server.
+
+    Returns:
+        That of the default route; without one that of the first interface that is up; loopback where there is no other.
+    """
+    routes = (_source_towards(family, (address, _ANY_PORT)) for family, address in _ANYWHERE)
+    found = (one for one in (*routes, *_interface_addresses()) if one is not None and not _is_loopback(one))
+    return next(found, None) or find_loopback()
+
+
 def find_local_address(host: str, port: int, timeout: float) -> str:
     """Find the address of the interface that reaches a host: the one to advertise to nodes that meet there.
 
-    Where that is loopback, because the host is this machine, other machines need another one: that of the default
-    route, if there is any.
+    Where that is loopback, because the host is this machine, other machines need another one: `find_outward_address`.
 
     Args:
         host: Name or address of the endpoint.
@@ -105,18 +176,17 @@ def find_local_address(host: str, port: int, timeout: float) -> str:
         timeout: Seconds to wait for the name server.
 
     Returns:
-        A numeric address; ``127.0.0.1`` where there is no network at all.
+        A numeric address; loopback where there is no network at all.
     """
     try:
         targets = resolve(host, port, timeout)
     except StoreConnectionError:
         targets = []
-    sources = [source for target in targets if (source := _source_towards(*target))]
-    beyond = [source for family, address in _ANYWHERE if (source := _source_towards(family, (address, _ANY_PORT)))]
-    for source in (*sources, *beyond):
-        if not _is_loopback(source):
+    for target in targets:
+        source = _source_towards(*target)
+        if source is not None and not _is_loopback(source):
             return source
-    return sources[0] if sources else "127.0.0.1"
+    return find_outward_address()
 
 
 def _source_towards(family: socket.AddressFamily, address: tuple[Any, ...]) -> str | None:
@@ -128,8 +198,42 @@ def _source_towards(family: socket.AddressFamily, address: tuple[Any, ...]) -> s
         return None
 
 
+def _interface_addresses() -> list[str]:
+    """Return the first address of each interface that is up, then global IPv6 addresses, in the system's order."""
+    return [*_ipv4_addresses(), *_ipv6_addresses()]
+
+
+def _ipv4_addresses() -> list[str]:
+    """Linux only, as are the numbers; elsewhere there is no cluster without a default route."""
+    import fcntl  # noqa: PLC0415 - only without a default route
+    import struct  # noqa: PLC0415 - ditto
+
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
+            try:
+                (flags,) = struct.unpack_from("H", fcntl.ioctl(asking, _GET_FLAGS, request), _ANSWER)
+                address = fcntl.ioctl(asking, _GET_ADDRESS, request)[_ANSWER + 4 : _ANSWER + 8]
+            except OSError:
+                continue  # it has none
+            if flags & _IS_RUNNING:
+                found.append(socket.inet_ntoa(address))
+    return found
+
+
+def _ipv6_addresses() -> list[str]:
+    try:
+        with open("/proc/net/if_inet6", encoding="ascii") as file:
+            rows = [line.split() for line in file]
+    except OSError:
+        return []
+    is_global = "00"
+    return [socket.inet_ntop(socket.AF_INET6, bytes.fromhex(row[0])) for row in rows if row[3] == is_global]
+
+
 def _is_loopback(address: str) -> bool:
-    return address.startswith("127.") or address in ("::1", "::ffff:127.0.0.1")
+    return (address.startswith("127.") and address.replace(".", "").isdigit()) or address in ("::1", "::ffff:127.0.0.1")
 
 
 def find_trouble(host: str, port: int, timeout: float) -> str | None:

@@ -12,10 +12,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from elastic_run.rendezvous.elastic.addresses import find_local_address, find_trouble, is_own_host, written
+from elastic_run.rendezvous.elastic.addresses import (
+    find_listening_hosts,
+    find_local_address,
+    find_loopback,
+    find_trouble,
+    is_own_host,
+    names_loopback,
+    written,
+)
 from elastic_run.rendezvous.elastic.hosting import HostedStore
 from elastic_run.store.errors import StoreConnectionError
-from elastic_run.store.listener import PortTakenError, open_public_listener
+from elastic_run.store.listener import PortTakenError, open_listeners
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,8 +38,6 @@ __all__ = ["Backend", "SharedBackend", "TcpBackend"]
 _LOOK_UP = 3.0
 #: Seconds for a successor to show that it serves the store already.
 _LIVING = 1.0
-_LOOPBACK = "127.0.0.1"
-_LOOPBACK6 = "::1"
 
 
 class Backend(ABC):
@@ -172,6 +178,7 @@ class TcpBackend(Backend):
         self._endpoints = list(endpoints)
         self._is_host = is_host
         self._secret = secret
+        self._own_host = ""  # by which this agent reaches the store that it serves
         self._was_reached = False
         self._passed = 0  # endpoints since the last that was reached
 
@@ -188,17 +195,19 @@ class TcpBackend(Backend):
     def rank(self) -> int:
         return self._endpoints.index(self.endpoint)
 
-    def host_anywhere(self) -> None:
+    def host_anywhere(self, address: str) -> None:
         """Serve the store at the endpoint's port or, if that is taken, at any: nobody was told of it yet.
+
+        Args:
+            address: Name or address by which other nodes will come.
 
         Raises:
             OSError: The system refuses.
         """
         try:
-            listener = open_public_listener(self.endpoint[1])
+            self._host(address, self.endpoint[1])
         except PortTakenError:
-            listener = open_public_listener(0)
-        self._host(listener)
+            self._host(address, 0)
         self._endpoints = [(self.endpoint[0], self.port)]
         self._go_to(self._endpoints[0])
 
@@ -210,7 +219,7 @@ class TcpBackend(Backend):
         if self._is_host is None and not is_own_host(self.endpoint[0], _LOOK_UP):
             return
         try:
-            self._host(open_public_listener(self.endpoint[1]))
+            self._host(*self.endpoint)
         except PortTakenError:
             # Another agent of the job on this machine was first, unless the user says that it must be this one.
             if self._is_host:
@@ -224,8 +233,13 @@ class TcpBackend(Backend):
                 return True
         return False
 
-    def _host(self, listener: Any) -> None:  # noqa: ANN401 - a socket, without importing the module for a name
-        self.hosted = HostedStore(listener, serves_workers=self.serves_workers)
+    def _host(self, host: str, port: int) -> None:
+        hosts = find_listening_hosts(host, _LOOK_UP)
+        if hosts and not any(map(names_loopback, hosts)):
+            hosts.append(find_loopback())
+        listener, *further = open_listeners(hosts, port)
+        self._own_host = hosts[-1] if hosts else find_loopback()
+        self.hosted = HostedStore(listener, further=further, serves_workers=self.serves_workers)
 
     def _go_to(self, endpoint: tuple[str, int]) -> None:
         self.endpoint = endpoint
@@ -267,7 +281,7 @@ class TcpBackend(Backend):
 
         host, port = self.endpoint
         if self.hosted is not None:
-            host, port = _LOOPBACK if is_own_host(_LOOPBACK, _LOOK_UP) else _LOOPBACK6, self.port
+            host, port = self._own_host, self.port
         return C10dJobStore(host, port, self.run_id, timeout=timeout, tries_again=tries_again)
 
     def look_at(self, endpoint: tuple[str, int], timeout: float) -> JobStore:
@@ -276,6 +290,10 @@ class TcpBackend(Backend):
         return _seal(C10dJobStore(*endpoint, self.run_id, timeout=timeout, tries_again=False), self._secret)
 
     def find_local_address(self) -> str:
+        host = self.endpoint[0]
+        if names_loopback(host) and self._is_host is not False:
+            # Only agents of this machine can come to the store there, so nobody else needs to reach their workers'.
+            return next(iter(find_listening_hosts(host, _LOOK_UP)), find_loopback())
         return find_local_address(*self.endpoint, _LOOK_UP)
 
     def describe(self) -> dict[str, Any]:
@@ -322,7 +340,7 @@ class SharedBackend(Backend):
         return _seal(self._open_store(timeout), self._secret)
 
     def find_local_address(self) -> str:
-        return find_local_address(*(self._host or (_LOOPBACK, 1)), _LOOK_UP)
+        return find_local_address(*(self._host or (find_loopback(), 1)), _LOOK_UP)
 
     def describe(self) -> dict[str, Any]:
         return _describe(self, self.name, self._conf, self._secret)

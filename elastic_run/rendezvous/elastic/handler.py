@@ -11,6 +11,7 @@ import os
 from elastic_run.core.policy import RestartPolicy
 from elastic_run.records import replace
 from elastic_run.rendezvous.api import RendezvousHandler
+from elastic_run.rendezvous.elastic.addresses import find_outward_address
 from elastic_run.rendezvous.elastic.backends import TcpBackend
 from elastic_run.rendezvous.elastic.invitation import describe_invitation
 from elastic_run.rendezvous.elastic.kinds import DEFAULT_PORTS, make_backend
@@ -69,7 +70,9 @@ class ElasticRendezvousHandler(RendezvousHandler):
             OSError: The system refuses the port.
         """
         params, settings = self._params, self._settings
-        backend = self._make_backend(setup)
+        # Nobody knows of the store yet, so others come by the address that this node tells them.
+        local_addr = params.local_addr or (find_outward_address() if self._hosts_anywhere else None)
+        backend = self._make_backend(setup, local_addr)
         if params.backend == "static":
             setup.preferred_rank = settings.rank
         return open_session(
@@ -78,19 +81,19 @@ class ElasticRendezvousHandler(RendezvousHandler):
             setup,
             min_nodes=params.min_nodes,
             max_nodes=params.max_nodes,
-            local_addr=params.local_addr,
+            local_addr=local_addr,
             join_text=describe_invitation(self._run_id, setup.join_command) if self._hosts_anywhere else "",
         )
 
-    def _make_backend(self, setup: Setup) -> Backend:
+    def _make_backend(self, setup: Setup, local_addr: str | None) -> Backend:
         params = self._params
         endpoint = params.endpoint or f"{_PUBLIC}:{DEFAULT_PORTS['c10d']}"
         is_file = self._settings.store_type == "file"
         backend = make_backend(
             params.backend, params.endpoint if is_file else endpoint, self._run_id, self._settings, secret=setup.token
         )
-        if self._hosts_anywhere and isinstance(backend, TcpBackend):
-            backend.host_anywhere()
+        if local_addr is not None and self._hosts_anywhere and isinstance(backend, TcpBackend):
+            backend.host_anywhere(local_addr)
         elif params.backend == "static" and self._settings.rank == 0:
             # Now and not by the session's thread: the agent must know where its workers' store is.
             backend.prepare()

@@ -1,7 +1,8 @@
 """The store that this node serves for the whole job: our server, on a loop and a thread of its own.
 
 Rules
-- It listens on all interfaces, IPv6 and IPv4: the endpoint names one of them, and other nodes may know another.
+- It listens at the endpoint's address, and on loopback for this agent itself: no interface that goes down comes between
+  them. Where that address isn't known for sure it listens on all interfaces (`addresses.find_listening_hosts`).
 - A thread of its own, because it must answer while the agent's loop is busy, and even when no agent runs a loop yet.
 - With static rendezvous the workers' store of each round is on the same port: `HostedWorkerStore` gives the agent the
   workers' half of the server, which forgets all between two rounds while the agents' half stays.
@@ -20,7 +21,7 @@ from elastic_run.store.worker_store import WorkerStore
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import _socket
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 _log = logging.getLogger(__name__)
 
@@ -35,6 +36,7 @@ class HostedStore:
 
     Args:
         listener: A listening, non-blocking socket; this object owns it from now on.
+        further: More of them, on other addresses.
         serves_workers: Whether workers use the same port, with their process groups kept apart.
         on_unknown_operation: Called from the thread when a client asks for an operation that we don't know.
     """
@@ -43,6 +45,7 @@ class HostedStore:
         self,
         listener: _socket.socket,
         *,
+        further: Sequence[_socket.socket] = (),
         serves_workers: bool = False,
         on_unknown_operation: Callable[[int], None] | None = None,
     ) -> None:
@@ -50,6 +53,7 @@ class HostedStore:
         self._server = StoreServer(
             self._loop,
             listener,
+            further=further,
             on_unknown_operation=on_unknown_operation,
             on_garbage=self._tell_garbage,
             separates_groups=serves_workers,

@@ -13,7 +13,7 @@ import time
 from elastic_run.core import member, messages
 from elastic_run.records import replace
 from elastic_run.rendezvous.elastic import audience, handover
-from elastic_run.rendezvous.elastic.addresses import written
+from elastic_run.rendezvous.elastic.addresses import find_listening_hosts, written
 from elastic_run.rendezvous.elastic.entrance import Entrance
 from elastic_run.rendezvous.elastic.follower import Follower
 from elastic_run.rendezvous.elastic.invitation import ENDPOINT
@@ -38,6 +38,8 @@ _PATIENCE = 5.0
 _MOMENT = 0.2
 #: Seconds for a node that was told to go to say so, and to give its office back.
 _LAST_WORDS = 1.0
+#: Seconds for a name server to say which of this machine's addresses others use.
+_LOOK_UP = 3.0
 
 
 class JobSession(Session):
@@ -53,6 +55,8 @@ class JobSession(Session):
         self.node = affairs.node
         self._affairs = affairs
         self._offer = Offer("", 0, use_agent_store=True)
+        self._open_offer: Callable[[str], Offer] = lambda _: self._offer
+        self._listening_host = ""
         self._offices: list[Office] = []
         self._is_prepared = False
         self._leaving: member.Leaving | None = None
@@ -68,9 +72,13 @@ class JobSession(Session):
         """The address at which others reach this node, empty until it is known."""
         return self._affairs.local_addr
 
+    @property
+    def listening_host(self) -> str:
+        return self._listening_host
+
     # --- what the agent says -------------------------------------------------------------------------------------
-    def start(self, offer: Offer, deliver: Callable[[SessionEvent], None]) -> None:
-        self._offer = offer
+    def start(self, open_offer: Callable[[str], Offer], deliver: Callable[[SessionEvent], None]) -> None:
+        self._open_offer = open_offer
         self._affairs.deliver_to_agent = deliver
         speaker = Speaker(self._affairs, self._begin, self._follow)
         self._threads["speaker"] = self._affairs.spawn("speaker", speaker.run)
@@ -123,6 +131,13 @@ class JobSession(Session):
         affairs = self._affairs
         if not affairs.local_addr:
             affairs.local_addr = affairs.backend.find_local_address()
+        hosts = find_listening_hosts(affairs.local_addr, _LOOK_UP)
+        self._listening_host = hosts[0] if len(hosts) == 1 else ""
+        try:
+            self._offer = self._open_offer(self._listening_host)
+        except OSError as error:
+            affairs.deliver(Lost("rendezvous", f"the workers' store can't be served here: {error}"))
+            return
         if self._join_text:
             endpoint = written(affairs.local_addr, affairs.backend.port)
             affairs.deliver(Notice(self._join_text.replace(ENDPOINT, endpoint)))

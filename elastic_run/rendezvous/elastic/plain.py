@@ -20,7 +20,7 @@ from elastic_run.rendezvous.errors import (
     RendezvousTimeoutError,
 )
 from elastic_run.store.client import StoreClient
-from elastic_run.store.listener import open_public_listener
+from elastic_run.store.listener import open_listeners
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -60,11 +60,10 @@ class PlainRounds:
     def next_round(self) -> RendezvousInfo:
         """Come back, and wait for the next round."""
         self._close_client()
-        offer = self._renew_store()
         if self._current is None:
-            self._session.start(offer, self._take)
+            self._session.start(self._renew_store, self._take)
         else:
-            self._come_back(self._current, offer)
+            self._come_back(self._current, self._renew_store(self._session.listening_host))
         with self._changed:
             self._changed.wait_for(lambda: self._formed is not None or self._end is not None)
             formed, self._formed = self._formed, None
@@ -118,10 +117,10 @@ class PlainRounds:
         if self._client is not None:
             self._client.close()
 
-    def _renew_store(self) -> Offer:
+    def _renew_store(self, host: str) -> Offer:
         if self._store is not None:
             self._store.close()
-        self._store = HostedStore(open_public_listener(0))
+        self._store = HostedStore(*open_listeners([host] if host else []))
         return Offer("", self._store.port, use_agent_store=True)
 
     def _closed(self) -> RendezvousError:

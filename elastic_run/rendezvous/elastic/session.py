@@ -222,12 +222,18 @@ class Session(ABC):
     def local_addr(self) -> str:
         """The address at which others reach this node; empty until the store was reached."""
 
+    @property
     @abstractmethod
-    def start(self, offer: Offer, deliver: Callable[[SessionEvent], None]) -> None:
+    def listening_host(self) -> str:
+        """The numeric address at which this node's workers' stores are to listen; empty for all interfaces."""
+
+    @abstractmethod
+    def start(self, open_offer: Callable[[str], Offer], deliver: Callable[[SessionEvent], None]) -> None:
         """Join the job; returns at once.
 
         Args:
-            offer: Where this node's workers' store of the first round listens.
+            open_offer: Opens this node's workers' store of the first round at a `listening_host`, and returns where it
+                listens. Called once, by a thread of the session, when the store was reached; it may raise OSError.
             deliver: Called with each event, from the session's threads, one at a time; it must not block.
         """
 

@@ -34,7 +34,7 @@ def main() -> None:
     traffic = count_traffic()
     workers_store = HostedStore(open_public_listener(0))
     backend = TcpBackend("c10d", run_id, [("127.0.0.1", 0)], is_host=True)
-    backend.host_anywhere()
+    backend.host_anywhere("127.0.0.1")
     session = open_session(
         backend,
         read_settings("c10d", {"join_timeout": "600"}),
@@ -50,7 +50,7 @@ def main() -> None:
         elif isinstance(event, Lost | Refused):
             say(f"lost {event.detail}")
 
-    session.start(Offer("127.0.0.1", workers_store.port, use_agent_store=True), deliver)
+    session.start(lambda _: Offer("127.0.0.1", workers_store.port, use_agent_store=True), deliver)
     say(f"listening {backend.port}")
     wait_joined(session)
     say("joined")
