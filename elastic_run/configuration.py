@@ -19,11 +19,14 @@ if TYPE_CHECKING:
     from elastic_run.command_line import AnyArguments
     from elastic_run.core.policy import RestartPolicy
     from elastic_run.launcher import LaunchConfig
-    from elastic_run.multiprocessing.logs import LogsSpecs
+    from elastic_run.multiprocessing.logs import LogsSpecs, Streams
 
 #: What a worker runs under --run-path. torch calls runpy in a process forked from its launcher; our workers are always
 #: executed, so it is a command. Not -m with a module of ours: then the workers' interpreter would have to find us.
 RUN_PATH_CODE = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
+
+#: The plug-in `default` of torch's package: ours has the same layout, and keeps the logs of all attempts.
+_TORCHS_LOGS_SPECS = "torch.distributed.elastic.multiprocessing:DefaultLogsSpecs"
 
 #: Of the lines that we say, in characters.
 _LONGEST_WORD = 200
@@ -295,25 +298,36 @@ def _logs_specs(args: AnyArguments) -> LogsSpecs:
     from elastic_run.multiprocessing.logs import DefaultLogsSpecs, parse_streams  # noqa: PLC0415 - after all checks
 
     ranks = {int(rank) for rank in args.local_ranks_filter.split(",")} if args.local_ranks_filter else None
-    if args.logs_specs is None:
-        redirects, tee = parse_streams(args.redirects), parse_streams(args.tee)
-        return DefaultLogsSpecs(log_dir=args.log_dir, redirects=redirects, tee=tee, local_ranks_filter=ranks)
-    from elastic_run.multiprocessing.std import Std  # noqa: PLC0415 - a plug-in knows torch's
+    redirects: Streams = parse_streams(args.redirects)
+    tee: Streams = parse_streams(args.tee)
+    specs_class: type[LogsSpecs] = DefaultLogsSpecs
+    if args.logs_specs is not None:
+        specs_class = _load_logs_specs(args.logs_specs)
+        redirects, tee = _as_known_to(specs_class, redirects), _as_known_to(specs_class, tee)
+    try:
+        return specs_class(log_dir=args.log_dir, redirects=redirects, tee=tee, local_ranks_filter=ranks)
+    except OSError as error:
+        message = f"--log-dir: {args.log_dir!r} can't be made: {(error.strerror or str(error)).lower()}"
+        raise UsageError(message) from error
 
-    return _load_logs_specs(args.logs_specs)(
-        log_dir=args.log_dir,
-        redirects=Std.from_str(args.redirects),
-        tee=Std.from_str(args.tee),
-        local_ranks_filter=ranks,
-    )
+
+def _as_known_to(specs_class: type[LogsSpecs], streams: Streams) -> Streams:
+    """Return streams as the `Std` that a plug-in's class knows: torch's where its base is torch's `LogsSpecs`."""
+    homes = [base.__module__ for base in specs_class.__mro__ if base.__name__ == "LogsSpecs"]
+    std = getattr(sys.modules[(homes or ["elastic_run.multiprocessing.logs"])[0]], "Std")  # noqa: B009 - of any module
+    return std(streams) if isinstance(streams, int) else {rank: std(value) for rank, value in streams.items()}
 
 
 def _load_logs_specs(name: str) -> type[LogsSpecs]:
     from importlib.metadata import entry_points  # noqa: PLC0415 - slow, and only when asked for
 
+    from elastic_run.multiprocessing.logs import DefaultLogsSpecs  # noqa: PLC0415 - ditto
+
     plugins = entry_points(group=contract.LOGS_SPECS_ENTRY_POINTS)
     for plugin in plugins:
         if plugin.name == name:
+            if plugin.value == _TORCHS_LOGS_SPECS:
+                return DefaultLogsSpecs
             try:
                 specs_class: type[LogsSpecs] = plugin.load()
             except Exception as error:

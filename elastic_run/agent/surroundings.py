@@ -216,7 +216,10 @@ class Surroundings:
     @property
     def log_directory(self) -> str:
         """Where this run's log files are kept, or an empty string."""
-        directory = getattr(self.logs_specs, "run_log_dir", None) or ""
+        # A plug-in's class that is derived from torch's has the private name only.
+        directory = (
+            getattr(self.logs_specs, "run_log_dir", None) or getattr(self.logs_specs, "_run_log_dir", None) or ""
+        )
         return "" if getattr(self.logs_specs, "is_temporary", False) else directory
 
     def announce_log_directory(self) -> None:

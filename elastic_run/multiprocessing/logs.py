@@ -1,10 +1,11 @@
 """Where the workers' output goes: torch's `Std`, `LogsDest`, `LogsSpecs` and `DefaultLogsSpecs`.
 
 What differs from torch
-- Nothing is made on disk before `reify`; and no attempt is ever removed or written over: when an attempt's directory is
-  there already, as after a change of membership, the next one is called ``attempt_0.1``.
-- Without a log directory and without redirects or tee only the workers' error files need a place. It is private and
-  temporary (`DefaultLogsSpecs.is_temporary`), and where there is none to be had, the job runs without error files.
+- No attempt is ever removed or written over: when an attempt's directory is there already, as after a change of
+  membership, the next one is called ``attempt_0.1``.
+- Without a log directory nothing is made on disk before `reify`, or before somebody asks for `root_log_dir`. Without
+  redirects or tee only the workers' error files need a place then. It is private and temporary
+  (`DefaultLogsSpecs.is_temporary`), and where there is none to be had, the job runs without error files.
 - Maps may name any rank.
 """
 
@@ -153,6 +154,7 @@ class DefaultLogsSpecs(LogsSpecs):
 
     Raises:
         NotADirectoryError: The log directory is a file.
+        OSError: The log directory can't be made.
     """
 
     def __init__(
@@ -165,6 +167,8 @@ class DefaultLogsSpecs(LogsSpecs):
         if log_dir and os.path.isfile(log_dir):
             message = f"log_dir: {log_dir} is a file"
             raise NotADirectoryError(message)
+        if log_dir and log_dir != os.devnull:
+            os.makedirs(log_dir, exist_ok=True)
         super().__init__(log_dir or None, redirects, tee, local_ranks_filter)
         #: The name of this machine, where several write to the same log directory: it becomes part of the run's name.
         self.host = ""
@@ -173,7 +177,13 @@ class DefaultLogsSpecs(LogsSpecs):
 
     @property
     def root_log_dir(self) -> str:
-        """The directory that all runs share; empty as long as a temporary one is not made."""
+        """The directory that all runs share; where none was given, a temporary one that is kept, as with torch.
+
+        Raises:
+            OSError: No temporary directory can be made.
+        """
+        if self._root_log_dir is None and self._run_log_dir is None:
+            self._root_log_dir = _make_kept_temporary()
         return self._root_log_dir or self._run_log_dir or ""
 
     @property
@@ -184,7 +194,10 @@ class DefaultLogsSpecs(LogsSpecs):
     @property
     def is_temporary(self) -> bool:
         """Whether nothing but error files is kept in the directory, so that it goes with the launcher."""
-        return self._root_log_dir is None and not any((*_values(self._redirects), *_values(self._tee)))
+        is_asked_for = self._root_log_dir is not None or any((*_values(self._redirects), *_values(self._tee)))
+        # What a subclass makes is not ours to remove.
+        is_own = getattr(type(self), "_make_log_dir") is DefaultLogsSpecs._make_log_dir  # noqa: B009 - its own hook
+        return is_own and not is_asked_for
 
     def cleanup(self) -> None:
         """Remove the directory, if it is a temporary one."""
@@ -209,7 +222,7 @@ class DefaultLogsSpecs(LogsSpecs):
         first = envs.get(0, {})
         run_id = first.get(contract.ENV_RUN_ID, "test_run_id")
         if self._run_log_dir is None and not self._has_no_place:
-            self._run_log_dir = self._make_run_directory(run_id)
+            self._run_log_dir = self._make_log_dir(self._root_log_dir, run_id) or None
             self._has_no_place = self._run_log_dir is None
         if self._run_log_dir is None:
             return self._lay_out("", envs)
@@ -238,20 +251,28 @@ class DefaultLogsSpecs(LogsSpecs):
             logs.error_files[rank] = env[contract.ENV_ERROR_FILE] = own and os.path.join(own, contract.ERROR_FILE)
         return logs
 
-    def _make_run_directory(self, run_id: str) -> str | None:
+    def _make_log_dir(self, log_dir: str | None, rdzv_run_id: str) -> str:
+        """Make the directory of this run; torch's hook for subclasses.
+
+        Args:
+            log_dir: The directory that all runs share; None for a temporary one.
+            rdzv_run_id: Name of the job.
+
+        Returns:
+            The path; empty where nobody asked for files and there is no place for temporary ones.
+
+        Raises:
+            OSError: It can't be made.
+        """
         host = f"_{self.host.replace('/', '_')}" if self.host else ""
         length = _RUN_ID_LENGTH - len(host.encode())
-        name = run_id.replace("/", "_").encode(errors="surrogateescape")[:length].decode(errors="ignore") + host
-        if self._root_log_dir is not None:
-            os.makedirs(self._root_log_dir, exist_ok=True)
-            return make_new(self._root_log_dir, f"{name}_{random_name()}")
-        if self.is_temporary:
-            return make_temporary(f"elastic-run_{name}_")
-        self._root_log_dir = make_temporary("torchelastic_")
-        if self._root_log_dir is None:
-            message = "no directory for temporary files can be written to: give --log-dir for the log files"
-            raise OSError(message)
-        return make_new(self._root_log_dir, f"{name}_{random_name()}")
+        name = rdzv_run_id.replace("/", "_").encode(errors="surrogateescape")[:length].decode(errors="ignore") + host
+        if log_dir is None and self.is_temporary:
+            return make_temporary(f"elastic-run_{name}_") or ""
+        if log_dir is None:
+            log_dir = self.root_log_dir
+        os.makedirs(log_dir, exist_ok=True)
+        return make_new(log_dir, f"{name}_{random_name()}")
 
     def __repr__(self) -> str:
         return (
@@ -270,6 +291,14 @@ class DefaultLogsSpecs(LogsSpecs):
         )
 
     __hash__ = None  # type: ignore[assignment] # as torch's: equal by value, and changing
+
+
+def _make_kept_temporary() -> str:
+    directory = make_temporary("torchelastic_")
+    if directory is None:
+        message = "no directory for temporary files can be written to: give --log-dir for the log files"
+        raise OSError(message)
+    return directory
 
 
 def _values(setting: Streams) -> tuple[int, ...]:

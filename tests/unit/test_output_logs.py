@@ -44,12 +44,41 @@ def test_to_map() -> None:
     assert to_map({1: Std.ERR, 5: Std.ALL}, 3) == {0: Std.NONE, 1: Std.ERR, 2: Std.NONE}
 
 
-def test_nothing_is_made_before_reify(tmp_path: Path, temporary_place: Path) -> None:
-    """Making the specification touches no disk."""
+def test_what_is_made_before_reify(tmp_path: Path, temporary_place: Path) -> None:
+    """Making the specification makes the directory that is given, as torch's does, and no temporary one."""
     DefaultLogsSpecs(str(tmp_path / "logs"), Std.ALL)
     DefaultLogsSpecs(None, Std.ALL)
-    assert not (tmp_path / "logs").exists()
+    assert not list((tmp_path / "logs").iterdir())
     assert not list(temporary_place.iterdir())
+
+
+def test_the_directory_can_be_asked_for_before_reify(temporary_place: Path) -> None:
+    """Whoever asks for the directory that all runs share gets one, and the run's directory lies in it."""
+    specs = DefaultLogsSpecs(None, Std.ALL)
+    directory = Path(specs.root_log_dir)
+    assert directory.is_dir()
+    assert directory.parent == temporary_place
+    assert Path(specs.reify(environments(1)).stdouts[0]).is_relative_to(directory)
+    assert [*temporary_place.iterdir()] == [directory]
+
+
+def test_a_directory_that_a_subclass_makes_is_used_and_kept(tmp_path: Path) -> None:
+    """The hook `_make_log_dir` of torch is asked once for the run's directory, which no clean-up removes."""
+    calls = []
+
+    class Own(DefaultLogsSpecs):
+        def _make_log_dir(self, log_dir: str | None, rdzv_run_id: str) -> str:
+            calls.append((log_dir, rdzv_run_id))
+            own = tmp_path / "own"
+            own.mkdir()
+            return str(own)
+
+    specs = Own()
+    for restarts in (0, 1):
+        assert Path(specs.reify(environments(1, restarts=restarts)).error_files[0]).is_relative_to(tmp_path / "own")
+    specs.cleanup()
+    assert calls == [(None, "job")]
+    assert sorted(path.name for path in (tmp_path / "own").iterdir()) == ["attempt_0", "attempt_1"]
 
 
 def test_a_file_is_no_directory(tmp_path: Path) -> None:
