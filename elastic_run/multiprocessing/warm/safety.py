@@ -75,6 +75,7 @@ class ImportWatch:
             or _find_children()
             or self._find_descriptor(own)
             or self._find_memory()
+            or _find_temporary_directory()
             or self.environment.find_hazard(variables)
         )
 
@@ -85,7 +86,7 @@ class ImportWatch:
             kind = next((name for start, name in _SHARED_KINDS.items() if target.startswith(start)), "")
             if kind:
                 return f"leaves {kind} open ({target}), {_SHARED}"
-            if _is_half_read(descriptor):
+            if _has_place(descriptor):
                 return f"leaves {target} open, and its place in it is one {_SHARED}"
         return ""
 
@@ -101,16 +102,29 @@ def _is_inheritable(descriptor: int) -> bool:
         return False  # the descriptor of the listing itself
 
 
-def _is_half_read(descriptor: int) -> bool:
-    """Whether a descriptor is a file that is read from, and not to its end."""
+def _has_place(descriptor: int) -> bool:
+    """Whether a descriptor is a file in which reading has a place: both read and written, or not read to its end."""
     try:
         status = os.fstat(descriptor)
         with open(f"/proc/self/fdinfo/{descriptor}", encoding="ascii") as lines:
             fields = dict(line.split(None, 1) for line in lines)
-        is_read = int(fields["flags:"], 8) & os.O_ACCMODE != os.O_WRONLY
-        return stat.S_ISREG(status.st_mode) and is_read and int(fields["pos:"]) < status.st_size
+        mode = int(fields["flags:"], 8) & os.O_ACCMODE
+        is_half_read = mode != os.O_WRONLY and int(fields["pos:"]) < status.st_size
+        return stat.S_ISREG(status.st_mode) and (is_half_read or mode == os.O_RDWR)
     except (OSError, KeyError, ValueError):
         return False
+
+
+def _find_temporary_directory() -> str:
+    """Look for directories that Python removes at the end of each process that knows them."""
+    tempfile, weakref = sys.modules.get("tempfile"), sys.modules.get("weakref")
+    if tempfile is None or weakref is None:
+        return ""
+    cleanup = tempfile.TemporaryDirectory._cleanup.__func__  # noqa: SLF001 - nothing else tells
+    for finalizer in weakref.finalize._registry.values():  # noqa: SLF001 - ditto
+        if getattr(finalizer.func, "__func__", None) is cleanup:
+            return f"makes a temporary directory ({finalizer.args[0]}), which the first worker that ends would remove"
+    return ""
 
 
 def _list_shared_memory() -> list[str]:
