@@ -8,10 +8,12 @@ The driver's loop, on a thread and a connection of its own, from `member.Coordin
    nothing: `receive`. At each keep-alive interval read the beats of `coordinator.watched`, feed `observe`, and write
    `notes`. Could not read for a while: `interrupted`.
 2. While `propose` gives a `Proposal`: write its `documents`, create its slot, and `settle` with the value that is there
-   then. What `settle` returns beside may be dropped: the job goes on without it. When its keys were deleted say
-   `tidied`; until then the next `settle` names them again. Where the connection breaks, open another and do all of the
-   same proposal again.
-3. `coordinator.is_over`: stop. The office is lost or given back, or the job has ended.
+   then, and with where the log begins, which is read with the slot or after it. What `settle` returns beside may be
+   dropped: the job goes on without it. Its `log_start` is raised before its keys are deleted. When they were deleted
+   say `tidied`; until then the next `settle` names them again. Where the connection breaks, open another and do all of
+   the same proposal again. Before `notes` are written, `check` what lies there: another term may have begun.
+3. `coordinator.is_over`: stop. The office is lost or given back, or the job has ended. Where it `is_deposed`, tell the
+   member (`TermEnded`).
 
 A host's word that its store moves (`Moving`) is one of the facts: a `Move` follows, and the office is over.
 
@@ -34,11 +36,13 @@ from elastic_run.core.job_keys import HEAD, STATUS, assignment_key, decision_key
 from elastic_run.core.job_state import RUNNING, WARNED
 from elastic_run.core.job_state import move as move_job
 from elastic_run.core.liveness import Leases
+from elastic_run.core.log_start import find_start
 from elastic_run.core.messages import (
     Claim,
     End,
     Form,
     Head,
+    LogStart,
     Move,
     Moving,
     Recall,
@@ -46,6 +50,7 @@ from elastic_run.core.messages import (
     Resign,
     read_decision,
     read_fact,
+    read_head,
     to_json,
 )
 from elastic_run.core.state_document import Formation, State, make_state, read_state, recalled, write_state
@@ -88,6 +93,7 @@ class Cleanup:
 
     Args:
         documents: Key to value: to be written.
+        log_start: Where the log begins from now on, or None for where it does already: to be raised before `deleted`.
         deleted: Keys that nobody needs any more.
         trimmed: Facts up to this position of the stream are no longer needed, or None.
     """
@@ -95,6 +101,7 @@ class Cleanup:
     documents: Mapping[str, bytes]
     deleted: tuple[str, ...]
     trimmed: int | None
+    log_start: LogStart | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +114,10 @@ class Coordinator:
         slot: The next free slot, as far as it knows.
         job: The state as of the facts that were read and the decision that is pending.
         leases: When it last heard of each node.
+        kept_slots: Slots of the log that it keeps.
         position: Of the stream of facts: all up to here was folded.
         oldest: The oldest slot that may still be there.
+        raised: The start of the log, as far as this term has raised it.
         formations: Rounds whose assignments are kept, the latest last.
         state_slot: Whose state document is the newest, -1 for none.
         state_term: Its term.
@@ -118,6 +127,7 @@ class Coordinator:
         parting: The last decision, to be written after the pending one, or None.
         complaint: What was wrong with the last garbage among the facts, "" for none; for one line of the log.
         is_over: Whether its office is over.
+        is_deposed: Whether it is over because another term decides, which this node's member may not know yet.
     """
 
     node: str
@@ -125,8 +135,10 @@ class Coordinator:
     slot: int
     job: Job
     leases: Leases
+    kept_slots: int = KEPT_SLOTS
     position: int = 0
     oldest: int = 0
+    raised: int = 0
     formations: tuple[Formation, ...] = ()
     state_slot: int = -1
     state_term: int = 0
@@ -136,6 +148,7 @@ class Coordinator:
     parting: Resign | Move | None = None
     complaint: str = ""
     is_over: bool = False
+    is_deposed: bool = False
 
     @property
     def watched(self) -> tuple[str, ...]:
@@ -161,6 +174,7 @@ def take_office(  # noqa: PLR0913 - what a node knows of the job
     known_restarts: int = 0,
     silent: str = "",
     last_beat: Beat | None = None,
+    kept_slots: int = KEPT_SLOTS,
 ) -> Coordinator:
     """Begin a term.
 
@@ -176,6 +190,7 @@ def take_office(  # noqa: PLR0913 - what a node knows of the job
         known_restarts: The restarts that it has heard of: they count where the state is lost, or is an older copy.
         silent: The coordinator before, where this node has missed its beats for a lease, else "".
         last_beat: The last of them: it gets no other lease, unless it has beaten since.
+        kept_slots: Slots of the log that are kept for those who read slowly.
 
     Returns:
         The coordinator; where the state is garbage, with a `complaint`, and it asks all nodes where they stand.
@@ -183,7 +198,7 @@ def take_office(  # noqa: PLR0913 - what a node knows of the job
     leases = Leases(0.0) if last_beat is None else Leases(0.0, MappingProxyType({silent: last_beat}))
     # A node claims a term but once, in whatever store: nobody founds another job under this name.
     begun = replace(coordination.begin(), gap=known_round, lineage=f"{node}.{term}")
-    fresh = Coordinator(node, term, slot + 1, begun, leases)
+    fresh = Coordinator(node, term, slot + 1, begun, leases, kept_slots)
     if state is not None:
         try:
             found, job = read_state(state, now)
@@ -308,12 +323,12 @@ def propose(coordinator: Coordinator, now: float) -> Proposal | None:
     return Proposal(slot, documents, to_json(pending))
 
 
-def settle(coordinator: Coordinator, winner: bytes, *, now: float, jitter: float) -> tuple[Coordinator, Cleanup]:
+def settle(coordinator: Coordinator, winner: bytes | None, *, now: float, jitter: float) -> tuple[Coordinator, Cleanup]:
     """Go on after the slot of the proposal was created, by this node or another.
 
     Args:
         coordinator: What it knows.
-        winner: The value that is in the slot.
+        winner: The value that is in the slot; None where the slot was trimmed: this node was stopped for so long.
         now: Monotonic seconds.
         jitter: A random number in [0, 1).
 
@@ -329,8 +344,9 @@ def settle(coordinator: Coordinator, winner: bytes, *, now: float, jitter: float
     useless = tuple(proposal.documents) if proposal is not None else ()
     after = replace(coordinator, litter=(*coordinator.litter, *useless))
     # Otherwise a void entry: garbage, or the last breath of a term that is over. The decision goes into the next slot.
-    after = replace(after, is_over=True) if _ends_office(winner, coordinator.term) else _try_next_slot(after)
-    return after, Cleanup({}, after.litter, None)
+    is_deposed = winner is None or _ends_office(winner, coordinator.term)
+    after = _depose(after) if is_deposed else _try_next_slot(after)
+    return after, _clean_up(after, {}, None)
 
 
 def tidied(coordinator: Coordinator) -> Coordinator:
@@ -342,7 +358,24 @@ def tidied(coordinator: Coordinator) -> Coordinator:
     Returns:
         What it knows now.
     """
-    return replace(coordinator, litter=())
+    return replace(coordinator, litter=(), raised=coordinator.oldest)
+
+
+def check(coordinator: Coordinator, head: bytes | None, log_start: bytes | None) -> Coordinator:
+    """Look whether another term decides: this node may have been stopped, and its slots may be trimmed.
+
+    Args:
+        coordinator: What it knows.
+        head: What lies at `HEAD`, or None.
+        log_start: What lies at `LOG_START`, or None.
+
+    Returns:
+        What it knows now; its office is over where a later term has written either of them.
+    """
+    start = find_start(log_start)
+    terms = [_read_term(head), 0 if start is None else start.term]
+    is_behind = start is not None and start.slot > coordinator.slot
+    return _depose(coordinator) if is_behind or max(terms) > coordinator.term else coordinator
 
 
 def resign(coordinator: Coordinator) -> Coordinator:
@@ -393,7 +426,7 @@ def _settle_own(coordinator: Coordinator, pending: Pending, now: float, jitter: 
         for old in formations[:-KEPT_ROUNDS]:
             litter += [assignment_key(old.slot, old.term, node) for node in old.nodes]
         formations = formations[-KEPT_ROUNDS:]
-    oldest = max(coordinator.oldest, slot - KEPT_SLOTS + 1)
+    oldest = max(coordinator.oldest, slot - coordinator.kept_slots + 1)
     litter += [decision_key(old) for old in range(coordinator.oldest, oldest)]
     is_over = isinstance(pending, End | Resign | Move)
     after = replace(
@@ -408,8 +441,25 @@ def _settle_own(coordinator: Coordinator, pending: Pending, now: float, jitter: 
         pending=None,
         is_over=is_over,
     )
-    cleanup = Cleanup({HEAD: _write_head(after)}, after.litter, coordinator.position)
+    cleanup = _clean_up(after, {HEAD: _write_head(after)}, coordinator.position)
     return (after if is_over else _decide(after, (), now, jitter)), cleanup
+
+
+def _clean_up(coordinator: Coordinator, documents: Mapping[str, bytes], trimmed: int | None) -> Cleanup:
+    is_raised = coordinator.raised >= coordinator.oldest
+    start = None if is_raised else LogStart(coordinator.oldest, coordinator.term)
+    return Cleanup(documents, coordinator.litter, trimmed, start)
+
+
+def _depose(coordinator: Coordinator) -> Coordinator:
+    return replace(coordinator, is_over=True, is_deposed=True)
+
+
+def _read_term(head: bytes | None) -> int:
+    try:
+        return 0 if head is None else read_head(head).term
+    except MessageError:
+        return 0
 
 
 def _make_formation(coordinator: Coordinator) -> Formation:

@@ -8,6 +8,8 @@ FACTS = "facts"
 HEAD = "head"
 #: Who is there, for waiting lines.
 STATUS = "status"
+#: Where the log begins: the slots below were trimmed. In the directory of the slots, so that a watch of them brings it.
+LOG_START = "d/start"
 
 
 def decision_key(slot: int) -> str:

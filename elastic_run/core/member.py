@@ -6,7 +6,9 @@ Pure (law 3): `decide(member, event, now) -> (member, commands)`. The driver fee
 Rules
 - The driver waits for slot `member.next_slot` of the log as soon as that is not None, and feeds each entry.
 - An entry counts if it is a claim with the next term, or another decision of the present term; all others are void, for
-  every reader alike. In an empty log any first claim counts. After an `End` nothing counts.
+  every reader alike. In an empty log any first claim counts. After an `End` nothing counts. A slot below the start of
+  the log is void (see `log_start`): the node asks where the log stands.
+- A node whose `head` is missing or unreadable begins at the start of the log. It never founds a job where one was.
 - Facts are appended one at a time in the order of their commands, each again until the store has confirmed it: the
   coordinator ignores a number that is not above the node's last. What was not confirmed is `member.outstanding`.
 - Whoever sees no coordinator claims: none has claimed yet, it resigned, or its beats have stopped for a lease.
@@ -30,6 +32,7 @@ from elastic_run.core.member_messages import (
     CreateEntry,
     Ended,
     EntryRead,
+    EntryTrimmed,
     Event,
     FetchAssignment,
     Formed,
@@ -44,6 +47,8 @@ from elastic_run.core.member_messages import (
     Refused,
     StopCoordinating,
     StoreChanged,
+    TermEnded,
+    Unreadable,
     Warned,
     WorkersFailing,
     WorkersGone,
@@ -80,6 +85,7 @@ __all__ = [
     "Decision",
     "Ended",
     "EntryRead",
+    "EntryTrimmed",
     "Event",
     "FetchAssignment",
     "Formed",
@@ -95,6 +101,8 @@ __all__ = [
     "Refused",
     "StopCoordinating",
     "StoreChanged",
+    "TermEnded",
+    "Unreadable",
     "Warned",
     "WorkersFailing",
     "WorkersGone",

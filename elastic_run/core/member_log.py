@@ -7,6 +7,8 @@ from types import MappingProxyType
 
 from elastic_run.core import liveness
 from elastic_run.core.codec import MessageError
+from elastic_run.core.job_keys import HEAD, LOG_START
+from elastic_run.core.log_start import find_start
 from elastic_run.core.member_messages import (
     Append,
     Appended,
@@ -17,6 +19,7 @@ from elastic_run.core.member_messages import (
     CreateEntry,
     Ended,
     EntryRead,
+    EntryTrimmed,
     Event,
     FetchAssignment,
     Formed,
@@ -31,6 +34,8 @@ from elastic_run.core.member_messages import (
     Refused,
     StopCoordinating,
     StoreChanged,
+    TermEnded,
+    Unreadable,
     Warned,
     WorkersFailing,
     WorkersGone,
@@ -46,6 +51,7 @@ from elastic_run.core.messages import (
     Halt,
     Head,
     Leave,
+    LogStart,
     Move,
     Recall,
     Refuse,
@@ -86,6 +92,8 @@ class Book(Words):
     def _enter_beaten(self, _: Beaten) -> None:
         gap = self._now - self.member.beaten_at
         self._set(beaten_at=self._now)
+        if self.member.state == BEGINNING or self.member.needs_head:
+            self.commands.append(ReadHead())
         if gap > self.member.rules.lease / 2 and self.member.state != BEGINNING:
             # Others may have taken this node for lost.
             self.commands.append(ReadHead())
@@ -109,6 +117,7 @@ class Book(Words):
         member = self.member
         self._set(
             next_slot=None,
+            needs_head=False,
             trusted_slot=-1,
             term=0,
             floor=max(member.floor, member.term),
@@ -130,20 +139,61 @@ class Book(Words):
 
     # --- the log -----------------------------------------------------------------------------------------------------
     def _enter_head(self, event: HeadRead) -> None:
-        head = _read_head(event.head)
-        is_first = self.member.next_slot is None
-        if head is None:
-            self._set(next_slot=0 if is_first else self.member.next_slot)
-        elif (
-            is_first
-            or head.slot - (self.member.next_slot or 0) >= JUMP
-            or self._is_stuck(head)
-            or self._is_left_out(head)
-        ):
-            self._jump(head)
+        head, start = self._read_head(event.head), self._read_start(event.log_start)
+        if head is not None and (start is None or head.slot >= start.slot):
+            if self._leads_on(head) or self._is_behind(start):
+                self._jump(head)
+            self._set(needs_head=False)
+        elif start is not None:
+            if self._is_behind(start):
+                self._begin_at(start)
+        elif self.member.next_slot is None:
+            if event.log_start is not None:
+                return  # slots were trimmed, nobody knows which: to begin at 0 might found a second job
+            self._set(next_slot=0)
         if self.member.state == BEGINNING:
             self._set(state=WAITING)
             self._say_join()
+
+    def _read_head(self, data: bytes | None) -> Head | None:
+        try:
+            return None if data is None else read_head(data)
+        except MessageError as error:
+            self.commands.append(Unreadable(HEAD, str(error)))
+            return None
+
+    def _read_start(self, data: bytes | None) -> LogStart | None:
+        start = find_start(data)
+        if data is not None and start is None:
+            self.commands.append(Unreadable(LOG_START, f"{data[:40]!r} is not where a log begins"))
+        return start
+
+    def _is_behind(self, start: LogStart | None) -> bool:
+        """Whether the slot that it waits for was trimmed, or it waits for none yet."""
+        return start is not None and (self.member.next_slot is None or self.member.next_slot < start.slot)
+
+    def _leads_on(self, head: Head) -> bool:
+        """Whether this node is to go on from the slot that `head` names, and not from the one that it waits for."""
+        next_slot = self.member.next_slot
+        return (
+            next_slot is None
+            or head.slot - next_slot >= JUMP
+            or (self.member.needs_head and head.slot >= next_slot)
+            or self._is_stuck(head)
+            or self._is_left_out(head)
+        )
+
+    def _begin_at(self, start: LogStart) -> None:
+        """Go on from the oldest slot that is kept: no `head` says where the log stands."""
+        self._set(next_slot=start.slot, trusted_slot=-1, term=start.term, state_slot=-1, state_term=0)
+        self._look_for_head()
+        self._announce()
+
+    def _look_for_head(self) -> None:
+        """Give a coordinator that lives a lease to say where the log stands, before this node claims its office."""
+        claims_from = max(self.member.claims_from, self._now + self.member.rules.lease)
+        self._set(needs_head=True, claims_from=claims_from)
+        self._change_coordinator("")
 
     def _is_stuck(self, head: Head) -> bool:
         """Whether it waits for a slot that an old `head` named."""
@@ -176,6 +226,16 @@ class Book(Words):
         else:
             if not head.is_running and head.round == self._round:
                 self._learn_halt(Halt(head.term, head.round, LOSS))
+            self._announce()
+
+    def _enter_trimmed(self, event: EntryTrimmed) -> None:
+        if event.slot == self.member.next_slot:
+            self.commands.append(ReadHead())
+
+    def _enter_term_ended(self, event: TermEnded) -> None:
+        if self.member.is_coordinator and self.member.term == event.term:
+            self._look_for_head()
+            self.commands.append(ReadHead())
             self._announce()
 
     def _enter_entry(self, event: EntryRead) -> None:
@@ -336,6 +396,7 @@ class Book(Words):
     _ENTRIES: ClassVar[Mapping[type, Callable[[Book, Any], None]]] = {
         HeadRead: _enter_head,
         EntryRead: _enter_entry,
+        EntryTrimmed: _enter_trimmed,
         AssignmentRead: _enter_assignment,
         WorkersFailing: Words.enter_failing,
         WorkersGone: Words.enter_gone,
@@ -345,15 +406,9 @@ class Book(Words):
         Beaten: _enter_beaten,
         CoordinatorBeatRead: _enter_coordinator_beat,
         Interrupted: _enter_interrupted,
+        TermEnded: _enter_term_ended,
         StoreChanged: _enter_store_changed,
     }
-
-
-def _read_head(data: bytes | None) -> Head | None:
-    try:
-        return None if data is None else read_head(data)
-    except MessageError:
-        return None
 
 
 def _read_assignment(data: bytes | None) -> Assignment | None:

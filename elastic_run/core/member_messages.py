@@ -20,9 +20,11 @@ class HeadRead:
 
     Args:
         head: The raw value, or None.
+        log_start: The raw value at `job_keys.LOG_START`, or None; read with it.
     """
 
     head: bytes | None
+    log_start: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,13 @@ class EntryRead:
 
     slot: int
     value: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class EntryTrimmed:
+    """A slot that was read or created lies below the start of the log: what is in it is void (see `log_start`)."""
+
+    slot: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +120,13 @@ class Interrupted:
 
 
 @dataclass(frozen=True, slots=True)
+class TermEnded:
+    """The coordinator of this node has found that a later term decides, or that its next slot was trimmed."""
+
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
 class StoreChanged:
     """The driver speaks to another store from now on (a successor); all that matters is said again.
 
@@ -126,6 +142,7 @@ class StoreChanged:
 Event: TypeAlias = (
     HeadRead
     | EntryRead
+    | EntryTrimmed
     | AssignmentRead
     | WorkersFailing
     | WorkersGone
@@ -135,6 +152,7 @@ Event: TypeAlias = (
     | Beaten
     | CoordinatorBeatRead
     | Interrupted
+    | TermEnded
     | StoreChanged
 )
 
@@ -149,12 +167,15 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class ReadHead:
-    """Get `head`; it comes back as `HeadRead`."""
+    """Get `head` and where the log begins; they come back as `HeadRead`."""
 
 
 @dataclass(frozen=True, slots=True)
 class CreateEntry:
-    """Create a slot of the log (compare-and-set on an empty one); the value that is there comes back as `EntryRead`."""
+    """Create a slot of the log (compare-and-set on an empty one).
+
+    The value that is there comes back as `EntryRead`, or the news that the slot was trimmed as `EntryTrimmed`.
+    """
 
     slot: int
     claim: Claim
@@ -236,6 +257,19 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
+class Unreadable:
+    """Tell the user: the document at a key is garbage, so this node does not know where the log stands.
+
+    Args:
+        key: The key in the job's store.
+        detail: What is wrong with it.
+    """
+
+    key: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
 class MovedTo:
     """The driver is to open the store at this endpoint and feed `StoreChanged`."""
 
@@ -262,6 +296,7 @@ Command: TypeAlias = (
     | Warned
     | Halted
     | Refused
+    | Unreadable
     | MovedTo
     | Ended
 )

@@ -45,6 +45,7 @@ class Member:
         leases: When it last heard of the coordinator.
         state: One of the states above.
         next_slot: The slot of the log to wait for, or None while it isn't known.
+        needs_head: Whether it follows the log without having read a `head` that fits: it asks again at every beat.
         trusted_slot: The slot that counts whatever its term: the one that `head` named; -1 for none.
         term: The present term, 0 for none.
         floor: The highest term of a store that was left; the next claim is above it.
@@ -82,6 +83,7 @@ class Member:
     beaten_at: float
     state: str = BEGINNING
     next_slot: int | None = None
+    needs_head: bool = False
     trusted_slot: int = -1
     term: int = 0
     floor: int = 0

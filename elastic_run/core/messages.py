@@ -52,6 +52,7 @@ from elastic_run.core.facts import (
 from elastic_run.core.notes import (
     Assignment,
     Head,
+    LogStart,
     Note,
     Status,
 )
@@ -94,6 +95,7 @@ __all__ = [
     "Join",
     "Last",
     "Leave",
+    "LogStart",
     "MessageError",
     "Move",
     "Moving",
@@ -113,6 +115,7 @@ __all__ = [
     "read_decision",
     "read_fact",
     "read_head",
+    "read_log_start",
     "read_status",
     "to_json",
 ]
@@ -141,7 +144,12 @@ _DECISIONS: Mapping[str, type[Decision]] = {
     "move": Move,
     "end": End,
 }
-_NOTES: Mapping[str, type[Note]] = {"assignment": Assignment, "head": Head, "status": Status}
+_NOTES: Mapping[str, type[Note]] = {
+    "assignment": Assignment,
+    "head": Head,
+    "log_start": LogStart,
+    "status": Status,
+}
 _KINDS: Mapping[type, str] = {kind: name for table in (_FACTS, _DECISIONS, _NOTES) for name, kind in table.items()}
 
 
@@ -222,6 +230,11 @@ def read_assignment(data: bytes) -> Assignment:
 def read_head(data: bytes) -> Head:
     """Read the hint where the log stands; raises `MessageError` as `read_decision`."""
     return from_document(Head, _open(data))
+
+
+def read_log_start(data: bytes) -> LogStart:
+    """Read where the log begins; raises `MessageError` as `read_decision`."""
+    return from_document(LogStart, _open(data))
 
 
 def read_status(data: bytes) -> Status:

@@ -77,6 +77,21 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True)
+class LogStart:
+    """Where the log begins. The document is raised before slots are deleted, and is never lowered.
+
+    A slot below it was decided once and trimmed: an entry that appears there later is void, whoever writes it.
+
+    Args:
+        slot: The oldest slot that may still be there.
+        term: Of the coordinator that wrote this. Entries of older terms count for nothing to a reader who begins here.
+    """
+
+    slot: int
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """Who is there, for the line that waiting agents show.
 
@@ -101,4 +116,4 @@ class Status:
     seconds_left: float | None
 
 
-Note: TypeAlias = Assignment | Head | Status
+Note: TypeAlias = Assignment | Head | LogStart | Status

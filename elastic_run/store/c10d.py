@@ -144,15 +144,34 @@ class C10dJobStore(JobStore):
         with _silence_closes():
             return self._client.compare_set(_key(key), b"", value)
 
+    def replace(self, key: str, expected: bytes | None, value: bytes) -> bytes | None:
+        with _silence_closes():
+            there = self._client.compare_set(_key(key), expected or b"", value)
+            # The protocol returns what was expected also where the key isn't there.
+            return there if there == value or expected is None else self._client.look([_key(key)])[0]
+
+    def create_beside(self, key: str, value: bytes, other: str) -> tuple[bytes, bytes | None]:
+        with _silence_closes():
+            there, beside = self._client.compare_sets([(_key(key), b"", value), (_key(other), NOTHING, NOTHING)])
+        return there, None if beside == NOTHING else beside
+
     def wait(self, key: str, timeout: float) -> bytes | None:
+        return self._wait([_key(key)], timeout)[0]
+
+    def wait_beside(self, key: str, other: str, timeout: float) -> tuple[bytes | None, bytes | None]:
+        value, beside = self._wait([_key(key), _key(other)], timeout)
+        return value, beside
+
+    def _wait(self, keys: Sequence[str], timeout: float) -> list[bytes | None]:
+        """Wait for the first of some keys, and return what lies at all of them."""
         deadline = time.monotonic() + timeout
         with _silence_closes():
             while True:
                 left = deadline - time.monotonic()
-                has_come = left > 0 and self._client.has_come([_key(key)], min(left, _WAIT_AGAIN))
-                value = self._client.look([_key(key)])[0]
-                if value is not None or (left <= 0 and not has_come):
-                    return value
+                has_come = left > 0 and self._client.has_come(keys[:1], min(left, _WAIT_AGAIN))
+                values = self._client.look(keys)
+                if values[0] is not None or (left <= 0 and not has_come):
+                    return values
 
     def get(self, keys: Sequence[str]) -> list[bytes | None]:
         with _silence_closes():

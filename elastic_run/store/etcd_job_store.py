@@ -26,7 +26,7 @@ from elastic_run.store.retreat import Retreat
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from elastic_run.store.http_client import HttpClient
 
@@ -263,19 +263,27 @@ class EtcdJobStore(JobStore):
         return [unpack(item.value) for item in news if item.value is not None], position
 
     def wait(self, key: str, timeout: float) -> bytes | None:
+        return self._wait([self._key(key)], timeout)[0]
+
+    def wait_beside(self, key: str, other: str, timeout: float) -> tuple[bytes | None, bytes | None]:
+        value, beside = self._wait([self._key(key), self._key(other)], timeout)
+        return value, beside
+
+    def _wait(self, paths: Sequence[str], timeout: float) -> list[bytes | None]:
+        """Wait for the first of some keys of a directory, and return what lies at all of them."""
         deadline = time.monotonic() + timeout
-        path = self._key(key)
+        path = paths[0]
         directory = path.rpartition("/")[0] + "/"
         with self._closes_on_loss():
             mirror = self._mirrors.get(directory)
             is_fresh, self._fresh = self._fresh == directory, ""
             if mirror is not None and is_fresh and path in mirror:
-                return unpack(mirror[path])
+                return _pick(mirror, paths)
             if timeout <= 0 or (mirror is not None and path in mirror):
                 # What the watch has brought before may be gone again.
-                value = self._look([path])[0]
-                if value is not None or timeout <= 0:
-                    return value
+                values = self._look(paths)
+                if values[0] is not None or timeout <= 0:
+                    return values
             follower = self._follow(directory)
             if mirror is None:
                 mirror = self._mirrors[directory] = _reflect({}, follower.read())
@@ -284,13 +292,13 @@ class EtcdJobStore(JobStore):
             while path not in mirror:
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    return None
+                    return _pick(mirror, paths)
                 try:
                     _reflect(mirror, follower.next_items(left))
                 except HistoryLostError:
                     mirror.clear()
                     _reflect(mirror, follower.read())
-            return unpack(mirror[path])
+            return _pick(mirror, paths)
 
     def follow(self, key: str) -> bytes | None:
         path = self._key(key)
@@ -335,6 +343,11 @@ class EtcdJobStore(JobStore):
 
     def _beat(self, node: str) -> str:
         return f"{self._root}b/{node}"
+
+
+def _pick(mirror: Mapping[str, bytes], paths: Sequence[str]) -> list[bytes | None]:
+    # The mirror is the directory of one moment: what etcd did before the first key was made is in it.
+    return [None if (stored := mirror.get(path)) is None else unpack(stored) for path in paths]
 
 
 def _reflect(mirror: dict[str, bytes], items: Sequence[Item]) -> dict[str, bytes]:

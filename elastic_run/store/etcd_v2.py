@@ -17,6 +17,7 @@ import time
 from elastic_run.store.errors import StoreError
 from elastic_run.store.etcd_job_store import EtcdJobStore
 from elastic_run.store.etcd_v2_api import (
+    CHANGED,
     MISSING,
     NOT_A_FILE,
     NOT_EMPTY,
@@ -91,6 +92,16 @@ class EtcdV2JobStore(EtcdJobStore):
                 if there is not None:
                     return there
 
+    def replace(self, key: str, expected: bytes | None, value: bytes) -> bytes | None:
+        path = self._key(key)
+        with self._closes_on_loss():
+            self._make_job()
+            there, index = self._read(path)
+            if there != expected:
+                return there
+            guard = {"prevExist": "false"} if there is None else {"prevIndex": str(index)}
+            return value if self._try("PUT", path, _fields(value), **guard) else self._read(path)[0]
+
     def write(self, values: Mapping[str, bytes]) -> None:
         with self._closes_on_loss():
             self._make_job()
@@ -147,18 +158,19 @@ class EtcdV2JobStore(EtcdJobStore):
 
     # --- requests ------------------------------------------------------------------------------------------------
     def _look(self, paths: Sequence[str]) -> list[bytes | None]:
-        values: list[bytes | None] = []
-        for path in paths:
-            try:
-                document, _ = self._api.call("GET", path, {}, {"quorum": "true"})
-            except KeyStateError as error:
-                if error.code != MISSING:
-                    raise
-                values.append(None)
-            else:
-                values.append(unpack(decode_value(str(document["node"].get("value", "")))))
-                self._has_job = True
-        return values
+        return [self._read(path)[0] for path in paths]
+
+    def _read(self, path: str) -> tuple[bytes | None, int]:
+        """Return a key's value, None if it isn't there, and etcd's number of its last change."""
+        try:
+            document, _ = self._api.call("GET", path, {}, {"quorum": "true"})
+        except KeyStateError as error:
+            if error.code != MISSING:
+                raise
+            return None, 0
+        self._has_job = True
+        node = document["node"]
+        return unpack(decode_value(str(node.get("value", "")))), int(node.get("modifiedIndex", 0))
 
     def _delete(self, paths: Sequence[str]) -> None:
         for path in paths:
@@ -169,7 +181,7 @@ class EtcdV2JobStore(EtcdJobStore):
         try:
             self._api.call(method, path, fields, query)
         except KeyStateError as error:
-            if error.code not in (MISSING, NOT_A_FILE, THERE_ALREADY, NOT_EMPTY):
+            if error.code not in (MISSING, CHANGED, NOT_A_FILE, THERE_ALREADY, NOT_EMPTY):
                 raise
             return False
         return True

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 _OK = (200, 201)
 _BAD_REQUEST, _SERVER_ERROR = 400, 500
 # etcd's numbers of errors.
-MISSING, NOT_A_FILE, THERE_ALREADY, NOT_EMPTY, _UNAUTHORIZED = 100, 102, 105, 108, 110
+MISSING, CHANGED, NOT_A_FILE, THERE_ALREADY, NOT_EMPTY, _UNAUTHORIZED = 100, 101, 102, 105, 108, 110
 _GONE = ("delete", "expire", "compareAndDelete")
 #: Seconds that the pauses between attempts take at most: the first one, and any.
 _PAUSE = 0.1

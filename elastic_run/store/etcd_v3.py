@@ -90,21 +90,44 @@ class EtcdV3JobStore(EtcdJobStore):
 
     # --- keys ----------------------------------------------------------------------------------------------------
     def create(self, key: str, value: bytes) -> bytes:
-        path = self._key(key)
+        return self._create(self._key(key), value, [])[0]
+
+    def create_beside(self, key: str, value: bytes, other: str) -> tuple[bytes, bytes | None]:
+        there, beside = self._create(self._key(key), value, [{"request_range": range_request(self._key(other))}])
+        return there, _unpacked(parse_items(beside[0]["response_range"]))
+
+    def _create(self, path: str, value: bytes, beside: list[Document]) -> tuple[bytes, list[Document]]:
+        """Create a key unless it is there; returns what is there, and the answers to what is asked beside it."""
         is_free: Document = {"key": encode_key(path), "target": "VERSION", "result": "EQUAL", "version": "0"}
         request: Document = {
             "compare": [is_free],
-            "success": [self._put_request(path, value)],
-            "failure": [{"request_range": range_request(path)}],
+            "success": [self._put_request(path, value), *beside],
+            "failure": [{"request_range": range_request(path)}, *beside],
         }
         with self._closes_on_loss():
             while True:
                 answer = self._with_job_lease(lambda: self._api.call("kv/txn", request))
+                responses = answer["responses"]
                 if answer.get("succeeded"):
-                    return value
-                there = parse_items(answer["responses"][0]["response_range"])
-                if there and there[0].value is not None:
-                    return unpack(there[0].value)
+                    return value, responses[1:]
+                there = _unpacked(parse_items(responses[0]["response_range"]))
+                if there is not None:
+                    return there, responses[1:]
+
+    def replace(self, key: str, expected: bytes | None, value: bytes) -> bytes | None:
+        path = self._key(key)
+        with self._closes_on_loss():
+            items = parse_items(self._api.call("kv/range", range_request(path)))
+            there = _unpacked(items)
+            if there != expected:
+                return there
+            number = str(items[0].changed) if items else "0"  # a key that isn't there has 0
+            request: Document = {
+                "compare": [{"key": encode_key(path), "target": "MOD", "result": "EQUAL", "mod_revision": number}],
+                "success": [self._put_request(path, value)],
+            }
+            answer = self._with_job_lease(lambda: self._api.call("kv/txn", request))
+            return value if answer.get("succeeded") else self._look([path])[0]
 
     def write(self, values: Mapping[str, bytes]) -> None:
         with self._closes_on_loss():

@@ -7,6 +7,8 @@ Rules
   first that is missing. There are no gaps: a number is taken together with its entry.
 - Trimming first raises the stream's floor, then deletes. A writer looks at the floor after it has placed its entry: at
   or below the floor nobody has seen it, and it takes another number.
+- What depends on what was there before is changed under a lock (flock, which NFS has too): else an agent that was
+  stopped in between would undo what others did meanwhile. Nothing else takes the lock.
 - A file system has no waits, so waits look again and again, ever more slowly. They list the directory: to ask for one
   name would be answered from a cache on NFS for up to a minute.
 - Nothing expires; `remove_job` takes it all away.
@@ -16,6 +18,7 @@ Rules
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import secrets
 import shutil
@@ -24,7 +27,7 @@ import time
 from contextlib import contextmanager
 from urllib.parse import quote
 
-from elastic_run.store.errors import UNREACHABLE, StoreAccessError, StoreConnectionError
+from elastic_run.store.errors import SILENT, UNREACHABLE, StoreAccessError, StoreConnectionError
 from elastic_run.store.job_store import ENTRIES_AT_ONCE, JobStore, job_path
 
 TYPE_CHECKING = False
@@ -37,6 +40,9 @@ if TYPE_CHECKING:
 _FIRST_PAUSE = 0.01
 _LAST_PAUSE = 0.25
 _FLOOR = "floor"
+_LOCK = "lock"
+#: Seconds to wait for the lock, whose holder needs a millisecond.
+_LOCK_WITHIN = 10.0
 _BESIDE = ".d"
 _WITHOUT_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK)
 
@@ -93,9 +99,10 @@ class FileJobStore(JobStore):
 
     def trim(self, stream: str, position: int) -> None:
         with self._explains():
-            if self._floor(stream) < position:
-                with self._written(b"%d" % position) as new:
-                    self._rename(new, self._entry(stream, _FLOOR))
+            with self._locked():  # else one that was stopped between the two would lower it
+                if self._floor(stream) < position:
+                    with self._written(b"%d" % position) as new:
+                        self._rename(new, self._entry(stream, _FLOOR))
             for number in self._numbers(stream):
                 if number <= position:
                     _remove(self._entry(stream, number))
@@ -116,6 +123,15 @@ class FileJobStore(JobStore):
                 there = _read(self._key(key))
                 if there is not None:
                     return there
+
+    def replace(self, key: str, expected: bytes | None, value: bytes) -> bytes | None:
+        with self._explains(), self._locked():
+            there = _read(self._key(key))
+            if there == expected:
+                with self._written(value) as new:
+                    self._rename(new, self._key(key))
+                there = value
+            return there
 
     def wait(self, key: str, timeout: float) -> bytes | None:
         place = self._key(key)
@@ -188,6 +204,16 @@ class FileJobStore(JobStore):
         finally:
             _remove(new)
 
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the job's lock, which ends with its holder's process: for what depends on what was there before."""
+        with open(os.path.join(self._root, _LOCK), "ab") as file:
+            is_mine = self._poll(lambda: _try_lock(file.fileno()) or None, _LOCK_WITHIN)
+            if not is_mine:
+                message = f"the job store in {self.name} was locked for {_LOCK_WITHIN:.0f} s: another agent is stopped"
+                raise StoreConnectionError(message, SILENT)
+            yield
+
     def _link(self, new: str, place: str) -> bool:
         """Give a file its place; returns False where there is one already."""
         try:
@@ -255,6 +281,14 @@ def _in_directory(path: str, make: Callable[[], None]) -> None:
     except FileNotFoundError:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         make()
+
+
+def _try_lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _read(path: str) -> bytes | None:

@@ -5,7 +5,8 @@ Rules
   segments joined with `/`, none of them empty, `.` or `..`. Values are bytes and never empty.
 - A stream is a list of entries in one order that all readers see alike. `append` may put the same entry twice when a
   reply was lost; it never loses one that it returned from.
-- A key is made once (`create`: the first wins, and all see the same winner) or written over (`write`: the last wins).
+- A key is made once (`create`: the first wins, and all see the same winner), written over (`write`: the last wins) or
+  changed from one known value to another (`replace`).
 - An object belongs to one thread. Only `close` may be called from another one: it wakes whoever waits in the object.
 - When the store can't be reached, or broke the connection, the operation raises `StoreConnectionError` and the object
   is closed. Whether the operation took place is then unknown. `clone` works on a closed object too: it opens a new one.
@@ -134,6 +135,60 @@ class JobStore(ABC):
         Raises:
             StoreConnectionError: The store can't be reached, or `close` was called.
         """
+
+    @abstractmethod
+    def replace(self, key: str, expected: bytes | None, value: bytes) -> bytes | None:
+        """Give a key another value if it has the expected one.
+
+        Args:
+            key: The key.
+            expected: The value it must have; None if it must not be there.
+            value: The new value.
+
+        Returns:
+            The value that is there now, None if there is none: `value` if it was replaced.
+
+        Raises:
+            StoreConnectionError: The store can't be reached; whether the key was changed is unknown.
+        """
+
+    # --- two keys at once ----------------------------------------------------------------------------------------
+    def create_beside(self, key: str, value: bytes, other: str) -> tuple[bytes, bytes | None]:
+        """Do `create`, and read another key after it.
+
+        Args:
+            key: The key to make.
+            value: Its value.
+            other: The key to read, in the same directory.
+
+        Returns:
+            What `create` returns, and the other key's value at that moment or later, or None.
+
+        Raises:
+            StoreConnectionError: The store can't be reached; whether the key was made is unknown.
+        """
+        return self.create(key, value), self.get([other])[0]
+
+    def wait_beside(self, key: str, other: str, timeout: float) -> tuple[bytes | None, bytes | None]:
+        """Do `wait`, and read another key after it.
+
+        Args:
+            key: The key to wait for.
+            other: The key to read, in the same directory.
+            timeout: Seconds; 0 to look without waiting.
+
+        Returns:
+            What `wait` returns, and the other key's value at that moment or later, or None.
+
+        Raises:
+            StoreConnectionError: The store can't be reached, or `close` was called.
+        """
+        return self.wait(key, timeout), self.get([other])[0]
+
+    def is_forged(self, key: str) -> bool:
+        """Tell whether this object has read a value of the key that no member of the job has written."""
+        del key
+        return False
 
     def follow(self, key: str) -> bytes | None:
         """Return the value of a key, None if it is not there, and get ready to `wait` for others of its directory.

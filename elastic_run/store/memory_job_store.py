@@ -95,6 +95,14 @@ class MemoryJobStore(JobStore):
             self.space.changed.notify_all()
             return there
 
+    def replace(self, key: str, expected: bytes | None, value: bytes) -> bytes | None:
+        with self.space.changed:
+            self._check()
+            if self.space.values.get(key) == expected:
+                self.space.values[key] = value
+                self.space.changed.notify_all()
+            return self.space.values.get(key)
+
     def wait(self, key: str, timeout: float) -> bytes | None:
         with self.space.changed:
             self._wait_until(lambda: key in self.space.values, timeout)

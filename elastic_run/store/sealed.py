@@ -65,9 +65,26 @@ class SealedStore(JobStore):
     def create(self, key: str, value: bytes) -> bytes:
         return self._open_surely(key, self._store.create(key, self._seal(_KEY, key, value)))
 
+    def replace(self, key: str, expected: bytes | None, value: bytes) -> bytes | None:
+        sealed = None if expected is None else self._seal(_KEY, key, expected)
+        there = self._store.replace(key, sealed, self._seal(_KEY, key, value))
+        return None if there is None else self._open_surely(key, there)
+
+    def create_beside(self, key: str, value: bytes, other: str) -> tuple[bytes, bytes | None]:
+        there, beside = self._store.create_beside(key, self._seal(_KEY, key, value), other)
+        return self._open_surely(key, there), None if beside is None else self._open(_KEY, other, beside)
+
     def wait(self, key: str, timeout: float) -> bytes | None:
         there = self._store.wait(key, timeout)
         return None if there is None else self._open_surely(key, there)
+
+    def wait_beside(self, key: str, other: str, timeout: float) -> tuple[bytes | None, bytes | None]:
+        there, beside = self._store.wait_beside(key, other, timeout)
+        opened = None if beside is None else self._open(_KEY, other, beside)
+        return None if there is None else self._open_surely(key, there), opened
+
+    def is_forged(self, key: str) -> bool:
+        return _name(_KEY, key) in self._reported
 
     def follow(self, key: str) -> bytes | None:
         there = self._store.follow(key)
@@ -113,7 +130,7 @@ class SealedStore(JobStore):
         value = sealed[_SIZE:]
         if hmac.compare_digest(sealed[:_SIZE], self._sign(kind, place, value)):
             return value
-        name = f"{kind.decode()} {place}"
+        name = _name(kind, place)
         if name not in self._reported:
             self._reported[name] = None
             for oldest in tuple(self._reported)[:-_REMEMBERED]:
@@ -135,3 +152,7 @@ class SealedStore(JobStore):
             signing.update(b"%d:" % len(part) + part)
         signing.update(value)
         return signing.digest()
+
+
+def _name(kind: bytes, place: str) -> str:
+    return f"{kind.decode()} {place}"

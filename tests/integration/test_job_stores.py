@@ -254,6 +254,46 @@ def test_many_values_and_large_ones(store: JobStore, other: JobStore) -> None:
     assert set(other.get(list(values))) == {None}
 
 
+def test_a_value_is_replaced_only_where_it_is_the_expected_one(store: JobStore, other: JobStore) -> None:
+    """Of two that saw the same value one replaces it, and the other is told what is there now."""
+    assert store.replace("d/start", None, b"1") == b"1"
+    assert other.replace("d/start", None, b"2") == b"1"
+    assert other.replace("d/start", b"1", b"2") == b"2"
+    assert store.replace("d/start", b"1", b"3") == b"2"
+    assert store.replace("d/missing", b"1", b"2") is None
+    assert other.get(["d/start", "d/missing"]) == [b"2", None]
+
+
+def test_many_that_raise_a_number_never_lower_it(store: JobStore) -> None:
+    """Whatever the order in which writers come, the highest number is there at the end."""
+
+    def raise_to(number: int) -> None:
+        with store.clone() as own:
+            there = own.get(["d/start"])[0]
+            while there is None or int(there) < number:
+                there = own.replace("d/start", there, b"%d" % number)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(raise_to, [3, 8, 1, 7, 2, 6, 5, 4]))
+    assert store.get(["d/start"]) == [b"8"]
+
+
+def test_another_key_is_read_with_the_one_that_is_made_or_waited_for(store: JobStore, other: JobStore) -> None:
+    """What was written to another key before a key was made is seen by whoever makes or reads that key."""
+    assert store.create_beside("d/1", b"one", "d/start") == (b"one", None)
+    got: list[tuple[bytes | None, bytes | None]] = []
+    for number in range(2, 5):
+        slot = f"d/{number}"
+        thread = _begin(lambda slot=slot: got.append(other.wait_beside(slot, "d/start", DEADLINE)))  # type: ignore[misc]
+        store.write({"d/start": b"%d" % number})
+        assert store.create_beside(slot, b"entry", "d/start") == (b"entry", b"%d" % number)
+        thread.join(DEADLINE)
+        assert got[-1] == (b"entry", b"%d" % number)
+    assert other.create_beside("d/1", b"two", "d/start") == (b"one", b"4")
+    assert other.wait_beside("d/9", "d/start", 0.0) == (None, b"4")
+    assert other.wait_beside("d/9", "d/start", _SHORT) == (None, b"4")
+
+
 # --- beats -----------------------------------------------------------------------------------------------------------
 def test_a_beat_is_a_change(store: JobStore, other: JobStore) -> None:
     """A node that beats shows another number each time it has beaten, and one that never did shows None."""

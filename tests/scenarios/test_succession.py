@@ -24,8 +24,9 @@ import pytest
 
 from elastic_run.core import coordinator as office
 from elastic_run.core import member as membership
-from elastic_run.core.job_keys import HEAD, assignment_key, decision_key, state_key
-from elastic_run.core.messages import Card, Fact, Moving, Offer, Rules, read_decision, to_json
+from elastic_run.core.job_keys import HEAD, LOG_START, assignment_key, decision_key, state_key
+from elastic_run.core.log_start import find_start, is_trimmed
+from elastic_run.core.messages import Card, Fact, LogStart, Moving, Offer, Rules, read_decision, to_json
 
 SCRIPTS = sorted((Path(__file__).parent / "succession").glob("*.txt"))
 
@@ -104,9 +105,10 @@ class Bed:
             elif isinstance(command, membership.Append):
                 self._append(node, command.fact)
             elif isinstance(command, membership.CreateEntry):
-                won = "won" if self._put(command.slot, to_json(command.claim)) else "lost"
+                winner = self._create_slot(command.slot, to_json(command.claim))
+                won = {None: "trimmed", to_json(command.claim): "won"}.get(winner, "lost")
                 self._tell(node, f"claims slot {command.slot} for term {command.claim.term}: {won}")
-                self._feed(node, membership.EntryRead(command.slot, self.values[decision_key(command.slot)]))
+                self._feed_entry(node, command.slot, winner)
             elif isinstance(command, membership.FetchAssignment) and node in self.held:
                 self.held[node] = command
             elif isinstance(command, membership.FetchAssignment):
@@ -127,11 +129,24 @@ class Bed:
             self.facts.append(to_json(fact))
             self._feed(node, membership.Appended(fact.sequence))
 
+    def _feed_entry(self, node: str, slot: int, value: bytes | None) -> None:
+        is_void = value is None
+        self._feed(node, membership.EntryTrimmed(slot) if is_void else membership.EntryRead(slot, value))  # type: ignore[arg-type]
+
+    def _create_slot(self, slot: int, value: bytes) -> bytes | None:
+        """Create a slot as the driver does; returns what it holds, None where the slot was trimmed."""
+        is_ours = self._put(slot, value)
+        if not is_trimmed(slot, self.values.get(LOG_START)):
+            return self.values[decision_key(slot)]
+        if is_ours:
+            del self.values[decision_key(slot)]
+        return None
+
     def _put(self, slot: int, value: bytes) -> bool:
         return self.values.setdefault(decision_key(slot), value) == value
 
     def _head(self, node: str) -> None:
-        self._feed(node, membership.HeadRead(self.values.get(HEAD)))
+        self._feed(node, membership.HeadRead(self.values.get(HEAD), self.values.get(LOG_START)))
 
     def _oldhead(self) -> None:
         self.values[HEAD] = self.heads[0]
@@ -143,10 +158,13 @@ class Bed:
         for node in nodes or tuple(self.members):
             while True:
                 slot = self.members[node].next_slot
-                value = None if slot is None else self.values.get(decision_key(slot))
-                if value is None or slot is None or self.members[node].state == membership.OVER:
+                if slot is None or self.members[node].state == membership.OVER:
                     break
-                self._feed(node, membership.EntryRead(slot, value))
+                is_void = is_trimmed(slot, self.values.get(LOG_START))
+                value = self.values.get(decision_key(slot))
+                if value is None and not is_void:
+                    break
+                self._feed_entry(node, slot, None if is_void else value)
 
     def _beat(self, node: str) -> None:
         self.beats[node] = self.beats.get(node, 0) + 1
@@ -174,7 +192,9 @@ class Bed:
 
     def _answer(self, node: str, slot: str) -> None:
         self._feed(node, membership.EntryRead(int(slot), self.values[decision_key(int(slot))]))
+        self._feed(node, membership.EntryTrimmed(int(slot)))
         self._feed(node, membership.AssignmentRead(int(slot), 1, None))
+        self._feed(node, membership.TermEnded(0))
         self._feed(node, membership.CoordinatorBeatRead("nobody", 1))
 
     def _hold(self, node: str) -> None:
@@ -259,18 +279,30 @@ class Bed:
             if proposal is None:
                 break
             self.values.update(proposal.documents)
-            self._put(proposal.slot, proposal.entry)
-            winner = self.values[decision_key(proposal.slot)]
+            winner = self._create_slot(proposal.slot, proposal.entry)
             verb = "writes" if winner == proposal.entry else "can't write"
             self._tell(node, f"{verb} slot {proposal.slot}: {_show(read_decision(proposal.entry))}")
             self.offices[node], cleanup = office.settle(known, winner, now=self.now, jitter=0.0)
             self.values.update(cleanup.documents)
             self.heads += [value for key, value in cleanup.documents.items() if key == HEAD]
+            self._raise_start(cleanup.log_start)
             for key in cleanup.deleted:
                 self.values.pop(key, None)
+            self.offices[node] = office.tidied(self.offices[node])
             if self.offices[node].is_over:
-                self._tell(node, "is no coordinator any more")
+                self._end_office(node)
                 break
+
+    def _raise_start(self, start: LogStart | None) -> None:
+        there = find_start(self.values.get(LOG_START))
+        if start is not None and (there is None or there.slot < start.slot):
+            self.values[LOG_START] = to_json(start)
+
+    def _end_office(self, node: str) -> None:
+        known = self.offices[node]
+        self._tell(node, "is no coordinator any more")
+        if known.is_deposed:
+            self._feed(node, membership.TermEnded(known.term))
 
     def _decide(self, node: str) -> None:
         self._prepare(node)
@@ -280,6 +312,10 @@ class Bed:
         known = self.offices[node]
         beats = {name: self.beats.get(name) for name in known.watched}
         self.offices[node] = office.observe(known, beats, now=self.now, jitter=0.0)
+        self.offices[node] = office.check(self.offices[node], self.values.get(HEAD), self.values.get(LOG_START))
+        if self.offices[node].is_over:
+            self._end_office(node)
+            return
         self.values.update(office.notes(self.offices[node], self.now))
         self._create(node)
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from elastic_run.core import coordinator as office
 from elastic_run.core import member as membership
-from elastic_run.core.job_keys import HEAD, assignment_key, decision_key, state_key
+from elastic_run.core.job_keys import HEAD, LOG_START, assignment_key, decision_key, state_key
+from elastic_run.core.log_start import find_start, is_trimmed
 from elastic_run.core.messages import DIED, DONE, FAILED, LAST_SEQUENCE, STOPPED, Card, Leave, Offer, to_json
 from elastic_run.core.rootcause import CONSEQUENCE
 from tests.simulation.clockwork import Clock, Host, StoreLost, Thread
@@ -19,7 +20,7 @@ from tests.simulation.store import Pause, Request
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from elastic_run.core.messages import Assignment, Fact, Rules
+    from elastic_run.core.messages import Assignment, Fact, LogStart, Rules
     from tests.simulation.store import Store
     from tests.simulation.world import World
 
@@ -227,9 +228,8 @@ class Agent(Host):
                     yield Pause(0.05)
                     yield Request("get", ([HEAD],))
                 else:
-                    value = yield Request("wait", (decision_key(slot),), 20.0)
-                    if value is not None:
-                        self.feed(membership.EntryRead(slot, value))
+                    value, start = yield Request("wait_beside", (decision_key(slot), LOG_START), 20.0)
+                    if self._feed_entry(slot, value, start):
                         yield from self._copy_state()
                 self.lost_since = None
             except StoreLost:
@@ -263,14 +263,16 @@ class Agent(Host):
             ask = self.asked[0]
             try:
                 if isinstance(ask, membership.ReadHead):
-                    (head,) = yield Request("get", ([HEAD],))
-                    event: membership.Event = membership.HeadRead(head)
+                    head, start = yield Request("get", ([HEAD, LOG_START],))
+                    event: membership.Event = membership.HeadRead(head, start)
                 elif isinstance(ask, membership.FetchAssignment):
                     (place,) = yield Request("get", ([assignment_key(ask.slot, ask.term, self.node)],))
                     event = membership.AssignmentRead(ask.slot, ask.term, place)
                 elif isinstance(ask, membership.CreateEntry):
-                    winner = yield Request("create", (decision_key(ask.slot), to_json(ask.claim)))
-                    event = membership.EntryRead(ask.slot, winner)
+                    winner = yield from self._create(ask.slot, to_json(ask.claim))
+                    event = membership.EntryTrimmed(ask.slot)
+                    if winner is not None:
+                        event = membership.EntryRead(ask.slot, winner)
                 else:
                     raise TypeError(ask)
             except StoreLost:
@@ -279,6 +281,33 @@ class Agent(Host):
             if self.asked and self.asked[0] is ask:
                 del self.asked[0]
                 self.feed(event)
+
+    def _feed_entry(self, slot: int, value: bytes | None, start: bytes | None) -> bool:
+        """Take in what a slot holds; returns whether that is an entry."""
+        if is_trimmed(slot, start):
+            self.feed(membership.EntryTrimmed(slot))
+        elif value is not None:
+            self.world.oracle.note_entry(self, slot, value)
+            self.feed(membership.EntryRead(slot, value))
+            return True
+        return False
+
+    def _create(self, slot: int, value: bytes) -> Generator[Request | Pause, Any, bytes | None]:
+        """Create a slot; returns what it holds, None if it was trimmed."""
+        key = decision_key(slot)
+        winner: bytes
+        winner, start = yield Request("create_beside", (key, value, LOG_START))
+        if not is_trimmed(slot, start):
+            return winner
+        if winner == value:
+            yield Request("delete", ((key,),))
+        return None
+
+    def _raise_start(self, start: LogStart) -> Generator[Request | Pause, Any, None]:
+        value = to_json(start)
+        (there,) = yield Request("get", ([LOG_START],))
+        while (found := find_start(there)) is None or found.slot < start.slot:
+            there = yield Request("replace", (LOG_START, there, value))
 
     def _take_office(self, command: membership.Coordinate) -> Generator[Request | Pause, Any, office.Coordinator]:
         state: bytes | None = None
@@ -305,6 +334,7 @@ class Agent(Host):
             known_restarts=command.known_restarts,
             silent=command.silent,
             last_beat=command.last_beat,
+            kept_slots=self.world.kept_slots,
         )
         while office.has_lost_state(known):
             try:
@@ -329,9 +359,11 @@ class Agent(Host):
                 proposal = office.propose(known, self.clock.now())
                 if proposal is not None:
                     yield Request("write", (proposal.documents,))
-                    winner = yield Request("create", (decision_key(proposal.slot), proposal.entry))
+                    winner = yield from self._create(proposal.slot, proposal.entry)
                     known, cleanup = office.settle(known, winner, now=self.clock.now(), jitter=self.random.random())
                     yield Request("write", (cleanup.documents,))
+                    if cleanup.log_start is not None:
+                        yield from self._raise_start(cleanup.log_start)
                     yield Request("delete", (cleanup.deleted,))
                     known = office.tidied(known)
                     if cleanup.trimmed is not None:
@@ -340,7 +372,9 @@ class Agent(Host):
                     beats = yield Request("read_beats", (known.watched,))
                     known = office.observe(known, beats, now=self.clock.now(), jitter=self.random.random())
                     next_beats = self.clock.now() + interval
-                    yield Request("write", (office.notes(known, self.clock.now()),))
+                    known = office.check(known, *(yield Request("get", ([HEAD, LOG_START],))))
+                    if not known.is_over:
+                        yield Request("write", (office.notes(known, self.clock.now()),))
                 else:
                     until = min(next_beats, known.wait_until or next_beats)
                     timeout = until - self.clock.now()
@@ -351,3 +385,5 @@ class Agent(Host):
             except StoreLost:
                 yield Pause(0.2)
                 known = office.interrupted(known, self.clock.now())
+        if known.is_deposed:
+            self.feed(membership.TermEnded(command.term))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from elastic_run.core.log_start import is_trimmed
 from tests.simulation.clockwork import LOST
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from tests.simulation.clockwork import Clockwork, Thread
 
 
-_WAITS = ("read", "wait")
+_WAITS = ("read", "wait_beside")
 #: What a stranger writes over documents.
 SPOILT = b"garbage"
 
@@ -55,8 +56,9 @@ class Store:
     Attributes:
         facts: Entries of the stream; those up to `trimmed` are gone.
         values: Documents by key.
-        slots: All that were ever created: number, node, value.
+        slots: All that were ever created in the log: number, node, value.
         times: When they were.
+        void: Those that were created below the start of the log.
         outages: Pairs of true times between which nothing answers.
         waits: Threads that wait, each with the ticket of its wait; some have been answered since.
     """
@@ -70,6 +72,7 @@ class Store:
     beats: dict[str, int] = field(default_factory=dict)
     slots: list[tuple[int, str, bytes]] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
+    void: list[tuple[int, str, bytes]] = field(default_factory=list)
     waits: list[tuple[Thread, int]] = field(default_factory=list)
     outages: list[tuple[float, float]] = field(default_factory=list)
     watchers: dict[str, list[Callable[[], None]]] = field(default_factory=dict)
@@ -132,7 +135,9 @@ class Store:
 
         def give_up() -> None:
             self._forget(topic, look)
-            empty: object = ([], wish.arguments[0]) if wish.operation == "read" else None
+            empty: object = ([], wish.arguments[0])
+            if wish.operation == "wait_beside":
+                empty = (None, self.values.get(wish.arguments[1]))
             thread.resume(ticket, empty)
 
         self.watchers.setdefault(topic, []).append(look)
@@ -144,8 +149,9 @@ class Store:
         self.clockwork.at(end, give_up)
 
     def _look(self, wish: Request) -> object:
-        if wish.operation == "wait":
-            return self.values.get(wish.arguments[0])
+        if wish.operation == "wait_beside":
+            key, other = wish.arguments
+            return (self.values[key], self.values.get(other)) if key in self.values else None
         position = max(wish.arguments[0], self.trimmed)
         entries = [entry for entry in self.facts[position:] if entry is not None]
         return (entries, len(self.facts)) if entries else None
@@ -165,14 +171,23 @@ class Store:
         self.facts.append(value)
         self._wake("facts")
 
-    def _create(self, thread: Thread, key: str, value: bytes) -> bytes:
+    def _create_beside(self, thread: Thread, key: str, value: bytes, other: str) -> tuple[bytes, bytes | None]:
         if key not in self.values:
             self.values[key] = value
-            node = getattr(thread.host, "node", "")
-            self.slots.append((int(key[2:]), node, value))
-            self.times.append(self.clockwork.now)
+            slot = int(key[2:])
+            entry = (slot, getattr(thread.host, "node", ""), value)
+            if is_trimmed(slot, self.values.get(other)):
+                self.void.append(entry)
+            else:
+                self.slots.append(entry)
+                self.times.append(self.clockwork.now)
             self._wake(key)
-        return self.values[key]
+        return self.values[key], self.values.get(other)
+
+    def _replace(self, _: Thread, key: str, expected: bytes | None, value: bytes) -> bytes | None:
+        if self.values.get(key) == expected:
+            self.values[key] = value
+        return self.values.get(key)
 
     def _get(self, _: Thread, keys: list[str]) -> list[bytes | None]:
         return [self.values.get(key) for key in keys]

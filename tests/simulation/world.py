@@ -73,6 +73,8 @@ class World:
         self.host: Agent | None = None
         self.agents: list[Agent] = []
         self.oracle = Oracle(self)
+        # Few, so that a coordinator that was stopped finds its next slot trimmed.
+        self.kept_slots = self.fate.choice((3, 3, 8, 64))
         self._enough: list[tuple[float, bool]] = []
         self.fatal_operation = -1
         self.is_spoilt = False

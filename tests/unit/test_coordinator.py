@@ -119,13 +119,15 @@ def test_without_a_pending_decision_there_is_nothing_to_settle() -> None:
         (messages.to_json(messages.Warn(1, 1)), True),
         (messages.to_json(messages.Warn(0, 1)), False),
         (b"garbage", False),
+        (None, True),
     ],
 )
-def test_a_slot_that_another_created_ends_the_office_or_is_skipped(winner: bytes, *, is_over: bool) -> None:
-    """The next claim ends the office, and so does a decision of the same term; what is void is skipped."""
+def test_a_slot_that_another_created_ends_the_office_or_is_skipped(winner: bytes | None, *, is_over: bool) -> None:
+    """The next claim ends the office, and so do a decision of the same term and a trimmed slot; others are skipped."""
     known = _pending()
     after, cleanup = office.settle(known, winner, now=0.0, jitter=0.0)
     assert after.is_over is is_over
+    assert after.is_deposed is is_over
     assert cleanup.deleted == ("s/1.1", "a/1.1/a")
     assert (office.propose(after, 0.0) is None) is is_over
     assert after.job.formed_slot == (1 if is_over else 2)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from elastic_run.core import job_keys, messages
 from elastic_run.core.codec import MessageError, decode, encode
 from elastic_run.rendezvous.elastic.kinds import make_backend
+from elastic_run.rendezvous.elastic.log import create_entry
 from elastic_run.rendezvous.elastic.settings import read_settings
 
 TYPE_CHECKING = False
@@ -71,7 +72,7 @@ def _give_office_back(store: JobStore, node: str) -> None:
     if state is not None:
         copy = {**decode(state), "slot": slot}
         store.write({job_keys.state_key(slot, head.term): encode(copy)})
-        store.create(job_keys.decision_key(slot), messages.to_json(messages.Resign(head.term, node)))
+        create_entry(store, slot, messages.Resign(head.term, node))
         store.delete([state_key])
 
 

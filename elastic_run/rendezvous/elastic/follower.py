@@ -6,9 +6,9 @@ interrupt, and the round would have to wait for it.
 
 from __future__ import annotations
 
-from elastic_run.core import job_keys, member
-from elastic_run.rendezvous.elastic.membership import FORGED
-from elastic_run.store.errors import StoreAccessError, StoreError, StoreForgedError
+from elastic_run.core import job_keys
+from elastic_run.rendezvous.elastic.log import wait_entry
+from elastic_run.store.errors import StoreAccessError, StoreError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -68,12 +68,9 @@ class Follower:
         slot = self._membership.wait_slot(_MOMENT)
         if slot is None:
             return
-        try:
-            value = store.wait(job_keys.decision_key(slot), _LONGEST_WAIT)
-        except StoreForgedError:
-            value = FORGED
-        if value is not None:
-            self._membership.feed_from(self._link.birth, member.EntryRead(slot, value))
+        entry = wait_entry(store, slot, _LONGEST_WAIT)
+        if entry is not None:
+            self._membership.feed_from(self._link.birth, entry)
             if self._affairs.keeps_copy:
                 self._copy_state(store)
 

@@ -64,6 +64,7 @@ class JobSession(Session):
         self._threads: dict[str, threading.Thread] = {}
         self._join_text = join_text
         self._end: Ended | None = None
+        self._unreadable: set[str] = set()
         self._lock = threading.RLock()
         self._entrance = Entrance(affairs, feed=self._feed, offer=self._advertised, shares_server=shares_server)
 
@@ -181,10 +182,19 @@ class JobSession(Session):
             end = command.end
             self._end = Ended(end.verdict, end.exit_code, end.detail, end.root, list(end.attempts))
             affairs.deliver(self._end)
+        elif isinstance(command, member.Unreadable):
+            self._complain(command)
         elif isinstance(command, member.MovedTo):
             self._move(command)
         else:
             self._coordinate(command)
+
+    def _complain(self, command: member.Unreadable) -> None:
+        """Tell the user once that a document of the job is garbage."""
+        if command.key not in self._unreadable:
+            self._unreadable.add(command.key)
+            where = f"{command.key} at {self._affairs.backend.name}"
+            self._affairs.deliver(Notice(f"{where} can't be read: {command.detail}; the coordinator writes it again"))
 
     def _coordinate(self, command: member.Command) -> None:
         if isinstance(command, member.Coordinate):

@@ -14,9 +14,9 @@ import threading
 import time
 from collections import deque
 
-from elastic_run.core import job_keys, messages
+from elastic_run.core import job_keys
 from elastic_run.core import member as core
-from elastic_run.store.errors import StoreForgedError
+from elastic_run.rendezvous.elastic import log
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,10 +28,7 @@ if TYPE_CHECKING:
 
     Errand: TypeAlias = core.ReadHead | core.CreateEntry | core.FetchAssignment
 
-__all__ = ["FORGED", "Membership", "get_document"]
-
-#: What stands for an entry whose signature is wrong: no message, so void for every reader.
-FORGED = b"forged"
+__all__ = ["Membership"]
 
 
 class Membership:
@@ -178,32 +175,8 @@ class Membership:
 
     def _run(self, store: JobStore, errand: Errand) -> core.Event:
         if isinstance(errand, core.CreateEntry):
-            value = _create(store, job_keys.decision_key(errand.slot), messages.to_json(errand.claim))
-            return core.EntryRead(errand.slot, value)
+            return log.create_entry(store, errand.slot, errand.claim)
         if isinstance(errand, core.FetchAssignment):
             key = job_keys.assignment_key(errand.slot, errand.term, self._member.node)
-            return core.AssignmentRead(errand.slot, errand.term, get_document(store, key))
-        return core.HeadRead(get_document(store, job_keys.HEAD))
-
-
-def _create(store: JobStore, key: str, value: bytes) -> bytes:
-    try:
-        return store.create(key, value)
-    except StoreForgedError:
-        return FORGED
-
-
-def get_document(store: JobStore, key: str) -> bytes | None:
-    """Return what lies at a key; None where there is nothing, or its signature is wrong.
-
-    Args:
-        store: The job's store.
-        key: The key.
-
-    Raises:
-        StoreConnectionError: The store can't be reached.
-    """
-    try:
-        return store.get([key])[0]
-    except StoreForgedError:
-        return None
+            return core.AssignmentRead(errand.slot, errand.term, log.get_document(store, key))
+        return log.read_head(store)

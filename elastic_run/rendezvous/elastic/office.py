@@ -18,11 +18,11 @@ import os
 import time
 
 from elastic_run.core import coordinator as core
-from elastic_run.core import job_keys, messages
+from elastic_run.core import job_keys, member, messages
+from elastic_run.rendezvous.elastic import log
 from elastic_run.rendezvous.elastic.audience import AUDIENCE
 from elastic_run.rendezvous.elastic.beats import BeatReader
-from elastic_run.rendezvous.elastic.membership import FORGED, get_document
-from elastic_run.store.errors import StoreAccessError, StoreError, StoreForgedError
+from elastic_run.store.errors import StoreAccessError, StoreError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Office:
         self.has_ended = False
         self._affairs = affairs
         self._command = command
-        birth = affairs.birth
+        self._birth = birth = affairs.birth
         self._link = affairs.make_link(lambda: birth)
         self._coordinator: Coordinator | None = None
         self._next_look = 0.0
@@ -110,6 +110,8 @@ class Office:
                     self._forgive()
         self._link.drop()
         self._affairs.links.remove(self._link)
+        if self._coordinator is not None and self._coordinator.is_deposed and self._affairs.membership is not None:
+            self._affairs.membership.feed_from(self._birth, member.TermEnded(self._command.term))
 
     @property
     def _is_over(self) -> bool:
@@ -142,7 +144,7 @@ class Office:
         elif command.state_slot >= 0:
             key = job_keys.state_key(command.state_slot, command.state_term)
             # Nothing where something should be: a stranger has deleted it, or its signature is wrong.
-            state = get_document(store, key) or b""
+            state = log.get_document(store, key) or b""
         coordinator = core.take_office(
             self._affairs.node,
             term=command.term,
@@ -178,15 +180,15 @@ class Office:
             self.has_ended = True
         store.write(documents)
         self._is_parting = isinstance(decision, messages.End | messages.Resign | messages.Move)
-        try:
-            winner = store.create(job_keys.decision_key(proposal.slot), proposal.entry)
-        except StoreForgedError:
-            winner = FORGED
+        entry = log.create_entry(store, proposal.slot, decision)
+        winner = None if isinstance(entry, member.EntryTrimmed) else entry.value
         coordinator, cleanup = core.settle(coordinator, winner, now=time.monotonic(), jitter=_jitter())
         # Settled, whatever happens to the connection now: the rest may be dropped.
         self._coordinator = coordinator
         if cleanup.documents:
             store.write(cleanup.documents)
+        if cleanup.log_start is not None:
+            log.raise_start(store, cleanup.log_start)
         if cleanup.deleted:
             store.delete(cleanup.deleted)
             coordinator = self._coordinator = core.tidied(coordinator)
@@ -208,7 +210,10 @@ class Office:
         coordinator = core.observe(coordinator, beats, now=now, jitter=_jitter())
         if now >= self._next_notes:
             self._next_notes = now + interval
-            store.write(core.notes(coordinator, now))
+            there = log.read_head(store)
+            coordinator = core.check(coordinator, there.head, there.log_start)
+            if not coordinator.is_over:
+                store.write(core.notes(coordinator, now))
         return coordinator
 
     def _forget_beats(self, store: JobStore, coordinator: Coordinator) -> None:

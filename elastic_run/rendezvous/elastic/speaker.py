@@ -23,6 +23,7 @@ from elastic_run.core import job_keys, member, messages
 from elastic_run.rendezvous.elastic.audience import say_heard
 from elastic_run.rendezvous.elastic.beats import BeatReader
 from elastic_run.rendezvous.elastic.link import BIRTH
+from elastic_run.rendezvous.elastic.log import make_head
 from elastic_run.rendezvous.elastic.patience import Patience
 from elastic_run.rendezvous.elastic.reunion import Reunion
 from elastic_run.rendezvous.elastic.roll_call import RollCall
@@ -129,7 +130,7 @@ class Speaker:
             affairs.wake.clear()
 
     def _greet(self, store: JobStore) -> None:
-        birth, head = store.get([BIRTH, job_keys.HEAD])
+        birth, head, start = store.get([BIRTH, job_keys.HEAD, job_keys.LOG_START])
         is_new = birth is None
         birth = self._prove_birth(store, birth)
         if birth is None:
@@ -144,7 +145,7 @@ class Speaker:
             affairs.birth = birth
             self._next_beat = time.monotonic() + self._first_pause()
             # Beside a birth mark that came only now it may be too old.
-            self._begin(None if is_new else member.HeadRead(head))
+            self._begin(None if is_new else make_head(store, head, start))
             return
         if birth == affairs.birth:
             membership.feed(member.Interrupted())

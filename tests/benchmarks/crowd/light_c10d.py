@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tests.benchmarks.crowd.light_node import Asking
 
 _ENTRY = b"+"
+_LOG_START = f"k/{job_keys.LOG_START}"
 _OPENING = Question(wire.encode_opening(os.getpid()), (NONCE,))
 
 
@@ -33,7 +34,8 @@ class LightC10dNode(LightNode):
         return [None if value == NOTHING else value for value in values]
 
     def _create(self, key: str, value: bytes) -> Asking[bytes]:
-        return (yield self._compare_set(f"k/{key}", b"", value))[0]
+        creation, start = self._compare_set(f"k/{key}", b"", value), self._look([_LOG_START])
+        return (yield Question(creation.data + start.data, (STRING, STRING)))[0]
 
     def _append(self, value: bytes) -> Asking[None]:
         stream = job_keys.FACTS
@@ -57,7 +59,7 @@ class LightC10dNode(LightNode):
 
     def _wait(self, key: str) -> Asking[bytes]:
         yield Question(wire.encode(wire.WAIT, 1, self._key(f"k/{key}")), (BYTE,))
-        return (yield self._look([f"k/{key}"]))[0]
+        return (yield self._look([f"k/{key}", _LOG_START]))[0]
 
     # --- the protocol ------------------------------------------------------------------------------------------------
     def _look(self, keys: Sequence[str]) -> Question:

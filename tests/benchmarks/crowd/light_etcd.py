@@ -55,7 +55,9 @@ class LightEtcdNode(LightNode):
         is_free = {"key": encode_key(path), "target": "VERSION", "result": "EQUAL", "version": "0"}
         look = {"request_range": range_request(path)}
         put = {"request_put": self._put(path, value, self._job_lease)}
-        answer = yield from self._call("kv/txn", {"compare": [is_free], "success": [put], "failure": [look]})
+        start = {"request_range": range_request(self._key(job_keys.LOG_START))}
+        request = {"compare": [is_free], "success": [put, start], "failure": [look, start]}
+        answer = yield from self._call("kv/txn", request)
         if answer.get("succeeded"):
             return value
         there = parse_items(answer["responses"][0]["response_range"])[0].value

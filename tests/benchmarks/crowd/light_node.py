@@ -98,7 +98,8 @@ class LightNode(ABC):
     # --- what it says ------------------------------------------------------------------------------------------------
     def _speak(self) -> Script:
         yield from self._open()
-        _, head = yield from self._get([BIRTH, job_keys.HEAD])  # the first node was here: it has a birth mark
+        # The first node was here: the store has a birth mark. Nothing is trimmed within one round.
+        _, head, _ = yield from self._get([BIRTH, job_keys.HEAD, job_keys.LOG_START])
         self._begin(head)
         yield from self._say_facts()
         self._on_joined()
@@ -139,7 +140,7 @@ class LightNode(ABC):
                 (document,) = yield from self._get([key])
                 self.feed(core.AssignmentRead(errand.slot, errand.term, document))
             else:
-                (head,) = yield from self._get([job_keys.HEAD])
+                head, _ = yield from self._get([job_keys.HEAD, job_keys.LOG_START])
                 self.feed(core.HeadRead(head))
                 self._follower.wake()
 

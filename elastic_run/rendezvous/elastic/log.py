@@ -1,0 +1,139 @@
+"""The log of decisions in a job store: its slots, and where it begins.
+
+Rules
+- A slot is read and created together with the start of the log, and counts only above it (`core.log_start`).
+- A node that has created a slot below the start deletes it again. Every reader passes over it in any case.
+- The start is only ever raised, by compare-and-set, and before slots are deleted.
+"""
+
+from __future__ import annotations
+
+from elastic_run.core import job_keys, messages
+from elastic_run.core.log_start import find_start, is_trimmed
+from elastic_run.core.member_messages import EntryRead, EntryTrimmed, HeadRead
+from elastic_run.store.errors import StoreForgedError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    from elastic_run.core.messages import Decision, LogStart
+    from elastic_run.store.job_store import JobStore
+
+    Entry: TypeAlias = EntryRead | EntryTrimmed
+
+__all__ = ["FORGED", "create_entry", "get_document", "make_head", "raise_start", "read_head", "wait_entry"]
+
+#: What stands for a value whose signature is wrong: no message, so void for every reader.
+FORGED = b"forged"
+
+
+def create_entry(store: JobStore, slot: int, decision: Decision) -> Entry:
+    """Put a decision into a slot, unless there is one.
+
+    Args:
+        store: The job's store.
+        slot: The slot.
+        decision: The decision.
+
+    Returns:
+        The entry that the slot holds now; `EntryTrimmed` if the log begins behind the slot.
+
+    Raises:
+        StoreConnectionError: The store can't be reached; whether the slot was created is unknown.
+    """
+    key, value = job_keys.decision_key(slot), messages.to_json(decision)
+    try:
+        winner, start = store.create_beside(key, value, job_keys.LOG_START)
+    except StoreForgedError:
+        return EntryRead(slot, FORGED)
+    if not is_trimmed(slot, start):
+        return EntryRead(slot, winner)
+    if winner == value:
+        store.delete([key])
+    return EntryTrimmed(slot)
+
+
+def wait_entry(store: JobStore, slot: int, timeout: float) -> Entry | None:
+    """Wait until a slot holds an entry.
+
+    Args:
+        store: The job's store.
+        slot: The slot.
+        timeout: Seconds; 0 to look without waiting.
+
+    Returns:
+        The entry; `EntryTrimmed` if the log begins behind the slot; None if the slot is still empty.
+
+    Raises:
+        StoreConnectionError: The store can't be reached.
+    """
+    try:
+        value, start = store.wait_beside(job_keys.decision_key(slot), job_keys.LOG_START, timeout)
+    except StoreForgedError:
+        return EntryRead(slot, FORGED)
+    if is_trimmed(slot, start):
+        return EntryTrimmed(slot)
+    return None if value is None else EntryRead(slot, value)
+
+
+def raise_start(store: JobStore, start: LogStart) -> None:
+    """Let the log begin at a slot, if it begins before that slot.
+
+    Args:
+        store: The job's store.
+        start: Where it begins.
+
+    Raises:
+        StoreConnectionError: The store can't be reached; whether the start was raised is unknown.
+    """
+    value = messages.to_json(start)
+    there = store.get([job_keys.LOG_START])[0]
+    while (found := find_start(there)) is None or found.slot < start.slot:
+        try:
+            now = store.replace(job_keys.LOG_START, there, value)
+        except StoreForgedError:
+            # A stranger's value hides the start, so nobody knows what to compare with.
+            store.write({job_keys.LOG_START: value})
+            return
+        if now == value:
+            return
+        there = now
+
+
+def read_head(store: JobStore) -> HeadRead:
+    """Read where the log stands and where it begins.
+
+    Args:
+        store: The job's store.
+
+    Raises:
+        StoreConnectionError: The store can't be reached.
+    """
+    head, start = store.get([job_keys.HEAD, job_keys.LOG_START])
+    return make_head(store, head, start)
+
+
+def make_head(store: JobStore, head: bytes | None, start: bytes | None) -> HeadRead:
+    """Return what was read of a store as an event: a value with a wrong signature is garbage, and not missing."""
+    if head is None and store.is_forged(job_keys.HEAD):
+        head = FORGED
+    if start is None and store.is_forged(job_keys.LOG_START):
+        start = FORGED
+    return HeadRead(head, start)
+
+
+def get_document(store: JobStore, key: str) -> bytes | None:
+    """Return what lies at a key; None where there is nothing, or its signature is wrong.
+
+    Args:
+        store: The job's store.
+        key: The key.
+
+    Raises:
+        StoreConnectionError: The store can't be reached.
+    """
+    try:
+        return store.get([key])[0]
+    except StoreForgedError:
+        return None
