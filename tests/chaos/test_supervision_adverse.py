@@ -364,10 +364,13 @@ print("child", child.wait(), "pid", os.getpid())
 def test_a_guardian_that_cannot_live_is_given_up(worker: Worker, tmp_path: Path) -> None:
     """Where no guardian can run the job does all the same, and says so once."""
     path = worker("time.sleep(8)")
+    broken = tmp_path / "python3"  # by its name an interpreter, and executed as one
+    broken.write_text("#!/bin/sh\n")
+    broken.chmod(0o755)
     host = _host(
         tmp_path,
         f"""
-python, sys.executable = sys.executable, "/bin/true"
+python, sys.executable = sys.executable, {str(broken)!r}
 elastic_launch(LaunchConfig(1, 1, 1, rdzv_backend="local", max_restarts=0), python)("-u", {str(path)!r})
 print("done")
 """,
