@@ -347,10 +347,11 @@ def _check_interpreter(environ: Mapping[str, str]) -> None:
             message = f"{contract.ENV_PYTHON_EXEC}: must name the workers' interpreter: {reason}"
             raise UsageError(message)
         return
-    from elastic_run.cluster.programs import find_program  # noqa: PLC0415 - most workers run this interpreter
+    from elastic_run.cluster.programs import find_program, name_denier  # noqa: PLC0415 - most workers run this one
 
     if find_program(chosen, environ) is None:
-        message = f"{contract.ENV_PYTHON_EXEC}: {chosen!r} is not a program that can be executed"
+        denier = name_denier(chosen) if os.path.dirname(chosen) else ""
+        message = f"{contract.ENV_PYTHON_EXEC}: {chosen!r} is not a program that can be executed{denier}"
         raise UsageError(message)
 
 
@@ -394,7 +395,9 @@ def _exists(name: str, what: str) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError as error:
-        message = f"{what} {name!r} can't be looked at: {_reason(error)}"
+        from elastic_run.cluster.programs import name_denier  # noqa: PLC0415 - rarely
+
+        message = f"{what} {name!r} can't be looked at: {_reason(error)}{name_denier(name)}"
         raise UsageError(message) from None
     return True
 

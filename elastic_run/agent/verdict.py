@@ -41,8 +41,20 @@ def start_failed(number: int, error: Exception, program: str) -> supervision.Rou
     if isinstance(error, FileNotFoundError) and is_program:
         return supervision.RoundFailed(number, verdict="not_found", detail=f"{program}: {_name_missing(program)}")
     if isinstance(error, PermissionError) and is_program:
-        return supervision.RoundFailed(number, verdict="not_executable", detail=f"{program} may not be executed")
+        return supervision.RoundFailed(number, verdict="not_executable", detail=_name_denied(program, error.filename))
     return supervision.RoundFailed(number, verdict="cannot_start", detail=f"{program} can't be started: {error}")
+
+
+def _name_denied(program: str, path: object) -> str:
+    """Say what denies the execution: the file, a directory above it, or those of its interpreter."""
+    from elastic_run.cluster.programs import find_program, name_denier  # noqa: PLC0415 - only after a failure
+
+    found = path if isinstance(path, str) and os.path.dirname(path) else find_program(program, os.environ) or program
+    denier = name_denier(found) if os.path.dirname(found) else ""
+    interpreter = _read_interpreter(found)
+    if not denier and interpreter and not os.access(interpreter, os.X_OK):
+        return f"{program}: its interpreter {interpreter!r} may not be executed{name_denier(interpreter)}"
+    return f"{program} may not be executed{denier}"
 
 
 def _name_missing(program: str) -> str:

@@ -1,4 +1,4 @@
-"""Find a program as the system will when it executes it."""
+"""Find a program as the system will when it executes it, and the directory that denies the way to it."""
 
 from __future__ import annotations
 
@@ -31,3 +31,22 @@ def find_program(name: str, environ: Mapping[str, str]) -> str | None:
 def is_executable(path: str) -> bool:
     """Whether a path is a file that this process may execute."""
     return os.path.isfile(path) and os.access(path, os.X_OK)
+
+
+def name_denier(path: str) -> str:
+    """Name the directory that keeps this process from reaching a file.
+
+    Args:
+        path: Path of the file.
+
+    Returns:
+        A clause that begins with a colon, for the end of a message; "" where every directory on the way may be entered.
+    """
+    place, parents = os.path.realpath(path), []
+    while (parent := os.path.dirname(place)) != place:
+        parents.append(parent)
+        place = parent
+    for parent in reversed(parents):
+        if os.path.isdir(parent) and not os.access(parent, os.X_OK):
+            return f": the directory {parent!r} denies access (ls -ld shows who may enter it)"
+    return ""

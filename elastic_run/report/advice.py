@@ -148,7 +148,7 @@ _TEXTS: tuple[tuple[str, str], ...] = (
         ),
     ),
     (
-        r"can't open file '",
+        r"can't open file '.*No such file",
         "The script is not there: a relative path counts from the directory in which elastic-run was started.",
     ),
     (
@@ -214,8 +214,8 @@ _SIGNALS: dict[int, str] = {
 }
 _VERDICTS: dict[str, str] = {
     "not_executable": (
-        "Make it executable with chmod +x, leave --no-python away for a Python script, or see whether its file "
-        "system is mounted noexec."
+        "Make it executable with chmod +x, let the job's user into the directories above it, leave --no-python away "
+        "for a Python script, or see whether its file system is mounted noexec."
     ),
     "not_found": (
         "Check the program's name, and the interpreter in its first line; a relative path counts from the directory in "

@@ -12,6 +12,7 @@ import pytest
 from elastic_run import contract
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 COMMAND = (sys.executable, "-m", "elastic_run")
@@ -68,6 +69,55 @@ def test_a_script_whose_interpreter_is_missing_says_so(tmp_path: Path) -> None:
     answer = run("--no-python", str(program))
     assert answer.returncode == contract.EXIT_NOT_FOUND
     assert "first line names the interpreter '/nope/x'" in " ".join(answer.stderr.split())
+
+
+#: Root may enter every directory; without these two capabilities it is a user as any other.
+UNPRIVILEGED = ("setpriv", "--bounding-set=-dac_override,-dac_read_search") if os.geteuid() == 0 else ()
+
+
+@pytest.fixture
+def denying(tmp_path: Path) -> Iterator[Path]:
+    """Make a directory that may not be entered; it has a script and a program in a directory below."""
+    deep = tmp_path / "private" / "deep"
+    deep.mkdir(parents=True)
+    (deep / "train.py").touch()
+    (deep / "0.sh").write_text("#!/bin/sh\n", encoding="ascii")
+    (deep / "0.sh").chmod(0o755)
+    (tmp_path / "link").symlink_to(deep)
+    (tmp_path / "tool").write_text(f"#!{deep}/0.sh\n", encoding="ascii")
+    (tmp_path / "tool").chmod(0o755)
+    (tmp_path / "private").chmod(0)
+    yield tmp_path / "private"
+    (tmp_path / "private").chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("words", "python", "code"),
+    [
+        (["private/deep/train.py"], "", contract.EXIT_USAGE),
+        (["link/train.py"], "", contract.EXIT_USAGE),
+        (["--no-python", "private/deep/0.sh"], "", contract.EXIT_USAGE),
+        (["-m", "train"], "private/deep/0.sh", contract.EXIT_USAGE),
+        (["--no-python", "private/deep/${local_rank}.sh"], "", contract.EXIT_NOT_EXECUTABLE),
+        (["--no-python", "link/${local_rank}.sh"], "", contract.EXIT_NOT_EXECUTABLE),
+        (["--no-python", "./tool"], "", contract.EXIT_NOT_EXECUTABLE),
+    ],
+)
+def test_a_directory_that_denies_access_is_named(words: list[str], python: str, code: int, denying: Path) -> None:
+    """Where a directory above a program keeps the job's user out, the message names that directory."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PET_")} | {"PYTHON_EXEC": python}
+    answer = subprocess.run(
+        [*UNPRIVILEGED, *COMMAND, *words],
+        cwd=denying.parent,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert answer.returncode == code, answer.stderr
+    said = "".join(answer.stderr.split())
+    assert f"thedirectory'{denying}'deniesaccess".replace(" ", "") in said, answer.stderr
 
 
 def test_help_may_be_cut_short() -> None:
