@@ -16,6 +16,7 @@ from elastic_run.agent.api import DEFAULT_ROLE, RunResult
 from elastic_run.agent.environment import worker_environments
 from elastic_run.agent.simple_elastic_agent import SimpleElasticAgent, measured
 from elastic_run.agent.state import WorkerState
+from elastic_run.agent.steps import StepRecorder
 from elastic_run.agent.supervisor import Supervisor
 from elastic_run.agent.surroundings import AgentOptions, Surroundings, parse_signals
 from elastic_run.core.policy import RestartPolicy
@@ -120,6 +121,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._stop_signal = 0
         self.ending: Ending | None = None
         self._started_at = 0.0
+        self._steps = StepRecorder(self, lambda: self._remaining_restarts)
 
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
         """Run the workers to their end.
@@ -139,6 +141,15 @@ class LocalElasticAgent(SimpleElasticAgent):
         if self._has_own_hooks():
             return super().run(role)
         self._refuse_unsendable()
+        try:
+            result = self._run_supervised()
+        except Exception:
+            self._steps.put_run(is_success=False)
+            raise
+        self._record_result(result)
+        return result
+
+    def _run_supervised(self) -> RunResult:
         with self.supervise() as supervisor:
             if self._stop_signal:
                 supervisor.request_stop(self._stop_signal)
@@ -148,7 +159,6 @@ class LocalElasticAgent(SimpleElasticAgent):
             result = self._result(ending)
             if not result.is_failed():
                 result.return_values.update(supervisor.return_values())
-        self._record_result(result)
         return result
 
     def request_stop(self, number: int) -> None:
@@ -191,6 +201,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             self._record_result(self._result(ending))
             event = self.get_event_succeeded()
         except (SignalException, RendezvousError, OSError):
+            self._steps.put_run(is_success=False)
             event = self.get_event_failed()
         record(event, self._worker_group.spec.event_log_handler)
 
@@ -204,24 +215,21 @@ class LocalElasticAgent(SimpleElasticAgent):
             The supervisor, not yet running.
         """
         self._started_at = time.monotonic()
+        self._steps = StepRecorder(self, lambda: self._remaining_restarts)
         self._supervisor = Supervisor(
-            self._around, head_start, on_state=self._record_state, on_timer=self._log_watchdog_event
+            self._around, head_start, on_step=self._record_step_of_round, on_timer=self._log_watchdog_event
         )
         self._setup_healthcheck()
         return self._supervisor
 
-    def _record_state(self, state: str, duration_ms: float | None) -> None:
-        """Emit torch's event of a state that a round came to."""
-        handler = self._worker_group.spec.event_log_handler
-        if handler == "null":
-            return
-        from elastic_run.events import EventSource, record  # noqa: PLC0415 - only with --event-log-handler
+    def _record_step_of_round(self, step: str, duration_ms: float) -> None:
+        """Emit torch's events and metrics of a step, with the restarts that are left now."""
+        if self._supervisor is not None:
+            self._remaining_restarts = self._count_remaining(self._supervisor.restart_count)
+        self._steps.record(step, duration_ms)
 
-        if duration_ms is not None:
-            record(self._construct_event(state, EventSource.AGENT, duration_ms=duration_ms), handler)
-            return
-        for worker in self._worker_group.workers:
-            record(self._construct_event(state, EventSource.WORKER, worker), handler)
+    def _count_remaining(self, restarts_used: int) -> int:
+        return max(0, self._worker_group.spec.max_restarts - restarts_used)
 
     def _log_watchdog_event(self, name: str, request: FileTimerRequest | None) -> None:
         """Emit torch's event of the workers' timers."""
@@ -234,7 +242,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         record(watchdog_event(self._construct_event("RUNNING", EventSource.AGENT), name, request), handler)
 
     def _result(self, ending: Ending) -> RunResult:
-        self._remaining_restarts = max(0, self._worker_group.spec.max_restarts - ending.restarts_used)
+        self._remaining_restarts = self._count_remaining(ending.restarts_used)
         if ending.verdict != "success":
             self._raise_for(ending)
             result = RunResult(WorkerState.FAILED, failures=self._failures(ending))
@@ -246,13 +254,10 @@ class LocalElasticAgent(SimpleElasticAgent):
         return result
 
     def _record_result(self, result: RunResult) -> None:
-        from elastic_run.metrics import put_metric  # noqa: PLC0415 - after the last worker
-
-        role = self._worker_group.spec.role
-        put_metric(f"workers.{role}.remaining_restarts", self._remaining_restarts)
-        put_metric(f"workers.{role}.{result.state.value.lower()}", 1)
+        self._steps.put_state(result.state.value.lower())
         self._record_metrics(result)
         self._record_worker_events(result)
+        self._steps.put_run(is_success=True)
 
     def _raise_for(self, ending: Ending) -> None:
         if ending.signal is not None:

@@ -14,6 +14,7 @@ import os
 import signal
 from collections import deque
 
+from elastic_run.agent import steps
 from elastic_run.agent.background import Background
 from elastic_run.agent.joining import Joining
 from elastic_run.agent.launched import launch_workers
@@ -56,7 +57,7 @@ class Supervisor:
     Args:
         around: The workers and what the user asked for; the group's ranks and states are kept up to date.
         head_start: The first round, if its workers were started already.
-        on_state: Called with `RENDEZVOUS` and its duration in milliseconds, and with `START`, in every round.
+        on_step: Called with each step of a round (`agent.steps`), and its duration in milliseconds.
         on_timer: Called with the name of an event of the workers' timers, and the request that it is about.
     """
 
@@ -65,14 +66,15 @@ class Supervisor:
         around: Surroundings,
         head_start: HeadStart | None = None,
         *,
-        on_state: Callable[[str, float | None], None] = lambda *_: None,
+        on_step: Callable[[str, float], None] = lambda *_: None,
         on_timer: Callable[[str, FileTimerRequest | None], None] = lambda *_: None,
     ) -> None:
         self._around = around
         self._group = around.group
         self._options = around.options
-        self._on_state = on_state
+        self._on_step = on_step
         self._joined_at = 0.0
+        self._stopped_at = 0.0
         # Before anything is opened: a closed standard descriptor's number would go to the first file.
         ensure_standard_descriptors()
         self._loop = Loop() if head_start is None else head_start.loop
@@ -163,6 +165,11 @@ class Supervisor:
             self._stop_after(error)
             raise
         return self._conclude()
+
+    @property
+    def restart_count(self) -> int:
+        """Number of restarts of the workers so far."""
+        return self._agent.restart_count
 
     def return_values(self) -> dict[int, Any]:
         """Return what the workers' functions returned in the last round, by global rank; empty for commands."""
@@ -356,10 +363,13 @@ class Supervisor:
     # --- the round's workers ---------------------------------------------------------------------------------------
     def _start_workers(self, command: supervision.StartWorkers) -> None:
         number = command.round
-        self._on_state("RENDEZVOUS", (self._loop.now() - self._joined_at) * 1000)
+        self._tell_step(steps.RENDEZVOUS, self._joined_at)
+        # The rendezvous has brought the ranks of all nodes with it.
+        self._on_step(steps.ASSIGN_WORKER_RANKS, 0.0)
+        launched = self._take_launched() or self._launch()
         self._round = Round(
             self._around,
-            self._take_launched() or self._launch(),
+            launched,
             loop=self._loop,
             console=self.console,
             number=number,
@@ -375,7 +385,7 @@ class Supervisor:
             program = spec.entrypoint if isinstance(spec.entrypoint, str) else spec.get_entrypoint_name()
             self._feed(start_failed(number, error, program))
         else:
-            self._on_state("START", None)
+            self._tell_step(steps.START, launched.started)
         if self._options.is_whole_process:
             self._begin_to_reap()
             gc.enable()
@@ -440,8 +450,12 @@ class Supervisor:
             self.console.say("stopping the workers: nodes wait to join")
         self._feed(supervision.RoundHalted(number))
 
+    def _tell_step(self, step: str, began_at: float) -> None:
+        self._on_step(step, (self._loop.now() - began_at) * 1000)
+
     def _stop_workers(self, command: supervision.StopWorkers) -> None:
         self._watches.end_round()
+        self._stopped_at = self._loop.now()
         if self._round is not None:
             is_success = self._agent.stop_reason == supervision.AFTER_SUCCESS
             if is_success and not self._options.kill_background:
@@ -461,4 +475,8 @@ class Supervisor:
         if current is None:
             return
         self._failure = self._story.add_round(current, survivors)
+        if self._failure is not None:
+            self._on_step(steps.FAILED, 0.0)
+        if self._agent.stop_reason != supervision.AFTER_SUCCESS:
+            self._tell_step(steps.STOP, self._stopped_at)
         self._feed(supervision.GroupGone(current.number, failure=self._failure, is_unkillable=bool(survivors)))

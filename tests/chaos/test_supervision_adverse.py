@@ -512,5 +512,5 @@ def test_events_are_recorded_by_the_handler_asked_for(launch: Launch, worker: Wo
     assert job.wait_exit() == 0
     events = [json.loads(line) for line in job.stderr.splitlines() if line.startswith("{")]
     states = [event["metadata"]["state"] for event in events]
-    assert states == ["RENDEZVOUS", "START", "START", "SUCCEEDED", "SUCCEEDED", "SUCCEEDED"]
-    assert [event["source"] for event in events] == ["AGENT", "WORKER", "WORKER", "WORKER", "WORKER", "AGENT"]
+    assert states == ["RENDEZVOUS", "ASSIGN_WORKER_RANKS", "START", "START", "SUCCEEDED", "SUCCEEDED", "SUCCEEDED"]
+    assert [event["source"] for event in events] == ["AGENT", "AGENT", "WORKER", "WORKER", "WORKER", "WORKER", "AGENT"]

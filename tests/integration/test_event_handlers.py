@@ -44,6 +44,7 @@ def test_events_go_to_a_plugin_s_handler(launch: Launch, tmp_path: Path, site: d
     states = [(event["source"], event["metadata"]["state"]) for event in map(json.loads, lines)]
     assert states == [
         ("AGENT", "RENDEZVOUS"),
+        ("AGENT", "ASSIGN_WORKER_RANKS"),
         ("WORKER", "START"),
         ("WORKER", "SUCCEEDED"),
         ("AGENT", "SUCCEEDED"),
