@@ -332,10 +332,10 @@ FLAGS: tuple[Flag, ...] = (
         "--exit-barrier-timeout",
         group=STOPPING,
         values="SECONDS",
-        default=300.0,
         parse=validation.duration,
         is_ours=True,
-        text="How long a node of several stays at the end, at most, for the others to learn how the job ended.",
+        text="How long a node of several stays at the end, at most, for the others to learn how the job ended. "
+        f"Default: the variable {contract.ENV_EXIT_BARRIER_TIMEOUT}, or {contract.DEFAULT_EXIT_BARRIER_TIMEOUT}.",
     ),
     Flag(
         "--signals-to-handle",

@@ -20,7 +20,7 @@ from elastic_run.records import dataclass, field
 from elastic_run.rendezvous.api import RendezvousParameters
 from elastic_run.rendezvous.registry import get_rendezvous_handler
 from elastic_run.signals import SIGTERM
-from elastic_run.validation import UsageError, one_signal, preloaded
+from elastic_run.validation import UsageError, duration, one_signal, preloaded
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -95,7 +95,8 @@ class LaunchConfig:
         scale_up_signal: Signal by name that tells workers that they will be stopped for new nodes, or "".
         scale_up_grace: Seconds that they get after it.
         membership_window: How often nodes may be lost or added, and the seconds in which it may be so often.
-        exit_barrier_timeout: Seconds that a node stays at the end, at most, for the others.
+        exit_barrier_timeout: Seconds that a node stays at the end, at most, for the others; None takes
+            TORCH_ELASTIC_EXIT_BARRIER_TIMEOUT, or 300.
         on_split: What the one of two nodes does that is left: `stop` or `continue`.
         preferred_rank: Which of the nodes this one would like to be, or None.
         rdzv_token: The secret that the nodes of the job share, or None.
@@ -139,7 +140,7 @@ class LaunchConfig:
     scale_up_signal: str = ""
     scale_up_grace: float = 30.0
     membership_window: tuple[int, float] = (100, 3600.0)
-    exit_barrier_timeout: float = 300.0
+    exit_barrier_timeout: float | None = None
     on_split: str = "stop"
     preferred_rank: int | None = None
     rdzv_token: bytes | None = None
@@ -159,6 +160,10 @@ class LaunchConfig:
             self.shutdown_timeout = int(
                 os.environ.get(contract.ENV_SHUTDOWN_TIMEOUT, contract.DEFAULT_SHUTDOWN_TIMEOUT)
             )
+        if self.exit_barrier_timeout is None:
+            text = os.environ.get(contract.ENV_EXIT_BARRIER_TIMEOUT) or str(contract.DEFAULT_EXIT_BARRIER_TIMEOUT)
+            _check_field(contract.ENV_EXIT_BARRIER_TIMEOUT, text, duration)
+            self.exit_barrier_timeout = duration(text)
         _refuse_unhandleable(self.signals_to_handle, self.forward_signals)
         _check_field("preload", self.preload, preloaded)
         _check_field("scale_up_signal", self.scale_up_signal, one_signal)
@@ -174,7 +179,7 @@ def _refuse_unhandleable(*lists: str) -> None:
             raise ValueError(message)
 
 
-def _check_field(name: str, text: str, check: Callable[[str], str]) -> None:
+def _check_field(name: str, text: str, check: Callable[[str], object]) -> None:
     try:
         check(text)
     except ValueError as error:
@@ -494,7 +499,7 @@ def _options(config: LaunchConfig, *, is_whole_process: bool) -> AgentOptions:
         scale_up_signal=next(iter(parse_signals(config.scale_up_signal)), 0),
         scale_up_grace=config.scale_up_grace,
         membership_window=config.membership_window,
-        exit_barrier_timeout=config.exit_barrier_timeout,
+        exit_barrier_timeout=config.exit_barrier_timeout or 0.0,
         on_split=config.on_split,
         preferred_rank=config.preferred_rank,
         token=config.rdzv_token,

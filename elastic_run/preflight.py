@@ -12,7 +12,7 @@ import sys
 
 from elastic_run import contract
 from elastic_run.multiprocessing.interpreter import own_interpreter
-from elastic_run.validation import BUILT_IN_BACKENDS, UsageError, nearest, node_range, seconds, whole_seconds
+from elastic_run.validation import BUILT_IN_BACKENDS, UsageError, duration, nearest, node_range, seconds, whole_seconds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -226,6 +226,8 @@ def _check_timeouts(args: AnyArguments, environ: Mapping[str, str]) -> None:
     """Check those that come from the environment alone."""
     if args.shutdown_timeout is None:
         _check_variable(contract.ENV_SHUTDOWN_TIMEOUT, environ, whole_seconds)
+    if args.exit_barrier_timeout is None:
+        _check_variable(contract.ENV_EXIT_BARRIER_TIMEOUT, environ, duration)
     _check_variable(contract.ENV_UNINTERRUPTIBLE_STATE_TIMEOUT, environ, seconds)
 
 

@@ -1,27 +1,29 @@
 """From the name of a backend to its handler.
 
 Built-in backends are imported when they are asked for. Packages offer more in the entry-point group
-``torchrun.handlers``: each entry point is a function without arguments that returns a creator, as in torch. They are
-looked for only when the name is neither built in nor registered, since reading the installed packages' metadata takes
-longer than starting the workers. torch loads every plug-in at import and logs the broken ones; we load the one that
-is asked for, and a broken one is an error that names its package.
+``torchrun.handlers``: each entry point is a function without arguments that returns a creator, as in torch, or, as some
+packages have it, the creator itself. They are looked for only when the name is neither built in nor registered, since
+reading the installed packages' metadata takes longer than starting the workers. torch loads every plug-in at import and
+logs the broken ones; we load the one that is asked for, and a broken one is an error that names its package.
 """
 
 from __future__ import annotations
 
+import sys
+
 from elastic_run.contract import RENDEZVOUS_ENTRY_POINTS
 from elastic_run.lazy import lazy_names
-from elastic_run.rendezvous.api import rendezvous_handler_registry
+from elastic_run.rendezvous.api import RendezvousParameters, rendezvous_handler_registry
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from importlib.metadata import EntryPoint
 
     from elastic_run.rendezvous.api import (
         RendezvousHandler,
         RendezvousHandlerCreator,
         RendezvousHandlerRegistry,
-        RendezvousParameters,
     )
 
 __all__ = ["get_rendezvous_handler", "register_built_in_handlers"]
@@ -37,6 +39,8 @@ __getattr__ = lazy_names(
     logger="log",
 )
 
+#: Where torch has the classes that plug-ins are written against; under compat these are ours.
+_TORCHS_INTERFACE = "torch.distributed.elastic.rendezvous"
 #: Seconds for a name server to say whether an endpoint is this machine.
 _LOOK_UP = 3.0
 
@@ -138,12 +142,40 @@ def _register_plugin(backend: str) -> None:
 
 def _load_plugin(plugin: EntryPoint) -> RendezvousHandlerCreator:
     try:
-        creator: RendezvousHandlerCreator = plugin.load()()
+        loaded = plugin.load()
+        creator: RendezvousHandlerCreator = loaded if _takes_parameters(loaded) else loaded()
     except Exception as error:  # whatever foreign code raises is told to the user as its package's
         raise ValueError(_broken(plugin, f"can't be loaded: {type(error).__name__}: {error}")) from error
     if not callable(creator):
         raise ValueError(_broken(plugin, f"returned {creator!r}, not a function that builds a handler"))  # noqa: TRY004 - the plug-in's mistake
-    return creator
+    return lambda params: creator(_PluginParameters.of(params))
+
+
+def _takes_parameters(loaded: Callable[..., object]) -> bool:
+    """Whether an entry point is a creator, which can't be called without the parameters."""
+    import inspect  # noqa: PLC0415 - only for plug-ins
+
+    try:
+        inspect.signature(loaded).bind()
+    except TypeError:
+        return True
+    except ValueError:  # code in C that doesn't tell what it takes
+        return False
+    return False
+
+
+class _PluginParameters(RendezvousParameters):
+    """Parameters that a plug-in takes for torch's where it has imported torch's class, of which it may ask for one."""
+
+    @classmethod
+    def of(cls, params: RendezvousParameters) -> _PluginParameters:
+        """Return the same parameters for a plug-in."""
+        addresses = (params.backend, params.endpoint, params.run_id)
+        return cls(*addresses, params.min_nodes, params.max_nodes, params.local_addr, **params.config)
+
+    @property  # type: ignore[misc] # isinstance looks here after the type, and the plug-in may import torch late
+    def __class__(self) -> type:
+        return getattr(sys.modules.get(_TORCHS_INTERFACE), "RendezvousParameters", _PluginParameters)
 
 
 def _broken(plugin: EntryPoint, what: str) -> str:

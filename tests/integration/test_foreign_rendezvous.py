@@ -27,7 +27,10 @@ def environment(tmp_path: Path) -> dict[str, str]:
     metadata = tmp_path / "torchs_own-1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: torchs_own\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text("[torchrun.handlers]\ntorchs-own = torchs_own:get_handler\n")
+    (metadata / "entry_points.txt").write_text(
+        "[torchrun.handlers]\ntorchs-own = torchs_own:get_handler\n"
+        "creator-itself = creator_itself:create_rendezvous_handler\n"
+    )
     return {"PYTHONPATH": os.pathsep.join((str(_PACKAGES), str(tmp_path))), "RES_OPTIONS": "attempts:0"}
 
 
@@ -52,3 +55,15 @@ def test_nodes_of_different_size_and_a_restart(launch: Launch, worker: Worker, e
     lines = sorted((first.stdout + second.stdout).splitlines())
     assert len(lines) == 6, lines
     assert set(lines) == {f"rank {rank} of 3" for rank in range(3)}
+
+
+@pytest.mark.parametrize("compat", ["", "1"])
+def test_an_entry_point_that_is_the_creator_itself(
+    launch: Launch, worker: Worker, environment: dict[str, str], compat: str
+) -> None:
+    """A plug-in whose entry point takes the parameters, and asks for torch's class of them, launches a job."""
+    script = worker("say(f'rank {rank} of', os.environ['WORLD_SIZE'])\n")
+    place = ("--rdzv-backend=creator-itself", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=j")
+    job = launch(*place, "--nproc-per-node=2", script, env={**environment, "ELASTIC_RUN_COMPAT": compat})
+    assert job.wait_exit() == 0, job.stderr
+    assert sorted(job.stdout.splitlines()) == ["rank 0 of 2", "rank 1 of 2"]

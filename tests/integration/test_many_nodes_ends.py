@@ -83,6 +83,30 @@ def test_an_agent_that_lingers_goes_when_told_to(launch: Launch, worker: Worker,
     other.close()
 
 
+@pytest.mark.parametrize(("flags", "seconds"), [((), 90), (("--exit-barrier-timeout=2m",), 120)])
+def test_the_exit_barrier_has_the_length_that_was_given(
+    launch: Launch, worker: Worker, flags: tuple[str, ...], seconds: int
+) -> None:
+    """TORCH_ELASTIC_EXIT_BARRIER_TIMEOUT is the length of the exit barrier, and --exit-barrier-timeout goes first."""
+    path = worker("if rank == 0:\n    open(sys.argv[1]).read()\n")
+    gate = path.with_name("gate")
+    os.mkfifo(gate)
+    port = free_port()
+    env = {"TORCH_ELASTIC_EXIT_BARRIER_TIMEOUT": "90"}
+    words = (*place(port, "keep_alive_interval=60"), "--nnodes=2", *flags, path, str(gate))
+    host = launch("--node-rank=0", *words, env=env)
+    with open_job_store(port) as store:
+        other = launch("--node-rank=1", *words, env=env)
+        with gate.open("w"):
+            wait_fact(store, b'"ready"')
+            other.send(signal.SIGSTOP)
+    told = int(host.wait_line(r"the job is over; staying up to (\d+) s for those who have not heard it yet: ")[1])
+    assert seconds - 10 < told <= seconds
+    host.send(signal.SIGTERM)
+    assert host.wait_exit() == 0
+    other.close()
+
+
 TELLING = (
     "signal.signal(signal.SIGTERM, lambda *_: (say('told', time.monotonic()), sys.exit(0)))\n"
     "say('there')\nwhile True:\n    signal.pause()\n"

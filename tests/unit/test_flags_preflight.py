@@ -87,6 +87,11 @@ REFUSED: list[tuple[str, dict[str, str], str]] = [
         {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "-1"},
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT: '-1' is not a whole number",
     ),
+    (
+        "train.py",
+        {"TORCH_ELASTIC_EXIT_BARRIER_TIMEOUT": "soon"},
+        "TORCH_ELASTIC_EXIT_BARRIER_TIMEOUT: 'soon' is not a number of seconds from 0 up",
+    ),
     ("--event-log-handler consol train.py", {}, "--event-log-handler: 'consol' is none of null, console"),
     ("--log-dir plain train.py", {}, "--log-dir: 'plain' is not a directory that can be written to"),
     ("--log-dir plain/below train.py", {}, "--log-dir: 'plain/below' is not a directory that can be written to"),
