@@ -15,7 +15,7 @@ from elastic_run.loop import Loop
 from tests.support.program import write_program
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from tests.support.launch import Launched
@@ -164,7 +164,16 @@ print(ends[0])
     assert "waitpid(-1)" in lines[2]
 
 
-def test_a_signal_handler_that_is_none_of_ours_stays() -> None:
+@pytest.fixture
+def default_action() -> Iterator[None]:
+    """Give SIGCHLD its default action: torch's DataLoader, once used, leaves a handler in the process of the tests."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGCHLD, before)
+
+
+@pytest.mark.usefixtures("default_action")
+def test_the_default_action_stays() -> None:
     """A loop leaves SIGCHLD alone where it has its default action."""
     with Loop() as loop:
         loop.keep_exits()

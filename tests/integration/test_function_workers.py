@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support.launch import Launched
-from tests.support.processes import descendants_of, switches_within, wait_gone
+from tests.support.processes import descendants_of, is_gone, kill_processes, switches_within, wait_gone
 from tests.support.program import write_program
 from tests.support.sessions import free_port
-from tests.support.wait import wait_until
+from tests.support.wait import DEADLINE, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -109,7 +109,7 @@ def test_large_results_and_arguments(method: str, program: Program, host: Host) 
 
 @all_methods
 def test_a_result_comes_through_though_a_child_keeps_the_pipe(method: str, program: Program, host: Host) -> None:
-    """A process that a worker leaves behind neither holds up its result nor outlives the launch."""
+    """A process that a worker leaves behind holds up neither its result nor the program, and lives on."""
     path = program(
         """
         def work():
@@ -124,9 +124,11 @@ def test_a_result_comes_through_though_a_child_keeps_the_pipe(method: str, progr
         """,
     )
     job = host(path, method)
+    pids = [int(pid) for pid in job.wait_line(r"^(\d+) (\d+)$").groups()]
+    assert job.process.wait(DEADLINE) == 0, job.stderr
+    assert not any(map(is_gone, pids))
+    kill_processes(pids)
     assert job.wait_exit() == 0, job.stderr
-    for pid in job.stdout.split():
-        wait_gone(int(pid), deadline=2.0)
 
 
 @all_methods
@@ -666,7 +668,7 @@ def test_neither_torch_nor_multiprocessing_for_nothing(program: Program, host: H
 
 
 def test_descendants_are_known(program: Program, host: Host) -> None:
-    """A worker's own children, by multiprocessing, work as anywhere and end with it."""
+    """A worker's own children, by multiprocessing, work as anywhere and end with it; the program's tracker stays."""
     path = program(
         """
         def square(number): return number * number
@@ -674,11 +676,15 @@ def test_descendants_are_known(program: Program, host: Host) -> None:
             with multiprocessing.Pool(2) as pool:
                 return pool.map(square, range(4))
         """,
-        "assert launch(work) == {0: [0, 1, 4, 9], 1: [0, 1, 4, 9]}; say('done'); sys.stdin.read()",
+        """
+        assert launch(work) == {0: [0, 1, 4, 9], 1: [0, 1, 4, 9]}
+        say("tracker", multiprocessing.resource_tracker._resource_tracker._pid)
+        sys.stdin.read()
+        """,
     )
     job = host(path, "spawn", stdin=subprocess.PIPE)
-    job.wait_line("done")
-    wait_until(lambda: not descendants_of(job.pid), deadline=5)
+    tracker = int(job.wait_line(r"tracker (\d+)")[1])
+    wait_until(lambda: descendants_of(job.pid) == [tracker], deadline=5)
 
 
 @all_methods

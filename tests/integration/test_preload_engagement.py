@@ -259,7 +259,7 @@ def test_where_a_template_cant_be_started_there_is_none(monkeypatch: pytest.Monk
         return started[0]
 
     monkeypatch.setattr(handle, "spawn", spawn_one)
-    spec = SimpleNamespace(entrypoint=sys.executable, args=("script.py",), local_world_size=2)
+    spec = SimpleNamespace(entrypoint=sys.executable, args=("script.py",), local_world_size=2, virtual_local_rank=False)
     around: Any = SimpleNamespace(
         group=SimpleNamespace(spec=spec),
         options=SimpleNamespace(affinities={0: frozenset(os.sched_getaffinity(0))}),
