@@ -73,9 +73,10 @@ def has_majority(job: Job, rules: Rules) -> bool:
         rules: Its rules.
 
     Returns:
-        Whether more than half of the last round's members are here; always, where the store can't move.
+        Whether more than half of the last round's members are here; always, where the store can't move, or where each
+        of them has said that it goes.
     """
-    if not rules.has_successors or job.round == 0:
+    if not rules.has_successors or job.round == 0 or job.quorum == 0:
         return True
     survivors = sum(1 for node in job.waiting if node.rank is not None)
     if job.quorum == _PAIR and survivors == 1:
