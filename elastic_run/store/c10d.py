@@ -209,6 +209,9 @@ class C10dJobStore(JobStore):
         client = self._client
         return C10dJobStore(client.host, client.port, self.run_id, timeout=client.timeout)
 
+    def set_timeout(self, timeout: float) -> None:
+        self._client.set_timeout(timeout)
+
     def close(self) -> None:
         self._client.close()
 

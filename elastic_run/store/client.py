@@ -15,7 +15,7 @@ import time
 
 from elastic_run.store import wire
 from elastic_run.store.dialing import connect_once
-from elastic_run.store.errors import FOREIGN, StoreConnectionError
+from elastic_run.store.errors import FOREIGN, StoreConnectionError, StoreTimeoutError
 from elastic_run.store.stream import Stream
 
 TYPE_CHECKING = False
@@ -358,18 +358,29 @@ def _open_stream(host: str, port: int, timeout: float, *, tries_again: bool) -> 
                 raise
             if left <= delay or error.reason == FOREIGN:
                 message = f"no store answers at {host}:{port} within {timeout} s: {error}"
-                raise StoreConnectionError(message, error.reason) from error
+                raise StoreConnectionError(message, error.reason, cause=error.cause) from error
         time.sleep(delay)
         delay = min(2 * delay, _LAST_RETRY)
 
 
 def _open_stream_once(host: str, port: int, timeout: float, dark_after: float) -> Stream:
     name = f"{host}:{port}"
-    stream = Stream(connect_once(host, port, timeout, dark_after=dark_after), name)
+    connected = connect_once(host, port, timeout, dark_after=dark_after)
+    peer = connected.getpeername()[:2]
+    address = f"[{peer[0]}]:{peer[1]}" if ":" in peer[0] else f"{peer[0]}:{peer[1]}"
+    stream = Stream(connected, name)
     nonce = os.getpid() & 0xFFFFFFFF
-    stream.send(wire.encode_opening(nonce), timeout)
-    if wire.U32.unpack(stream.receive(wire.U32.size, timeout))[0] != nonce:
+    try:
+        stream.send(wire.encode_opening(nonce), timeout)
+        answer = stream.receive(wire.U32.size, timeout)
+    except StoreTimeoutError as error:
+        message = f"{address} takes connections but sends no answer: it hangs, or is no TCPStore"
+        raise StoreTimeoutError(message) from error
+    except StoreConnectionError as error:
+        message = f"{address} closes connections without an answer: it ends, or is no TCPStore"
+        raise StoreConnectionError(str(error), error.reason, cause=message) from error
+    if wire.U32.unpack(answer)[0] != nonce:
         stream.close()
-        message = "what listens there is not a TCPStore"
+        message = f"what listens at {address} is not a TCPStore"
         raise StoreConnectionError(message, FOREIGN)
     return stream

@@ -49,6 +49,7 @@ def connect_once(host: str, port: int, timeout: float, *, dark_after: float) -> 
     """
     deadline = time.monotonic() + min(timeout, LONGEST_WAIT)
     addresses = resolve(host, port, timeout)
+    failed: list[tuple[str, str]] = []  # each address, and why it can't be reached
     for tried, (family, address) in enumerate(addresses, 1):
         left = max(deadline - time.monotonic(), _LOOK_UP_LEAST)
         connecting = socket.socket(family, socket.SOCK_STREAM)
@@ -58,9 +59,9 @@ def connect_once(host: str, port: int, timeout: float, *, dark_after: float) -> 
             notice_darkness(connecting, dark_after)
         except OSError as error:
             connecting.close()
+            failed.append((_written(*_host_and_port(address)), _describe(error)))
             if tried == len(addresses):
-                message = f"{_written(host, port)}: {error.strerror or error}"
-                raise StoreConnectionError(message, reason_of(error)) from error
+                raise StoreConnectionError(_describe_all(failed), reason_of(error)) from error
         else:
             return connecting
     message = f"{_written(host, port)}: no address"
@@ -93,10 +94,13 @@ def resolve(host: str, port: int, timeout: float) -> list[Address]:
     thread = threading.Thread(target=look_up, name=f"look-up of {host}", daemon=True)
     thread.start()
     thread.join(max(min(timeout, LONGEST_WAIT), _LOOK_UP_LEAST))
-    answer = found[0] if found else TimeoutError(f"no name server answered within {timeout:.1f} s")
+    answer = found[0] if found else TimeoutError()
+    if isinstance(answer, TimeoutError):
+        message = f"no name server answers for the name {host!r}"
+        raise StoreConnectionError(message, UNRESOLVED) from answer
     if isinstance(answer, Exception):
         reason = answer.strerror if isinstance(answer, socket.gaierror) else str(answer)
-        message = f"{_written(host, port)}: the name has no address: {reason}"
+        message = f"the name {host!r} has no address ({reason})"
         raise StoreConnectionError(message, UNRESOLVED) from answer
     return answer
 
@@ -127,6 +131,28 @@ def reason_of(error: OSError) -> str:
     if error.errno in _NO_WAY:
         return UNREACHABLE
     return CLOSED
+
+
+def _describe(error: OSError) -> str:
+    """Say why a connection was not made, in words that go before an address."""
+    reason = reason_of(error)
+    if reason == REFUSED:
+        return "nobody listens (connection refused) at"
+    if reason == SILENT:
+        return "nothing answers at"
+    return f"{(error.strerror or str(error)).lower()}:"
+
+
+def _describe_all(failed: list[tuple[str, str]]) -> str:
+    """Say why no address of a host can be reached, the last one tried first; each cause once, with its addresses."""
+    causes: dict[str, list[str]] = {}
+    for address, cause in reversed(failed):
+        causes.setdefault(cause, []).append(address)
+    return ", and ".join(f"{cause} {' or '.join(reversed(where))}" for cause, where in causes.items())
+
+
+def _host_and_port(address: tuple[object, ...]) -> tuple[str, int]:
+    return str(address[0]), int(str(address[1]))
 
 
 def _look_up(host: str, port: int, flags: int) -> list[Address]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-#: Why a store was not reached, as `StoreConnectionError.reason` says it; the words can be shown to users.
-REFUSED = "refused"  # the host answers, nobody listens on the port
-UNRESOLVED = "unresolved"  # the name has no address, or no name server answers
-SILENT = "silent"  # nothing comes back: the host is dark, or the server hangs
-CLOSED = "closed"  # the connection was there and broke, or we closed it
-UNREACHABLE = "unreachable"  # the network knows no way to the host
-FOREIGN = "no store"  # what answers there speaks another protocol
+#: Why a store was not reached, as `StoreConnectionError.reason` says it; short forms for users where room is scarce.
+REFUSED = "nobody listens"  # the host refuses the connection
+UNRESOLVED = "unknown name"  # the name has no address, or no name server answers
+SILENT = "no answer"  # nothing comes back: the host is dark, or the server hangs
+CLOSED = "connection closed"  # the connection was there and broke, or we closed it
+UNREACHABLE = "no route"  # the network knows no way to the host
+FOREIGN = "not a store"  # what answers there speaks another protocol
 UNREADY = "not ready"  # the store answers that it can't serve now: it elects a leader, or is too busy
 
 
@@ -22,11 +22,13 @@ class StoreConnectionError(StoreError, ConnectionError):
     Args:
         message: What happened, to which store.
         reason: One of the words above.
+        cause: The same for users, with the address where it happened; `message` if not given.
     """
 
-    def __init__(self, message: str, reason: str = CLOSED) -> None:
+    def __init__(self, message: str, reason: str = CLOSED, *, cause: str = "") -> None:
         super().__init__(message)
         self.reason = reason
+        self.cause = cause or message
 
 
 class StoreTimeoutError(StoreError, TimeoutError):

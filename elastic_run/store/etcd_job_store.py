@@ -232,6 +232,9 @@ class EtcdJobStore(JobStore):
     def forget_beats(self, nodes: Sequence[str]) -> None:
         """Nothing to do: they expire."""
 
+    def set_timeout(self, timeout: float) -> None:
+        self._reader.http.timeout = timeout
+
     def close(self) -> None:
         self._is_closed = True
         self._reader.http.close()

@@ -240,7 +240,7 @@ class HttpClient:
         self.prefer_next()
         reason = SILENT if isinstance(error, StoreTimeoutError) else FOREIGN
         reason = error.reason if isinstance(error, StoreConnectionError) else reason
-        failure = StoreConnectionError(message, reason)
+        failure = StoreConnectionError(message, reason, cause=getattr(error, "cause", ""))
         failure.__cause__ = error
         return failure
 

@@ -306,6 +306,13 @@ class JobStore(ABC):
             StoreConnectionError: The store can't be reached within the timeout that this object was made with.
         """
 
+    def set_timeout(self, timeout: float) -> None:  # noqa: B027 - a store without answers that are late needs none
+        """Give each answer so much time from now on.
+
+        Args:
+            timeout: Seconds.
+        """
+
     @abstractmethod
     def close(self) -> None:
         """Close the connection, from any thread; an operation that waits raises `StoreConnectionError` at once."""

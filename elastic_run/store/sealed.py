@@ -118,6 +118,9 @@ class SealedStore(JobStore):
     def clone(self) -> SealedStore:
         return SealedStore(self._store.clone(), self._secret, self._reported)
 
+    def set_timeout(self, timeout: float) -> None:
+        self._store.set_timeout(timeout)
+
     def close(self) -> None:
         self._store.close()
 

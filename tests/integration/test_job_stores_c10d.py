@@ -138,7 +138,7 @@ def test_a_refused_connection_says_so() -> None:
     """Where nobody listens the error says `refused`, within the timeout."""
     with socket.create_server((LOOPBACK, 0)) as listener:
         port = listener.getsockname()[1]
-    with pytest.raises(StoreConnectionError, match="Connection refused") as caught:
+    with pytest.raises(StoreConnectionError, match="connection refused") as caught:
         C10dJobStore(LOOPBACK, port, _JOB, timeout=0.1)
     assert caught.value.reason == REFUSED
 
@@ -182,7 +182,7 @@ def test_a_resolver_that_never_answers_stalls_nothing(monkeypatch: pytest.Monkey
     monkeypatch.setattr(socket, "getaddrinfo", hang)
     try:
         begun = time.monotonic()
-        with pytest.raises(StoreConnectionError, match="no name server answered") as caught:
+        with pytest.raises(StoreConnectionError, match="no name server answers") as caught:
             C10dJobStore("node-1.cluster", 29400, _JOB, timeout=0.2)
         assert caught.value.reason == UNRESOLVED
         assert time.monotonic() - begun < 5

@@ -109,7 +109,7 @@ def test_a_store_that_is_not_there_yet(terminal: Terminal, launch: Launch, worke
     port = free_port()
     path = worker("pass")
     terminal.start(*place(port, f"{CONF},is_host=false"), path, env=TERM)
-    terminal.wait_output(rf"waiting: store localhost:{port} refused for [2-9] s, 9:5\d left")
+    terminal.wait_output(rf"waiting: store localhost:{port} for [2-9] s: nobody listens, 9:5\d left")
     other = launch(*place(port), path)
     assert terminal.wait_exit() == 0
     assert other.wait_exit() == 0

@@ -14,7 +14,7 @@ from elastic_run.rendezvous.elastic.addresses import (
     parse_endpoints,
     written,
 )
-from elastic_run.store.errors import REFUSED, UNRESOLVED, StoreConnectionError
+from elastic_run.store.errors import UNRESOLVED, StoreConnectionError
 
 
 def test_an_endpoint_and_its_successors() -> None:
@@ -61,4 +61,4 @@ def test_trouble_has_a_name() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         assert find_trouble("127.0.0.1", port, 5.0) is None
-    assert find_trouble("127.0.0.1", port, 5.0) == REFUSED
+    assert find_trouble("127.0.0.1", port, 5.0) == f"nobody listens (connection refused) at 127.0.0.1:{port}"

@@ -24,8 +24,10 @@ def test_missing_nodes() -> None:
 
 def test_trouble_with_the_store() -> None:
     """The line says which store, for how long and why, and how long is left."""
-    line = describe_trouble("a:29400", "refused", 12.4, 61.0)
-    assert line == "waiting: the store at a:29400 can't be reached for 12 s: refused, 1:01 left"
+    line = describe_trouble("a:29400", "nothing answers at 10.0.0.1:29400", 12.4, 61.0)
+    assert line == (
+        "waiting: the store at a:29400 can't be reached for 12 s: nothing answers at 10.0.0.1:29400, 1:01 left"
+    )
 
 
 def test_shorter_forms() -> None:
@@ -34,9 +36,9 @@ def test_shorter_forms() -> None:
         "waiting: 2/3 nodes (a, b), 1:01 left",
         "waiting: 2/3 nodes, 1:01 left",
     )
-    assert trouble_texts("a:29400", "silent", 12.4, 61.0)[1:] == (
-        "waiting: store a:29400 silent for 12 s, 1:01 left",
-        "waiting: store silent, 1:01 left",
+    assert trouble_texts("a:29400", "nothing answers at 10.0.0.1:29400", 12.4, 61.0, reason="no answer")[1:] == (
+        "waiting: store a:29400 for 12 s: no answer, 1:01 left",
+        "waiting: store: no answer, 1:01 left",
     )
 
 

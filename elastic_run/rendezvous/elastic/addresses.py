@@ -5,7 +5,6 @@ Rules
 - A name server that never answers stalls nothing: `store.dialing` looks names up in a helper thread, with a deadline.
 - A port is opened at the address by which others come. Where that isn't known for sure it is opened on all interfaces:
   a job that nobody reaches is worse than a port that more can reach.
-- What went wrong has a name, one of the words of `store.errors`: refused, unresolved, silent, unreachable.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ __all__ = [
     "find_loopback",
     "find_outward_address",
     "find_trouble",
+    "find_whether_own_host",
     "is_own_host",
     "names_loopback",
     "parse_endpoints",
@@ -97,13 +97,18 @@ def is_own_host(host: str, timeout: float) -> bool:
         Whether one of its addresses is one of our interfaces'; a name without any address is ours if it begins with
         our own name.
     """
+    return bool(find_whether_own_host(host, timeout))
+
+
+def find_whether_own_host(host: str, timeout: float) -> bool | None:
+    """Tell the same as `is_own_host`, or None where the name has no address (yet) or no name server answers in time."""
     own_name = socket.gethostname()
     if host in ("localhost", own_name):
         return True
     try:
         found = resolve(host, 0, timeout)
     except StoreConnectionError:
-        return host.partition(".")[0] == own_name.partition(".")[0]
+        return host.partition(".")[0] == own_name.partition(".")[0] or None
     return any(_can_bind(family, address) for family, address in found)
 
 
@@ -245,10 +250,10 @@ def find_trouble(host: str, port: int, timeout: float) -> str | None:
         timeout: Seconds for all of it.
 
     Returns:
-        None if it can be reached, else a word of `store.errors` that says why not.
+        None if it can be reached, else why not, with the address.
     """
     try:
         connect_once(host, port, timeout, dark_after=timeout).close()
     except StoreConnectionError as error:
-        return error.reason
+        return error.cause
     return None

@@ -17,12 +17,13 @@ from elastic_run.rendezvous.elastic.addresses import (
     find_local_address,
     find_loopback,
     find_trouble,
+    find_whether_own_host,
     is_own_host,
     names_loopback,
     written,
 )
 from elastic_run.rendezvous.elastic.hosting import HostedStore
-from elastic_run.store.errors import StoreConnectionError
+from elastic_run.store.errors import UNRESOLVED, StoreConnectionError
 from elastic_run.store.listener import PortTakenError, open_listeners
 
 TYPE_CHECKING = False
@@ -36,6 +37,8 @@ __all__ = ["Backend", "SharedBackend", "TcpBackend"]
 
 #: Seconds for a name server to say whether the endpoint is this machine, and which interface reaches it.
 _LOOK_UP = 3.0
+#: The same where the look-up is made again until the store was reached; within the time of the first waiting line.
+_FIRST_LOOK_UP = 1.5
 #: Seconds for a successor to show that it serves the store already.
 _LIVING = 1.0
 
@@ -179,6 +182,7 @@ class TcpBackend(Backend):
         self._is_host = is_host
         self._secret = secret
         self._own_host = ""  # by which this agent reaches the store that it serves
+        self._is_undecided = False  # whether it is for this agent to serve the store; its name has no address yet
         self._was_reached = False
         self._passed = 0  # endpoints since the last that was reached
 
@@ -216,14 +220,28 @@ class TcpBackend(Backend):
             return
         if not self._was_reached and self._find_living():
             return  # the job has moved on before this node came
-        if self._is_host is None and not is_own_host(self.endpoint[0], _LOOK_UP):
-            return
+        if self._is_host is None:
+            is_own = find_whether_own_host(self.endpoint[0], _FIRST_LOOK_UP)
+            self._is_undecided = is_own is None
+            if not is_own:
+                return
         try:
             self._host(*self.endpoint)
         except PortTakenError:
             # Another agent of the job on this machine was first, unless the user says that it must be this one.
             if self._is_host:
                 raise
+
+    def _serve_late(self, error: StoreConnectionError) -> bool:
+        """Serve the store if the endpoint's name has an address by now, and it is this machine's; returns whether."""
+        if not self._is_undecided or error.reason == UNRESOLVED:
+            return False
+        try:
+            self.prepare()
+        except OSError as refusal:
+            message = f"the store can't be served here: {refusal}"
+            raise StoreConnectionError(message) from refusal
+        return self.hosted is not None
 
     def _find_living(self) -> bool:
         """Look for a successor that serves the store already, and go there."""
@@ -268,8 +286,8 @@ class TcpBackend(Backend):
             # Nodes start in any order: where nobody listens yet it fails at once, and the caller asks again soon. So it
             # does where another takes over: then each refusal tells.
             store = self._connect(timeout, tries_again=is_known and not self.successors)
-        except StoreConnectionError:
-            if is_known or not self._find_living():
+        except StoreConnectionError as error:
+            if is_known or not (self._find_living() or self._serve_late(error)):
                 raise
             store = self._connect(timeout, tries_again=True)
         self._was_reached = True

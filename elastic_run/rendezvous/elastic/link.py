@@ -52,7 +52,8 @@ class Link:
 
     Attributes:
         birth: The birth mark of the store that the connection was last opened to.
-        time_left: Returns the seconds after which the store is given up: no attempt to open it takes longer.
+        time_left: Returns the seconds after which the store is given up, or the user is to be told of a first failure:
+            no attempt to open it takes longer.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Link:
         self._closing = closing
         self._lock = threading.Lock()
         self._store: JobStore | None = None
+        self._is_hurried = False  # the connection was opened with less time for each answer than it is to have
 
     @property
     def store(self) -> JobStore:
@@ -91,6 +93,9 @@ class Link:
         else:
             # It has outlived what it was used for last: the store answers.
             self._timeout = self._first_timeout
+            if self._is_hurried:
+                self._is_hurried = False
+                self._store.set_timeout(self._first_timeout)
             self._retreat.reset()
         if self._closing.is_set():
             self.drop()
@@ -102,6 +107,7 @@ class Link:
         timeout = self._timeout
         if self.time_left is not None:
             timeout = min(timeout, max(_SHORTEST_TIMEOUT, self.time_left()))
+        self._is_hurried = timeout < self._first_timeout
         opened = self._backend.open(timeout)
         if self._expected_birth is None:
             return opened

@@ -19,9 +19,11 @@ import time
 
 from elastic_run.core import coordinator as core
 from elastic_run.core import job_keys, member, messages
+from elastic_run.core.job_state import GATHERING
 from elastic_run.rendezvous.elastic import log
 from elastic_run.rendezvous.elastic.audience import AUDIENCE
 from elastic_run.rendezvous.elastic.beats import BeatReader
+from elastic_run.rendezvous.elastic.waiting import FIRST
 from elastic_run.store.errors import StoreAccessError, StoreError
 
 TYPE_CHECKING = False
@@ -205,16 +207,27 @@ class Office:
         watched = coordinator.watched
         beats = self._beats.read(store, watched)
         now = self._last_look = time.monotonic()
-        self._next_look = now + interval / _LOOKS
+        look_pause, notes_pause = self._find_pauses(coordinator)
+        self._next_look = now + look_pause
         self._forget_beats(store, coordinator)
         coordinator = core.observe(coordinator, beats, now=now, jitter=_jitter())
         if now >= self._next_notes:
-            self._next_notes = now + interval
+            self._next_notes = now + notes_pause
             there = log.read_head(store)
             coordinator = core.check(coordinator, there.head, there.log_start)
             if not coordinator.is_over:
                 store.write(core.notes(coordinator, now))
         return coordinator
+
+    def _find_pauses(self, coordinator: Coordinator) -> tuple[float, float]:
+        """Return the seconds until the next look, and until the documents are written again.
+
+        Nodes that wait are to know soon who is there, also in a job with a long keep-alive interval.
+        """
+        interval = self._affairs.settings.keep_alive_interval
+        if coordinator.job.phase != GATHERING:
+            return interval / _LOOKS, interval
+        return min(interval, FIRST) / _LOOKS, min(interval, FIRST) if coordinator.job.nodes else 0.0
 
     def _forget_beats(self, store: JobStore, coordinator: Coordinator) -> None:
         """Remove the beats of those that are gone: where nothing expires they would pile up for months.

@@ -1,7 +1,8 @@
 """How long an agent goes on without an answer of the job's store, and what it says meanwhile.
 
-Inside the lease nobody is told: the workers go on anyway. Then a line every ten seconds says what is wrong and for how
-long it will be tried; then the store is lost. A store that was never reached is tried for `join_timeout`. So is one
+A store that answered before: inside the lease nobody is told, the workers go on anyway. One that was never reached:
+a line comes after two seconds. Then a line every ten seconds says what is wrong and for how long it will be tried; then
+the store is lost. A store that was never reached is tried for `join_timeout`. So is one
 that comes back by itself (etcd, a file). One that dies with its host (c10d) is given up sooner: a refused connection
 means that its process is gone, and what it knew with it. With successors it is given up after a lease, or after a
 second of refusals: the next one serves the store then, and gets the time that a node needs to find that out.
@@ -12,12 +13,13 @@ from __future__ import annotations
 import time
 
 from elastic_run.rendezvous.elastic.session import Lost, Notice, Waiting
-from elastic_run.rendezvous.elastic.waiting import INTERVAL, LIVE_INTERVAL, describe_trouble, trouble_texts
-from elastic_run.store.errors import REFUSED
+from elastic_run.rendezvous.elastic.waiting import FIRST, INTERVAL, LIVE_INTERVAL, describe_trouble, trouble_texts
+from elastic_run.store.errors import REFUSED, SILENT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from elastic_run.rendezvous.elastic.affairs import Affairs
+    from elastic_run.store.errors import StoreError
 
 #: Seconds after which a host that refuses connections is gone, where another takes over.
 GONE_AFTER = 1.0
@@ -51,6 +53,13 @@ class Patience:
         return self._affairs.settings.join_timeout if self._since is None else self._left(time.monotonic())
 
     @property
+    def attempt_limit(self) -> float:
+        """Seconds that one attempt may take: `time_left`, and at first no longer than until the first line is due."""
+        left = self.time_left
+        waited = 0.0 if self._since is None else time.monotonic() - self._since
+        return left if self._was_reached or waited >= FIRST else min(left, FIRST - waited)
+
+    @property
     def is_tried(self) -> bool:
         """Whether the last attempt failed."""
         return self._since is not None
@@ -74,34 +83,37 @@ class Patience:
         self._refused_since = None
         self._has_moved = True
 
-    def failed(self, trouble: str, asked_at: float) -> Notice | Waiting | Lost | None:
+    def failed(self, error: StoreError, asked_at: float) -> Notice | Waiting | Lost | None:
         """Note that an attempt failed.
 
         Args:
-            trouble: What was wrong.
+            error: What was wrong.
             asked_at: Monotonic seconds at which the store was asked.
 
         Returns:
             What the agent is to be told: a line when one is due, `Lost` when it has lasted too long; None for nothing.
         """
         now = time.monotonic()
+        reason, trouble = getattr(error, "reason", SILENT), getattr(error, "cause", str(error))
         if self._since is None:
             # The wait for the answer counts, unless this process was stopped meanwhile: that says nothing of the store.
             self._since = max(asked_at, now - self._affairs.answer_timeout)
             self._last_line = None
-        self._refused_since = (self._refused_since or now) if trouble == REFUSED else None
+        self._refused_since = (self._refused_since or now) if reason == REFUSED else None
         left = self._left(now)
         if left <= 0:
             return self._lost(now, trouble)
         interval = LIVE_INTERVAL if self._affairs.shows_waiting else INTERVAL
-        quiet_for = self._affairs.settings.lease if self._was_reached else interval
+        quiet_for = self._affairs.settings.lease if self._was_reached else min(FIRST, interval)
         if now - (self._last_line or self._since + quiet_for - interval) < interval:
             return None
         self._last_line = now
         name, since, until = self._affairs.backend.name, self._since, now + left
         if not self._affairs.shows_waiting:
             return Notice(describe_trouble(name, trouble, now - since, left))
-        return Waiting(lambda at: trouble_texts(name, trouble, at - since, until - at), is_for_nodes=False)
+        return Waiting(
+            lambda at: trouble_texts(name, trouble, at - since, until - at, reason=reason), is_for_nodes=False
+        )
 
     def _left(self, now: float) -> float:
         settings = self._affairs.settings

@@ -1,17 +1,24 @@
 """What a node that waits tells its user of the others: who is there, who is missing, how long is left.
 
-The coordinator writes it into the store at every keep-alive interval, and whoever waits reads it there: every ten
-seconds, or with each beat where the agent shows it as one line that it rewrites. A spare says once that it is one.
+The coordinator writes it into the store at every keep-alive interval, and every node that waits reads it there: after
+two seconds, then every ten seconds, or with each beat where the agent shows it as one line that it rewrites. A spare
+says once that it is one.
 """
 
 from __future__ import annotations
 
-import time
+import math
 
 from elastic_run.core import job_keys, member, messages
 from elastic_run.core.codec import MessageError
 from elastic_run.rendezvous.elastic.session import Notice, Waiting
-from elastic_run.rendezvous.elastic.waiting import INTERVAL, describe_missing, describe_spare, missing_texts
+from elastic_run.rendezvous.elastic.waiting import (
+    FIRST,
+    INTERVAL,
+    describe_missing,
+    describe_spare,
+    missing_texts,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,6 +32,8 @@ _WAITING = (member.BEGINNING, member.WAITING, member.READY)
 #: Phases of the job, as its status names them.
 _GATHERING = "gathering"
 _RUNNING = ("running", "warned")
+#: Seconds until the next look where the coordinator had written nothing yet; it was elected just now.
+_AGAIN = 0.25
 
 
 class RollCall:
@@ -36,9 +45,24 @@ class RollCall:
 
     def __init__(self, affairs: Affairs) -> None:
         self._affairs = affairs
-        self._last_look = time.monotonic()
+        self._since: float | None = None
+        self._last_told: float | None = None
+        self._last_look = -math.inf
         self._is_shown = False
         self._told_spare = ""
+
+    def first_due(self, now: float) -> float:
+        """Return the monotonic time of the first look of a wait, infinity where none is due; notes that a wait begins.
+
+        Args:
+            now: Monotonic seconds.
+        """
+        if not self._is_waiting:
+            self._since = self._last_told = None
+            return math.inf
+        if self._since is None:
+            self._since = now
+        return math.inf if self._last_told is not None else max(self._since + FIRST, self._last_look + _AGAIN)
 
     def tell(self, store: JobStore, now: float) -> None:
         """Tell the agent who is missing, if that is due.
@@ -52,13 +76,20 @@ class RollCall:
         """
         affairs = self._affairs
         if not self._is_waiting:
-            self._last_look, self._told_spare = now, ""
+            self._told_spare = ""
             self._hide()
-        elif affairs.shows_waiting or now - self._last_look >= INTERVAL:
+        elif affairs.shows_waiting or self._is_due(now):
             self._last_look = now
             status = _read(store)
-            if status is not None and self._is_waiting:
+            # Before it has heard of any node the coordinator, elected just now, knows nothing.
+            if status is not None and status.present and self._is_waiting:
+                self._last_told = now
                 self._tell(status, now)
+
+    def _is_due(self, now: float) -> bool:
+        if self._last_told is None:
+            return now >= self.first_due(now)
+        return now - self._last_told >= INTERVAL
 
     @property
     def _is_waiting(self) -> bool:
@@ -66,8 +97,6 @@ class RollCall:
         return membership is not None and membership.member.state in _WAITING
 
     def _tell(self, status: Status, now: float) -> None:
-        if not status.present:
-            return  # the coordinator was elected just now, and hasn't heard of anybody yet
         is_spare = status.phase in _RUNNING and self._state != member.READY
         if status.phase == _GATHERING:
             self._told_spare = ""

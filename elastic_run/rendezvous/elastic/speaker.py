@@ -78,7 +78,7 @@ class Speaker:
         self._last_read: float | None = None
         self._roll_call = RollCall(affairs)
         self._patience = Patience(affairs)
-        self._link.time_left = lambda: self._patience.time_left
+        self._link.time_left = lambda: self._patience.attempt_limit
         self._reunion = Reunion(affairs)
 
     def run(self) -> None:
@@ -124,8 +124,11 @@ class Speaker:
                 return
         elif now >= self._next_look:
             self._look(store)
+        elif now >= self._roll_call.first_due(now):
+            self._roll_call.tell(store, now)
         # Asked again after all of this: a round may have begun, or be over.
-        if affairs.wake.wait(max(0.0, min(self._next_beat, self._next_look) - time.monotonic())):
+        now = time.monotonic()
+        if affairs.wake.wait(max(0.0, min(self._next_beat, self._next_look, self._roll_call.first_due(now)) - now)):
             # Cleared before facts are looked for, so that none is overlooked.
             affairs.wake.clear()
 
@@ -241,7 +244,7 @@ class Speaker:
     # --- it doesn't ----------------------------------------------------------------------------------------------
     def _endure(self, error: StoreError, asked_at: float) -> bool:
         """Wait a moment before the next attempt; returns whether there is to be one."""
-        news = self._patience.failed(getattr(error, "reason", str(error)), asked_at)
+        news = self._patience.failed(error, asked_at)
         if isinstance(news, Lost) and self._succeed(news):
             return True
         if news is not None:

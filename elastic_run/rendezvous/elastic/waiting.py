@@ -1,7 +1,7 @@
 """The lines that say what a node waits for: other nodes, or a store that can't be reached. Pure text.
 
-A line comes every `INTERVAL` seconds while there is something to wait for, and once when the wait is over. On a
-terminal it is one line, which the agent rewrites: for that there are forms of different length.
+A line comes after `FIRST` seconds, then every `INTERVAL` seconds while there is something to wait for, and once when
+the wait is over. On a terminal it is one line, which the agent rewrites: for that there are forms of different length.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: Seconds between two lines.
+#: Seconds of waiting after which the first line comes, and between two lines.
+FIRST = 2.0
 INTERVAL = 10.0
 #: Seconds after which a line that is rewritten begins, and between two looks at what it says.
 LIVE_INTERVAL = 1.0
@@ -40,12 +41,13 @@ def describe_trouble(store: str, trouble: str, silent_for: float, left: float | 
 
     Args:
         store: The store's name, such as ``10.0.0.1:29400``.
-        trouble: What is wrong: refused, unresolved, silent, or a sentence.
+        trouble: What is wrong, with the address: ``nobody listens (connection refused) at 10.0.0.1:29400``.
         silent_for: Seconds since the store answered last, or since it was asked first.
         left: Seconds until the wait is given up, or None.
 
     Returns:
-        Such as ``waiting: the store at 10.0.0.1:29400 can't be reached for 12 s: silent, 9:50 left``.
+        Such as ``waiting: the store at node1:29400 can't be reached for 12 s: nothing answers at 10.0.0.1:29400,
+        9:50 left``.
     """
     return f"waiting: the store at {store} can't be reached for {silent_for:.0f} s: {trouble}{_describe_left(left)}"
 
@@ -55,13 +57,21 @@ def missing_texts(hosts: Sequence[str], present: int, wanted: int, left: float |
     return describe_missing(hosts, present, wanted, left), describe_missing((), present, wanted, left)
 
 
-def trouble_texts(store: str, trouble: str, silent_for: float, left: float | None) -> tuple[str, ...]:
-    """Return the forms of `describe_trouble`, the longest first; the arguments are the same."""
+def trouble_texts(store: str, trouble: str, silent_for: float, left: float | None, *, reason: str) -> tuple[str, ...]:
+    """Return the forms of `describe_trouble`, the longest first.
+
+    Args:
+        store: The store's name.
+        trouble: What is wrong.
+        silent_for: Seconds.
+        left: Seconds until the wait is given up, or None.
+        reason: What is wrong, in two words of `store.errors`.
+    """
     end = _describe_left(left)
     return (
         describe_trouble(store, trouble, silent_for, left),
-        f"waiting: store {store} {trouble} for {silent_for:.0f} s{end}",
-        f"waiting: store {trouble}{end}",
+        f"waiting: store {store} for {silent_for:.0f} s: {reason}{end}",
+        f"waiting: store: {reason}{end}",
     )
 
 

@@ -1,0 +1,184 @@
+"""The first line of a node that waits: it comes after two seconds, and names the cause, the address and the time."""
+
+from __future__ import annotations
+
+import re
+import socket
+import sys
+import threading
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.hosts import virtual_hosts
+from tests.support.sessions import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.support.host_process import HostProcess
+    from tests.support.hosts import VirtualHost, VirtualHosts
+    from tests.support.launch import Launched
+
+    Launch = Callable[..., Launched]
+    Worker = Callable[[str], Path]
+
+#: The flags by which a node looks for a store that another one serves, by backend.
+BACKENDS = {
+    "c10d": ("--rdzv-backend=c10d", "--rdzv-conf=is_host=false", "--rdzv-endpoint={host}:{port}", "--rdzv-id=j"),
+    "etcd": ("--rdzv-backend=etcd", "--rdzv-endpoint={host}:{port}", "--rdzv-id=j"),
+    "etcd-v3": ("--rdzv-backend=etcd-v3", "--rdzv-endpoint={host}:{port}", "--rdzv-id=j"),
+    "static": ("--master-addr={host}", "--master-port={port}", "--node-rank=1"),
+}
+#: Seconds in which the line must have come; the next one would come at twelve.
+LATEST = 9.0
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    """Return a stack that closes what entered it, the last first."""
+    with ExitStack() as entered:
+        yield entered
+
+
+@pytest.fixture
+def hosts() -> Iterator[VirtualHosts]:
+    """Boot two hosts; nobody serves names on their network, and queries go unanswered."""
+    with virtual_hosts(2) as booted:
+        booted.switch.silence_resolver()
+        yield booted
+
+
+def flags_of(backend: str, host: str, port: int) -> list[str]:
+    """Return the flags of a node that looks for its store."""
+    return [*(flag.format(host=host, port=port) for flag in BACKENDS[backend]), "--nnodes=2"]
+
+
+def wait_first_line(agent: Launched | HostProcess, name: str) -> str:
+    """Wait for the first waiting line; return the cause in it."""
+    said = agent.wait_line(
+        rf"waiting: the store at {re.escape(name)} can't be reached for (\d+) s: (.*), \d+:\d\d left"
+    )
+    assert 2.0 <= time.monotonic() - agent.started_at < LATEST
+    assert 2 <= int(said[1]) <= LATEST
+    assert agent.stderr.count("waiting:") == 1
+    return said[2]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_nobody_listens(launch: Launch, worker: Worker, backend: str) -> None:
+    """Where the connection is refused the line says that nobody listens, and at which address."""
+    port = free_port()
+    agent = launch(*flags_of(backend, "127.0.0.1", port), worker("pass"))
+    assert wait_first_line(agent, f"127.0.0.1:{port}") == f"nobody listens (connection refused) at 127.0.0.1:{port}"
+
+
+def test_nobody_listens_at_any_address_of_a_name(launch: Launch, worker: Worker) -> None:
+    """A name is named as the user wrote it, with the addresses that it has."""
+    port = free_port()
+    agent = launch(*flags_of("c10d", "localhost", port), worker("pass"))
+    cause = wait_first_line(agent, f"localhost:{port}")
+    assert cause.startswith("nobody listens (connection refused) at ")
+    assert f"127.0.0.1:{port}" in cause
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_program_that_says_nothing(launch: Launch, worker: Worker, stack: ExitStack, backend: str) -> None:
+    """Where the connection is taken and no answer comes, the line says that, not that the host is out of reach."""
+    listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+    port = listener.getsockname()[1]
+    agent = launch(*flags_of(backend, "127.0.0.1", port), worker("pass"))
+    cause = wait_first_line(agent, f"127.0.0.1:{port}")
+    assert f"127.0.0.1:{port}" in cause
+    assert "takes connections but sends no answer" in cause or "did not answer in time" in cause
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_program_that_is_no_store(launch: Launch, worker: Worker, stack: ExitStack, backend: str) -> None:
+    """Where another program listens the line says that it is no store."""
+    listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+    port = listener.getsockname()[1]
+
+    def greet() -> None:
+        while True:
+            try:
+                taken, _ = listener.accept()
+            except OSError:
+                return
+            with taken:
+                taken.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
+                taken.recv(4096)
+
+    threading.Thread(target=greet, daemon=True).start()
+    stack.callback(listener.shutdown, socket.SHUT_RDWR)
+    agent = launch(*flags_of(backend, "127.0.0.1", port), worker("pass"))
+    cause = wait_first_line(agent, f"127.0.0.1:{port}")
+    wanted = (
+        "does not speak HTTP" if backend.startswith("etcd") else f"what listens at 127.0.0.1:{port} is not a TCPStore"
+    )
+    assert wanted in cause
+
+
+def start(host: VirtualHost, *words: object) -> HostProcess:
+    """Start an agent on a host."""
+    environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+    return host.start([sys.executable, "-m", "elastic_run", *map(str, words)], env=environment)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_host_that_drops_everything(hosts: VirtualHosts, worker: Worker, backend: str) -> None:
+    """Where packets are dropped, by a firewall or a machine that is off, the line says that nothing answers there."""
+    hosts.silent_drop(*hosts)
+    try:
+        agent = start(hosts[0], *flags_of(backend, "h1", 29400), worker("pass"))
+        cause = wait_first_line(agent, "h1:29400")
+    finally:
+        hosts.heal()
+    assert cause.startswith("nothing answers at ")
+    assert f"{hosts[1].address}:29400" in cause
+
+
+@pytest.mark.parametrize("backend", [*BACKENDS, "c10d, host not known"])
+def test_a_name_server_that_says_nothing(hosts: VirtualHosts, worker: Worker, backend: str) -> None:
+    """Where no name server answers the line says so, with the name."""
+    flags = flags_of(backend.partition(",")[0], "nosuch.example", 29400)
+    if "," in backend:
+        flags.remove("--rdzv-conf=is_host=false")
+    agent = start(hosts[0], *flags, worker("pass"))
+    assert wait_first_line(agent, "nosuch.example:29400") == "no name server answers for the name 'nosuch.example'"
+
+
+def test_an_unknown_name(hosts: VirtualHosts, worker: Worker) -> None:
+    """Where the system says that there is no such name the line says so, with the system's reason."""
+    path = hosts._files / "resolv.conf"
+    before = path.read_text(encoding="ascii")
+    path.write_text("nameserver 127.0.0.1\n", encoding="ascii")  # where nobody listens
+    try:
+        agent = start(hosts[0], *flags_of("c10d", "nosuch.example", 29400), worker("pass"))
+        cause = wait_first_line(agent, "nosuch.example:29400")
+    finally:
+        path.write_text(before, encoding="ascii")
+    assert cause.startswith("the name 'nosuch.example' has no address (")
+
+
+def test_a_name_that_is_known_late(hosts: VirtualHosts, worker: Worker) -> None:
+    """A node whose endpoint gets an address only later, and that is its own, serves the store then."""
+    place = ("--rdzv-backend=c10d", "--rdzv-endpoint=late.example:29400", "--rdzv-id=j", "--nnodes=1:2")
+    agent = start(hosts[0], *place, "--rdzv-conf=last_call_timeout=0", worker("say('runs')"))
+    wait_first_line(agent, "late.example:29400")
+    with (hosts._files / "hosts").open("a", encoding="ascii") as names:
+        names.write(f"{hosts[0].address} late.example\n")
+    assert agent.wait_exit() == 0
+    assert "runs" in agent.stdout
+
+
+def test_other_nodes_that_are_missing(launch: Launch, worker: Worker) -> None:
+    """A node that waits for others says after two seconds how many of how many are there, whatever its heartbeats."""
+    conf = "--rdzv-conf=keep_alive_interval=20"
+    flags = ("--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=j", conf, "--nnodes=3")
+    agent = launch(*flags, worker("pass"))
+    agent.wait_line(r"waiting: 1/3 nodes \(")
+    assert 2.0 <= time.monotonic() - agent.started_at < LATEST
