@@ -153,10 +153,11 @@ class _Book:
     def _enter_join(self, fact: Join) -> None:
         if self._job.rules is None:
             self._set(rules=fact.rules, since=self._now)
-        difference = describe_difference(self._job.rules or fact.rules, fact.rules)
-        if difference and self._job.round == 0 and fact.last is not None:
+        if self._job.round == 0 and fact.last is not None:
             self._take_rules(fact.rules)
-        elif difference:
+        rules = self._job.rules or fact.rules
+        difference = describe_difference(rules, fact.rules)
+        if difference:
             self._refuse(fact.node, difference)
             return
         if fact.last is not None and self._is_news(fact.last):
@@ -177,7 +178,9 @@ class _Book:
         elif fact.seen >= self._job.formed_slot:
             # It has read that the round was formed and doesn't run it: the round can't work.
             node = replace(node, outcome=node.outcome or STOPPED)
-        self._nodes[fact.node] = replace(node, card=fact.card, offer=fact.offer, sequence=fact.sequence)
+        self._nodes[fact.node] = replace(
+            node, card=fact.card, offer=fact.offer, sequence=fact.sequence, has_other_rules=fact.rules != rules
+        )
 
     def _is_news(self, last: Last) -> bool:
         """Whether a round of this job is run of which its state doesn't know."""
@@ -198,10 +201,16 @@ class _Book:
 
     def _take_rules(self, rules: Rules) -> None:
         """Take the rules of one that runs a round: the state was lost, and who spoke before it is a stranger."""
-        difference = describe_difference(rules, self._job.rules or rules)
+        former = self._job.rules or rules
+        if former == rules:
+            return
+        difference = describe_difference(rules, former)
         self._set(rules=rules)
-        for name in tuple(self._nodes):
-            self._refuse(name, difference)
+        for name, node in tuple(self._nodes.items()):
+            if difference:
+                self._refuse(name, difference)
+            else:
+                self._nodes[name] = replace(node, has_other_rules=True)
 
     def _welcome(self, fact: Join) -> Node:
         """Return a new node, or one that was silent for a while, as it was but for its membership."""

@@ -157,6 +157,7 @@ def assign(job: Job) -> Mapping[str, Assignment]:
             hosts=hosts,
             news=job.news,
             lineage=job.lineage,
+            rules=job.rules if member.has_other_rules else None,
         )
         for member, place in zip(members, assign_worker_ranks(sizes), strict=True)
     }

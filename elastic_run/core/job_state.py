@@ -64,6 +64,7 @@ class Node:
         failing: Place of its first sign of failure in the order of facts, or None.
         outcome: How the round ended on it, "" while it runs.
         is_suspecting: Whether all that is known to have failed on it look as if they had lost a peer.
+        has_other_rules: Whether it was told rules that are not the job's, and has not taken the job's yet.
     """
 
     node: str
@@ -78,6 +79,7 @@ class Node:
     failing: int | None = None
     outcome: str = ""
     is_suspecting: bool = False
+    has_other_rules: bool = False
 
 
 @register

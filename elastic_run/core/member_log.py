@@ -32,6 +32,7 @@ from elastic_run.core.member_messages import (
     ReadHead,
     Reconnected,
     Refused,
+    Settled,
     StopCoordinating,
     StoreChanged,
     TermEnded,
@@ -63,12 +64,15 @@ from elastic_run.core.messages import (
     read_decision,
     read_head,
 )
+from elastic_run.core.rules import describe_settled
 from elastic_run.records import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any, ClassVar
+
+    from elastic_run.core.rules import Rules
 
 
 class Book(Words):
@@ -358,6 +362,8 @@ class Book(Words):
             self._say_join()
             return
         self._set(state=RUNNING, place=place, place_term=event.term, is_failing=False, gone=None)
+        if place.rules is not None:
+            self._take_rules(place.rules)
         self.commands.append(Formed(place))
         if self.member.is_due:
             self._announce()
@@ -365,6 +371,13 @@ class Book(Words):
             self.commands.append(Warned(place.round))
         if self.member.halt is not None:
             self._learn_halt(self.member.halt)
+
+    def _take_rules(self, rules: Rules) -> None:
+        """Go by the job's rules from now on, also where this node has to tell them to others."""
+        detail = describe_settled(rules, self.member.rules)
+        self._set(rules=rules)
+        if detail:
+            self.commands.append(Settled(detail))
 
     def _learn_warning(self, warn: Warn) -> None:
         self._set(warned=warn.round)

@@ -234,6 +234,13 @@ class Formed:
 
 
 @dataclass(frozen=True, slots=True)
+class Settled:
+    """Tell the user: these values of the node have no effect, since the job's first node has settled them."""
+
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
 class Warned:
     """Tell the agent: the round's workers will be stopped for a change of membership."""
 
@@ -293,6 +300,7 @@ Command: TypeAlias = (
     | HandOver
     | StopCoordinating
     | Formed
+    | Settled
     | Warned
     | Halted
     | Refused

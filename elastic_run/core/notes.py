@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from elastic_run.core.facts import Offer  # noqa: TC001 - importing it registers it as a field
+from elastic_run.core.rules import Rules  # noqa: TC001 - ditto
 from elastic_run.records import dataclass
 
 TYPE_CHECKING = False
@@ -27,6 +28,7 @@ class Assignment:
         hosts: The number of different host names in the round.
         news: What made the round necessary, for the user; "" for the first.
         lineage: Of the job; see `facts.is_related`.
+        rules: The job's, for a node that was told others; None for all others.
     """
 
     round: int
@@ -41,6 +43,7 @@ class Assignment:
     hosts: int
     news: str = ""
     lineage: str = ""
+    rules: Rules | None = None
 
 
 @dataclass(frozen=True, slots=True)

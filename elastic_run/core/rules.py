@@ -1,4 +1,11 @@
-"""What all nodes of a job must agree on, and in what two of them don't: the answer names the flag and both values."""
+"""The rules of a job: which of them all nodes must agree on, and which the first node settles for all.
+
+- Rules that two nodes can't reconcile (`_AGREED`) keep a node out: how many nodes there are, when the job is restarted,
+  and what each node applies by itself, as the lease. The answer names the flag and both values.
+- Durations that only the coordinator applies (`_SETTLED`) are those of the job's first node. A node that was told other
+  values is taken in, and one line tells its user.
+- `exit_barrier_timeout` is each node's own.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +14,21 @@ from elastic_run.core.policy import RestartPolicy
 from elastic_run.records import dataclass
 
 #: Fields of `Rules` and what the user knows them by; those that are absent are the other half of one.
-_NAMES = {
+_AGREED = {
     "max_restarts": "--max-restarts",
-    "min_uptime": "--min-uptime",
     "no_restart_exit_codes": "--no-restart-exit-codes",
+    "keep_alive_interval": "keep_alive_interval",
+    "keep_alive_max_attempt": "keep_alive_max_attempt",
+    "has_successors": "successors of the endpoint",
+    "split": "--on-split",
+}
+_SETTLED = {
+    "min_uptime": "--min-uptime",
     "max_backoff": "--max-backoff",
     "join_timeout": "join_timeout",
     "last_call_timeout": "last_call_timeout",
-    "keep_alive_interval": "keep_alive_interval",
-    "keep_alive_max_attempt": "keep_alive_max_attempt",
     "scale_up_delay": "--scale-up-delay",
     "scale_up_grace": "--scale-up-grace",
-    "exit_barrier_timeout": "--exit-barrier-timeout",
-    "has_successors": "successors of the endpoint",
-    "split": "split",
 }
 _PAIRS = {
     "--nnodes": ("min_nodes", "max_nodes", ":"),
@@ -32,7 +40,7 @@ _PAIRS = {
 @register
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What all nodes of a job must agree on; times in seconds.
+    """The rules of a job, as a node was told them; times in seconds.
 
     Args:
         min_nodes: With fewer nodes no round is formed.
@@ -103,7 +111,7 @@ class Rules:
 
 
 def describe_difference(job: Rules, node: Rules) -> str:
-    """Tell in what two nodes disagree.
+    """Tell in what a node disagrees with its job so that it can't be taken in.
 
     Args:
         job: What the job goes by.
@@ -121,10 +129,28 @@ def describe_difference(job: Rules, node: Rules) -> str:
     ]
     clauses += [
         f"{flag} is {_show(getattr(node, name))} here and {_show(getattr(job, name))} in the job"
-        for name, flag in _NAMES.items()
+        for name, flag in _AGREED.items()
         if getattr(job, name) != getattr(node, name)
     ]
     return "; ".join(clauses)
+
+
+def describe_settled(job: Rules, node: Rules) -> str:
+    """Tell which values of a node have no effect, since the job's first node has settled them.
+
+    Args:
+        job: What the job goes by.
+        node: What a node was told.
+
+    Returns:
+        A sentence for the node's user with both values, or "" where there are none.
+    """
+    clauses = [
+        f"{flag} is {_show_seconds(getattr(job, name))}, not {_show_seconds(getattr(node, name))}"
+        for name, flag in _SETTLED.items()
+        if getattr(job, name) != getattr(node, name)
+    ]
+    return f"the values of the job's first node hold, not those given here: {'; '.join(clauses)}" if clauses else ""
 
 
 def _pair(rules: Rules, first: str, second: str, sign: str) -> str:
@@ -139,3 +165,7 @@ def _show(value: object) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     return "none" if value is None else str(value)
+
+
+def _show_seconds(value: float | None) -> str:
+    return "none" if value is None else f"{value:g} s"

@@ -190,6 +190,19 @@ def test_disagreement_is_refused_with_both_values(launch: Launch, worker: Worker
     assert [first.wait_exit(), second.wait_exit()] == [0, 0]
 
 
+def test_other_times_are_settled_by_the_first_node(launch: Launch, worker: Worker) -> None:
+    """A node with other timeouts is taken in; one line names them, and the first node's hold."""
+    path = worker("say('rank', rank, 'of', os.environ['WORLD_SIZE'])")
+    port, place = make_place()
+    first = launch(*place, "--nnodes=2", path)
+    wait_served(port)
+    second = launch(*place, "--nnodes=2", "--max-backoff=7", "--exit-barrier-timeout=99", path)
+    assert [first.wait_exit(), second.wait_exit()] == [0, 0], second.stderr
+    told = "the values of the job's first node hold, not those given here: --max-backoff is 30 s, not 7 s"
+    assert second.stderr.count(told) == 1
+    assert told not in first.stderr
+
+
 def test_a_signal_at_the_end_is_heard(nodes: Nodes, worker: Worker) -> None:
     """A node whose workers are done waits for the others; a signal makes it leave, and the job succeeds without it."""
     path = worker("if rank == 1:\n    say('there')\n    open(sys.argv[1]).read()\n")

@@ -174,7 +174,7 @@ def _describe_places(job: Job) -> list[str]:
         lines.append(
             f"      {node}: rank {place.group_rank}/{place.group_world_size}, "
             f"workers {place.base_rank}-{last}/{place.world_size}{role}, store {place.master.host}:{place.master.port}"
-            f"{f'; {place.news}' if place.news else ''}"
+            f"{f'; {place.news}' if place.news else ''}{'; learns the rules' if place.rules else ''}"
         )
     return lines
 

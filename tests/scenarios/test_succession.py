@@ -1,8 +1,8 @@
 """Scenario scripts of the log: members and their coordinators over one store, step by step.
 
 The lines below each `>` line of a script in `succession/` are what nodes do and are told; `ELASTIC_RUN_REWRITE=1`
-rewrites them all; review the diff. `at=` sets the time; `rules MIN MAX [RESTARTS]` are those of the nodes that start
-from there on. The verbs:
+rewrites them all; review the diff. `at=` sets the time; `rules MIN MAX [RESTARTS] [NAME=SECONDS…]` are those of the
+nodes that start from there on. The verbs:
 
 - members: `start NODE…`, `follow [NODE…]` (read the log to its end), `beat NODE`, `look NODE` (at the coordinator's
   beat), `failing NODE [consequence]`, `gone NODE OUTCOME`, `leave NODE`;
@@ -18,6 +18,7 @@ from there on. The verbs:
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -73,9 +74,11 @@ class Bed:
     def _tell(self, node: str, text: str) -> None:
         self.lines.append(f"    {node}: {text}")
 
-    def _rules(self, *numbers: str) -> None:
-        low, high, *restarts = map(int, numbers)
-        self.rules = Rules(low, high, max_restarts=restarts[0] if restarts else 0)
+    def _rules(self, *words: str) -> None:
+        low, high, *restarts = (int(word) for word in words if "=" not in word)
+        times = {name: float(value) for name, _, value in (word.partition("=") for word in words) if value}
+        rules = Rules(low, high, max_restarts=restarts[0] if restarts else 0)
+        self.rules = replace(rules, **times)  # type: ignore[arg-type]  # scripts name times only
 
     # --- members -----------------------------------------------------------------------------------------------------
     def _start(self, *nodes: str) -> None:

@@ -7,6 +7,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from elastic_run.core.messages import DONE, FAILED, Rules
+from elastic_run.core.rules import describe_difference
 from tests.simulation.agent import Agent
 from tests.simulation.clockwork import Clock, Clockwork
 from tests.simulation.oracle import Oracle
@@ -178,7 +179,11 @@ class World:
     def _measure(self) -> None:
         """Note whether the job has enough nodes to go on."""
         now, rules = self.clockwork.now, self.rules
-        able = [agent for agent in self.living if agent.stalled_until <= now and agent.member.rules == rules]
+        able = [
+            agent
+            for agent in self.living
+            if agent.stalled_until <= now and not describe_difference(rules, agent.member.rules)
+        ]
         self._enough.append((now, len(able) >= rules.min_nodes))
 
     def was_short(self, end: float) -> bool:
@@ -274,7 +279,11 @@ class World:
         self._start(f"x{len(self.agents)}", None)
 
     def _arrive_with_other_rules(self) -> None:
-        self._start(f"y{len(self.agents)}", replace(self.rules, max_restarts=self.rules.max_restarts + 1))
+        if self.fate.random() < 0.5:
+            # It is taken in, and goes by the job's times.
+            self._start(f"z{len(self.agents)}", replace(self.rules, last_call_timeout=9.0, scale_up_delay=5.0))
+        else:
+            self._start(f"y{len(self.agents)}", replace(self.rules, max_restarts=self.rules.max_restarts + 1))
 
     def _arm(self) -> None:
         """Let whoever coordinates die at its next operation but so many."""

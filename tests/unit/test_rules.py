@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elastic_run.core.messages import Rules
-from elastic_run.core.rules import describe_difference
+from elastic_run.core.rules import describe_difference, describe_settled
 
 JOB = Rules(1, 4)
 DIFFERENCES = {
@@ -20,10 +20,14 @@ DIFFERENCES = {
     ),
     "truth": (Rules(1, 4, has_successors=True), "successors of the endpoint is yes here and no in the job"),
     "two": (
-        Rules(1, 4, max_restarts=2, join_timeout=1.5),
-        "--max-restarts is 2 here and 0 in the job; join_timeout is 1.5 here and 600 in the job",
+        Rules(1, 4, max_restarts=2, keep_alive_interval=1.5),
+        "--max-restarts is 2 here and 0 in the job; keep_alive_interval is 1.5 here and 2 in the job",
     ),
+    "settled": (Rules(1, 4, last_call_timeout=1.0, max_backoff=2.0, exit_barrier_timeout=3.0), ""),
 }
+
+#: Each node has its own.
+OWN = {"exit_barrier_timeout"}
 
 
 @pytest.mark.parametrize(("node", "text"), DIFFERENCES.values(), ids=DIFFERENCES.keys())
@@ -32,9 +36,19 @@ def test_a_difference_names_the_flag_and_both_values(node: Rules, text: str) -> 
     assert describe_difference(JOB, node) == text
 
 
+def test_a_settled_time_names_the_flag_and_both_values() -> None:
+    """A node whose times have no effect learns which hold, in one sentence."""
+    node = Rules(1, 4, last_call_timeout=60.0, min_uptime=2.5, max_restarts=9, exit_barrier_timeout=1.0)
+    assert describe_settled(JOB, node) == (
+        "the values of the job's first node hold, not those given here: "
+        "--min-uptime is none, not 2.5 s; last_call_timeout is 30 s, not 60 s"
+    )
+    assert describe_settled(JOB, JOB) == ""
+
+
 def test_every_rule_is_compared() -> None:
-    """No rule can differ without being named."""
-    for name in Rules.__slots__:
+    """No rule can differ without being named, refused or settled; none is both."""
+    for name in set(Rules.__slots__) - OWN:
         before = getattr(JOB, name)
         if isinstance(before, bool):
             value: object = not before
@@ -44,4 +58,4 @@ def test_every_rule_is_compared() -> None:
             value = {"split": "continue", "no_restart_exit_codes": (1,)}.get(name, 5)
         changes = {name: value, "max_nodes": 9} if name == "min_nodes" else {name: value}
         other = Rules(**{"min_nodes": 1, "max_nodes": 4, **changes})  # type: ignore[arg-type]  # all are of the right type
-        assert describe_difference(JOB, other), name
+        assert bool(describe_difference(JOB, other)) != bool(describe_settled(JOB, other)), name

@@ -182,16 +182,18 @@ class JobSession(Session):
             end = command.end
             self._end = Ended(end.verdict, end.exit_code, end.detail, end.root, list(end.attempts))
             affairs.deliver(self._end)
-        elif isinstance(command, member.Unreadable):
-            self._complain(command)
+        elif isinstance(command, member.Settled | member.Unreadable):
+            self._tell_user(command)
         elif isinstance(command, member.MovedTo):
             self._move(command)
         else:
             self._coordinate(command)
 
-    def _complain(self, command: member.Unreadable) -> None:
-        """Tell the user once that a document of the job is garbage."""
-        if command.key not in self._unreadable:
+    def _tell_user(self, command: member.Settled | member.Unreadable) -> None:
+        """Tell the user what this node has found out; that a document of the job is garbage only once."""
+        if isinstance(command, member.Settled):
+            self._affairs.deliver(Notice(command.detail))
+        elif command.key not in self._unreadable:
             self._unreadable.add(command.key)
             where = f"{command.key} at {self._affairs.backend.name}"
             self._affairs.deliver(Notice(f"{where} can't be read: {command.detail}; the coordinator writes it again"))
