@@ -164,8 +164,8 @@ def make_config(
         membership_window=args.membership_window,
         exit_barrier_timeout=args.exit_barrier_timeout,
         on_split=args.on_split,
-        # Everybody's default is 0, so that only another number says something.
-        preferred_rank=args.node_rank or None,
+        # Everybody's default is 0, so that only a higher number says something.
+        preferred_rank=max(args.node_rank, 0) or None,
         rdzv_token=read_token(args.rdzv_token_file, environ),
         capture=not args.no_capture,
         kill_background=args.kill_background_processes,

@@ -92,16 +92,17 @@ FLAGS: tuple[Flag, ...] = (
         values="N|auto|cpu|gpu|xpu",
         default="1",
         parse=validation.worker_count,
-        text="Workers on this node. gpu and xpu: one per device that is visible. cpu: one per CPU that this process "
-        "may use (affinity and cgroup limit). auto: one per device, or per CPU where there is none.",
+        text="Workers on this node. gpu and xpu: one per device that is visible; so is a device that a package adds to "
+        "torch (npu). cpu: one per CPU that this process may use (affinity and cgroup limit). auto: one per device, or "
+        "per CPU where there is none.",
     ),
     Flag(
         "--node-rank",
         group=NODES,
         values="RANK",
         default=0,
-        parse=validation.count,
-        text="Rank of this node, from 0. With --rdzv-backend static it is that, else a wish (0 is none).",
+        parse=validation.node_rank,
+        text="Rank of this node, from 0. With --rdzv-backend static it is that, else a wish (0 and -1 are none).",
     ),
     Flag(
         "-m",
@@ -230,7 +231,7 @@ FLAGS: tuple[Flag, ...] = (
         group=RENDEZVOUS,
         values="HOST",
         default="127.0.0.1",
-        parse=validation.host,
+        parse=validation.host_if_given,
         text="Address of node 0; only with --rdzv-backend static.",
     ),
     Flag(

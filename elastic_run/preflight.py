@@ -11,6 +11,7 @@ import os
 import sys
 
 from elastic_run import contract
+from elastic_run.configuration import names_rendezvous
 from elastic_run.multiprocessing.interpreter import own_interpreter
 from elastic_run.validation import BUILT_IN_BACKENDS, UsageError, duration, nearest, node_range, seconds, whole_seconds
 
@@ -97,7 +98,7 @@ def _unused_flags(args: AnyArguments) -> list[str]:
     return [
         f"{name}={value} is not used: it belongs to --rdzv-backend=static, this is {backend}"
         for name, value, default in given
-        if value != default
+        if value not in {default, "", -1}
     ]
 
 
@@ -128,6 +129,8 @@ def _check_rendezvous(args: AnyArguments) -> None:
     if args.rdzv_backend == "static" and args.node_rank >= most and not args.standalone:
         message = f"--node-rank: {args.node_rank} is not below the number of nodes (--nnodes={args.nnodes})"
         raise UsageError(message)
+    if args.rdzv_backend == "static" and not args.standalone and (most > 1 or names_rendezvous(args)):
+        _check_static_place(args)
     if args.rdzv_backend not in BUILT_IN_BACKENDS:
         _check_plugin_backend(args.rdzv_backend)
     if args.standalone:
@@ -136,6 +139,16 @@ def _check_rendezvous(args: AnyArguments) -> None:
         _check_endpoints(args)
     _check_shared_store(args)
     _check_rendezvous_settings(args)
+
+
+def _check_static_place(args: AnyArguments) -> None:
+    """Refuse values that only the static backend needs, and that are passed over elsewhere, as with torch."""
+    if args.node_rank < 0:
+        message = f"--node-rank: '{args.node_rank}' is not a whole number from 0 up"
+        raise UsageError(message)
+    if not args.rdzv_endpoint and not args.master_addr:
+        message = "--master-addr: '' is not a host name, an IPv4 or an IPv6 address"
+        raise UsageError(message)
 
 
 def _check_endpoints(args: AnyArguments) -> None:

@@ -25,6 +25,7 @@ from elastic_run.configuration import (
 from elastic_run.flags import FLAGS
 from elastic_run.lazy import lazy_names
 from elastic_run.multiprocessing.descriptors import ensure_standard_descriptors
+from elastic_run.multiprocessing.interpreter import own_interpreter
 from elastic_run.preflight import check_arguments, find_notices, name_source
 from elastic_run.step_check import check_step
 from elastic_run.validation import UsageError, node_range, whole_number, worker_count
@@ -271,7 +272,7 @@ def determine_local_world_size(nproc_per_node: str) -> int:
     """Find out how many workers this node gets.
 
     Args:
-        nproc_per_node: A number, or auto, cpu, gpu or xpu.
+        nproc_per_node: A number, or auto, cpu, gpu, xpu, or a device that a package adds to torch.
 
     Returns:
         At least 1.
@@ -290,7 +291,7 @@ def determine_local_world_size(nproc_per_node: str) -> int:
         raise UsageError(message) from None
     from elastic_run.cluster.devices import device_count  # noqa: PLC0415 - only when asked for
 
-    return device_count(word, os.environ)
+    return device_count(word, os.environ, python=own_interpreter())
 
 
 def config_from_args(args: AnyArguments) -> tuple[LaunchConfig, str, list[str]]:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 #: Backends that are part of elastic-run; any other name is looked up among the installed plug-ins.
 BUILT_IN_BACKENDS = ("static", "c10d", "etcd", "etcd-v2", "etcd-v3", "local")
 WORKER_COUNT_WORDS = ("auto", "cpu", "gpu", "xpu")
+WORKER_COUNTS = "a number from 1 up, nor auto, cpu, gpu or xpu"
 
 _MAX_PORT = 65535
 _MAX_EXIT_CODE = 255
@@ -71,13 +72,19 @@ MOST_WORKERS = 65536
 
 
 def worker_count(text: str) -> str:
-    """Check a number of workers or the word for it."""
-    if text not in WORKER_COUNT_WORDS:
-        value = whole_number(text, least=1, allowed="a number from 1 up, nor auto, cpu, gpu or xpu")
+    """Check a number of workers or the word for it, which may be a device that a package adds to torch."""
+    if not _is_device_name(text):
+        value = whole_number(text, least=1, allowed=WORKER_COUNTS)
         if value > MOST_WORKERS:
             message = f"is more workers than a node can have, {MOST_WORKERS}"
             raise ValueError(message)
     return text
+
+
+def _is_device_name(text: str) -> bool:
+    """Whether a device of torch's may have this name; the known words in another case are slips."""
+    is_slip = text not in WORKER_COUNT_WORDS and text.lower() in WORKER_COUNT_WORDS
+    return text.isidentifier() and text.isascii() and not is_slip
 
 
 def whole_number(text: str, *, least: int, allowed: str) -> int:
@@ -95,6 +102,11 @@ def whole_number(text: str, *, least: int, allowed: str) -> int:
 def count(text: str) -> int:
     """Read a whole number from 0 up."""
     return whole_number(text, least=0, allowed="a whole number from 0 up")
+
+
+def node_rank(text: str) -> int:
+    """Read a node's rank from 0, or -1, which launchers of other tools give where they know of none."""
+    return whole_number(text, least=-1, allowed="a whole number from 0 up, nor -1 for none")
 
 
 def whole_seconds(text: str) -> int:

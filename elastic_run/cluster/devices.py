@@ -12,15 +12,17 @@ AMD: the nodes of the kernel's topology (kfd) with SIMD units and a device file.
 for each of their tiles.
 
 torch's build has the last word: a torch without CUDA sees no GPU. Its version file says what it was built for, and is
-read as text.
+read as text. Other devices than these are those that packages add to torch, which is asked for them (`torch_devices`).
 """
 
 from __future__ import annotations
 
 import os
+import sys
 
 from elastic_run.cluster.cpus import ROOT, cpu_count, read_text
-from elastic_run.validation import UsageError
+from elastic_run.cluster.torch_devices import TorchUnavailableError, count_by_torch
+from elastic_run.validation import WORKER_COUNT_WORDS, WORKER_COUNTS, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,27 +47,30 @@ class Device:
         self.uuid = uuid
 
 
-def device_count(word: str, environ: Mapping[str, str], *, root: str = ROOT) -> int:
+def device_count(word: str, environ: Mapping[str, str], *, root: str = ROOT, python: str = "") -> int:
     """Find out how many workers `--nproc-per-node WORD` means here.
 
     Args:
-        word: auto, cpu, gpu or xpu.
+        word: auto, cpu, gpu, xpu, or the name that a package has given to its device for torch, such as npu.
         environ: Environment, for the variables that hide devices.
         root: Root of the file system.
+        python: Interpreter in which torch is asked for the devices that packages add to it; "" where there is none.
 
     Returns:
         At least 1.
 
     Raises:
-        UsageError: There is no such device here.
+        UsageError: There is no such device here, or nothing gives it a meaning.
     """
     if word == "cpu":
         return cpu_count(root=root)
+    if word not in WORKER_COUNT_WORDS:
+        return _count_of_package(word, environ, python)
     build = torch_build(environ)
     gpus = len(visible_gpus(environ, root=root)) if build is None or build & {"cuda", "hip"} else 0
     xpus = len(visible_xpus(environ, root=root)) if build is None or "xpu" in build else 0
     if word == "auto":
-        return gpus or xpus or _metal_count() or cpu_count(root=root)
+        return gpus or xpus or _metal_count() or _count_any_of_package(environ, python) or cpu_count(root=root)
     found = gpus if word == "gpu" else xpus
     if not found:
         message = f"--nproc-per-node: {word!r}, but {_why_none(word, environ, build)}; 'auto' takes the CPUs then"
@@ -79,6 +84,28 @@ def _why_none(word: str, environ: Mapping[str, str], build: frozenset[str] | Non
         return f"the installed torch is built without {' and '.join(sorted(needed))}"
     hidden = environ.get("CUDA_VISIBLE_DEVICES" if word == "gpu" else "ZE_AFFINITY_MASK")
     return f"no {word} is visible here" + (f" (CUDA_VISIBLE_DEVICES={hidden!r})" if hidden is not None else "")
+
+
+def _count_of_package(word: str, environ: Mapping[str, str], python: str) -> int:
+    try:
+        found = count_by_torch(word, environ, python, sys.path)
+    except TorchUnavailableError as error:
+        message = f"--nproc-per-node: {word!r}, but torch can't be asked how many there are: {error}"
+        raise UsageError(message) from None
+    if found is None:
+        message = f"--nproc-per-node: {word!r} is not {WORKER_COUNTS}, nor a device that a package adds to torch"
+        raise UsageError(message)
+    if not found:
+        message = f"--nproc-per-node: {word!r}, but no {word} is available here; 'auto' takes the CPUs then"
+        raise UsageError(message)
+    return found
+
+
+def _count_any_of_package(environ: Mapping[str, str], python: str) -> int:
+    try:
+        return count_by_torch("auto", environ, python, sys.path) or 0
+    except TorchUnavailableError:
+        return 0  # the workers will say why, where they need torch
 
 
 def _metal_count() -> int:

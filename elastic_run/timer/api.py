@@ -133,7 +133,10 @@ class TimerServer(abc.ABC):
 
     def _run_watchdog(self) -> None:
         count = max(1, self._request_queue.size())
-        self.register_timers(self._request_queue.get(count, self._seconds_to_wait()))
+        wait = self._seconds_to_wait()
+        if threading.current_thread() is not self._watchdog_thread:
+            wait = min(wait, self._max_interval)  # a program that takes this step by itself is to get it back
+        self.register_timers(self._request_queue.get(count, wait))
         reaped = set()
         for worker_id, timers in self.get_expired_timers(time.time()).items():
             logger.info("worker %s is ended: its timers %s expired", worker_id, self._get_scopes(timers))

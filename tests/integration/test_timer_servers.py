@@ -13,6 +13,7 @@ import signal
 import subprocess
 import threading
 import time
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -347,6 +348,16 @@ def test_the_queue_s_server_waits_for_its_next_deadline() -> None:
     server.register_timers([timer.TimerRequest(1, "x", time.time() + 50)])
     assert 40 < server._seconds_to_wait() <= 50
     server.stop()
+
+
+@pytest.mark.parametrize("package", ["torch.distributed.elastic.timer", "elastic_run.timer"])
+def test_one_look_at_an_empty_queue_comes_back(package: str) -> None:
+    """A program that takes the server's step by itself gets it back after max_interval, from torch's and from ours."""
+    server = import_module(package).LocalTimerServer(mp.get_context("fork").Queue(), max_interval=0.01)
+    look = threading.Thread(target=server._run_watchdog, daemon=True)
+    look.start()
+    look.join(DEADLINE)
+    assert not look.is_alive()
 
 
 def test_requests_are_taken_from_the_queue_within_bounds() -> None:

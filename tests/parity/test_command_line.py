@@ -154,6 +154,11 @@ PET_LOGS_SPECS=x PET_NUMA_BINDING=node train.py
 --standalone --rdzv-backend xx train.py
 --tee 0:1,1:1 --local-ranks-filter 0,1 train.py
 --master-addr [::1] train.py
+--node-rank -1 train.py
+--rdzv-backend c10d --rdzv-endpoint h:1 --rdzv-id j --node-rank=-1 train.py
+--master-addr= train.py
+PET_MASTER_ADDR= train.py
+--nproc-per-node npu train.py
 PET_MAX_RESTARTS=x train.py
 PET_MAX_RESTARTS=x --max-restarts 2 train.py
 PET_MASTER_PORT= train.py
@@ -175,7 +180,7 @@ DIFFERENCES = {
     "--monitor-interval nan train.py": _CHECKED,
     "--shutdown-timeout -5 train.py": _CHECKED,
     "--master-port 70000 train.py": _CHECKED,
-    "--node-rank -1 train.py": _CHECKED,
+    "--node-rank -2 train.py": _CHECKED,
     "--rdzv-conf a train.py": _CHECKED,
     "--redirects 7 train.py": _CHECKED,
     "-tr3 package.module": _CHECKED,

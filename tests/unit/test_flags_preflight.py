@@ -56,6 +56,14 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 REFUSED: list[tuple[str, dict[str, str], str]] = [
     ("--nnodes 0 train.py", {}, "--nnodes: '0' is not MIN[:MAX]"),
     ("--nproc-per-node 8x train.py", {}, "--nproc-per-node: '8x' is not a number from 1 up"),
+    (
+        "--nproc-per-node npu train.py",
+        {},
+        "--nproc-per-node: 'npu' is not a number from 1 up, nor auto, cpu, gpu or xpu",
+    ),
+    ("--master-addr= --nnodes=2 --node-rank=0 --master-port=5 train.py", {}, "--master-addr: '' is not a host name"),
+    ("--nnodes=2 --master-port=5 train.py", {"PET_MASTER_ADDR": ""}, "PET_MASTER_ADDR: '' is not a host name"),
+    ("--node-rank=-1 --nnodes=2 --master-addr=h train.py", {}, "--node-rank: '-1' is not a whole number from 0 up"),
     ("--nproc-per-node gpu train.py", {}, "--nproc-per-node: 'gpu', but "),
     ("train.py", {"PET_NPROC_PER_NODE": "gpu"}, "PET_NPROC_PER_NODE: 'gpu', but "),
     ("--rdzv-backend c10 train.py", {}, "--rdzv-backend: 'c10' is none of static, c10d, etcd, etcd-v2, etcd-v3, local"),
@@ -362,6 +370,9 @@ def test_the_legacy_front_door_refuses_programs_without_use_env() -> None:
         ("--rdzv-backend c10d --node-rank 1 train.py", {}, None),
         ("--rdzv-backend c10d --master-addr h train.py", {}, "--master-addr=h is not used: "),
         ("--master-addr localhost --master-port 5 train.py", {}, None),
+        ("--rdzv-backend c10d --master-addr= --node-rank=-1 train.py", {}, None),
+        ("--standalone --master-addr= --node-rank=-1 train.py", {}, None),
+        ("--node-rank=-1 train.py", {"PET_MASTER_ADDR": ""}, None),
     ],
 )
 def test_what_the_user_should_know_is_one_line(words: str, environ: dict[str, str], said: str | None) -> None:

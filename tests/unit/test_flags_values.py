@@ -87,7 +87,7 @@ BAD = [
     ("--nproc-per-node", "GPU", "auto, cpu, gpu or xpu"),
     ("--max-restarts", "-1", "a whole number from 0 up"),
     ("--max-restarts", "1.5", "a whole number from 0 up"),
-    ("--node-rank", "-1", "a whole number from 0 up"),
+    ("--node-rank", "-2", "a whole number from 0 up, nor -1 for none"),
     ("--monitor-interval", "-0.1", "seconds above 0"),
     ("--monitor-interval", "nan", "seconds above 0"),
     ("--monitor-interval", "inf", "seconds above 0"),

@@ -1,0 +1,140 @@
+"""Devices that only torch knows: those of a backend in a package of its own, such as `npu` of torch_npu.
+
+Such a package has an entry point of the group `torch.backends`, which torch calls when it is imported; there the
+package names its device (`torch.utils.rename_privateuse1_backend`). So torch has to be asked: the torch of this process
+where a program has imported it, else a child process, since the launcher doesn't import torch. A child takes seconds,
+so it is started only where such a package is installed.
+
+Run as a script, this file is the child.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from typing import Any
+
+#: Torch's name for such a device where no package has given it another.
+DEFAULT_NAME = "privateuseone"
+_GROUP = b"[torch.backends]"
+_METADATA = (".dist-info", ".egg-info")
+_AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+_TIMEOUT = 120.0
+#: What the child writes in front of its answer: what it imports may write to stdout as well.
+_MARK = "elastic-run devices: "
+
+
+class TorchUnavailableError(Exception):
+    """Torch can't be asked; the message says why."""
+
+
+def count_by_torch(word: str, environ: Mapping[str, str], python: str, path: Iterable[str]) -> int | None:
+    """Ask torch how many devices there are, in this process or in a child.
+
+    Args:
+        word: Name of a device type, or `auto` for whichever torch prefers.
+        environ: The environment of the child.
+        python: The child's interpreter, or "" where there is none.
+        path: Directories with installed packages.
+
+    Returns:
+        The number, 0 where the device type is known and has none here; None where nothing makes torch know the name.
+
+    Raises:
+        TorchUnavailableError: The child has failed, as when the package of the backend can't be loaded.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        return count_devices(torch, word)
+    if not python or (word != DEFAULT_NAME and not has_backend_package(environ, path)):
+        return None
+    return _ask_child(word, environ, python)
+
+
+def has_backend_package(environ: Mapping[str, str], path: Iterable[str]) -> bool:
+    """Whether a package that brings a backend for torch is installed, and torch would load it.
+
+    The files are read without importlib.metadata, which takes longer to import than they do to read.
+
+    Args:
+        environ: The environment; TORCH_DEVICE_BACKEND_AUTOLOAD may turn such packages off.
+        path: Directories with installed packages.
+    """
+    return environ.get(_AUTOLOAD, "1") == "1" and any(map(_has_backend, {entry or os.curdir for entry in path}))
+
+
+def _has_backend(directory: str) -> bool:
+    try:
+        names = os.listdir(directory)
+    except OSError:
+        return False
+    found = (os.path.join(directory, name, "entry_points.txt") for name in names if name.endswith(_METADATA))
+    return any(_GROUP in _read(file) for file in found)
+
+
+def _read(file: str) -> bytes:
+    try:
+        with open(file, "rb") as opened:
+            return opened.read()
+    except OSError:
+        return b""
+
+
+def _ask_child(word: str, environ: Mapping[str, str], python: str) -> int | None:
+    import subprocess  # noqa: PLC0415 - slow, and rarely needed
+
+    try:
+        done = subprocess.run(
+            [python, os.path.abspath(__file__), word],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_TIMEOUT,
+            check=False,
+            env=dict(environ),
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise TorchUnavailableError(str(error)) from None
+    answers = [line for line in done.stdout.decode(errors="replace").splitlines() if line.startswith(_MARK)]
+    if done.returncode != 0 or not answers:
+        lines = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"]
+        raise TorchUnavailableError(lines[-1])
+    answer = answers[-1].removeprefix(_MARK)
+    return int(answer) if answer else None
+
+
+def count_devices(torch: Any, word: str) -> int | None:  # noqa: ANN401 - the module
+    """Count devices with torch, as torch's own launcher does.
+
+    Args:
+        torch: The module.
+        word: Name of a device type, or `auto`.
+
+    Returns:
+        The number; None where this torch knows no device of its packages by that name.
+    """
+    name = torch._C._get_privateuse1_backend_name()  # noqa: SLF001 - as torch.distributed.run; there is no public one
+    if word == "auto" and hasattr(torch, "accelerator"):  # since torch 2.6
+        return int(torch.accelerator.device_count()) if torch.accelerator.is_available() else 0
+    if word not in {"auto", name}:
+        return None
+    module = getattr(torch, name, None)
+    return int(module.device_count()) if module is not None and module.is_available() else 0
+
+
+def main() -> None:
+    """Answer the parent: the number of devices, or nothing where torch doesn't know the name."""
+    # The names in this file's directory may be those of some library.
+    here = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != here]
+    import torch  # noqa: PLC0415 - this is the child
+
+    count = count_devices(torch, sys.argv[1])
+    os.write(1, f"\n{_MARK}{'' if count is None else count}\n".encode())
+
+
+if __name__ == "__main__":
+    main()
