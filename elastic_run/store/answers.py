@@ -70,6 +70,8 @@ class Answers:
             wire.QUEUE_LEN: lambda connection, key: _reply_number(connection, data.queue_len(key)),
             wire.LIST_KEYS: self._list_keys,
             wire.BARRIER: self._barrier,
+            wire.CHALLENGE: _refuse_late,
+            wire.PROVE: _refuse_late,
         }
 
     def _multi_get(self, connection: Connection, *keys: bytes) -> None:
@@ -129,6 +131,11 @@ def _validate(_: Connection, magic: int) -> None:
     if magic != wire.MAGIC:
         message = f"magic number {magic:#x}"
         raise wire.WireError(message)
+
+
+def _refuse_late(*_: object) -> None:
+    message = "a challenge on a connection that is open"
+    raise wire.WireError(message)
 
 
 def _refuse_second_wait(connection: Connection) -> None:

@@ -26,6 +26,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from elastic_run.store.authentication import ClientAuthentication
+
 #: Seconds that a slot may stay empty while later ones are filled.
 _GAP_LIVES = 1.0
 #: Seconds between looks at the counter while a slot is waited for.
@@ -46,12 +48,23 @@ class C10dJobStore(JobStore):
         run_id: The job.
         timeout: Seconds to try to reach the server, to wait for a reply, and until a server that went dark is noticed.
         tries_again: Whether to go on trying, within the timeout, where nobody listens yet.
+        authentication: Where the job has a token.
 
     Raises:
         StoreConnectionError: The server can't be reached, or isn't a TCPStore.
+        StoreTokenError: The server's token is another one than ours, or one of both has none.
     """
 
-    def __init__(self, host: str, port: int, run_id: str, *, timeout: float = 10.0, tries_again: bool = True) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        run_id: str,
+        *,
+        timeout: float = 10.0,
+        tries_again: bool = True,
+        authentication: ClientAuthentication | None = None,
+    ) -> None:
         self.run_id = run_id
         self.name = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         # By stream: a slot found empty, and when that was.
@@ -59,7 +72,15 @@ class C10dJobStore(JobStore):
         # By stream: slots behind a gap, with what they hold.
         self._ahead: dict[str, dict[int, bytes]] = {}
         with _silence_closes():
-            self._client = StoreClient(host, port, timeout, f"/{job_path(run_id)}/", tries_again=tries_again)
+            self._client = StoreClient(
+                host,
+                port,
+                timeout,
+                f"/{job_path(run_id)}/",
+                tries_again=tries_again,
+                authentication=authentication,
+            )
+        self._authentication = authentication
 
     # --- streams -------------------------------------------------------------------------------------------------
     def append(self, stream: str, value: bytes) -> None:
@@ -207,7 +228,9 @@ class C10dJobStore(JobStore):
 
     def clone(self) -> C10dJobStore:
         client = self._client
-        return C10dJobStore(client.host, client.port, self.run_id, timeout=client.timeout)
+        return C10dJobStore(
+            client.host, client.port, self.run_id, timeout=client.timeout, authentication=self._authentication
+        )
 
     def set_timeout(self, timeout: float) -> None:
         self._client.set_timeout(timeout)

@@ -10,13 +10,8 @@ Rules
 
 from __future__ import annotations
 
-import os
-import time
-
 from elastic_run.store import wire
-from elastic_run.store.dialing import connect_once
-from elastic_run.store.errors import FOREIGN, StoreConnectionError, StoreTimeoutError
-from elastic_run.store.stream import Stream
+from elastic_run.store.opening import Opening
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,11 +19,11 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import TypeVar
 
+    from elastic_run.store.authentication import ClientAuthentication
+
     _T = TypeVar("_T")
 
 _NAMED = 5
-_FIRST_RETRY = 0.01
-_LAST_RETRY = 0.5
 #: Expected and desired of a `compare_set` that only looks: nobody's value, and the answer for a missing key.
 NOTHING = b"\0nothing\0"
 #: Bytes of questions that go out before answers are read: with more, both sides could wait for the other to read.
@@ -44,20 +39,34 @@ class StoreClient:
         timeout: Seconds to wait for the server to listen, for a reply, and for keys.
         prefix: What is put before each key.
         tries_again: Whether to go on trying, within the timeout, where nobody listens or answers yet.
+        authentication: Of an agent whose job has a token; the server has to prove it first.
 
     Raises:
         StoreConnectionError: The server can't be reached within the timeout, or isn't a TCPStore.
+        StoreTokenError: The server's token is another one than ours, or one of both has none.
         StoreTimeoutError: The server took the connection and did not answer.
     """
 
     def __init__(
-        self, host: str, port: int, timeout: float = 300.0, prefix: str = "/", *, tries_again: bool = True
+        self,
+        host: str,
+        port: int,
+        timeout: float = 300.0,
+        prefix: str = "/",
+        *,
+        tries_again: bool = True,
+        authentication: ClientAuthentication | None = None,
     ) -> None:
         self.host = host
         self.port = port
         self.timeout = timeout
         self._prefix = prefix.encode()
-        self._stream = _open_stream(host, port, timeout, tries_again=tries_again)
+        self._authentication = authentication
+        is_agent = self._prefix.startswith(wire.AGENT_PREFIX)
+        opening = Opening(host, port, timeout, is_agent=is_agent, authentication=authentication)
+        self._stream = opening.open(tries_again=tries_again)
+        # What goes out in front of the first question.
+        self._proof = opening.proof
 
     def __enter__(self) -> StoreClient:
         return self
@@ -73,7 +82,9 @@ class StoreClient:
 
     def clone(self) -> StoreClient:
         """Return another connection to the same store, for another thread."""
-        return StoreClient(self.host, self.port, self.timeout, self._prefix.decode())
+        return StoreClient(
+            self.host, self.port, self.timeout, self._prefix.decode(), authentication=self._authentication
+        )
 
     def set_timeout(self, timeout: float) -> None:
         """Set the timeout in seconds."""
@@ -311,6 +322,8 @@ class StoreClient:
 
     # --- messages ------------------------------------------------------------------------------------------------
     def _send(self, data: bytes) -> None:
+        if self._proof:
+            data, self._proof = self._proof + data, b""
         self._stream.send(data, self.timeout)
 
     def _receive(self, size: int) -> bytes:
@@ -343,44 +356,3 @@ def _value(value: str | bytes) -> bytes:
         message = f"a value of {len(encoded)} bytes, over the limit of {wire.VALUE_LIMIT}"
         raise ValueError(message)
     return encoded
-
-
-def _open_stream(host: str, port: int, timeout: float, *, tries_again: bool) -> Stream:
-    """Connect, again and again while nobody listens or answers: servers and clients start in any order."""
-    deadline = time.monotonic() + timeout
-    delay = _FIRST_RETRY
-    while True:
-        left = deadline - time.monotonic()
-        try:
-            return _open_stream_once(host, port, max(left, 1e-3), timeout)
-        except StoreConnectionError as error:
-            if not tries_again:
-                raise
-            if left <= delay or error.reason == FOREIGN:
-                message = f"no store answers at {host}:{port} within {timeout} s: {error}"
-                raise StoreConnectionError(message, error.reason, cause=error.cause) from error
-        time.sleep(delay)
-        delay = min(2 * delay, _LAST_RETRY)
-
-
-def _open_stream_once(host: str, port: int, timeout: float, dark_after: float) -> Stream:
-    name = f"{host}:{port}"
-    connected = connect_once(host, port, timeout, dark_after=dark_after)
-    peer = connected.getpeername()[:2]
-    address = f"[{peer[0]}]:{peer[1]}" if ":" in peer[0] else f"{peer[0]}:{peer[1]}"
-    stream = Stream(connected, name)
-    nonce = os.getpid() & 0xFFFFFFFF
-    try:
-        stream.send(wire.encode_opening(nonce), timeout)
-        answer = stream.receive(wire.U32.size, timeout)
-    except StoreTimeoutError as error:
-        message = f"{address} takes connections but sends no answer: it hangs, or is no TCPStore"
-        raise StoreTimeoutError(message) from error
-    except StoreConnectionError as error:
-        message = f"{address} closes connections without an answer: it ends, or is no TCPStore"
-        raise StoreConnectionError(str(error), error.reason, cause=message) from error
-    if wire.U32.unpack(answer)[0] != nonce:
-        stream.close()
-        message = f"what listens at {address} is not a TCPStore"
-        raise StoreConnectionError(message, FOREIGN)
-    return stream

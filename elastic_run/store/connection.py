@@ -12,16 +12,17 @@ from __future__ import annotations
 
 import _socket  # `socket` builds enums when it is imported: 3 ms, and this is on the launcher's way to its first worker
 
-from elastic_run.store.wire import Decoder, WireError
+from elastic_run.store.wire import Decoder, UnprovedError, WireError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from elastic_run.loop import Loop
     from elastic_run.store.answers import Answers
     from elastic_run.store.groups import Member
     from elastic_run.store.memory import Waiter
+    from elastic_run.store.wire import Layout
 
 _RECEIVE = 64 * 1024
 _RECEIVE_MOST = 1024 * 1024
@@ -50,6 +51,7 @@ class Connection:
         member: The client's part in its process's groups, where they are kept apart.
         waiter: The wait that the client is in, or None.
         woken_by: The queue that ended the client's wait, until its next message shows whether it takes the value.
+        allowance: Bytes that the client may still send before it proves the token; None for any number.
     """
 
     __slots__ = (
@@ -59,9 +61,11 @@ class Connection:
         "_is_held",
         "_loop",
         "_on_close",
+        "_peer",
         "_queue",
         "_queued",
         "_socket",
+        "allowance",
         "is_closed",
         "member",
         "on_message",
@@ -83,6 +87,8 @@ class Connection:
         self.waiter: Waiter | None = None
         self.woken_by: bytes | None = None
         self.is_closed = False
+        self.allowance: int | None = None
+        self._peer = ""
         self._loop = loop
         self._socket = socket
         self._fd = socket.fileno()
@@ -105,11 +111,34 @@ class Connection:
             self._enqueue_gathered()
             self._queue.append(data)
 
+    def allow(self, layouts: Mapping[int, Layout], most_bytes: int | None) -> None:
+        """Take these messages from now on.
+
+        Args:
+            layouts: `wire.LAYOUTS` or `wire.UNPROVED`.
+            most_bytes: Bytes that may come in all; None for any number.
+        """
+        self._decoder.allow(layouts)
+        self.allowance = most_bytes
+
+    @property
+    def peer(self) -> str:
+        """The client's address and port, for messages; also after it was closed for an error."""
+        if not self._peer:
+            try:
+                host, port = self._socket.getpeername()[:2]
+            except OSError:
+                return "its address is unknown"  # it is gone already
+            self._peer = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return self._peer
+
     def close(self, error: WireError | None = None) -> None:
         """Close the socket; harmless when it is closed."""
         if self.is_closed:
             return
         self.is_closed = True
+        if error is not None:
+            self._peer = self.peer
         self._loop.remove_reader(self._fd)
         self._loop.remove_writer(self._fd)
         self._socket.close()
@@ -118,15 +147,18 @@ class Connection:
 
     # --- in ------------------------------------------------------------------------------------------------------
     def _receive(self) -> None:
+        most = min(max(self._decoder.missing, _RECEIVE), _RECEIVE_MOST) if self.allowance is None else self.allowance
         try:
-            data = self._socket.recv(min(max(self._decoder.missing, _RECEIVE), _RECEIVE_MOST))
+            data = self._socket.recv(most)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
             data = b""
         if not data:
-            self.close()
+            self.close(None if most else UnprovedError("it has sent too much without a proof of the token"))
             return
+        if self.allowance is not None:
+            self.allowance -= len(data)
         self._decoder.feed(data)
         self._answer()
 

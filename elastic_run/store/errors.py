@@ -39,6 +39,10 @@ class StoreAccessError(StoreError):
     """The store refuses us, and would refuse us again: user, password, certificate, or a right that is missing."""
 
 
+class StoreTokenError(StoreAccessError):
+    """One of the two sides has a token and the other has another one, or none."""
+
+
 class StoreForgedError(StoreError):
     """A value was not written by a member of the job: its signature is missing or wrong."""
 
@@ -49,6 +53,17 @@ class QueueEmptyError(StoreError):
 
 class WireError(StoreError):
     """The peer sent what the protocol doesn't allow."""
+
+
+class UnprovedError(WireError):
+    """The peer did not prove the token.
+
+    Args:
+        message: What it did instead.
+    """
+
+    def __init__(self, message: str = "it asks for something before it has proved the token") -> None:
+        super().__init__(message)
 
 
 class UnknownOperationError(WireError):

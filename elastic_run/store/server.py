@@ -8,6 +8,8 @@ Rules
   silence would leave the worker waiting for ever.
 - Agents and workers may share the port: a client whose first key begins with the agents' prefix sees their space of
   keys, everybody else the workers'. Only the workers' space is emptied by `reset`, which begins a round.
+- With a token the agents' space answers only clients that have proved it (`admission`). Where no workers come to the
+  port, nothing else answers either.
 - When descriptors run out it stops accepting until a client leaves or a second has passed: clients wait in the backlog.
 """
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from elastic_run.loop import Loop, Timer
+    from elastic_run.store.admission import Admission, TokenRequirement
     from elastic_run.store.memory import MemoryStore
 
 __all__ = ["PortTakenError", "StoreServer", "open_listener", "raise_descriptor_limit"]
@@ -48,6 +51,7 @@ class StoreServer:
         on_unknown_operation: Called once, with the operation's number, when a client asks for one that we don't know.
         on_garbage: Called once, with what was wrong, when somebody sends what is no message; he is hung up on.
         separates_groups: Whether process groups that a worker forms one after another are kept apart (see `groups`).
+        requirement: What agents must prove; None to serve everybody.
     """
 
     def __init__(
@@ -60,6 +64,7 @@ class StoreServer:
         further: Sequence[_socket.socket] = (),
         on_garbage: Callable[[str], None] | None = None,
         separates_groups: bool = False,
+        requirement: TokenRequirement | None = None,
     ) -> None:
         self._loop = loop
         self._listeners = (listener, *further)
@@ -68,6 +73,7 @@ class StoreServer:
         self._on_unknown_operation = on_unknown_operation
         self._groups = ProcessGroups(self._workers.data) if separates_groups else None
         self._on_garbage = on_garbage
+        self._admission = None if requirement is None else self._make_admission(requirement)
         self._has_told = False
         self._has_told_garbage = False
         self._connections: set[Connection] = set()
@@ -78,8 +84,19 @@ class StoreServer:
 
     @property
     def connections(self) -> int:
-        """The number of clients that are connected."""
-        return len(self._connections)
+        """The number of clients that are connected; those that have yet to prove the token don't count."""
+        return len(self._connections) - (0 if self._admission is None else self._admission.waiting)
+
+    def _make_admission(self, requirement: TokenRequirement) -> Admission:
+        from elastic_run.store.admission import Admission  # noqa: PLC0415 - most jobs have no token
+
+        return Admission(
+            self._loop,
+            requirement,
+            greet=self._answer_worker,
+            on_agent=self._take_agent,
+            on_worker=self._take_worker,
+        )
 
     def reset(self) -> None:
         """Forget the workers' keys and close their connections; the port stays open, and the agents' space as it is.
@@ -106,6 +123,8 @@ class StoreServer:
         self._leave_listeners()
         for listener in self._listeners:
             listener.close()
+        if self._admission is not None:
+            self._admission.close()
         for connection in tuple(self._connections):
             connection.close()
 
@@ -123,6 +142,9 @@ class StoreServer:
 
     def _accept(self, listener: _socket.socket) -> None:
         for _ in range(_ACCEPTS_PER_TURN):
+            if self._admission is not None and not self._admission.make_room():
+                self._pause_accepting()
+                return
             socket = self._take_connection(listener)
             if socket is None:
                 return
@@ -130,6 +152,8 @@ class StoreServer:
             if self._groups is not None:
                 connection.member = Member(_peer_host(socket))
             self._connections.add(connection)
+            if self._admission is not None:
+                self._admission.add(connection)
 
     def _take_connection(self, listener: _socket.socket) -> _socket.socket | None:
         try:
@@ -138,6 +162,8 @@ class StoreServer:
         except OSError as error:
             if error.errno in _OUT_OF_DESCRIPTORS:
                 self._pause_accepting()
+                if self._admission is not None:
+                    self._admission.make_room(is_full=True)
             # Anything else is that client's: it left the backlog before its turn (ECONNABORTED), or there is none.
             return None
         socket = _socket.socket(listener.family, listener.type, listener.proto, fd)
@@ -169,6 +195,10 @@ class StoreServer:
         if self._groups is not None and connection.member is not None:
             self._groups.leave(connection.member)
         self._resume_accepting()
+        if self._admission is not None:
+            self._admission.remove(connection, error)
+        if isinstance(error, wire.UnprovedError):
+            return
         if error is not None and self._on_garbage is not None and not self._has_told_garbage:
             self._has_told_garbage = True
             self._on_garbage(str(error))
@@ -181,13 +211,23 @@ class StoreServer:
         """Answer a client whose first key has not yet shown whose it is."""
         if operation in _OPENING:
             self._answer_worker(connection, operation, fields)
-            return
+        elif operation == wire.CHALLENGE:
+            connection.reply(wire.U64.pack(0))  # there is no token
+        elif wire.names_agents(fields):
+            self._take_agent(connection)
+            self._agents.answer(connection, operation, fields)
+        else:
+            self._take_worker(connection, operation, fields)
+
+    def _take_agent(self, connection: Connection) -> None:
+        connection.member = None
+        connection.space = self._agents
+        connection.on_message = self._agents.answer
+        self._resume_accepting()
+
+    def _take_worker(self, connection: Connection, operation: int, fields: list[bytes | int]) -> None:
         connection.on_message = self._answer_worker
-        if fields and isinstance(fields[0], bytes) and fields[0].startswith(wire.AGENT_PREFIX):
-            connection.member = None
-            connection.space = self._agents
-            connection.on_message = self._agents.answer
-        connection.on_message(connection, operation, fields)
+        self._answer_worker(connection, operation, fields)
 
     def _answer_worker(self, connection: Connection, operation: int, fields: list[bytes | int]) -> None:
         if self._groups is not None and connection.member is not None and connection.member.number != 1:

@@ -18,6 +18,12 @@ Captured on the wire between torch 2.13's own client and server; `tests/compat` 
   unknown operation and a string over the limit each close the connection, as torch's server does.
 - BARRIER counts the callers of a key like ADD and lets them go at the world size; PrefixStore doesn't use it. Torch's
   older backend knows no queues. Torch 2.4 has the operations up to CANCEL_WAIT, and opens without PING.
+
+Between agents and our own server there is more, and nothing of it is a surprise to torch's:
+- CHALLENGE carries a client's nonce. Our server answers with a string: its own nonce and its proof of the token, or ""
+  where it has no token. PROVE carries the client's proof and has no reply. Torch's server closes the connection.
+- An agent without a token gives AGENT_NONCE to PING. A server with a token returns PROOF_WANTED instead, so that the
+  agent learns why it gets no further. No process has AGENT_NONCE as its pid.
 """
 
 from __future__ import annotations
@@ -31,6 +37,7 @@ from elastic_run.store.errors import (
     StoreError,
     StoreTimeoutError,
     UnknownOperationError,
+    UnprovedError,
     WireError,
 )
 
@@ -42,6 +49,7 @@ __all__ = [
     "StoreError",
     "StoreTimeoutError",
     "UnknownOperationError",
+    "UnprovedError",
     "WireError",
 ]
 
@@ -57,6 +65,13 @@ VALIDATE, SET, COMPARE_SET, GET, ADD, CHECK, WAIT, NUM_KEYS, DELETE, APPEND, MUL
     range(14)
 )
 QUEUE_PUSH, QUEUE_POP, QUEUE_LEN, LIST_KEYS, BARRIER = range(14, 19)
+#: Ours alone, and far from those that torch may add.
+CHALLENGE, PROVE = 240, 241
+
+AGENT_NONCE = 0xE1A5_71C0
+PROOF_WANTED = 0x70CE_4000
+NONCE_SIZE = 32
+PROOF_SIZE = 32
 
 #: Replies of CHECK, and of WAIT, BARRIER and CANCEL_WAIT.
 READY, NOT_READY = b"\0", b"\1"
@@ -121,7 +136,11 @@ LAYOUTS: Mapping[int, Layout] = {
     QUEUE_LEN: Layout(_KEY),
     LIST_KEYS: Layout(),
     BARRIER: Layout(_KEY, _I64),
+    CHALLENGE: Layout(NONCE_SIZE),
+    PROVE: Layout(PROOF_SIZE),
 }
+#: What may come on a connection that has to prove the token first.
+UNPROVED: Mapping[int, Layout] = {operation: LAYOUTS[operation] for operation in (PING, CHALLENGE, PROVE)}
 
 
 class Decoder:
@@ -135,10 +154,22 @@ class Decoder:
         missing: Bytes that are needed at least before there can be another message.
     """
 
-    __slots__ = ("_buffer", "_chunks", "_layouts", "_offset", "_operation", "_size", "_total", "fields", "missing")
+    __slots__ = (
+        "_allowed",
+        "_buffer",
+        "_chunks",
+        "_layouts",
+        "_offset",
+        "_operation",
+        "_size",
+        "_total",
+        "fields",
+        "missing",
+    )
 
     def __init__(self) -> None:
         self._layouts = _OPENING
+        self._allowed = LAYOUTS
         self._buffer = b""
         self._offset = 0
         self._chunks: list[bytes] = []
@@ -147,6 +178,16 @@ class Decoder:
         self._operation = -1
         self._total = -1
         self.fields: list[bytes | int] = []
+
+    def allow(self, layouts: Mapping[int, Layout]) -> None:
+        """Take these messages from now on, behind the opening.
+
+        Args:
+            layouts: `LAYOUTS` or `UNPROVED`.
+        """
+        self._allowed = layouts
+        if self._layouts is not _OPENING:
+            self._layouts = layouts
 
     def feed(self, data: bytes) -> None:
         """Take what came in."""
@@ -189,12 +230,14 @@ class Decoder:
         if len(self.fields) < self._total and not self._read_fields(layout.kinds):
             return -1
         self._operation = -1
-        self._layouts = LAYOUTS
+        self._layouts = self._allowed
         return operation
 
     def _begin(self, operation: int) -> None:
         layout = self._layouts.get(operation)
         if layout is None:
+            if self._layouts is UNPROVED and operation in LAYOUTS:
+                raise UnprovedError
             if self._layouts is _OPENING or operation == VALIDATE:
                 message = f"operation {operation} where a connection is opened or open"
                 raise WireError(message)
@@ -255,6 +298,15 @@ class Decoder:
         return False
 
 
+def names_agents(fields: list[bytes | int]) -> bool:
+    """Tell whether the first key of a message is in the agents' part of the server.
+
+    Args:
+        fields: The message's fields.
+    """
+    return bool(fields) and isinstance(fields[0], bytes) and fields[0].startswith(AGENT_PREFIX)
+
+
 def encode(operation: int, *fields: bytes | int) -> bytes:
     """Frame a message.
 
@@ -272,6 +324,11 @@ def encode(operation: int, *fields: bytes | int) -> bytes:
         else:
             parts += (U64.pack(len(field)), field)
     return b"".join(parts)
+
+
+def encode_challenge(nonce: bytes) -> bytes:
+    """Return what a client with a token sends first."""
+    return bytes((VALIDATE,)) + U32.pack(MAGIC) + encode(CHALLENGE, nonce)
 
 
 def encode_opening(nonce: int) -> bytes:

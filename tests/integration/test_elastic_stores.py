@@ -78,9 +78,9 @@ def test_a_job_in_a_store_that_torch_serves(stack: ExitStack) -> None:
 
 
 def test_what_strangers_write_is_passed_over(stack: ExitStack) -> None:
-    """With a token, what somebody without it writes harms nothing: facts, decisions, documents, beats."""
-    port = free_port()
-    nodes = [stack.enter_context(tcp_node(port, (2, 2), secret=b"secret")) for _ in range(2)]
+    """With a token, what somebody writes into a store that can't check it harms nothing: facts, decisions, beats."""
+    port = stack.enter_context(torchs_server())
+    nodes = [stack.enter_context(tcp_node(port, (2, 2), is_host=False, secret=b"secret")) for _ in range(2)]
     assert {node.wait_for(Formed).group_world_size for node in nodes} == {2}
     with C10dJobStore("127.0.0.1", port, "job") as stranger:
         stranger.append(FACTS, to_json(Leave(nodes[1].session.node, LAST_SEQUENCE, DIED)))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run.core import job_keys
+from elastic_run.store.authentication import ClientAuthentication
 from elastic_run.store.c10d import C10dJobStore
 from elastic_run.store.errors import StoreConnectionError
 from tests.support.processes import children_of
@@ -138,10 +139,11 @@ def test_a_node_without_the_token_is_refused(launch: Launch, worker: Worker, tmp
     port, place = make_place()
     path = worker("say(os.environ.get('ELASTIC_RUN_RDZV_TOKEN', 'no secret'))")
     first = launch(*place, "--nnodes=2", path, env={"ELASTIC_RUN_RDZV_TOKEN": "a secret"})
-    wait_served(port)
+    wait_served(port, token=b"a secret")
     stranger = launch(*place, "--nnodes=2", path)
     assert stranger.wait_exit() == 208
-    assert "token" in stranger.stderr
+    assert "has a token, and this node was given none" in stranger.stderr
+    assert "refused a connection: it has no token" in first.stderr
     second = launch(*place, "--nnodes=2", "--rdzv-token-file", tmp_path / "token", path)
     assert [first.wait_exit(), second.wait_exit()] == [0, 0]
     assert (first.stdout + second.stdout).splitlines() == ["no secret"] * 2
@@ -153,13 +155,14 @@ def make_place() -> tuple[int, tuple[str, ...]]:
     return port, ("--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{port}", "--rdzv-id=j", f"--rdzv-conf={CONF}")
 
 
-def wait_served(port: int) -> None:
+def wait_served(port: int, *, token: bytes | None = None) -> None:
     """Wait until the first node of a job has made itself its coordinator."""
     store = None
     deadline = time.monotonic() + DEADLINE
     while store is None and time.monotonic() < deadline:
         with contextlib.suppress(StoreConnectionError):
-            store = C10dJobStore("localhost", port, "j", timeout=DEADLINE)
+            proof = None if token is None else ClientAuthentication(token)
+            store = C10dJobStore("localhost", port, "j", timeout=DEADLINE, authentication=proof)
     assert store is not None, f"nobody serves port {port}"
     with store:
         assert store.wait(job_keys.decision_key(0), DEADLINE) is not None

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from elastic_run.store.authentication import ClientAuthentication
 from elastic_run.store.c10d import C10dJobStore
 from elastic_run.store.etcd_v2 import EtcdV2JobStore
 from elastic_run.store.etcd_v2_api import EtcdV2Api
@@ -127,9 +128,11 @@ def etcd_v3_guarded() -> Iterator[Opener]:
 
 @contextmanager
 def sealed() -> Iterator[Opener]:
-    """Serve values that are signed."""
-    with our_server() as opener:
-        yield lambda run_id: SealedStore(opener(run_id), b"secret")
+    """Serve values that are signed, to who proves the token."""
+    token = b"secret"
+    with ServedStore(token) as served:
+        proving = ClientAuthentication(token)
+        yield lambda run_id: SealedStore(C10dJobStore(LOOPBACK, served.port, run_id, authentication=proving), token)
 
 
 STORES: dict[str, Callable[[], AbstractContextManager[Opener]]] = {

@@ -67,7 +67,7 @@ def test_a_whole_stream_is_decoded() -> None:
 
 def test_every_operation_has_a_layout() -> None:
     """Each operation that the protocol names can be decoded once a connection is open."""
-    assert set(wire.LAYOUTS) == set(range(1, wire.BARRIER + 1))
+    assert set(wire.LAYOUTS) == {*range(1, wire.BARRIER + 1), wire.CHALLENGE, wire.PROVE}
 
 
 def test_single_bytes_are_decoded() -> None:

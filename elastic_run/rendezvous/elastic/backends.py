@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
+    from elastic_run.store.authentication import ClientAuthentication
     from elastic_run.store.job_store import JobStore
 
 __all__ = ["Backend", "SharedBackend", "TcpBackend"]
@@ -181,6 +182,7 @@ class TcpBackend(Backend):
         self._endpoints = list(endpoints)
         self._is_host = is_host
         self._secret = secret
+        self._authentication: ClientAuthentication | None = None
         self._own_host = ""  # by which this agent reaches the store that it serves
         self._is_undecided = False  # whether it is for this agent to serve the store; its name has no address yet
         self._was_reached = False
@@ -257,7 +259,7 @@ class TcpBackend(Backend):
             hosts.append(find_loopback())
         listener, *further = open_listeners(hosts, port)
         self._own_host = hosts[-1] if hosts else find_loopback()
-        self.hosted = HostedStore(listener, further=further, serves_workers=self.serves_workers)
+        self.hosted = HostedStore(listener, further=further, serves_workers=self.serves_workers, token=self._secret)
 
     def _go_to(self, endpoint: tuple[str, int]) -> None:
         self.endpoint = endpoint
@@ -300,12 +302,25 @@ class TcpBackend(Backend):
         host, port = self.endpoint
         if self.hosted is not None:
             host, port = self._own_host, self.port
-        return C10dJobStore(host, port, self.run_id, timeout=timeout, tries_again=tries_again)
+        return C10dJobStore(
+            host, port, self.run_id, timeout=timeout, tries_again=tries_again, authentication=self._authenticate()
+        )
+
+    def _authenticate(self) -> ClientAuthentication | None:
+        """Return what proves the token, one for all connections of this node; None without a token."""
+        if self._authentication is None and self._secret is not None:
+            from elastic_run.store.authentication import ClientAuthentication  # noqa: PLC0415 - imported when used
+
+            self._authentication = ClientAuthentication(self._secret)
+        return self._authentication
 
     def look_at(self, endpoint: tuple[str, int], timeout: float) -> JobStore:
         from elastic_run.store.c10d import C10dJobStore  # noqa: PLC0415 - imported when used
 
-        return _seal(C10dJobStore(*endpoint, self.run_id, timeout=timeout, tries_again=False), self._secret)
+        store = C10dJobStore(
+            *endpoint, self.run_id, timeout=timeout, tries_again=False, authentication=self._authenticate()
+        )
+        return _seal(store, self._secret)
 
     def find_local_address(self) -> str:
         host = self.endpoint[0]

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     import _socket
     from collections.abc import Callable, Sequence
 
+    from elastic_run.store.admission import TokenRequirement
+
 _log = logging.getLogger(__name__)
 
 __all__ = ["HostedStore", "HostedWorkerStore", "open_public_listener"]
@@ -39,6 +41,7 @@ class HostedStore:
         further: More of them, on other addresses.
         serves_workers: Whether workers use the same port, with their process groups kept apart.
         on_unknown_operation: Called from the thread when a client asks for an operation that we don't know.
+        token: The secret that agents must prove before anything else; None to serve everybody.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class HostedStore:
         further: Sequence[_socket.socket] = (),
         serves_workers: bool = False,
         on_unknown_operation: Callable[[int], None] | None = None,
+        token: bytes | None = None,
     ) -> None:
         self._loop = Loop()
         self._server = StoreServer(
@@ -57,6 +61,7 @@ class HostedStore:
             on_unknown_operation=on_unknown_operation,
             on_garbage=self._tell_garbage,
             separates_groups=serves_workers,
+            requirement=None if token is None else self._require(token, is_shared=serves_workers),
         )
         self.port = self._server.address[1]
         self._is_over = False
@@ -70,6 +75,14 @@ class HostedStore:
         _log.warning(
             "elastic-run: refused what somebody sent to port %d, which is no store's message: %s", self.port, what
         )
+
+    def _require(self, token: bytes, *, is_shared: bool) -> TokenRequirement:
+        from elastic_run.store.admission import TokenRequirement  # noqa: PLC0415 - most jobs have no token
+
+        return TokenRequirement(token, is_shared, self._tell_refused)
+
+    def _tell_refused(self, reason: str) -> None:
+        _log.warning("elastic-run: the job's store at port %d refused a connection: %s", self.port, reason)
 
     def reset(self) -> None:
         """Forget what the workers of the last round have left, and drop their connections."""

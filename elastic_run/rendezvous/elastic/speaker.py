@@ -28,7 +28,7 @@ from elastic_run.rendezvous.elastic.patience import Patience
 from elastic_run.rendezvous.elastic.reunion import Reunion
 from elastic_run.rendezvous.elastic.roll_call import RollCall
 from elastic_run.rendezvous.elastic.session import Lost, Notice, Refused, Waiting
-from elastic_run.store.errors import StoreAccessError, StoreError, StoreForgedError
+from elastic_run.store.errors import StoreAccessError, StoreError, StoreForgedError, StoreTokenError
 from elastic_run.store.retreat import draw_fraction
 
 TYPE_CHECKING = False
@@ -93,6 +93,10 @@ class Speaker:
             asked_at = time.monotonic()
             try:
                 self._turn(self._link.store)
+            except StoreTokenError as error:
+                self._link.drop()
+                if not self._refuse(error, asked_at):
+                    return
             except StoreAccessError as error:
                 self._affairs.deliver(Lost("rendezvous", f"the store at {self._affairs.backend.name}: {error}"))
                 return
@@ -242,6 +246,13 @@ class Speaker:
         membership.run_errands(store, self._affairs.birth)
 
     # --- it doesn't ----------------------------------------------------------------------------------------------
+    def _refuse(self, error: StoreTokenError, asked_at: float) -> bool:
+        """Tell the agent that its token is not the job's; returns whether there is to be another attempt."""
+        if self._affairs.membership is not None:
+            return self._endure(error, asked_at)  # this node is in the job: what listens there now is another one's
+        self._affairs.deliver(Refused(str(error)))
+        return False
+
     def _endure(self, error: StoreError, asked_at: float) -> bool:
         """Wait a moment before the next attempt; returns whether there is to be one."""
         news = self._patience.failed(error, asked_at)
