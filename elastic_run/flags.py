@@ -354,7 +354,8 @@ FLAGS: tuple[Flag, ...] = (
         default="",
         parse=validation.forwarded_signals,
         is_ours=True,
-        text="Signals that are passed on to the workers without stopping the job (SIGUSR1,SIGUSR2).",
+        text="Signals that are passed on to all workers without stopping the job (SIGUSR1,SIGUSR2). A SIGUSR1 or "
+        "SIGUSR2 that isn't named goes to the workers that handle it.",
     ),
     Flag(
         "--shutdown-timeout",

@@ -314,8 +314,10 @@ def launch_job(config: LaunchConfig, entrypoint: str, args: list[str]) -> int:
     if signals.is_ignored(signals.SIGCHLD):
         # Inherited so, it makes the kernel throw exit codes away, those of the first workers too.
         signals.default_signal(signals.SIGCHLD)
+    # Until the agent can say where they came from; they would end this process without a word.
+    mask = signals.block_signals(signals.OFFERED)
     try:
-        around = make_surroundings(config, entrypoint, args, is_whole_process=True)
+        around = make_surroundings(config, entrypoint, args, is_whole_process=True, mask=mask)
     except ValueError as error:
         # What only the rendezvous can know of its settings; nothing was started yet.
         raise UsageError(_name_flag(str(error))) from None
@@ -368,6 +370,7 @@ def make_surroundings(
     args: list[Any],
     *,
     is_whole_process: bool,
+    mask: frozenset[int] | None = None,
 ) -> Surroundings:
     """Bring together what an agent works with: workers, rendezvous, output, and what the user asked for.
 
@@ -376,6 +379,7 @@ def make_surroundings(
         entrypoint: The command to run as each worker.
         args: Its arguments.
         is_whole_process: Whether the launcher is all that runs in this process.
+        mask: Signals that were blocked before this process has blocked others, or None if it hasn't.
 
     Returns:
         What the rounds of the agent share.
@@ -404,6 +408,7 @@ def make_surroundings(
         logs_specs,
         _options(config, is_whole_process=is_whole_process),
     )
+    around.mask = mask
     if config.preload:
         from elastic_run.agent.warming import warm_up  # noqa: PLC0415 - only when asked for
 
@@ -485,11 +490,14 @@ def _options(config: LaunchConfig, *, is_whole_process: bool) -> AgentOptions:
         from elastic_run.cluster.numa import worker_affinities  # noqa: PLC0415 - only with --numa-binding
 
         affinities = worker_affinities(config.numa_options, config.nproc_per_node)
+    named = parse_signals(f"{config.signals_to_handle},{config.forward_signals}")
     return AgentOptions(
         policy=config.restart_policy or RestartPolicy(config.max_restarts),
         shutdown_timeout=float(min(config.shutdown_timeout or 0, contract.LONGEST_TIME)),
         signals=parse_signals(config.signals_to_handle),
         forwarded=parse_signals(config.forward_signals) if config.forward_signals else (),
+        ending=tuple(number for number in signals.ENDING if number not in named and is_whole_process),
+        offered=tuple(number for number in signals.OFFERED if number not in named and is_whole_process),
         worker_store=config.worker_store,
         capture=config.capture,
         kill_background=config.kill_background,

@@ -8,6 +8,8 @@ Rules
   process it belongs to them), wait4(-1) (takes children that are not ours).
 - Signal handlers only note the number; the wake-up descriptor wakes the loop, which then acts. A signal that was
   inherited as ignored stays ignored (`nohup`), and what was installed before is put back on `close`.
+- Where the launcher is the whole process, the signals are blocked and read from a descriptor, which tells who has sent
+  each (`find_senders`). The handlers stay: a thread of somebody else's that doesn't block them may get one.
 - The clock is monotonic.
 - epoll itself, or poll where there is none, and not the `selectors` module above them: in a job of several nodes its
   imports would come before the first worker.
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from types import FrameType, TracebackType
 
-    from elastic_run.signals import Handler
+    from elastic_run.signals import Handler, SignalInfo
 
 _READABLE = select.POLLIN | select.POLLPRI
 _WRITABLE = select.POLLOUT
@@ -68,6 +70,7 @@ class Loop:
 
     Attributes:
         lost_exits: Children whose exit status other code of this process has taken.
+        senders: Where the last signal of each number came from, as far as that is known.
     """
 
     def __init__(self) -> None:
@@ -82,6 +85,8 @@ class Loop:
         self._pidfds: dict[int, int] = {}
         self.lost_exits: set[int] = set()
         self._signals: list[int] = []
+        self.senders: dict[int, SignalInfo] = {}
+        self._signal_descriptor = -1
         self._signal_callbacks: dict[int, Callable[[int], None]] = {}
         self._previous_handlers: dict[int, Handler] = {}
         self._previous_wakeup_fd: int | None = None
@@ -290,7 +295,27 @@ class Loop:
             self._previous_wakeup_fd = signals.set_wakeup_fd(self._wake_write)
 
     def _note_signal(self, number: int, _frame: FrameType | None) -> None:
+        self.senders.pop(number, None)
         self._signals.append(number)
+
+    def find_senders(self) -> bool:
+        """Block the signals that are watched by now in this thread, also after `close`, and learn who sends them.
+
+        Returns:
+            Whether the system can do that; otherwise nothing has changed.
+        """
+        descriptor = signals.open_signal_descriptor(self._previous_handlers)
+        if descriptor < 0:
+            return False
+        signals.block_signals(self._previous_handlers)
+        self._signal_descriptor = descriptor
+        self.add_reader(descriptor, self._read_signals)
+        return True
+
+    def _read_signals(self) -> None:
+        for found in signals.read_signals(self._signal_descriptor):
+            self.senders[found.number] = found
+            self._signals.append(found.number)
 
     def ignore_signals(self) -> None:
         """Ignore the watched signals from now on, also after `close`: the answer is known, nothing may change it."""
@@ -397,8 +422,9 @@ class Loop:
             return
         self._restore_signals()
         self._poll.close()
-        for fd in (*self._pidfds.values(), self._wake_read, self._wake_write):
-            os.close(fd)
+        for fd in (*self._pidfds.values(), self._wake_read, self._wake_write, self._signal_descriptor):
+            if fd >= 0:
+                os.close(fd)
         self._pidfds.clear()
         self._wake_read = self._wake_write = -1
 

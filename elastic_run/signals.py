@@ -8,6 +8,8 @@ two workers are started. Everything here takes and gives plain numbers. Code tha
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # the interpreter's own module has no type stub
+import os
+import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,6 +27,24 @@ SIGUSR1: int = _signal.SIGUSR1
 SIGUSR2: int = _signal.SIGUSR2
 SIGTERM: int = _signal.SIGTERM
 SIGCHLD: int = _signal.SIGCHLD
+
+
+def _numbers(names: str) -> tuple[int, ...]:
+    return tuple(getattr(_signal, name) for name in names.split() if hasattr(_signal, name))
+
+
+#: Stop the launcher also where no flag names them: a limit, a timer or the machine's end.
+ENDING: tuple[int, ...] = _numbers("SIGTERM SIGINT SIGHUP SIGQUIT SIGALRM SIGVTALRM SIGPROF SIGXCPU SIGPWR")
+#: Say something to a program that handles them, and end any other one.
+OFFERED: tuple[int, ...] = (
+    *_numbers("SIGUSR1 SIGUSR2 SIGIO SIGSTKFLT"),
+    *range(getattr(_signal, "SIGRTMIN", 0), getattr(_signal, "SIGRTMAX", -1) + 1),
+)
+#: signalfd(2) with SFD_CLOEXEC and SFD_NONBLOCK, whose numbers are those of open(2).
+_SIGNALFD_FLAGS = os.O_CLOEXEC | os.O_NONBLOCK
+#: signalfd_siginfo: so many bytes, which begin with number, errno, code, pid and uid in 32 bits each.
+_SIGINFO_BYTES = 128
+_WORD = 4
 
 #: CPython ignores these at start; a program that we exec expects the default action.
 IGNORED_BY_PYTHON: tuple[int, ...] = tuple(
@@ -75,6 +95,66 @@ def restore_signals(numbers: Iterable[int]) -> None:
         numbers: What `block_signals` returned.
     """
     _signal.pthread_sigmask(_signal.SIG_SETMASK, tuple(numbers))
+
+
+class SignalInfo:
+    """A signal that came, as the kernel tells of it.
+
+    Args:
+        number: The signal.
+        code: How it was sent: 0 and below by a process, above by the kernel.
+        pid: The process that has sent it; 0 where the kernel did, or a process that can't be seen from here.
+        uid: The user of that process.
+    """
+
+    __slots__ = ("code", "number", "pid", "uid")
+
+    def __init__(self, number: int, *, code: int, pid: int, uid: int) -> None:
+        self.number = number
+        self.code = code
+        self.pid = pid
+        self.uid = uid
+
+
+def open_signal_descriptor(numbers: Iterable[int]) -> int:
+    """Open a descriptor from which blocked signals are read; Python has no name for signalfd(2).
+
+    Args:
+        numbers: The signals.
+
+    Returns:
+        A descriptor that doesn't block, or -1 where the system has none.
+    """
+    try:
+        import ctypes  # noqa: PLC0415 - the workers come first
+
+        library = ctypes.CDLL(None)
+        mask = (ctypes.c_ulong * (1024 // (8 * ctypes.sizeof(ctypes.c_ulong))))()
+        library.sigemptyset(mask)
+        for number in numbers:
+            library.sigaddset(mask, number)
+        descriptor: int = library.signalfd(-1, mask, _SIGNALFD_FLAGS)
+    except (ImportError, OSError, AttributeError):
+        return -1
+    return descriptor
+
+
+def read_signals(descriptor: int) -> list[SignalInfo]:
+    """Return the signals that have come since, without waiting.
+
+    Args:
+        descriptor: From `open_signal_descriptor`.
+    """
+    found = []
+    try:
+        while record := os.read(descriptor, _SIGINFO_BYTES):
+            words = [record[start : start + _WORD] for start in range(0, 5 * _WORD, _WORD)]
+            number, _, code, pid, uid = (int.from_bytes(word, sys.byteorder) for word in words)
+            # The code is signed: SI_TKILL is -6.
+            found.append(SignalInfo(number, code=code - (code >> 31 << 32), pid=pid, uid=uid))
+    except BlockingIOError:
+        pass
+    return found
 
 
 def ignore_signal(number: int) -> None:

@@ -22,12 +22,9 @@ import time
 
 from elastic_run.agent.joining import Joining
 from elastic_run.agent.launched import launch_workers
-from elastic_run.signals import block_signals, restore_signals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from elastic_run.agent.launched import LaunchedWorkers
     from elastic_run.agent.surroundings import Surroundings
     from elastic_run.loop import Loop
@@ -45,23 +42,15 @@ class HeadStart:
         launched: Its workers.
         loop: The agent's loop, which listens to them.
         console: The launcher's stdout and stderr.
-        mask: Signals that were blocked before.
     """
 
-    __slots__ = ("console", "joining", "launched", "loop", "mask")
+    __slots__ = ("console", "joining", "launched", "loop")
 
-    def __init__(
-        self, joining: Joining, launched: LaunchedWorkers, loop: Loop, console: Console, *, mask: Collection[int]
-    ) -> None:
+    def __init__(self, joining: Joining, launched: LaunchedWorkers, loop: Loop, console: Console) -> None:
         self.joining = joining
         self.launched = launched
         self.loop = loop
         self.console = console
-        self.mask = mask
-
-    def release_signals(self) -> None:
-        """Let the signals through that were held back: somebody answers them now."""
-        restore_signals(self.mask)
 
 
 def take_head_start(around: Surroundings) -> HeadStart | None:
@@ -85,10 +74,10 @@ def take_head_start(around: Surroundings) -> HeadStart | None:
     except OSError:
         joining.close()
         return None
-    mask = block_signals((*around.options.signals, *around.options.forwarded))
-    launched = launch_workers(around, restart_count=0, use_agent_store=joining.use_agent_store, mask=mask)
+    around.block_signals((*around.options.signals, *around.options.forwarded, *around.options.ending))
+    launched = launch_workers(around, restart_count=0, use_agent_store=joining.use_agent_store)
     loop, console = _listen_first(around, joining, launched)
-    return HeadStart(joining, launched, loop, console, mask=mask)
+    return HeadStart(joining, launched, loop, console)
 
 
 def _listen_first(around: Surroundings, joining: Joining, launched: LaunchedWorkers) -> tuple[Loop, Console]:

@@ -20,7 +20,7 @@ from elastic_run.multiprocessing.output.wiring import Wiring
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
     from typing import Any
 
     from elastic_run.agent.api import Worker, WorkerSpec
@@ -80,7 +80,6 @@ def launch_workers(
     *,
     restart_count: int,
     use_agent_store: bool,
-    mask: Iterable[int] | None = None,
     on_fork: Callable[[], None] | None = None,
 ) -> LaunchedWorkers:
     """Start every worker of this node.
@@ -89,7 +88,6 @@ def launch_workers(
         around: What the rounds of one agent share; its group has the round's ranks and master address.
         restart_count: Restarts so far.
         use_agent_store: Whether the agent serves the workers' store.
-        mask: Signals that the workers begin with blocked, or None to inherit this thread's.
         on_fork: Gives up what is the launcher's, in a worker that is forked.
 
     Returns:
@@ -97,7 +95,7 @@ def launch_workers(
     """
     launched = LaunchedWorkers(capture=around.options.capture)
     try:
-        _launch(around, launched, restart_count, use_agent_store=use_agent_store, mask=mask, on_fork=on_fork)
+        _launch(around, launched, restart_count, use_agent_store=use_agent_store, on_fork=on_fork)
     except (OSError, ValueError) as error:
         launched.error = error
     return launched
@@ -109,7 +107,6 @@ def _launch(
     restart_count: int,
     *,
     use_agent_store: bool,
-    mask: Iterable[int] | None,
     on_fork: Callable[[], None] | None,
 ) -> None:
     group = around.group
@@ -140,7 +137,7 @@ def _launch(
     for worker in group.workers:
         own_env = {**envs[worker.local_rank], contract.ENV_TOKEN: around.inherited_token}
         if launched.functions is None:
-            worker.id = _launch_worker(around, launched, worker, {**inherited, **own_env}, closed, mask)
+            worker.id = _launch_worker(around, launched, worker, {**inherited, **own_env}, closed)
         else:
             worker.id = _launch_function(around, launched, worker, own_env, closed, on_fork)
 
@@ -195,7 +192,6 @@ def _launch_worker(
     worker: Worker,
     env: dict[str, str],
     closed: list[int],
-    mask: Iterable[int] | None,
 ) -> int:
     spec, rank = around.group.spec, worker.local_rank
     stdout, stderr = _wire(launched, rank)
@@ -213,7 +209,7 @@ def _launch_worker(
                 affinity=affinity,
                 descriptor_limit=around.worker_limit,
                 closed=closed,
-                mask=mask,
+                mask=around.mask,
             )
     finally:
         launched.wiring.started(rank)

@@ -13,10 +13,11 @@ from elastic_run.multiprocessing import processes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from elastic_run.agent.round import Round
+    from elastic_run.agent.senders import Senders
     from elastic_run.agent.surroundings import Surroundings
     from elastic_run.core.policy import Failure
     from elastic_run.core.rootcause import WorkerEnd
@@ -30,11 +31,13 @@ class Story:
 
     Args:
         around: What the rounds of one agent share.
+        senders: Where the launcher's signals came from.
         say: Tells the user one line.
     """
 
-    def __init__(self, around: Surroundings, say: Callable[[str], None]) -> None:
+    def __init__(self, around: Surroundings, senders: Senders, say: Callable[[str], None]) -> None:
         self._around = around
+        self._senders = senders
         self._say = say
         self._attempts: list[Attempt] = []
         self._ends: tuple[WorkerEnd, ...] = ()
@@ -71,10 +74,19 @@ class Story:
         self._root = None
         if not self._ends:
             return None
+        self._add_senders()
         from elastic_run.core.rootcause import find_root_cause  # noqa: PLC0415 - only after a failure
 
         self._root = find_root_cause(self._ends)
         return None if self._root is None else failure_of(self._root, ended.uptime)
+
+    def _add_senders(self) -> None:
+        """Say of workers that died of a signal which they got from this launcher where it came from."""
+        from elastic_run.report import lines  # noqa: PLC0415 - only after a failure
+
+        for end in self._ends:
+            if -end.exitcode in self._senders.passed_on and not end.remark:
+                end.remark = lines.passed_on(-end.exitcode, self._senders.find(-end.exitcode))
 
     def write_report(self, failure: Failure | None) -> dict[str, Any] | None:
         """Return what the other nodes of the job should know of the last round's failure on this node, or None.
@@ -133,9 +145,18 @@ class Story:
             window = "" if policy.window_count is None else f"{policy.window_count} in {policy.window_seconds:g} s"
             say(lines.restarting(self._root, size, after.restart_count, policy.max_restarts, pause, window=window))
         elif after.signal is not None and before.signal is None and after.state == supervision.STOPPING:
-            say(lines.stopping(after.signal, size, options.shutdown_timeout))
+            sender = self._senders.find(after.signal)
+            say(lines.stopping(after.signal, size, options.shutdown_timeout, sender=sender))
         elif after.is_hurried and not before.is_hurried:
             say(lines.hurrying())
+
+    def tell_offered(self, number: int, ranks: Sequence[int], *, has_workers: bool) -> None:
+        """Say which workers have got a signal that no flag names."""
+        from elastic_run.report import lines  # noqa: PLC0415 - only when there is something to say
+
+        size = self._around.group.spec.local_world_size
+        sender = self._senders.find(number)
+        self._say(lines.offered(number, sender, ranks, size=size, has_workers=has_workers))
 
     def tell_patience(self, seconds: float) -> None:
         """Say that the cause of a failure is awaited."""
@@ -177,7 +198,7 @@ class Story:
             restarts_used=agent.restart_count,
             max_restarts=around.options.policy.max_restarts,
             log_dir=around.log_directory,
-            detail=finish.detail,
+            detail=finish.detail or self._stop_detail(finish.signal),
             signal=finish.signal,
             world_size=around.group.workers[0].world_size,
             nnodes=around.group.group_world_size or 1,
@@ -186,6 +207,12 @@ class Story:
             is_log_disk_full=is_disk_full(around.log_directory),
             oom_kills=None if self._oom_kills is None else self._count_oom_kills(),
         )
+
+    def _stop_detail(self, number: int | None) -> str:
+        from elastic_run.report import lines  # noqa: PLC0415 - imported by now
+
+        sender = "" if number is None else self._senders.find(number)
+        return lines.sent_by(number, sender) if number is not None and sender else ""
 
     def _count_oom_kills(self) -> OomKills:
         from elastic_run.report.memory import read_oom_kills  # noqa: PLC0415 - the workers start before it

@@ -19,6 +19,7 @@ from elastic_run.agent.background import Background
 from elastic_run.agent.joining import Joining
 from elastic_run.agent.launched import launch_workers
 from elastic_run.agent.round import Round
+from elastic_run.agent.senders import Senders
 from elastic_run.agent.watches import Watches
 from elastic_run.core import supervision
 from elastic_run.core.shutdown import CAUSE_PATIENCE, KILL_PATIENCE
@@ -27,6 +28,7 @@ from elastic_run.multiprocessing.descriptors import ensure_standard_descriptors
 from elastic_run.multiprocessing.guard import Guard
 from elastic_run.multiprocessing.output.console import Console
 from elastic_run.rendezvous.errors import RendezvousGracefulExitError, is_kind
+from elastic_run.signals import SIGTERM, restore_signals
 from elastic_run.store.listener import PortTakenError
 
 TYPE_CHECKING = False
@@ -85,6 +87,7 @@ class Supervisor:
         self._joining.serve(self._loop, self.console.say)
         self._guard = Guard(self._loop, around.guardian, say=self.console.say)
         self._signals_seen = 0
+        self._senders = Senders()
         self._job = self._find_job()
         self._agent = supervision.Agent(
             policy=self._options.policy,
@@ -148,8 +151,6 @@ class Supervisor:
             What happened, for the report.
         """
         self._watch_signals()
-        if self._head_start is not None:
-            self._head_start.release_signals()
         try:
             self._guard.start()
         except OSError as error:
@@ -224,8 +225,13 @@ class Supervisor:
 
     # --- signals -----------------------------------------------------------------------------------------------------
     def _watch_signals(self) -> None:
+        options = self._options
         try:
-            self._loop.watch_signals((*self._options.signals, *self._options.forwarded), self._on_signal)
+            self._loop.watch_signals((*options.signals, *options.ending), self._on_signal)
+            self._loop.watch_signals(options.forwarded, self._on_forwarded)
+            self._loop.watch_signals(options.offered, self._on_offered)
+            if options.is_whole_process and not self._loop.find_senders() and self._around.mask is not None:
+                restore_signals(self._around.mask)
             self._loop.watch_signals((signal.SIGWINCH,), lambda _: self._resize())
             if self._options.is_whole_process:
                 # Inherited as ignored it would make the kernel throw the workers' exit codes away.
@@ -238,8 +244,24 @@ class Supervisor:
 
     def _on_signal(self, number: int) -> None:
         self._signals_seen += 1
+        self._senders.note(number, self._loop.senders.get(number))
         self._background.hurry()
+        is_named = number in self._options.signals
+        self._feed(supervision.Signalled(number, number if is_named else SIGTERM))
+
+    def _on_forwarded(self, number: int) -> None:
+        self._senders.note(number, self._loop.senders.get(number))
         self._feed(supervision.Signalled(number))
+
+    def _on_offered(self, number: int) -> None:
+        """Pass a signal on to the workers that handle it; in no state that changes anything else."""
+        self._senders.note(number, self._loop.senders.get(number))
+        told = [] if self._round is None else self._round.workers.offer(number)
+        if told:
+            self._senders.passed_on.add(number)
+        ranks = [worker.global_rank for worker in self._group.workers if worker.local_rank in told]
+        has_workers = self._round is not None and bool(self._round.workers.alive)
+        self._story.tell_offered(number, ranks, has_workers=has_workers)
 
     def _resize(self) -> None:
         if self._round is not None:
@@ -274,7 +296,7 @@ class Supervisor:
         if self._told_story is None:
             from elastic_run.agent.story import Story  # noqa: PLC0415
 
-            self._told_story = Story(self._around, self.console.say)
+            self._told_story = Story(self._around, self._senders, self.console.say)
         return self._told_story
 
     def _perform_all(self, commands: tuple[Command, ...]) -> None:
@@ -291,6 +313,7 @@ class Supervisor:
         elif isinstance(command, supervision.Hurry) and self._round is not None:
             self._round.workers.hurry()
         elif isinstance(command, supervision.Forward):
+            self._senders.passed_on.add(command.signal)
             self._forward(command.signal)
         elif isinstance(command, supervision.Pause):
             number = command.round
@@ -351,6 +374,8 @@ class Supervisor:
     def _rendezvous(self, number: int) -> None:
         """Ask the handler, in whatever thread this is, and bring the answer to the loop's thread."""
         event: Event
+        if not self._joining.is_immediate and self._around.mask is not None:
+            restore_signals(self._around.mask)  # what a plug-in starts here must not begin with signals blocked
         try:
             self._joining.take_place()
             event = supervision.RoundFormed(number)

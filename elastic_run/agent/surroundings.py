@@ -9,12 +9,12 @@ import sys
 from elastic_run import contract
 from elastic_run.multiprocessing.descriptors import allowed_descriptors
 from elastic_run.multiprocessing.guardian import Guardian
-from elastic_run.signals import signal_number
+from elastic_run.signals import block_signals, signal_number
 from elastic_run.store.listener import raise_descriptor_limit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from elastic_run.agent.api import WorkerGroup
     from elastic_run.agent.timers import WorkersTimers
@@ -38,6 +38,8 @@ class AgentOptions:
         shutdown_timeout: The grace period in seconds, on every stop path.
         signals: Signals that stop the job.
         forwarded: Signals that are passed on to the workers.
+        ending: Signals that stop the job though the user didn't name them; workers get SIGTERM.
+        offered: Signals that are passed on to those workers that handle them.
         worker_store: `auto`, `agent`, `torch` or `rank0`.
         capture: Whether the workers' stderr passes through the agent for the report.
         prefix_template: Prefix of tee'd lines.
@@ -60,12 +62,14 @@ class AgentOptions:
     __slots__ = (
         "affinities",
         "capture",
+        "ending",
         "exit_barrier_timeout",
         "forwarded",
         "is_whole_process",
         "join_command",
         "kill_background",
         "membership_window",
+        "offered",
         "on_split",
         "policy",
         "preferred_rank",
@@ -88,6 +92,8 @@ class AgentOptions:
         shutdown_timeout: float = contract.DEFAULT_SHUTDOWN_TIMEOUT,
         signals: tuple[int, ...] = (),
         forwarded: tuple[int, ...] = (),
+        ending: tuple[int, ...] = (),
+        offered: tuple[int, ...] = (),
         worker_store: str = "auto",
         capture: bool = True,
         prefix_template: str = contract.DEFAULT_PREFIX_TEMPLATE,
@@ -110,6 +116,8 @@ class AgentOptions:
         self.shutdown_timeout = min(shutdown_timeout, contract.LONGEST_TIME)
         self.signals = signals
         self.forwarded = forwarded
+        self.ending = ending
+        self.offered = offered
         self.worker_store = worker_store
         self.capture = capture
         self.prefix_template = prefix_template
@@ -139,6 +147,8 @@ class Surroundings:
 
     Attributes:
         worker_limit: The workers' soft limit of descriptors, where this process has raised its own; else None.
+        mask: Signals that were blocked when this process began, and are when a worker begins, where this process blocks
+            others since; else None.
     """
 
     __slots__ = (
@@ -148,6 +158,7 @@ class Surroundings:
         "hostname",
         "inherited_token",
         "logs_specs",
+        "mask",
         "options",
         "run_id",
         "timers",
@@ -169,6 +180,13 @@ class Surroundings:
         self.warm: WarmWorkers | None = None
         self._announced = False
         self.worker_limit: int | None = None
+        self.mask: frozenset[int] | None = None
+
+    def block_signals(self, numbers: Iterable[int]) -> None:
+        """Hold signals of this thread back, but not of the workers."""
+        before = block_signals(numbers)
+        if self.mask is None:
+            self.mask = before
 
     def make_room(self, held: int) -> None:
         """Allow this process as many descriptors as its workers' streams and clients take; workers keep their limit.

@@ -44,7 +44,7 @@ def _start(around: Surroundings, modules: list[str], argv: list[str]) -> WarmWor
     ranks = range(around.group.spec.local_world_size)
     affinities = {rank: around.options.affinities.get(rank) for rank in ranks}
     own = [contract.ENV_CUDA_VISIBLE_DEVICES] if around.group.spec.virtual_local_rank else []
-    warm = WarmWorkers(modules, affinities, around.guardian, own=own)
+    warm = WarmWorkers(modules, affinities, around.guardian, own=own, mask=around.mask)
     if not around.guardian.pid:
         around.guardian.start()
     try:

@@ -365,7 +365,7 @@ def _on_signal(agent: Agent, event: Signalled) -> Decision:
         finish = Finish("signal", signal=event.number)
         return agent.replace(state=ENDED, signal=event.number), (*leave, finish)
     if agent.state == RUNNING:
-        after, commands = _stop(agent, AFTER_SIGNAL, event.number)
+        after, commands = _stop(agent, AFTER_SIGNAL, event.told)
         return after.replace(signal=event.number), (*leave, *commands)
     return _on_signal_while_stopping(agent, event, leave)
 

@@ -92,12 +92,18 @@ class WorkerStuck(Event):
 
 
 class Signalled(Event):
-    """The launcher got a signal."""
+    """The launcher got a signal.
 
-    __slots__ = ("number",)
+    Args:
+        number: The signal.
+        told: The signal that the workers get first when it stops them; by default the same.
+    """
 
-    def __init__(self, number: int) -> None:
+    __slots__ = ("number", "told")
+
+    def __init__(self, number: int, told: int | None = None) -> None:
         super().__init__(None)
+        self.told = number if told is None else told
         self.number = number
 
 

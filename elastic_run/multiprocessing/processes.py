@@ -185,6 +185,25 @@ def is_recycled(session: int, born: int) -> bool:
     return stat is not None and bool(born) and stat.started_at != born
 
 
+def has_handler(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal now; not where the system doesn't tell."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            caught = next((line for line in file if line.startswith(b"SigCgt:")), b"SigCgt: 0")
+    except OSError:
+        return False
+    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
+
+
+def read_name(pid: int) -> str:
+    """Return the short name of a process, or an empty string."""
+    try:
+        with open(f"/proc/{pid}/comm", "rb") as file:
+            return file.read().strip().decode(errors="replace")
+    except OSError:
+        return ""
+
+
 def signal_groups(groups: Iterable[int], number: int) -> None:
     """Send a signal to process groups; those that are gone are passed over."""
     for group in groups:

@@ -81,6 +81,19 @@ class Workers:
         """Send a signal to the workers that live, not to their children."""
         processes.signal_processes((self.pids[rank] for rank in self.alive), number)
 
+    def offer(self, number: int) -> list[int]:
+        """Send a signal to those workers that handle it now; it would end the others.
+
+        Args:
+            number: The signal.
+
+        Returns:
+            Their local ranks.
+        """
+        told = [rank for rank in sorted(self.alive) if processes.has_handler(self.pids[rank], number)]
+        processes.signal_processes((self.pids[rank] for rank in told), number)
+        return told
+
     def was_stopped(self, local_rank: int) -> bool:
         """Whether a worker was signalled to stop while it still ran."""
         return self._stop is not None and self._stop.leader_told and local_rank not in self._ended_before_stop

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 
+from elastic_run.report.wording import signal_name
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from elastic_run.core.rootcause import WorkerEnd
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from elastic_run.report.memory import OomKills
 
 SIGHUP, SIGINT, SIGILL, SIGABRT, SIGBUS, SIGKILL, SIGSEGV, SIGPIPE, SIGTERM = 1, 2, 4, 6, 7, 9, 11, 13, 15
+SIGUSR1, SIGUSR2 = 10, 12
 SIGXCPU, SIGXFSZ, SIGSYS = 24, 25, 31
 #: Lines of stderr in which a text is looked for, where there is no exception.
 _TAIL = 20
@@ -212,6 +215,12 @@ _SIGNALS: dict[int, str] = {
     SIGXFSZ: "It wrote a file larger than allowed: look at ulimit -f.",
     SIGSYS: "It made a system call that the sandbox forbids: look at the container's seccomp profile.",
 }
+_WARNINGS = (SIGUSR1, SIGUSR2)
+_PASSED_ON = "The script has no handler for it: install one, or leave it out of --forward-signals."
+_WARNED = (
+    "Somebody else sent {name}, not elastic-run, and the script has no handler for it: the scheduler, as a warning "
+    "before a limit (Slurm: --signal=B:… tells the batch script alone), or a person."
+)
 _VERDICTS: dict[str, str] = {
     "not_executable": (
         "Make it executable with chmod +x, let the job's user into the directories above it, leave --no-python away "
@@ -269,6 +278,8 @@ def _end_advice(root: WorkerEnd, oom_kills: OomKills | None) -> str | None:
         return _kill_advice(oom_kills)
     if root.signal == SIGSEGV and root.exception is not None:
         return "Native code crashed below that line: a library built for another PyTorch or CUDA is the usual reason."
+    if root.signal in _WARNINGS:
+        return _PASSED_ON if root.remark else _WARNED.format(name=signal_name(root.signal))
     if root.signal is not None:
         return _SIGNALS.get(root.signal)
     return _CODES.get(root.exitcode)

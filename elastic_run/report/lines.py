@@ -5,10 +5,13 @@ Pure: each function returns the text; the console puts `elastic-run: ` in front 
 
 from __future__ import annotations
 
-from elastic_run.report.wording import count, end_verb, exception_line, signal_name, span
+from elastic_run.report.text import printable
+from elastic_run.report.wording import count, end_verb, exception_line, ranks, signal_name, span
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from elastic_run.core.rootcause import WorkerEnd
 
 #: Characters of an exception that a line shows.
@@ -75,19 +78,67 @@ def awaiting_cause(seconds: float) -> str:
     return f"a worker has lost a peer: up to {span(seconds)} for the worker that has the cause to say so"
 
 
-def stopping(number: int, size: int, grace: float) -> str:
+def stopping(number: int, size: int, grace: float, *, sender: str = "") -> str:
     """Say that a signal stops the job.
 
     Args:
         number: The signal.
         size: Workers on this node.
         grace: Seconds that they get.
+        sender: Where the signal came from, or "" where that isn't known.
 
     Returns:
         The line.
     """
     hint = "; Ctrl-C again kills them now" if signal_name(number) == "SIGINT" else ""
-    return f"{signal_name(number)} received: stopping {count(size, 'worker')}, up to {grace:g} s{hint}"
+    origin = f" from {printable(sender)}" if sender else ""
+    return f"{signal_name(number)} received{origin}: stopping {count(size, 'worker')}, up to {grace:g} s{hint}"
+
+
+def offered(number: int, sender: str, told: Sequence[int], *, size: int, has_workers: bool) -> str:
+    """Say which workers have got a signal that no flag names.
+
+    Args:
+        number: The signal.
+        sender: Where it came from, or "" where that isn't known.
+        told: Ranks of the workers that handle it, and have got it.
+        size: Workers on this node.
+        has_workers: Whether any of them runs.
+
+    Returns:
+        The line.
+    """
+    signal = f"{signal_name(number)} from {printable(sender)}" if sender else signal_name(number)
+    if not told:
+        return f"{signal}: {'no worker handles it' if has_workers else 'no worker runs'}: nothing was sent"
+    others = "" if len(told) == size else "; the other workers don't handle it"
+    return f"{signal}: passed on to {ranks(told)}{others}"
+
+
+def passed_on(number: int, sender: str) -> str:
+    """Say of a worker that died of a signal that it got the signal from this launcher.
+
+    Args:
+        number: The signal.
+        sender: Where the launcher has it from, or "" where that isn't known.
+
+    Returns:
+        A clause.
+    """
+    return f"elastic-run passed on the {signal_name(number)} that it got{f' from {sender}' if sender else ''}"
+
+
+def sent_by(number: int, sender: str) -> str:
+    """Say where the signal came from that stopped the job.
+
+    Args:
+        number: The signal.
+        sender: Where it came from.
+
+    Returns:
+        A clause.
+    """
+    return f"{signal_name(number)} came from {sender}"
 
 
 def hurrying() -> str:

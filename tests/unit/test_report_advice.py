@@ -32,6 +32,7 @@ def raised(name: str, message: str = "") -> Ending:
         (ending(worker_end(0, -6)), "PYTHONFAULTHANDLER=1"),
         (ending(worker_end(0, -6, captured("thread_at_end"))), "torch.distributed.nn"),
         (ending(worker_end(0, -15)), "not elastic-run"),
+        (ending(worker_end(0, -10)), "no handler for it"),
         (ending(worker_end(0, 1, captured("cuda_out_of_memory"))), "nvidia-smi"),
         (ending(worker_end(0, 1, captured("port_taken"))), "ss -ltnp"),
         (ending(worker_end(0, -6, captured("nccl_watchdog"))), "did not time out"),
@@ -71,7 +72,7 @@ def test_a_well_known_cause_has_its_remedy(job: Ending, words: str) -> None:
     [
         raised("ValueError", "loss is not finite"),
         ending(worker_end(0, 3)),
-        ending(worker_end(0, -10)),
+        ending(worker_end(0, -16)),
         ending(verdict="signal", signal=15, exit_code=143),
         ending(verdict="rendezvous", exit_code=201),
     ],

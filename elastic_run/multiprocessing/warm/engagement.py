@@ -19,7 +19,7 @@ from elastic_run.multiprocessing.warm.subreaper import Subreaper
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from elastic_run.loop import Loop, Timer
     from elastic_run.multiprocessing.guardian import Guardian
@@ -50,6 +50,7 @@ class WarmWorkers:
         affinities: Logical CPUs of each worker by local rank; None for those that inherit.
         guardian: The agent's.
         own: Variables that each worker has its own of, besides those that it always has.
+        mask: Signals that the workers begin with blocked, or None to inherit what this thread blocks.
 
     Raises:
         OSError: There can be no warm workers on this system.
@@ -62,11 +63,13 @@ class WarmWorkers:
         guardian: Guardian,
         *,
         own: Sequence[str] = (),
+        mask: Collection[int] | None = None,
     ) -> None:
         self._modules = modules
         self._affinities = affinities
         self._guardian = guardian
         self._own = own
+        self._mask = mask
         self._subreaper = Subreaper()
         self._templates: dict[frozenset[int] | None, TemplateHandle] = {}
         self._former: list[TemplateHandle] = []
@@ -220,7 +223,13 @@ class WarmWorkers:
                 self._templates[affinity] = template
             if not template.is_there:
                 template.start(
-                    self._argv, self._env, self._modules, left_out=self._left_out, own=self._own, affinity=affinity
+                    self._argv,
+                    self._env,
+                    self._modules,
+                    left_out=self._left_out,
+                    own=self._own,
+                    affinity=affinity,
+                    mask=self._mask,
                 )
                 if self._loop is not None:
                     template.attach(self._loop)

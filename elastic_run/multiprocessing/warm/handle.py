@@ -21,7 +21,7 @@ from elastic_run.signals import SIGKILL, signal_name, signal_number
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import _socket
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Any
 
     from elastic_run.loop import Loop
@@ -128,6 +128,7 @@ class TemplateHandle:
         left_out: Sequence[str],
         own: Sequence[str],
         affinity: frozenset[int] | None,
+        mask: Iterable[int] | None,
     ) -> None:
         """Start the template.
 
@@ -138,6 +139,7 @@ class TemplateHandle:
             left_out: Packages that it doesn't choose for `auto`.
             own: Variables that each worker has its own of, besides those that it always has.
             affinity: Logical CPUs to run on, or None to inherit.
+            mask: Signals that the workers begin with blocked, or None to inherit what this thread blocks.
 
         Raises:
             OSError: The system refuses a process.
@@ -148,7 +150,8 @@ class TemplateHandle:
             end = theirs.fileno()
             env = {**env, contract.ENV_TEMPLATE: str(end)}
             # Its stdout is our stderr: what an import prints is no worker's output.
-            self.pid = spawn(argv, env, stdout=2, affinity=affinity, closed=inheritable_descriptors(), kept=[end])
+            closed = inheritable_descriptors()
+            self.pid = spawn(argv, env, stdout=2, affinity=affinity, closed=closed, kept=[end], mask=mask)
         except OSError:
             channel.close()
             raise

@@ -1,0 +1,54 @@
+"""Where the launcher's signals came from, in words for the user.
+
+A sender may be gone a moment later (`kill`, `scancel`), so its name is read when the signal is.
+"""
+
+from __future__ import annotations
+
+from elastic_run.multiprocessing.processes import read_name
+from elastic_run.signals import SIGHUP, SIGINT, SIGQUIT
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from elastic_run.signals import SignalInfo
+
+#: Of signals that the kernel sends by itself.
+_SI_KERNEL = 0x80
+#: Of a timer that the process has set, or has inherited (alarm).
+_SI_TIMER = -2
+
+
+class Senders:
+    """The last sender of each signal.
+
+    Attributes:
+        passed_on: Signals that workers of this node have got since.
+    """
+
+    def __init__(self) -> None:
+        self.passed_on: set[int] = set()
+        self._senders: dict[int, str] = {}
+
+    def note(self, number: int, found: SignalInfo | None) -> None:
+        """Take note of a signal that came.
+
+        Args:
+            number: The signal.
+            found: What the kernel tells of it, or None.
+        """
+        self._senders[number] = "" if found is None else _describe(found)
+
+    def find(self, number: int) -> str:
+        """Return where the last signal of a number came from, as `pid 12 (bash)`; empty where that isn't known."""
+        return self._senders.get(number, "")
+
+
+def _describe(found: SignalInfo) -> str:
+    if found.code == _SI_TIMER:
+        return "a timer"
+    if found.code >= _SI_KERNEL:
+        return "the terminal" if found.number in (SIGINT, SIGQUIT, SIGHUP) else "the kernel"
+    if not found.pid:
+        return f"a process outside of this container (uid {found.uid})"
+    name = read_name(found.pid)
+    return f"pid {found.pid} ({name})" if name else f"pid {found.pid}"
