@@ -6,6 +6,9 @@ pauses that double, `_TRIES` times; then the job goes on without one, and the us
 
 from __future__ import annotations
 
+from elastic_run.multiprocessing import processes
+from elastic_run.signals import SIGKILL
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,6 +45,7 @@ class Guard:
         Raises:
             OSError: The system refuses a process.
         """
+        self._guardian.attach(self._loop)
         self._watch(self._guardian.pid or self._guardian.start())
 
     def _watch(self, pid: int) -> None:
@@ -85,4 +89,11 @@ class Guard:
         else:
             self._guardian.alarm()
         # Until it was reaped: a program that launches again and again must not collect zombies.
-        self._loop.run_until(lambda: not self._is_present, self._loop.now() + _FAREWELL)
+        if not self._wait_gone() and is_clean:
+            # It was stopped, and would do harm if it went on one day. The second one reads the farewell then.
+            processes.signal_processes((self._guardian.pid,), SIGKILL)
+            self._wait_gone()
+        self._guardian.close()
+
+    def _wait_gone(self) -> bool:
+        return self._loop.run_until(lambda: not self._is_present, self._loop.now() + _FAREWELL)

@@ -7,8 +7,7 @@ Rules
   removes the launcher's temporary directory, and ends.
 - It has its own session, a name in `ps` that `pkill -f train.py` or `pkill -f elastic` doesn't find, and none of the
   launcher's descriptors but the pipe: else `elastic-run … | cat` would never end.
-- PDEATHSIG for the workers was rejected: it needs code between fork and exec, is bound to a thread, and misses
-  grandchildren.
+- A second guardian stands behind it (`guarding`, which is the guardian's own process).
 - It is forked where the launcher is the whole process (quick, and pages are shared), and exec'd where we run
   inside somebody's process, whose threads and memory must not be copied. A program that has no interpreter (frozen, or
   one that embeds Python) forks it all the same: to execute `sys.executable` would begin the program a second time.
@@ -21,36 +20,29 @@ Rules
 - Messages are lines: `|DEVICE INODE` the next worker's stderr, `+PID BORN` a worker's session began (BORN: its start
   time), `-PID` it is gone, `dir HEX` a temporary directory, `farewell MODULE HEX` whose `say_farewell` is to be called
   with which document, `keep` nothing is to be killed
-  any more, `bye`. Each is one write below PIPE_BUF, so a torn line can only be the last one.
+  any more, `forget` every session told so far, `bye`. They are told in order, so a torn line can only be the last one.
+- Nothing waits for the guardian: orders that the pipe has no room for (it was stopped) wait here, and where there are
+  many, what holds now is told instead.
 """
 
 from __future__ import annotations
 
 import os
-import select
 import stat
 import sys
-import time
 
-from elastic_run import signals
 from elastic_run.multiprocessing import processes
+from elastic_run.multiprocessing.guarding import become_daemon, stand_guard
 from elastic_run.multiprocessing.interpreter import find_interpreter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from elastic_run.loop import Loop
 
-#: Seconds that the guardian goes on killing; what then lives is in uninterruptible sleep.
-PATIENCE = 10.0
-#: Seconds between two looks while killed processes disappear (a case of law 2's list).
-_LOOK = 0.005
-_EMPTY_LOOKS = 2
-_MAX_FD = 1 << 16
-#: Milliseconds in which workers boot: until then orders wait in the pipe, which holds those of two thousand workers.
-_NO_ORDERS = 1000
 #: The launcher's own, which others may have as well.
 _STDERR = 2
-_IGNORED = (signals.SIGTERM, signals.SIGINT, signals.SIGHUP, signals.SIGQUIT, signals.SIGUSR1, signals.SIGUSR2)
+#: Bytes of orders that wait for room in the pipe before what holds now is told instead.
+_MOST_WAITING = 1 << 16
 
 
 class Guardian:
@@ -75,6 +67,16 @@ class Guardian:
         self._directory = ""
         self._farewell = ""
         self._is_over = False
+        self._loop: Loop | None = None
+        self._waiting = bytearray()
+
+    def attach(self, loop: Loop) -> None:
+        """Let a loop tell the guardian what its pipe has no room for now.
+
+        Args:
+            loop: The agent's.
+        """
+        self._loop = loop
 
     def start(self) -> int:
         """Start it, or start another one after it died; it learns what its predecessor knew.
@@ -85,8 +87,10 @@ class Guardian:
         Raises:
             OSError: The system refuses a process.
         """
+        self._send("bye")  # to one that stands in for the one that died
         self._close_pipe()
         reader, self._pipe = os.pipe()
+        os.set_blocking(self._pipe, False)
         since = processes.start_time("self")
         interpreter = find_interpreter() if self.is_exec else ""
         # They wait for it in the pipe: a launcher that is killed while it starts leaves no directory.
@@ -99,12 +103,13 @@ class Guardian:
             self.pid = _spawn(interpreter, *own) if interpreter else _fork(*own)
         finally:
             os.close(reader)
-        # As many as there are workers, and a pipe that nobody reads yet has an end.
-        for session, born in self._sessions.items():
-            self._send(f"+{session} {born}")
-        if self._is_over:
-            self._send("keep")
+        for order in self._sessions_and_end():
+            self._send(order)
         return self.pid
+
+    def _sessions_and_end(self) -> list[str]:
+        sessions = [f"+{session} {born}" for session, born in self._sessions.items()]
+        return [*sessions, "keep"] if self._is_over else sessions
 
     def expect(self, stderr: int) -> None:
         """Tell it of a worker that is about to start, until `watch` tells its session.
@@ -154,25 +159,59 @@ class Guardian:
         self._close_pipe()
 
     def dismiss(self) -> None:
-        """Let it go: the launcher has cleaned up itself. The caller reaps it."""
+        """Let it go: the launcher has cleaned up itself. The caller reaps it, and calls `close` then."""
         self._send("bye")
+        if not self._waiting:
+            self._close_pipe()
+
+    def close(self) -> None:
+        """Close the pipe; what still waits is not told any more."""
         self._close_pipe()
 
     def alarm(self) -> None:
         """Let it do its work now: the launcher ends in a way that was not foreseen."""
         self._close_pipe()
 
-    def _send(self, line: str) -> None:
+    def _send(self, order: str) -> None:
         if self._pipe < 0:
             return
+        is_first = not self._waiting
+        self._waiting += order.encode() + b"\n"
+        if is_first:
+            self._write()
+        elif len(self._waiting) > _MOST_WAITING:
+            self._tell_anew(order)
+
+    def _tell_anew(self, last: str) -> None:
+        """Replace the orders that wait by what holds now; the first may have been written in part."""
+        directory = [f"dir {os.fsencode(self._directory).hex()}"] if self._directory else []
+        farewell = [self._farewell] if self._farewell else []
+        expected = [last] if last.startswith("|") else []
+        orders = ["forget", *directory, *farewell, *self._sessions_and_end(), *expected]
+        begun = self._waiting.index(b"\n") + 1
+        self._waiting[begun:] = "".join(f"{order}\n" for order in orders).encode()
+
+    def _write(self) -> None:
+        """Write what waits; the loop comes back where the pipe is full."""
         try:
-            os.write(self._pipe, line.encode() + b"\n")
+            del self._waiting[: os.write(self._pipe, self._waiting)]
+        except BlockingIOError:
+            pass
         except BrokenPipeError:
             # It was killed. The loop sees its exit and starts another, which is told everything.
-            pass
+            self._waiting.clear()
+        if self._loop is None:
+            return
+        if self._waiting:
+            self._loop.add_writer(self._pipe, self._write)
+        else:
+            self._loop.remove_writer(self._pipe)
 
     def _close_pipe(self) -> None:
+        self._waiting.clear()
         if self._pipe >= 0:
+            if self._loop is not None:
+                self._loop.remove_writer(self._pipe)
             os.close(self._pipe)
             self._pipe = -1
 
@@ -219,184 +258,3 @@ def main() -> None:
     launcher, token, since = int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
     become_daemon(f"guardian of {launcher}", "guardian", {0, 1, 2})
     stand_guard(0, launcher, token, since)
-
-
-def become_daemon(title: str, name: str, kept: Collection[int]) -> None:
-    """Let go of what is the launcher's, in a process of its own session.
-
-    Args:
-        title: Its command line from now on.
-        name: The short form.
-        kept: Descriptors that stay open; the standard ones lead to /dev/null otherwise.
-    """
-    _ignore_signals()
-    null = os.open(os.devnull, os.O_RDWR)
-    for fd in range(3):
-        if fd not in kept:
-            os.dup2(null, fd)
-    start = 3
-    for fd in sorted(fd for fd in kept if fd >= start):
-        os.closerange(start, fd)
-        start = fd + 1
-    os.closerange(start, _MAX_FD)
-    os.chdir("/")
-    _set_process_title(title, name)
-
-
-def _ignore_signals() -> None:
-    """A signal to everybody (`kill -TERM -1`, a site's clean-up) must not take the guardian before the workers."""
-    signals.set_wakeup_fd(-1)
-    for number in _IGNORED:
-        signals.ignore_signal(number)
-    signals.default_signal(signals.SIGCHLD)
-
-
-def _set_process_title(title: str, name: str) -> None:
-    """Write over this process's command line, which is memory of its own.
-
-    /proc/self/stat gives the place; there is no call for it without ctypes. Failure is harmless.
-    """
-    try:
-        with open("/proc/self/stat", "rb") as status:
-            fields = status.read().rpartition(b")")[2].split()
-        start, end = int(fields[45]), int(fields[46])
-        size = end - start
-        if size > 1:
-            with open("/proc/self/mem", "r+b", buffering=0) as memory:
-                memory.seek(start)
-                memory.write(title.encode()[: size - 1].ljust(size, b"\0"))
-        with open("/proc/self/comm", "wb", buffering=0) as comm:
-            comm.write(name.encode())
-    except (OSError, IndexError, ValueError):
-        pass
-
-
-class _Orders:
-    """What the launcher has told so far."""
-
-    __slots__ = ("directory", "expected_stderr", "farewell", "is_dismissed", "is_over", "rest", "sessions")
-
-    def __init__(self) -> None:
-        self.sessions: dict[int, int] = {}
-        self.expected_stderr: tuple[int, int] | None = None
-        self.directory = ""
-        self.farewell: tuple[str, bytes] | None = None
-        self.is_dismissed = False
-        self.is_over = False
-        self.rest = b""
-
-    def take(self, chunk: bytes) -> None:
-        """Read the lines of a piece of the pipe."""
-        *lines, self.rest = (self.rest + chunk).split(b"\n")
-        for line in lines:
-            if line == b"bye":
-                self.is_dismissed = True
-            elif line == b"keep":
-                self.is_over = True
-            elif line.startswith(b"+"):
-                session, born = line[1:].split()
-                self.sessions[int(session)] = int(born)
-                self.expected_stderr = None
-            elif line.startswith(b"|"):
-                device, inode = line[1:].split()
-                self.expected_stderr = int(device), int(inode)
-            elif line.startswith(b"-"):
-                self.sessions.pop(int(line[1:]), None)
-            elif line.startswith(b"dir "):
-                self.directory = os.fsdecode(bytes.fromhex(line[4:].decode()))
-            elif line.startswith(b"farewell "):
-                _, module, document = line.decode().split()
-                self.farewell = module, bytes.fromhex(document)
-
-
-def stand_guard(pipe: int, launcher: int, token: str, since: int) -> None:
-    """Wait for the launcher's end, and clean up after it unless it said farewell.
-
-    Args:
-        pipe: Read end of the launcher's pipe.
-        launcher: The launcher's pid.
-        token: What the launcher's descendants carry in their environment.
-        since: Start time of the launcher in clock ticks.
-    """
-    orders = _Orders()
-    os.set_blocking(pipe, False)
-    pidfd = _open_launcher(launcher)
-    poll = select.poll()
-    if pidfd is not None:
-        poll.register(pidfd, select.POLLIN)
-    # First only its end is awaited (POLLHUP): to wake up for each order would take a processor from workers that boot.
-    poll.register(pipe, 0)
-    poll.poll(_NO_ORDERS)
-    poll.modify(pipe, select.POLLIN)
-    is_over = False
-    while not is_over and not orders.is_dismissed:
-        is_over = any(fd == pidfd for fd, _ in poll.poll())
-        is_over = _read_orders(pipe, orders) or is_over
-    if orders.is_dismissed:
-        return
-    if not orders.is_over:
-        if orders.expected_stderr is not None:
-            orders.sessions.update(processes.find_sessions_by_stderr(*orders.expected_stderr, since=since))
-        sweep(orders.sessions, token, since, time.monotonic)
-    if orders.directory:
-        import shutil  # noqa: PLC0415 - only after a disaster
-
-        shutil.rmtree(orders.directory, ignore_errors=True)
-    if orders.farewell is not None:
-        _say_farewell(*orders.farewell)
-
-
-def _say_farewell(module: str, document: bytes) -> None:
-    """Tell the job; it finds out by itself, later, if that can't be done."""
-    import importlib  # noqa: PLC0415 - only after a disaster
-    import json  # noqa: PLC0415
-
-    try:
-        importlib.import_module(module).say_farewell(json.loads(document))
-    except Exception:  # noqa: BLE001 - nobody is left to be told
-        return
-
-
-def _open_launcher(launcher: int) -> int | None:
-    """Return the launcher's pidfd; where there are none the pipe's end has to do."""
-    try:
-        return os.pidfd_open(launcher)
-    except ProcessLookupError:
-        # It died meanwhile. Its end of the pipe may live on in a fork: a descriptor that is always readable.
-        return os.open(os.devnull, os.O_RDONLY)
-    except (AttributeError, OSError):
-        return None
-
-
-def _read_orders(pipe: int, orders: _Orders) -> bool:
-    """Take all that is in the pipe; return whether the launcher has closed it."""
-    while True:
-        try:
-            chunk = os.read(pipe, 1 << 16)
-        except BlockingIOError:
-            return False
-        if not chunk:
-            return True
-        orders.take(chunk)
-
-
-def sweep(sessions: Mapping[int, int], token: str, since: int, clock: Callable[[], float]) -> None:
-    """Kill until nothing is left, at two looks in a row: a process that is being born is easily missed by one.
-
-    Args:
-        sessions: The workers' sessions, and when their leaders were born.
-        token: What their descendants carry in their environment.
-        since: Start time of the launcher in clock ticks.
-        clock: Monotonic seconds.
-    """
-    # The groups first and at once: no scan stands between a dead launcher and its workers.
-    ours = {session for session, born in sessions.items() if not processes.is_recycled(session, born)}
-    processes.kill_all(ours, ours)  # the leaders by themselves too: one may not have begun its session yet
-    give_up_at = clock() + PATIENCE
-    me = (os.getpid(),)
-    empty_looks = 0
-    while empty_looks < _EMPTY_LOOKS and clock() < give_up_at:
-        left = processes.find_survivors(ours, token, since=since, ignored=me)
-        processes.kill_all((), left)
-        empty_looks = 0 if left else empty_looks + 1
-        select.select((), (), (), _LOOK)

@@ -1,0 +1,166 @@
+"""What outlives the launcher: nothing, also where its guardian was killed with it or stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.processes import descendants_of, kill_processes, wait_gone
+from tests.support.wait import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.support.launch import Launched
+
+    Launch = Callable[..., Launched]
+    Worker = Callable[[str], Path]
+
+#: Says its own pid and those of a child in the session and of one in a session of its own, and waits.
+_FAMILY = """
+near = subprocess.Popen(["sleep", "1000"])
+far = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+say("pids", os.getpid(), near.pid, far.pid)
+while True: signal.pause()
+"""
+#: Seconds in which all has to be gone.
+_LIMIT = 2.0
+_GUARDIANS = 2
+
+
+def _guardians(launcher: int) -> list[int]:
+    """Wait until both guardians of a launcher stand, and return them, the first one first."""
+
+    def find() -> list[int]:
+        titles = {pid: _title(pid) for pid in descendants_of(launcher)}
+        return sorted((pid for pid, title in titles.items() if "guardian of" in title), key=lambda pid: titles[pid])
+
+    wait_until(lambda: len(find()) == _GUARDIANS, what="two guardians")
+    return find()
+
+
+def _title(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _start(launch: Launch, worker: Worker, *flags: str) -> tuple[Launched, list[int]]:
+    job = launch("--standalone", "--nproc-per-node=2", *flags, worker(_FAMILY))
+    found = job.wait_lines(r"pids (\d+) (\d+) (\d+)", count=2)
+    return job, [int(pid) for match in found for pid in match.groups()]
+
+
+def _wait_all_gone(pids: list[int]) -> None:
+    end = time.monotonic() + _LIMIT
+    try:
+        for pid in pids:
+            wait_gone(pid, deadline=max(0.05, end - time.monotonic()))
+    finally:
+        kill_processes(pids)
+
+
+@pytest.mark.parametrize("order", ["launcher first", "guardian first"])
+def test_launcher_and_guardian_killed_together(launch: Launch, worker: Worker, order: str) -> None:
+    """The second guardian does what the first one can't do any more, for children in sessions of their own too."""
+    job, pids = _start(launch, worker)
+    first, second = _guardians(job.pid)
+    both = [job.pid, first]
+    kill_processes(both if order == "launcher first" else both[::-1])
+    _wait_all_gone([*pids, second])
+    job.wait_exit()
+
+
+def test_a_stopped_guardian_and_a_killed_launcher(launch: Launch, worker: Worker) -> None:
+    """A guardian that doesn't act is killed by the second one, which acts instead."""
+    job, pids = _start(launch, worker)
+    first, second = _guardians(job.pid)
+    os.kill(first, signal.SIGSTOP)
+    job.send(signal.SIGKILL)
+    _wait_all_gone([*pids, first, second])
+    job.wait_exit()
+
+
+def test_a_stopped_second_guardian(launch: Launch, worker: Worker) -> None:
+    """The first one needs no help."""
+    job, pids = _start(launch, worker)
+    first, second = _guardians(job.pid)
+    os.kill(second, signal.SIGSTOP)
+    job.send(signal.SIGKILL)
+    try:
+        _wait_all_gone([*pids, first])
+    finally:
+        os.kill(second, signal.SIGCONT)
+    wait_gone(second)
+    job.wait_exit()
+
+
+def test_the_second_guardian_stands_in_until_there_is_another_pair(launch: Launch, worker: Worker) -> None:
+    """A killed guardian is replaced with its second one, and no guardian is left when the job has ended."""
+    job, pids = _start(launch, worker)
+    before = _guardians(job.pid)
+    os.kill(before[0], signal.SIGKILL)
+    wait_gone(before[1])
+    after = _guardians(job.pid)
+    kill_processes([after[0], job.pid])
+    _wait_all_gone([*pids, *after])
+    job.wait_exit()
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_no_guardian_is_left_at_the_end(
+    launch: Launch,
+    worker: Worker,
+    is_stopped: bool,  # noqa: FBT001 - a parameter
+) -> None:
+    """Both leave when the job has ended, also where the first one was stopped meanwhile."""
+    job, _ = _start(launch, worker)
+    guardians = _guardians(job.pid)
+    if is_stopped:
+        os.kill(guardians[0], signal.SIGSTOP)
+    job.send(signal.SIGTERM)
+    assert job.wait_exit() == 143
+    _wait_all_gone(guardians)
+
+
+#: A launcher whose guardian is stopped as soon as it stands, and whose pipe to it takes a page.
+_STOPPED = """
+import fcntl, os, runpy, signal, sys
+from elastic_run.multiprocessing import guardian
+guardian._MOST_WAITING = 300
+start = guardian.Guardian.start
+def start_stopped(self):
+    pid = start(self)
+    os.kill(pid, signal.SIGSTOP)
+    fcntl.fcntl(self._pipe, fcntl.F_SETPIPE_SZ, 4096)
+    return pid
+guardian.Guardian.start = start_stopped
+sys.argv = ["elastic_run", *sys.argv[1:]]
+runpy.run_module("elastic_run", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+def test_a_stopped_guardian_holds_nothing_up(launch: Launch, tmp_path: Path, end: signal.Signals) -> None:
+    """More restarts than its pipe has room for: the job goes on and ends, and a guardian that goes on knows all."""
+    path = tmp_path / "worker.sh"
+    path.write_text(
+        "[ $TORCHELASTIC_RESTART_COUNT -lt 150 ] && exit $((TORCHELASTIC_RESTART_COUNT % 2 + 1))\n"
+        "echo last $$\nexec sleep 1000\n"
+    )
+    flags = ("--standalone", "--max-restarts=200", "--max-backoff=0", "--no-python", "sh", path)
+    job = launch(*flags, program=(sys.executable, "-c", _STOPPED))
+    pid = int(job.wait_line(r"last (\d+)")[1])
+    (guardian,) = (child for child in descendants_of(job.pid) if child != pid)
+    if end == signal.SIGKILL:
+        os.kill(guardian, signal.SIGCONT)
+    job.send(end)
+    assert job.wait_exit() == (143 if end == signal.SIGTERM else -9)
+    _wait_all_gone([pid, guardian])
