@@ -128,3 +128,5 @@ LONGEST_WAIT = 1e6
 DEFAULT_PREFIX_TEMPLATE = "[${role_name}${local_rank}]:"
 #: Bytes of each rank's stderr that are kept for the report.
 CAPTURE_BYTES = 64 * 1024
+#: Stands in that end for lines between an exception and the last ones; indented as no message of another program is.
+LOST_LINES = " [... lines that were not kept ...]"

@@ -48,6 +48,7 @@ def write_root(root: WorkerEnd, failure: Failure) -> dict[str, Any]:
             "lines": _cut(exception.lines),
             "where": exception.where,
             "cause": exception.cause[:_MESSAGE_LENGTH],
+            "is_certain": exception.is_certain,
         }
     signature = failure.signature
     return {
@@ -101,6 +102,7 @@ def _exception(value: object) -> ExceptionText | None:
         _lines(value.get("lines")),
         _text(value.get("where")),
         _text(value.get("cause")),
+        is_certain=value.get("is_certain") is not False,
     )
 
 

@@ -26,11 +26,14 @@ if TYPE_CHECKING:
     from elastic_run.agent.surroundings import Surroundings
     from elastic_run.core.rootcause import WorkerEnd
     from elastic_run.loop import Loop
+    from elastic_run.multiprocessing.errors import ErrorFile
     from elastic_run.multiprocessing.output.console import Console
 
 #: Signals that nobody sends to stop a process: a worker that ends so has failed, also while it is being stopped.
 _CRASHES = frozenset((-4, -5, -6, -7, -8, -11, -31))  # ILL, TRAP, ABRT, BUS, FPE, SEGV, SYS
 _ABORTED = -6
+#: Python's exit code for an exception that nobody caught.
+_UNCAUGHT = 1
 _LOST_STATUS = (
     "its exit status is unknown: this program ignores SIGCHLD, or other code of it collects every child (waitpid(-1))"
 )
@@ -125,7 +128,8 @@ class Round:
 
         self.output.catch_up(local_rank)
         worker = next(worker for worker in self._around.group.workers if worker.local_rank == local_rank)
-        return has_lost_rank(self._end_of(worker))
+        # The siblings wait: a large log file is searched at the end of the round.
+        return has_lost_rank(self._end_of(worker, is_thorough=False))
 
     @property
     def uptime(self) -> float:
@@ -164,7 +168,7 @@ class Round:
         started = self._launched.started_functions
         return {ranks[local]: read_value(started[local].reply, ranks[local]) for local in sorted(started)}
 
-    def _end_of(self, worker: Worker) -> WorkerEnd:
+    def _end_of(self, worker: Worker, *, is_thorough: bool = True) -> WorkerEnd:
         from elastic_run.core.rootcause import WorkerEnd  # noqa: PLC0415 - only after a failure
         from elastic_run.multiprocessing.errors import find_exception  # noqa: PLC0415 - only after a failure
 
@@ -173,7 +177,7 @@ class Round:
         logs = self._launched.logs
         error_file = _file(logs.error_files, rank) if logs is not None else ""
         log_file = _file(logs.stderrs, rank) if logs is not None else ""
-        text = self.output.tail(rank).decode(errors="replace") if exitcode else ""
+        text = self.output.tail(rank, is_thorough=is_thorough).decode(errors="replace") if exitcode else ""
         found = find_exception(error_file, text, exitcode)
         return WorkerEnd(
             rank=worker.global_rank,
@@ -187,11 +191,18 @@ class Round:
             restart_count=self.restart_count,
             was_stopped=was_stopped,
             exception=found.exception,
-            remark=_LOST_STATUS if self._has_lost_status(rank) else found.problem,
+            remark=_LOST_STATUS if self._has_lost_status(rank) else found.problem or self._say_unread(rank, found),
             error_file=error_file,
             stderr_tail=tuple(text.splitlines()[-20:]),
             log_file=log_file,
         )
+
+    def _say_unread(self, local_rank: int, found: ErrorFile) -> str:
+        """Say how much of a worker's stderr nobody has read, where its exception may stand there; or ""."""
+        unread = self.output.unread(local_rank)
+        if not unread or found.exception is not None or self._ended_at[local_rank][1] != _UNCAUGHT:
+            return ""
+        return f"{unread / (1 << 20):.1f} MiB of its stderr passed unread; an exception may stand there"
 
 
 def _with_timer(end: WorkerEnd) -> WorkerEnd:

@@ -28,6 +28,8 @@ BARE_END = 1
 CONSEQUENCE = 2
 
 SIGABRT = 6
+#: Stands before an exception of which the worker may not have died.
+LAST_EXCEPTION = "the last exception on its stderr, with more output after it"
 
 #: Errors of the program itself: they come back however often it is started.
 _DETERMINISTIC_TYPES = frozenset(
@@ -47,9 +49,11 @@ class ExceptionText:
         where: The innermost line of the user's own code, `train.py:12 in main`, or "".
         cause: The exception with which its chain began, in one line, with the one that it was raised from where that is
             another, or "".
+        is_certain: Whether the worker died of it. Otherwise it is the last one on its stderr, and more was written
+            after it: the program may have handled it.
     """
 
-    __slots__ = ("cause", "lines", "message", "type", "where")
+    __slots__ = ("cause", "is_certain", "lines", "message", "type", "where")
 
     def __init__(
         self,
@@ -58,12 +62,15 @@ class ExceptionText:
         lines: tuple[str, ...] = (),
         where: str = "",
         cause: str = "",
+        *,
+        is_certain: bool = True,
     ) -> None:
         self.type = type
         self.message = message
         self.lines = lines
         self.where = where
         self.cause = cause
+        self.is_certain = is_certain
 
     def __repr__(self) -> str:
         return f"ExceptionText({self.type!r}, {self.message!r}, where={self.where!r}, cause={self.cause!r})"
@@ -155,6 +162,11 @@ class WorkerEnd:
         self.remark = remark
 
     @property
+    def certain_exception(self) -> ExceptionText | None:
+        """The exception that it died of, or None: also where it is not certain that it did."""
+        return self.exception if self.exception is not None and self.exception.is_certain else None
+
+    @property
     def signal(self) -> int | None:
         """The signal that ended it, also where a shell between us and it said so by 128+n."""
         if self.exitcode < 0:
@@ -172,7 +184,7 @@ def parse_exception(text: str, *, exitcode: int | None = None) -> ExceptionText 
             on after a traceback, did not die of that traceback.
 
     Returns:
-        The exception, or None where stderr doesn't end with one.
+        The exception; of a program that ended with exit code 1 the last one, certain or not; or None.
     """
     from elastic_run.core.traceback_text import find_exception  # noqa: PLC0415 - only after a failure
 
@@ -258,7 +270,7 @@ def severity(end: WorkerEnd) -> int:
         return CONSEQUENCE if consequences.is_lost_peer(end.stderr_tail) else BARE_END
     if consequences.is_consequence(exception.name, exception.message):
         return CONSEQUENCE
-    return BARE_END if end.exitcode < 0 else OWN_EXCEPTION
+    return BARE_END if end.exitcode < 0 or not exception.is_certain else OWN_EXCEPTION
 
 
 def failure_signature(end: WorkerEnd) -> tuple[int | str, ...]:
@@ -268,10 +280,10 @@ def failure_signature(end: WorkerEnd) -> tuple[int | str, ...]:
         end: The failed worker.
 
     Returns:
-        Exit code, type, message without what varies from run to run, and place; without an exception the exit code and
-        the last line of stderr.
+        Exit code, type, message without what varies from run to run, and place; without an exception of which the
+        worker died for certain the exit code and the last line of stderr.
     """
-    exception = end.exception
+    exception = end.certain_exception
     if exception is not None:
         return (end.exitcode, exception.type, _normalise(exception.message), exception.where)
     return (end.exitcode, _normalise(_last_line(end)))
@@ -286,8 +298,8 @@ def is_deterministic(end: WorkerEnd) -> bool:
     Returns:
         Whether a restart is pointless.
     """
-    if end.exception is not None:
-        return end.exception.name in _DETERMINISTIC_TYPES
+    if end.certain_exception is not None:
+        return end.certain_exception.name in _DETERMINISTIC_TYPES
     if end.exitcode in (EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND):
         return True
     last = _last_line(end)

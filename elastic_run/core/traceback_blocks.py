@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 #: Lines of a traceback, and characters of a message, that are kept.
 _LINES_LIMIT = 120
 _MESSAGE_LIMIT = 16 * 1024
-#: Lines of others that may stand between two lines of a traceback, and between its header and a writer's next line.
-_PATIENCE = 50
+#: Lines of others that may stand between two lines of a traceback: threads that write at the same time.
+_PATIENCE = 5000
+#: Lines of others that may stand between its header and a writer's next line.
+_PREFIX_PATIENCE = 50
 #: Parts of a path that is not the user's own code.
 FOREIGN_PATHS = ("/site-packages/", "/dist-packages/", "/lib/python3", "/lib64/python3", "<frozen", "<string>")
 _LEVELS = frozenset(("CRITICAL", "DEBUG", "ERROR", "FATAL", "INFO", "NOTE", "NOTICE", "TRACE", "WARN", "WARNING"))
@@ -103,7 +105,7 @@ class _Rows:
     """The lines of one writer after its header, without the prefix that it puts before each."""
 
     def __init__(self, lines: list[str], header: int, prefix: str) -> None:
-        following = lines[header + 1 : header + 1 + _PATIENCE]
+        following = lines[header + 1 : header + 1 + _PREFIX_PATIENCE]
         self.is_prefixed = bool(prefix) and any(line.startswith(prefix) for line in following)
         self._lines = lines
         self._prefix = prefix if self.is_prefixed else ""
@@ -168,6 +170,7 @@ def _read_frames(rows: _Rows, frames: _Frames) -> re.Match[str] | None:
         found = _EXCEPTION.match(row)
         if frame is not None:
             frames.add(frame)
+            strangers = 0
         elif frames.lines and is_adjacent and row.startswith("    "):
             if not _MARKER.match(row):
                 frames.lines.append(row.rstrip())

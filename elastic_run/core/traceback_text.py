@@ -5,12 +5,16 @@ traceback: progress bars, other threads' logs, C++ warnings at exit. So the text
 begin (`traceback_blocks` reads them), and the last block counts, if the text ends with it. It does not where the block
 was logged and the program wrote on, where the program chose an exit code of its own and wrote on, or where it was
 killed from outside: then a handled exception would be blamed, and the last lines of stderr tell more.
+
+Exit code 1 is what Python gives to an exception that nobody caught. There the last block is returned, whatever follows:
+other threads, exit handlers and child processes may write any amount. It isn't certain then, and marked so.
 """
 
 from __future__ import annotations
 
 import re
 
+from elastic_run import contract
 from elastic_run.core.traceback_blocks import HEADER, Block, read_block
 
 TYPE_CHECKING = False
@@ -24,6 +28,9 @@ _TEXT_LIMIT = 256 * 1024
 _LINE_LIMIT = 16 * 1024
 #: Lines after an exception, from which on the program is taken to have lived on.
 _AFTERLIFE = 30
+#: Python's exit code for an exception that nobody caught, and lines of a message that may be other output.
+_UNCAUGHT = 1
+_UNCERTAIN_LINES = 20
 #: HUP, QUIT, KILL, PIPE, ALRM, TERM, XCPU, XFSZ: whoever dies of one did not die of an exception.
 _KILLS = frozenset((-1, -3, -9, -13, -14, -15, -24, -25))
 
@@ -45,15 +52,22 @@ def find_exception(text: str, exitcode: int | None = None) -> ExceptionText | No
         exitcode: How the program ended, minus the signal's number, if known.
 
     Returns:
-        The exception, or None.
+        The exception, or None. After exit code 1 it may be one that isn't certain.
     """
     if exitcode in _KILLS:
         return None
     lines = _clean(text)
     blocks = list(_find_blocks(lines))
-    if not blocks or not _is_the_end(lines, blocks[-1], exitcode):
+    if not blocks:
         return None
-    return blocks[-1].exception
+    exception = blocks[-1].exception
+    if _is_the_end(lines, blocks[-1], exitcode):
+        return exception
+    if exitcode != _UNCAUGHT:
+        return None
+    exception.is_certain = False
+    exception.message = "\n".join(exception.message.split("\n")[:_UNCERTAIN_LINES])
+    return exception
 
 
 def _clean(text: str) -> list[str]:
@@ -102,6 +116,8 @@ def _is_the_end(lines: list[str], block: Block, exitcode: int | None) -> bool:
     """Whether the program died of this exception, as far as what it wrote afterwards tells."""
     if block.is_fatal:
         return True
+    if any(contract.LOST_LINES in line for line in lines[block.start :]):
+        return False
     others = block.ambiguous + sum(1 for line in lines[block.end :] if not _AT_EXIT.search(line))
     is_logged = block.start > 0 and _LOGGED.search(lines[block.start - 1]) is not None
     is_logged = is_logged or _LOGGED.search(HEADER.sub(r"\g<prefix>", lines[block.start])) is not None

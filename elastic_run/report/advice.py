@@ -266,7 +266,7 @@ def advice(ending: Ending, *, oom_kills: OomKills | None = None) -> str | None:
 
 
 def _text_advice(root: WorkerEnd) -> str | None:
-    exception = root.exception
+    exception = root.certain_exception
     said = "\n".join(root.stderr_tail[-_TAIL:])[-_MOST:]
     if exception is not None:
         said = f"{exception.type}: {exception.message[:_MOST]}\n{exception.cause}"
@@ -276,7 +276,7 @@ def _text_advice(root: WorkerEnd) -> str | None:
 def _end_advice(root: WorkerEnd, oom_kills: OomKills | None) -> str | None:
     if root.signal == SIGKILL:
         return _kill_advice(oom_kills)
-    if root.signal == SIGSEGV and root.exception is not None:
+    if root.signal == SIGSEGV and root.certain_exception is not None:
         return "Native code crashed below that line: a library built for another PyTorch or CUDA is the usual reason."
     if root.signal in _WARNINGS:
         return _PASSED_ON if root.remark else _WARNED.format(name=signal_name(root.signal))

@@ -85,9 +85,9 @@ def _failure(group: list[WorkerEnd], root: WorkerEnd | None) -> str:
 
 
 def _reason(end: WorkerEnd) -> str:
-    if end.exception is None:
+    if end.certain_exception is None:
         return f" ({exit_text(end)})"
-    line = printable(exception_line(end.exception))
+    line = printable(exception_line(end.certain_exception))
     # What a lost peer looks like is known: its type and the advice in its message are not worth the room.
     return f": {line.partition(': ')[2].split('. ')[0] or line}" if is_consequence(end) else f": {line}"
 

@@ -133,6 +133,7 @@ def _exception(exception: ExceptionText) -> dict[str, Any]:
         "where": exception.where,
         "cause": _cut(exception.cause, _LINE_LIMIT),
         "lines": [_cut(line, _LINE_LIMIT) for line in exception.lines],
+        "is_certain": exception.is_certain,
     }
 
 

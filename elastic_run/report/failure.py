@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 
-from elastic_run.core.rootcause import failure_signature
+from elastic_run.core.rootcause import LAST_EXCEPTION, failure_signature
 from elastic_run.report.advice import advice
 from elastic_run.report.companions import other_lines
 from elastic_run.report.text import columns, elide, printable, wrap
@@ -31,6 +31,8 @@ _MOST_STUCK = 3
 #: Runs of attempts that failed in the same way, and lines of a message, that are shown.
 _MOST_RUNS = 3
 _MOST_MESSAGE = 3
+#: Last lines of stderr below a traceback that may not be the cause.
+_LAST_LINES = 3
 #: Sections that can spare lines.
 _SPARE = ("others", "workers", "before", "stuck")
 _TITLES = {
@@ -80,9 +82,8 @@ def render(ending: Ending, *, width: int = WIDTH, color: bool = False) -> list[s
     left = MOST_LINES - 1 - len(cause.lines)
     _shorten(rest, left)
     left -= sum(len(section.lines) for section in rest)
-    evidence = _evidence(ending.root, room, min(_MOST_EVIDENCE, left))
     lines = [_title(ending, width, color=color)]
-    for section in (cause, evidence, *rest):
+    for section in (cause, *_evidence(ending.root, room, min(_MOST_EVIDENCE, left)), *rest):
         lines += _margin(section, room, color=color)
     return lines
 
@@ -134,13 +135,16 @@ def _cause(ending: Ending, room: int) -> _Section:
     first.append(f"at {_moment(root.ended_at)}, {span(root.uptime)} after its start{again}")
     if root.remark:
         first.append(elide(printable(root.remark), room))
+    if root.exception is not None and not root.exception.is_certain:
+        first.append(f"{LAST_EXCEPTION}:")
     said = _exception(root.exception, room) if root.exception is not None else []
     return _Section("cause", first + said, marked=range(len(first), len(first) + len(said)))
 
 
 def _exception(exception: ExceptionText, room: int) -> list[str]:
     lines = wrap(printable(exception_line(exception)), room, 3)
-    more = [line for line in exception.message.splitlines()[1:] if line.strip()]
+    # What stands below an exception that isn't certain may be other output.
+    more = [line for line in exception.message.splitlines()[1:] if line.strip() and exception.is_certain]
     if len(more) > _MOST_MESSAGE:
         more = [more[0], "...", more[-1]]
     lines += [elide(printable(line), room) for line in more]
@@ -150,19 +154,23 @@ def _exception(exception: ExceptionText, room: int) -> list[str]:
     return lines
 
 
-def _evidence(root: WorkerEnd | None, room: int, most: int) -> _Section:
-    """What the worker left behind: its traceback, or else the last lines of its stderr."""
+def _evidence(root: WorkerEnd | None, room: int, most: int) -> list[_Section]:
+    """What the worker left behind: its traceback, and the last lines of its stderr where that doesn't tell all."""
     if root is None or most <= 0:
-        return _Section("", [])
+        return []
+    sections = []
     if root.exception is not None:
         from elastic_run.report.trace import trace_lines  # noqa: PLC0415 - its expressions take long, and not all need them
 
-        trace = trace_lines(root.exception, width=room, most=most)
-        if trace:
-            return _Section("trace", trace)
-    tail = [printable(line) for line in root.stderr_tail[-200:]]
-    said = [elide(line, room) for line in tail if line.strip()][-most:]
-    return _Section("stderr", said or ["(nothing was written)"])
+        most_trace = most if root.exception.is_certain else max(1, most - _LAST_LINES)
+        trace = trace_lines(root.exception, width=room, most=most_trace)
+        sections = [_Section("trace", trace)] if trace else []
+        most -= len(trace)
+    if most > 0 and (not sections or root.certain_exception is None):
+        tail = [printable(line) for line in root.stderr_tail[-200:]]
+        said = [elide(line, room) for line in tail if line.strip()][-min(most, _LAST_LINES if sections else most) :]
+        sections.append(_Section("stderr", said or ["(nothing was written)"]))
+    return sections
 
 
 def _rest(ending: Ending, room: int) -> list[_Section]:
@@ -206,7 +214,8 @@ def _attempt_cause(attempt: Attempt, last: WorkerEnd | None) -> str:
         return "no worker failed by itself"
     if last is not None and failure_signature(root) == failure_signature(last):
         return f"rank {root.rank} in the same way"
-    what = f" {end_verb(root)}" if root.exception is None else f", {exception_line(root.exception)}"
+    exception = root.certain_exception
+    what = f" {end_verb(root)}" if exception is None else f", {exception_line(exception)}"
     return printable(f"rank {root.rank}{what}")
 
 

@@ -35,12 +35,12 @@ def failed(root: WorkerEnd, host: str = "") -> str:
     who = (
         f"rank {root.rank}{where} (local {root.local_rank}, pid {root.pid}) {end_verb(root)} after {span(root.uptime)}"
     )
-    if root.exception is None:
+    if root.certain_exception is None:
         return who
     # Imported here: a restart of workers that left no exception has no use for the measuring of text.
     from elastic_run.report.text import elide, printable  # noqa: PLC0415
 
-    return f"{who}: {elide(printable(exception_line(root.exception)), _EXCEPTION_LIMIT)}"
+    return f"{who}: {elide(printable(exception_line(root.certain_exception)), _EXCEPTION_LIMIT)}"
 
 
 def restarting(

@@ -22,14 +22,11 @@ if TYPE_CHECKING:
 def test_a_message_of_megabytes_hides_no_cause(
     launch: Launch, worker: Worker, tmp_path: Path, flags: str, length: int
 ) -> None:
-    """Whichever way stderr goes; of a log file that the worker writes alone the last MiB is looked at."""
+    """Whichever way stderr goes; a log file that the worker writes alone is searched."""
     path = worker(f"def load():\n    raise KeyError('layer.0 ' + 'x' * {length})\nload()")
     job = launch(*([flags, f"--log-dir={tmp_path}"] if flags else []), path)
     assert job.wait_exit() == 1
     report = job.stderr.rpartition("-- elastic-run: ")[2]
-    if (flags, length) == ("--redirects=2", 10_000_000):
-        assert "KeyError" not in report
-        return
     assert "KeyError: 'layer.0 xxx" in report
     assert "in load" in report
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from elastic_run.contract import LOST_LINES
 from elastic_run.core.rootcause import ExceptionText, parse_exception
 
 DATA = Path(__file__).parents[1] / "data" / "stderr"
@@ -156,15 +157,13 @@ def test_a_crash_tells_its_calls_outermost_first() -> None:
         (TRACEBACK + "ValueError: x\n", 1, "ValueError"),
         (TRACEBACK + "ValueError: x\n", 3, "ValueError"),
         (TRACEBACK + "ValueError: x\nbye\n", 3, None),
-        (TRACEBACK + "ValueError: x\n" + "step\n" * 31, 1, None),
-        (TRACEBACK + "ValueError: x\n" + "2026-11-20 10:00:00 step\n" * 31, 1, None),
         (TRACEBACK + "ValueError: x\n" + "[W1120 23:52:49.1 x.cpp:1] Warning: destroy\n" * 31, 1, "ValueError"),
         (TRACEBACK + "ValueError: x\n", -9, None),
         (TRACEBACK + "ValueError: x\n", -15, None),
         (TRACEBACK + "ValueError: x\n", -6, "ValueError"),
         ("ERROR:root:saving failed\n" + TRACEBACK + "ValueError: x\n", 1, "ValueError"),
-        ("ERROR:root:saving failed\n" + TRACEBACK + "ValueError: x\nepoch 2\n", 1, None),
-        ("2026-11-20 ERROR " + TRACEBACK + "ValueError: x\nepoch 2\n", 1, None),
+        ("ERROR:root:saving failed\n" + TRACEBACK + "ValueError: x\nepoch 2\n", None, None),
+        ("2026-11-20 ERROR " + TRACEBACK + "ValueError: x\nepoch 2\n", 3, None),
         ("Exception ignored in: <f>\n" + TRACEBACK + "ValueError: x\n", 1, None),
     ],
 )
@@ -174,13 +173,34 @@ def test_only_an_exception_that_the_program_died_of_counts(
     """One that was logged, ignored, outlived, or followed by a kill or a chosen exit code, is not blamed."""
     exception = parse_exception(text, exitcode=exitcode)
     assert (exception.type if exception else None) == expected
+    assert exception is None or exception.is_certain
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        TRACEBACK + "ValueError: x\n" + "step\n" * 31,
+        TRACEBACK + "ValueError: x\n" + "2026-11-20 10:00:00 step\n" * 31,
+        "ERROR:root:saving failed\n" + TRACEBACK + "ValueError: x\nepoch 2\n",
+        "2026-11-20 ERROR " + TRACEBACK + "ValueError: x\nepoch 2\n",
+        TRACEBACK + f"ValueError: x\n{LOST_LINES}\n",
+        TRACEBACK + "KeyError: y\n" + "step\n" * 31 + TRACEBACK + "ValueError: x\n" + "step\n" * 31,
+    ],
+)
+def test_after_exit_code_1_the_last_exception_is_named_whatever_follows(text: str) -> None:
+    """It isn't certain, and of what may be its message no more than a few lines are kept."""
+    exception = parse_exception(text, exitcode=1)
+    assert exception is not None
+    assert (exception.type, exception.message.partition("\n")[0], exception.is_certain) == ("ValueError", "x", False)
+    assert len(exception.message.splitlines()) <= 20
+    assert parse_exception(text, exitcode=2) is None
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
         (TRACEBACK, None),
-        (TRACEBACK + "noise here\n" * 60 + "ValueError: x\n", None),
+        (TRACEBACK + "noise here\n" * 6000 + "ValueError: x\n", None),
         (TRACEBACK + "noise here\nDEBUG: loud\nloss: 3\nValueError: x\n", "ValueError"),
         (TRACEBACK + "noise here\nEpoch\nValueError: x\n", "ValueError"),
         (TRACEBACK + "zlib.error: bad\n", "zlib.error"),

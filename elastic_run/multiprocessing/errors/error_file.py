@@ -15,7 +15,7 @@ import os
 import stat
 
 from elastic_run.contract import ENV_ERROR_FILE
-from elastic_run.core.rootcause import ExceptionText, parse_exception
+from elastic_run.core.rootcause import LAST_EXCEPTION, ExceptionText, parse_exception
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -130,6 +130,8 @@ def compose_error(root: WorkerEnd) -> dict[str, Any]:
     exception = root.exception
     if exception is not None:
         said = f"{exception.name}: {exception.message}"
+        if not exception.is_certain:
+            said = f"exit code {root.exitcode}; {LAST_EXCEPTION}: {said}"
         callstack = "\n".join(["Traceback (most recent call last):", *exception.lines, ""])
     else:
         said = f"exit code {root.exitcode}" if root.exitcode >= 0 else f"signal {-root.exitcode}"

@@ -6,7 +6,8 @@ Rules
 - The end is an end of file (EIO on a pseudo-terminal whose last user is gone), or `finish`: the worker and all its
   descendants are dead by then, so what is in the pipe is all there will ever be, even if somebody holds it open. Such
   a stray gets EPIPE from then on.
-- What a flooding worker's outlet takes unchanged is spliced there, all but the end: that is read, for the tail.
+- What a flooding worker's outlet takes unchanged is spliced there, all but the end: that is read, for the tail. Behind
+  an exception everything is read: otherwise a later one could go by, and an old one be taken for the cause.
 """
 
 from __future__ import annotations
@@ -110,7 +111,12 @@ class Channel:
             return False
         count = bytes_in(self.fd) - contract.CAPTURE_BYTES
         self._is_flooded = count >= _SPLICED_LEAST
-        return self._is_flooded and self._outlet.splice(self.fd, count)
+        if not self._is_flooded or (self._tail is not None and self._tail.has_exception):
+            return False
+        moved = self._outlet.splice(self.fd, count)
+        if moved and self._tail is not None:
+            self._tail.skip(moved)
+        return moved is not None
 
     def _read(self) -> int:
         """Read once; return how much there was."""

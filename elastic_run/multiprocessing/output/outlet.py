@@ -73,10 +73,10 @@ class Outlet(Source):
         """Accept the next bytes; never fails, never blocks."""
         raise NotImplementedError
 
-    def splice(self, pipe: int, count: int) -> bool:
-        """Accept the next bytes where they are, when it is ready; returns whether it can, see `Stream.splice`."""
+    def splice(self, pipe: int, count: int) -> int | None:
+        """Accept the next bytes where they are, when it is ready; returns how many, see `Stream.splice`."""
         del pipe, count
-        return False
+        return None
 
     def end(self) -> None:
         """Accept that nothing follows."""
@@ -125,7 +125,7 @@ class PassThrough(Outlet):
         self._pieces.append(data)
         self._pump()
 
-    def splice(self, pipe: int, count: int) -> bool:
+    def splice(self, pipe: int, count: int) -> int | None:
         """Accept the next bytes where they are."""
         return self._stream.splice(self, pipe, count)
 

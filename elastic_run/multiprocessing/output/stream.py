@@ -149,7 +149,7 @@ class Stream:
             if self._waiting and self._held_bytes > source.hold_limit:
                 self._serve_soon()
 
-    def splice(self, source: Source, pipe: int, count: int) -> bool:
+    def splice(self, source: Source, pipe: int, count: int) -> int | None:
         """Move bytes from a pipe, uncopied, as many as fit; when nothing does, nobody may write until it does.
 
         Args:
@@ -158,10 +158,11 @@ class Stream:
             count: Bytes, no more than are in it.
 
         Returns:
-            Whether this is the way; if not, read and write, up to the end of a line where others wait.
+            How many bytes were moved; None where this isn't the way: read and write, up to the end of a line where
+            others wait.
         """
-        if self._waiting or self.is_closed or not self._sink.can_splice:
-            return False
+        if self._waiting or self.is_closed or not self._can_splice():
+            return None
         self.hide_line()
         moved = 0 if self._queue else self._sink.splice(pipe, count)
         if moved:
@@ -169,9 +170,12 @@ class Stream:
             self._held_at = self._loop.now()
             self._held_bytes = 0  # there will be lines among them
             self._holder = source
-        elif self._sink.can_splice:
+        elif self._can_splice():
             self._is_choked = True
             self._loop.add_writer(self._sink.fd, self._drain)
+        return moved if self._can_splice() else None
+
+    def _can_splice(self) -> bool:
         return self._sink.can_splice
 
     def release(self, source: Source) -> None:

@@ -1,8 +1,10 @@
-"""The last bytes of a stream, for the report, and the beginning of a traceback that reaches further back.
+"""The last bytes of a stream, for the report, and before them its last exception, whatever has followed it.
 
 An exception may have a message of megabytes (all keys that a checkpoint lacks, a tensor), which stands behind its type
-and its frames. So when the last traceback's first line leaves the window, what follows that line is kept as well,
-unless so many lines have come since that the program must have lived on.
+and its frames. And when a program dies of one, its other threads, its exit handlers and the processes that it started
+write on. So a traceback that leaves the window is kept (`last_exception`) until there is another one.
+
+What goes by unread (see `Stream.splice`) is counted: an exception may stand there.
 """
 
 from __future__ import annotations
@@ -10,27 +12,31 @@ from __future__ import annotations
 import os
 
 from elastic_run import contract
+from elastic_run.multiprocessing.output.last_exception import LastException, find_last, has_traceback
 
-_TRACEBACK = b"Traceback (most recent call last):"
-#: Bytes of a traceback that are kept from its first line on.
-_HEAD_BYTES = 16 * 1024
-#: Lines that may be lost between these and the window, and that the window may have then.
-_MOST_LINES = 100
-#: Stands for what is lost.
-_GAP = b" [...]\n"
-#: Bytes of a log file that are looked at.
+#: Bytes of a log file that are looked at in any case, and that are read at once.
 _FILE_BYTES = 1 << 20
+#: Bytes of a log file, from its end, in which its last exception is looked for: 0.1 s.
+_SEARCHED_BYTES = 1 << 28
+#: Bytes before an exception that are read, too: there stands what it followed from.
+_BEFORE = 1 << 16
+#: More than the first line of a traceback has.
+_FIRST_LINE_BYTES = 64
 
 
 class Tail:
-    """Keeps the end of what was added, `contract.CAPTURE_BYTES` of it, and where its last traceback begins."""
+    """Keeps the end of what was added, `contract.CAPTURE_BYTES` of it, and the last exception.
 
-    __slots__ = ("_head", "_lost", "_lost_lines", "_pieces")
+    Attributes:
+        unread: Bytes of the stream that were not read.
+    """
+
+    __slots__ = ("_exception", "_pieces", "unread")
 
     def __init__(self) -> None:
         self._pieces = bytearray()
-        self._head = bytearray()
-        self._lost = self._lost_lines = 0
+        self._exception = LastException()
+        self.unread = 0
 
     def add(self, data: bytes) -> None:
         """Append data, and forget what is too old.
@@ -42,67 +48,77 @@ class Tail:
         if len(self._pieces) > 2 * contract.CAPTURE_BYTES:  # not at every byte: moving the rest down costs
             self._forget()
 
+    @property
+    def has_exception(self) -> bool:
+        """Whether an exception was seen."""
+        return bool(self._exception) or has_traceback(self._pieces)
+
+    def skip(self, count: int) -> None:
+        """Count the next bytes of the stream as unread; what stands before them is no part of its end.
+
+        Args:
+            count: How many.
+        """
+        self._pieces.clear()
+        self._exception = LastException()
+        self.unread += count
+
     def read(self) -> bytes:
-        """Return the end of the stream, and before it the beginning of its last traceback."""
+        """Return the end of the stream, and before it its last exception."""
         self._forget()
-        pieces = bytes(self._pieces)
-        if self._lost and _count_lines(pieces) > _MOST_LINES:
-            return pieces
-        return bytes(self._head) + _GAP * bool(self._lost) + pieces
+        return self._exception.read() + self._pieces
 
     def _forget(self) -> None:
-        """Let go of what is too old, but for the beginning of a traceback."""
+        """Let go of what is too old, but for an exception."""
         old = len(self._pieces) - contract.CAPTURE_BYTES
-        if old <= 0:
-            return
-        begins_at = _find_last(self._pieces, old)
-        if begins_at >= 0:
-            self._head, self._lost, self._lost_lines = self._pieces[begins_at:old], 0, 0
-        elif self._head:
-            self._head += memoryview(self._pieces)[:old]
-        del self._pieces[:old]
-        lost = self._head[_HEAD_BYTES:]
-        if lost:
-            del self._head[_HEAD_BYTES:]
-            self._lost += len(lost)
-            self._lost_lines += _count_lines(lost)
-        if self._lost_lines > _MOST_LINES:
-            self._head, self._lost, self._lost_lines = bytearray(), 0, 0
+        if old > 0:
+            self._exception.take(self._pieces, old)
+            del self._pieces[:old]
 
 
-def _find_last(text: bytearray, end: int) -> int:
-    """Return where the last traceback begins before a place, or -1; forwards, which takes half the time."""
-    found, place = -1, 0
-    while place >= 0:
-        place = text.find(_TRACEBACK, found + 1, end + len(_TRACEBACK) - 1)
-        found = max(found, place)
-    return found
-
-
-def _count_lines(text: bytes | bytearray) -> int:
-    """Return how many lines there are; a progress bar ends its own by a carriage return."""
-    return text.count(b"\n") + text.count(b"\r")
-
-
-def read_tail(path: str) -> bytes:
+def read_tail(path: str, *, is_thorough: bool = True) -> bytes:
     """Return the end of a file as `Tail` does, or nothing when it can't be read.
 
     Args:
         path: A log file that a worker wrote itself.
+        is_thorough: Whether an exception is looked for in more than the last MiB, which may take 0.1 s.
 
     Returns:
-        `contract.CAPTURE_BYTES` and the beginning of a traceback, at most.
+        `contract.CAPTURE_BYTES` and the last exception, at most.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
         return b""
-    tail = Tail()
     try:
-        size = os.fstat(fd).st_size
-        tail.add(os.pread(fd, _FILE_BYTES, max(0, size - _FILE_BYTES)))
+        return _read_end(fd, _SEARCHED_BYTES if is_thorough else _FILE_BYTES)
     except OSError:
         return b""
     finally:
         os.close(fd)
+
+
+def _read_end(fd: int, searched: int) -> bytes:
+    size = os.fstat(fd).st_size
+    start = max(0, size - _FILE_BYTES)
+    found = _find_traceback(fd, size, max(0, size - searched)) if start else -1
+    if 0 <= found < start:
+        start = max(0, found - _BEFORE)
+    tail = Tail()
+    while start < size and (data := os.pread(fd, min(_FILE_BYTES, size - start), start)):
+        tail.add(data)
+        start += len(data)
     return tail.read()
+
+
+def _find_traceback(fd: int, end: int, least: int) -> int:
+    """Return where the last traceback in a part of a file begins, or -1; backwards, a MiB at a time."""
+    while end > least:
+        start = max(least, end - _FILE_BYTES)
+        # A first line may go on in the part behind, which was searched already.
+        text = os.pread(fd, end - start + _FIRST_LINE_BYTES, start)
+        found = find_last(text, min(end - start, len(text)))
+        if found >= 0:
+            return start + found
+        end = start
+    return -1

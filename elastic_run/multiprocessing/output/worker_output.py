@@ -169,12 +169,22 @@ class WorkerOutput:
         for channel in self._channels.pop(local_rank, ()):
             channel.finish()
 
-    def tail(self, local_rank: int) -> bytes:
-        """Return the end of a worker's stderr, as `Tail` keeps it; all there is after `finish`."""
+    def tail(self, local_rank: int, *, is_thorough: bool = True) -> bytes:
+        """Return the end of a worker's stderr, as `Tail` keeps it; all there is after `finish`.
+
+        Args:
+            local_rank: Its number on this node.
+            is_thorough: See `read_tail`.
+        """
         if local_rank in self._tails:
             return self._tails[local_rank].read()
         path = self._wiring.redirects.get(local_rank)
-        return b"" if path is None else read_tail(path)
+        return b"" if path is None else read_tail(path, is_thorough=is_thorough)
+
+    def unread(self, local_rank: int) -> int:
+        """Return how many bytes of a worker's stderr were passed on unread."""
+        tail = self._tails.get(local_rank)
+        return 0 if tail is None else tail.unread
 
     def close(self) -> None:
         """Finish every worker, and close what they share."""

@@ -1,0 +1,224 @@
+"""The last traceback of a stream, in bounded memory, whatever follows it.
+
+Rules
+- A traceback is known by its first line. The next one replaces it, unless that one follows from it (a chain), stands in
+  it (a member of an exception group) or was ignored by Python.
+- Of each traceback the first and the last frames are kept, the line that names the exception, and the beginning of its
+  message with what follows. Other threads' lines between the frames are left out: there may be thousands.
+- Of a chain the first traceback is kept, since all began there, and the last two.
+- The bytes come as they leave the window of `tail.Tail`. To look for the first lines costs 10 to 20 us for each 64 KiB;
+  the rest of the work is done only where there is one.
+"""
+
+from __future__ import annotations
+
+from elastic_run import contract
+
+_FIRST_LINE = b"Traceback (most recent call last)"
+#: Bytes of one traceback that are kept of its outermost and its innermost frames, and from its exception on.
+_OUTER_BYTES = 4 * 1024
+_INNER_BYTES = 8 * 1024
+_MESSAGE_BYTES = 8 * 1024
+#: Bytes behind a first line in which the line that names the exception is looked for, and bytes of an unfinished line.
+_SEARCHED_BYTES = 1 << 20
+_LINE_BYTES = 1024
+#: Tracebacks of a chain that are kept.
+_MOST_IN_CHAIN = 3
+#: Bytes before a first line that are looked at, and of them what another writer may put before each of its lines.
+_CONTEXT_BYTES = 512
+_PREFIX_BYTES = 200
+_CHAINED = (b"The above exception was the direct cause of", b"During handling of the above exception, another")
+_IGNORED = b"Exception ignored"
+_GROUP = b"+ Exception Group "
+#: Beginnings of lines that stand before the line that names an exception; 0xe2 begins the edges of rich's box.
+_INDENTED = b" \t\r\n\xe2"
+#: Ends of an exception's name that no other word of a log has.
+_NAMES = (b"Error", b"Exception", b"Exit", b"Interrupt", b"Failure", b"Timeout", b"Warning")
+#: Stand for what is lost: some bytes of a message, or so many lines that the program may have lived on.
+_GAP = b" [...]\n"
+_LINES_GAP = contract.LOST_LINES.encode() + b"\n"
+_MOST_LOST_LINES = 100
+
+
+def has_traceback(text: bytes | bytearray) -> bool:
+    """Whether a traceback begins in a text."""
+    return text.rfind(_FIRST_LINE) >= 0
+
+
+def find_last(text: bytes | bytearray, end: int) -> int:
+    """Return where the last traceback begins before a place, or -1.
+
+    Args:
+        text: It may go on after the place.
+        end: The place.
+    """
+    return text.rfind(_FIRST_LINE, 0, end + len(_FIRST_LINE) - 1)
+
+
+class _Traceback:
+    """One traceback: the lines of its frames, without those that other threads write between them, then its message.
+
+    Args:
+        prefix: What stands before its first line in the same line.
+        is_group: Whether it is an exception group's.
+    """
+
+    __slots__ = (
+        *("_inner", "_is_adjacent", "_line", "_lost", "_lost_lines"),
+        *("_prefix", "_room", "_searched", "_text", "is_group"),
+    )
+
+    def __init__(self, prefix: bytes, *, is_group: bool) -> None:
+        self.is_group = is_group
+        self._prefix = prefix
+        self._text = bytearray(prefix)
+        self._inner = bytearray()
+        self._room = _OUTER_BYTES
+        #: The unfinished line at the end of what was searched, and whether the line before was one of the frames.
+        self._line = b""
+        self._is_adjacent = True
+        #: Bytes in which the exception may still be looked for; 0 when it was found.
+        self._searched = _SEARCHED_BYTES
+        self._lost = self._lost_lines = 0
+
+    def add(self, data: memoryview) -> None:
+        """Take the next bytes that stand behind it."""
+        if self._searched:
+            rest = self._search(self._line + data)
+            self._searched = max(0, self._searched - len(data)) if rest is None else 0
+            if rest is None:
+                return
+            self._text += self._inner
+            self._inner.clear()
+            self._room = _MESSAGE_BYTES
+            data = memoryview(rest)
+        self._text += data[: self._room]
+        lost = bytes(data[self._room :])
+        self._room -= min(self._room, len(data))
+        self._lost += len(lost)
+        if self._lost_lines <= _MOST_LOST_LINES:
+            self._lost_lines += lost.count(b"\n") + lost.count(b"\r")
+
+    def _search(self, text: bytes) -> bytes | None:
+        """Keep the lines of the frames; return what stands from the exception on, or None as long as it isn't there."""
+        place = 0
+        while (end := text.find(b"\n", place) + 1) or len(text) - place > _LINE_BYTES:
+            end = end or len(text)
+            if self._is_end(text[place : min(end, place + _LINE_BYTES)]):
+                return text[place:]
+            if self._is_adjacent:
+                self._keep(text[place:end])
+            place = end
+        self._line = text[place:]
+        return None
+
+    def _is_end(self, line: bytes) -> bool:
+        """Whether a line names the exception, or can't belong to a group."""
+        own = line.removeprefix(self._prefix)
+        if self.is_group:
+            return _FIRST_LINE not in own and own.lstrip(b" ")[:1] not in b"|+"
+        if own[:1] in _INDENTED or _FIRST_LINE in own:
+            self._is_adjacent = True
+            return False
+        was_adjacent, self._is_adjacent = self._is_adjacent, False
+        return _names_exception(own.partition(b":")[0].strip(), is_adjacent=was_adjacent)
+
+    def _keep(self, line: bytes) -> None:
+        if len(line) <= self._room:
+            self._text += line
+            self._room -= len(line)
+            return
+        self._room = 0
+        self._inner += line
+        if len(self._inner) > 2 * _INNER_BYTES:
+            del self._inner[: self._inner.find(b"\n", _INNER_BYTES) + 1 or _INNER_BYTES]
+            # Indented as a line of code is, so that the frames go on behind it.
+            self._inner[:0] = self._prefix + b"   " + _GAP
+
+    def end_with(self, text: bytes) -> None:
+        """Say what followed from it, where that was lost."""
+        if self._lost:
+            self._text += _GAP + text
+            self._lost = self._lost_lines = 0
+
+    def read(self) -> bytes:
+        """Return what is kept."""
+        if self._searched:
+            return bytes(self._text + self._inner) + self._line
+        if self._lost_lines > _MOST_LOST_LINES:
+            return bytes(self._text) + b"\n" + _LINES_GAP
+        return bytes(self._text) + _GAP * bool(self._lost)
+
+
+class LastException:
+    """Keeps the last traceback of a stream, and those that it followed from."""
+
+    __slots__ = ("_before", "_chain")
+
+    def __init__(self) -> None:
+        self._chain: list[_Traceback] = []
+        #: The end of what was taken.
+        self._before = b""
+
+    def __bool__(self) -> bool:
+        """Whether there was one."""
+        return bool(self._chain)
+
+    def take(self, text: bytearray, end: int) -> None:
+        """Take the next bytes of the stream.
+
+        Args:
+            text: They, and what follows them.
+            end: How many of them are taken.
+        """
+        start = 0
+        if find_last(text, end) >= 0:
+            start = self._take_tracebacks(text, end)
+        if self._chain:
+            self._chain[-1].add(memoryview(text)[start:end])
+        self._before = (self._before + text[max(0, end - _CONTEXT_BYTES) : end])[-_CONTEXT_BYTES:]
+
+    def _take_tracebacks(self, text: bytearray, end: int) -> int:
+        """Begin with each traceback in turn; return how far all was taken."""
+        taken, place = 0, -1
+        while (place := text.find(_FIRST_LINE, place + 1, end + len(_FIRST_LINE) - 1)) >= 0:
+            context = (self._before + text[max(0, place - _CONTEXT_BYTES) : place])[-_CONTEXT_BYTES:]
+            line = max(context.rfind(b"\n"), context.rfind(b"\r")) + 1
+            prefix = context[line:]
+            if self._goes_on(prefix, context[:line]):
+                continue
+            if self._chain:
+                self._chain[-1].add(memoryview(text)[taken : max(taken, place - len(prefix))])
+            self._begin(prefix, context[:line])
+            taken = place
+        return taken
+
+    def _goes_on(self, prefix: bytes, before: bytes) -> bool:
+        """Whether a traceback says nothing new: a member of a group, or one that Python has ignored."""
+        is_in_group = bool(self._chain) and self._chain[-1].is_group
+        is_member = is_in_group and prefix.removesuffix(b"Exception Group ").rstrip().endswith(b"|")
+        return is_member or _IGNORED in before.rstrip(b"\r\n").rpartition(b"\n")[2]
+
+    def _begin(self, prefix: bytes, before: bytes) -> None:
+        chained = max(before.rfind(words) for words in _CHAINED)
+        if chained < 0:
+            self._chain.clear()
+        elif self._chain:
+            self._chain[-1].end_with(before[before.rfind(b"\n", 0, chained) + 1 :])
+        if len(self._chain) == _MOST_IN_CHAIN:
+            del self._chain[1]
+        is_group = prefix.endswith(_GROUP)
+        own = prefix if len(prefix) <= _PREFIX_BYTES else b""
+        self._chain.append(_Traceback(own, is_group=is_group))
+
+    def read(self) -> bytes:
+        """Return what is kept; what was taken last stands at its end, unless so much followed that it was cut."""
+        return b"".join([traceback.read() for traceback in self._chain])
+
+
+def _names_exception(word: bytes, *, is_adjacent: bool) -> bool:
+    """Whether a line that begins with a word names an exception; behind others' lines it has to look like one."""
+    name = word.rpartition(b".")[2]
+    if not name.decode("ascii", "replace").isidentifier():
+        return False
+    return name.endswith(_NAMES) or (is_adjacent and (b"." in word or name[:1].isupper() or name[:1] == b"_"))
