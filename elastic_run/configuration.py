@@ -7,7 +7,7 @@ import sys
 
 from elastic_run import contract
 from elastic_run.flags import FLAGS
-from elastic_run.multiprocessing.interpreter import own_interpreter
+from elastic_run.multiprocessing.interpreter import RUN_PATH_CODE, own_interpreter
 from elastic_run.validation import UsageError, node_range
 
 TYPE_CHECKING = False
@@ -20,10 +20,6 @@ if TYPE_CHECKING:
     from elastic_run.core.policy import RestartPolicy
     from elastic_run.launcher import LaunchConfig
     from elastic_run.multiprocessing.logs import LogsSpecs, Streams
-
-#: What a worker runs under --run-path. torch calls runpy in a process forked from its launcher; our workers are always
-#: executed, so it is a command. Not -m with a module of ours: then the workers' interpreter would have to find us.
-RUN_PATH_CODE = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
 
 #: The plug-in `default` of torch's package: ours has the same layout, and keeps the logs of all attempts.
 _TORCHS_LOGS_SPECS = "torch.distributed.elastic.multiprocessing:DefaultLogsSpecs"

@@ -7,6 +7,7 @@ session speaks of, and the agent's own, which `core.supervision` counts; this is
 from __future__ import annotations
 
 from elastic_run.agent.places import set_places
+from elastic_run.agent.script_name import name_script
 from elastic_run.core import supervision
 from elastic_run.rendezvous.elastic import session as sessions
 
@@ -63,6 +64,7 @@ def make_setup(spec: WorkerSpec, options: AgentOptions, *, shows_waiting: bool =
         token=options.token,
         join_command=options.join_command,
         shows_waiting=shows_waiting,
+        script=name_script(spec.entrypoint, spec.args),
     )
 
 
@@ -249,13 +251,22 @@ class Job:
             self._feed(supervision.RoundHalted(self._number(event.round)))
         elif isinstance(event, sessions.Ended):
             self.ended = event
-            if event.verdict == "success" and event.detail:
-                self._say(event.detail)
+            if event.verdict == "success":
+                self._tell_success(event)
             self._end(event.verdict, event.detail, exit_code=event.exit_code)
         elif isinstance(event, sessions.Refused):
             self._end("refused", event.detail)
         else:
             self._end(event.verdict, event.detail)
+
+    def _tell_success(self, ended: sessions.Ended) -> None:
+        if ended.detail:
+            self._say(ended.detail)
+        if self._job_round < 0:
+            others = f"{ended.nodes} node{' was' if ended.nodes == 1 else 's were'}" if ended.nodes else "others were"
+            self._say(
+                f"the job has ended with success; this node was a spare, its script never ran here: {others} enough"
+            )
 
     def _show_wait(self, event: sessions.Waiting) -> None:
         if event.is_for_nodes and self._is_running:

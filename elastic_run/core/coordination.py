@@ -254,7 +254,7 @@ def _conclude(job: Job, rules: Rules, now: float, jitter: float) -> Step:
         return _halt(job, _loss_reason(job), _losses(job))
     is_done = all(member.outcome == DONE for member in job.members)
     if job.phase == RUNNING and is_done:
-        return _end(job, End(job.term, "success", 0, _describe_leavers(job), None, job.attempts))
+        return _end(job, End(job.term, "success", 0, _describe_leavers(job), None, job.attempts, job.size))
     settled = settle(job, rules, now=now, jitter=jitter)
     return Step(settled.job) if settled.end is None else _end(settled.job, settled.end)
 

@@ -114,6 +114,7 @@ class End:
         detail: One sentence for the user, or "".
         root: The report of the root cause, or None.
         attempts: The root causes of the attempts before, oldest first.
+        nodes: The number of nodes in the last round; 0 where it isn't told.
     """
 
     term: int
@@ -122,6 +123,7 @@ class End:
     detail: str = ""
     root: Document | None = None
     attempts: tuple[Document, ...] = ()
+    nodes: int = 0
 
 
 Decision: TypeAlias = Claim | Resign | Form | Warn | Halt | Refuse | Recall | Move | End

@@ -44,6 +44,7 @@ class Card:
         preferred_rank: The group rank that its user asked for, or None.
         version: Its release of elastic-run, for display.
         serves_store: Whether the job's store lives in its agent: where the store is gone, so is the node.
+        script: What its workers run, by a name that is the same on all nodes of its role; "" where it isn't told.
     """
 
     host: str
@@ -53,6 +54,7 @@ class Card:
     preferred_rank: int | None = None
     version: str = ""
     serves_store: bool = False
+    script: str = ""
 
     def __post_init__(self) -> None:
         if self.local_world_size < 1:

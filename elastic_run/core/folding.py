@@ -51,6 +51,7 @@ from elastic_run.core.messages import (
     Ready,
     is_related,
 )
+from elastic_run.core.role_scripts import describe_other_script, settle_script
 from elastic_run.core.rootcause import BARE_END, CONSEQUENCE
 from elastic_run.core.rules import describe_difference
 from elastic_run.records import dataclass, replace
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias, TypeGuard
 
     from elastic_run.core.codec import Document
+    from elastic_run.core.messages import Card
     from elastic_run.core.rules import Rules
 
 #: Bytes of a report that are kept, and of one of its values where it is longer.
@@ -139,7 +141,7 @@ class _Book:
             del self._gone[name]
         if not self._nodes and self._job.round == 0:
             # Whoever comes next begins anew, with rules that may be better.
-            self._set(rules=None)
+            self._set(rules=None, scripts=())
         return replace(self._job, nodes=MappingProxyType(self._nodes), gone=MappingProxyType(self._gone))
 
     def _set(self, **changes: object) -> None:
@@ -155,11 +157,13 @@ class _Book:
             self._set(rules=fact.rules, since=self._now)
         if self._job.round == 0 and fact.last is not None:
             self._take_rules(fact.rules)
-        rules = self._job.rules or fact.rules
-        difference = describe_difference(rules, fact.rules)
+            self._take_script(fact.card)
+        rules, role, script = self._job.rules or fact.rules, fact.card.role, fact.card.script
+        difference = describe_difference(rules, fact.rules) or describe_other_script(self._job.scripts, role, script)
         if difference:
             self._refuse(fact.node, difference)
             return
+        self._set(scripts=settle_script(self._job.scripts, role, script))
         if fact.last is not None and self._is_news(fact.last):
             self._adopt(fact.last)
         if fact.heard > self._job.round + self._job.gap:
@@ -211,6 +215,15 @@ class _Book:
                 self._refuse(name, difference)
             else:
                 self._nodes[name] = replace(node, has_other_rules=True)
+
+    def _take_script(self, card: Card) -> None:
+        """Take the script of a node that runs a round, for its role; see `_take_rules`."""
+        scripts = settle_script(self._job.scripts, card.role, card.script)
+        self._set(scripts=scripts)
+        for name, node in tuple(self._nodes.items()):
+            difference = describe_other_script(scripts, node.card.role, node.card.script)
+            if difference:
+                self._refuse(name, difference)
 
     def _welcome(self, fact: Join) -> Node:
         """Return a new node, or one that was silent for a while, as it was but for its membership."""

@@ -17,6 +17,7 @@ from elastic_run.core.messages import (
     Rules,
 )
 from elastic_run.core.policy import Failure
+from elastic_run.core.role_scripts import RoleScript
 from elastic_run.records import dataclass, field, replace
 
 TYPE_CHECKING = False
@@ -198,6 +199,7 @@ class Job:
         attempts: The causes of the attempts before, oldest first.
         lineage: What tells its rounds from those of another job that has begun in the same place; see
             `facts.is_related`.
+        scripts: What each role runs, as the first of its nodes said.
     """
 
     term: int = 0
@@ -229,6 +231,7 @@ class Job:
     changes: tuple[float, ...] = ()
     attempts: tuple[Document, ...] = ()
     lineage: str = ""
+    scripts: tuple[RoleScript, ...] = ()
 
     @property
     def members(self) -> tuple[Node, ...]:
@@ -279,6 +282,7 @@ class _Snapshot:
     changes: tuple[float, ...]
     attempts: tuple[Document, ...]
     lineage: str = ""
+    scripts: tuple[RoleScript, ...] = ()
 
 
 def job_to_document(job: Job, now: float) -> Document:

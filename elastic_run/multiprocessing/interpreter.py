@@ -14,6 +14,10 @@ import sys
 _NAMES = ("python", "pypy", "graalpy")
 _BUILDS = ("", "t", "d", "td", "w", "m", "dm")
 
+#: What a worker runs under --run-path. torch calls runpy in a process forked from its launcher; our workers are always
+#: executed, so it is a command. Not -m with a module of ours: then the workers' interpreter would have to find us.
+RUN_PATH_CODE = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
+
 
 def is_frozen() -> bool:
     """Whether this program and its modules are one file, as PyInstaller and its like make it."""
@@ -47,10 +51,15 @@ def is_interpreter(path: str) -> bool:
     if is_frozen() and path == sys.executable:
         return False
     names = (os.path.basename(path), os.path.basename(os.path.realpath(path)))
-    return any(map(_is_interpreters_name, names)) and os.access(path, os.X_OK)
+    return any(map(is_interpreters_name, names)) and os.access(path, os.X_OK)
 
 
-def _is_interpreters_name(name: str) -> bool:
+def is_interpreters_name(name: str) -> bool:
+    """Whether a file's name is an interpreter's.
+
+    Args:
+        name: Without its directory.
+    """
     for beginning in _NAMES:
         if name.startswith(beginning):
             rest = name[len(beginning) :].lstrip("0123456789.")

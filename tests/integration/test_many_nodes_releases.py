@@ -20,14 +20,20 @@ if TYPE_CHECKING:
     Launch = Callable[..., Launched]
     Worker = Callable[[str], Path]
 
-#: Runs the launcher as another release would: another version, another protocol, and a field more in each message.
+#: Runs the launcher as another release would: another version, another protocol, a field more in each message, and none
+#: for the script of a node.
 RELEASE = """
 import elastic_run
 from elastic_run.core import codec, messages
 elastic_run.__version__ = {version!r}
 messages.PROTOCOL = {protocol}
 to_json = messages.encode
-messages.encode = lambda document: to_json({{**document, "new_field": 1}})
+def encode(document):
+    changed = {{**document, "new_field": 1}}
+    if "card" in changed:
+        changed["card"] = {{name: value for name, value in changed["card"].items() if name != "script"}}
+    return to_json(changed)
+messages.encode = encode
 from elastic_run import __main__
 __main__.main()
 """

@@ -140,6 +140,7 @@ class Player:
             values.pop("role", "default"),
             values.pop("prefers", None),
             serves_store=values.pop("serves", False),
+            script=values.pop("script", ""),
         )
         last = None
         lineage = values.pop("lineage", _HERE)
@@ -159,7 +160,8 @@ def _describe(step: coordination.Step) -> str:
         value = getattr(decision, name)
         if name == "attempts":
             value = [attempt.get("signature") for attempt in value]
-        if name not in ("term", "lineage") and value not in ("", (), [], None):
+        is_default = value in ("", (), [], None) or (name, value) == ("nodes", 0)
+        if name not in ("term", "lineage") and not is_default:
             shown.append(f"{name}={value!r}")
     return f"{type(decision).__name__}({', '.join(shown)})"
 

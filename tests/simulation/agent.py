@@ -45,6 +45,7 @@ class Agent(Host):
         preferred_rank: int | None,
         store: Store,
         serves_store: bool = False,
+        script: str = "train.py",
     ) -> None:
         super().__init__(world.clockwork, clock)
         self.world = world
@@ -65,7 +66,7 @@ class Agent(Host):
         self.store = store
         self.was_stalled_at = float("-inf")
         size = 1 + self.random.randrange(3)
-        card = Card(host, 1, size, preferred_rank=preferred_rank, serves_store=serves_store)
+        card = Card(host, 1, size, preferred_rank=preferred_rank, serves_store=serves_store, script=script)
         self.member, commands = membership.begin(node, card=card, rules=rules, offer=self._offer(), now=clock.now())
         self.speaker = Thread(self, self._speak(), self._perform)
         self.follower = Thread(self, self._follow(), self._perform)

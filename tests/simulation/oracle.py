@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from elastic_run.core import member as membership
 from elastic_run.core.messages import DONE
+from elastic_run.core.role_scripts import RoleScript, describe_other_script
 from elastic_run.core.rules import describe_difference
 from tests.simulation.store import SPOILT
 
@@ -24,6 +25,11 @@ if TYPE_CHECKING:
 
 def _round(place: Assignment) -> Round:
     return place.lineage, place.round
+
+
+def _describe_other_script(one: Agent, other: Agent) -> str:
+    card = other.member.card
+    return describe_other_script((RoleScript(card.role, one.member.card.script),), card.role, card.script)
 
 
 class Oracle:
@@ -97,12 +103,13 @@ class Oracle:
         self._judge_size(entries)
 
     def _judge_refusals(self) -> None:
-        """A node is refused only where another with other rules was there before."""
+        """A node is refused only where another with other rules, or another script, was there before."""
         agents = self._world.agents
         for agent in agents:
             if isinstance(agent.end, membership.Refused):
-                others = [describe_difference(other.member.rules, agent.member.rules) for other in agents]
-                assert agent.end.detail in others, agent.end.detail
+                others = {describe_difference(other.member.rules, agent.member.rules) for other in agents}
+                others |= {_describe_other_script(other, agent) for other in agents}
+                assert agent.end.detail in others - {""}, agent.end.detail
 
     def _judge_survivors(self) -> None:
         """Who is in two rounds in a row keeps its rank where the second has it."""
@@ -128,6 +135,7 @@ class Oracle:
             # Where a node with other rules came first, the job goes by those.
             rules = {self._agent(node).member.rules for node in places}
             assert len(rules) == 1, f"two sets of rules in round {number}"
+            assert len({self._agent(node).member.card.script for node in places}) == 1, "two scripts in one round"
             assert some.restart_count <= rules.pop().max_restarts, f"more restarts than allowed in round {number}"
             if len(places) < some.group_world_size:
                 continue
@@ -195,7 +203,7 @@ class Oracle:
             assert end["verdict"] in ("nodes_lost", "rendezvous"), end
             # Where a node with other rules came first, all the rest are refused.
             refused = [agent for agent in self._world.agents if isinstance(agent.end, membership.Refused)]
-            is_foreign = any(not describe_difference(rules, agent.member.rules) for agent in refused)
+            is_foreign = any(self._world.is_ours(agent) for agent in refused)
             is_barred = is_foreign or rules.membership_count is not None or rules.has_successors
             assert is_barred or self._world.was_short(self._ended_at), f"gave up with enough nodes: {end['detail']}"
 

@@ -16,6 +16,8 @@ from tests.simulation.store import SPOILT, Network, Store
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+#: What the nodes of the job run.
+SCRIPT = "train.py"
 #: True seconds within which nodes start, and after which nothing goes wrong any more.
 START = 4.0
 #: True seconds after the last fault within which every job must have come to its end.
@@ -134,7 +136,7 @@ class World:
     def _plan_outage(self, time: float) -> None:
         self.stores[0].outages.append((time, time + self.random.choice((1.0, 5.0, 12.0)) * self.random.random()))
 
-    def _start(self, host: str, rules: Rules | None) -> None:
+    def _start(self, host: str, rules: Rules | None, script: str = SCRIPT) -> None:
         if self.rules.has_successors and self.agents and not self.living:
             # The store may be gone with the job that has ended: whoever comes now begins another one.
             return
@@ -151,6 +153,7 @@ class World:
             preferred_rank=preferred,
             serves_store=is_host,
             store=self._find_store(),
+            script=script,
         )
         self.host = agent if is_host else self.host
         self.agents.append(agent)
@@ -179,12 +182,13 @@ class World:
     def _measure(self) -> None:
         """Note whether the job has enough nodes to go on."""
         now, rules = self.clockwork.now, self.rules
-        able = [
-            agent
-            for agent in self.living
-            if agent.stalled_until <= now and not describe_difference(rules, agent.member.rules)
-        ]
+        able = [agent for agent in self.living if agent.stalled_until <= now and self.is_ours(agent)]
         self._enough.append((now, len(able) >= rules.min_nodes))
+
+    def is_ours(self, agent: Agent) -> bool:
+        """Whether a node can be in a round with those that the job began with."""
+        member = agent.member
+        return member.card.script == SCRIPT and not describe_difference(self.rules, member.rules)
 
     def was_short(self, end: float) -> bool:
         """Whether there were too few nodes at some time shortly before another, or nobody could say so."""
@@ -279,9 +283,14 @@ class World:
         self._start(f"x{len(self.agents)}", None)
 
     def _arrive_with_other_rules(self) -> None:
-        if self.fate.random() < 0.5:
+        kind = self.fate.randrange(3)
+        if kind == 0:
             # It is taken in, and goes by the job's times.
             self._start(f"z{len(self.agents)}", replace(self.rules, last_call_timeout=9.0, scale_up_delay=5.0))
+        elif kind == 1:
+            # A second job under the same id.
+            for index in range(self.fate.randint(1, 2)):
+                self._start(f"w{len(self.agents)}.{index}", None, "other.py")
         else:
             self._start(f"y{len(self.agents)}", replace(self.rules, max_restarts=self.rules.max_restarts + 1))
 

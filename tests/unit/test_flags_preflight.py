@@ -13,9 +13,10 @@ import pytest
 
 from elastic_run import contract
 from elastic_run import launch as legacy
-from elastic_run.configuration import RUN_PATH_CODE, choose_rendezvous, get_use_env, make_command, unique_id
+from elastic_run.configuration import choose_rendezvous, get_use_env, make_command, unique_id
 from elastic_run.launcher import LaunchConfig
 from elastic_run.multiprocessing import DefaultLogsSpecs, Std
+from elastic_run.multiprocessing.interpreter import RUN_PATH_CODE
 from elastic_run.preflight import check_arguments, find_notices, name_source
 from elastic_run.run import (
     config_from_args,

@@ -180,7 +180,7 @@ class JobSession(Session):
             affairs.deliver(Refused(command.detail))
         elif isinstance(command, member.Ended):
             end = command.end
-            self._end = Ended(end.verdict, end.exit_code, end.detail, end.root, list(end.attempts))
+            self._end = Ended(end.verdict, end.exit_code, end.detail, end.root, list(end.attempts), end.nodes)
             affairs.deliver(self._end)
         elif isinstance(command, member.Settled | member.Unreadable):
             self._tell_user(command)

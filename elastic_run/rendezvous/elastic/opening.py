@@ -72,6 +72,7 @@ def _make_card(host: str, setup: Setup) -> messages.Card:
         role=setup.role,
         preferred_rank=setup.preferred_rank,
         version=__version__,
+        script=setup.script,
     )
 
 

@@ -66,6 +66,7 @@ class Setup:
         join_command: The words of this node's command line in two parts: up to where flags may be added, and from there
             on (the other flags, the script, its arguments). For the notice how other nodes join.
         shows_waiting: Whether the agent shows `Waiting`; else what is waited for comes as a `Notice` every 10 s.
+        script: What the workers run, by a name that is the same on all nodes of the role; "" where it isn't known.
     """
 
     local_world_size: int
@@ -81,6 +82,7 @@ class Setup:
     token: bytes | None = None
     join_command: tuple[list[str], list[str]] | None = None
     shows_waiting: bool = False
+    script: str = ""
 
 
 # --- events ----------------------------------------------------------------------------------------------------------
@@ -149,6 +151,7 @@ class Ended:
         detail: One sentence for the user; may be empty.
         root: The report of the node that has the root cause, or None.
         attempts: The root causes of the attempts before, oldest first.
+        nodes: The number of nodes in the last round of a job that has succeeded; 0 where it isn't known.
     """
 
     verdict: str
@@ -156,6 +159,7 @@ class Ended:
     detail: str
     root: Document | None
     attempts: list[Document]
+    nodes: int = 0
 
 
 @dataclass

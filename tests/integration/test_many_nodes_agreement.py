@@ -1,0 +1,131 @@
+"""What the nodes of one job must agree on beside flags: the script of each role, and the rank of each node."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.etcd import Etcd
+from tests.support.meeting import CONF, RUN_ID, wait_coordinated
+from tests.support.sessions import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+    from typing import TypeAlias
+
+    from tests.support.launch import Launched
+
+    Launch: TypeAlias = Callable[..., Launched]
+    Worker: TypeAlias = Callable[[str], Path]
+    Place: TypeAlias = tuple[str, ...]
+
+#: Says its rank, and waits until somebody writes to a pipe.
+WAIT = "say('rank', rank, 'of', os.environ['WORLD_SIZE'])\nopen(os.environ['GATE']).close()\n"
+
+
+@pytest.fixture(params=["c10d", "file", "etcd", "etcd-v3"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    """Return flags that make nodes meet, in each kind of store."""
+    with ExitStack() as stack:
+        backend, conf = request.param, CONF
+        if backend == "c10d":
+            endpoint = f"localhost:{free_port()}"
+        elif backend == "file":
+            backend, endpoint, conf = "c10d", str(tmp_path / "store"), f"{CONF},store_type=file"
+        else:
+            endpoint = str(stack.enter_context(Etcd()).endpoints[0])
+        yield (f"--rdzv-backend={backend}", f"--rdzv-endpoint={endpoint}", f"--rdzv-id={RUN_ID}", f"--rdzv-conf={conf}")
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Path:
+    """Make the pipe for which workers wait."""
+    path = tmp_path / "gate"
+    os.mkfifo(path)
+    return path
+
+
+def start_two(launch: Launch, place: Place, path: Path, gate: Path) -> list[Launched]:
+    """Start the two nodes of a job, and wait until their workers run."""
+    nodes = [launch(*place, "--nnodes=2", path, env={"GATE": str(gate)}) for _ in range(2)]
+    for node in nodes:
+        node.wait_line("rank . of 2")
+    return nodes
+
+
+def test_another_script_under_the_same_id_is_refused(
+    launch: Launch, worker: Worker, place: Place, gate: Path, tmp_path: Path
+) -> None:
+    """A second job under the id of the first is refused with both scripts named; it doesn't end with 0."""
+    other = tmp_path / "other.py"
+    other.touch()
+    path = worker(WAIT)
+    first = start_two(launch, place, path, gate)
+    second = launch(*place, "--nnodes=2", other)
+    assert second.wait_exit() == 208
+    said = " ".join(second.stderr.split())
+    assert f"the script of role 'default' is 'other.py' here and '{path.name}' in the job" in said
+    with gate.open("w"):
+        assert [node.wait_exit() for node in first] == [0, 0]
+
+
+def test_a_spare_that_never_ran_says_so(launch: Launch, worker: Worker, place: Place, gate: Path) -> None:
+    """A node that was not needed ends with the job's code, and its last line says that its script never ran."""
+    path = worker(WAIT)
+    first = start_two(launch, place, path, gate)
+    spare = launch(*place, "--nnodes=2", path, env={"GATE": str(gate)})
+    spare.wait_line("spare|no room")
+    with gate.open("w"):
+        assert [node.wait_exit() for node in (*first, spare)] == [0, 0, 0]
+    assert spare.stderr.splitlines()[-1] == (
+        "elastic-run: the job has ended with success; this node was a spare, its script never ran here: "
+        "2 nodes were enough"
+    )
+    assert all("never ran" not in node.stderr for node in first)
+
+
+@pytest.mark.parametrize(
+    "ways",
+    [
+        (["{path}"], ["../{directory}/{name}"]),
+        (["{path}", "--lr", "1"], ["copy/{name}"]),
+        (["--run-path", "{path}"], ["{path}"]),
+        (["--no-python", sys.executable, "{path}"], ["{path}"]),
+        (["--role=trainer", "{path}"], ["--role=reader", "other.py"]),
+    ],
+    ids=["directories", "mount points", "run-path", "interpreter", "roles"],
+)
+def test_honest_nodes_are_not_refused(
+    launch: Launch, worker: Worker, tmp_path: Path, ways: tuple[list[str], list[str]]
+) -> None:
+    """Nodes that name one script in different ways, and roles with different scripts, form one job."""
+    path = worker("say('rank', rank, 'of', os.environ['WORLD_SIZE'])")
+    (path.parent / "copy").mkdir()
+    for copy in (path.parent / "copy" / path.name, path.parent / "other.py"):
+        copy.write_bytes(path.read_bytes())
+    place = ("--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{free_port()}", "--rdzv-id=j", f"--rdzv-conf={CONF}")
+    names = {"path": path, "name": path.name, "directory": path.parent.name}
+    nodes = [launch(*place, "--nnodes=2", *(word.format(**names) for word in words), cwd=path.parent) for words in ways]
+    assert [node.wait_exit() for node in nodes] == [0, 0], [node.stderr for node in nodes]
+    said = sorted("".join(node.stdout for node in nodes).splitlines())
+    assert said == ["rank 0 of 2", "rank 1 of 2"]
+
+
+def test_another_script_with_static_ranks_is_refused(launch: Launch, worker: Worker, tmp_path: Path) -> None:
+    """With --node-rank the script is compared as well, and the right node still gets its place."""
+    other = tmp_path / "other.py"
+    other.touch()
+    path = worker("say('rank', rank, 'of', os.environ['WORLD_SIZE'])")
+    port = free_port()
+    flags = ("--nnodes=2", "--master-addr=127.0.0.1", f"--master-port={port}", f"--rdzv-id={RUN_ID}")
+    first = launch(*flags, "--node-rank=0", path)
+    wait_coordinated(port)
+    wrong = launch(*flags, "--node-rank=1", other)
+    assert wrong.wait_exit() == 208
+    right = launch(*flags, "--node-rank=1", path)
+    assert [first.wait_exit(), right.wait_exit()] == [0, 0]
