@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from elastic_run.loop import Loop
     from elastic_run.store.worker_store import WorkerStore
 
+#: `server.GARBAGE`, whose module is not on the way to the first worker.
+_GARBAGE = "garbage"
+
 
 class Joining:
     """Joins round after round.
@@ -147,6 +150,7 @@ class Joining:
             env=os.environ,
             on_unknown_operation=self._on_unknown_operation,
             on_lost=self._tell_lost,
+            on_refusal=self._tell_refusal,
         )
         self._use_torch_store = False
         if self._loop is not None:
@@ -159,6 +163,10 @@ class Joining:
 
     def _tell_lost(self, reason: str) -> None:
         self._say(reason)
+
+    def _tell_refusal(self, kind: str, what: str) -> None:
+        if kind != _GARBAGE:  # a scanner is not worth a word
+            self._say(f"the workers' store closed a client, {what}")
 
     def _on_unknown_operation(self, operation: int) -> None:
         self._use_torch_store = True

@@ -81,7 +81,7 @@ class Admission:
         self._on_agent = on_agent
         self._on_worker = on_worker
         self._told: set[str] = set()
-        # Since when connections have neither proved the token nor, on a shared port, begun as workers do. The oldest first.
+        # Since when connections have neither proved the token nor, on a shared port, begun as workers do. Oldest first.
         self._waiting: dict[Connection, float] = {}
         # The client's nonce and ours, of those that were challenged.
         self._nonces: dict[Connection, tuple[bytes, bytes]] = {}

@@ -10,7 +10,7 @@ from elastic_run.store.memory import MemoryStore
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from elastic_run.store.connection import Connection
 
@@ -55,7 +55,7 @@ class Answers:
             wire.PING: lambda connection, nonce: connection.reply(wire.U32.pack(nonce)),
             wire.SET: lambda _, key, value: data.set(key, value),
             wire.COMPARE_SET: lambda connection, *fields: _reply_string(connection, data.compare_set(*fields)),
-            wire.GET: lambda connection, key: _reply_string(connection, data.get(key) or b""),
+            wire.GET: self._get,
             wire.ADD: lambda connection, key, amount: _reply_number(connection, data.add(key, amount)),
             wire.CHECK: lambda connection, *keys: connection.reply(wire.READY if data.check(keys) else wire.NOT_READY),
             wire.WAIT: self._wait,
@@ -74,9 +74,17 @@ class Answers:
             wire.PROVE: _refuse_late,
         }
 
+    def _get(self, connection: Connection, key: bytes) -> None:
+        _reply_parts(connection, self.data.get_parts(key))
+
     def _multi_get(self, connection: Connection, *keys: bytes) -> None:
-        for value in self.data.multi_get(keys):
-            _reply_string(connection, value or b"")
+        data = self.data
+        size = data.measure(keys)
+        if size > data.limit:
+            message = f"a reply of {size} bytes, over the limit of {data.limit}"
+            raise wire.LimitError(message, "reply")
+        for key in keys:
+            _reply_parts(connection, data.get_parts(key))
 
     def _list_keys(self, connection: Connection) -> None:
         keys = self.data.list_keys()
@@ -120,11 +128,15 @@ class Answers:
 
 
 def _end_wait(connection: Connection) -> None:
-    if connection.waiter is not None:
-        connection.woken_by = connection.waiter.queue
-        connection.waiter = None
+    if connection.waiter is None:
+        return
+    connection.woken_by = connection.waiter.queue
+    connection.waiter = None
+    try:
         connection.reply(wire.WAIT_OVER)
         connection.flush()
+    except Exception as error:  # noqa: BLE001 - called while another client is served, who must not suffer for it
+        connection.abort(error)
 
 
 def _validate(_: Connection, magic: int) -> None:
@@ -151,3 +163,10 @@ def _reply_number(connection: Connection, number: int) -> None:
 def _reply_string(connection: Connection, value: bytes) -> None:
     connection.reply(wire.U64.pack(len(value)))
     connection.reply(value)
+
+
+def _reply_parts(connection: Connection, parts: Sequence[bytes]) -> None:
+    """Reply with a value that is kept in pieces; none are an empty value."""
+    connection.reply(wire.U64.pack(sum(map(len, parts))))
+    for part in parts:
+        connection.reply(part)

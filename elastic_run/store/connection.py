@@ -5,13 +5,18 @@ Rules
 - A client that doesn't read its replies stops being read: once a megabyte is queued for it no further message is
   looked at until the queue is empty. So what a client can make the server hold is bounded by one reply.
 - Small replies are gathered, large values queued by reference and sent with sendmsg, so nothing large is copied.
+- What a connection holds of unfinished messages and of copied replies it tells its `Holdings`, which has a bound.
 - A client that breaks the protocol or its connection is closed; that harms nobody else and is not worth a word.
+- Whatever goes wrong while a client is served, be it that memory runs out, ends that client's connection only.
 """
 
 from __future__ import annotations
 
 import _socket  # `socket` builds enums when it is imported: 3 ms, and this is on the launcher's way to its first worker
 
+from elastic_run.store.errors import ServerDefectError
+from elastic_run.store.limits import PIECE_COST
+from elastic_run.store.memory import SHARED_FROM
 from elastic_run.store.wire import Decoder, UnprovedError, WireError
 
 TYPE_CHECKING = False
@@ -21,7 +26,7 @@ if TYPE_CHECKING:
     from elastic_run.loop import Loop
     from elastic_run.store.answers import Answers
     from elastic_run.store.groups import Member
-    from elastic_run.store.memory import Waiter
+    from elastic_run.store.waits import Waiter
     from elastic_run.store.wire import Layout
 
 _RECEIVE = 64 * 1024
@@ -29,10 +34,29 @@ _RECEIVE_MOST = 1024 * 1024
 #: Queued bytes over which a client isn't read on.
 _HIGH_WATER = 1024 * 1024
 #: Replies up to this are copied together: that is cheaper than a vector of many small pieces.
-_SMALL = 2048
+_SMALL = SHARED_FROM
 _IOV_MAX = 512
 #: The program we run in may have restored the default action of SIGPIPE, which is death.
 _NO_SIGPIPE = getattr(_socket, "MSG_NOSIGNAL", 0)
+
+
+class Holdings:
+    """What all connections of a server hold together.
+
+    Args:
+        relieve: Called when it is more than the limit; closes connections.
+
+    Attributes:
+        limit: Bytes.
+        total: Bytes of unfinished messages and of replies that were copied and not taken yet.
+    """
+
+    __slots__ = ("limit", "relieve", "total")
+
+    def __init__(self, relieve: Callable[[], None]) -> None:
+        self.limit = 0
+        self.total = 0
+        self.relieve = relieve
 
 
 class Connection:
@@ -42,30 +66,38 @@ class Connection:
         loop: The loop whose thread this lives in.
         socket: The accepted socket, non-blocking.
         space: What the client sees.
+        holdings: What all connections of the server hold.
+        peer: The client's address and port.
         on_message: Called with (connection, operation, fields); may raise `WireError` to close the connection.
         on_close: Called once with the connection, and with the error where the client broke the protocol.
 
     Attributes:
         on_message: See above; may be exchanged.
         space: What the client sees; whoever exchanges it sees to what the client waits for.
+        held: Bytes that it holds, as its holdings were told.
         member: The client's part in its process's groups, where they are kept apart.
+        host: The client's address.
         waiter: The wait that the client is in, or None.
         woken_by: The queue that ended the client's wait, until its next message shows whether it takes the value.
         allowance: Bytes that the client may still send before it proves the token; None for any number.
     """
 
     __slots__ = (
+        "_copied",
         "_decoder",
         "_fd",
         "_gathered",
+        "_holdings",
         "_is_held",
         "_loop",
         "_on_close",
-        "_peer",
+        "_port",
         "_queue",
         "_queued",
         "_socket",
         "allowance",
+        "held",
+        "host",
         "is_closed",
         "member",
         "on_message",
@@ -79,7 +111,9 @@ class Connection:
         loop: Loop,
         socket: _socket.socket,
         space: Answers,
+        holdings: Holdings,
         *,
+        peer: tuple[str, int],
         on_message: Callable[[Connection, int, list[bytes | int]], None],
         on_close: Callable[[Connection, WireError | None], None],
     ) -> None:
@@ -88,7 +122,9 @@ class Connection:
         self.woken_by: bytes | None = None
         self.is_closed = False
         self.allowance: int | None = None
-        self._peer = ""
+        self.host, self._port = peer
+        self.held = 0
+        self._holdings = holdings
         self._loop = loop
         self._socket = socket
         self._fd = socket.fileno()
@@ -99,6 +135,7 @@ class Connection:
         self._gathered = bytearray()
         self._queue: list[bytes | bytearray | memoryview] = []
         self._queued = 0
+        self._copied = 0
         self._is_held = False
         loop.add_reader(self._fd, self._receive)
 
@@ -106,6 +143,7 @@ class Connection:
         """Queue a part of a reply; it goes out at the end of the event, or with `flush`."""
         self._queued += len(data)
         if len(data) <= _SMALL:
+            self._copied += len(data)
             self._gathered += data
         else:
             self._enqueue_gathered()
@@ -123,30 +161,40 @@ class Connection:
 
     @property
     def peer(self) -> str:
-        """The client's address and port, for messages; also after it was closed for an error."""
-        if not self._peer:
-            try:
-                host, port = self._socket.getpeername()[:2]
-            except OSError:
-                return "its address is unknown"  # it is gone already
-            self._peer = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        return self._peer
+        """The client's address and port, for messages."""
+        host = self.host.removeprefix("::ffff:")  # an IPv4 client on a socket for both
+        return f"[{host}]:{self._port}" if ":" in host else f"{host}:{self._port}"
 
     def close(self, error: WireError | None = None) -> None:
         """Close the socket; harmless when it is closed."""
         if self.is_closed:
             return
         self.is_closed = True
-        if error is not None:
-            self._peer = self.peer
         self._loop.remove_reader(self._fd)
         self._loop.remove_writer(self._fd)
         self._socket.close()
         self._queue.clear()
+        self._holdings.total -= self.held
+        self.held = 0
         self._on_close(self, error)
+
+    def abort(self, defect: Exception) -> None:
+        """Close the socket since serving it failed, which must not reach the others."""
+        error = ServerDefectError(f"serving it failed: {type(defect).__name__}: {defect}")
+        error.__cause__ = defect
+        try:
+            self.close(error)
+        except MemoryError:
+            pass  # there is no room to say so either; the socket is closed, or the kernel closes it with the client
 
     # --- in ------------------------------------------------------------------------------------------------------
     def _receive(self) -> None:
+        try:
+            self._receive_messages()
+        except Exception as error:  # noqa: BLE001 - a defect, or no memory: the other clients are served on
+            self.abort(error)
+
+    def _receive_messages(self) -> None:
         most = min(max(self._decoder.missing, _RECEIVE), _RECEIVE_MOST) if self.allowance is None else self.allowance
         try:
             data = self._socket.recv(most)
@@ -174,9 +222,24 @@ class Connection:
             self.flush()
             self.close(error)
             return
-        if not decoder.is_drained:
+        if decoder.unread:
             self._hold()
         self.flush()
+        if decoder.held or self._queued or self.held:
+            self._account()
+
+    def _account(self) -> None:
+        """Tell the holdings what is held now."""
+        if self.is_closed:
+            return
+        held = self._decoder.held + self._decoder.unread
+        if self._queued:
+            held += self._copied + PIECE_COST * len(self._queue)
+        holdings = self._holdings
+        holdings.total += held - self.held
+        self.held = held
+        if holdings.total > holdings.limit:
+            holdings.relieve()
 
     def _hold(self) -> None:
         """Read no further until the client has read its replies."""
@@ -203,6 +266,7 @@ class Connection:
             self._loop.add_writer(self._fd, self._send_on)
         else:
             self._queue.clear()
+            self._copied = 0
 
     def _send(self) -> int:
         queue = self._queue
@@ -228,9 +292,17 @@ class Connection:
             self._queue[0] = memoryview(self._queue[0])[sent:]
 
     def _send_on(self) -> None:
+        try:
+            self._send_queue()
+        except Exception as error:  # noqa: BLE001 - as for what comes in
+            self.abort(error)
+
+    def _send_queue(self) -> None:
         self.flush()
         if self.is_closed or self._queued:
             return
+        if self.held:
+            self._account()
         self._loop.remove_writer(self._fd)
         if self._is_held:
             self._is_held = False

@@ -66,6 +66,23 @@ class UnprovedError(WireError):
         super().__init__(message)
 
 
+class LimitError(WireError):
+    """The peer asks for more than we give.
+
+    Args:
+        message: How much it was, and the bound.
+        kind: Which bound was met, one word for each.
+    """
+
+    def __init__(self, message: str, kind: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class ServerDefectError(WireError):
+    """The server failed while it served a client: memory ran out, or its code is wrong. That client is closed."""
+
+
 class UnknownOperationError(WireError):
     """A client that speaks the protocol asked for an operation that this server doesn't know.
 

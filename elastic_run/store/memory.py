@@ -5,6 +5,9 @@ Rules
   odd corners are listed in `wire`.
 - Nothing blocks. `on_key` and `barrier` return a `Waiter` that is called back, once, from within the operation that
   ends the wait. Whoever loses interest cancels it.
+- What is kept has a bound, `limit`; what would pass it raises `LimitError` and changes nothing. A value that was
+  replaced or deleted counts on while somebody else holds it: a reply that its client doesn't read.
+- A value that grows by `append` is kept in pieces, so that neither growing nor reading it copies the whole.
 - A push to a queue wakes one waiter, the first, since there is one thing to have. When that one turns away without it
   (its own deadline passed just then, or it died), `pass_on` wakes the next: torch's server leaves it asleep.
 """
@@ -12,62 +15,116 @@ Rules
 from __future__ import annotations
 
 from collections import deque
+from sys import getrefcount
+
+from elastic_run.store.errors import LimitError
+from elastic_run.store.integers import parse_integer
+from elastic_run.store.limits import ENTRY_COST, QUEUE_COST, UNBOUNDED
+from elastic_run.store.waits import Waits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-    from typing import TypeAlias
 
-    Keys: TypeAlias = set[bytes]  # within the class `set` is a method
+    from elastic_run.store.waits import Waiter
 
 _MODULUS = 1 << 64
-_INT64_MAX = (1 << 63) - 1
 _INT64_MIN = -(1 << 63)
-_INT64_DIGITS = 19
-_C_SPACE = b" \t\n\v\f\r"
+_INT64_MAX = (1 << 63) - 1
+#: Bytes of a value above which a reply refers to it, where smaller ones are copied.
+SHARED_FROM = 2048
+#: Bytes of a piece to which `append` still adds.
+_PIECE = 16 * 1024
+#: Bytes of released values over which they are looked through.
+_SWEEP_FROM = 1024 * 1024
 
 
-class Waiter:
-    """Somebody who waits for keys.
+class Pieces:
+    """A value that has grown, in its pieces."""
 
-    Attributes:
-        missing: The keys that are not there yet.
-        queue: The queue whose push ended the wait, or None.
-    """
+    __slots__ = ("parts", "size")
 
-    __slots__ = ("callback", "missing", "queue")
+    def __init__(self, first: bytes) -> None:
+        self.parts = [first]
+        self.size = len(first)
 
-    def __init__(self, missing: Keys, callback: Callable[[], None]) -> None:
-        self.missing = missing
-        self.callback: Callable[[], None] | None = callback
-        self.queue: bytes | None = None
+    def __len__(self) -> int:
+        return self.size
+
+    def append(self, value: bytes) -> None:
+        """Put bytes behind it."""
+        if len(self.parts[-1]) + len(value) <= _PIECE:
+            self.parts[-1] += value
+        else:
+            self.parts.append(value)
+        self.size += len(value)
 
 
 class MemoryStore:
-    """Keys with values, queues, and waiters."""
+    """Keys with values, queues, and waiters.
+
+    Attributes:
+        limit: Bytes that the keys and values may take; change it with `set_limit`.
+        size: Bytes that the keys and values take, those included that are only in replies any more.
+    """
 
     def __init__(self) -> None:
-        self._values: dict[bytes, bytes | bytearray] = {}
+        self.limit = UNBOUNDED
+        self.size = 0
+        # Values that are not in the store any more, but were in a reply when they left it.
+        self._released: list[bytes] = []
+        self._released_size = 0
+        self._sweep_at = _SWEEP_FROM
+        self._values: dict[bytes, bytes | Pieces] = {}
         self._queues: dict[bytes, deque[bytes]] = {}
-        # By key, in order of arrival. A dict, since a thousand may wait for one key and each may cancel.
-        self._waiters: dict[bytes, dict[Waiter, None]] = {}
+        self._waits = Waits()
+
+    def set_limit(self, limit: int) -> None:
+        """Bound what keys and values take together, and, for itself, what those who wait take."""
+        self.limit = self._waits.limit = limit
 
     def clear(self) -> None:
         """Forget all keys, queues and waiters."""
         self._values.clear()
         self._queues.clear()
-        self._waiters.clear()
+        self._waits.clear()
+        self._released.clear()
+        self.size = self._released_size = 0
 
     # --- values --------------------------------------------------------------------------------------------------
     def set(self, key: bytes, value: bytes) -> None:
         """Give a key a value."""
+        self._put(key, value)
+        self._waits.wake_all(key)
+
+    def _put(self, key: bytes, value: bytes) -> None:
+        former = self._values.get(key)
+        more = len(value) - len(former) if former is not None else len(key) + len(value) + ENTRY_COST
+        if self.size + more > self.limit:
+            self._make_room(more)
         self._values[key] = value
-        self._wake_all(key)
+        self.size += more
+        if former is not None and len(former) > SHARED_FROM:
+            leaving = _split(former)
+            del former  # this variable would count as a reference
+            self._release(leaving)
 
     def get(self, key: bytes) -> bytes | None:
         """Return a key's value, or None."""
         value = self._values.get(key)
-        return bytes(value) if isinstance(value, bytearray) else value
+        return b"".join(value.parts) if isinstance(value, Pieces) else value
+
+    def get_parts(self, key: bytes) -> Sequence[bytes]:
+        """Return a key's value in the pieces in which it is kept, none where it is missing; nothing is copied."""
+        value = self._values.get(key)
+        if value is None:
+            return ()
+        return tuple(value.parts) if isinstance(value, Pieces) else (value,)
+
+    def measure(self, keys: Iterable[bytes]) -> int:
+        """Return the bytes that the keys' values have together."""
+        values = self._values
+        return sum(len(values.get(key, b"")) for key in keys)
 
     def add(self, key: bytes, amount: int) -> int:
         """Count a key up.
@@ -83,15 +140,15 @@ class MemoryStore:
             ValueError: The value there is not a number.
         """
         total = self._count(key, amount)
-        self._wake_all(key)
+        self._waits.wake_all(key)
         return total
 
     def _count(self, key: bytes, amount: int) -> int:
-        value = self._values.get(key)
+        value = self.get(key)
         total = amount if value is None else parse_integer(value) + amount
         if not _INT64_MIN <= total <= _INT64_MAX:
             total = (total - _INT64_MIN) % _MODULUS + _INT64_MIN
-        self._values[key] = b"%d" % total
+        self._put(key, b"%d" % total)
         return total
 
     def compare_set(self, key: bytes, expected: bytes, desired: bytes) -> bytes:
@@ -105,24 +162,28 @@ class MemoryStore:
         Returns:
             The value now; for a missing key that stays missing, `expected`.
         """
-        value = self._values.get(key)
+        value = self.get(key)
         if value is None and expected:
             return expected
         if value is None or value == expected:
-            self._values[key] = desired
-            self._wake_all(key)
+            self._put(key, desired)
+            self._waits.wake_all(key)
             return desired
-        return bytes(value)
+        return value
 
     def append(self, key: bytes, value: bytes) -> None:
         """Put bytes behind a key's value; a missing key is set."""
         present = self._values.get(key)
-        if isinstance(present, bytearray):
-            present += value
+        if present is None:
+            self._put(key, value)
         else:
-            # A bytearray from the second piece on: many small pieces would otherwise be copied again and again.
-            self._values[key] = value if present is None else bytearray(present) + value
-        self._wake_all(key)
+            if self.size + len(value) > self.limit:
+                self._make_room(len(value))
+            if isinstance(present, bytes):
+                present = self._values[key] = Pieces(present)
+            present.append(value)
+            self.size += len(value)
+        self._waits.wake_all(key)
 
     def multi_get(self, keys: Iterable[bytes]) -> list[bytes | None]:
         """Return the keys' values, None for those missing."""
@@ -135,7 +196,15 @@ class MemoryStore:
 
     def delete_key(self, key: bytes) -> bool:
         """Remove a key; returns whether it was there. Queues are no keys."""
-        return self._values.pop(key, None) is not None
+        value = self._values.pop(key, None)
+        if value is None:
+            return False
+        self.size -= len(key) + len(value) + ENTRY_COST
+        if len(value) > SHARED_FROM:
+            leaving = _split(value)
+            del value
+            self._release(leaving)
+        return True
 
     def num_keys(self) -> int:
         """Return the number of keys."""
@@ -152,11 +221,48 @@ class MemoryStore:
     def _is_there(self, key: bytes) -> bool:
         return key in self._values or bool(self._queues.get(key))
 
+    # --- the bound -----------------------------------------------------------------------------------------------
+    def _make_room(self, more: int) -> None:
+        """Refuse more bytes, unless values that are not in the store any more have gone."""
+        self.sweep()
+        if self.size + more > self.limit:
+            message = f"the store holds {self.size} bytes, and {more} more pass the limit of {self.limit}"
+            raise LimitError(message, "store")
+
+    def _release(self, leaving: list[bytes]) -> None:
+        """Let go of values, and empty the list; those to which a reply refers count on."""
+        while leaving:
+            value = leaving.pop()
+            if getrefcount(value) > _OWN_REFERENCES:
+                self._keep_released(value)
+
+    def _keep_released(self, value: bytes) -> None:
+        self._released.append(value)
+        self._released_size += len(value)
+        self.size += len(value)
+        if self._released_size > self._sweep_at:
+            self.sweep()
+
+    def sweep(self) -> None:
+        """Forget the values that are neither in the store nor in a reply any more."""
+        self.size -= self._released_size
+        released, self._released, self._released_size = self._released, [], 0
+        self._sweep_at = UNBOUNDED  # what is left is looked through once
+        self._release(released)
+        self._sweep_at = 2 * self._released_size + _SWEEP_FROM
+
     # --- queues --------------------------------------------------------------------------------------------------
     def queue_push(self, key: bytes, value: bytes) -> None:
         """Put a value at a queue's end, and wake the first who waits for it."""
-        self._queues.setdefault(key, deque()).append(value)
-        self._wake_one(key)
+        queue = self._queues.get(key)
+        more = len(value) + ENTRY_COST + (len(key) + QUEUE_COST if queue is None else 0)
+        if self.size + more > self.limit:
+            self._make_room(more)
+        if queue is None:
+            queue = self._queues[key] = deque()
+        queue.append(value)
+        self.size += more
+        self._waits.wake_one(key)
 
     def queue_pop(self, key: bytes) -> tuple[int, bytes]:
         """Take a queue's first value.
@@ -168,8 +274,12 @@ class MemoryStore:
         if not queue:
             return 0, b""
         length, value = len(queue), queue.popleft()
+        self.size -= len(value) + ENTRY_COST
         if not queue:
             del self._queues[key]
+            self.size -= len(key) + QUEUE_COST
+        if len(value) > SHARED_FROM:
+            self._keep_released(value)  # the reply has it; its end is seen later
         return length, value
 
     def queue_len(self, key: bytes) -> int:
@@ -179,7 +289,7 @@ class MemoryStore:
     def pass_on(self, key: bytes) -> None:
         """Wake the next who waits for a queue, after the one woken before took nothing."""
         if self._queues.get(key):
-            self._wake_one(key)
+            self._waits.wake_one(key)
 
     # --- waiting -------------------------------------------------------------------------------------------------
     def on_key(self, keys: Sequence[bytes], callback: Callable[[], None]) -> Waiter | None:
@@ -193,7 +303,7 @@ class MemoryStore:
             The waiter, or None when all are there already: then nothing is called.
         """
         missing = {key for key in keys if not self._is_there(key)}
-        return self._wait(missing, callback) if missing else None
+        return self._waits.add(missing, callback) if missing else None
 
     def barrier(self, key: bytes, world_size: int, callback: Callable[[], None]) -> Waiter | None:
         """Come to a barrier.
@@ -210,79 +320,24 @@ class MemoryStore:
             ValueError: The value there is not a number.
         """
         if self._count(key, 1) < world_size:
-            return self._wait({key}, callback)
-        self._wake_all(key)
+            return self._waits.add({key}, callback)
+        self._waits.wake_all(key)
         return None
 
     def cancel(self, waiter: Waiter) -> None:
         """Wait no longer; harmless after the call."""
-        waiter.callback = None
-        for key in waiter.missing:
-            waiters = self._waiters.get(key)
-            if waiters is not None:
-                waiters.pop(waiter, None)
-                if not waiters:
-                    del self._waiters[key]
-
-    def _wait(self, missing: Keys, callback: Callable[[], None]) -> Waiter:
-        waiter = Waiter(missing, callback)
-        for key in missing:
-            self._waiters.setdefault(key, {})[waiter] = None
-        return waiter
-
-    def _wake_all(self, key: bytes) -> None:
-        if key in self._waiters:
-            for waiter in self._waiters.pop(key):
-                _found(waiter, key)
-
-    def _wake_one(self, key: bytes) -> None:
-        # Those who miss other keys too are told on the way; they don't use the value up.
-        while waiters := self._waiters.get(key):
-            waiter = next(iter(waiters))
-            del waiters[waiter]
-            if not waiters:
-                del self._waiters[key]
-            waiter.queue = key
-            if _found(waiter, key):
-                return
+        self._waits.cancel(waiter)
 
 
-def _found(waiter: Waiter, key: bytes) -> bool:
-    """Note that a key has appeared; returns whether that ended the wait."""
-    waiter.missing.discard(key)
-    callback = waiter.callback
-    if waiter.missing or callback is None:
-        return False
-    waiter.callback = None
-    callback()
-    return True
+def _split(value: bytes | Pieces) -> list[bytes]:
+    return value.parts if isinstance(value, Pieces) else [value]
 
 
-def parse_integer(text: bytes | bytearray) -> int:
-    """Read a number as C's `strtoll` does, to which torch leaves it: leading space, a sign, and any rest is ignored.
+def _count_own_references() -> int:
+    """Return how many references `getrefcount` counts for a value that only a variable has: Pythons differ."""
+    leaving = [bytes(SHARED_FROM)]
+    value = leaving.pop()
+    return getrefcount(value)
 
-    Args:
-        text: What a client has set.
 
-    Returns:
-        The number.
-
-    Raises:
-        ValueError: There is no digit, or the number doesn't fit 64 bits.
-    """
-    if text.isdigit() and len(text) < _INT64_DIGITS:
-        return int(text)
-    signed = bytes(text).lstrip(_C_SPACE)
-    unsigned = signed[1:] if signed[:1] in (b"-", b"+") else signed
-    digits = unsigned[: len(unsigned) - len(unsigned.lstrip(b"0123456789"))]
-    if not digits:
-        message = f"{bytes(text[:40])!r} is not a number"
-        raise ValueError(message)
-    significant = digits.lstrip(b"0") or b"0"
-    # Python refuses, or takes quadratic time for, a number of a million digits: look at the length first.
-    number = int(significant) if len(significant) <= _INT64_DIGITS else _INT64_MAX + 2
-    number = -number if signed[:1] == b"-" else number
-    if not _INT64_MIN <= number <= _INT64_MAX:
-        message = f"{bytes(text[:40])!r} does not fit 64 bits"
-        raise ValueError(message)
-    return number
+_OWN_REFERENCES = _count_own_references()

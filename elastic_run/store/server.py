@@ -3,7 +3,9 @@
 Rules
 - It serves a socket that already listens, and lives in the loop's thread. It never blocks, never looks up a name
   (torch's server asks the DNS for every peer) and starts no thread.
-- Nothing that arrives can harm it: what isn't the protocol is closed without a word; what is too long is refused.
+- Nothing that arrives can harm it: what isn't the protocol is closed without a word. What passes a bound of `limits`,
+  or makes the server fail, ends its connection and is told to the owner, each kind once.
+- Its bounds grow with the hosts whose clients are connected, as the needs of a job do.
 - An operation of the protocol that it doesn't know is told to the owner, once, and closes that client's connection:
   silence would leave the worker waiting for ever.
 - Agents and workers may share the port: a client whose first key begins with the agents' prefix sees their space of
@@ -20,8 +22,10 @@ import errno
 
 from elastic_run.store import wire
 from elastic_run.store.answers import Answers
-from elastic_run.store.connection import Connection
+from elastic_run.store.connection import Connection, Holdings
+from elastic_run.store.errors import ServerDefectError
 from elastic_run.store.groups import Member, ProcessGroups
+from elastic_run.store.limits import measure
 from elastic_run.store.listener import PortTakenError, open_listener, raise_descriptor_limit
 
 TYPE_CHECKING = False
@@ -34,6 +38,8 @@ if TYPE_CHECKING:
 
 __all__ = ["PortTakenError", "StoreServer", "open_listener", "raise_descriptor_limit"]
 
+#: Kinds of refusals, beside those of `LimitError`.
+GARBAGE, DEFECT = "garbage", "defect"
 _ACCEPTS_PER_TURN = 64
 _ACCEPT_AGAIN = 1.0
 _OPENING = (wire.VALIDATE, wire.PING)
@@ -49,7 +55,8 @@ class StoreServer:
         further: More of them, on other addresses.
         data: What to serve to workers; a new, empty store if None.
         on_unknown_operation: Called once, with the operation's number, when a client asks for one that we don't know.
-        on_garbage: Called once, with what was wrong, when somebody sends what is no message; he is hung up on.
+        on_refusal: Called with the kind and with what was wrong when a client is closed, once for each kind: it sent
+            what is no message (`GARBAGE`), it passed a bound, or serving it failed.
         separates_groups: Whether process groups that a worker forms one after another are kept apart (see `groups`).
         requirement: What agents must prove; None to serve everybody.
     """
@@ -62,7 +69,7 @@ class StoreServer:
         on_unknown_operation: Callable[[int], None] | None = None,
         *,
         further: Sequence[_socket.socket] = (),
-        on_garbage: Callable[[str], None] | None = None,
+        on_refusal: Callable[[str, str], None] | None = None,
         separates_groups: bool = False,
         requirement: TokenRequirement | None = None,
     ) -> None:
@@ -72,14 +79,17 @@ class StoreServer:
         self._agents = Answers()
         self._on_unknown_operation = on_unknown_operation
         self._groups = ProcessGroups(self._workers.data) if separates_groups else None
-        self._on_garbage = on_garbage
+        self._on_refusal = on_refusal
+        self._refused_kinds: set[str] = set()
+        self._holdings = Holdings(self._close_largest)
+        self._clients_by_host: dict[str, int] = {}
         self._admission = None if requirement is None else self._make_admission(requirement)
         self._has_told = False
-        self._has_told_garbage = False
         self._connections: set[Connection] = set()
         self._pause: Timer | None = None
         self._is_closed = False
         self.address: tuple[str, int] = listener.getsockname()[:2]
+        self._set_limits()
         self._watch_listeners()
 
     @property
@@ -108,11 +118,12 @@ class StoreServer:
                 connection.close()
         for listener in self._listeners:
             while (waiting := self._take_connection(listener)) is not None:
-                waiting.close()
+                waiting[0].close()
         self._workers.data.clear()
         if self._groups is not None:
             self._groups.clear()
         self._has_told = False
+        self._refused_kinds.clear()
 
     def close(self) -> None:
         """Close the port and all connections; harmless when closed."""
@@ -145,20 +156,53 @@ class StoreServer:
             if self._admission is not None and not self._admission.make_room():
                 self._pause_accepting()
                 return
-            socket = self._take_connection(listener)
-            if socket is None:
+            taken = self._take_connection(listener)
+            if taken is None:
                 return
-            connection = Connection(self._loop, socket, self._workers, on_message=self._meet, on_close=self._forget)
+            socket, peer = taken
+            connection = Connection(
+                self._loop,
+                socket,
+                self._workers,
+                self._holdings,
+                peer=peer,
+                on_message=self._meet,
+                on_close=self._forget,
+            )
             if self._groups is not None:
-                connection.member = Member(_peer_host(socket))
+                connection.member = Member(peer[0])
             self._connections.add(connection)
+            self._count_client(peer[0], 1)
             if self._admission is not None:
                 self._admission.add(connection)
 
-    def _take_connection(self, listener: _socket.socket) -> _socket.socket | None:
+    def _count_client(self, host: str, more: int) -> None:
+        clients = self._clients_by_host.get(host, 0) + more
+        if clients > 0:
+            self._clients_by_host[host] = clients
+        else:
+            self._clients_by_host.pop(host, None)
+        if clients == more == 1:  # a host has come
+            self._set_limits()
+
+    def _set_limits(self) -> None:
+        # It never falls: what was put there while more hosts were connected may stay, and be replaced.
+        limit = max(self._holdings.limit, measure(len(self._clients_by_host)))
+        self._holdings.limit = limit
+        for space in (self._workers, self._agents):
+            space.data.set_limit(limit)
+
+    def _close_largest(self) -> None:
+        """Close the connection that holds most, since all of them together hold too much."""
+        largest = max(self._connections, key=lambda connection: connection.held)
+        limit = self._holdings.limit
+        message = f"all clients' unfinished messages and unread replies pass {limit} bytes; its take {largest.held}"
+        largest.close(wire.LimitError(message, "connections"))
+
+    def _take_connection(self, listener: _socket.socket) -> tuple[_socket.socket, tuple[str, int]] | None:
         try:
             # What socket.accept itself calls; the descriptor is close-on-exec.
-            fd, _ = listener._accept()  # type: ignore[attr-defined]  # noqa: SLF001
+            fd, address = listener._accept()  # type: ignore[attr-defined]  # noqa: SLF001
         except OSError as error:
             if error.errno in _OUT_OF_DESCRIPTORS:
                 self._pause_accepting()
@@ -172,7 +216,7 @@ class StoreServer:
             socket.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY, 1)
         except OSError:
             pass  # it is gone already; the first read will say so
-        return socket
+        return socket, (str(address[0]), int(address[1]))
 
     def _pause_accepting(self) -> None:
         if self._pause is None:
@@ -191,20 +235,25 @@ class StoreServer:
 
     def _forget(self, connection: Connection, error: wire.WireError | None) -> None:
         self._connections.discard(connection)
+        self._count_client(connection.host, -1)
         connection.space.forget(connection)
         if self._groups is not None and connection.member is not None:
             self._groups.leave(connection.member)
         self._resume_accepting()
         if self._admission is not None:
             self._admission.remove(connection, error)
-        if isinstance(error, wire.UnprovedError):
-            return
-        if error is not None and self._on_garbage is not None and not self._has_told_garbage:
-            self._has_told_garbage = True
-            self._on_garbage(str(error))
+        if error is not None and not isinstance(error, wire.UnprovedError):
+            self._tell_refusal(connection, error)
         if isinstance(error, wire.UnknownOperationError) and self._on_unknown_operation and not self._has_told:
             self._has_told = True
             self._on_unknown_operation(error.operation)
+
+    def _tell_refusal(self, connection: Connection, error: wire.WireError) -> None:
+        kind = error.kind if isinstance(error, wire.LimitError) else GARBAGE
+        kind = DEFECT if isinstance(error, ServerDefectError) else kind
+        if self._on_refusal is not None and kind not in self._refused_kinds:
+            self._refused_kinds.add(kind)
+            self._on_refusal(kind, f"{connection.peer}: {error}")
 
     # --- answers -------------------------------------------------------------------------------------------------
     def _meet(self, connection: Connection, operation: int, fields: list[bytes | int]) -> None:
@@ -233,10 +282,3 @@ class StoreServer:
         if self._groups is not None and connection.member is not None and connection.member.number != 1:
             fields = self._groups.rename(connection.member, operation, fields)
         self._workers.answer(connection, operation, fields)
-
-
-def _peer_host(socket: _socket.socket) -> str:
-    try:
-        return str(socket.getpeername()[0])
-    except OSError:
-        return ""  # it is gone already

@@ -40,6 +40,7 @@ class TorchStore(WorkerStore):
         env: The child's environment.
         host: The numeric address at which it listens; empty for all interfaces.
         on_lost: Called with one line when the child could not start or died.
+        on_refusal: See `StoreServer`, for our server once it has the port.
     """
 
     mode = "torch"
@@ -53,6 +54,7 @@ class TorchStore(WorkerStore):
         env: Mapping[str, str],
         on_lost: Callable[[str], None] | None,
         host: str = LOOPBACK,
+        on_refusal: Callable[[str, str], None] | None = None,
     ) -> None:
         self._loop: Loop | None = None
         self._host = host
@@ -60,6 +62,7 @@ class TorchStore(WorkerStore):
         self._python = python
         self._env = env
         self._on_lost = on_lost
+        self._on_refusal = on_refusal
         self._listener = open_worker_listener(host, fixed_port)
         self.host, self.port = self._listener.getsockname()[:2]
         self._successor: StoreServer | None = None
@@ -90,6 +93,7 @@ class TorchStore(WorkerStore):
             env=self._env,
             on_lost=self._on_lost,
             host=self._host,
+            on_refusal=self._on_refusal,
         )
         if self._loop is not None:
             following.serve(self._loop)
@@ -153,7 +157,7 @@ class TorchStore(WorkerStore):
     def _hand_over(self, loop: Loop, reason: str) -> None:
         """Serve the port ourselves."""
         self._close_pipes()
-        self._successor = StoreServer(loop, self._listener, separates_groups=True)
+        self._successor = StoreServer(loop, self._listener, on_refusal=self._on_refusal, separates_groups=True)
         if self._on_lost is not None:
             self._on_lost(f"{reason}; serving the workers' store in the agent instead")
 

@@ -32,6 +32,7 @@ from struct import Struct
 
 from elastic_run.store.errors import (
     CLOSED,
+    LimitError,
     QueueEmptyError,
     StoreConnectionError,
     StoreError,
@@ -40,10 +41,16 @@ from elastic_run.store.errors import (
     UnprovedError,
     WireError,
 )
+from elastic_run.store.limits import COUNT_LIMIT, KEY_LIMIT, MESSAGE_LIMIT, PIECE_COST, VALUE_LIMIT
 
-#: The errors belong to the protocol's interface.
+#: The errors and the limits belong to the protocol's interface.
 __all__ = [
     "CLOSED",
+    "COUNT_LIMIT",
+    "KEY_LIMIT",
+    "MESSAGE_LIMIT",
+    "VALUE_LIMIT",
+    "LimitError",
     "QueueEmptyError",
     "StoreConnectionError",
     "StoreError",
@@ -76,14 +83,6 @@ PROOF_SIZE = 32
 #: Replies of CHECK, and of WAIT, BARRIER and CANCEL_WAIT.
 READY, NOT_READY = b"\0", b"\1"
 WAIT_OVER, WAIT_CANCELLED = b"\0", b"\1"
-
-#: Bytes of a key with its prefix, and of a value: torch's limits.
-KEY_LIMIT = 8 * 1024
-VALUE_LIMIT = 8 * 1024 * 1024
-#: Strings of one list: torch's limit. A list of pairs may hold twice as many strings.
-COUNT_LIMIT = 128 * 1024
-#: Bytes of one message. Torch has no such limit; without one a single message could take all memory.
-MESSAGE_LIMIT = 256 * 1024 * 1024
 
 U32 = Struct("<I")
 U64 = Struct("<Q")
@@ -152,6 +151,7 @@ class Decoder:
     Attributes:
         fields: The fields of the message that `next_operation` named; lists are flat.
         missing: Bytes that are needed at least before there can be another message.
+        held: Bytes that an unfinished message takes.
     """
 
     __slots__ = (
@@ -164,6 +164,7 @@ class Decoder:
         "_size",
         "_total",
         "fields",
+        "held",
         "missing",
     )
 
@@ -174,6 +175,7 @@ class Decoder:
         self._offset = 0
         self._chunks: list[bytes] = []
         self.missing = 0
+        self.held = 0
         self._size = 0
         self._operation = -1
         self._total = -1
@@ -196,6 +198,7 @@ class Decoder:
         elif self._chunks:
             self._chunks.append(data)
             self.missing -= len(data)
+            self.held += len(data) + PIECE_COST
             if self.missing > 0:
                 return
             data = b"".join(self._chunks)
@@ -204,9 +207,9 @@ class Decoder:
         self._offset = 0
 
     @property
-    def is_drained(self) -> bool:
-        """Whether all that came in was looked at."""
-        return self._offset >= len(self._buffer)
+    def unread(self) -> int:
+        """Bytes that came in and were not looked at."""
+        return len(self._buffer) - self._offset
 
     def next_operation(self) -> int:
         """Read one message into `fields`.
@@ -218,8 +221,12 @@ class Decoder:
             UnknownOperationError: The operation isn't one of ours.
             WireError: A limit is passed, or the stream doesn't begin as this protocol does.
         """
-        if self._offset >= len(self._buffer) and (self._operation < 0 or self._chunks):
-            return -1
+        if self._offset >= len(self._buffer):
+            if self._operation < 0:
+                self._forget()
+                return -1
+            if self._chunks:
+                return -1
         if self._operation < 0:
             self._begin(self._buffer[self._offset])
             self._offset += 1
@@ -231,7 +238,14 @@ class Decoder:
             return -1
         self._operation = -1
         self._layouts = self._allowed
+        self.held = 0
         return operation
+
+    def _forget(self) -> None:
+        """Keep nothing of the last message, which may have been large, while the next is waited for."""
+        self._buffer = b""
+        self._offset = 0
+        self.fields = []
 
     def _begin(self, operation: int) -> None:
         layout = self._layouts.get(operation)
@@ -253,7 +267,7 @@ class Decoder:
         count: int = U64.unpack_from(self._buffer, self._offset)[0]
         if count > COUNT_LIMIT:
             message = f"a list of {count} strings, over the limit of {COUNT_LIMIT}"
-            raise WireError(message)
+            raise LimitError(message, "list")
         self._offset += U64.size
         self._total = count * width
         return True
@@ -269,7 +283,7 @@ class Decoder:
                 length = _unpack_length(buffer, start)[0]
                 if length > kind:
                     message = f"a string of {length} bytes, over the limit of {kind}"
-                    raise WireError(message)
+                    raise LimitError(message, "string")
                 stop = body + length
             else:
                 stop = body
@@ -289,8 +303,9 @@ class Decoder:
         self._size += self._offset
         if self._size + length > MESSAGE_LIMIT:
             message = f"a message of more than {MESSAGE_LIMIT} bytes"
-            raise WireError(message)
+            raise LimitError(message, "message")
         rest = self._buffer[self._offset :]
+        self.held = self._size + len(rest)
         self.missing = length - len(rest)
         self._chunks.append(rest)
         self._buffer = b""

@@ -106,6 +106,7 @@ def open_worker_store(
     env: Mapping[str, str],
     on_unknown_operation: Callable[[int], None] | None = None,
     on_lost: Callable[[str], None] | None = None,
+    on_refusal: Callable[[str, str], None] | None = None,
 ) -> WorkerStore:
     """Open the first round's store.
 
@@ -119,6 +120,7 @@ def open_worker_store(
             it doesn't know: the next round is better served by torch.
         on_lost: Called when torch's server could not start or died, with one line that says why. From then on our
             server has the port.
+        on_refusal: See `StoreServer`, for our server.
 
     Returns:
         The store; workers may be started at once, and served a little later.
@@ -129,11 +131,11 @@ def open_worker_store(
         ValueError: There is no such mode.
     """
     if mode == "agent":
-        return _AgentStore(port or 0, on_unknown_operation, host)
+        return _AgentStore(port or 0, on_unknown_operation, host, on_refusal)
     if mode == "torch":
         from elastic_run.store.torch_server import TorchStore  # noqa: PLC0415 - not on the usual way
 
-        return TorchStore(port or 0, python=python, env=env, on_lost=on_lost, host=host)
+        return TorchStore(port or 0, python=python, env=env, on_lost=on_lost, host=host, on_refusal=on_refusal)
     if mode == "rank0":
         return _Rank0Store(port or 0)
     message = f"worker store {mode!r} is not one of {', '.join(MODES)}"
@@ -152,11 +154,18 @@ class _AgentStore(WorkerStore):
     mode = "agent"
     use_agent_store = True
 
-    def __init__(self, fixed_port: int, on_unknown_operation: Callable[[int], None] | None, host: str) -> None:
+    def __init__(
+        self,
+        fixed_port: int,
+        on_unknown_operation: Callable[[int], None] | None,
+        host: str,
+        on_refusal: Callable[[str, str], None] | None,
+    ) -> None:
         self._loop: Loop | None = None
         self._host = host
         self._fixed_port = fixed_port
         self._on_unknown_operation = on_unknown_operation
+        self._on_refusal = on_refusal
         self._listener = open_worker_listener(host, fixed_port)
         self.host, self.port = self._listener.getsockname()[:2]
         self._server: StoreServer | None = None
@@ -179,6 +188,7 @@ class _AgentStore(WorkerStore):
             loop,
             self._listener,
             on_unknown_operation=self._on_unknown_operation,
+            on_refusal=self._on_refusal,
             separates_groups=True,
         )
 
@@ -188,7 +198,7 @@ class _AgentStore(WorkerStore):
                 self._server.reset()
             return self
         # The new one before the old one is closed: so their ports differ, and a straggler meets nobody.
-        following = _AgentStore(0, self._on_unknown_operation, self._host)
+        following = _AgentStore(0, self._on_unknown_operation, self._host, self._on_refusal)
         if self._loop is not None:
             following.serve(self._loop)
         self.close()

@@ -240,6 +240,7 @@ def test_a_reset_leaves_the_agents_alone(served: ServedStore, store: C10dJobStor
     store.append("facts", b"a")
     got: list[bytes | None] = []
     with store.clone() as waiting, StoreClient(LOOPBACK, served.port, DEADLINE) as worker:
+        waiting.get(["d/0"])  # before its first key an agent's connection can't be told from a worker's
         thread = threading.Thread(target=lambda: got.append(waiting.wait("d/0", DEADLINE)))
         thread.start()
         worker.set("k", "v")

@@ -8,10 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic_run.store.memory import MemoryStore, Waiter, parse_integer
+from elastic_run.store.integers import parse_integer
+from elastic_run.store.memory import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from elastic_run.store.waits import Waiter
 
 
 class Calls:
@@ -211,7 +214,7 @@ def test_a_waiter_leaves_nothing_behind(store: MemoryStore, calls: Calls) -> Non
     store.set(b"a", b"")
     store.queue_push(b"q", b"")
     store.queue_pop(b"q")
-    assert (store._waiters, store._queues) == ({}, {})
+    assert (store._waits.by_key, store._queues) == ({}, {})
 
 
 def test_a_barrier_opens_for_all(store: MemoryStore, calls: Calls) -> None:

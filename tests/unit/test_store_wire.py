@@ -87,14 +87,14 @@ def test_messages_can_be_left_for_later() -> None:
     decoder = opened()
     decoder.feed(wire.encode(wire.GET, b"/a") + wire.encode(wire.GET, b"/b"))
     assert decoder.next_operation() == wire.GET
-    assert not decoder.is_drained
+    assert decoder.unread
     decoder.feed(wire.encode(wire.GET, b"/c"))
     assert [(decoder.next_operation(), decoder.fields) for _ in range(2)] == [
         (wire.GET, [b"/b"]),
         (wire.GET, [b"/c"]),
     ]
     assert decoder.next_operation() == -1
-    assert decoder.is_drained
+    assert not decoder.unread
 
 
 def test_a_large_value_says_what_is_missing() -> None:

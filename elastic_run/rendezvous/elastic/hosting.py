@@ -15,7 +15,7 @@ import threading
 
 from elastic_run.loop import Loop
 from elastic_run.store.listener import open_public_listener
-from elastic_run.store.server import StoreServer
+from elastic_run.store.server import GARBAGE, StoreServer
 from elastic_run.store.worker_store import WorkerStore
 
 TYPE_CHECKING = False
@@ -59,7 +59,7 @@ class HostedStore:
             listener,
             further=further,
             on_unknown_operation=on_unknown_operation,
-            on_garbage=self._tell_garbage,
+            on_refusal=self._tell_refusal,
             separates_groups=serves_workers,
             requirement=None if token is None else self._require(token, is_shared=serves_workers),
         )
@@ -70,11 +70,14 @@ class HostedStore:
         self._thread = threading.Thread(target=self._run, name="job-store", daemon=True)
         self._thread.start()
 
-    def _tell_garbage(self, what: str) -> None:
-        """Say it once: a scanner, or a program with a wrong address, would fill the log."""
-        _log.warning(
-            "elastic-run: refused what somebody sent to port %d, which is no store's message: %s", self.port, what
-        )
+    def _tell_refusal(self, kind: str, what: str) -> None:
+        """Say it; the server does so once for each kind: a scanner, or a wrong address, would fill the log."""
+        if kind == GARBAGE:
+            _log.warning(
+                "elastic-run: refused what somebody sent to port %d, which is no store's message: %s", self.port, what
+            )
+        else:
+            _log.warning("elastic-run: the job's store at port %d closed a client, %s", self.port, what)
 
     def _require(self, token: bytes, *, is_shared: bool) -> TokenRequirement:
         from elastic_run.store.admission import TokenRequirement  # noqa: PLC0415 - most jobs have no token
