@@ -7,8 +7,9 @@ Rules
   first that is missing. There are no gaps: a number is taken together with its entry.
 - Trimming first raises the stream's floor, then deletes. A writer looks at the floor after it has placed its entry: at
   or below the floor nobody has seen it, and it takes another number.
-- What depends on what was there before is changed under a lock (flock, which NFS has too): else an agent that was
-  stopped in between would undo what others did meanwhile. Nothing else takes the lock.
+- An agent may be stopped between any two calls and go on much later. So a value that depends on the one before it is a
+  file with the next number, and the highest number counts: a late writer finds its number taken, or leaves a file that
+  nobody reads. A lock would let an agent that is stopped with it hold up all others.
 - A file system has no waits, so waits look again and again, ever more slowly. They list the directory: to ask for one
   name would be answered from a cache on NFS for up to a minute.
 - Nothing expires; `remove_job` takes it all away.
@@ -18,7 +19,6 @@ Rules
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import secrets
 import shutil
@@ -27,22 +27,20 @@ import time
 from contextlib import contextmanager
 from urllib.parse import quote
 
-from elastic_run.store.errors import SILENT, UNREACHABLE, StoreAccessError, StoreConnectionError
+from elastic_run.store.errors import UNREACHABLE, StoreAccessError, StoreConnectionError
 from elastic_run.store.job_store import ENTRIES_AT_ONCE, JobStore, job_path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from typing import TypeVar
 
     _T = TypeVar("_T")
 
 _FIRST_PAUSE = 0.01
 _LAST_PAUSE = 0.25
-_FLOOR = "floor"
-_LOCK = "lock"
-#: Seconds to wait for the lock, whose holder needs a millisecond.
-_LOCK_WITHIN = 10.0
+#: Before the position, in the name of a file that says up to where a stream was trimmed.
+_FLOOR = "floor."
 _BESIDE = ".d"
 _WITHOUT_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK)
 
@@ -66,25 +64,26 @@ class FileJobStore(JobStore):
         self._root = os.path.join(self._base, job_path(run_id))
         self._closed = threading.Event()
         with self._explains():
-            for part in ("b", "k", "s", "new"):
+            for part in ("b", "k", "s", "v", "new"):
                 os.makedirs(os.path.join(self._root, part), exist_ok=True)
 
     # --- streams -------------------------------------------------------------------------------------------------
     def append(self, stream: str, value: bytes) -> None:
         with self._explains(), self._written(value) as new:
             while True:
-                number = max(self._numbers(stream), default=self._floor(stream)) + 1
+                numbers, floor = self._scan(stream)
+                number = max(numbers, default=floor) + 1
                 place = self._entry(stream, number)
                 if not self._link(new, place):
                     continue
-                if self._floor(stream) < number:
+                if self._scan(stream)[1] < number:
                     return
                 _remove(place)
 
     def read(self, stream: str, position: int, timeout: float) -> tuple[list[bytes], int]:
         def look() -> tuple[list[bytes], int] | None:
-            there = self._numbers(stream)
-            behind = max(position, self._floor(stream) if there and position + 1 not in there else 0)
+            there, floor = self._scan(stream)
+            behind = max(position, floor if there and position + 1 not in there else 0)
             entries: list[bytes] = []
             while behind + 1 in there and len(entries) < ENTRIES_AT_ONCE:
                 entry = _read(self._entry(stream, behind + 1))
@@ -99,20 +98,21 @@ class FileJobStore(JobStore):
 
     def trim(self, stream: str, position: int) -> None:
         with self._explains():
-            with self._locked():  # else one that was stopped between the two would lower it
-                if self._floor(stream) < position:
-                    with self._written(b"%d" % position) as new:
-                        self._rename(new, self._entry(stream, _FLOOR))
-            for number in self._numbers(stream):
+            numbers, floor = self._scan(stream)
+            if floor < position:
+                with self._written(b"") as new:
+                    self._link(new, self._entry(stream, f"{_FLOOR}{position}"))
+            for number in numbers:
                 if number <= position:
                     _remove(self._entry(stream, number))
+            if 0 < floor < position:
+                _remove(self._entry(stream, f"{_FLOOR}{floor}"))
 
-    def _numbers(self, stream: str) -> set[int]:
-        return {int(name) for name in _list(os.path.dirname(self._entry(stream, _FLOOR))) if name.isdigit()}
-
-    def _floor(self, stream: str) -> int:
-        value = _read(self._entry(stream, _FLOOR))
-        return int(value) if value is not None and value.isdigit() else 0
+    def _scan(self, stream: str) -> tuple[set[int], int]:
+        """Return the numbers of a stream's entries, and up to where it was trimmed."""
+        names = _list(os.path.dirname(self._entry(stream, 0)))
+        floors = (name[len(_FLOOR) :] for name in names if name.startswith(_FLOOR))
+        return set(_numbers(names)), max(_numbers(floors), default=0)
 
     # --- keys ----------------------------------------------------------------------------------------------------
     def create(self, key: str, value: bytes) -> bytes:
@@ -125,13 +125,35 @@ class FileJobStore(JobStore):
                     return there
 
     def replace(self, key: str, expected: bytes | None, value: bytes) -> bytes | None:
-        with self._explains(), self._locked():
-            there = _read(self._key(key))
-            if there == expected:
-                with self._written(value) as new:
-                    self._rename(new, self._key(key))
-                there = value
-            return there
+        with self._explains(), self._written(value) as new:
+            while True:
+                number, there = self._newest(key)
+                if there != expected:
+                    return there
+                if self._add_version(key, number + 1, new):
+                    return value
+
+    def _newest(self, key: str) -> tuple[int, bytes | None]:
+        """Return a key's value and its number, which is 0 for one that was never replaced."""
+        while numbers := _numbers(_list(self._versions(key))):
+            value = _read(self._version(key, max(numbers)))
+            if value is not None:
+                return max(numbers), value
+        return 0, _read(self._key(key))
+
+    def _add_version(self, key: str, number: int, new: str) -> bool:
+        """Give a key its next value; returns whether that counts or has counted a moment ago."""
+        place = self._version(key, number)
+        if not self._link(new, place):
+            return False
+        numbers = _numbers(_list(self._versions(key)))
+        if max(numbers) > number:  # this process may have been stopped while others used the number and removed it
+            _remove(place)
+            return False
+        for old in numbers:
+            if old < number:
+                _remove(self._version(key, old))
+        return True
 
     def wait(self, key: str, timeout: float) -> bytes | None:
         place = self._key(key)
@@ -144,13 +166,17 @@ class FileJobStore(JobStore):
 
     def get(self, keys: Sequence[str]) -> list[bytes | None]:
         with self._explains():
-            return [_read(self._key(key)) for key in keys]
+            return [self._newest(key)[1] for key in keys]
 
     def write(self, values: Mapping[str, bytes]) -> None:
         with self._explains():
             for key, value in values.items():
                 with self._written(value) as new:
-                    self._rename(new, self._key(key))
+                    number, _ = self._newest(key)
+                    if not number:
+                        self._rename(new, self._key(key))
+                    while number and not self._add_version(key, number + 1, new):
+                        number, _ = self._newest(key)
 
     def delete(self, keys: Sequence[str]) -> None:
         with self._explains():
@@ -203,16 +229,6 @@ class FileJobStore(JobStore):
             yield new
         finally:
             _remove(new)
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Hold the job's lock, which ends with its holder's process: for what depends on what was there before."""
-        with open(os.path.join(self._root, _LOCK), "ab") as file:
-            is_mine = self._poll(lambda: _try_lock(file.fileno()) or None, _LOCK_WITHIN)
-            if not is_mine:
-                message = f"the job store in {self.name} was locked for {_LOCK_WITHIN:.0f} s: another agent is stopped"
-                raise StoreConnectionError(message, SILENT)
-            yield
 
     def _link(self, new: str, place: str) -> bool:
         """Give a file its place; returns False where there is one already."""
@@ -270,6 +286,12 @@ class FileJobStore(JobStore):
     def _key(self, key: str) -> str:
         return os.path.join(self._root, "k", quote(key, ""))
 
+    def _versions(self, key: str) -> str:
+        return os.path.join(self._root, "v", quote(key, ""))
+
+    def _version(self, key: str, number: int) -> str:
+        return os.path.join(self._versions(key), str(number))
+
     def _beat(self, node: str) -> str:
         return os.path.join(self._root, "b", quote(node, ""))
 
@@ -283,12 +305,8 @@ def _in_directory(path: str, make: Callable[[], None]) -> None:
         make()
 
 
-def _try_lock(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+def _numbers(names: Iterable[str]) -> list[int]:
+    return [int(name) for name in names if name.isdigit()]
 
 
 def _read(path: str) -> bytes | None:

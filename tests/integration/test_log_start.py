@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,6 +19,7 @@ from tests.support.job_stores import STORES
 from tests.support.wait import DEADLINE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -53,20 +54,41 @@ def test_the_start_is_written_again_where_a_stranger_has_hidden_it() -> None:
 
 
 def test_a_writer_that_was_stopped_lowers_no_start_of_a_stream(tmp_path: Path) -> None:
-    """In a directory, whoever trims less than another does so before the other or not at all."""
+    """In a directory, a trim that comes late changes nothing, and holds up nobody before it comes."""
     slow, fast = FileJobStore(f"{tmp_path}/", "job"), FileJobStore(f"{tmp_path}/", "job")
     for number in range(5):
         slow.append("facts", b"%d" % number)
-    other = threading.Thread(target=fast.trim, args=("facts", 5))
-    rename = slow._rename
-
-    def rename_late(new: str, place: str) -> None:
-        other.start()
-        other.join(0.5)  # seconds; it is over by then, unless it has to wait for us
-        rename(new, place)
-
-    slow._rename = rename_late  # type: ignore[method-assign]
+    _before_its_next_link(slow, lambda: fast.trim("facts", 5))
     slow.trim("facts", 2)
-    other.join(DEADLINE)
     slow.append("facts", b"5")
     assert slow.read("facts", 0, 0.0)[0] == [b"5"]
+
+
+def test_a_writer_that_was_stopped_replaces_nothing(tmp_path: Path) -> None:
+    """In a directory, a value that others have replaced since a writer looked stays, however often they have."""
+    slow, fast = FileJobStore(f"{tmp_path}/", "job"), FileJobStore(f"{tmp_path}/", "job")
+    for times in range(1, 4):
+        key, values = f"k{times}", [b"%d" % number for number in range(times + 1)]
+        assert slow.replace(key, None, values[0]) == values[0]
+
+        def replace_all(key: str = key, values: list[bytes] = values) -> None:
+            for before, after in pairwise(values):
+                assert fast.replace(key, before, after) == after
+
+        _before_its_next_link(slow, replace_all)
+        assert slow.replace(key, values[0], b"late") == values[-1]
+        assert slow.get([key]) == fast.get([key]) == [values[-1]]
+    fast.write({"k1": b"written"})
+    assert slow.get(["k1"]) == [b"written"]
+
+
+def _before_its_next_link(store: FileJobStore, act: Callable[[], None]) -> None:
+    """Let a writer stand still while others act, just before it puts a file into its place."""
+    link = store._link
+
+    def link_late(new: str, place: str) -> bool:
+        store._link = link  # type: ignore[method-assign]
+        act()
+        return link(new, place)
+
+    store._link = link_late  # type: ignore[method-assign]
