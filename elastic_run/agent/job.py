@@ -263,10 +263,7 @@ class Job:
         if ended.detail:
             self._say(ended.detail)
         if self._job_round < 0:
-            others = f"{ended.nodes} node{' was' if ended.nodes == 1 else 's were'}" if ended.nodes else "others were"
-            self._say(
-                f"the job has ended with success; this node was a spare, its script never ran here: {others} enough"
-            )
+            self._say(f"the job has ended with success; {_describe_spare(ended.nodes)}")
 
     def _show_wait(self, event: sessions.Waiting) -> None:
         if event.is_for_nodes and self._is_running:
@@ -314,6 +311,11 @@ class Job:
             role_world_size=place.role_world_size,
         )
         self._feed(supervision.RoundFormed(self._round, restart_count=place.restart_count))
+
+
+def _describe_spare(nodes: int) -> str:
+    others = f"{nodes} node{' was' if nodes == 1 else 's were'}" if nodes else "others were"
+    return f"this node was a spare, its script never ran here: {others} enough"
 
 
 def _describe_halt(halt: sessions.Halted) -> str:

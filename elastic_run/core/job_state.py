@@ -17,7 +17,7 @@ from elastic_run.core.messages import (
     Rules,
 )
 from elastic_run.core.policy import Failure
-from elastic_run.core.role_scripts import RoleScript
+from elastic_run.core.role_scripts import RoleScript  # noqa: TC001 - importing it registers it as a field
 from elastic_run.records import dataclass, field, replace
 
 TYPE_CHECKING = False

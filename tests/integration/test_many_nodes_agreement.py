@@ -100,9 +100,7 @@ def test_a_spare_that_never_ran_says_so(launch: Launch, worker: Worker, place: P
     ],
     ids=["directories", "mount points", "run-path", "interpreter", "roles"],
 )
-def test_honest_nodes_are_not_refused(
-    launch: Launch, worker: Worker, tmp_path: Path, ways: tuple[list[str], list[str]]
-) -> None:
+def test_honest_nodes_are_not_refused(launch: Launch, worker: Worker, ways: tuple[list[str], list[str]]) -> None:
     """Nodes that name one script in different ways, and roles with different scripts, form one job."""
     path = worker("say('rank', rank, 'of', os.environ['WORLD_SIZE'])")
     (path.parent / "copy").mkdir()

@@ -34,7 +34,7 @@ class Agent(Host):
         end: The last thing that it was told, or None.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what tells one node of a simulation from another
         self,
         world: World,
         node: str,

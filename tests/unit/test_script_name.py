@@ -36,7 +36,7 @@ class Trainer:
         ("./train.sh", ["-u", "node1"], "train.sh"),
         ("/opt/bin/tool", [], "tool"),
         (Trainer.train, [1], "Trainer.train"),
-        (functools.partial(functools.partial(Trainer.train, 1), 2), [], "Trainer.train"),
+        (functools.partial(functools.partial(Trainer.train, Trainer())), [], "Trainer.train"),
         (Trainer(), [], "Trainer"),
         (f"/bin/{'x' * 300}", [], "x" * 255),
     ],
