@@ -253,7 +253,7 @@ def _rdzv_configs(args: AnyArguments) -> dict[str, Any]:
 
 
 def read_token(path: str | None, environ: Mapping[str, str]) -> bytes | None:
-    """Return the secret that the nodes of the job share, or None.
+    """Return the secret that the nodes of the job share: None where the user says nothing, empty for none at all.
 
     Args:
         path: The file that holds it, or None to look into the environment.
@@ -263,17 +263,18 @@ def read_token(path: str | None, environ: Mapping[str, str]) -> bytes | None:
         UsageError: The file can't be read, or there is nothing in it.
     """
     if path is None:
-        return environ.get(contract.ENV_RDZV_TOKEN, "").encode(errors="surrogateescape") or None
+        token = environ.get(contract.ENV_RDZV_TOKEN)
+        return None if token is None else token.encode(errors="surrogateescape")
     try:
         with open(path, "rb") as file:
-            token = file.read().strip()
+            content = file.read().strip()
     except OSError as error:
         message = f"--rdzv-token-file: {path!r} can't be read: {(error.strerror or str(error)).lower()}"
         raise UsageError(message) from None
-    if not token:
+    if not content:
         message = f"--rdzv-token-file: {path!r} is empty"
         raise UsageError(message)
-    return token
+    return content
 
 
 def _restart_policy(args: AnyArguments) -> RestartPolicy:

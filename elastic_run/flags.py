@@ -214,7 +214,7 @@ FLAGS: tuple[Flag, ...] = (
         values="FILE",
         is_ours=True,
         text="File with a secret that all nodes of the job share; what others say is refused. Default: the variable "
-        f"{contract.ENV_RDZV_TOKEN}, or none.",
+        f"{contract.ENV_RDZV_TOKEN}, or none; a job without an endpoint makes one.",
     ),
     Flag(
         "--on-split",

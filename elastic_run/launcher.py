@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from elastic_run.agent.local_elastic_agent import LocalElasticAgent
     from elastic_run.cluster.numa import NumaOptions
+    from elastic_run.core.join_command import JoinCommand
     from elastic_run.multiprocessing.logs import LogsSpecs
     from elastic_run.multiprocessing.output.console import Console
     from elastic_run.report import Ending
@@ -99,8 +100,9 @@ class LaunchConfig:
             TORCH_ELASTIC_EXIT_BARRIER_TIMEOUT, or 300.
         on_split: What the one of two nodes does that is left: `stop` or `continue`.
         preferred_rank: Which of the nodes this one would like to be, or None.
-        rdzv_token: The secret that the nodes of the job share, or None.
-        join_command: The command as given, in two parts between which flags may be added, to show how others join.
+        rdzv_token: The secret that the nodes of the job share. None for none, except for a job without an endpoint: it
+            gets a new one, which the line that tells others how to join shows. Empty for none at all.
+        join_command: The command as given, to show how others join.
         capture: Whether the workers' stderr passes through the agent, so that the report can show its end.
         preload: Modules, separated by commas, or `auto`, that a template imports once for all workers; "" for none.
         kill_background: Whether what workers left running in the background ends with the job after a success too.
@@ -144,7 +146,7 @@ class LaunchConfig:
     on_split: str = "stop"
     preferred_rank: int | None = None
     rdzv_token: bytes | None = None
-    join_command: tuple[list[str], list[str]] | None = None
+    join_command: JoinCommand | None = None
     capture: bool = True
     preload: str = ""
     kill_background: bool = False

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from elastic_run.argument_parser import LauncherArgumentParser
     from elastic_run.command_line import AnyArguments
+    from elastic_run.core.join_command import JoinCommand
     from elastic_run.flags import Flag
     from elastic_run.launcher import LaunchConfig
 
@@ -114,7 +115,8 @@ def run_command(
         # Before anything is opened: a closed standard descriptor's number would go to the first file.
         ensure_standard_descriptors()
         config, command, command_args = make_config(args, workers, os.environ)
-        config.join_command = (list(command_words), list(words))
+        if config.max_nodes > 1:
+            config.join_command = _make_join_command(args, flags, command_words, words)
         from elastic_run.launcher import launch_job  # noqa: PLC0415 - after all checks: it imports the most
 
         code = launch_job(config, command, command_args)
@@ -125,6 +127,22 @@ def run_command(
         code = _tell(error)
     if code != contract.EXIT_SUCCESS:
         sys.exit(code)
+
+
+def _make_join_command(
+    args: AnyArguments, flags: Sequence[Flag], command_words: Sequence[str], words: Sequence[str]
+) -> JoinCommand:
+    """Return this node's command line in the parts that the command for other nodes is made of."""
+    from elastic_run.core.join_command import JoinCommand  # noqa: PLC0415 - not for one node
+
+    given = [flag.variable for flag in flags if flag.variable in os.environ]
+    program = len(words) - len(args.training_script_args) - 1
+    return JoinCommand(
+        variables=tuple(f"{name}={os.environ[name]}" for name in given),
+        command=tuple(command_words),
+        flags=tuple(words[:program]),
+        program=tuple(words[program:]),
+    )
 
 
 def run(args: AnyArguments) -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from elastic_run.agent.api import WorkerGroup
     from elastic_run.agent.timers import WorkersTimers
+    from elastic_run.core.join_command import JoinCommand
     from elastic_run.core.policy import RestartPolicy
     from elastic_run.multiprocessing.logs import LogsSpecs
     from elastic_run.multiprocessing.warm.engagement import WarmWorkers
@@ -55,7 +56,7 @@ class AgentOptions:
         on_split: What the one of two nodes does that is left: `stop` or `continue`.
         preferred_rank: Which of the nodes this one would like to be, or None.
         token: The secret that the nodes of the job share, or None.
-        join_command: The command as given, in two parts between which flags may be added, or None.
+        join_command: The command as given, or None.
         kill_background: Whether what workers left running in the background ends with the job after a success too.
     """
 
@@ -109,7 +110,7 @@ class AgentOptions:
         on_split: str = "stop",
         preferred_rank: int | None = None,
         token: bytes | None = None,
-        join_command: tuple[list[str], list[str]] | None = None,
+        join_command: JoinCommand | None = None,
         kill_background: bool = False,
     ) -> None:
         self.policy = policy

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from elastic_run.core.join_command import JoinCommand
 from elastic_run.core.policy import RestartPolicy
 from elastic_run.rendezvous import RendezvousClosedError, RendezvousParameters, get_rendezvous_handler
 from elastic_run.rendezvous.elastic import roll_call
@@ -162,7 +163,8 @@ def test_without_an_endpoint_a_node_hosts_one_and_says_how_to_join(enter: Callab
     setup = Setup(
         local_world_size=1,
         policy=RestartPolicy(0),
-        join_command=(["elastic-run"], ["--nnodes=1:2", "train.py", "--name=a b"]),
+        join_command=JoinCommand((), ("elastic-run",), ("--nnodes=1:2",), ("train.py", "--name=a b")),
+        token=b"",
     )
     conf = {key: value for key, value in FAST.items() if key != "last_call_timeout"}
     first = enter(handler_node(RendezvousParameters("c10d", "", "none", 1, 2, "127.0.0.1", **conf), setup))

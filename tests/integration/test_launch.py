@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run import launch as legacy
+from elastic_run.core.join_command import JoinCommand
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,4 +106,5 @@ def test_other_nodes_are_told_to_come_in_by_the_same_door(monkeypatch: pytest.Mo
     monkeypatch.setattr("elastic_run.launcher.launch_job", note)
     words = ["--nnodes=2", __file__, "--x"]
     legacy.run_legacy_command(words)
-    assert configs[0].join_command == (["python", "-m", "elastic_run.launch"], words)
+    expected = JoinCommand((), ("python", "-m", "elastic_run.launch"), ("--nnodes=2",), (__file__, "--x"))
+    assert configs[0].join_command == expected

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +10,7 @@ import pytest
 
 from elastic_run.rendezvous.elastic.addresses import find_trouble
 from tests.support.hosts import virtual_hosts
+from tests.support.joining import COPIED, copied, wait_join_line
 from tests.support.switch import run
 
 if TYPE_CHECKING:
@@ -131,9 +130,8 @@ def test_without_a_default_route_the_join_line_has_an_address_of_a_network(hosts
     for host in hosts:
         host.run("ip", "route", "del", "default")
     agent = start(hosts[0], "--nnodes=2", script)
-    line = agent.wait_line("other nodes join with: .*elastic-run (.*)$")
-    assert re.search(r"--rdzv-endpoint=(\S+)", line[0])[1] == f"{FIRST}:{PORT}"  # type: ignore[index]
-    other = start(hosts[1], *shlex.split(line[1]))
+    assert f" --rdzv-endpoint={FIRST}:{PORT} " in wait_join_line(agent)
+    other = hosts[1].start(copied(agent), env=COPIED)
     assert {master_of(agent), master_of(other)} == {master_of(agent)}
     assert find_open(hosts, PORT) == {FIRST}
 

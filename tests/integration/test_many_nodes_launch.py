@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shlex
 import signal
 import socket
 import time
@@ -17,6 +16,7 @@ from elastic_run.core import job_keys
 from elastic_run.store.authentication import ClientAuthentication
 from elastic_run.store.c10d import C10dJobStore
 from elastic_run.store.errors import StoreConnectionError
+from tests.support.joining import COPIED, copied
 from tests.support.processes import children_of
 from tests.support.sessions import free_port
 from tests.support.wait import DEADLINE, wait_until
@@ -112,23 +112,17 @@ def test_workers_are_told_before_a_new_node_comes(launch: Launch, worker: Worker
     flags = ("--nnodes=1:2", "--scale-up-signal=SIGUSR1", "--scale-up-grace=20", "--scale-up-delay=0")
     first = launch(*flags, path)
     first.wait_line("rank 0 of 1")
-    second = launch(*joining_words(first))
+    second = launch(program=copied(first), env=COPIED)
     assert [first.wait_exit(), second.wait_exit()] == [0, 0]
     assert "saving" in first.stdout
     assert "rank 1 of 2" in first.stdout + second.stdout
     assert "new nodes wait" in first.stderr
 
 
-def joining_words(agent: Launched) -> list[str]:
-    """Return the words behind the command that an agent has printed for other nodes."""
-    said = agent.wait_line(r"other nodes join with: elastic-run (.*)$")
-    return shlex.split(said[1])
-
-
 def test_the_shortest_command_waits_for_the_second_node(launch: Launch, worker: Worker) -> None:
     """`--nnodes=2` without an endpoint serves one, and the command that it prints makes the second node join."""
     first = launch("--nnodes=2", worker("say('rank', rank, 'of', os.environ['WORLD_SIZE'])"))
-    second = launch(*joining_words(first))
+    second = launch(program=copied(first), env=COPIED)
     assert [first.wait_exit(), second.wait_exit()] == [0, 0]
     assert sorted((first.stdout + second.stdout).splitlines()) == ["rank 0 of 2", "rank 1 of 2"]
 

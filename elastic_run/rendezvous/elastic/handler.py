@@ -11,7 +11,7 @@ import os
 from elastic_run.core.policy import RestartPolicy
 from elastic_run.records import replace
 from elastic_run.rendezvous.api import RendezvousHandler
-from elastic_run.rendezvous.elastic.addresses import find_outward_address
+from elastic_run.rendezvous.elastic.addresses import find_outward_address, names_loopback, written
 from elastic_run.rendezvous.elastic.backends import TcpBackend
 from elastic_run.rendezvous.elastic.invitation import describe_invitation
 from elastic_run.rendezvous.elastic.kinds import DEFAULT_PORTS, make_backend
@@ -21,6 +21,8 @@ from elastic_run.rendezvous.elastic.settings import read_settings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from elastic_run.rendezvous.api import RendezvousInfo, RendezvousParameters
     from elastic_run.rendezvous.elastic.backends import Backend
     from elastic_run.rendezvous.elastic.plain import PlainRounds
@@ -32,6 +34,8 @@ __all__ = ["ElasticRendezvousHandler", "create_handler"]
 #: What torch's command line puts where the user gave no --rdzv-id.
 _NO_RUN_ID = ("", "none")
 _PUBLIC = "localhost"
+#: Bytes of the token of a job whose endpoint nobody knew beforehand.
+_TOKEN_SIZE = 16
 _NO_LIMIT = 1_000_000_000
 
 
@@ -72,6 +76,9 @@ class ElasticRendezvousHandler(RendezvousHandler):
         params, settings = self._params, self._settings
         # Nobody knows of the store yet, so others come by the address that this node tells them.
         local_addr = params.local_addr or (find_outward_address() if self._hosts_anywhere else None)
+        fresh_token = None
+        if self._hosts_anywhere and setup.token is None:
+            setup.token = fresh_token = os.urandom(_TOKEN_SIZE).hex().encode()
         backend = self._make_backend(setup, local_addr)
         if params.backend == "static":
             setup.preferred_rank = settings.rank
@@ -82,15 +89,34 @@ class ElasticRendezvousHandler(RendezvousHandler):
             min_nodes=params.min_nodes,
             max_nodes=params.max_nodes,
             local_addr=local_addr,
-            join_text=describe_invitation(self._run_id, setup.join_command) if self._hosts_anywhere else "",
+            describe_join=self._make_join_text(setup, fresh_token) if self._hosts_anywhere else None,
         )
+
+    def _make_join_text(self, setup: Setup, fresh_token: bytes | None) -> Callable[[str, int], str]:
+        """Return what tells the user how others join, once it is known where the store is."""
+
+        def describe(host: str, port: int) -> str:
+            line = describe_invitation(written(host, port), self._run_id, setup.join_command, token=fresh_token)
+            others = "other nodes"
+            if names_loopback(host):
+                why = "--local-addr is loopback" if self._params.local_addr else "this host has no other address"
+                others = f"{host} is loopback ({why}): only agents on this host can reach it; they"
+            if setup.token and fresh_token is None:
+                others += ", with the token that this one has,"
+            return f"{others} join with: {line}"
+
+        return describe
 
     def _make_backend(self, setup: Setup, local_addr: str | None) -> Backend:
         params = self._params
         endpoint = params.endpoint or f"{_PUBLIC}:{DEFAULT_PORTS['c10d']}"
         is_file = self._settings.store_type == "file"
         backend = make_backend(
-            params.backend, params.endpoint if is_file else endpoint, self._run_id, self._settings, secret=setup.token
+            params.backend,
+            params.endpoint if is_file else endpoint,
+            self._run_id,
+            self._settings,
+            secret=setup.token or None,
         )
         if local_addr is not None and self._hosts_anywhere and isinstance(backend, TcpBackend):
             backend.host_anywhere(local_addr)

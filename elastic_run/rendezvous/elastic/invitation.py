@@ -1,57 +1,103 @@
-"""How other nodes join a job whose endpoint nobody could know beforehand: the whole command, to be copied."""
+"""How other nodes join a job whose endpoint nobody could know beforehand: the whole command, to be copied to a shell.
+
+Rules
+- A token that was made for this job stands in front of the command, as a variable: `ps` shows no variables to other
+  users. A token that the user gave is not shown.
+- Flags and variables (`PET_…`) stay as the user gave them. Left out are those that other nodes need with other values.
+"""
 
 from __future__ import annotations
 
+import os
 import shlex
 
-__all__ = ["ENDPOINT", "describe_invitation"]
+from elastic_run import contract
+from elastic_run.core.join_command import JoinCommand
 
-#: Stands for the endpoint, which is known only when the store is served.
-ENDPOINT = "{endpoint}"
+__all__ = ["describe_invitation"]
+
 #: All nodes of a job must agree on it: the first one starts with the fewest nodes.
 _NO_LAST_CALL = "last_call_timeout=0"
 _CONF = "--rdzv-conf"
 #: Flags that are said otherwise to other nodes: of the rendezvous, and what is true of this node only.
-_REPLACED = frozenset((_CONF, "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--local-addr", "--node-rank"))
-#: The worker's program comes next, or is a word that ends in .py; what follows are its own flags. Those of a program of
-#: another name may be taken for ours: which of our flags have a value isn't known here.
-_PROGRAM = ("-m", "--module", "--no-python", "--no_python", "--")
+_REPLACED = (_CONF, "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--local-addr", "--node-rank")
+_VARIABLES = {contract.ENV_FLAG_PREFIX + flag[2:].replace("-", "_").upper(): flag for flag in _REPLACED}
+_NO_COMMAND = JoinCommand((), ("elastic-run",), (), ("...",))
 
 
-def describe_invitation(run_id: str, command: tuple[list[str], list[str]] | None) -> str:
-    """Return the line for the user, with `ENDPOINT` in it.
+def describe_invitation(endpoint: str, run_id: str, command: JoinCommand | None, *, token: bytes | None = None) -> str:
+    """Return the command for other nodes, as one line for a shell.
 
     Args:
+        endpoint: Where this node serves the store.
         run_id: The job.
-        command: This node's command line, split where flags may be added; None where there is none.
-
-    Returns:
-        One line.
+        command: This node's command line; None where there is none.
+        token: The token that was made for this job, or None.
     """
-    program, rest = command or (["elastic-run"], ["..."])
-    given, others = _take_replaced(rest)
-    conf = [given] if "last_call_timeout" in given else [given, _NO_LAST_CALL]
-    flags = [
+    command = command or _NO_COMMAND
+    variables, conf = _take_variables(command.variables)
+    flags, typed_conf = _take_flags(command.flags)
+    conf = conf if typed_conf is None else typed_conf
+    settings = [conf] if "last_call_timeout" in conf else [conf, _NO_LAST_CALL]
+    words = [
+        *command.command,
         "--rdzv-backend=c10d",
-        f"--rdzv-endpoint={ENDPOINT}",
+        f"--rdzv-endpoint={endpoint}",
         f"--rdzv-id={run_id}",
-        f"--rdzv-conf={','.join(filter(None, conf))}",
+        f"{_CONF}={','.join(filter(None, settings))}",
+        *flags,
+        *command.program,
     ]
-    return f"other nodes join with: {shlex.join(program)} {' '.join(flags)} {shlex.join(others)}".rstrip()
+    if token is not None:
+        variables.insert(0, f"{contract.ENV_RDZV_TOKEN}={token.decode()}")
+    return " ".join([*map(_quote_assignment, variables), *map(_quote, words)])
 
 
-def _take_replaced(words: list[str]) -> tuple[str, list[str]]:
-    """Return the user's settings of the rendezvous, and the command line without the flags that are replaced."""
-    given, kept = "", []
+def _take_variables(assignments: tuple[str, ...]) -> tuple[list[str], str]:
+    """Return the variables that are true of other nodes too, and the settings of the rendezvous that they hold."""
+    kept, conf = [], ""
+    for assignment in assignments:
+        name, _, value = assignment.partition("=")
+        if name not in _VARIABLES:
+            kept.append(assignment)
+        elif _VARIABLES[name] == _CONF:
+            conf = value
+    return kept, conf
+
+
+def _take_flags(words: tuple[str, ...]) -> tuple[list[str], str | None]:
+    """Return the flags that are true of other nodes too, and the settings of the rendezvous among the others."""
+    kept, conf = [], None
     left = iter(words)
     for word in left:
         name, is_whole, value = word.partition("=")
-        name = name.replace("_", "-")
-        if name in _REPLACED:
-            value = value if is_whole else next(left, "")
-            given = value if name == _CONF else given
+        flag = _find_replaced(name)
+        if flag is None:
+            kept.append(word)
             continue
-        kept.append(word)
-        if word in _PROGRAM or word.endswith(".py"):
-            break
-    return given, [*kept, *left]
+        value = value if is_whole else next(left, "")
+        conf = value if flag == _CONF else conf
+    return kept, conf
+
+
+def _find_replaced(name: str) -> str | None:
+    """Return the flag that a word means, if it is one of those; flags may be abbreviated."""
+    if not name.startswith("--"):
+        return None
+    found = [flag for flag in _REPLACED if flag.startswith(name.replace("_", "-"))]
+    return found[0] if len(found) == 1 else None
+
+
+def _quote_assignment(assignment: str) -> str:
+    """Quote the value only: a shell takes no quoted name for a variable's."""
+    name, _, value = assignment.partition("=")
+    return f"{name}={_quote(value) if value else ''}"
+
+
+def _quote(word: str) -> str:
+    """Quote a word for a shell, in one line: what a terminal would obey is written as bash, zsh and ksh read it."""
+    if word.isprintable():
+        return shlex.quote(word)
+    plain = range(ord(" "), ord("~") + 1)
+    letters = (chr(byte) if byte in plain and byte not in b"'\\" else f"\\x{byte:02x}" for byte in os.fsencode(word))
+    return f"$'{''.join(letters)}'"

@@ -13,10 +13,9 @@ import time
 from elastic_run.core import member, messages
 from elastic_run.records import replace
 from elastic_run.rendezvous.elastic import audience, handover
-from elastic_run.rendezvous.elastic.addresses import find_listening_hosts, written
+from elastic_run.rendezvous.elastic.addresses import find_listening_hosts
 from elastic_run.rendezvous.elastic.entrance import Entrance
 from elastic_run.rendezvous.elastic.follower import Follower
-from elastic_run.rendezvous.elastic.invitation import ENDPOINT
 from elastic_run.rendezvous.elastic.membership import Membership
 from elastic_run.rendezvous.elastic.session import Ended, Halted, Lost, Notice, Offer, Refused, Session, Warned
 from elastic_run.rendezvous.elastic.speaker import Speaker
@@ -48,10 +47,16 @@ class JobSession(Session):
     Args:
         affairs: What the session's threads share.
         shares_server: Whether workers and agents share one server.
-        join_text: Told to the user once the store is there, with `{endpoint}` where this node's endpoint belongs.
+        describe_join: Says how others join, once the store is there at a host and a port; None where they know.
     """
 
-    def __init__(self, affairs: Affairs, *, shares_server: bool = False, join_text: str = "") -> None:
+    def __init__(
+        self,
+        affairs: Affairs,
+        *,
+        shares_server: bool = False,
+        describe_join: Callable[[str, int], str] | None = None,
+    ) -> None:
         self.node = affairs.node
         self._affairs = affairs
         self._offer = Offer("", 0, use_agent_store=True)
@@ -62,7 +67,7 @@ class JobSession(Session):
         self._leaving: member.Leaving | None = None
         self._follower: Follower | None = None
         self._threads: dict[str, threading.Thread] = {}
-        self._join_text = join_text
+        self._describe_join = describe_join
         self._end: Ended | None = None
         self._unreadable: set[str] = set()
         self._lock = threading.RLock()
@@ -139,9 +144,8 @@ class JobSession(Session):
         except OSError as error:
             affairs.deliver(Lost("rendezvous", f"the workers' store can't be served here: {error}"))
             return
-        if self._join_text:
-            endpoint = written(affairs.local_addr, affairs.backend.port)
-            affairs.deliver(Notice(self._join_text.replace(ENDPOINT, endpoint)))
+        if self._describe_join is not None:
+            affairs.deliver(Notice(self._describe_join(affairs.local_addr, affairs.backend.port)))
         card = replace(affairs.card, serves_store=affairs.backend.is_host)
         begun = member.begin(
             affairs.node, card=card, rules=affairs.rules, offer=self._advertised(), now=time.monotonic()

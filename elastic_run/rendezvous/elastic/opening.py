@@ -15,6 +15,8 @@ from elastic_run.rendezvous.elastic.job_session import JobSession
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from elastic_run.rendezvous.elastic.backends import Backend
     from elastic_run.rendezvous.elastic.session import Session, Setup
     from elastic_run.rendezvous.elastic.settings import Settings
@@ -30,7 +32,7 @@ def open_session(
     min_nodes: int,
     max_nodes: int,
     local_addr: str | None = None,
-    join_text: str = "",
+    describe_join: Callable[[str, int], str] | None = None,
 ) -> Session:
     """Make the session of one agent run; nothing is said to the store before its `start`.
 
@@ -41,7 +43,7 @@ def open_session(
         min_nodes: Smallest number of nodes to run with.
         max_nodes: Largest number of nodes to run with.
         local_addr: The address that others are to use; None for that of the interface that reaches the store.
-        join_text: Told to the user once the store is there, with `{endpoint}` where this node's endpoint belongs.
+        describe_join: Says how others join, once the store is there at a host and a port; None where they know.
 
     Returns:
         The session.
@@ -57,7 +59,7 @@ def open_session(
         shows_waiting=setup.shows_waiting,
     )
     shares_server = isinstance(backend, TcpBackend) and backend.serves_workers
-    session = JobSession(affairs, shares_server=shares_server, join_text=join_text)
+    session = JobSession(affairs, shares_server=shares_server, describe_join=describe_join)
     session.offers_store = not shares_server
     if isinstance(backend, TcpBackend) and backend.serves_workers and backend.hosted is not None:
         session.worker_store = HostedWorkerStore(backend.hosted, backend.endpoint[0])

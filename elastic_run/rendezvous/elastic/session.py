@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any, TypeAlias
 
+    from elastic_run.core.join_command import JoinCommand
     from elastic_run.core.policy import RestartPolicy
     from elastic_run.store.worker_store import WorkerStore
 
@@ -62,9 +63,9 @@ class Setup:
         membership_seconds: Length of that window in seconds, or None.
         exit_barrier_timeout: Seconds for which an agent lingers after the end, for the others to read the verdict.
         split: What the survivor of two nodes does in a job with successors: `stop` or `continue`.
-        token: What only the members of the job know: they sign all they say with it. None where nobody signs.
-        join_command: The words of this node's command line in two parts: up to where flags may be added, and from there
-            on (the other flags, the script, its arguments). For the notice how other nodes join.
+        token: What only the members of the job know: they sign all they say with it. None where the user gave none:
+            then nobody signs, or the rendezvous makes one. Empty where there is to be none.
+        join_command: This node's command line, for the notice how other nodes join.
         shows_waiting: Whether the agent shows `Waiting`; else what is waited for comes as a `Notice` every 10 s.
         script: What the workers run, by a name that is the same on all nodes of the role; "" where it isn't known.
     """
@@ -80,7 +81,7 @@ class Setup:
     exit_barrier_timeout: float = 300.0
     split: str = "stop"
     token: bytes | None = None
-    join_command: tuple[list[str], list[str]] | None = None
+    join_command: JoinCommand | None = None
     shows_waiting: bool = False
     script: str = ""
 

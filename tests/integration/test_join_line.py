@@ -1,0 +1,108 @@
+"""The line that tells others how to join a job without an endpoint: copied to a shell it works, and only it does."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.support.hosts import virtual_hosts
+from tests.support.joining import COPIED, copied, token_of, wait_join_line
+from tests.support.processes import descendants_of
+from tests.support.wait import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.support.launch import Launched
+
+    Launch = Callable[..., Launched]
+    Worker = Callable[[str], Path]
+
+TOKEN = "ELASTIC_RUN_RDZV_TOKEN"  # noqa: S105 - a name, not a secret
+
+
+def test_the_copied_line_joins_with_variables_and_arguments(launch: Launch, worker: Worker, tmp_path: Path) -> None:
+    """It keeps the variables that stand in for flags, and every argument as it was typed."""
+    path = worker("say('rank', rank, 'of', os.environ['WORLD_SIZE'], sys.argv[1:])")
+    variables = {"PET_NPROC_PER_NODE": "2", "PET_LOG_DIR": str(tmp_path / "a b"), "PET_NODE_RANK": "0"}
+    words = ["it's $HOME", "*", "two\nlines\\", "x" * 3000]
+    first = launch("--nnodes=2", path, *words, env={**variables, "OMP_NUM_THREADS": "1"})
+    second = launch(program=copied(first), env=COPIED)
+    assert [first.wait_exit(), second.wait_exit()] == [0, 0]
+    lines = (first.stdout + second.stdout).splitlines()
+    assert sorted(lines) == [f"rank {rank} of 4 {words}" for rank in range(4)]
+    assert "PET_NODE_RANK" not in wait_join_line(first)
+
+
+def test_each_job_has_a_token_of_its_own(launch: Launch, worker: Worker) -> None:
+    """A node that knows the endpoint and the id, and not the token, is refused, and the job goes on without it."""
+    first, other = (launch("--nnodes=2", worker("say('rank', rank)")) for _ in range(2))
+    line = wait_join_line(first)
+    token = token_of(line)
+    assert re.fullmatch("[0-9a-f]{32}", token or "")
+    assert token != token_of(wait_join_line(other))
+    stranger = launch(program=["bash", "-c", line.replace(f"{TOKEN}={token} ", "")], env=COPIED)
+    assert stranger.wait_exit() == 208
+    assert "token" in stranger.stderr
+    second = launch(program=copied(first), env=COPIED)
+    assert [first.wait_exit(), second.wait_exit()] == [0, 0]
+
+
+def test_the_token_stands_nowhere_else(launch: Launch, worker: Worker, tmp_path: Path) -> None:
+    """Neither command lines, nor workers, nor files of the job have it, also where the job fails."""
+    path = worker("say('environment', dict(os.environ))\nsys.stdin.read()\nraise ValueError('the end')")
+    flags = ("--nnodes=2", "--redirects=3", "--event-log-handler=console", f"--log-dir={tmp_path / 'logs'}")
+    first = launch(*flags, path, stdin=-1)
+    token = token_of(wait_join_line(first))
+    assert token
+    second = launch(program=copied(first), env=COPIED, stdin=-1)
+    logs = tmp_path / "logs"
+    wait_until(lambda: len([file for file in logs.rglob("stdout.log") if file.stat().st_size]) == 2, what="workers")
+    pids = [pid for agent in (first, second) for pid in (agent.pid, *descendants_of(agent.pid))]
+    commands = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids]
+    assert len(commands) >= 6
+    assert not any(token.encode() in command for command in commands if b"bash" not in command)
+    for agent in (first, second):
+        assert agent.process.stdin is not None
+        agent.process.stdin.close()
+    assert [first.wait_exit(), second.wait_exit()] == [1, 1]
+    files = [file for file in logs.rglob("*") if file.is_file()]
+    assert {"failure.json", "stdout.log"} <= {file.name for file in files}
+    assert not any(token.encode() in file.read_bytes() for file in files)
+    assert (first.stdout + first.stderr).count(token) == 1
+    assert token not in second.stdout + second.stderr
+
+
+def test_a_token_of_the_user_is_not_shown(launch: Launch, worker: Worker) -> None:
+    """Where the user has given a token the line says that others need it, and doesn't show it."""
+    first = launch("--nnodes=2", worker("pass"), env={TOKEN: "a secret"})
+    first.wait_line("other nodes, with the token that this one has, join with: elastic-run ")
+    second = launch(program=copied(first), env={**COPIED, TOKEN: "a secret"})
+    assert [first.wait_exit(), second.wait_exit()] == [0, 0]
+    assert "a secret" not in first.stderr + second.stderr
+
+
+def test_an_empty_variable_means_no_token(launch: Launch, worker: Worker) -> None:
+    """With an empty variable the job has no token, and whoever knows endpoint and id joins."""
+    first = launch("--nnodes=2", worker("pass"), env={TOKEN: ""})
+    first.wait_line("other nodes join with: elastic-run ")
+    second = launch(program=copied(first), env=COPIED)
+    assert [first.wait_exit(), second.wait_exit()] == [0, 0]
+
+
+def test_a_host_that_has_only_loopback_says_so(worker: Worker) -> None:
+    """Without a network the line says that only agents of this host can join; with --local-addr, why that is so."""
+    with virtual_hosts(1) as (host,):
+        host.run("ip", "link", "del", "eth0")
+        agents = [
+            host.start([sys.executable, "-m", "elastic_run", "--nnodes=2", *flags, worker("pass")], env=COPIED)
+            for flags in ((), ("--local-addr=127.0.0.1",))
+        ]
+        agents[0].wait_line(r"127.0.0.1 is loopback \(this host has no other address\): only agents on this host can")
+        agents[1].wait_line(
+            r"127.0.0.1 is loopback \(--local-addr is loopback\): only agents on this host can reach it"
+        )
+        other = host.start(copied(agents[0]), env=COPIED)
+        assert [agents[0].wait_exit(), other.wait_exit()] == [0, 0]
