@@ -19,6 +19,7 @@ from elastic_run.store import wire
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from hmac import HMAC
 
     from elastic_run.loop import Loop, Timer
     from elastic_run.store.connection import Connection
@@ -76,7 +77,7 @@ class Admission:
     ) -> None:
         self._loop = loop
         self._requirement = requirement
-        self._key = b""
+        self._key: HMAC | None = None
         self._greet = greet
         self._on_agent = on_agent
         self._on_worker = on_worker
@@ -133,7 +134,8 @@ class Admission:
         """Stop waiting for anybody."""
         self._waiting.clear()
         self._nonces.clear()
-        self._stop_timer()
+        if self._timer is not None:
+            self._timer.cancel()
 
     # --- messages ------------------------------------------------------------------------------------------------
     def _meet(self, connection: Connection, operation: int, fields: list[bytes | int]) -> None:
@@ -160,7 +162,8 @@ class Admission:
 
         if connection in self._nonces or not isinstance(nonce, bytes) or len(nonce) != wire.NONCE_SIZE:
             raise wire.UnprovedError
-        self._key = self._key or authentication.derive_key(self._requirement.token)
+        if self._key is None:
+            self._key = authentication.derive_key(self._requirement.token)
         own = authentication.make_nonce()
         self._nonces[connection] = nonce, own
         proof = authentication.prove(self._key, authentication.SERVER, nonce, own)
@@ -170,7 +173,7 @@ class Admission:
         from elastic_run.store import authentication  # noqa: PLC0415 - see above
 
         nonces = self._nonces.get(connection)
-        if nonces is None or not isinstance(proof, bytes):
+        if self._key is None or nonces is None or not isinstance(proof, bytes):
             raise wire.UnprovedError
         if not authentication.is_proof(proof, self._key, authentication.AGENT, *nonces):
             raise wire.UnprovedError(_OTHER_TOKEN)
@@ -187,10 +190,10 @@ class Admission:
 
     def _end_wait(self, connection: Connection) -> None:
         self._waiting.pop(connection, None)
-        self._stop_timer()
 
     # --- time ----------------------------------------------------------------------------------------------------
     def _expire(self) -> None:
+        """Close whose time is over. The timer is not cancelled when a proof comes: it is due once, and then rests."""
         self._timer = None
         now = self._loop.now()
         for connection, since in tuple(self._waiting.items()):
@@ -199,12 +202,6 @@ class Admission:
                 self._timer = self._loop.call_later(left, self._expire)
                 return
             self._refuse(connection, _SILENT)
-
-    def _stop_timer(self) -> None:
-        """Cancel the timer when nobody is left to wait for: an idle server wakes up for nothing."""
-        if self._timer is not None and not self._waiting:
-            self._timer.cancel()
-            self._timer = None
 
     # --- refusals ------------------------------------------------------------------------------------------------
     def _refuse(self, connection: Connection, reason: str) -> None:

@@ -212,9 +212,10 @@ def test_large_messages_are_refused_before_they_come(bench: Bench) -> None:
     assert stranger.wait_closed() == b""
 
 
-def test_a_silent_connection_ends(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_connection_ends(make_bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch) -> None:
     """Who proves nothing in time is hung up on; an agent that is silent is not."""
     monkeypatch.setattr(admission, "_PROVE_WITHIN", 0.05)
+    bench = make_bench()
     agent, silent, greeting = bench.agent(), bench.peer(greets=False), bench.peer()
     agent.ask(wire.GET, AGENTS_KEY)
     assert agent.take_string() == b"the job"

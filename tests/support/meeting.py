@@ -6,6 +6,7 @@ import contextlib
 import time
 
 from elastic_run.core import job_keys
+from elastic_run.store.authentication import ClientAuthentication
 from elastic_run.store.c10d import C10dJobStore
 from elastic_run.store.errors import StoreConnectionError
 from tests.support.wait import DEADLINE, DeadlinePassedError
@@ -21,17 +22,18 @@ def place(port: int, conf: str = CONF) -> tuple[str, ...]:
     return ("--rdzv-backend=c10d", endpoint, f"--rdzv-id={RUN_ID}", f"--rdzv-conf={conf}")
 
 
-def open_job_store(port: int) -> C10dJobStore:
+def open_job_store(port: int, token: bytes | None = None) -> C10dJobStore:
     """Open the store of a job whose first node may still be starting."""
+    authentication = None if token is None else ClientAuthentication(token)
     end = time.monotonic() + DEADLINE
     while time.monotonic() < end:
         with contextlib.suppress(StoreConnectionError):
-            return C10dJobStore("localhost", port, RUN_ID, timeout=DEADLINE)
+            return C10dJobStore("localhost", port, RUN_ID, timeout=DEADLINE, authentication=authentication)
     message = f"nobody serves port {port}"
     raise DeadlinePassedError(message)
 
 
-def wait_coordinated(port: int) -> None:
+def wait_coordinated(port: int, token: bytes | None = None) -> None:
     """Wait until the first node of a job has made itself its coordinator."""
-    with open_job_store(port) as store:
+    with open_job_store(port, token) as store:
         assert store.wait(job_keys.decision_key(0), DEADLINE) is not None

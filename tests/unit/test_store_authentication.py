@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hmac
+
 import pytest
 
 from elastic_run.store.authentication import AGENT, SERVER, derive_key, is_proof, make_nonce, prove
@@ -23,7 +25,7 @@ def test_both_ends_make_the_same_proof(role: bytes) -> None:
     "proof",
     [
         prove(derive_key(b"another token"), AGENT, CLIENT_NONCE, SERVER_NONCE),
-        prove(b"a token", AGENT, CLIENT_NONCE, SERVER_NONCE),
+        prove(hmac.new(b"a token", digestmod="sha256"), AGENT, CLIENT_NONCE, SERVER_NONCE),
         prove(KEY, SERVER, CLIENT_NONCE, SERVER_NONCE),
         prove(KEY, AGENT, SERVER_NONCE, CLIENT_NONCE),
         prove(KEY, AGENT, b"o" * NONCE_SIZE, SERVER_NONCE),

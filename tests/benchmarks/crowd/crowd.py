@@ -67,12 +67,13 @@ def run_real(backend: str, endpoint: str, run_id: str, nodes: int, count: int) -
     """Open real sessions until the input ends."""
     threading.stack_size(_STACK)
     tally = Tally(count)
+    token = os.environ.get("CROWD_TOKEN", "").encode() or None
     settings = read_settings(backend, {"join_timeout": "600", **({"is_host": "0"} if backend == "c10d" else {})})
     listener = open_public_listener(0)
     offer = Offer("127.0.0.1", listener.getsockname()[1], use_agent_store=True)
     sessions = [
         opening.open_session(
-            make_backend(backend, endpoint, run_id, settings),
+            make_backend(backend, endpoint, run_id, settings, secret=token),
             settings,
             Setup(_WORKERS),
             min_nodes=nodes,

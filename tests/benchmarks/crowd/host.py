@@ -33,7 +33,8 @@ def main() -> None:
     raise_descriptor_limit()
     traffic = count_traffic()
     workers_store = HostedStore(open_public_listener(0))
-    backend = TcpBackend("c10d", run_id, [("127.0.0.1", 0)], is_host=True)
+    token = os.environ.get("CROWD_TOKEN", "").encode() or None
+    backend = TcpBackend("c10d", run_id, [("127.0.0.1", 0)], is_host=True, secret=token)
     backend.host_anywhere("127.0.0.1")
     session = open_session(
         backend,

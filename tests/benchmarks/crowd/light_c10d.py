@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING
 
 from elastic_run.core import job_keys
 from elastic_run.rendezvous.elastic.link import BIRTH
-from elastic_run.store import c10d, wire
+from elastic_run.store import authentication, c10d, wire
 from elastic_run.store.client import NOTHING
+from elastic_run.store.memory_job_store import JobSpace, MemoryJobStore
+from elastic_run.store.sealed import _BEAT, _KEY, SealedStore
+from elastic_run.store.sealed import _ENTRY as _ENTRY_KIND
 from tests.benchmarks.crowd.exchange import BYTE, NONCE, NUMBER, STRING, Question
 from tests.benchmarks.crowd.light_node import LightNode
 
@@ -20,51 +23,79 @@ if TYPE_CHECKING:
 
 _ENTRY = b"+"
 _LOG_START = f"k/{job_keys.LOG_START}"
-_OPENING = Question(wire.encode_opening(os.getpid()), (NONCE,))
+_OPENING = Question(wire.encode_opening(wire.AGENT_NONCE), (NONCE,))
+_TOKEN = os.environ.get("CROWD_TOKEN", "").encode()
+_PROOF_KEY = authentication.derive_key(_TOKEN)
+#: Signs what nodes of the crowd's one job write, where there is a token.
+_SIGNED = SealedStore(MemoryJobStore(JobSpace(), "crowd"), _TOKEN) if _TOKEN else None
 
 
 class LightC10dNode(LightNode):
-    """One node of a job in our store."""
+    """One node of a job in our store; CROWD_TOKEN is the job's token, if there is one."""
+
+    _proof = b""
 
     def _open(self) -> Asking[None]:
-        yield _OPENING
+        if not _TOKEN:
+            yield _OPENING
+            return
+        ours = authentication.make_nonce()
+        answer = (yield Question(wire.encode_challenge(ours), (STRING,)))[0]
+        theirs, proof = answer[: wire.NONCE_SIZE], answer[wire.NONCE_SIZE :]
+        assert authentication.is_proof(proof, _PROOF_KEY, authentication.SERVER, ours, theirs)
+        self._proof = wire.encode(wire.PROVE, authentication.prove(_PROOF_KEY, authentication.AGENT, ours, theirs))
 
     def _get(self, keys: Sequence[str]) -> Asking[list[bytes | None]]:
         values = yield self._look([f"k/{key}" for key in keys])
-        return [None if value == NOTHING else value for value in values]
+        return [
+            None if value == NOTHING else self._unseal(_KEY, key, value)
+            for key, value in zip(keys, values, strict=True)
+        ]
 
     def _create(self, key: str, value: bytes) -> Asking[bytes]:
-        creation, start = self._compare_set(f"k/{key}", b"", value), self._look([_LOG_START])
-        return (yield Question(creation.data + start.data, (STRING, STRING)))[0]
+        creation, start = self._compare_set(f"k/{key}", b"", self._seal(_KEY, key, value)), self._look([_LOG_START])
+        there = (yield Question(creation.data + start.data, (STRING, STRING)))[0]
+        return self._unseal(_KEY, key, there) or b""
 
     def _append(self, value: bytes) -> Asking[None]:
         stream = job_keys.FACTS
         number = (yield Question(wire.encode(wire.ADD, self._key(c10d._count(stream)), 1), (NUMBER,)))[0]
         slot = wire.I64.unpack(number)[0]
-        filling = self._compare_set(c10d._slot(stream, slot), b"", _ENTRY + value)
+        filling = self._compare_set(c10d._slot(stream, slot), b"", _ENTRY + self._seal(_ENTRY_KIND, stream, value))
         floor = self._look([c10d._floor(stream)])
         yield Question(filling.data + floor.data, (STRING, STRING))
 
     def _beat(self) -> Asking[None]:
         key = self._key(f"b/{self._node}")
-        beat = wire.encode(wire.MULTI_SET, 1, key, b"%d" % (time.monotonic_ns() // 1_000_000))
+        value = self._seal(_BEAT, self._node, b"%d" % (time.monotonic_ns() // 1_000_000))
+        beat = wire.encode(wire.MULTI_SET, 1, key, value)
         yield Question(beat + wire.encode(wire.CHECK, 1, key), (BYTE,))
 
     def _read_beat(self, node: str) -> Asking[int | None]:
-        beat = (yield self._look([f"b/{node}"]))[0]
-        return int(beat) if beat.isdigit() else None
+        value = (yield self._look([f"b/{node}"]))[0]
+        beat = None if value == NOTHING else self._unseal(_BEAT, node, value)
+        return int(beat) if beat is not None and beat.isdigit() else None
 
     def _begin_following(self) -> Asking[None]:
         yield self._look([f"k/{BIRTH}"])
 
     def _wait(self, key: str) -> Asking[bytes]:
         yield Question(wire.encode(wire.WAIT, 1, self._key(f"k/{key}")), (BYTE,))
-        return (yield self._look([f"k/{key}", _LOG_START]))[0]
+        return self._unseal(_KEY, key, (yield self._look([f"k/{key}", _LOG_START]))[0]) or b""
+
+    # --- the token ---------------------------------------------------------------------------------------------------
+    def _seal(self, kind: bytes, place: str, value: bytes) -> bytes:
+        return _SIGNED._seal(kind, place, value) if _SIGNED is not None else value
+
+    def _unseal(self, kind: bytes, place: str, value: bytes) -> bytes | None:
+        return _SIGNED._open(kind, place, value) if _SIGNED is not None else value
 
     # --- the protocol ------------------------------------------------------------------------------------------------
     def _look(self, keys: Sequence[str]) -> Question:
         questions = [self._compare_set(key, NOTHING, NOTHING) for key in keys]
-        return Question(b"".join(question.data for question in questions), (STRING,) * len(questions))
+        # The first question on each connection is such a look: the proof goes in front of it.
+        proof, self._proof = self._proof, b""
+        return Question(proof + b"".join(question.data for question in questions), (STRING,) * len(questions))
 
     def _compare_set(self, key: str, expected: bytes, desired: bytes) -> Question:
         return Question(wire.encode(wire.COMPARE_SET, self._key(key), expected, desired), (STRING,))
