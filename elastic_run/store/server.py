@@ -193,8 +193,8 @@ class StoreServer:
             space.data.set_limit(limit)
 
     def _close_largest(self) -> None:
-        """Close the connection that holds most, since all of them together hold too much."""
-        largest = max(self._connections, key=lambda connection: connection.held)
+        """Close the connection that holds most, since all of them together hold too much; agents' come last."""
+        largest = max(self._connections, key=lambda one: (one.held > 0 and one.space is not self._agents, one.held))
         limit = self._holdings.limit
         message = f"all clients' unfinished messages and unread replies pass {limit} bytes; its take {largest.held}"
         largest.close(wire.LimitError(message, "connections"))
