@@ -3,8 +3,8 @@
     elastic-run --standalone --nproc-per-node=2 --forward-signals=SIGUSR1 examples/checkpoint_on_signal.py DIRECTORY
     kill -USR1 <pid of elastic-run>
 
-Schedulers warn before they take the machine (Slurm: --signal=USR1@120). With --forward-signals the warning reaches
-every worker, and the job goes on.
+Schedulers warn before they take the machine (Slurm: --signal=B:USR1@120). With --forward-signals the warning reaches
+every worker, and the job goes on; without it, every worker that has a handler by then.
 """
 
 import os

@@ -4,12 +4,17 @@
 
 The model reads characters and predicts the next one. The text counts: "417 418 419 420" and so on, so that there is
 something to learn: that a space follows three digits, that two of them mostly stay, and in the end how to count.
+
+A SIGUSR1, with which a scheduler warns before it takes the machine, has a checkpoint written after the step.
+elastic-run passes it on to workers that handle it.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import signal
+import threading
 from pathlib import Path
 
 import torch
@@ -20,6 +25,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 ALPHABET = "0123456789 "
 CONTEXT = 36
+
+is_warned = threading.Event()
 
 
 class Model(nn.Module):
@@ -87,8 +94,11 @@ def train(path: Path, steps: int, save_every: int) -> None:
         done = step + 1
         if rank == 0 and (step == first or done % save_every == 0):
             print(f"step {done}: loss {loss.item():.3f}")
-        if rank == 0 and done % save_every == 0:
+        if rank == 0 and (is_warned.is_set() or done % save_every == 0):
             save(path, model, optimizer, done)
+            if is_warned.is_set():
+                print(f"warned: saved at step {done}")
+                is_warned.clear()
 
 
 def main() -> None:
@@ -98,6 +108,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--save-every", type=int, default=10)
     arguments = parser.parse_args()
+    signal.signal(signal.SIGUSR1, lambda *_: is_warned.set())
     dist.init_process_group("gloo")
     pids = [0] * dist.get_world_size()
     dist.all_gather_object(pids, os.getpid())

@@ -38,7 +38,7 @@ class Submitted:
     Args:
         slurm: The cluster.
         directory: Where it is submitted, and writes.
-        script: The name of the example.
+        script: The example's path.
         arguments: Of the training script.
         nodes: How many nodes are asked for.
         env: Variables of the job.
@@ -58,7 +58,7 @@ class Submitted:
         programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
         variables = {"PATH": programs, "TRAIN": str(EXAMPLES / "resume" / "train.py"), "OMP_NUM_THREADS": "1"}
         options = [f"--nodes={nodes}", "--cpus-per-task=1"]
-        path = EXAMPLES / "slurm" / script
+        path = EXAMPLES / script
         self.number = slurm.submit(*options, path, *arguments, env={**variables, **(env or {})}, cwd=directory)
 
     @property
@@ -82,14 +82,14 @@ def losses(log: str) -> list[float]:
 
 def test_fixed_nodes_train_to_the_end(slurm: SlurmCluster, tmp_path: Path) -> None:
     """fixed.sbatch: two nodes meet, one worker each, and the job is done with exit code 0."""
-    job = Submitted(slurm, tmp_path, "fixed.sbatch", "--steps=30")
+    job = Submitted(slurm, tmp_path, "slurm/fixed.sbatch", "--steps=30")
     assert slurm.wait_end(job.number, deadline=LIFE).state == "COMPLETED", job.log
     assert re.search(r"^restart 0: the workers are \[\d+, \d+\]$", job.log, re.MULTILINE), job.log
     assert losses(job.log)[-1] < 0.7 * losses(job.log)[0]
     wait_until(lambda: not slurm.processes(), what="Slurm's own processes gone")
 
 
-@pytest.mark.parametrize("script", ["fixed.sbatch", "elastic.sbatch"])
+@pytest.mark.parametrize("script", ["slurm/fixed.sbatch", "slurm/elastic.sbatch"])
 def test_scancel_leaves_nothing(slurm: SlurmCluster, tmp_path: Path, script: str) -> None:
     """A cancelled job is gone from every node before Slurm would have to kill it."""
     job = Submitted(slurm, tmp_path, script, ENDLESS)
@@ -103,7 +103,7 @@ def test_scancel_leaves_nothing(slurm: SlurmCluster, tmp_path: Path, script: str
 
 def test_a_failed_node_puts_a_fixed_job_back_into_the_queue(slurm: SlurmCluster, tmp_path: Path) -> None:
     """fixed.sbatch: when a node loses its power the job starts again on the others, from its checkpoint."""
-    job = Submitted(slurm, tmp_path, "fixed.sbatch", "--steps=60")
+    job = Submitted(slurm, tmp_path, "slurm/fixed.sbatch", "--steps=60")
     job.wait_line("^step 30:")  # so the checkpoint of step 20 is written
     slurm.hosts[1].poweroff()
     assert slurm.wait_end(job.number, deadline=LIFE).state in {"NODE_FAIL", "REQUEUED"}
@@ -113,7 +113,7 @@ def test_a_failed_node_puts_a_fixed_job_back_into_the_queue(slurm: SlurmCluster,
 
 def test_an_elastic_job_outlives_a_node(slurm: SlurmCluster, tmp_path: Path) -> None:
     """elastic.sbatch: when a node loses its power those that are left go on, in the same job."""
-    job = Submitted(slurm, tmp_path, "elastic.sbatch", "--steps=100", nodes=3)
+    job = Submitted(slurm, tmp_path, "slurm/elastic.sbatch", "--steps=100", nodes=3)
     job.wait_line("^step 20:")
     slurm.hosts[2].poweroff()
     job.wait_line(r"^resumed at step")
@@ -124,6 +124,22 @@ def test_an_elastic_job_outlives_a_node(slurm: SlurmCluster, tmp_path: Path) -> 
     assert [len(pids.split(",")) for pids in workers] == [3, 2]
 
 
+def test_a_warning_saves_a_checkpoint(slurm: SlurmCluster, tmp_path: Path) -> None:
+    """job.sbatch: the signal of `--signal=B:USR1@120` makes the script save and go on; `scancel` ends in a report."""
+    job = Submitted(slurm, tmp_path, "job.sbatch", ENDLESS, "--save-every=100000", nodes=1)
+    job.wait_line("^step 1:")
+    checkpoint = tmp_path / f"model-{job.number}.pt"
+    assert not checkpoint.exists()
+    slurm.run("scancel", "--batch", "--signal=USR1", str(job.number))
+    job.wait_line(r"SIGUSR1 from pid \d+ \(slurmstepd\): passed on to rank 0$")
+    job.wait_line(r"^warned: saved at step \d+$")
+    assert checkpoint.exists()
+    slurm.cancel(job.number)
+    assert slurm.wait_end(job.number).state == "CANCELLED"
+    slurm.wait_cleared(job.number)
+    assert "exit code 143" in job.log
+
+
 def test_etcd_nodes_train_to_the_end(slurm: SlurmCluster, tmp_path: Path) -> None:
     """etcd.sbatch: the nodes meet in an etcd beside the cluster."""
     hub = slurm.hosts.hub
@@ -131,6 +147,6 @@ def test_etcd_nodes_train_to_the_end(slurm: SlurmCluster, tmp_path: Path) -> Non
     etcd = ["etcd", f"--data-dir={tmp_path / 'etcd'}", f"--listen-client-urls={listen}"]
     server = hub.start([*etcd, f"--advertise-client-urls={listen}", "--unsafe-no-fsync"], merge=True)
     server.wait_line("ready to serve|serving insecure client requests|serving client")
-    job = Submitted(slurm, tmp_path, "etcd.sbatch", "--steps=30", env={"ETCD": f"{hub.address}:2379"})
+    job = Submitted(slurm, tmp_path, "slurm/etcd.sbatch", "--steps=30", env={"ETCD": f"{hub.address}:2379"})
     assert slurm.wait_end(job.number, deadline=LIFE).state == "COMPLETED", job.log
     assert "step 30:" in job.log
