@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from elastic_run.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 from elastic_run.rendezvous.errors import RendezvousClosedError
-from elastic_run.rendezvous.local_store import LocalStore
+from elastic_run.rendezvous.local_store import make_local_store
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class LocalRendezvousHandler(RendezvousHandler):
             message = f"the rendezvous of job {self._run_id!r} is closed: the job is over"
             raise RendezvousClosedError(message)
         return RendezvousInfo(
-            store=LocalStore(),
+            store=make_local_store(),
             rank=0,
             world_size=1,
             bootstrap_store_info=self._offered or self._address_without_offer(),

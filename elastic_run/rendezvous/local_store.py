@@ -1,18 +1,38 @@
 """The store of a round that has one node: torch's Store methods over a dictionary, for agents written against torch.
 
 There is no other node that could ever set a missing key. So asking for one fails at once, with the error that torch
-gives after its timeout, instead of blocking the agent.
+gives after its timeout, instead of blocking the agent. In a program that has imported torch the store is torch's own,
+so that `PrefixStore("x", store)` and `init_process_group(store=store)` take it; torch is never imported here.
 """
 
 from __future__ import annotations
 
+import sys
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Any
 
+    from elastic_run.rendezvous.api import Store
     from elastic_run.store.memory import MemoryStore
 
-__all__ = ["LocalStore"]
+__all__ = ["LocalStore", "find_torch_stores", "make_local_store"]
+
+
+def make_local_store() -> Store:
+    """Return an empty store for the one agent of a round: torch's where the program has imported torch, else ours."""
+    torch_stores = find_torch_stores()
+    if torch_stores is None:
+        return LocalStore()
+    made: Store = torch_stores.HashStore()
+    return made
+
+
+def find_torch_stores() -> Any | None:  # noqa: ANN401 - a module
+    """Return `torch.distributed` where the program has it, built with its stores and imported to the end."""
+    module = sys.modules.get("torch.distributed")
+    return module if hasattr(module, "TCPStore") and hasattr(module, "HashStore") else None
 
 
 class LocalStore:

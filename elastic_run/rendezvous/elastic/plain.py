@@ -19,12 +19,13 @@ from elastic_run.rendezvous.errors import (
     RendezvousStateError,
     RendezvousTimeoutError,
 )
-from elastic_run.store.client import StoreClient
+from elastic_run.rendezvous.round_store import open_round_store
 from elastic_run.store.listener import open_listeners
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from elastic_run.rendezvous.elastic.session import Session, SessionEvent
+    from elastic_run.store.client import StoreClient
 
 __all__ = ["PlainRounds"]
 
@@ -70,7 +71,7 @@ class PlainRounds:
             if formed is None:
                 raise self._closed()
             self._current, self._is_halted = formed, False
-        store = self._client = StoreClient(formed.master_addr, formed.master_port, prefix=f"/agents/{formed.round}/")
+        store, self._client = open_round_store(formed.master_addr, formed.master_port, f"agents/{formed.round}")
         return RendezvousInfo(
             store,
             formed.group_rank,
