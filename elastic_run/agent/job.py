@@ -10,6 +10,7 @@ from elastic_run.agent.places import set_places
 from elastic_run.agent.script_name import name_script
 from elastic_run.core import supervision
 from elastic_run.rendezvous.elastic import session as sessions
+from elastic_run.rendezvous.errors import RendezvousConnectionError, RendezvousTimeoutError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from elastic_run.multiprocessing.guardian import Guardian
     from elastic_run.multiprocessing.output.console import Console
     from elastic_run.rendezvous.elastic.session import Session, SessionEvent
+    from elastic_run.rendezvous.errors import RendezvousError
 
 #: Seconds that the last words of an agent may take where nobody waits for it to linger.
 _LAST_WORDS = 3.0
@@ -95,6 +97,7 @@ class Job:
         console: Console,
     ) -> None:
         self.ended: sessions.Ended | None = None
+        self.error: RendezvousError | None = None
         self.use_agent_store = True
         self._session: Session | None = None
         self._group = group
@@ -253,11 +256,18 @@ class Job:
             self.ended = event
             if event.verdict == "success":
                 self._tell_success(event)
-            self._end(event.verdict, event.detail, exit_code=event.exit_code)
+            self._end(event.verdict, self._name_error(event, RendezvousTimeoutError), exit_code=event.exit_code)
         elif isinstance(event, sessions.Refused):
             self._end("refused", event.detail)
         else:
-            self._end(event.verdict, event.detail)
+            self._end(event.verdict, self._name_error(event, RendezvousConnectionError))
+
+    def _name_error(self, event: sessions.Ended | sessions.Lost, kind: type[RendezvousError]) -> str:
+        """Return the detail of an end, behind it the name of torch's error, which programs look for in logs."""
+        if event.verdict != "rendezvous":
+            return event.detail
+        self.error = kind(event.detail)
+        return f"{event.detail} ({kind.__name__})"
 
     def _tell_success(self, ended: sessions.Ended) -> None:
         if ended.detail:

@@ -264,12 +264,13 @@ class LocalElasticAgent(SimpleElasticAgent):
             from elastic_run.multiprocessing.api import SignalException  # noqa: PLC0415
 
             name = signal.Signals(ending.signal)
-            message = f"process {os.getpid()} got {name.name}; its workers are stopped"
+            message = f"Process {os.getpid()} got signal: {int(name)} ({name.name}); its workers are stopped"
             raise SignalException(message, name)
         if ending.verdict == "rendezvous":
             from elastic_run.rendezvous.api import RendezvousError  # noqa: PLC0415
 
-            raise RendezvousError(ending.detail)
+            error = None if self._supervisor is None else self._supervisor.rendezvous_error
+            raise error or RendezvousError(ending.detail)
         if ending.root is None:
             raise OSError(ending.detail or ending.verdict)
 

@@ -77,6 +77,7 @@ class Supervisor:
         self._on_step = on_step
         self._joined_at = 0.0
         self._stopped_at = 0.0
+        self._handler_error: Exception | None = None
         # Before anything is opened: a closed standard descriptor's number would go to the first file.
         ensure_standard_descriptors()
         self._loop = Loop() if head_start is None else head_start.loop
@@ -171,6 +172,11 @@ class Supervisor:
     def restart_count(self) -> int:
         """Number of restarts of the workers so far."""
         return self._agent.restart_count
+
+    @property
+    def rendezvous_error(self) -> Exception | None:
+        """The error because of which there was no round: the job's, or what a foreign handler has raised."""
+        return self._handler_error if self._job is None else self._job.error
 
     def return_values(self) -> dict[int, Any]:
         """Return what the workers' functions returned in the last round, by global rank; empty for commands."""
@@ -380,6 +386,7 @@ class Supervisor:
             self._joining.take_place()
             event = supervision.RoundFormed(number)
         except Exception as error:  # noqa: BLE001 - a plug-in's; torch's classes of errors are not ours
+            self._handler_error = error
             is_exit = is_kind(error, RendezvousGracefulExitError)
             detail = str(error) if is_exit else f"{type(error).__name__}: {error}"
             event = supervision.RoundFailed(number, verdict="success" if is_exit else "rendezvous", detail=detail)

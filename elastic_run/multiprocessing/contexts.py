@@ -207,5 +207,5 @@ def raise_signal_exception(number: int, _frame: FrameType | None) -> None:
         number: The signal.
     """
     name = signal.Signals(number)
-    message = f"process {os.getpid()} got {name.name}"
+    message = f"Process {os.getpid()} got signal: {number} ({name.name})"
     raise SignalException(message, name)

@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -180,3 +181,31 @@ def _find(package: object, path: str) -> Any:  # noqa: ANN401 - a class or funct
     for name in path.split("."):
         package = getattr(package, name)
     return package
+
+
+def _failures(package: Any, tmp_path: Path) -> dict[int, Any]:  # noqa: ANN401 - a module
+    recorded = tmp_path / "error.json"
+    message = {"message": "ValueError: bad", "extraInfo": {"py_callstack": CALLSTACK, "timestamp": "1700000000"}}
+    recorded.write_text(json.dumps({"message": message}), encoding="utf-8")
+    ends = {0: (-9, "", 11), 2: (1, str(recorded), 12), 5: (3, "", 13)}
+    return {rank: package.ProcessFailure(rank, pid, code, file) for rank, (code, file, pid) in ends.items()}
+
+
+CALLSTACK = "Traceback (most recent call last):\n  File 'a.py', line 1, in f\nValueError: bad\n"
+
+
+@pytest.mark.parametrize("ranks", [(0, 2, 5), (2,), (0,)])
+def test_the_exception_s_text_is_torchs(ranks: tuple[int, ...], tmp_path: Path) -> None:
+    """Whoever searches the text of a ChildFailedError finds torch's lines, and where nothing is known torch's words."""
+    texts = []
+    for package in (torch_errors, errors):
+        failures = {rank: failure for rank, failure in _failures(package, tmp_path).items() if rank in ranks}
+        text = str(package.ChildFailedError("train.py", failures))
+        # Torch asks the name service for the host; the time of what was not recorded is now.
+        text = re.sub(r"(?m)^  (time      : 20(?!23)|host      : ).*", "", text)
+        texts.append([line.rstrip() for line in text.splitlines() if line.strip()])
+    theirs, ours = texts
+    assert len(theirs) == len(ours)
+    for expected, found in zip(theirs, ours, strict=True):
+        said = expected.removeprefix("  traceback : ")
+        assert expected == found or (said != expected and said in found)

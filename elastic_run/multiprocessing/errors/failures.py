@@ -22,7 +22,9 @@ GlobalRank = int
 #: torch's words where there is no error file, and no data from one.
 NOT_AVAILABLE = "<N/A>"
 _NO_DATA = "<NONE>"
-_TITLE_WIDTH = 60
+_MOST_WIDTH = 60
+#: What programs look for where no traceback was recorded.
+_HOW_TO_RECORD = "To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html"
 
 
 @dataclass
@@ -79,7 +81,7 @@ class ProcessFailure:
             return f"Signal {-self.exitcode} ({self.signal_name()}) received by PID {self.pid}{clause}"
         # torch's marks for a scheduler that looks for them.
         self.error_file_data["errorTraits"] = {"category": "system_terminated_error", "retryability": "False"}
-        return f"exit code {self.exitcode}; what it said stands on its stderr{clause}"
+        return f"exit code {self.exitcode}; what it said stands on its stderr{clause}. {_HOW_TO_RECORD}"
 
     def signal_name(self) -> str:
         """Return the name of the signal that ended the worker.
@@ -141,27 +143,38 @@ class ChildFailedError(Exception):
     def format_msg(self, boarder_delim: str = "=", section_delim: str = "-") -> str:
         """Return the failures as text, the root cause last, where a traceback of this exception ends.
 
+        The labels and their order are torch's, since programs look for them.
+
         Args:
             boarder_delim: Character of the outer lines.
-            section_delim: Character of the inner line.
+            section_delim: Character of the inner lines.
 
         Returns:
             The text.
         """
-        root_rank, root = self.get_first_failure()
-        others = [_describe(rank, failure) for rank, failure in self.failures.items() if rank != root_rank]
-        title = f"{self.name} failed"
+        root_rank, _ = self.get_first_failure()
+        described = {
+            rank: _describe(index, rank, failure) for index, (rank, failure) in enumerate(self.failures.items())
+        }
+        root = described.pop(root_rank)
+        others = list(described.values())
+        title = f"{self.name} FAILED"
+        shown = [title, *root, *(line for other in others for line in other)]
+        width = min(_MOST_WIDTH, max(map(len, shown)))
         return "\n".join(
             [
                 "",
-                boarder_delim * _TITLE_WIDTH,
+                boarder_delim * width,
                 title,
-                *(f"also: {other}" for other in others[:_MOST_OTHERS]),
+                section_delim * width,
+                "Failures:",
+                *(line for other in others[:_MOST_OTHERS] for line in other),
                 *([f"... and {len(others) - _MOST_OTHERS} more"] if len(others) > _MOST_OTHERS else []),
-                section_delim * _TITLE_WIDTH,
-                f"root cause: {_describe(root_rank, root)}",
-                *_callstack(root),
-                boarder_delim * _TITLE_WIDTH,
+                *([] if others else ["  <NO_OTHER_FAILURES>"]),
+                section_delim * width,
+                "Root Cause (first observed failure):",
+                *root,
+                boarder_delim * width,
             ]
         )
 
@@ -172,19 +185,34 @@ _MOST_OTHERS = 8
 _LONGEST = 4000
 
 
-def _describe(rank: int, failure: ProcessFailure) -> str:
-    how = f"exit code {failure.exitcode}" if failure.exitcode >= 0 else failure.signal_name()
+def _describe(index: int, rank: int, failure: ProcessFailure) -> list[str]:
+    """Return the lines of a failure, with torch's labels."""
+    name = failure.signal_name()
+    values = {
+        "time": failure.timestamp_isoformat(),
+        "host": os.uname().nodename,
+        "rank": f"{rank} (local_rank: {failure.local_rank})",
+        # With two blanks before the signal, as torch has them.
+        "exitcode": f"{failure.exitcode} (pid: {failure.pid})" + (f"  ({name})" if name != NOT_AVAILABLE else ""),
+        "error_file": failure.error_file,
+    }
+    first, *more = _traceback(failure) or [""]
+    return [
+        f"[{index}]:",
+        *(f"  {label:<10}: {value}" for label, value in values.items()),
+        f"  traceback : {first}",
+        *(f"  {line}" for line in more),
+    ]
+
+
+def _traceback(failure: ProcessFailure) -> list[str]:
+    """Return what is known of the failure: a traceback, else a message."""
     said = failure.message
     if isinstance(said, dict):
-        said = said.get("message", NOT_AVAILABLE)
-    who = f"rank {rank} (local rank {failure.local_rank}, pid {failure.pid})"
-    return f"{who}, {how}, {failure.timestamp_isoformat()}: {_shorten(str(said))}"
-
-
-def _callstack(failure: ProcessFailure) -> list[str]:
-    extra = failure.message.get("extraInfo") if isinstance(failure.message, dict) else None
-    text = extra.get("py_callstack") if isinstance(extra, dict) else None
-    return [f"  {_shorten(line)}" for line in str(text).rstrip().splitlines()] if text else []
+        extra = said.get("extraInfo")
+        callstack = extra.get("py_callstack") if isinstance(extra, dict) else None
+        said = callstack or said.get("message", NOT_AVAILABLE)
+    return [_shorten(line) for line in str(said).rstrip().splitlines()]
 
 
 def _shorten(text: str) -> str:
