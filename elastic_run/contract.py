@@ -48,7 +48,7 @@ EXIT_CODES: tuple[tuple[int | str, str, str], ...] = (
     (
         EXIT_REFUSED,
         "refused",
-        "This node was not taken into the job: its settings or its release don't fit. The job goes on.",
+        "This node was not taken into the job: its settings, its script or its release don't fit those of the job.",
     ),
 )
 

@@ -168,6 +168,14 @@ class Round:
         started = self._launched.started_functions
         return {ranks[local]: read_value(started[local].reply, ranks[local]) for local in sorted(started)}
 
+    def is_redirected(self, local_rank: int) -> bool:
+        """Whether a worker writes into a log file by itself, with no pipe between."""
+        logs = self._launched.logs
+        if logs is None:
+            return False
+        streams = ((logs.stdouts, logs.tee_stdouts), (logs.stderrs, logs.tee_stderrs))
+        return any(_file(files, local_rank) and not _file(tees, local_rank) for files, tees in streams)
+
     def _end_of(self, worker: Worker, *, is_thorough: bool = True) -> WorkerEnd:
         from elastic_run.core.rootcause import WorkerEnd  # noqa: PLC0415 - only after a failure
         from elastic_run.multiprocessing.errors import find_exception  # noqa: PLC0415 - only after a failure

@@ -204,7 +204,7 @@ class Story:
             nnodes=around.group.group_world_size or 1,
             survivors=self._survivors,
             ended_at=time.time(),
-            is_log_disk_full=is_disk_full(around.log_directory),
+            is_log_disk_full=self._writes_to_files() and is_disk_full(around.log_directory),
             oom_kills=None if self._oom_kills is None else self._count_oom_kills(),
         )
 
@@ -213,6 +213,11 @@ class Story:
 
         sender = "" if number is None else self._senders.find(number)
         return lines.sent_by(number, sender) if number is not None and sender else ""
+
+    def _writes_to_files(self) -> bool:
+        """Whether the worker that failed first writes into log files itself; under --tee the launcher does."""
+        root, ended = self._root, self._round
+        return root is not None and ended is not None and ended.is_redirected(root.local_rank)
 
     def _count_oom_kills(self) -> OomKills:
         from elastic_run.report.memory import read_oom_kills  # noqa: PLC0415 - the workers start before it

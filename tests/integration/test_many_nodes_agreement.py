@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from elastic_run.core.job_keys import FACTS
 from tests.support.etcd import Etcd
-from tests.support.meeting import CONF, RUN_ID, wait_coordinated
+from tests.support.meeting import CONF, RUN_ID, open_job_store, wait_coordinated
 from tests.support.sessions import free_port
+from tests.support.wait import DEADLINE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -127,3 +129,37 @@ def test_another_script_with_static_ranks_is_refused(launch: Launch, worker: Wor
     assert wrong.wait_exit() == 208
     right = launch(*flags, "--node-rank=1", path)
     assert [first.wait_exit(), right.wait_exit()] == [0, 0]
+
+
+#: Runs the launcher, which serves the store at once, but joins the job only when somebody writes to a pipe.
+LATE_HOST = """
+import os
+from elastic_run.rendezvous.elastic import speaker
+run = speaker.Speaker.run
+def wait_and_run(self):
+    open(os.environ["GATE"]).close()
+    run(self)
+speaker.Speaker.run = wait_and_run
+from elastic_run import __main__
+__main__.main()
+"""
+
+
+def test_a_refused_host_says_that_the_job_ends_with_it(
+    launch: Launch, worker: Worker, gate: Path, tmp_path: Path
+) -> None:
+    """Where the node that serves the store is refused, it and the others are told that the job ends, and why."""
+    other = tmp_path / "other.py"
+    other.touch()
+    port = free_port()
+    flags = ("--nnodes=2", "--master-addr=127.0.0.1", f"--master-port={port}", f"--rdzv-id={RUN_ID}")
+    host = launch(*flags, "--node-rank=0", other, program=(sys.executable, "-c", LATE_HOST), env={"GATE": str(gate)})
+    node = launch(*flags, "--node-rank=1", worker("pass"))
+    wait_coordinated(port)
+    with open_job_store(port) as store:
+        entries, _ = store.read(FACTS, 0, DEADLINE)
+        assert entries
+    with gate.open("w"):
+        assert [host.wait_exit(), node.wait_exit()] == [208, 207]
+    assert "this node serves the job's store: the job of the other nodes ends with it" in " ".join(host.stderr.split())
+    assert "was not taken into the job, and the job ends with it" in " ".join(node.stderr.split())

@@ -15,7 +15,9 @@ from elastic_run.multiprocessing.logs import DefaultLogsSpecs
 from tests.support.output import Jobs, finish, tee
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+    from tests.support.launch import Launched
 
 
 @pytest.fixture
@@ -55,7 +57,9 @@ if RANK == 0:
     own = [line for line in (got + out).splitlines() if line.startswith(b"[0]:")]
     assert own == [b"[0]:%09d" % number for number in range(6000)] + [b"[0]:again"]
     assert err.count(b"elastic-run: ") == 1
-    assert os.strerror(errno.ENOSPC).encode() in err
+    reason = os.strerror(errno.ENOSPC)
+    assert err.startswith(f"elastic-run: the file system at {small_disk} is full ({reason}): the log file ".encode())
+    assert b"the console gets all output, and the job goes on" in err
     text = (small_disk / "0").read_bytes()
     missing = re.search(rb"\nelastic-run: (\d+) bytes are missing here[^\n]*\nagain\n\Z", text)
     assert missing
@@ -90,3 +94,17 @@ def test_full_temporary_directory(small_disk: Path, monkeypatch: pytest.MonkeyPa
     assert [path.name for path in small_disk.iterdir()] == ["ballast"]
     specs.cleanup()
     assert not error_file.exists()
+
+
+@pytest.mark.parametrize("flag", ["--tee", "--redirects"])
+def test_a_failure_beside_a_full_log_disk(
+    flag: str, launch: Callable[..., Launched], worker: Callable[[str], Path], small_disk: Path
+) -> None:
+    """Under a tee a full disk is no worker's trouble, so the report looks for another cause than under a redirect."""
+    (small_disk / "ballast").write_bytes(bytes(200000))
+    path = worker("print('x' * 200000, flush=True)\nsys.exit(3)")
+    job = launch("--log-dir", small_disk, flag, "3", path)
+    assert job.wait_exit() == (3 if flag == "--tee" else 1)
+    assert job.stdout.count("x" * 200000) == (flag == "--tee")
+    assert ("The disk of the log directory is full" in job.stderr) == (flag == "--redirects")
+    assert (f"the file system at {small_disk} is full" in job.stderr) == (flag == "--tee")

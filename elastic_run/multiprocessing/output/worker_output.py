@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+import os
+from errno import EDQUOT, ENOSPC
+
 from elastic_run.multiprocessing.output.backlog import Backlog
 from elastic_run.multiprocessing.output.channel import Channel
 from elastic_run.multiprocessing.output.ends import (
@@ -131,7 +134,7 @@ class WorkerOutput:
         """Say it once per cause: when a disk is full, it is full for every rank."""
         if error.errno not in self._losses_told:
             self._losses_told.add(error.errno)
-            self._console.say(f"{path}: {error.strerror}: log files will be incomplete; the job goes on")
+            self._console.say(_describe_loss(path, error))
 
     # --- while it runs ---------------------------------------------------------------------------------------------
     def resize(self) -> None:
@@ -193,6 +196,16 @@ class WorkerOutput:
         for copy in self._copies.values():
             copy.close()
         self._copies.clear()
+
+
+def _describe_loss(path: str, error: OSError) -> str:
+    rest = "is incomplete, as other log files may be; the console gets all output, and the job goes on"
+    if error.errno not in (ENOSPC, EDQUOT):
+        return f"the log file {path} {rest}: {error.strerror}"
+    place = os.path.dirname(os.path.abspath(path))
+    while not os.path.ismount(place):
+        place = os.path.dirname(place)
+    return f"the file system at {place} is full ({error.strerror}): the log file {path} {rest}"
 
 
 def _keep_freed_memory() -> None:

@@ -1,4 +1,6 @@
-"""The last duty of a node that serves the store and was told to go: the others must not find out by themselves.
+"""The last duty of a node that serves the store and goes before the job ends: the others must not find out alone.
+
+It was told to stop, or it was refused: the rules of another node, which was first, hold.
 
 It says where the store goes on (or that it doesn't), waits until the coordinator has told all of it, and keeps serving
 until the others have hung up.
@@ -17,7 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from elastic_run.rendezvous.elastic.affairs import Affairs
 
-__all__ = ["hand_over"]
+__all__ = ["describe_consequence", "hand_over"]
 
 #: Seconds for the coordinator to tell the others; when it left with this node, the next one must be elected first.
 _TELL = 2.0
@@ -25,12 +27,22 @@ _TELL = 2.0
 _HANG_UP = 1.0
 
 
-def hand_over(affairs: Affairs, deadline: float) -> None:
+def describe_consequence(affairs: Affairs) -> str:
+    """Say what becomes of the job when this node, which was refused, goes; "" where it doesn't serve the store."""
+    if not affairs.backend.is_host:
+        return ""
+    successors = affairs.backend.successors
+    what = f"the store moves to {written(*successors[0])}" if successors else "the job of the other nodes ends with it"
+    return f"; this node serves the job's store: {what}"
+
+
+def hand_over(affairs: Affairs, deadline: float, *, is_refused: bool = False) -> None:
     """Hand the store over.
 
     Args:
         affairs: What the session's threads share.
         deadline: Monotonic seconds.
+        is_refused: Whether this node goes because it was refused, and not because it was told to stop.
     """
     hosted = affairs.backend.hosted
     if hosted is None or hosted.wait_alone(affairs.open_links, 0.0):
@@ -38,7 +50,8 @@ def hand_over(affairs: Affairs, deadline: float) -> None:
     successors = affairs.backend.successors
     endpoint = written(*successors[0]) if successors else ""
     host, name = affairs.card.host, affairs.backend.name
-    detail = f"the node that served the store at {name} ({host}) was told to stop"
+    why = "was not taken into the job" if is_refused else "was told to stop"
+    detail = f"the node that served the store at {name} ({host}) {why}"
     if not endpoint:
         detail += ", and the job ends with it: the endpoint lists no successor"
         affairs.deliver(Notice("this node serves the job's store: the job ends with it"))

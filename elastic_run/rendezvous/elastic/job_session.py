@@ -69,6 +69,7 @@ class JobSession(Session):
         self._threads: dict[str, threading.Thread] = {}
         self._describe_join = describe_join
         self._end: Ended | None = None
+        self._is_refused = False
         self._unreadable: set[str] = set()
         self._lock = threading.RLock()
         self._entrance = Entrance(affairs, feed=self._feed, offer=self._advertised, shares_server=shares_server)
@@ -181,7 +182,8 @@ class JobSession(Session):
             if not self._entrance.has_withdrawn(command.round):
                 affairs.deliver(Halted(command.round, command.reason, command.detail))
         elif isinstance(command, member.Refused):
-            affairs.deliver(Refused(command.detail))
+            self._is_refused = True
+            affairs.deliver(Refused(command.detail + handover.describe_consequence(affairs)))
         elif isinstance(command, member.Ended):
             end = command.end
             self._end = Ended(end.verdict, end.exit_code, end.detail, end.root, list(end.attempts), end.nodes)
@@ -239,8 +241,8 @@ class JobSession(Session):
                 audience.wait_until_said(affairs, min(deadline, time.monotonic() + affairs.settings.lease))
             if self._end is not None and (affairs.backend.is_host or self._has_ended_the_job):
                 audience.wait_until_heard(affairs, deadline, removes_job=not affairs.backend.dies_with_host)
-            elif affairs.is_leaving and affairs.backend.is_host and not affairs.is_lost:
-                handover.hand_over(affairs, deadline)
+            elif (affairs.is_leaving or self._is_refused) and affairs.backend.is_host and not affairs.is_lost:
+                handover.hand_over(affairs, deadline, is_refused=self._is_refused)
             affairs.closing.set()
             affairs.wake.set()
             for link in tuple(affairs.links):
