@@ -28,7 +28,7 @@ from elastic_run import signals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
     from types import FrameType, TracebackType
 
     from elastic_run.signals import Handler, SignalInfo
@@ -188,6 +188,10 @@ class Loop:
         self._pidfds[pid] = pidfd
         self.add_reader(pidfd, lambda: self._reap(pid))
 
+    def is_watching(self, pid: int) -> bool:
+        """Whether a child's end is waited for."""
+        return pid in self._children
+
     def _watch_exit_in_thread(self, pid: int) -> None:
         import threading  # noqa: PLC0415 - only where there are no pidfds
 
@@ -247,27 +251,24 @@ class Loop:
         self._install(signals.SIGCHLD, take_statuses)
         previous = self._previous_handlers[signals.SIGCHLD]
 
-    def reap_strangers(self) -> None:
+    def reap_strangers(self, *, own_session: int | None = None) -> None:
         """Collect ended children that nobody watches, as PID 1 of a container must.
 
         Call it when those that are not strangers are watched.
+
+        Args:
+            own_session: A session whose processes are no strangers: plug-ins may have started them; None for none.
 
         Raises:
             ValueError: Outside the main thread.
         """
 
         def reap_all(_: int = 0) -> None:
-            while True:
-                try:
-                    found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-                except ChildProcessError:
-                    return
-                if found is None:
-                    return
-                if found.si_pid in self._children:
-                    self._reap(found.si_pid)
+            for pid in _ended_children(own_session):
+                if pid in self._children:
+                    self._reap(pid)
                 else:
-                    os.waitpid(found.si_pid, os.WNOHANG)
+                    os.waitpid(pid, os.WNOHANG)
 
         self._install(signals.SIGCHLD, reap_all)
         self.call_soon(reap_all)  # those that have ended before
@@ -442,6 +443,30 @@ def open_pidfd(pid: int) -> int | None:
         return os.pidfd_open(pid)
     except (AttributeError, OSError):
         return None
+
+
+def _ended_children(own_session: int | None) -> Iterator[int]:
+    """Find the children of this process that have ended, each until it is collected; but for those in a session."""
+    while (pid := _find_ended(os.P_ALL, 0)) is not None and os.getsid(pid) != own_session:
+        yield pid
+    if pid is None:
+        return
+    # The kernel shows the same one again and again, so the others are looked for one by one.
+    for thread in os.listdir("/proc/self/task"):
+        with open(f"/proc/self/task/{thread}/children", encoding="ascii") as children:
+            pids = [int(child) for child in children.read().split()]
+        for child in pids:
+            if _find_ended(os.P_PID, child) is not None and os.getsid(child) != own_session:
+                yield child
+
+
+def _find_ended(kind: int, pid: int) -> int | None:
+    """Return a child that has ended and is not collected yet, or None."""
+    try:
+        found = os.waitid(kind, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None
+    return None if found is None else found.si_pid
 
 
 def _read_exit(pidfd: int) -> int:

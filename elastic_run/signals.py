@@ -25,6 +25,7 @@ SIGQUIT: int = _signal.SIGQUIT
 SIGKILL: int = _signal.SIGKILL
 SIGUSR1: int = _signal.SIGUSR1
 SIGUSR2: int = _signal.SIGUSR2
+SIGSTOP: int = _signal.SIGSTOP
 SIGTERM: int = _signal.SIGTERM
 SIGCHLD: int = _signal.SIGCHLD
 

@@ -48,7 +48,8 @@ class Background:
         """
         self._workers = ended.workers
         try:
-            ended.output.leave(is_exec=self._around.guardian.is_exec)
+            own = ended.output.leave(is_exec=self._around.guardian.is_exec)
+            self._around.guardian.own_sessions.update(own)
         except OSError as error:
             self._say(f"nobody passes on what background processes write from now on: {error.strerror}")
 

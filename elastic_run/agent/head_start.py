@@ -76,6 +76,7 @@ def take_head_start(around: Surroundings) -> HeadStart | None:
         return None
     around.block_signals((*around.options.signals, *around.options.forwarded, *around.options.ending))
     launched = launch_workers(around, restart_count=0, use_agent_store=joining.use_agent_store)
+    around.adopt_orphans()  # as early as can be: what leaves a worker before comes to somebody else
     loop, console = _listen_first(around, joining, launched)
     return HeadStart(joining, launched, loop, console)
 

@@ -73,7 +73,7 @@ class Round:
         self._ended_at: dict[int, tuple[float, int, bool]] = {}
         self._failed_after: float | None = None
         self.output = launched.output or WorkerOutput(loop, console, launched.wiring)
-        self.workers = Workers(loop, around.guardian, on_exit=self._on_exit)
+        self.workers = Workers(loop, around.guardian, on_exit=self._on_exit, adopts=lambda: around.adopts_orphans)
 
     def watch(self) -> None:
         """Take charge of the workers, and of what they write.

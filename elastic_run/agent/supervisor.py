@@ -22,7 +22,7 @@ from elastic_run.agent.round import Round
 from elastic_run.agent.senders import Senders
 from elastic_run.agent.watches import Watches
 from elastic_run.core import supervision
-from elastic_run.core.shutdown import CAUSE_PATIENCE, KILL_PATIENCE
+from elastic_run.core.shutdown import CAUSE_PATIENCE, KILL_LIMIT
 from elastic_run.loop import Loop
 from elastic_run.multiprocessing.descriptors import ensure_standard_descriptors
 from elastic_run.multiprocessing.guard import Guard
@@ -195,7 +195,7 @@ class Supervisor:
             return  # nothing was started, and nobody would answer
         number = signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM
         self._feed(supervision.Signalled(number))
-        patience = self._options.shutdown_timeout + KILL_PATIENCE + _MOMENT
+        patience = self._options.shutdown_timeout + KILL_LIMIT + _MOMENT
         self._loop.run_until(self._is_finished, self._loop.now() + patience)
 
     def close(self) -> None:
@@ -419,6 +419,7 @@ class Supervisor:
         else:
             self._tell_step(steps.START, launched.started)
         if self._options.is_whole_process:
+            self._around.adopt_orphans()
             self._begin_to_reap()
             gc.enable()
         # Now the workers need the processors. What makes a failure's answer quicker waits until they are up.
@@ -447,13 +448,17 @@ class Supervisor:
         self._loop.call_later(command.delay, lambda: self._feed(supervision.PatienceOver(number)))
 
     def _begin_to_reap(self) -> None:
-        """Collect orphans, which come to PID 1, and to a subreaper of warm workers while it is one.
+        """Collect orphans, which come to PID 1, and to a subreaper, as the command is from now on.
 
         Only now, when it is known which children are the first round's workers.
         """
-        if (os.getpid() == 1 or self._around.warm is not None) and not self._is_reaping:
-            self._is_reaping = True
+        if self._is_reaping:
+            return
+        self._is_reaping = True
+        if os.getpid() == 1 or self._around.warm is not None:
             self._loop.reap_strangers()
+        elif self._around.adopt_orphans():
+            self._loop.reap_strangers(own_session=os.getsid(0))
 
     def _take_launched(self) -> LaunchedWorkers | None:
         launched, self._launched = self._launched, None

@@ -147,6 +147,7 @@ class Surroundings:
         options: What the user asked for.
 
     Attributes:
+        adopts_orphans: Whether orphans of the workers' descendants come to this process.
         worker_limit: The workers' soft limit of descriptors, where this process has raised its own; else None.
         mask: Signals that were blocked when this process began, and are when a worker begins, where this process blocks
             others since; else None.
@@ -154,6 +155,7 @@ class Surroundings:
 
     __slots__ = (
         "_announced",
+        "adopts_orphans",
         "group",
         "guardian",
         "hostname",
@@ -180,6 +182,7 @@ class Surroundings:
         self.timers: WorkersTimers | None = None
         self.warm: WarmWorkers | None = None
         self._announced = False
+        self.adopts_orphans = False
         self.worker_limit: int | None = None
         self.mask: frozenset[int] | None = None
 
@@ -188,6 +191,14 @@ class Surroundings:
         before = block_signals(numbers)
         if self.mask is None:
             self.mask = before
+
+    def adopt_orphans(self) -> bool:
+        """Let orphans of the workers' descendants come to this process, the launcher's own; return whether they do."""
+        if not self.adopts_orphans and self.options.is_whole_process:
+            from elastic_run.multiprocessing.orphans import become_subreaper  # noqa: PLC0415 - the workers come first
+
+            self.adopts_orphans = become_subreaper()
+        return self.adopts_orphans
 
     def make_room(self, held: int) -> None:
         """Allow this process as many descriptors as its workers' streams and clients take; workers keep their limit.

@@ -6,19 +6,46 @@ to save a checkpoint still needs them. So within the one grace period of a stop
 - at once, the leader gets the signal;
 - when the leader is gone, or after `LATE` of the grace, whatever else lives in its session gets it;
 - at the end, or when the user hurries, everything left gets SIGKILL;
-- `KILL_PATIENCE` later whatever still lives is in uninterruptible sleep: it is reported and not waited for.
+- a process that was sent SIGKILL may take minutes to end, for it gives back its memory first: it is waited for while
+  it runs, or its memory shrinks. One that sleeps for `KILL_PATIENCE` without progress is in uninterruptible sleep: it
+  is reported and not waited for, nor is anything after `KILL_LIMIT`.
 """
 
 from __future__ import annotations
 
+from elastic_run.records import dataclass
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 #: Part of the grace period after which the group is told too.
 LATE = 0.8
-#: Seconds that the kernel gets to carry out SIGKILL.
+#: Seconds without progress after SIGKILL.
 KILL_PATIENCE = 5.0
+#: Seconds that the kernel gets in all to carry out SIGKILL.
+KILL_LIMIT = 300.0
+#: Seconds between two looks at what was sent SIGKILL; the kernel tells nobody of progress.
+_LOOK = 1.0
 #: Seconds for which a round is not stopped while all that failed are workers that look as if they had lost a peer: the
 #: worker that had the cause may still be cleaning up. Long enough for a last flush of logs; shorter than a lease, so
 #: that a node that is lost is known soon after.
 CAUSE_PATIENCE = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """What is seen of a process that was sent SIGKILL.
+
+    Args:
+        is_running: Whether any of its threads has a processor, or waits for one.
+        memory: Its resident pages.
+        cpu: Clock ticks of processor time that it has taken so far.
+    """
+
+    is_running: bool
+    memory: int
+    cpu: int
 
 
 class Stop:
@@ -30,7 +57,16 @@ class Stop:
         grace: Seconds until SIGKILL.
     """
 
-    __slots__ = ("grace", "group_told", "killed_at", "leader_told", "signal", "started_at")
+    __slots__ = (
+        "conditions",
+        "grace",
+        "group_told",
+        "killed_at",
+        "leader_told",
+        "progress_at",
+        "signal",
+        "started_at",
+    )
 
     def __init__(self, *, started_at: float, signal: int, grace: float) -> None:
         self.started_at = started_at
@@ -39,6 +75,8 @@ class Stop:
         self.leader_told = False
         self.group_told = False
         self.killed_at: float | None = None
+        self.conditions: Mapping[int, Condition] = {}
+        self.progress_at: Mapping[int, float] = {}
 
     def replace(self, **changes: object) -> Stop:
         """Return a copy with some fields changed."""
@@ -77,7 +115,14 @@ class Step:
         self.next_at = next_at
 
 
-def advance(stop: Stop, *, leaders_alive: bool, is_hurried: bool, now: float) -> tuple[Stop, Step]:
+def advance(
+    stop: Stop,
+    *,
+    leaders_alive: bool,
+    is_hurried: bool,
+    now: float,
+    conditions: Mapping[int, Condition] | None = None,
+) -> tuple[Stop, Step]:
     """Decide the next step of a stop.
 
     Args:
@@ -85,18 +130,16 @@ def advance(stop: Stop, *, leaders_alive: bool, is_hurried: bool, now: float) ->
         leaders_alive: Whether any worker itself still runs.
         is_hurried: Whether the user asked twice.
         now: Monotonic seconds.
+        conditions: What was sent SIGKILL and is still there, by pid; only asked for then.
 
     Returns:
         The stop after this step, and the step.
     """
     if stop.killed_at is not None:
-        give_up_at = stop.killed_at + KILL_PATIENCE
-        return stop, Step(give_up=now >= give_up_at, next_at=give_up_at)
+        return _await_end(stop, stop.killed_at, conditions or {}, now)
     kill_at = stop.started_at + stop.grace
     if is_hurried or now >= kill_at:
-        return stop.replace(leader_told=True, group_told=True, killed_at=now), Step(
-            kill=True, next_at=now + KILL_PATIENCE
-        )
+        return stop.replace(leader_told=True, group_told=True, killed_at=now), Step(kill=True, next_at=now + _LOOK)
     late_at = stop.started_at + stop.grace * LATE
     tell_leaders = not stop.leader_told
     tell_groups = not stop.group_told and (not leaders_alive or now >= late_at)
@@ -106,3 +149,16 @@ def advance(stop: Stop, *, leaders_alive: bool, is_hurried: bool, now: float) ->
         tell_groups=tell_groups,
         next_at=kill_at if after.group_told else late_at,
     )
+
+
+def _await_end(stop: Stop, killed_at: float, conditions: Mapping[int, Condition], now: float) -> tuple[Stop, Step]:
+    """Go on waiting for what was sent SIGKILL while any of it makes progress."""
+    progress_at = {}
+    for pid, condition in conditions.items():
+        before = stop.conditions.get(pid)
+        is_moving = condition.is_running or (before is not None and condition != before)
+        progress_at[pid] = now if is_moving else stop.progress_at.get(pid, killed_at)
+    last = max(progress_at.values(), default=killed_at)
+    give_up_at = min(last + KILL_PATIENCE, killed_at + KILL_LIMIT)
+    after = stop.replace(conditions=conditions, progress_at=progress_at)
+    return after, Step(give_up=now >= give_up_at, next_at=min(now + _LOOK, give_up_at))

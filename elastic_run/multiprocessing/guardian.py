@@ -55,6 +55,8 @@ class Guardian:
         token: What the launcher's workers carry in their environment.
         pid: The guardian's pid; 0 before it was started.
         spared: Sessions that belong to no round, so that a round's end leaves them alone; they end with the launcher.
+        own_sessions: Sessions of the launcher's own processes, which nobody ends: of its guardians, and of the process
+            that passes on what background processes write.
     """
 
     def __init__(self, *, is_exec: bool) -> None:
@@ -63,7 +65,10 @@ class Guardian:
         self.pid = 0
         self.spared: set[int] = set()
         self._pipe = -1
+        self.own_sessions: set[int] = set()
         self._sessions: dict[int, int] = {}
+        self._outputs: dict[int, tuple[int, int]] = {}
+        self._expected: tuple[int, int] | None = None
         self._directory = ""
         self._farewell = ""
         self._is_over = False
@@ -103,13 +108,23 @@ class Guardian:
             self.pid = _spawn(interpreter, *own) if interpreter else _fork(*own)
         finally:
             os.close(reader)
+        self.own_sessions.add(self.pid)
         for order in self._sessions_and_end():
             self._send(order)
         return self.pid
 
+    @property
+    def outputs(self) -> frozenset[tuple[int, int]]:
+        """Device and inode of what only living workers got as stderr."""
+        return frozenset(self._outputs.values())
+
     def _sessions_and_end(self) -> list[str]:
-        sessions = [f"+{session} {born}" for session, born in self._sessions.items()]
-        return [*sessions, "keep"] if self._is_over else sessions
+        orders = []
+        for session, born in self._sessions.items():
+            if session in self._outputs:
+                orders.append("|{} {}".format(*self._outputs[session]))
+            orders.append(f"+{session} {born}")
+        return [*orders, "keep"] if self._is_over else orders
 
     def expect(self, stderr: int) -> None:
         """Tell it of a worker that is about to start, until `watch` tells its session.
@@ -118,18 +133,25 @@ class Guardian:
             stderr: Descriptor that the worker gets as 2. The launcher's own or a file says nothing: others may have it.
         """
         status = os.fstat(stderr)
+        self._expected = None
         if stderr != _STDERR and (stat.S_ISFIFO(status.st_mode) or os.isatty(stderr)):
+            self._expected = status.st_dev, status.st_ino
             self._send(f"|{status.st_dev} {status.st_ino}")
 
     def watch(self, session: int, born: int) -> None:
         """Tell it that a worker's session began, led by a process that was born at a time in clock ticks."""
         self._sessions[session] = born
+        if self._expected is not None:
+            self._outputs[session] = self._expected
+            self._expected = None
         self.spared.discard(session)
+        self.own_sessions.discard(session)
         self._send(f"+{session} {born}")
 
     def forget(self, session: int) -> None:
         """Tell it that a session is gone, before its number can be used again."""
         self._sessions.pop(session, None)
+        self._outputs.pop(session, None)
         self.spared.discard(session)
         self._send(f"-{session}")
 

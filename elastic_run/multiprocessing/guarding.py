@@ -109,12 +109,14 @@ class _Orders:
         "is_cleaning",
         "is_dismissed",
         "is_over",
+        "outputs",
         "rest",
         "sessions",
     )
 
     def __init__(self) -> None:
         self.sessions: dict[int, int] = {}
+        self.outputs: dict[int, tuple[int, int]] = {}
         self.expected_stderr: tuple[int, int] | None = None
         self.directory = ""
         self.farewell: tuple[str, bytes] | None = None
@@ -135,15 +137,19 @@ class _Orders:
     def _take_session(self, line: bytes) -> None:
         if line == _FORGET:
             self.sessions.clear()
+            self.outputs.clear()
         elif line.startswith(b"+"):
             session, born = line[1:].split()
             self.sessions[int(session)] = int(born)
-            self.expected_stderr = None
+            if self.expected_stderr is not None:
+                self.outputs[int(session)] = self.expected_stderr
+                self.expected_stderr = None
         elif line.startswith(b"|"):
             device, inode = line[1:].split()
             self.expected_stderr = int(device), int(inode)
         else:
             self.sessions.pop(int(line[1:]), None)
+            self.outputs.pop(int(line[1:]), None)
 
     def _take_other(self, line: bytes) -> None:
         if line == _BYE:
@@ -215,7 +221,8 @@ class _Launcher:
             if orders.expected_stderr is not None:
                 found = processes.find_sessions_by_stderr(*orders.expected_stderr, since=self.since)
                 orders.sessions.update(found)
-            sweep(orders.sessions, self.token, self.since, time.monotonic)
+            outputs = frozenset(orders.outputs.values())
+            sweep(orders.sessions, self.token, self.since, time.monotonic, outputs=outputs)
         if orders.directory:
             import shutil  # noqa: PLC0415 - only after a disaster
 
@@ -373,7 +380,14 @@ def _read(pipe: int) -> bytes | None:
         return None
 
 
-def sweep(sessions: Mapping[int, int], token: str, since: int, clock: Callable[[], float]) -> None:
+def sweep(
+    sessions: Mapping[int, int],
+    token: str,
+    since: int,
+    clock: Callable[[], float],
+    *,
+    outputs: Collection[tuple[int, int]] = (),
+) -> None:
     """Kill until nothing is left, at two looks in a row: a process that is being born is easily missed by one.
 
     Args:
@@ -381,15 +395,19 @@ def sweep(sessions: Mapping[int, int], token: str, since: int, clock: Callable[[
         token: What their descendants carry in their environment.
         since: Start time of the launcher in clock ticks.
         clock: Monotonic seconds.
+        outputs: Device and inode of pipes and terminals that only the workers got as stderr.
     """
-    # The groups first and at once: no scan stands between a dead launcher and its workers.
+    # The groups at once: no scan stands between a dead launcher and its workers. They are stopped before they are
+    # killed, so that their children are still theirs for the look at who descends from whom.
     ours = {session for session, born in sessions.items() if not processes.is_recycled(session, born)}
-    processes.kill_all(ours, ours)  # the leaders by themselves too: one may not have begun its session yet
+    processes.signal_groups(ours, signals.SIGSTOP)
+    below = processes.find_descendants(ours, since=since)
+    processes.kill_all(ours, {*ours, *below})  # the leaders by themselves too: one may not lead its session yet
     give_up_at = clock() + PATIENCE
     me = (os.getpid(),)
     empty_looks = 0
     while empty_looks < _EMPTY_LOOKS and clock() < give_up_at:
-        left = processes.find_survivors(ours, token, since=since, ignored=me)
+        left = processes.find_survivors(ours, token, since=since, ignored=me, outputs=outputs)
         processes.kill_all((), left)
         empty_looks = 0 if left else empty_looks + 1
         select.select((), (), (), _LOOK)

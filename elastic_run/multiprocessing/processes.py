@@ -4,6 +4,8 @@ Rules
 - A process is gone when it is absent or a zombie: under a slow PID 1 zombies linger.
 - A descendant that left the session (a daemon, a nested launcher's worker) still carries the token of every launcher
   above it in its environment; a process older than the launcher can't be a descendant and is never looked into.
+- One that dropped its environment too is known by its stdout or stderr, where that is a pipe or a terminal that only
+  workers got, by its parent, or as an orphan that came to this process (`multiprocessing.orphans`).
 - /proc/PID/environ takes the process's memory lock; a process in uninterruptible sleep may hold it for ever, so those
   are never opened.
 - Standard library only, and little of it: the guardian runs this on its own after the launcher has died.
@@ -17,7 +19,7 @@ from elastic_run.signals import SIGKILL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Mapping
 
 #: Bytes of a command line that are worth showing.
 _COMMAND_LIMIT = 400
@@ -33,16 +35,22 @@ class ProcessStat:
         group: Number of the process group.
         session: Number of the session.
         started_at: Clock ticks since boot.
+        memory: Resident pages.
+        cpu: Clock ticks of processor time.
     """
 
-    __slots__ = ("group", "parent", "session", "started_at", "state")
+    __slots__ = ("cpu", "group", "memory", "parent", "session", "started_at", "state")
 
-    def __init__(self, *, state: bytes, parent: int, group: int, session: int, started_at: int) -> None:
+    def __init__(
+        self, *, state: bytes, parent: int, group: int, session: int, started_at: int, memory: int, cpu: int
+    ) -> None:
         self.state = state
         self.parent = parent
         self.group = group
         self.session = session
         self.started_at = started_at
+        self.memory = memory
+        self.cpu = cpu
 
 
 def read_stat(pid: int | str) -> ProcessStat | None:
@@ -66,7 +74,15 @@ def read_stat(pid: int | str) -> ProcessStat | None:
     finally:
         os.close(fd)
     parent, group, session = (int(field) for field in fields[1:4])
-    return ProcessStat(state=fields[0], parent=parent, group=group, session=session, started_at=int(fields[19]))
+    return ProcessStat(
+        state=fields[0],
+        parent=parent,
+        group=group,
+        session=session,
+        started_at=int(fields[19]),
+        memory=int(fields[21]),
+        cpu=int(fields[11]) + int(fields[12]),
+    )
 
 
 def start_time(pid: int | str) -> int:
@@ -79,6 +95,16 @@ def is_gone(pid: int) -> bool:
     """Whether a process is absent or a zombie."""
     stat = read_stat(pid)
     return stat is None or stat.state in _GONE_STATES
+
+
+def is_running(pid: int) -> bool:
+    """Whether any thread of a process has a processor or waits for one; its first thread may have ended already."""
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return False
+    stats = (read_stat(f"{pid}/task/{thread}") for thread in threads)
+    return any(stat is not None and stat.state == b"R" for stat in stats)
 
 
 def is_child(pid: int) -> bool:
@@ -97,8 +123,10 @@ def find_survivors(
     since: int,
     ignored: Collection[int] = (),
     spared: Collection[int] = (),
+    outputs: Collection[tuple[int, int]] = (),
+    adopted: Collection[int] = (),
 ) -> list[int]:
-    """Find what still lives of some workers.
+    """Find what still lives of some workers, with all descendants.
 
     Args:
         sessions: Sessions of the workers.
@@ -106,22 +134,79 @@ def find_survivors(
         since: Start time of the launcher in clock ticks; older processes are not descendants.
         ignored: Pids that don't count.
         spared: Sessions that don't count.
+        outputs: Device and inode of pipes and terminals that only the workers got as stdout or stderr.
+        adopted: Orphans that are known to be descendants.
 
     Returns:
         Pids, in no order.
     """
     needle = token.encode()
-    found = []
-    for name in _list_pids():
-        pid = int(name)
-        stat = read_stat(pid)
-        if stat is None or stat.state in _GONE_STATES or pid in ignored or stat.started_at < since:
-            continue
-        if stat.session in spared:
-            continue
-        if stat.session in sessions or (needle and stat.state != b"D" and _carries(pid, needle)):
-            found.append(pid)
+    living = {
+        pid: stat for pid, stat in _read_living(since).items() if pid not in ignored and stat.session not in spared
+    }
+    found = {
+        pid
+        for pid, stat in living.items()
+        if stat.session in sessions
+        or pid in adopted
+        or (stat.state != b"D" and ((needle and _carries(pid, needle)) or (outputs and _writes_to(pid, outputs))))
+    }
+    return [*_with_descendants(found, living)]
+
+
+def find_descendants(sessions: Collection[int], *, since: int) -> list[int]:
+    """Find what lives in some sessions, and all that descends from it as far as the parents in between live.
+
+    Args:
+        sessions: The sessions.
+        since: Start time in clock ticks; older processes don't count.
+    """
+    living = _read_living(since)
+    return [*_with_descendants({pid for pid, stat in living.items() if stat.session in sessions}, living)]
+
+
+def find_orphans(session: int, *, since: int) -> list[int]:
+    """Find children of this process in other sessions than its own: it started them, or they came to it.
+
+    Args:
+        session: This process's session.
+        since: Start time in clock ticks; older processes don't count.
+    """
+    me = os.getpid()
+    return [pid for pid, stat in _read_living(since).items() if stat.parent == me and stat.session != session]
+
+
+def _read_living(since: int) -> dict[int, ProcessStat]:
+    """Return the processes that live, and began at a time or later."""
+    stats = {int(name): read_stat(name) for name in _list_pids()}
+    return {
+        pid: stat
+        for pid, stat in stats.items()
+        if stat is not None and stat.state not in _GONE_STATES and stat.started_at >= since
+    }
+
+
+def _with_descendants(found: set[int], living: Mapping[int, ProcessStat]) -> set[int]:
+    children: dict[int, list[int]] = {}
+    for pid, stat in living.items():
+        children.setdefault(stat.parent, []).append(pid)
+    queue = [*found]
+    for pid in queue:
+        below = [child for child in children.get(pid, ()) if child not in found]
+        found.update(below)
+        queue += below
     return found
+
+
+def _writes_to(pid: int, outputs: Collection[tuple[int, int]]) -> bool:
+    for fd in (1, 2):
+        try:
+            status = os.stat(f"/proc/{pid}/fd/{fd}")
+        except OSError:
+            continue
+        if (status.st_dev, status.st_ino) in outputs:
+            return True
+    return False
 
 
 def find_sessions_by_stderr(device: int, inode: int, *, since: int) -> dict[int, int]:

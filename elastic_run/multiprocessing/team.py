@@ -13,7 +13,7 @@ import signal
 import threading
 
 from elastic_run.contract import LONGEST_TIME
-from elastic_run.core.shutdown import KILL_PATIENCE
+from elastic_run.core.shutdown import KILL_LIMIT, KILL_PATIENCE
 from elastic_run.loop import Loop
 from elastic_run.multiprocessing import processes
 from elastic_run.multiprocessing.guard import Guard
@@ -131,7 +131,7 @@ class Team:
         """
         grace = min(grace, LONGEST_TIME)
         self.loop.call_soon_threadsafe(lambda: self._stop(number, grace))
-        self._thread.join(grace + KILL_PATIENCE + _MOMENT)
+        self._thread.join(grace + KILL_LIMIT + _MOMENT)
 
     def _serve(self) -> None:
         try:

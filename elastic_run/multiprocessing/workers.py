@@ -38,12 +38,21 @@ class Workers:
         loop: The agent's loop.
         guardian: Was told of every session, so that none outlives the agent; is told when one is gone.
         on_exit: Called with a worker's local rank and exit code (minus the signal's number) when it has ended.
+        adopts: Says whether orphans of the workers' descendants come to this process; None if they never do.
     """
 
-    def __init__(self, loop: Loop, guardian: Guardian, *, on_exit: Callable[[int, int], None]) -> None:
+    def __init__(
+        self,
+        loop: Loop,
+        guardian: Guardian,
+        *,
+        on_exit: Callable[[int, int], None],
+        adopts: Callable[[], bool] | None = None,
+    ) -> None:
         self._loop = loop
         self._guardian = guardian
         self._on_exit = on_exit
+        self._adopts = adopts
         self._since = processes.start_time("self")
         self.pids: dict[int, int] = {}
         self.alive: set[int] = set()
@@ -173,8 +182,23 @@ class Workers:
         """Return what lives of the round: workers, their sessions, descendants that left them."""
         ignored = (self._guardian.pid, os.getpid())
         sessions = frozenset(self._ours(self.pids.values()))
-        token, spared = self._guardian.token, self._guardian.spared
-        return processes.find_survivors(sessions, token, since=self._since, ignored=ignored, spared=spared)
+        spared = self._guardian.spared | self._guardian.own_sessions
+        return processes.find_survivors(
+            sessions,
+            self._guardian.token,
+            since=self._since,
+            ignored=ignored,
+            spared=spared,
+            outputs=self._guardian.outputs,
+            adopted=self._find_adopted(),
+        )
+
+    def _find_adopted(self) -> list[int]:
+        """Find orphans of the workers: children that nobody here watches, younger than the first worker."""
+        if self._adopts is None or not self._adopts() or not self._born:
+            return []
+        found = processes.find_orphans(os.getsid(0), since=min(self._born.values()))
+        return [pid for pid in found if not self._loop.is_watching(pid)]
 
     def _advance(self) -> None:
         """Take the stop's next step, and see whether anything is left."""
@@ -183,14 +207,19 @@ class Workers:
         if self._timer is not None:
             self._timer.cancel()
         self._stop, step = shutdown.advance(
-            self._stop, leaders_alive=bool(self.alive), is_hurried=self._is_hurried, now=self._loop.now()
+            self._stop,
+            leaders_alive=bool(self.alive),
+            is_hurried=self._is_hurried,
+            now=self._loop.now(),
+            conditions={} if self._stop.killed_at is None else self._read_conditions(),
         )
         if step.tell_leaders:
             self.forward(self._stop.signal)
         is_look_due = not self.alive or step.tell_groups or step.kill or step.give_up
         survivors = self.find_survivors() if is_look_due else []
         if step.give_up or (not survivors and not self.alive):
-            self._finish(survivors)
+            # The first thread of a worker may have ended, and its other threads not yet: no survivor, but not gone.
+            self._finish(survivors or [self.pids[rank] for rank in self.alive])
             return
         if step.tell_groups:
             self._tell(survivors, self._stop.signal)
@@ -202,6 +231,16 @@ class Workers:
             self._timer = self._loop.call_at(step.next_at, self._advance)
         if not self.alive:
             self._await(survivors)
+
+    def _read_conditions(self) -> dict[int, shutdown.Condition]:
+        """Look at what was sent SIGKILL and is still there."""
+        pids = {*self.find_survivors(), *(self.pids[rank] for rank in self.alive)}
+        stats = {pid: processes.read_stat(pid) for pid in pids}
+        return {
+            pid: shutdown.Condition(is_running=processes.is_running(pid), memory=stat.memory, cpu=stat.cpu)
+            for pid, stat in stats.items()
+            if stat is not None
+        }
 
     def _tell(self, survivors: Sequence[int], number: int) -> None:
         """Send a signal to what is left, but to nobody twice and to nobody whose own parent passes it on."""

@@ -489,6 +489,35 @@ def test_a_worker_that_sigkill_does_not_end_has_an_exit_code_of_its_own(launch: 
     assert any(f"pid {pid}" in job.stderr for pid in pids)
 
 
+def test_a_worker_that_takes_long_to_give_back_its_memory_is_waited_for(launch: Launch, worker: Worker) -> None:
+    """One that SIGKILL ends late, while its memory shrinks, is no unkillable worker: the job is restarted."""
+    path = worker("""
+        import mmap
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        say("ready")
+        if attempt:
+            sys.exit(0)
+        if rank == 1:
+            sys.exit(7)
+        blocks = [mmap.mmap(-1, 1 << 18) for _ in range(40)]
+        for block in blocks:
+            block.write(b"x" * len(block))
+        while blocks:
+            blocks.pop().close()
+            time.sleep(0.05)
+    """)
+    # Its SIGKILL has no effect, which looks to the launcher as if the kernel took its time.
+    code = (
+        "from elastic_run.multiprocessing import processes; processes.kill_all = lambda *_: None; "
+        "from elastic_run.core import shutdown; shutdown.KILL_PATIENCE, shutdown._LOOK = 0.7, 0.1; "
+        "from elastic_run.__main__ import main; main()"
+    )
+    flags = ("--standalone", "--nproc-per-node=2", "--shutdown-timeout=0", "--max-restarts=1")
+    job = launch(*flags, path, program=(sys.executable, "-c", code))
+    assert job.wait_exit() == 0, job.stderr
+    assert job.stdout.count("ready") == 4
+
+
 def test_a_worker_in_uninterruptible_sleep_is_noticed(launch: Launch, worker: Worker) -> None:
     """With TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT a worker stuck in the kernel ends the job without a restart."""
     # A parent waits for its vfork child in state D: the child is there until it is killed.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastic_run.core.shutdown import KILL_PATIENCE, LATE, Step, Stop, advance
+from elastic_run.core.shutdown import KILL_LIMIT, KILL_PATIENCE, LATE, Condition, Step, Stop, advance
 
 GRACE = 10.0
 
@@ -59,3 +59,54 @@ def test_no_grace_kills_at_once() -> None:
     """--shutdown-timeout 0 is SIGKILL."""
     _, step = advance(Stop(started_at=1.0, signal=15, grace=0.0), leaders_alive=True, is_hurried=False, now=1.0)
     assert _wants(step) == {"kill"}
+
+
+def _kill() -> Stop:
+    stop, step = advance(_stop(), leaders_alive=True, is_hurried=True, now=100.0)
+    assert _wants(step) == {"kill"}
+    return stop
+
+
+def _look(stop: Stop, now: float, **conditions: Condition) -> tuple[Stop, Step]:
+    numbered = {ord(name): condition for name, condition in conditions.items()}
+    return advance(stop, leaders_alive=True, is_hurried=True, now=now, conditions=numbered)
+
+
+def test_memory_that_shrinks_and_processor_time_are_progress() -> None:
+    """A process that gives back its memory is waited for, and `KILL_PATIENCE` counts from its last progress."""
+    stop = _kill()
+    for second in range(1, 60):
+        stop, step = _look(stop, 100.0 + second, a=Condition(is_running=False, memory=1000 - second, cpu=7))
+        assert _wants(step) == set()
+    for second in range(60, 90):
+        stop, step = _look(stop, 100.0 + second, a=Condition(is_running=False, memory=0, cpu=second))
+        assert _wants(step) == set()
+    last = Condition(is_running=False, memory=0, cpu=89)
+    stop, step = _look(stop, 189.0 + KILL_PATIENCE - 0.1, a=last)
+    assert _wants(step) == set()
+    assert step.next_at == 189.0 + KILL_PATIENCE
+    _, step = _look(stop, step.next_at, a=last)
+    assert _wants(step) == {"give_up"}
+
+
+def test_a_process_that_runs_is_waited_for_but_not_for_ever() -> None:
+    """One that has a processor or waits for one is never stuck; minutes are the limit all the same."""
+    stop = _kill()
+    runs = Condition(is_running=True, memory=5, cpu=5)
+    for second in range(1, int(KILL_LIMIT)):
+        stop, step = _look(stop, 100.0 + second, a=runs)
+        assert _wants(step) == set()
+    _, step = _look(stop, 100.0 + KILL_LIMIT, a=runs)
+    assert _wants(step) == {"give_up"}
+
+
+def test_one_that_sleeps_without_progress_is_given_up_when_no_other_makes_any() -> None:
+    """A stuck process is reported at once where it is alone, and after the others have ended where it is not."""
+    stuck, runs = Condition(is_running=False, memory=9, cpu=9), Condition(is_running=True, memory=5, cpu=5)
+    stop, step = _look(_kill(), 101.0, a=stuck, b=runs)
+    stop, step = _look(stop, 100.0 + KILL_PATIENCE, a=stuck, b=runs)
+    assert _wants(step) == set()
+    stop, step = _look(stop, 101.0 + KILL_PATIENCE, a=stuck)
+    assert _wants(step) == {"give_up"}
+    _, step = _look(_kill(), 100.0 + KILL_PATIENCE, a=stuck)
+    assert _wants(step) == {"give_up"}

@@ -39,12 +39,15 @@ class Source:
         self.targets = list(targets)
 
 
-def leave(sources: Sequence[Source], *, is_exec: bool) -> None:
+def leave(sources: Sequence[Source], *, is_exec: bool) -> int:
     """Start the process that passes on what comes; returns when it has its descriptors.
 
     Args:
         sources: The streams; the caller's descriptors stay open.
         is_exec: Start a fresh interpreter rather than a fork.
+
+    Returns:
+        Its session.
 
     Raises:
         OSError: The system refuses a process.
@@ -60,6 +63,7 @@ def leave(sources: Sequence[Source], *, is_exec: bool) -> None:
         os.waitpid(pid, 0)
     except ChildProcessError:
         pass  # another part of this program was quicker
+    return pid
 
 
 def _spawn(sources: Sequence[Source]) -> int:

@@ -149,18 +149,20 @@ class WorkerOutput:
         for channel in self._channels.get(local_rank, ()):
             channel.catch_up()
 
-    def leave(self, *, is_exec: bool) -> None:
+    def leave(self, *, is_exec: bool) -> list[int]:
         """Let another process pass on what background processes write from now on; call it before `close`.
 
         Args:
             is_exec: Whether that process is a fresh interpreter rather than a fork.
+
+        Returns:
+            The session of that process; empty where none is needed.
         """
         from elastic_run.multiprocessing.output.remainder import Source, leave  # noqa: PLC0415 - rarely
 
         opened = [(each, self._targets[each]) for channels in self._channels.values() for each in channels]
         sources = [Source(channel.fd, targets) for channel, targets in opened if channel.is_open and targets]
-        if sources:
-            leave(sources, is_exec=is_exec)
+        return [leave(sources, is_exec=is_exec)] if sources else []
 
     # --- after its end ---------------------------------------------------------------------------------------------
     def finish(self, local_rank: int) -> None:

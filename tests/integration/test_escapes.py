@@ -1,0 +1,159 @@
+"""Descendants that leave a worker's session, environment and parent: found by what they can't shake off."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.processes import is_gone, kill_processes, wait_gone
+from tests.support.program import write_program
+from tests.support.wait import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.support.launch import Launched
+
+    Launch = Callable[..., Launched]
+    Worker = Callable[[str], Path]
+
+#: Begins a process without the environment in a session of its own, which says its pid in a file.
+_ESCAPE = """
+quiet = "</dev/null >/dev/null 2>&1" if {is_quiet} else ""
+escape = f"env -i setsid sh -c 'echo $$ > {path}.new; mv {path}.new {path}; exec sleep 1000' {{quiet}}"
+if {is_orphan}:
+    subprocess.run(["sh", "-c", f"({{escape}} &)"])
+else:
+    child = subprocess.Popen(["sh", "-c", f"exec {{escape}}"])
+while not os.path.exists({path!r}): time.sleep(0.005)
+"""
+_LIMIT = 2.0
+
+quiet_or_not = pytest.mark.parametrize("is_quiet", [False, True], ids=["keeps output", "quiet"])
+
+
+class Escape:
+    """A process that leaves its worker.
+
+    Args:
+        path: The file in which it says its pid.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def program(self, rest: str, *, is_quiet: bool, is_orphan: bool = True) -> str:
+        """Return a worker that begins it, and goes on."""
+        return _ESCAPE.format(path=str(self.path), is_quiet=is_quiet, is_orphan=is_orphan) + rest
+
+    @property
+    def pid(self) -> int:
+        """Its pid, once it is there."""
+        wait_until(self.path.exists, what="the escaped process")
+        return int(self.path.read_text())
+
+
+@pytest.fixture
+def escape(tmp_path: Path) -> Iterator[Escape]:
+    """Make a process that leaves its worker; it is killed at the end."""
+    made = Escape(tmp_path / "escaped")
+    yield made
+    if made.path.exists():
+        kill_processes([made.pid])
+
+
+@quiet_or_not
+def test_after_a_failure(launch: Launch, worker: Worker, escape: Escape, is_quiet: bool) -> None:  # noqa: FBT001
+    """It ends with the job, and holds nobody's pipe."""
+    path = worker(escape.program("sys.exit(7)", is_quiet=is_quiet))
+    job = launch("--standalone", "--shutdown-timeout=1", path)
+    assert job.wait_exit() == 7, job.stderr
+    assert is_gone(escape.pid)
+
+
+@quiet_or_not
+def test_after_a_stop(launch: Launch, worker: Worker, escape: Escape, is_quiet: bool) -> None:  # noqa: FBT001
+    """SIGTERM to the launcher ends it too."""
+    job = launch("--standalone", worker(escape.program("say('ready')\nsignal.pause()", is_quiet=is_quiet)))
+    job.wait_line("ready")
+    job.send(signal.SIGTERM)
+    assert job.wait_exit() == 143
+    assert is_gone(escape.pid)
+
+
+@quiet_or_not
+def test_after_a_success_it_is_named(launch: Launch, worker: Worker, escape: Escape, is_quiet: bool) -> None:  # noqa: FBT001
+    """It is a background process like any other: it lives on, and a line names it."""
+    job = launch("--standalone", worker(escape.program("", is_quiet=is_quiet)))
+    assert job.process.wait(60) == 0
+    job.wait_line(rf"1 background process of the workers lives on: pid {escape.pid} \(sleep 1000\)")
+    assert not is_gone(escape.pid)
+    kill_processes([escape.pid])
+    job.wait_exit()
+
+
+@quiet_or_not
+def test_a_flag_ends_it(launch: Launch, worker: Worker, escape: Escape, is_quiet: bool) -> None:  # noqa: FBT001
+    """--kill-background-processes ends it with the job."""
+    job = launch("--standalone", "--kill-background-processes", worker(escape.program("", is_quiet=is_quiet)))
+    assert job.wait_exit() == 0
+    assert is_gone(escape.pid)
+
+
+@pytest.mark.parametrize(("is_quiet", "is_orphan"), [(False, True), (False, False), (True, False)])
+def test_after_the_launcher_was_killed(
+    launch: Launch,
+    worker: Worker,
+    escape: Escape,
+    is_quiet: bool,  # noqa: FBT001
+    is_orphan: bool,  # noqa: FBT001
+) -> None:
+    """The guardian knows it by the worker's stderr, or as a child of the worker."""
+    code = escape.program("say('ready')\nsignal.pause()", is_quiet=is_quiet, is_orphan=is_orphan)
+    job = launch("--standalone", worker(code))
+    job.wait_line("ready")
+    job.send(signal.SIGKILL)
+    wait_gone(escape.pid, deadline=_LIMIT)
+    job.wait_exit()
+
+
+def test_inside_a_program(worker: Worker, escape: Escape, tmp_path: Path) -> None:
+    """A program around the job is no subreaper, and its own children are left alone; the worker's stderr is known."""
+    path = worker(escape.program("sys.exit(7)", is_quiet=False))
+    host = write_program(
+        tmp_path / "host.py",
+        "import subprocess, sys\n"
+        "from elastic_run.launcher import LaunchConfig, elastic_launch\n"
+        "from elastic_run.multiprocessing.errors import ChildFailedError\n",
+        "",
+        f"""
+own = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+config = LaunchConfig(1, 1, 1, rdzv_backend="local", max_restarts=0)
+try: elastic_launch(config, sys.executable)({str(path)!r})
+except ChildFailedError as error: print("failed")
+print("own", own.poll())
+own.kill()
+print("own", own.wait())
+""",
+    )
+    import subprocess  # noqa: PLC0415
+
+    done = subprocess.run([sys.executable, host], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.split() == ["failed", "own", "None", "own", "-9"], done
+    assert is_gone(escape.pid)
+
+
+def test_its_end_leaves_no_zombie(launch: Launch, worker: Worker, escape: Escape) -> None:
+    """An orphan that ends while the job runs is collected, though it has become the launcher's child."""
+    job = launch("--standalone", worker(escape.program("say('ready')\nsignal.pause()", is_quiet=True)))
+    job.wait_line("ready")
+    wait_until(lambda: f"\nPPid:\t{job.pid}\n" in Path(f"/proc/{escape.pid}/status").read_text(encoding="ascii"))
+    os.kill(escape.pid, signal.SIGKILL)
+    wait_until(lambda: not Path(f"/proc/{escape.pid}").exists(), what="no zombie")
+    job.send(signal.SIGTERM)
+    assert job.wait_exit() == 143
