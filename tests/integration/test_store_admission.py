@@ -17,6 +17,7 @@ from elastic_run.store.c10d import C10dJobStore
 from elastic_run.store.client import StoreClient
 from elastic_run.store.errors import StoreConnectionError, StoreTokenError
 from elastic_run.store.server import StoreServer, open_listener
+from tests.support import impostor
 from tests.support.job_stores import torchs_server
 from tests.support.store import LOOPBACK, NONCE, Peer, ServedStore
 from tests.support.wait import DEADLINE
@@ -388,3 +389,11 @@ def test_torchs_client_sees_nothing_new(make_bench: Callable[..., Bench]) -> Non
         peer.send(wire.encode_opening(NONCE))
         assert peer.take(wire.U32.size) == wire.U32.pack(NONCE)
         peer.assert_silent()
+
+
+@pytest.mark.parametrize("is_shared", [False, True], ids=["own port", "port shared with workers"])
+def test_forged_and_replayed_proofs_are_worth_nothing(*, is_shared: bool) -> None:
+    """Twenty thousand messages of a stranger who has recorded a member read nothing, change nothing, fill nothing."""
+    outcome = impostor.run(17, 20_000, is_shared=is_shared)
+    assert outcome.messages >= 19_000
+    assert outcome.growth < 16 << 20
