@@ -2,7 +2,10 @@
 
 Rules
 - One thread runs the loop and owns everything registered with it. Other threads may only `call_soon_threadsafe`.
-- Callbacks never block. An exception in a callback is a defect and leaves `run_until`.
+- Callbacks never block. An exception in a callback is a defect and leaves `run_until`; what was due behind it is called
+  in the next turn.
+- Threads may wake the loop at any moment, also while it is closed: a lock keeps writing to the pipe and closing it
+  apart. A signal handler may take it again, in the middle of a wake-up of its own thread.
 - Nothing polls. A child's exit is a readable pidfd; where the kernel or a seccomp filter refuses pidfds, one thread
   per child blocks in waitid(WNOWAIT). Rejected: SIGCHLD alone (coalesced, main thread only, and inside somebody's
   process it belongs to them), wait4(-1) (takes children that are not ours).
@@ -17,12 +20,12 @@ Rules
 
 from __future__ import annotations
 
-import errno
 import heapq
 import os
 import select
 import sys
 import time
+from _thread import RLock
 
 from elastic_run import signals
 
@@ -30,8 +33,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from types import FrameType, TracebackType
+    from typing import TypeVar
 
     from elastic_run.signals import Handler, SignalInfo
+
+    T = TypeVar("T")
 
 _READABLE = select.POLLIN | select.POLLPRI
 _WRITABLE = select.POLLOUT
@@ -90,6 +96,7 @@ class Loop:
         self._signal_callbacks: dict[int, Callable[[int], None]] = {}
         self._previous_handlers: dict[int, Handler] = {}
         self._previous_wakeup_fd: int | None = None
+        self._wake_lock = RLock()
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
@@ -242,10 +249,12 @@ class Loop:
             return
 
         def take_statuses(number: int) -> None:
-            for pid in [*self._children]:
-                self._reap(pid)
-            if callable(previous):
-                previous(number, None)
+            try:
+                for pid in [*self._children]:
+                    self._reap(pid)
+            finally:
+                if callable(previous):
+                    previous(number, None)
 
         # In the loop's turn, not in the signal's handler: a child that was just started is not watched yet.
         self._install(signals.SIGCHLD, take_statuses)
@@ -263,10 +272,17 @@ class Loop:
             ValueError: Outside the main thread.
         """
 
+        def reap_first(pid: int) -> None:
+            try:
+                self._reap(pid)
+            except BaseException:
+                self.call_soon(reap_all)  # for those behind it no other SIGCHLD may come
+                raise
+
         def reap_all(_: int = 0) -> None:
             for pid in _ended_children(own_session):
                 if pid in self._children:
-                    self._reap(pid)
+                    reap_first(pid)
                 else:
                     os.waitpid(pid, os.WNOHANG)
 
@@ -372,11 +388,10 @@ class Loop:
                 reader()
             if events & (_WRITABLE | _BROKEN) and (writer := self._writers.get(fd)) is not None:
                 writer()
-        noted, self._signals = self._signals, []
-        for number in noted:
+        # One by one from the front: an exception leaves the others there, and other threads append meanwhile.
+        for number in _take_each(self._signals):
             self._signal_callbacks[number](number)
-        soon, self._soon = self._soon, []
-        for callback in soon:
+        for callback in _take_each(self._soon):
             callback()
         self._fire_timers(time.monotonic())
 
@@ -387,12 +402,13 @@ class Loop:
                 timer.callback()
 
     def _wake(self) -> None:
-        try:
-            os.write(self._wake_write, _WAKE)
-        except OSError as error:
-            # EAGAIN: a wake-up is pending already. EBADF: the loop was closed meanwhile.
-            if error.errno not in (errno.EAGAIN, errno.EBADF):
-                raise
+        with self._wake_lock:
+            if self._wake_write < 0:
+                return
+            try:
+                os.write(self._wake_write, _WAKE)
+            except BlockingIOError:
+                pass  # a wake-up is pending already
 
     def _drain_wake_ups(self) -> None:
         try:
@@ -411,6 +427,7 @@ class Loop:
             signals.install_handler(number, previous)
         self._previous_handlers.clear()
         signals.set_wakeup_fd(-1)
+        self._wake_lock = RLock()  # a thread that isn't here may hold the other
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         own = {self._poll.fileno(), self._wake_read, self._wake_write, *self._pidfds.values(), *self._registered}
         for fd in own - {-1, null}:
@@ -423,11 +440,20 @@ class Loop:
             return
         self._restore_signals()
         self._poll.close()
-        for fd in (*self._pidfds.values(), self._wake_read, self._wake_write, self._signal_descriptor):
+        with self._wake_lock:
+            own = (*self._pidfds.values(), self._wake_read, self._wake_write, self._signal_descriptor)
+            self._wake_read = self._wake_write = self._signal_descriptor = -1
+        self._pidfds.clear()
+        for fd in own:
             if fd >= 0:
                 os.close(fd)
-        self._pidfds.clear()
-        self._wake_read = self._wake_write = -1
+
+
+def _take_each(queue: list[T]) -> Iterator[T]:
+    """Take from the front what stands there now; a callback may turn the loop itself, and take some of it."""
+    for _ in range(len(queue)):
+        if queue:
+            yield queue.pop(0)
 
 
 def open_pidfd(pid: int) -> int | None:

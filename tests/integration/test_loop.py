@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -160,3 +161,152 @@ def test_subprocess_still_works_beside_the_loop(loop: Loop) -> None:
     loop.watch_exit(_spawn("true"), seen.append)
     _run(loop, seen)
     assert other.wait(_DEADLINE) == 6
+
+
+def _fail() -> None:
+    message = "a defect"
+    raise ValueError(message)
+
+
+def test_an_exception_in_a_callback_loses_none_behind_it(loop: Loop) -> None:
+    """What was due in the same turn, by any way, is called in the next one."""
+    seen: list[object] = []
+    reading, writing = os.pipe()
+    loop.watch_signals((signal.SIGUSR1,), lambda _: _fail())
+    loop.watch_signals((signal.SIGUSR2,), lambda _: seen.append("signal"))
+    os.kill(os.getpid(), signal.SIGUSR1)
+    os.kill(os.getpid(), signal.SIGUSR2)
+    loop.call_soon(_fail)
+    loop.call_soon(lambda: seen.append("soon"))
+    loop.call_at(0.0, _fail)
+    loop.call_at(0.0, lambda: seen.append("timer"))
+    loop.add_reader(reading, lambda: seen.append("reader"))
+    os.write(writing, b"x")
+    for _ in range(3):
+        with pytest.raises(ValueError, match="a defect"):
+            loop.run_once()
+    loop.run_once()
+    assert {"signal", "soon", "timer", "reader"} <= set(seen)
+    os.close(reading)
+    os.close(writing)
+
+
+def test_an_exception_at_one_exit_loses_no_other(loop: Loop) -> None:
+    """Where one SIGCHLD stands for several children, all of them are collected, and the program's handler is called."""
+    seen: list[object] = []
+
+    def fail(code: int) -> None:
+        seen.append(code)
+        _fail()
+
+    previous = signal.signal(signal.SIGCHLD, lambda *_: seen.append("handler"))
+    try:
+        loop.keep_exits()
+        pids = [_spawn("true"), _spawn("true")]
+        for pid in pids:
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+            loop.watch_exit(pid, fail)
+        for _ in range(2):
+            with pytest.raises(ValueError, match="a defect"):
+                loop.run_until(lambda: False, loop.now() + _DEADLINE)
+        loop.run_once()
+        assert sorted(map(str, set(seen))) == ["0", "handler"]
+        assert seen.count(0) == 2
+    finally:
+        loop.close()
+        signal.signal(signal.SIGCHLD, previous)
+
+
+def test_an_exception_while_strangers_are_collected_leaves_none(loop: Loop) -> None:
+    """As PID 1: those behind it are collected in the next turn, without another SIGCHLD."""
+    pids = [_spawn("true") for _ in range(3)]
+    for pid in pids:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    loop.watch_exit(pids[0], lambda _: _fail())
+    loop._children[pids[1]] = lambda _: _fail()
+    loop.reap_strangers()
+    for _ in range(2):
+        with pytest.raises(ValueError, match="a defect"):
+            loop.run_until(lambda: False, loop.now() + _DEADLINE)
+    loop.run_once()
+    for pid in pids:
+        with pytest.raises(ChildProcessError):
+            os.waitpid(pid, 0)
+
+
+def test_no_wake_up_is_lost(loop: Loop, quick_switches: None) -> None:
+    """Of thousands that threads hand over while the loop turns, each is called once."""
+    del quick_switches
+    seen: list[object] = []
+
+    def hand_over() -> None:
+        for _ in range(5_000):
+            loop.call_soon_threadsafe(lambda: seen.append(1))
+
+    threads = [threading.Thread(target=hand_over) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    _run(loop, seen, 20_000)
+    for thread in threads:
+        thread.join()
+    loop.run_once()
+    assert len(seen) == 20_000
+
+
+def test_a_wake_up_while_the_loop_closes_does_no_harm(tmp_path: Path, quick_switches: None) -> None:
+    """It neither raises in its thread nor writes into the file that has got the number of the pipe."""
+    del quick_switches
+    raised: list[BaseException] = []
+    for number in range(200):
+        loop = Loop()
+        begun = threading.Event()
+
+        def wake(loop: Loop = loop, begun: threading.Event = begun) -> None:
+            begun.set()
+            try:
+                for _ in range(200):
+                    loop.call_soon_threadsafe(lambda: None)
+            except BaseException as error:  # noqa: BLE001 - a thread's
+                raised.append(error)
+
+        thread = threading.Thread(target=wake)
+        thread.start()
+        begun.wait(_DEADLINE)
+        loop.close()
+        paths = [tmp_path / f"{number}-{index}" for index in range(4)]
+        files = [path.open("wb") for path in paths]
+        thread.join()
+        for file in files:
+            file.close()
+        assert not raised
+        assert [path.read_bytes() for path in paths] == [b""] * 4
+
+
+def test_a_wake_up_from_a_signal_handler_within_a_wake_up(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program's handler may wake the loop at any moment, also in the middle of another wake-up, or of `close`."""
+    wake = loop._wake
+    write, close = os.write, os.close
+
+    def write_within(fd: int, data: bytes) -> int:
+        monkeypatch.setattr(os, "write", write)
+        wake()
+        return write(fd, data)
+
+    def close_within(fd: int) -> None:
+        monkeypatch.setattr(os, "close", close)
+        wake()
+        close(fd)
+
+    monkeypatch.setattr(os, "write", write_within)
+    loop.call_soon_threadsafe(lambda: None)
+    monkeypatch.setattr(os, "close", close_within)
+    loop.close()
+
+
+@pytest.fixture
+def quick_switches() -> Iterator[None]:
+    """Let Python change between threads as often as it can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
