@@ -97,7 +97,11 @@ class Loop:
         self._previous_handlers: dict[int, Handler] = {}
         self._previous_wakeup_fd: int | None = None
         self._wake_lock = RLock()
-        self._wake_read, self._wake_write = os.pipe()
+        try:
+            self._wake_read, self._wake_write = os.pipe()
+        except OSError:
+            self._poll.close()
+            raise
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
         self.add_reader(self._wake_read, self._drain_wake_ups)

@@ -60,17 +60,22 @@ def spawn(  # noqa: PLR0913 - what a process can be given
     Raises:
         OSError: The program can't be executed, or the system refuses a process.
     """
+    # From a copy: a descriptor that is duplicated onto itself stays close-on-exec under a C library below 2.29.
+    copies = _copy(kept)
     actions: list[tuple[int, int] | tuple[int, int, int]] = [
+        (os.POSIX_SPAWN_DUP2, copy, fd) for fd, copy in copies.items()
+    ]
+    actions += [
         (os.POSIX_SPAWN_DUP2, source, target)
         for target, source in ((0, stdin), (1, stdout), (2, stderr))
         if source != target
     ]
-    # Onto itself: POSIX has that clear close-on-exec, in the child alone.
-    actions += [(os.POSIX_SPAWN_DUP2, fd, fd) for fd in kept]
     blocked = block_signals(()) if mask is None else mask
-    is_limited = descriptor_limit is not None and max(stdin, stdout, stderr, *kept) < descriptor_limit
-    saved, own_limit = _bind(affinity), _limit_descriptors(descriptor_limit if is_limited else None)
+    is_limited = descriptor_limit is not None and max(stdin, stdout, stderr, *kept, *copies.values()) < descriptor_limit
+    saved = own_limit = None
     try:
+        saved = _bind(affinity)
+        own_limit = _limit_descriptors(descriptor_limit if is_limited else None)
         actions += [(os.POSIX_SPAWN_CLOSE, fd) for fd in closed if not _leave_here(fd)]
         return os.posix_spawnp(
             argv[0],
@@ -84,6 +89,21 @@ def spawn(  # noqa: PLR0913 - what a process can be given
     finally:
         _bind(saved)
         _limit_descriptors(own_limit)
+        for copy in copies.values():
+            os.close(copy)
+
+
+def _copy(kept: Iterable[int]) -> dict[int, int]:
+    """Return a copy of each descriptor, closed on exec."""
+    copies: dict[int, int] = {}
+    try:
+        for fd in kept:
+            copies[fd] = os.dup(fd)
+    except OSError:
+        for copy in copies.values():
+            os.close(copy)
+        raise
+    return copies
 
 
 def _bind(affinity: frozenset[int] | None) -> frozenset[int] | None:

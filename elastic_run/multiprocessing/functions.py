@@ -94,6 +94,11 @@ class StartedFunction:
         self.exit = served
         self._gate = gate
 
+    def give_up(self) -> None:
+        """Let it end without having called its function: this process can't watch it."""
+        os.close(self._gate)
+        self.reply.close()
+
     def begin(self) -> None:
         """Let it call its function: the guardian knows of it now."""
         try:
@@ -275,20 +280,24 @@ class Functions:
     ) -> tuple[int, None]:
         streams = (place.stdout if place.stdout != 1 else None, place.stderr if place.stderr != 2 else None)  # noqa: PLR2004
         arrival = Arrival(place.env, streams, place.replaced, place.affinity)
-        ready, tell_ready = os.pipe()
-        alive, stay_alive = os.pipe()
-        util._flush_std_streams()  # type: ignore[attr-defined]  # noqa: SLF001 - else both would write what is buffered
-        mask = block_signals(signal.valid_signals())
-        try:
-            pid = os.fork()
-            if not pid:
-                os.close(stay_alive)
-                os.close(ready)
-                _become_worker(worker, arrival, lambda: _settle(tell_ready, mask, on_fork), parent_alive=alive)
-        finally:
-            restore_signals(mask)
-            os.close(tell_ready)
-            os.close(alive)
+        with contextlib.ExitStack() as lent, contextlib.ExitStack() as own:
+            ready, tell_ready = os.pipe()
+            own.callback(os.close, ready)
+            lent.callback(os.close, tell_ready)
+            alive, stay_alive = os.pipe()
+            own.callback(os.close, stay_alive)
+            lent.callback(os.close, alive)
+            util._flush_std_streams()  # type: ignore[attr-defined]  # noqa: SLF001 - else both would write what is buffered
+            mask = block_signals(signal.valid_signals())
+            try:
+                pid = os.fork()
+                if not pid:
+                    os.close(stay_alive)
+                    os.close(ready)
+                    _become_worker(worker, arrival, lambda: _settle(tell_ready, mask, on_fork), parent_alive=alive)
+            finally:
+                restore_signals(mask)
+            own.pop_all()
         self._signs_of_life.append(stay_alive)
         os.read(ready, 1)  # or the end of the file: it has ended already, and its exit code will tell
         os.close(ready)

@@ -106,6 +106,9 @@ class Guardian:
         try:
             own = (reader, self.token, since)
             self.pid = _spawn(interpreter, *own) if interpreter else _fork(*own)
+        except OSError:
+            self._close_pipe()
+            raise
         finally:
             os.close(reader)
         self.own_sessions.add(self.pid)
@@ -241,7 +244,12 @@ class Guardian:
 def _fork(reader: int, token: str, since: int) -> int:
     launcher = os.getpid()
     ready, unready = os.pipe()
-    pid = os.fork()
+    try:
+        pid = os.fork()
+    except OSError:
+        os.close(ready)
+        os.close(unready)
+        raise
     if pid:
         os.close(unready)
         # Until it has left the launcher's process group, which may be killed as a whole, no worker may start.

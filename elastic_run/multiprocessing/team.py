@@ -9,6 +9,7 @@ Signals stay with the program: a stop comes through `stop`.
 
 from __future__ import annotations
 
+import errno
 import signal
 import threading
 
@@ -79,7 +80,12 @@ class Team:
         if started is not None:
             self.replies[local_rank] = started.reply
             started.reply.attach(self.loop)
-        self._workers.adopt(local_rank, pid, born, None if started is None else started.exit)
+        try:
+            self._workers.adopt(local_rank, pid, born, None if started is None else started.exit)
+        except (OSError, RuntimeError) as error:
+            if started is not None:
+                started.give_up()
+            raise _no_thread(error) from error
         if started is not None:
             started.begin()
 
@@ -101,8 +107,17 @@ class Team:
         self._guard.start()
 
     def serve(self) -> None:
-        """Watch the processes from now on, in the team's thread."""
-        self._thread.start()
+        """Watch the processes from now on, in the team's thread.
+
+        Raises:
+            OSError: The system refuses a thread; the processes are ended, and the team is over.
+        """
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            self._stop(signal.SIGKILL, 0.0)
+            self._serve()
+            raise _no_thread(error) from error
 
     @property
     def is_decided(self) -> bool:
@@ -131,7 +146,8 @@ class Team:
         """
         grace = min(grace, LONGEST_TIME)
         self.loop.call_soon_threadsafe(lambda: self._stop(number, grace))
-        self._thread.join(grace + KILL_LIMIT + _MOMENT)
+        if self._thread.ident is not None:  # it was refused otherwise, and nothing is left
+            self._thread.join(grace + KILL_LIMIT + _MOMENT)
 
     def _serve(self) -> None:
         try:
@@ -169,3 +185,10 @@ class Team:
 
     def _gone(self, _survivors: list[int]) -> None:
         self._is_gone = True
+
+
+def _no_thread(error: Exception) -> OSError:
+    """Return the error for a process that nobody can watch."""
+    if isinstance(error, OSError):
+        return error
+    return OSError(errno.EAGAIN, "no thread can be started to watch the processes (limit of processes, or memory)")

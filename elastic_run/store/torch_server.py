@@ -117,7 +117,11 @@ class TorchStore(WorkerStore):
     # --- the child -------------------------------------------------------------------------------------------------
     def _start(self, loop: Loop) -> None:
         life, self._life = os.pipe()
-        self._stderr, stderr = os.pipe()
+        try:
+            self._stderr, stderr = os.pipe()
+        except OSError:
+            os.close(life)
+            raise
         try:
             self._pid = _spawn(
                 [self._python, _PROGRAM, str(self.port)],
