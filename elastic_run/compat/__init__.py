@@ -10,6 +10,7 @@ Rules
   ``except`` and pickles agree, whichever path they came by.
 - Modules of torch's that aren't in the table, and private names that we lack, are torch's own: torch itself uses some
   of them in workers. A public name that we lack is an AttributeError which says so; ours never runs half of torch's.
+- Children of multiprocessing follow (`children`): by spawn and forkserver an object that they unpickle first does it.
 - Names that a module of torch's has from others are in ours as well, or else torch's own (`borrowed_names`).
 - The variable is read by a .pth file of one line that the wheel brings: the only way in which a variable can act on
   programs that know nothing of us. It costs each start of Python 0.15 ms of 7, and imports nothing unless it is set.
@@ -22,21 +23,31 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from elastic_run.compat.children import ChildrenHook
     from elastic_run.compat.replacing import Replacement
 
 __all__ = ["install", "install_if_asked_for", "is_installed", "uninstall"]
 
 #: All that a process keeps: what `uninstall` has to undo, and what was said already.
 _installed: list[Replacement] = []
+_hooks: list[ChildrenHook] = []
 _told: list[str] = []
 
 
 def install() -> None:
-    """Let torch's paths mean ours in this process. Doing it again changes nothing.
+    """Let torch's paths mean ours in this process and its multiprocessing children. Doing it again changes nothing.
 
     Modules of torch's that were imported already are replaced, and so is what other modules imported from them. What
     can't be replaced (a class derived from one of torch's) is told in a warning.
     """
+    if not _hooks:
+        from elastic_run.compat.children import ChildrenHook  # noqa: PLC0415 - only where it is asked for
+
+        _hooks.append(ChildrenHook())
+    _replace()
+
+
+def _replace() -> None:
     if _installed:
         return
     from elastic_run.compat.replacing import Replacement  # noqa: PLC0415 - only where it is asked for
@@ -48,6 +59,8 @@ def install() -> None:
 
 def uninstall() -> None:
     """Let torch's paths mean torch's again; what a module imported meanwhile stays what it got."""
+    if _hooks:
+        _hooks.pop().undo()
     if _installed:
         _installed.pop().undo()
 
@@ -63,7 +76,7 @@ def install_if_asked_for() -> None:
 
     value = os.environ.get(contract.ENV_COMPAT, "")
     if value == "1":
-        install()
+        _replace()  # children have the variable as well, and Python's start pays for no import of multiprocessing
     elif value not in {"", "0"} and value not in _told and sys.stderr is not None:
         _told.append(value)  # Python reads the .pth files of a virtual environment twice
         sys.stderr.write(f"elastic-run: {contract.ENV_COMPAT}: {value!r} is neither 1 nor 0: taken for 0\n")

@@ -259,6 +259,63 @@ assert not [name for name, module in sys.modules.items() if type(module).__name_
     )
 
 
+#: Each child tells whether the aliases were there when it imported this file, and whether they are now.
+CHILDREN = """
+import multiprocessing, sys
+from elastic_run import compat
+at_import = compat.is_installed()
+
+def work(method, depth, told):
+    home = ""
+    if method == "spawn" and depth == 0:  # torch takes its time: once is enough
+        from torch.distributed.launcher.api import elastic_launch
+        home = elastic_launch.__module__
+    told.put((method, depth, at_import, compat.is_installed(), home))
+    if depth:
+        start(method, depth - 1, told)
+
+def start(method, depth, told):
+    child = multiprocessing.get_context(method).Process(target=work, args=(method, depth, told))
+    child.start()
+    child.join()
+
+if __name__ == "__main__":
+    compat.install()
+    methods = [*sys.argv[1:]]
+    told = multiprocessing.get_context("spawn").SimpleQueue()
+    for method in methods:
+        start(method, 1, told)
+        print(told.get(), told.get())
+    compat.uninstall()
+    child = multiprocessing.get_context("spawn").Process(target=print, args=("without",))
+    child.start()
+    child.join()
+    print(multiprocessing.spawn.get_preparation_data.__module__)
+"""
+
+
+def test_children_of_multiprocessing_follow(tmp_path: Path) -> None:
+    """Children by spawn, forkserver and fork, and theirs, have our modules, before they import the program's file."""
+    path = tmp_path / "program.py"
+    path.write_text(CHILDREN, encoding="utf-8")
+    done = run(Path(sys.executable), str(path), "spawn", "forkserver", "fork")
+    assert done.returncode == 0, done.stderr
+    *lines, without, module = done.stdout.splitlines()
+    assert lines == [
+        "('spawn', 1, True, True, '') ('spawn', 0, True, True, 'elastic_run.launcher')",
+        "('forkserver', 1, True, True, '') ('forkserver', 0, True, True, '')",
+        "('fork', 1, False, True, '') ('fork', 0, False, True, '')",
+    ]
+    assert (without, module) == ("without", "multiprocessing.spawn")
+
+
+def test_a_program_that_does_not_ask_imports_no_multiprocessing(environment: Path) -> None:
+    """With the variable, which children have as well, the start of Python pays for no hook."""
+    code = "import sys; print('multiprocessing' in sys.modules, 'elastic_run.compat.replacing' in sys.modules)"
+    assert run(environment, "-c", code, env={VARIABLE: "1"}).stdout == "False True\n"
+    assert run(environment, "-c", code).stdout == "False False\n"
+
+
 def test_uninstalled_torchs_own_are_imported_anew() -> None:
     """After `uninstall` a module that was first imported as ours is torch's, with its children."""
     check(
