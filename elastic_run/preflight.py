@@ -11,7 +11,7 @@ import os
 import sys
 
 from elastic_run import contract
-from elastic_run.configuration import names_rendezvous
+from elastic_run.configuration import names_rendezvous, read_token
 from elastic_run.multiprocessing.interpreter import own_interpreter
 from elastic_run.validation import BUILT_IN_BACKENDS, UsageError, duration, nearest, node_range, seconds, whole_seconds
 
@@ -26,6 +26,8 @@ _EVENT_HANDLERS = ("null", "console", "dynamic_rendezvous")
 _SHARED_BACKENDS = ("etcd", "etcd-v2", "etcd-v3")
 #: What stands between --log-dir and a log file: the run's directory with its id, the attempt's and the worker's.
 _LONGEST_BELOW = "/d" * 170
+#: Bytes: 16 random ones as text take twice as many, and half of that is beyond guessing still.
+_SHORTEST_TOKEN = 16
 _MACROS = ("${local_rank}", "$local_rank")
 
 
@@ -74,7 +76,7 @@ def find_notices(args: AnyArguments, environ: Mapping[str, str]) -> list[str]:
         args: The command line, as given.
         environ: The environment.
     """
-    notices = [*_unused_flags(args), *_interpreter_notices(args, environ)]
+    notices = [*_unused_flags(args), *_interpreter_notices(args, environ), *_token_notices(args, environ)]
     if args.run_path and environ.get(contract.ENV_PYTHON_EXEC):
         notices.append(f"{contract.ENV_PYTHON_EXEC} is not used with --run-path: workers run {own_interpreter()}")
     if hasattr(args, "use_env") and "ignore" not in sys.warnoptions:
@@ -99,6 +101,23 @@ def _unused_flags(args: AnyArguments) -> list[str]:
         f"{name}={value} is not used: it belongs to --rdzv-backend=static, this is {backend}"
         for name, value, default in given
         if value not in {default, "", -1}
+    ]
+
+
+def _token_notices(args: AnyArguments, environ: Mapping[str, str]) -> list[str]:
+    """Say that a token can be guessed: a store proves it to every stranger who asks, so he can try tokens by himself."""
+    if args.standalone or (node_range(args.nnodes)[1] == 1 and not names_rendezvous(args)):
+        return []
+    try:
+        token = read_token(args.rdzv_token_file, environ)
+    except UsageError:
+        return []  # it is told when the job is put together
+    if not token or len(token) >= _SHORTEST_TOKEN:
+        return []
+    source = "--rdzv-token-file" if args.rdzv_token_file else contract.ENV_RDZV_TOKEN
+    return [
+        f"{source}: a token of {len(token)} bytes can be guessed by whoever reaches the job's store; "
+        "make a random one, such as openssl rand -hex 16"
     ]
 
 

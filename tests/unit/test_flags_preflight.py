@@ -374,6 +374,15 @@ def test_the_legacy_front_door_refuses_programs_without_use_env() -> None:
         ("--rdzv-backend c10d --master-addr= --node-rank=-1 train.py", {}, None),
         ("--standalone --master-addr= --node-rank=-1 train.py", {}, None),
         ("--node-rank=-1 train.py", {"PET_MASTER_ADDR": ""}, None),
+        (
+            "--nnodes 2 train.py",
+            {"ELASTIC_RUN_RDZV_TOKEN": "hello"},
+            "ELASTIC_RUN_RDZV_TOKEN: a token of 5 bytes can be",
+        ),
+        ("--nnodes 2 train.py", {"ELASTIC_RUN_RDZV_TOKEN": "0123456789abcdef"}, None),
+        ("--nnodes 2 train.py", {"ELASTIC_RUN_RDZV_TOKEN": ""}, None),
+        ("train.py", {"ELASTIC_RUN_RDZV_TOKEN": "hello"}, None),
+        ("--nnodes 2 --rdzv-token-file /dev/null train.py", {}, None),
     ],
 )
 def test_what_the_user_should_know_is_one_line(words: str, environ: dict[str, str], said: str | None) -> None:
