@@ -57,11 +57,15 @@ def start(host: VirtualHost, *words: object) -> HostProcess:
     return host.start([sys.executable, "-m", "elastic_run", *map(str, words)], env=environment)
 
 
+def place(endpoint: str, conf: str = "") -> tuple[str, ...]:
+    """Return the flags by which nodes meet at an endpoint."""
+    conf = f"--rdzv-conf=last_call_timeout=0{conf}"
+    return ("--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", "--rdzv-id=j", conf)
+
+
 def start_c10d(host: VirtualHost, endpoint: str, script: Path, *, conf: str = "") -> HostProcess:
     """Start the only node so far of a job that meets at an endpoint, and wait until its worker runs."""
-    place = ("--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", "--rdzv-id=j")
-    conf = f"--rdzv-conf=last_call_timeout=0{conf}"
-    return start(host, *place, conf, "--nnodes=1:2", "--nproc-per-node=1", script)
+    return start(host, *place(endpoint, conf), "--nnodes=1:2", "--nproc-per-node=1", script)
 
 
 def find_open(hosts: VirtualHosts, port: int) -> set[str]:
@@ -107,6 +111,9 @@ def test_a_name_that_others_may_know_by_another_address_opens_all(hosts: Virtual
     address, port = master_of(agent)
     assert find_open(hosts, PORT) == ALL
     assert find_open(hosts, port) == {address} == {FIRST}
+    agent.wait_line(
+        f"the job's store listens at port {PORT} of all interfaces: h0 is 127.0.1.1 here, and another address on"
+    )
 
 
 def test_an_address_of_no_interface_opens_all(hosts: VirtualHosts, script: Path) -> None:
@@ -114,6 +121,38 @@ def test_an_address_of_no_interface_opens_all(hosts: VirtualHosts, script: Path)
     agent = start_c10d(hosts[0], f"203.0.113.7:{PORT}", script, conf=",is_host=true")
     master_of(agent)
     assert find_open(hosts, PORT) == ALL
+    agent.wait_line(
+        f"the job's store listens at port {PORT} of all interfaces: 203.0.113.7, which is no address of this"
+    )
+
+
+def test_a_name_with_an_address_of_no_interface_opens_all(hosts: VirtualHosts, script: Path) -> None:
+    """A name behind which there is a translated address is named with that address; static jobs do the same."""
+    with (hosts._files / "hosts").open("a", encoding="ascii") as names:
+        names.write("203.0.113.7 service\n")
+    agent = start(hosts[0], "--nnodes=2", "--master-addr=service", f"--master-port={PORT}", "--node-rank=0", script)
+    agent.wait_line(
+        f"listens at port {PORT} of all interfaces: service is 203.0.113.7, which is no address of this machine"
+    )
+    assert find_open(hosts, PORT) == ALL
+
+
+def test_an_address_for_the_others_that_is_not_this_machines(hosts: VirtualHosts, script: Path) -> None:
+    """With a --local-addr that is translated elsewhere the workers' store is open at all interfaces, with a line."""
+    agent = start(hosts[0], "--nnodes=1:2", "--local-addr=203.0.113.7", script)
+    address, port = master_of(agent)
+    assert address == "203.0.113.7"
+    assert find_open(hosts, port) == ALL
+    agent.wait_line("the workers' store listens on all interfaces: 203.0.113.7, which is no address of this machine")
+
+
+def test_a_port_that_is_taken_on_loopback_only(hosts: VirtualHosts, script: Path) -> None:
+    """Another program's port on loopback, such as that of a tunnel, doesn't keep a node from serving the store."""
+    tunnel = f"import socket, signal; s = socket.create_server(('127.0.0.1', {PORT})); print('taken'); signal.pause()"
+    hosts[0].start([sys.executable, "-u", "-c", tunnel]).wait_line("taken")
+    agents = [start(host, *place(f"{FIRST}:{PORT}"), "--nnodes=2", script) for host in hosts]
+    assert master_of(agents[0]) == master_of(agents[1])
+    assert find_open(hosts, PORT) == {FIRST}
 
 
 def test_local_addr_is_where_workers_meet(hosts: VirtualHosts, script: Path) -> None:

@@ -4,13 +4,14 @@ Rules
 - Interface addresses decide, not names: an address is ours if a socket can be bound to it.
 - A name server that never answers stalls nothing: `store.dialing` looks names up in a helper thread, with a deadline.
 - A port is opened at the address by which others come. Where that isn't known for sure it is opened on all interfaces:
-  a job that nobody reaches is worse than a port that more can reach.
+  a job that nobody reaches is worse than a port that more can reach. Then the user is told, with the reason.
 """
 
 from __future__ import annotations
 
 import socket
 
+from elastic_run.records import dataclass
 from elastic_run.rendezvous.utils import parse_rendezvous_endpoint
 from elastic_run.store.dialing import connect_once, resolve
 from elastic_run.store.errors import StoreConnectionError
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 __all__ = [
-    "find_listening_hosts",
+    "Listening",
+    "find_listening",
     "find_local_address",
     "find_loopback",
     "find_outward_address",
@@ -131,7 +133,20 @@ def find_loopback() -> str:
     return next(iter(_own_loopbacks()), _LOOPBACKS[0])
 
 
-def find_listening_hosts(host: str, timeout: float) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """Where to listen for those who come by a host's name.
+
+    Args:
+        hosts: Numeric addresses of this machine; none for all interfaces.
+        reason: Why all interfaces, for the user; empty where there are addresses.
+    """
+
+    hosts: tuple[str, ...]
+    reason: str = ""
+
+
+def find_listening(host: str, timeout: float) -> Listening:
     """Find the addresses of this machine at which those arrive who come by a host's name.
 
     Args:
@@ -139,19 +154,24 @@ def find_listening_hosts(host: str, timeout: float) -> list[str]:
         timeout: Seconds to wait for the name server.
 
     Returns:
-        Numeric addresses; none where they can't be known: an address of no interface (a cloud's public one, a
-        service's), a name that other machines know by another address (one that is loopback here), a wildcard.
+        The addresses; none where they can't be known: an address of no interface (a cloud's public one, a service's),
+        a name that other machines know by another address (one that is loopback here), a wildcard.
     """
     if names_loopback(host) and not _is_loopback(host):
-        return _own_loopbacks()
+        return Listening(tuple(_own_loopbacks()))
     try:
         found = resolve(host, 0, timeout)
-    except StoreConnectionError:
-        return []
-    hosts = list(dict.fromkeys(str(address[0]) for _, address in found))
-    is_sure = all(_can_bind(family, address) for family, address in found) and not _WILDCARDS.intersection(hosts)
-    is_elsewhere = any(_is_loopback(one) for one in hosts) and not names_loopback(host)
-    return hosts if is_sure and not is_elsewhere else []
+    except StoreConnectionError as error:
+        return Listening((), error.cause)
+    hosts = tuple(dict.fromkeys(str(address[0]) for _, address in found))
+    name = "" if host in hosts else f"{host} is "
+    foreign = next((str(address[0]) for family, address in found if not _can_bind(family, address)), None)
+    if foreign is not None:
+        return Listening((), f"{name}{foreign}, which is no address of this machine")
+    loopback = next(filter(_is_loopback, hosts), None)
+    if loopback is not None and not names_loopback(host):
+        return Listening((), f"{name}{loopback} here, and another address on other machines")
+    return Listening((), f"{host} means all of them") if _WILDCARDS.intersection(hosts) else Listening(hosts)
 
 
 def _own_loopbacks() -> list[str]:

@@ -11,9 +11,10 @@ Rules
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import suppress
 
 from elastic_run.rendezvous.elastic.addresses import (
-    find_listening_hosts,
+    find_listening,
     find_local_address,
     find_loopback,
     find_trouble,
@@ -52,6 +53,7 @@ class Backend(ABC):
         run_id: The job.
         name: The store for messages.
         hosted: The store that this agent serves, or None.
+        notice: What the user is to be told of where it is served; empty for nothing.
         dies_with_host: Whether the store is gone for good once nobody listens there any more.
     """
 
@@ -59,6 +61,7 @@ class Backend(ABC):
     run_id: str
     name: str
     hosted: HostedStore | None = None
+    notice = ""
     dies_with_host = False
 
     @property
@@ -254,11 +257,16 @@ class TcpBackend(Backend):
         return False
 
     def _host(self, host: str, port: int) -> None:
-        hosts = find_listening_hosts(host, _LOOK_UP)
-        if hosts and not any(map(names_loopback, hosts)):
-            hosts.append(find_loopback())
-        listener, *further = open_listeners(hosts, port)
-        self._own_host = hosts[-1] if hosts else find_loopback()
+        found = find_listening(host, _LOOK_UP)
+        listener, *further = open_listeners(found.hosts, port)
+        self._own_host = next(iter(found.hosts), find_loopback())
+        port = listener.getsockname()[1]
+        if found.hosts and not any(map(names_loopback, found.hosts)):
+            with suppress(PortTakenError):  # another program has it there, and this agent comes as the others do
+                further += open_listeners([find_loopback()], port)
+                self._own_host = find_loopback()
+        if found.reason:
+            self.notice = f"the job's store listens at port {port} of all interfaces: {found.reason}"
         self.hosted = HostedStore(listener, further=further, serves_workers=self.serves_workers, token=self._secret)
 
     def _go_to(self, endpoint: tuple[str, int]) -> None:
@@ -326,7 +334,7 @@ class TcpBackend(Backend):
         host = self.endpoint[0]
         if names_loopback(host) and self._is_host is not False:
             # Only agents of this machine can come to the store there, so nobody else needs to reach their workers'.
-            return next(iter(find_listening_hosts(host, _LOOK_UP)), find_loopback())
+            return next(iter(find_listening(host, _LOOK_UP).hosts), find_loopback())
         return find_local_address(*self.endpoint, _LOOK_UP)
 
     def describe(self) -> dict[str, Any]:

@@ -185,7 +185,8 @@ class ElasticRendezvousHandler(RendezvousHandler):
 
 def _plain_setup() -> Setup:
     """Return what is known of an agent that says nothing: it counts its restarts by itself."""
-    return Setup(local_world_size=1, policy=RestartPolicy(_NO_LIMIT, max_backoff=0.0))
+    # Without a token, since torch's methods have no way to show one that was made here.
+    return Setup(local_world_size=1, policy=RestartPolicy(_NO_LIMIT, max_backoff=0.0), token=b"")
 
 
 def create_handler(params: RendezvousParameters) -> ElasticRendezvousHandler:

@@ -2,7 +2,7 @@
 
 Rules
 - It listens at the endpoint's address, and on loopback for this agent itself: no interface that goes down comes between
-  them. Where that address isn't known for sure it listens on all interfaces (`addresses.find_listening_hosts`).
+  them. Where that address isn't known for sure it listens on all interfaces (`addresses.find_listening`).
 - A thread of its own, because it must answer while the agent's loop is busy, and even when no agent runs a loop yet.
 - With static rendezvous the workers' store of each round is on the same port: `HostedWorkerStore` gives the agent the
   workers' half of the server, which forgets all between two rounds while the agents' half stays.

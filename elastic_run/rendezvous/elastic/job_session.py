@@ -13,7 +13,7 @@ import time
 from elastic_run.core import member, messages
 from elastic_run.records import replace
 from elastic_run.rendezvous.elastic import audience, handover
-from elastic_run.rendezvous.elastic.addresses import find_listening_hosts
+from elastic_run.rendezvous.elastic.addresses import find_listening
 from elastic_run.rendezvous.elastic.entrance import Entrance
 from elastic_run.rendezvous.elastic.follower import Follower
 from elastic_run.rendezvous.elastic.membership import Membership
@@ -138,8 +138,7 @@ class JobSession(Session):
         affairs = self._affairs
         if not affairs.local_addr:
             affairs.local_addr = affairs.backend.find_local_address()
-        hosts = find_listening_hosts(affairs.local_addr, _LOOK_UP)
-        self._listening_host = hosts[0] if len(hosts) == 1 else ""
+        self._choose_listening_host()
         try:
             self._offer = self._open_offer(self._listening_host)
         except OSError as error:
@@ -157,6 +156,18 @@ class JobSession(Session):
         if self._leaving is not None:
             affairs.membership.feed(self._leaving)  # said while the store was being reached
         self._follow()
+
+    def _choose_listening_host(self) -> None:
+        """Choose where this node's workers' stores listen; told to the user where that is everywhere."""
+        affairs = self._affairs
+        found = find_listening(affairs.local_addr, _LOOK_UP)
+        reason = found.reason
+        if len(found.hosts) == 1:
+            self._listening_host = found.hosts[0]
+        elif found.hosts:
+            reason = f"{affairs.local_addr} has several addresses ({', '.join(found.hosts)})"
+        if reason and self.offers_store:
+            affairs.deliver(Notice(f"the workers' store listens on all interfaces: {reason}"))
 
     def _follow(self) -> None:
         """Follow the log of the store that is the job's now."""

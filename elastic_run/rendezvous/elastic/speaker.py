@@ -148,6 +148,9 @@ class Speaker:
             if self._affairs.shows_waiting:
                 self._affairs.deliver(Waiting(None, is_for_nodes=False))
         affairs, membership = self._affairs, self._affairs.membership
+        if affairs.backend.notice:
+            affairs.deliver(Notice(affairs.backend.notice))
+            affairs.backend.notice = ""
         if membership is None:
             affairs.birth = birth
             self._next_beat = time.monotonic() + self._first_pause()
