@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tests.chaos.job import PORT
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
@@ -151,6 +153,12 @@ def kill_store_leader(scene: Scene) -> None:
     scene.etcd.start(leader)
 
 
+def fill_store(scene: Scene) -> None:
+    """Let a stranger on the node's network fill and read every store that an agent serves."""
+    hosts = [node.host.name for node in scene.job.nodes]
+    scene.node.host.run(sys.executable, "-m", "tests.support.stranger", str(PORT), *hosts, deadline=120)
+
+
 FAULTS: dict[str, Callable[[Scene], None]] = {
     "kill-worker": kill_worker,
     "kill-agent": kill_agent,
@@ -163,9 +171,12 @@ FAULTS: dict[str, Callable[[Scene], None]] = {
     "set-clock": set_clock,
     "cut-from-hub": cut_from_hub,
     "kill-store-leader": kill_store_leader,
+    "fill-store": fill_store,
 }
 #: Faults that need a store on the hub.
 _OF_ETCD = {"cut-from-hub", "kill-store-leader"}
+#: Faults that need a store in an agent.
+_OF_AGENTS = {"fill-store"}
 #: Faults that end the node's agent, and a store that lives with it.
 ENDS_AGENT = {"kill-agent", "terminate-agent", "power-off"}
 
@@ -192,7 +203,8 @@ def draw_faults(
     Returns:
         The faults in order. Every kind comes once before any comes twice.
     """
-    kinds = [name for name in only or FAULTS if has_etcd or name not in _OF_ETCD]
+    foreign = _OF_AGENTS if has_etcd else _OF_ETCD
+    kinds = [name for name in only or FAULTS if name not in foreign]
     names: list[str] = []
     while len(names) < count:
         names += generator.sample(kinds, len(kinds))

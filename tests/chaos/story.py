@@ -39,6 +39,7 @@ TRACES = {
     "kill-agent": r"elastic-run: .*(lost|left|died|gone|silent)",
     "terminate-agent": r"SIGTERM",
     "power-off": r"elastic-run: .*(lost|left|died|gone|silent)",
+    "fill-store": r"elastic-run: .*a reply of",
 }
 
 

@@ -1,6 +1,6 @@
 """A stranger on the network: a program without the job's secret that reaches a store's port and does harm there.
 
-Run as a program it fills a store and reads it: ``python -m tests.support.stranger HOST PORT``.
+Run as a program it fills the stores of some hosts and reads them: ``python -m tests.support.stranger PORT HOST …``.
 """
 
 from __future__ import annotations
@@ -62,11 +62,13 @@ def fill(host: str, port: int, *, key: bytes = b"/stranger") -> None:
 
 
 def main() -> None:
-    """Do all of it, to the space of the workers and to that of the agents."""
-    host, port = sys.argv[1], int(sys.argv[2])
-    for key in (b"/stranger", wire.AGENT_PREFIX + b"stranger"):
-        multiply(host, port, key=key)
-        fill(host, port, key=key)
+    """Do all of it, to the space of the workers and to that of the agents, wherever a store answers."""
+    port, hosts = int(sys.argv[1]), sys.argv[2:]
+    for host in hosts:
+        with contextlib.suppress(ConnectionRefusedError, TimeoutError):
+            for key in (b"/stranger", wire.AGENT_PREFIX + b"stranger"):
+                multiply(host, port, key=key)
+                fill(host, port, key=key)
 
 
 if __name__ == "__main__":

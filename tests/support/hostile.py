@@ -1,0 +1,278 @@
+"""Hostile messages to a store's server, drawn by a seed, and a server in a process of its own that is to bear them.
+
+    python -m tests.support.hostile 1000000            a million messages, no token
+    python -m tests.support.hostile 1000000 --token    the same from a stranger, to a store with a token
+
+The last line says how many messages were sent and how the server's memory grew. Whatever arrives, the server must live,
+serve others, and stay within its bounds; with a token a stranger must read nothing and change nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import random
+import select
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from elastic_run.store import wire
+from elastic_run.store.authentication import ClientAuthentication
+from elastic_run.store.client import StoreClient
+from tests.support.wait import DEADLINE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_MIB = 1 << 20
+#: The server's measure here: its real one is for jobs of thousands of hosts, and would make this slow.
+MEASURE = 16 * _MIB
+#: Memory that the server may take at all, so that a defect harms no other program.
+_ADDRESS_SPACE = 4096 * _MIB
+_TOKEN = b"nobody knows this"
+_SECRET_KEY = wire.AGENT_PREFIX.decode() + "job/secret"
+_SECRET = b"only members of the job read this"
+_KEYS = [b"/a", b"/b", b"/q", b"init/", b"/default_pg/0//cpu//0/1", wire.AGENT_PREFIX + b"job/k", _SECRET_KEY.encode()]
+_AT_ONCE = 24
+#: Seconds after which a connection that takes nothing more is left as it is.
+_STUCK = 0.005
+_SERVER = """
+import resource, sys
+space, measure, token = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3].encode()
+resource.setrlimit(resource.RLIMIT_AS, (space, space))
+from elastic_run.loop import Loop
+from elastic_run.store import server
+from elastic_run.store.admission import TokenRequirement
+server.measure = lambda hosts: measure
+requirement = TokenRequirement(token, False, print) if token else None
+with Loop() as loop:
+    listener = server.open_listener()
+    serving = server.StoreServer(loop, listener, separates_groups=True, requirement=requirement, on_refusal=print)
+    print(serving.address[1], flush=True)
+    loop.run_until(lambda: False)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a run.
+
+    Attributes:
+        messages: How many were sent.
+        connections: Over how many connections.
+        growth: Bytes by which the server's memory had grown at its greatest.
+        leaks: Whether a secret of the job was among what the server answered.
+    """
+
+    messages: int
+    connections: int
+    growth: int
+    leaks: bool
+
+
+class Server:
+    """A server in a process of its own.
+
+    Args:
+        token: What agents have to prove; nothing if empty.
+    """
+
+    def __init__(self, token: bytes = b"") -> None:
+        self._token = token
+        arguments = (str(_ADDRESS_SPACE), str(MEASURE), token.decode())
+        self._process = subprocess.Popen([sys.executable, "-c", _SERVER, *arguments], stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        self.port = int(self._process.stdout.readline())
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def memory(self, name: str = "VmHWM") -> int:
+        """Return the bytes that the process has, or had at its greatest."""
+        lines = Path(f"/proc/{self._process.pid}/status").read_text(encoding="utf-8").splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
+
+    def client(self) -> StoreClient:
+        """Connect as a member of the job does."""
+        authentication = ClientAuthentication(self._token) if self._token else None
+        return StoreClient("127.0.0.1", self.port, DEADLINE, "", authentication=authentication)
+
+
+def draw_messages(generator: random.Random, count: int) -> Iterator[bytes]:
+    """Draw one connection's messages: proper ones and long lists, then one that no server takes."""
+    for _ in range(count - 1):
+        yield generator.choice((_draw_proper, _draw_proper, _draw_list))(generator)
+    yield generator.choice((_draw_lie, _draw_half, _draw_noise))(generator)
+
+
+def _draw_size(generator: random.Random) -> int:
+    """Draw the length of a value: mostly small, now and then as large as can be."""
+    kind = generator.random()
+    if kind < 0.9:
+        return generator.randrange(100)
+    return generator.randrange(100_000) if kind < 0.996 else wire.VALUE_LIMIT
+
+
+def _draw_key(generator: random.Random) -> bytes:
+    if generator.random() < 0.8:
+        return generator.choice(_KEYS)
+    return b"/" + generator.randbytes(generator.choice((1, 8, 200, 8000)))
+
+
+def _draw_proper(generator: random.Random) -> bytes:
+    operation = generator.choice(tuple(wire.LAYOUTS))
+    fields: list[bytes | int] = []
+    for kind in wire.LAYOUTS[operation].kinds:
+        if kind == wire.KEY_LIMIT:
+            fields.append(_draw_key(generator))
+        elif kind > 0:
+            fields.append(bytes(_draw_size(generator)))
+        else:
+            fields.append(generator.choice((0, 1, -1, 1 << 62, generator.randrange(1 << 16))))
+    if operation == wire.PING:
+        return bytes((operation,)) + generator.randbytes(4)
+    if wire.LAYOUTS[operation].is_list:
+        fields = [1, *fields]
+    return wire.encode(operation, *fields)
+
+
+def _draw_list(generator: random.Random) -> bytes:
+    """Draw a list of many keys, the same or all different, to read, wait for or set."""
+    count = generator.choice((0, 2, 100, 3000))
+    key = _draw_key(generator)
+    is_same = generator.random() < 0.5
+    keys = [key if is_same else b"%s/%d" % (key[:20], number) for number in range(count)]
+    operation = generator.choice((wire.MULTI_GET, wire.CHECK, wire.WAIT, wire.MULTI_SET))
+    if operation == wire.MULTI_SET:
+        return wire.encode(operation, count, *[part for key in keys for part in (key, b"v" * 50)])
+    return wire.encode(operation, count, *keys)
+
+
+def _draw_lie(generator: random.Random) -> bytes:
+    """Draw a length or a count that isn't so."""
+    operation = generator.choice((wire.SET, wire.GET, wire.MULTI_GET, wire.MULTI_SET, wire.WAIT, wire.APPEND))
+    length = generator.choice((wire.KEY_LIMIT, wire.KEY_LIMIT + 1, wire.COUNT_LIMIT, 1 << 31, (1 << 64) - 1))
+    return bytes((operation,)) + wire.U64.pack(length) + generator.randbytes(generator.randrange(200))
+
+
+def _draw_half(generator: random.Random) -> bytes:
+    message = _draw_proper(generator)
+    return message[: generator.randrange(len(message) + 1)]
+
+
+def _draw_noise(generator: random.Random) -> bytes:
+    return generator.randbytes(generator.choice((1, 30, 3000)))
+
+
+def attack(server: Server, seed: int, count: int, *, deadline: float = 60.0) -> Outcome:
+    """Send messages over connection after connection, of which some are kept open and not read.
+
+    Args:
+        server: The server.
+        seed: Decides what is sent; the same seed, the same messages.
+        count: How many messages.
+        deadline: Seconds for all of it.
+
+    Returns:
+        What came of it.
+
+    Raises:
+        AssertionError: It took too long, or the server ended.
+    """
+    generator = random.Random(seed)  # noqa: S311 - it must be the same again
+    before, begun = server.memory("VmRSS"), time.monotonic()
+    kept: list[socket.socket] = []
+    sent = connections = 0
+    leaks = False
+    while sent < count:
+        assert time.monotonic() - begun < deadline, f"{sent} of {count} messages"
+        connection = _open(server.port)
+        connections += 1
+        batch = list(draw_messages(generator, min(generator.randrange(1, 60), count - sent)))
+        sent += len(batch)
+        leaks |= _SECRET in _exchange(connection, batch, reads=generator.random() < 0.8)
+        kept.append(connection)
+        if len(kept) > _AT_ONCE:
+            kept.pop(generator.randrange(len(kept))).close()
+    for connection in kept:
+        connection.close()
+    return Outcome(sent, connections, server.memory() - before, leaks)
+
+
+def _open(port: int) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", port), timeout=DEADLINE)
+    # It is reset when it is closed: a million connections would else take all ports for a minute.
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    connection.sendall(wire.encode_opening(1))
+    return connection
+
+
+def _exchange(connection: socket.socket, batch: list[bytes], *, reads: bool) -> bytes:
+    """Send messages as far as the server takes them; returns the end of what it answers, where that is read at all."""
+    received = b""
+    left = memoryview(b"".join(batch))
+    connection.settimeout(0)
+    with contextlib.suppress(OSError):
+        while left:
+            readable, writable, _ = select.select([connection] if reads else [], [connection], [], _STUCK)
+            if writable:
+                left = left[connection.send(left[:_MIB]) :]
+            if readable:
+                part = connection.recv(_MIB)
+                received = (received + part)[-_MIB:]
+                if not part:
+                    break
+            if not readable and not writable:
+                break
+    connection.settimeout(_STUCK)
+    with contextlib.suppress(OSError):
+        received += connection.recv(_MIB) if reads else b""
+    return received
+
+
+def run(seed: int, count: int, *, has_token: bool, deadline: float) -> Outcome:
+    """Attack a server, and see that it serves a member of the job before and after.
+
+    Raises:
+        AssertionError: It does not, or what it keeps was read or changed by a stranger.
+    """
+    with Server(_TOKEN if has_token else b"") as server:
+        with server.client() as member:
+            member.set(_SECRET_KEY, _SECRET)
+            outcome = attack(server, seed, count, deadline=deadline)
+            if has_token:
+                assert member.get(_SECRET_KEY) == _SECRET
+                assert member.list_keys() == [_SECRET_KEY]
+                assert not outcome.leaks
+        with server.client() as late:
+            # Without a token strangers may have filled the store, so that nothing more can be set.
+            assert not late.check([f"{_SECRET_KEY}/late"])
+    return outcome
+
+
+def main() -> int:
+    """Run from the command line; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tests.support.hostile")
+    parser.add_argument("count", type=int, help="how many messages")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--token", action="store_true", help="the store has a token, which the sender hasn't")
+    arguments = parser.parse_args()
+    outcome = run(arguments.seed, arguments.count, has_token=arguments.token, deadline=float("inf"))
+    print(  # noqa: T201 - a command prints
+        f"hostile: {outcome.messages} messages over {outcome.connections} connections, "
+        f"memory grew by {outcome.growth / _MIB:.1f} MiB"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
