@@ -5,6 +5,7 @@ Rules
 - One client belongs to one thread at a time: `clone` gives another thread its own. A wait occupies the connection.
 - Keys get a prefix, as torch's TCPStore puts one before them; keys and values may be str (UTF-8) or bytes, values come
   back as bytes.
+- What answers needn't be a store of ours: an answer has a bound, above which the client is closed and says so.
 - After a reply that did not come in time the stream is out of step: the client is closed and says so.
 """
 
@@ -60,6 +61,7 @@ class StoreClient:
         self.host = host
         self.port = port
         self.timeout = timeout
+        self._room = wire.MESSAGE_LIMIT
         self._prefix = prefix.encode()
         self._authentication = authentication
         is_agent = self._prefix.startswith(wire.AGENT_PREFIX)
@@ -175,7 +177,7 @@ class StoreClient:
     def list_keys(self) -> list[str]:
         """Return the keys with this client's prefix, without it."""
         self._send(wire.encode(wire.LIST_KEYS))
-        keys = [self._receive_string() for _ in range(self._receive_number())]
+        keys = [self._receive_string() for _ in range(self._receive_count())]
         return [key[len(self._prefix) :].decode(errors="replace") for key in keys if key.startswith(self._prefix)]
 
     # --- many at once: one round trip, whatever their number -----------------------------------------------------
@@ -210,6 +212,7 @@ class StoreClient:
     def _ask_all(self, messages: Sequence[bytes], receive: Callable[[], _T]) -> list[_T]:
         answers: list[_T] = []
         batch: list[bytes] = []
+        self._room = wire.MESSAGE_LIMIT
         for message in messages:
             batch.append(message)
             if len(batch) * len(message) >= _AT_ONCE:
@@ -219,7 +222,7 @@ class StoreClient:
 
     def _ask_batch(self, batch: Sequence[bytes], receive: Callable[[], _T]) -> list[_T]:
         if batch:
-            self._send(b"".join(batch))
+            self._send_more(b"".join(batch))
         return [receive() for _ in batch]
 
     # --- queues --------------------------------------------------------------------------------------------------
@@ -322,6 +325,10 @@ class StoreClient:
 
     # --- messages ------------------------------------------------------------------------------------------------
     def _send(self, data: bytes) -> None:
+        self._room = wire.MESSAGE_LIMIT
+        self._send_more(data)
+
+    def _send_more(self, data: bytes) -> None:
         if self._proof:
             data, self._proof = self._proof + data, b""
         self._stream.send(data, self.timeout)
@@ -334,7 +341,23 @@ class StoreClient:
         return number
 
     def _receive_string(self) -> bytes:
-        return self._receive(wire.U64.unpack(self._receive(wire.U64.size))[0])
+        size = wire.U64.unpack(self._receive(wire.U64.size))[0]
+        self._take_room(size + wire.U64.size)
+        return self._receive(size)
+
+    def _receive_count(self) -> int:
+        """Take the number of strings that follow, each of which has a length at least."""
+        count = self._receive_number()
+        self._take_room(0 if 0 <= count <= self._room // wire.U64.size else self._room + 1)
+        return count
+
+    def _take_room(self, size: int) -> None:
+        """Count the bytes of an answer, before they are read."""
+        if size > self._room:
+            self.close()
+            message = f"the store at {self.host}:{self.port} answers with more than {wire.MESSAGE_LIMIT} bytes"
+            raise wire.StoreConnectionError(message)
+        self._room -= size
 
     def _key(self, key: str | bytes) -> bytes:
         prefixed = self._prefix + (key.encode() if isinstance(key, str) else key)

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from elastic_run.records import dataclass
 from elastic_run.store.errors import StoreConnectionError
 from elastic_run.store.job_store import ENTRIES_AT_ONCE, JobStore, job_path
-from elastic_run.store.packing import unpack
+from elastic_run.store.packing import unpack, unpack_all
 from elastic_run.store.retreat import Retreat
 
 TYPE_CHECKING = False
@@ -263,7 +263,7 @@ class EtcdJobStore(JobStore):
         news, rest = news[:ENTRIES_AT_ONCE], news[ENTRIES_AT_ONCE:]
         position = news[-1].created if news else position
         self._positions[stream] = position if not rest else -1  # the rest has to be read again
-        return [unpack(item.value) for item in news if item.value is not None], position
+        return unpack_all(item.value for item in news if item.value is not None), position
 
     def wait(self, key: str, timeout: float) -> bytes | None:
         return self._wait([self._key(key)], timeout)[0]

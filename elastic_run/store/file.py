@@ -29,6 +29,7 @@ from urllib.parse import quote
 
 from elastic_run.store.errors import UNREACHABLE, StoreAccessError, StoreConnectionError
 from elastic_run.store.job_store import ENTRIES_AT_ONCE, JobStore, job_path
+from elastic_run.store.limits import MESSAGE_LIMIT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -312,6 +313,9 @@ def _numbers(names: Iterable[str]) -> list[int]:
 def _read(path: str) -> bytes | None:
     try:
         with open(path, "rb") as file:
+            if os.fstat(file.fileno()).st_size > MESSAGE_LIMIT:
+                message = f"{path} has more than {MESSAGE_LIMIT} bytes: no member of the job has written that"
+                raise StoreAccessError(message)
             return file.read()
     except FileNotFoundError:
         return None

@@ -19,6 +19,7 @@ Rules
 from __future__ import annotations
 
 from elastic_run.store import wire
+from elastic_run.store.limits import PROCESS_LIMIT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -111,6 +112,9 @@ class ProcessGroups:
         if member.has_opened and process[1] != _NO_PID:
             if process in self._numbers and process not in self._open_by_process:
                 number += 1
+            if process not in self._numbers and len(self._numbers) >= PROCESS_LIMIT:
+                message = f"more than {PROCESS_LIMIT} processes form groups in one store"
+                raise wire.LimitError(message, "processes")
             self._numbers[process] = number
             self._open_by_process[process] = self._open_by_process.get(process, 0) + 1
             self._open_by_number[number] = self._open_by_number.get(number, 0) + 1

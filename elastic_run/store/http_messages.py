@@ -6,15 +6,16 @@ import time
 
 from elastic_run.records import dataclass
 from elastic_run.store.errors import FOREIGN, StoreConnectionError, StoreTimeoutError, WireError
+from elastic_run.store.limits import MESSAGE_LIMIT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from elastic_run.store.stream import Stream
 _LEAST = 1e-3
 _LINES_AT_ONCE = 256
-_BODY_LIMIT = 256 * 1024 * 1024
+_HEADERS_LIMIT = 256
 _NO_BODY = (204, 304)
 
 
@@ -67,7 +68,7 @@ def receive_head(stream: Stream, timeout: float) -> Answer:
         message = "what listens there does not speak HTTP"
         raise StoreConnectionError(message, FOREIGN)
     headers: dict[str, str] = {}
-    while line := _receive_line(stream, deadline):
+    for line in _receive_lines(stream, deadline):
         name, _, value = line.partition(":")
         headers[name.strip().lower()] = value.strip()
     return Answer(int(words[1]), headers, b"")
@@ -90,10 +91,11 @@ def receive_body(stream: Stream, answer: Answer, timeout: float) -> bytes:
     if answer.status in _NO_BODY:
         return b""
     if answer.headers.get("transfer-encoding", "").lower() == "chunked":
-        chunks = []
+        body = bytearray()
         while chunk := receive_chunk(stream, deadline - time.monotonic()):
-            chunks.append(chunk)
-        return b"".join(chunks)
+            body += chunk
+            _check_size(len(body))
+        return bytes(body)
     return stream.receive(_parse_size(answer.headers.get("content-length", ""), 10), deadline - time.monotonic())
 
 
@@ -115,9 +117,20 @@ def receive_chunk(stream: Stream, timeout: float) -> bytes:
     deadline = time.monotonic() + timeout
     size = _parse_size(_receive_line(stream, deadline).partition(";")[0], 16)
     chunk = stream.receive(size, deadline - time.monotonic())
-    while _receive_line(stream, deadline):
+    for _ in _receive_lines(stream, deadline):
         pass  # the line end that follows a chunk, or the last headers
     return chunk
+
+
+def _receive_lines(stream: Stream, deadline: float) -> Iterator[str]:
+    """Take lines up to an empty one; there may not be more than a limit of them."""
+    for _ in range(_HEADERS_LIMIT):
+        line = _receive_line(stream, deadline)
+        if not line:
+            return
+        yield line
+    message = f"more than {_HEADERS_LIMIT} headers"
+    raise WireError(message)
 
 
 def _receive_line(stream: Stream, deadline: float) -> str:
@@ -130,10 +143,14 @@ def _parse_size(text: str, base: int) -> int:
     except ValueError as error:
         message = f"a body of unknown length {text[:20]!r}"
         raise WireError(message) from error
-    if not 0 <= size <= _BODY_LIMIT:
-        message = f"a body of {size} bytes, over the limit of {_BODY_LIMIT}"
-        raise WireError(message)
+    _check_size(size)
     return size
+
+
+def _check_size(size: int) -> None:
+    if not 0 <= size <= MESSAGE_LIMIT:
+        message = f"a body of {size} bytes, over the limit of {MESSAGE_LIMIT}"
+        raise WireError(message)
 
 
 class ChunkedLines:
@@ -177,4 +194,8 @@ class ChunkedLines:
             message = "the server ended its answer"
             raise StoreConnectionError(message)
         *lines, self._rest = (self._rest + chunk).split(b"\n")
+        if len(self._rest) > MESSAGE_LIMIT:
+            self._stream.close()
+            message = f"the server sends a line of more than {MESSAGE_LIMIT} bytes"
+            raise StoreConnectionError(message)
         return [line for line in lines if line.strip()]

@@ -33,6 +33,8 @@ STORE_LIMIT = 256 * _MIB
 HOST_LIMIT = 4 * _MIB
 #: Hosts that count: an IPv6 network has more addresses than a server has memory.
 COUNTED_HOSTS = 4096
+#: Processes whose groups a server tells apart: each costs some hundred bytes until the round ends.
+PROCESS_LIMIT = 256 * _KIB
 #: No bound, for a store that is no server's.
 UNBOUNDED = sys.maxsize
 

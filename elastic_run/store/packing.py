@@ -8,6 +8,12 @@ from __future__ import annotations
 
 import zlib
 
+from elastic_run.store.limits import MESSAGE_LIMIT
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 _PLAIN = b"+"
 _COMPRESSED = b"z"
 _LARGE = 4096
@@ -20,14 +26,23 @@ def pack(value: bytes) -> bytes:
     return _PLAIN + value if len(value) < _LARGE else _COMPRESSED + zlib.compress(value, 1)
 
 
-def unpack(stored: bytes) -> bytes:
-    """Return the value that was stored, or what is stored where `pack` did not make it."""
+def unpack_all(stored: Iterable[bytes]) -> list[bytes]:
+    """Return the values that were stored; together they take no more than a bound, and the rest stays as it is."""
+    values, room = [], MESSAGE_LIMIT
+    for packed in stored:
+        values.append(unpack(packed, room))
+        room = max(room - len(values[-1]), 1)
+    return values
+
+
+def unpack(stored: bytes, most: int = MESSAGE_LIMIT) -> bytes:
+    """Return the value that was stored, or what is stored where `pack` did not make it, or is more than `most`."""
     if stored[:1] == _PLAIN:
         return stored[1:]
     if stored[:1] == _COMPRESSED:
         decompressor = zlib.decompressobj()
         try:
-            value = decompressor.decompress(stored[1:], _LIMIT)
+            value = decompressor.decompress(stored[1:], min(most, _LIMIT))
         except zlib.error:
             return stored
         return value if decompressor.eof else stored

@@ -141,17 +141,19 @@ class Stream:
             TimeoutError: They did not come in time; what came is kept.
         """
         deadline = time.monotonic() + timeout
-        parts = [self._buffer[self._offset :]]
-        missing = size - len(parts[0])
+        # One array: a peer that sends byte by byte would make a list of pieces fifty times as large as the bytes.
+        buffer = bytearray(memoryview(self._buffer)[self._offset :])
+        missing = size - len(buffer)
         try:
             with self._using:
                 open_socket = self._open_socket()
                 while missing > 0:
                     open_socket.settimeout(max(min(deadline - time.monotonic(), LONGEST_WAIT), 1e-6))
-                    parts.append(self._read(open_socket, missing))
-                    missing -= len(parts[-1])
+                    part = self._read(open_socket, missing)
+                    buffer += part
+                    missing -= len(part)
         finally:
-            self._buffer = b"".join(parts)
+            self._buffer = bytes(buffer)
             self._offset = 0
             self._bury()
 

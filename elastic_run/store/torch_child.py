@@ -11,6 +11,9 @@ import select
 import sys
 
 _LISTENER = 3
+#: Bytes that the store may take beside torch itself. Torch's server has no bound, and copies a value for each time that
+#: a reply names it: better that this process ends than that the machine's memory does.
+_STORE_LIMIT = 4 * 1024**3
 
 
 def main() -> None:
@@ -31,11 +34,26 @@ def main() -> None:
         wait_for_workers=False,
         master_listen_fd=_LISTENER,
     )
+    limit_memory()
     while os.read(0, 1):
         pass
     # Without the interpreter's farewell: torch's threads make it slow, and there is nothing to put in order.
     del store
     os._exit(0)
+
+
+def limit_memory() -> None:
+    """Bound what this process may take from now on; where the system can't say what it has, nothing is bounded."""
+    import resource  # noqa: PLC0415
+
+    try:
+        with open("/proc/self/status", encoding="utf-8") as file:
+            has = next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmData:"))
+        limit = has + _STORE_LIMIT
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit if hard < 0 else min(limit, hard), hard))
+    except (OSError, StopIteration, ValueError):
+        pass
 
 
 def end_with_agent() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -223,6 +224,16 @@ def test_torchs_server_serves_and_ends_with_its_round(desk: Desk) -> None:
     desk.turn_until(lambda: len(desk.loop._children) <= 1)
     assert all(is_gone(pid) for pid in children)
     assert desk.lost == []
+
+
+def test_torchs_server_has_a_bound_of_memory(desk: Desk) -> None:
+    """Whoever makes torch's server copy gigabytes ends that process, whose successor is ours, and not the machine."""
+    store = desk.open("torch")
+    assert desk.count(store) == 1
+    (pid,) = children_of(os.getpid())
+    limits = wait_until(lambda: re.search(r"Max data size +(\d+)", Path(f"/proc/{pid}/limits").read_text()))
+    assert limits is not None
+    assert 4 << 30 < int(limits[1]) < 64 << 30
 
 
 def test_torchs_server_has_a_session_and_nothing_of_ours(desk: Desk) -> None:

@@ -1,0 +1,157 @@
+"""Servers that are no stores of ours and answer without end: our clients take a bounded part, and say so."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elastic_run.store import http_messages, wire
+from elastic_run.store.client import StoreClient
+from elastic_run.store.errors import StoreAccessError, StoreConnectionError, WireError
+from elastic_run.store.file import FileJobStore
+from elastic_run.store.http_messages import ChunkedLines, receive_body, receive_head
+from elastic_run.store.packing import pack, unpack_all
+from elastic_run.store.stream import Stream
+from tests.support.wait import DEADLINE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+_PIECE = b"x" * 65536
+
+
+class Flood:
+    """A server that answers a client's opening, then sends bytes for as long as the client takes them.
+
+    Args:
+        answer: What it sends first.
+        piece: What it sends again and again.
+    """
+
+    def __init__(self, answer: bytes, piece: bytes = _PIECE) -> None:
+        self._answer, self._piece = answer, piece
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self.sent = 0
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        connection, _ = self._listener.accept()
+        with connection:
+            opening = connection.recv(64)
+            connection.sendall(opening[-4:] + self._answer)
+            try:
+                while self._piece:
+                    self.sent += connection.send(self._piece)
+            except OSError:
+                pass
+
+    def close(self) -> None:
+        """Wait for the end of the one connection."""
+        self._listener.close()
+        self._thread.join(DEADLINE)
+
+
+@pytest.fixture
+def flood() -> Iterator[Callable[..., Flood]]:
+    """Make servers, and see that they end."""
+    made = []
+
+    def make(*words: bytes) -> Flood:
+        made.append(Flood(*words))
+        return made[-1]
+
+    yield make
+    for server in made:
+        server.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "ask"),
+    [
+        (wire.U64.pack((1 << 64) - 1), lambda client: client.compare_set("k", "", "v")),
+        (wire.U64.pack(wire.MESSAGE_LIMIT + 1), lambda client: client.look(["k"])),
+        (b"\0" + 3 * (wire.U64.pack(100_000) + 100_000 * b"x"), lambda client: client.multi_get(["a", "b", "c"])),
+        (3 * (wire.U64.pack(100_000) + 100_000 * b"x"), lambda client: client.look(["a", "b", "c"])),
+        (wire.I64.pack(1 << 60), lambda client: client.list_keys()),
+        (wire.I64.pack(-1), lambda client: client.list_keys()),
+    ],
+    ids=["endless string", "large string", "many strings", "many answers", "endless list", "negative list"],
+)
+def test_an_answer_of_a_store_is_bounded(
+    flood: Callable[..., Flood],
+    monkeypatch: pytest.MonkeyPatch,
+    answer: bytes,
+    ask: Callable[[StoreClient], object],
+) -> None:
+    """A store that answers with more than the bound is hung up on, and named."""
+    monkeypatch.setattr(wire, "MESSAGE_LIMIT", 250_000)
+    server = flood(answer)
+    with (
+        StoreClient("127.0.0.1", server.port, DEADLINE) as client,
+        pytest.raises(StoreConnectionError, match=rf":{server.port} answers with more than 250000 bytes"),
+    ):
+        ask(client)
+
+
+def open_http(server: Flood) -> Stream:
+    """Connect to a server that answers as to HTTP."""
+    connected = socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE)
+    connected.sendall(b"GET ")
+    stream = Stream(connected, "etcd")
+    stream.receive(4, DEADLINE)
+    return stream
+
+
+@pytest.mark.parametrize(
+    ("answer", "piece"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n", _PIECE),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"ffff\r\n" + b"x" * 0xFFFF + b"\r\n"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"99999999999\r\n"),
+        (b"HTTP/1.1 200 OK\r\n", b"X-%d: y\r\n"),
+        (b"HTTP/1.1 200 OK\r\nX: ", _PIECE),
+    ],
+    ids=["length", "endless chunks", "large chunk", "endless headers", "endless header"],
+)
+def test_an_answer_of_an_etcd_is_bounded(
+    flood: Callable[..., Flood], monkeypatch: pytest.MonkeyPatch, answer: bytes, piece: bytes
+) -> None:
+    """An etcd that answers without end is given up at the bound."""
+    monkeypatch.setattr(http_messages, "MESSAGE_LIMIT", 1_000_000)
+    stream = open_http(flood(answer, piece))
+    with pytest.raises(WireError):
+        receive_body(stream, receive_head(stream, DEADLINE), DEADLINE)
+    stream.close()
+
+
+def test_a_line_of_a_watch_is_bounded(flood: Callable[..., Flood], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A watch whose line never ends is given up at the bound."""
+    monkeypatch.setattr(http_messages, "MESSAGE_LIMIT", 1_000_000)
+    stream = open_http(flood(b"", b"ffff\r\n" + b"x" * 0xFFFF + b"\r\n"))
+    lines = ChunkedLines(stream, DEADLINE)
+    with pytest.raises(StoreConnectionError, match="a line of more than"):
+        lines.next_lines(DEADLINE)
+
+
+def test_entries_together_are_unpacked_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many small values that would unpack to gigabytes stay as they are once the bound is reached."""
+    monkeypatch.setattr("elastic_run.store.packing.MESSAGE_LIMIT", 100_000)
+    packed = pack(bytes(40_000))
+    assert [len(value) for value in unpack_all([packed] * 4)] == [40_000, 40_000, len(packed), len(packed)]
+
+
+def test_a_huge_file_is_refused(tmp_path: Path) -> None:
+    """A file of a job store in a directory that is larger than any message is not read, and is named."""
+    store = FileJobStore(str(tmp_path), "j")
+    store.create("k", b"v")
+    (path,) = [path for path in tmp_path.rglob("k") if path.is_file()]
+    with path.open("r+b") as file:
+        file.truncate(wire.MESSAGE_LIMIT + 1)  # sparse: it takes no space
+    with pytest.raises(StoreAccessError, match=f"{path} has more than"):
+        store.get(["k"])
