@@ -367,6 +367,9 @@ class Supervisor:
         except PortTakenError as error:
             self._feed(supervision.RoundFailed(command.round, verdict="usage", detail=f"--master-port: {error}"))
             return
+        except ValueError as error:
+            self._feed(supervision.RoundFailed(command.round, verdict="usage", detail=str(error)))
+            return
         except OSError as error:
             self._feed(supervision.RoundFailed(command.round, verdict="cannot_start", detail=str(error)))
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -11,6 +12,8 @@ import pytest
 
 from elastic_run.core.job_keys import FACTS
 from tests.support.etcd import Etcd
+from tests.support.hosts import virtual_hosts
+from tests.support.launch import ELASTIC_RUN
 from tests.support.meeting import CONF, RUN_ID, open_job_store, wait_coordinated
 from tests.support.sessions import free_port
 from tests.support.wait import DEADLINE
@@ -163,3 +166,28 @@ def test_a_refused_host_says_that_the_job_ends_with_it(
         assert [host.wait_exit(), node.wait_exit()] == [208, 207]
     assert "this node serves the job's store: the job of the other nodes ends with it" in " ".join(host.stderr.split())
     assert "was not taken into the job, and the job ends with it" in " ".join(node.stderr.split())
+
+
+def test_a_master_elsewhere_without_a_rank_of_this_node(launch: Launch, worker: Worker) -> None:
+    """Where --node-rank is missing and --master-addr is another machine's, the line that says who is missing asks."""
+    flags = ("--nnodes=2", "--master-addr=192.0.2.1", f"--master-port={free_port()}")
+    node = launch(*flags, worker("pass"))
+    node.wait_line(
+        r"waiting: 1/2 nodes .*; this node has rank 0, but 192\.0\.2\.1 is no address of this machine: is --nod"
+    )
+    node.send(signal.SIGTERM)
+    assert node.wait_exit() == 143
+
+
+def test_a_second_node_of_rank_0_is_told_who_has_it(worker: Worker) -> None:
+    """A node without --node-rank ends at once with 2 where another machine serves the job; the job goes on."""
+    path = worker("say('rank', rank, 'of', os.environ['WORLD_SIZE'])")
+    with virtual_hosts(2) as hosts:
+        flags = ("--nnodes=2", f"--master-addr={hosts[0].address}", "--master-port=29777", "--rdzv-id=j", path)
+        first = hosts[0].start([*ELASTIC_RUN, "--node-rank=0", *flags])
+        first.wait_line("waiting: 1/2 nodes")
+        second = hosts[1].start([*ELASTIC_RUN, *flags])
+        assert second.wait_exit() == 2
+        assert f"serves the job at {hosts[0].address}:29777, which is no address" in " ".join(second.stderr.split())
+        right = hosts[1].start([*ELASTIC_RUN, "--node-rank=1", *flags])
+        assert [first.wait_exit(), right.wait_exit()] == [0, 0]

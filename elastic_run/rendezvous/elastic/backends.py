@@ -13,6 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from contextlib import suppress
 
+from elastic_run.core import job_keys
 from elastic_run.rendezvous.elastic.addresses import (
     find_listening,
     find_local_address,
@@ -24,7 +25,7 @@ from elastic_run.rendezvous.elastic.addresses import (
     written,
 )
 from elastic_run.rendezvous.elastic.hosting import HostedStore
-from elastic_run.store.errors import UNRESOLVED, StoreConnectionError
+from elastic_run.store.errors import UNRESOLVED, StoreConnectionError, StoreError
 from elastic_run.store.listener import PortTakenError, open_listeners
 
 TYPE_CHECKING = False
@@ -55,6 +56,7 @@ class Backend(ABC):
         hosted: The store that this agent serves, or None.
         notice: What the user is to be told of where it is served; empty for nothing.
         dies_with_host: Whether the store is gone for good once nobody listens there any more.
+        doubt: What the user may have got wrong, should nobody come; for the lines that say who is missing.
     """
 
     kind: str
@@ -63,6 +65,7 @@ class Backend(ABC):
     hosted: HostedStore | None = None
     notice = ""
     dies_with_host = False
+    doubt = ""
 
     @property
     def successors(self) -> Sequence[tuple[str, int]]:
@@ -96,6 +99,7 @@ class Backend(ABC):
         Raises:
             PortTakenError: The user said that this agent serves the store, and another process has the port.
             OSError: The system refuses the port.
+            ValueError: Another node has what the user gave this one.
         """
 
     @abstractmethod
@@ -230,12 +234,36 @@ class TcpBackend(Backend):
             self._is_undecided = is_own is None
             if not is_own:
                 return
+        if self._is_host and self.serves_workers:
+            self._check_master()
         try:
             self._host(*self.endpoint)
         except PortTakenError:
             # Another agent of the job on this machine was first, unless the user says that it must be this one.
             if self._is_host:
                 raise
+
+    def _check_master(self) -> None:
+        """Look whether rank 0 is at its place: the user may have forgotten --node-rank here.
+
+        An address of no interface may still lead here (a cloud's public one, a service's). So only a job that is
+        served there already is proof.
+        """
+        host = self.endpoint[0]
+        if names_loopback(host) or find_whether_own_host(host, _LOOK_UP) is not False:
+            return
+        self.doubt = f"this node has rank 0, but {host} is no address of this machine: is --node-rank missing?"
+        try:
+            with self.look_at(self.endpoint, _LIVING) as store:
+                is_served = store.get([job_keys.HEAD])[0] is not None
+        except StoreError:
+            return
+        if is_served:
+            message = (
+                f"--node-rank: this node would have rank 0, but the node of rank 0 serves the job at {self.name}, "
+                "which is no address of this machine: give each other node its --node-rank"
+            )
+            raise ValueError(message)
 
     def _serve_late(self, error: StoreConnectionError) -> bool:
         """Serve the store if the endpoint's name has an address by now, and it is this machine's; returns whether."""

@@ -113,15 +113,17 @@ class RollCall:
 
     def _tell_missing(self, status: Status, now: float) -> None:
         hosts, present, wanted, left = status.hosts, status.present, status.max_nodes, status.seconds_left
+        doubt = self._affairs.backend.doubt
+        remarks = (*([doubt] if doubt and present == 1 else []), *status.lost)
         if not self._affairs.shows_waiting:
             line = describe_missing(hosts, present, wanted, left)
-            self._affairs.deliver(Notice("; ".join((line, *status.lost))))
+            self._affairs.deliver(Notice("; ".join((line, *remarks))))
             return
         until = None if left is None else now + left
 
         def texts(at: float) -> tuple[str, ...]:
             forms = missing_texts(hosts, present, wanted, None if until is None else until - at)
-            return "; ".join((forms[0], *status.lost)), *forms
+            return "; ".join((forms[0], *remarks)), *forms
 
         self._show(Waiting(texts, is_for_nodes=True))
 
