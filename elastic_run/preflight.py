@@ -105,7 +105,7 @@ def _unused_flags(args: AnyArguments) -> list[str]:
 
 
 def _token_notices(args: AnyArguments, environ: Mapping[str, str]) -> list[str]:
-    """Say that a token can be guessed: a store proves it to every stranger who asks, so he can try tokens by himself."""
+    """Say that a token can be guessed: a store proves it to every stranger who asks; he can then try tokens."""
     if args.standalone or (node_range(args.nnodes)[1] == 1 and not names_rendezvous(args)):
         return []
     try:
@@ -116,8 +116,10 @@ def _token_notices(args: AnyArguments, environ: Mapping[str, str]) -> list[str]:
         return []
     source = "--rdzv-token-file" if args.rdzv_token_file else contract.ENV_RDZV_TOKEN
     return [
-        f"{source}: a token of {len(token)} bytes can be guessed by whoever reaches the job's store; "
-        "make a random one, such as openssl rand -hex 16"
+        (
+            f"{source}: a token of {len(token)} bytes can be guessed by whoever reaches the job's store; "
+            "make a random one, such as openssl rand -hex 16"
+        )
     ]
 
 

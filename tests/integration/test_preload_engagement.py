@@ -267,7 +267,6 @@ def test_where_a_template_cant_be_started_there_is_none(monkeypatch: pytest.Monk
         inherited_token="",
         mask=None,
         warm=None,
-        mask=None,
     )
     told = warm_up(around, "json")
     around.guardian.dismiss()
