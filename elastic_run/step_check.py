@@ -34,13 +34,19 @@ def check_step(args: AnyArguments, environ: Mapping[str, str]) -> None:
     # A launcher inside a worker is no task of the step. A plug-in may have its own way to count nodes.
     if contract.ENV_RUN_ID in environ or args.standalone or args.rdzv_backend not in BUILT_IN_BACKENDS:
         return
-    if "SLURM_PROCID" not in environ:
+    if "SLURM_PROCID" not in environ or _is_typed(environ):
         return
     from elastic_run.cluster.slurm import find_shared_step  # noqa: PLC0415 - most launchers run outside of Slurm
 
     step = find_shared_step(environ, os.uname().nodename)
     if step is not None:
         _check_shared(step, args)
+
+
+def _is_typed(environ: Mapping[str, str]) -> bool:
+    """Whether this was typed into the shell of `srun --pty bash`: each node of the step has one, and one is used."""
+    is_task = environ.get("SLURM_TASK_PID") == str(os.getpid())
+    return "SLURM_PTY_PORT" in environ and not is_task and os.isatty(0)
 
 
 def _check_shared(step: Step, args: AnyArguments) -> None:

@@ -104,3 +104,13 @@ def test_what_means_one_job_runs(slurm: SlurmCluster, tmp_path: Path, body: str,
     """A single task, --standalone, a batch script, also one submitted by a task, and a worker's own launcher run."""
     code, log = run_batch(slurm, tmp_path, body, "--nodes=3", "--ntasks=6")
     assert (code, trained(log)) == (0, workers), log
+
+
+def test_a_command_in_the_shell_of_an_allocation_runs(slurm: SlurmCluster, tmp_path: Path) -> None:
+    """In `srun --pty bash` on an allocation of 2 nodes, where each node has a shell, the typed command is one job."""
+    (tmp_path / "train.py").write_text(SCRIPT, encoding="utf-8")
+    typed = "test $SLURM_PROCID = 0 || exit 0; elastic-run train.py; true"
+    shell = f"salloc --quiet --nodes=2 srun --pty bash -c '{typed}'"
+    env = {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]), "PYTHONPATH": str(ROOT)}
+    log = slurm.run("script", "--quiet", "--return", "--command", shell, "/dev/null", env=env, cwd=tmp_path)
+    assert trained(log) == ["0 of 1"], log
