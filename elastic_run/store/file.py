@@ -266,7 +266,7 @@ class FileJobStore(JobStore):
         try:
             yield
         except (PermissionError, NotADirectoryError) as error:
-            message = f"can't use {self.name} as a job store: {error.strerror}: {error.filename}"
+            message = f"it can't be used as a job store: {error.strerror}: {error.filename}"
             raise StoreAccessError(message) from error
         except StoreConnectionError:
             raise

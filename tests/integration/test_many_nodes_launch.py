@@ -164,11 +164,13 @@ def wait_served(port: int, *, token: bytes | None = None) -> None:
 
 def test_a_program_that_one_node_cannot_start(launch: Launch, worker: Worker, tmp_path: Path) -> None:
     """A program that can't be started on one node ends the job on all, with that cause and exit code."""
-    program = tmp_path / "program"
+    path = worker("signal.pause()")
+    program = tmp_path / "other" / path.name  # nodes of one role have a script of one name
+    program.parent.mkdir()
     program.write_text("neither a script nor a binary")
     program.chmod(0o755)
     _, place = make_place()
-    agents = [launch(*place, "--nnodes=2", worker("signal.pause()"))]
+    agents = [launch(*place, "--nnodes=2", path)]
     agents.append(launch(*place, "--nnodes=2", "--no-python", program))
     assert [agent.wait_exit() for agent in agents] == [126, 126]
     assert all("is not in a format that can be executed" in " ".join(agent.stderr.split()) for agent in agents)
