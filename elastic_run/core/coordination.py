@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 
 from elastic_run.core import formation
-from elastic_run.core.folding import Event, Silent, fold, verdict_exit_code
+from elastic_run.core.folding import Event, Silent, drop_refused, fold, verdict_exit_code
 from elastic_run.core.job_state import ENDED, GATHERING, HALTING, PAUSING, RUNNING, WARNED, Job, Node
 from elastic_run.core.messages import (
     BY_SIGNAL,
@@ -43,6 +43,7 @@ from elastic_run.core.messages import (
     Status,
     Warn,
 )
+from elastic_run.core.rank_claims import counts_at, describe_dispute, find_disputes
 from elastic_run.core.settlement import change_allowed_at, describe_lost, end_with, settle
 from elastic_run.core.shutdown import CAUSE_PATIENCE
 from elastic_run.records import dataclass, replace
@@ -143,6 +144,7 @@ def next_at(job: Job) -> float | None:
     if rules is None:
         return None
     times = [job.since + rules.lease] if job.awaited else []
+    times += [counts_at(node, rules) for node, _ in find_disputes(job)]
     if job.phase == GATHERING:
         times += [job.since + rules.join_timeout]
         ends = formation.last_call_ends(job, rules)
@@ -188,6 +190,10 @@ def _advance(job: Job, now: float, jitter: float) -> Step:  # noqa: PLR0911 - on
     rules = job.rules
     if rules is None:
         return Step(job)
+    if job.rank_claims:
+        job, decision = _settle_ranks(job, rules, now)
+        if decision is not None:
+            return Step(job, decision)
     if job.awaited and now >= job.since + rules.lease:
         job = replace(job, awaited=0, has_lost=True)
     if job.phase == GATHERING:
@@ -202,9 +208,25 @@ def _advance(job: Job, now: float, jitter: float) -> Step:  # noqa: PLR0911 - on
     return _conclude(job, rules, now, jitter)
 
 
+def _settle_ranks(job: Job, rules: Rules, now: float) -> tuple[Job, Refuse | End | None]:
+    """Refuse a node whose fixed rank another node has; before the first round nobody knows which of them is right."""
+    disputes = find_disputes(job)
+    job = replace(job, rank_claims=tuple(node.node for node, _ in disputes))
+    due = [(node, rival) for node, rival in disputes if now >= counts_at(node, rules)]
+    if not due:
+        return job, None
+    node, rival = due[0]
+    detail = describe_dispute(node, rival)
+    if job.round == 0:
+        end = End(job.term, "refused", verdict_exit_code("refused"), detail, None, job.attempts)
+        return replace(job, phase=ENDED, rank_claims=()), end
+    return drop_refused(job, node.node, detail), Refuse(job.term, node.node, detail)
+
+
 def _advance_gathering(job: Job, rules: Rules, now: float) -> Step:
     job = formation.note_minimum(job, rules, now)
-    if formation.is_formable(job, rules, now) and not job.awaited:
+    is_disputed = bool(job.rank_claims) and job.round == 0
+    if formation.is_formable(job, rules, now) and not job.awaited and not is_disputed:
         after = formation.form(job, rules, now)
         world_size = sum(member.card.local_world_size for member in after.members)
         return Step(after, Form(job.term, after.round, after.restart_count, after.size, world_size, job.lineage))

@@ -45,6 +45,7 @@ class Card:
         version: Its release of elastic-run, for display.
         serves_store: Whether the job's store lives in its agent: where the store is gone, so is the node.
         script: What its workers run, by a name that is the same on all nodes of its role; "" where it isn't told.
+        has_fixed_rank: Whether `preferred_rank` is no wish: no other node may have it.
     """
 
     host: str
@@ -55,6 +56,7 @@ class Card:
     version: str = ""
     serves_store: bool = False
     script: str = ""
+    has_fixed_rank: bool = False
 
     def __post_init__(self) -> None:
         if self.local_world_size < 1:

@@ -51,6 +51,7 @@ from elastic_run.core.messages import (
     Ready,
     is_related,
 )
+from elastic_run.core.rank_claims import has_rival
 from elastic_run.core.role_scripts import describe_other_script, settle_script
 from elastic_run.core.rootcause import BARE_END, CONSEQUENCE
 from elastic_run.core.rules import describe_difference
@@ -101,6 +102,13 @@ def fold(job: Job, events: Iterable[Event], now: float) -> Job:
         book = book or _Book(job, now)
         book.enter(event)
     return job if book is None else book.close()
+
+
+def drop_refused(job: Job, name: str, detail: str) -> Job:
+    """Return the state without a node that is refused."""
+    book = _Book(job, 0.0)
+    book.drop_refused(name, detail)
+    return book.close()
 
 
 def verdict_exit_code(verdict: str) -> int:
@@ -182,9 +190,16 @@ class _Book:
         elif fact.seen >= self._job.formed_slot:
             # It has read that the round was formed and doesn't run it: the round can't work.
             node = replace(node, outcome=node.outcome or STOPPED)
-        self._nodes[fact.node] = replace(
+        node = replace(
             node, card=fact.card, offer=fact.offer, sequence=fact.sequence, has_other_rules=fact.rules != rules
         )
+        self._nodes[fact.node] = node
+        self._note_rank(node)
+
+    def _note_rank(self, node: Node) -> None:
+        """Note that a node came with a fixed rank which another node has."""
+        if node.node not in self._job.rank_claims and has_rival(self._nodes.values(), node):
+            self._set(rank_claims=(*self._job.rank_claims, node.node))
 
     def _is_news(self, last: Last) -> bool:
         """Whether a round of this job is run of which its state doesn't know."""
@@ -268,8 +283,11 @@ class _Book:
             hidden=None,
         )
 
-    def _refuse(self, name: str, detail: str) -> None:
+    def drop_refused(self, name: str, detail: str) -> None:
         self._drop(name, REFUSED, detail, sequence=LAST_SEQUENCE)
+
+    def _refuse(self, name: str, detail: str) -> None:
+        self.drop_refused(name, detail)
         self._set(refusals=(*self._job.refusals, Refusal(name, detail)))
 
     # --- the round ---------------------------------------------------------------------------------------------------

@@ -200,6 +200,7 @@ class Job:
         lineage: What tells its rounds from those of another job that has begun in the same place; see
             `facts.is_related`.
         scripts: What each role runs, as the first of its nodes said.
+        rank_claims: Nodes that came with a fixed rank which another node had; see `rank_claims`.
     """
 
     term: int = 0
@@ -232,6 +233,7 @@ class Job:
     attempts: tuple[Document, ...] = ()
     lineage: str = ""
     scripts: tuple[RoleScript, ...] = ()
+    rank_claims: tuple[str, ...] = ()
 
     @property
     def members(self) -> tuple[Node, ...]:
@@ -283,6 +285,7 @@ class _Snapshot:
     attempts: tuple[Document, ...]
     lineage: str = ""
     scripts: tuple[RoleScript, ...] = ()
+    rank_claims: tuple[str, ...] = ()
 
 
 def job_to_document(job: Job, now: float) -> Document:

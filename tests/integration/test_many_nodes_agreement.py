@@ -191,3 +191,18 @@ def test_a_second_node_of_rank_0_is_told_who_has_it(worker: Worker) -> None:
         assert f"serves the job at {hosts[0].address}:29777, which is no address" in " ".join(second.stderr.split())
         right = hosts[1].start([*ELASTIC_RUN, "--node-rank=1", *flags])
         assert [first.wait_exit(), right.wait_exit()] == [0, 0]
+
+
+def test_one_rank_for_two_nodes_ends_the_job_on_both(launch: Launch, worker: Worker) -> None:
+    """Two nodes with the same --node-rank end with 208 before anything runs, and each names both."""
+    conf = "--rdzv-conf=keep_alive_interval=0.3"
+    flags = ("--nnodes=3", "--master-addr=127.0.0.1", f"--master-port={free_port()}", conf)
+    path = worker("say('ran')")
+    nodes = [launch(*flags, f"--node-rank={rank}", path) for rank in (0, 1, 1)]
+    assert [node.wait_exit() for node in nodes] == [208, 208, 208]
+    pids = [f"(pid {node.pid})" for node in nodes[1:]]
+    for node in nodes:
+        said = " ".join(node.stderr.split())
+        assert "--node-rank=1 was given to two nodes: " in said
+        assert node.stdout == ""
+        assert all(pid in said for pid in pids)

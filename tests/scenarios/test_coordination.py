@@ -141,6 +141,7 @@ class Player:
             values.pop("prefers", None),
             serves_store=values.pop("serves", False),
             script=values.pop("script", ""),
+            has_fixed_rank=values.pop("fixed", False),
         )
         last = None
         lineage = values.pop("lineage", _HERE)

@@ -81,7 +81,7 @@ class ElasticRendezvousHandler(RendezvousHandler):
             setup.token = fresh_token = os.urandom(_TOKEN_SIZE).hex().encode()
         backend = self._make_backend(setup, local_addr)
         if params.backend == "static":
-            setup.preferred_rank = settings.rank
+            setup.preferred_rank, setup.has_fixed_rank = settings.rank, True
         return open_session(
             backend,
             settings,

@@ -67,6 +67,7 @@ class Setup:
             then nobody signs, or the rendezvous makes one. Empty where there is to be none.
         join_command: This node's command line, for the notice how other nodes join.
         shows_waiting: Whether the agent shows `Waiting`; else what is waited for comes as a `Notice` every 10 s.
+        has_fixed_rank: Whether no other node may have `preferred_rank`.
         script: What the workers run, by a name that is the same on all nodes of the role; "" where it isn't known.
     """
 
@@ -84,6 +85,7 @@ class Setup:
     join_command: JoinCommand | None = None
     shows_waiting: bool = False
     script: str = ""
+    has_fixed_rank: bool = False
 
 
 # --- events ----------------------------------------------------------------------------------------------------------
