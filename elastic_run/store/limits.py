@@ -33,6 +33,10 @@ STORE_LIMIT = 256 * _MIB
 HOST_LIMIT = 4 * _MIB
 #: Hosts that count: an IPv6 network has more addresses than a server has memory.
 COUNTED_HOSTS = 4096
+#: Descriptors that clients leave to the rest of the process, which needs some for each worker that it starts. Below
+#: `FEW_DESCRIPTORS` none is kept, since a job may need each of them.
+RESERVED_DESCRIPTORS = 64
+FEW_DESCRIPTORS = 1024
 #: Processes whose groups a server tells apart: each costs some hundred bytes until the round ends.
 PROCESS_LIMIT = 256 * _KIB
 #: No bound, for a store that is no server's.

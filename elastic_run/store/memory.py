@@ -144,7 +144,8 @@ class MemoryStore:
         return total
 
     def _count(self, key: bytes, amount: int) -> int:
-        value = self.get(key)
+        former = self._values.get(key)
+        value = b"".join(former.parts) if isinstance(former, Pieces) else former
         total = amount if value is None else parse_integer(value) + amount
         if not _INT64_MIN <= total <= _INT64_MAX:
             total = (total - _INT64_MIN) % _MODULUS + _INT64_MIN

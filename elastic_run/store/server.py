@@ -19,13 +19,14 @@ from __future__ import annotations
 
 import _socket  # `socket` builds enums when it is imported: 3 ms, and this is on the launcher's way to its first worker
 import errno
+import os
 
 from elastic_run.store import wire
 from elastic_run.store.answers import Answers
 from elastic_run.store.connection import Connection, Holdings
 from elastic_run.store.errors import ServerDefectError
 from elastic_run.store.groups import Member, ProcessGroups
-from elastic_run.store.limits import measure
+from elastic_run.store.limits import FEW_DESCRIPTORS, RESERVED_DESCRIPTORS, measure
 from elastic_run.store.listener import PortTakenError, open_listener, raise_descriptor_limit
 
 TYPE_CHECKING = False
@@ -160,6 +161,10 @@ class StoreServer:
             if taken is None:
                 return
             socket, peer = taken
+            if _is_reserved(socket.fileno()):
+                socket.close()
+                self._tell("descriptors", f"{peer[0]}:{peer[1]}: {self.connections} others leave too few descriptors")
+                continue
             connection = Connection(
                 self._loop,
                 socket,
@@ -251,9 +256,12 @@ class StoreServer:
     def _tell_refusal(self, connection: Connection, error: wire.WireError) -> None:
         kind = error.kind if isinstance(error, wire.LimitError) else GARBAGE
         kind = DEFECT if isinstance(error, ServerDefectError) else kind
+        self._tell(kind, f"{connection.peer}: {error}")
+
+    def _tell(self, kind: str, what: str) -> None:
         if self._on_refusal is not None and kind not in self._refused_kinds:
             self._refused_kinds.add(kind)
-            self._on_refusal(kind, f"{connection.peer}: {error}")
+            self._on_refusal(kind, what)
 
     # --- answers -------------------------------------------------------------------------------------------------
     def _meet(self, connection: Connection, operation: int, fields: list[bytes | int]) -> None:
@@ -282,3 +290,9 @@ class StoreServer:
         if self._groups is not None and connection.member is not None and connection.member.number != 1:
             fields = self._groups.rename(connection.member, operation, fields)
         self._workers.answer(connection, operation, fields)
+
+
+def _is_reserved(fd: int) -> bool:
+    """Whether a descriptor is one of the last, which the rest of the process needs."""
+    limit = os.sysconf("SC_OPEN_MAX")  # the soft limit; the module `resource` is not needed for it
+    return limit >= FEW_DESCRIPTORS and fd >= limit - RESERVED_DESCRIPTORS

@@ -223,7 +223,10 @@ class Decoder:
         """
         if self._offset >= len(self._buffer):
             if self._operation < 0:
-                self._forget()
+                # Nothing is kept of the last message, which may have been large, while the next is waited for.
+                self._buffer = b""
+                self._offset = 0
+                self.fields = []
                 return -1
             if self._chunks:
                 return -1
@@ -240,12 +243,6 @@ class Decoder:
         self._layouts = self._allowed
         self.held = 0
         return operation
-
-    def _forget(self) -> None:
-        """Keep nothing of the last message, which may have been large, while the next is waited for."""
-        self._buffer = b""
-        self._offset = 0
-        self.fields = []
 
     def _begin(self, operation: int) -> None:
         layout = self._layouts.get(operation)

@@ -557,6 +557,26 @@ def test_without_descriptors_clients_wait(bench: Bench) -> None:
             os.close(fd)
 
 
+def test_clients_leave_descriptors_to_the_rest_of_the_process(bench: Bench) -> None:
+    """Clients that come when few descriptors are left are closed, with one line; afterwards others are served."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
+    fillers: list[int] = []
+    try:
+        while not fillers or fillers[-1] < 1024 - 50:
+            fillers.append(os.dup(0))
+        for _ in range(2):
+            late = bench.peer(greets=False)
+            assert late.wait_closed() == b""
+        (line,) = bench.refusals
+        assert "too few descriptors" in line
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for fd in fillers:
+            os.close(fd)
+    bench.assert_healthy()
+
+
 def test_no_descriptor_is_inherited(bench: Bench) -> None:
     """The port and every client's socket are close-on-exec: workers get none of them."""
     bench.peer()
