@@ -7,8 +7,9 @@ Rules
 - Threads may wake the loop at any moment, also while it is closed: a lock keeps writing to the pipe and closing it
   apart. A signal handler may take it again, in the middle of a wake-up of its own thread.
 - Nothing polls. A child's exit is a readable pidfd; where the kernel or a seccomp filter refuses pidfds, one thread
-  per child blocks in waitid(WNOWAIT). Rejected: SIGCHLD alone (coalesced, main thread only, and inside somebody's
-  process it belongs to them), wait4(-1) (takes children that are not ours).
+  per child blocks in waitid(WNOWAIT), and where no thread can be had either the loop looks every `_LOOK` seconds.
+  Rejected: SIGCHLD alone (coalesced, main thread only, and inside somebody's process it belongs to them), wait4(-1)
+  (takes children that are not ours).
 - Signal handlers only note the number; the wake-up descriptor wakes the loop, which then acts. A signal that was
   inherited as ignored stays ignored (`nohup`), and what was installed before is put back on `close`.
 - Where the launcher is the whole process, the signals are blocked and read from a descriptor, which tells who has sent
@@ -45,6 +46,8 @@ _WRITABLE = select.POLLOUT
 _BROKEN = select.POLLHUP | select.POLLERR | select.POLLNVAL
 #: Seconds that one wait lasts: the kernel counts milliseconds in 32 bits. A timer beyond that is due in a later turn.
 _LONGEST_WAIT = 86400.0
+#: Seconds between two looks at a child for which there is neither a pidfd nor a thread.
+_LOOK = 0.05
 _WAKE = b"\0"
 _WAKE_BYTES = 4096
 #: Stands for an exit status that other code of this process has taken; `Loop.lost_exits` tells it from a real 255.
@@ -214,7 +217,16 @@ class Loop:
                 pass
             self.call_soon_threadsafe(lambda: self._reap(pid))
 
-        threading.Thread(target=wait_exit, name=f"wait-{pid}", daemon=True).start()
+        try:
+            threading.Thread(target=wait_exit, name=f"wait-{pid}", daemon=True).start()
+        except RuntimeError:
+            self._look_for_exit(pid)
+
+    def _look_for_exit(self, pid: int) -> None:
+        """Look now and then whether a child has ended, where the system refuses a thread that could wait for it."""
+        self._reap(pid)
+        if pid in self._children:
+            self.call_later(_LOOK, lambda: self._look_for_exit(pid))
 
     def _reap(self, pid: int) -> None:
         status = self._collect(pid)

@@ -82,10 +82,10 @@ class Team:
             started.reply.attach(self.loop)
         try:
             self._workers.adopt(local_rank, pid, born, None if started is None else started.exit)
-        except (OSError, RuntimeError) as error:
+        except OSError:
             if started is not None:
                 started.give_up()
-            raise _no_thread(error) from error
+            raise
         if started is not None:
             started.begin()
 
@@ -117,7 +117,8 @@ class Team:
         except RuntimeError as error:
             self._stop(signal.SIGKILL, 0.0)
             self._serve()
-            raise _no_thread(error) from error
+            reason = "no thread can be started to watch the processes (limit of processes, or memory)"
+            raise OSError(errno.EAGAIN, reason) from error
 
     @property
     def is_decided(self) -> bool:
@@ -185,10 +186,3 @@ class Team:
 
     def _gone(self, _survivors: list[int]) -> None:
         self._is_gone = True
-
-
-def _no_thread(error: Exception) -> OSError:
-    """Return the error for a process that nobody can watch."""
-    if isinstance(error, OSError):
-        return error
-    return OSError(errno.EAGAIN, "no thread can be started to watch the processes (limit of processes, or memory)")

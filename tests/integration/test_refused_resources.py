@@ -142,6 +142,13 @@ def test_a_refusal_at_any_place_leaves_nothing(tmp_path: Path, begin: str, call:
     run(tmp_path, f"sweep({begin}, {call}, {error})\n    {begin}()")
 
 
+@pytest.mark.parametrize("begin", ["command", "by_fork", "by_spawn", "plain", "job"])
+def test_a_refused_thread_leaves_nothing_where_there_are_no_pidfds(tmp_path: Path, begin: str) -> None:
+    """A thread waits for each process then, or the loop looks now and then."""
+    refused = "sweep({}, threading.Thread, 'start', RuntimeError(\"can't start new thread\"))"
+    run(tmp_path, f"loop.open_pidfd = lambda _: None; {refused.format(begin)}")
+
+
 @pytest.mark.parametrize("begin", ["command", "tee", "by_fork", "by_spawn", "plain", "job"])
 def test_a_limit_of_descriptors_leaves_nothing(tmp_path: Path, begin: str) -> None:
     """Under each limit in turn, from the first at which nothing can be opened to the first that is enough."""
