@@ -22,7 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from types import FrameType
-    from typing import Any
+    from typing import Any, TextIO
 
     from elastic_run.multiprocessing.errors import ProcessFailure
     from elastic_run.multiprocessing.logs import LogsSpecs
@@ -111,6 +111,26 @@ class PContext(abc.ABC):
         self._prefixes = log_line_prefixes
         self._filters = (duplicate_stdout_filters or [], duplicate_stderr_filters or [])
         self._previous_handlers: dict[int, Any] = {}
+        self._filtered: dict[str, TextIO] = {}
+
+    @property
+    def filtered_stdout(self) -> TextIO | None:
+        """The file into which chosen lines of stdout are copied, open for writing at its end; None without filters."""
+        return self._open_filtered(self._logs.filtered_stdout) if self._filters[0] else None
+
+    @property
+    def filtered_stderr(self) -> TextIO | None:
+        """The same for stderr."""
+        return self._open_filtered(self._logs.filtered_stderr) if self._filters[1] else None
+
+    def _open_filtered(self, path: str) -> TextIO | None:
+        if path and path not in self._filtered:
+            self._filtered[path] = open(path, "a", buffering=1, errors="replace", encoding="utf-8")  # noqa: SIM115
+        return self._filtered.get(path)
+
+    def _close_filtered(self) -> None:
+        for file in self._filtered.values():
+            file.close()
 
     def start(self) -> None:
         """Start the processes; in the main thread, let stop signals raise `SignalException` from now on."""
@@ -191,6 +211,7 @@ class PContext(abc.ABC):
             timeout: Seconds until SIGKILL.
         """
         self._close(death_sig or signal.SIGTERM, timeout)
+        self._close_filtered()
         self._return_signals()
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from elastic_run.multiprocessing.contexts import PContext
     from elastic_run.multiprocessing.functions import Functions
     from elastic_run.multiprocessing.logs import LogsSpecs
+    from elastic_run.multiprocessing.subprocess_handlers import SubprocessHandler
     from elastic_run.multiprocessing.team import Team
     from elastic_run.multiprocessing.team_context import Seat
 
@@ -113,6 +114,9 @@ class SubprocessContext(TeamContext):
         numa_options: How processes are bound to CPUs, or None.
         duplicate_stdout_filters: See `PContext`.
         duplicate_stderr_filters: See `PContext`.
+
+    Attributes:
+        subprocess_handlers: The processes that were started, by local rank.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - torch's signature
@@ -138,9 +142,11 @@ class SubprocessContext(TeamContext):
             duplicate_stderr_filters,
         )
         self._numa_options = numa_options
+        self.subprocess_handlers: dict[int, SubprocessHandler] = {}
 
     def _launch(self, team: Team, seat: Seat, on_fork: Callable[[], None]) -> None:  # noqa: ARG002 - an exec
         from elastic_run.multiprocessing.children import spawn  # noqa: PLC0415 - not for functions
+        from elastic_run.multiprocessing.subprocess_handlers import SubprocessHandler  # noqa: PLC0415 - ditto
 
         args: Any = self.args[seat.local_rank]  # ("file") is a text, not a tuple, and torch's documentation has it
         argv = [str(self.entrypoint), *map(str, args if isinstance(args, tuple | list) else (args,))]
@@ -148,6 +154,7 @@ class SubprocessContext(TeamContext):
         team.guardian.expect(seat.stderr)
         pid = spawn(argv, env, stdout=seat.stdout, stderr=seat.stderr, affinity=seat.affinity, closed=seat.closed)
         team.adopt(seat.local_rank, pid)
+        self.subprocess_handlers[seat.local_rank] = SubprocessHandler(team, seat.local_rank, tuple(argv))
 
     def _blamed(self, team: Team, failed: list[int]) -> list[int]:
         """Return the ranks that count as failed: where one did, those that were stopped for it too, as with torch."""

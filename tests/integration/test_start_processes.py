@@ -143,6 +143,39 @@ def test_commands_on_both(run: Run) -> None:
     assert said == "{0: None, 1: None} {} False\n{0: -15, 1: 3}\n"
 
 
+def test_handlers_and_filtered_files_on_both(run: Run, tmp_path: Path) -> None:
+    """A command's processes are there by local rank, each with what Popen has, and so are the files of chosen lines."""
+    said = _on_both(
+        run,
+        "",
+        f"""
+        import tempfile
+        logs = DefaultLogsSpecs(tempfile.mkdtemp(dir={str(tmp_path)!r}), tee=Std.OUT)
+        processes = start("/bin/sleep", {{0: ("1000",), 1: ("1000",)}}, logs, duplicate_stdout_filters=["x"])
+        handlers = processes.subprocess_handlers
+        say(sorted(handlers), [handlers[rank].local_rank_id for rank in (0, 1)])
+        say({{rank: handler.proc.pid for rank, handler in handlers.items()}} == processes.pids())
+        say(handlers[1].proc.poll(), handlers[1].proc.returncode)
+        say(os.path.basename(processes.filtered_stdout.name), processes.filtered_stderr)
+        processes.filtered_stdout.write("a line of the agent\\n")
+        handlers[1].close(signal.SIGTERM)
+        say(handlers[1].proc.wait(60), handlers[1].proc.returncode)
+        processes.close()
+        say(processes.filtered_stdout.closed, open(processes.filtered_stdout.name).read().strip())
+        say(handlers[0].proc.wait(60))
+        """,
+    )
+    assert said.splitlines() == [
+        "[0, 1] [0, 1]",
+        "True",
+        "None None",
+        "filtered_stdout.log None",
+        "-15 -15",
+        "True a line of the agent",
+        "-15",
+    ]
+
+
 def test_waiting_on_both(run: Run) -> None:
     """A timeout of 0 only looks, another one ends without a result, and closing stops what runs."""
     said = _on_both(
