@@ -19,6 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from importlib.metadata import EntryPoint
+    from logging import LogRecord
 
     from elastic_run.rendezvous.api import (
         RendezvousHandler,
@@ -41,6 +42,7 @@ __getattr__ = lazy_names(
 
 #: Where torch has the classes that plug-ins are written against; under compat these are ours.
 _TORCHS_INTERFACE = "torch.distributed.elastic.rendezvous"
+_TORCHS_REGISTRY = f"{_TORCHS_INTERFACE}.registry"
 #: Seconds for a name server to say whether an endpoint is this machine.
 _LOOK_UP = 3.0
 
@@ -141,11 +143,19 @@ def _register_plugin(backend: str) -> None:
 
 
 def _load_plugin(plugin: EntryPoint) -> RendezvousHandlerCreator:
+    import logging  # noqa: PLC0415 - only with a plug-in
+
+    # A plug-in that imports torch's rendezvous makes torch fill its own registry, which isn't used here, with all
+    # plug-ins. This one is half imported then: torch logs a traceback of that, and nothing is wrong.
+    logger = logging.getLogger(_TORCHS_REGISTRY)
+    logger.addFilter(_is_not_of_plugins)
     try:
         loaded = plugin.load()
         creator: RendezvousHandlerCreator = loaded if _takes_parameters(loaded) else loaded()
     except Exception as error:  # whatever foreign code raises is told to the user as its package's
         raise ValueError(_broken(plugin, f"can't be loaded: {type(error).__name__}: {error}")) from error
+    finally:
+        logger.removeFilter(_is_not_of_plugins)
     if not callable(creator):
         raise ValueError(_broken(plugin, f"returned {creator!r}, not a function that builds a handler"))  # noqa: TRY004 - the plug-in's mistake
     return lambda params: creator(_PluginParameters.of(params))
@@ -176,6 +186,10 @@ class _PluginParameters(RendezvousParameters):
     @property  # type: ignore[misc] # isinstance looks here after the type, and the plug-in may import torch late
     def __class__(self) -> type:
         return getattr(sys.modules.get(_TORCHS_INTERFACE), "RendezvousParameters", _PluginParameters)
+
+
+def _is_not_of_plugins(record: LogRecord) -> bool:
+    return "out of tree plugin" not in str(record.msg)
 
 
 def _broken(plugin: EntryPoint, what: str) -> str:
