@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from elastic_run.report import Attempt, Ending, OomKills
 
 
+#: Attempts that are remembered beside the first one.
+_LAST_ATTEMPTS = 63
+
+
 class Story:
     """What has happened so far.
 
@@ -175,6 +179,8 @@ class Story:
                 uptime=self._round.uptime,
             )
             self._attempts.append(attempt)
+            # Of a job that restarts for months the first attempt and the last ones.
+            del self._attempts[1:-_LAST_ATTEMPTS]
 
     def conclude(self, finish: supervision.Finish, agent: supervision.Agent) -> Ending:
         """Return the whole story.

@@ -110,16 +110,24 @@ class GiveUp:
 
 
 def decide_restart(
-    policy: RestartPolicy, failures: Sequence[Failure], restart_times: Sequence[float], now: float, jitter: float
+    policy: RestartPolicy,
+    failures: Sequence[Failure],
+    restart_times: Sequence[float],
+    now: float,
+    jitter: float,
+    *,
+    used: int | None = None,
 ) -> Restart | GiveUp:
     """Decide what follows a failed round.
 
     Args:
         policy: What the user said.
         failures: The job's failures, oldest first; the last is the one to decide on.
-        restart_times: Monotonic seconds at which the job restarted before.
+        restart_times: Monotonic seconds at which the job restarted before; the last ones will do, as many as a window
+            allows.
         now: Monotonic seconds.
         jitter: A random number in [0, 1).
+        used: How often the job restarted before; None for as often as there are times.
 
     Returns:
         `Restart` with its pause, or `GiveUp` with the verdict.
@@ -129,7 +137,7 @@ def decide_restart(
         return GiveUp("worker_failed", f"exit code {failure.exit_code} is listed in --no-restart-exit-codes")
     if len(failures) > 1 and _is_repeated(policy, failures[-2], failure):
         return GiveUp("repeated_failure", _repeated_detail(policy, failure))
-    if not has_budget(policy, len(restart_times)):
+    if not has_budget(policy, len(restart_times) if used is None else used):
         return GiveUp("worker_failed")
     if policy.window_count is not None and policy.window_seconds is not None:
         recent = sum(1 for time in restart_times if now - time < policy.window_seconds)

@@ -97,9 +97,9 @@ def _settle_change(job: Job, rules: Rules, now: float) -> Settled:
 def _settle_failure(job: Job, rules: Rules, root: Root, *, now: float, jitter: float) -> Settled:
     past = PastFailure(root.exit_code, root.signature, root.is_deterministic, root.uptime)
     failures = (*job.failures, past)[-REMEMBERED:]
-    # The policy counts restarts; those that are too old to be remembered count, and are out of every window.
-    times = (-math.inf,) * (job.restart_count - len(job.restart_times)) + job.restart_times
-    answer = decide_restart(rules.policy, [failure.failure for failure in failures], times, now, jitter)
+    # Restarts that are too old to be remembered count, and are out of every window.
+    past_failures = [failure.failure for failure in failures]
+    answer = decide_restart(rules.policy, past_failures, job.restart_times, now, jitter, used=job.restart_count)
     if isinstance(answer, GiveUp):
         own = root.verdict if answer.verdict == "worker_failed" else ""
         detail = "; ".join(text for text in (answer.detail or root.detail, _describe_early(job, root)) if text)

@@ -266,7 +266,7 @@ def may_start_again(agent: Agent) -> bool:
     if agent.ending is not None or agent.start_failure is not None:
         return False
     if agent.stop_reason == AFTER_FAILURE and not agent.follows_job:
-        return has_budget(agent.policy, len(agent.restart_times))
+        return has_budget(agent.policy, agent.restart_count)
     return agent.stop_reason in (AFTER_FAILURE, AFTER_HALT)
 
 
@@ -429,12 +429,12 @@ _OUTCOMES = {AFTER_SUCCESS: DONE, AFTER_FAILURE: FAILED, AFTER_HALT: STOPPED}
 def _after_failure(agent: Agent, failure: Failure, now: float, jitter: float) -> Decision:
     failures = (*agent.failures[-REMEMBERED_FAILURES:], failure)
     agent = agent.replace(failures=failures)
-    answer = decide_restart(agent.policy, failures, agent.restart_times, now, jitter)
+    answer = decide_restart(agent.policy, failures, agent.restart_times, now, jitter, used=agent.restart_count)
     if isinstance(answer, GiveUp):
         return agent.replace(state=ENDED), (Finish(answer.verdict, detail=answer.detail),)
     agent = agent.replace(
         round=agent.round + 1,
-        restart_times=(*agent.restart_times, now),
+        restart_times=(*agent.restart_times, now)[-(agent.policy.window_count or 1) :],
         restart_count=agent.restart_count + 1,
         stop_reason="",
         state=JOINING,

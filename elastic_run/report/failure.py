@@ -204,7 +204,7 @@ def _attempts(ending: Ending, room: int) -> list[str]:
             runs.append((text, [attempt]))
     lines = [elide(f"{_attempt_numbers(run)}: {text}", room, tail=0.2) for text, run in runs]
     if len(lines) > _MOST_RUNS:
-        lines = [lines[0], f"... ({len(ending.attempts)} attempts in all)", lines[-1]]
+        lines = [lines[0], f"... ({max(len(ending.attempts), ending.restarts_used)} attempts in all)", lines[-1]]
     return lines
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
@@ -20,9 +21,11 @@ from tests.support.store import ServedStore
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from tests.support.job_stores import Opener
+    from tests.support.launch import Launched
 
 SETUP = Setup(local_world_size=1, policy=RestartPolicy(100_000, max_backoff=0.0))
 CONF = {**FAST, "last_call_timeout": "0"}
@@ -71,6 +74,35 @@ def visit(port: int, host: Node) -> None:
         visitor.session.leave("signal")
     while host.wait_for(Formed).group_world_size != 1:
         pass
+
+
+#: A launcher that says how many blocks of memory it has when it begins its 150th and its 250th round.
+_COUNTING = """
+import gc, os, runpy, sys
+from elastic_run.agent.round import Round
+begin = Round.__init__
+def count(self, *arguments, **options):
+    if options["number"] in (150, 250):
+        gc.collect()
+        os.write(1, b"blocks %d\\n" % sys.getallocatedblocks())
+    begin(self, *arguments, **options)
+Round.__init__ = count
+sys.argv = ["elastic_run", *sys.argv[1:]]
+runpy.run_module("elastic_run", run_name="__main__")
+"""
+
+
+def test_restarts_leave_nothing_in_memory(launch: Callable[..., Launched], tmp_path: Path) -> None:
+    """After 250 restarts the launcher has as many objects as after 150, and still counts them all."""
+    path = tmp_path / "worker.sh"
+    path.write_text("exit $((TORCHELASTIC_RESTART_COUNT % 2 + 1))\n")
+    flags = ("--standalone", "--max-restarts=251", "--max-backoff=0", "--no-python", "sh", path)
+    job = launch(*flags, program=(sys.executable, "-c", _COUNTING))
+    assert job.wait_exit(deadline=100) in {1, 2}
+    before, after = (int(line.split()[1]) for line in job.stdout.splitlines())
+    assert after - before < 200, (before, after)  # it was 800
+    assert "restart 251 of 251" in job.stderr
+    assert "(251 attempts in all)" in job.stderr
 
 
 def test_nodes_that_came_and_went(stack: ExitStack) -> None:

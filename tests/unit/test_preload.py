@@ -81,9 +81,9 @@ def test_the_users_site_is_not_always_read(
     ("stop_reason", "changes", "expected"),
     [
         (supervision.AFTER_FAILURE, {}, True),
-        (supervision.AFTER_FAILURE, {"restart_times": (1.0,)}, False),
-        (supervision.AFTER_FAILURE, {"restart_times": (1.0,), "follows_job": True}, True),
-        (supervision.AFTER_HALT, {"restart_times": (1.0,)}, True),
+        (supervision.AFTER_FAILURE, {"restart_count": 1}, False),
+        (supervision.AFTER_FAILURE, {"restart_count": 1, "follows_job": True}, True),
+        (supervision.AFTER_HALT, {"restart_count": 1}, True),
         (supervision.AFTER_SUCCESS, {}, False),
         (supervision.AFTER_SIGNAL, {"follows_job": True}, False),
         (supervision.AFTER_FAILURE, {"ending": supervision.Finish("unkillable_worker")}, False),
