@@ -74,11 +74,10 @@ class RollCall:
         Raises:
             StoreConnectionError: The store can't be reached.
         """
-        affairs = self._affairs
         if not self._is_waiting:
             self._told_spare = ""
             self._hide()
-        elif affairs.shows_waiting or self._is_due(now):
+        elif self._is_due(now):
             self._last_look = now
             status = _read(store)
             # Before it has heard of any node the coordinator, elected just now, knows nothing.
@@ -88,8 +87,9 @@ class RollCall:
 
     def _is_due(self, now: float) -> bool:
         if self._last_told is None:
+            # On a terminal, too: what the coordinator wrote last may be older than the round that has just ended.
             return now >= self.first_due(now)
-        return now - self._last_told >= INTERVAL
+        return self._affairs.shows_waiting or now - self._last_told >= INTERVAL
 
     @property
     def _is_waiting(self) -> bool:
