@@ -55,7 +55,7 @@ def test_a_job_of_one_node_survives(launch: Launch, worker: Worker, tmp_path: Pa
         assert "127.0.0.1:" in line
 
 
-@pytest.mark.parametrize("token", [None, "a secret"], ids=["without a token", "with a token"])
+@pytest.mark.parametrize("token", [None, "a secret of thirty-two characters"], ids=["without a token", "with a token"])
 @pytest.mark.parametrize("key", KEYS, ids=["workers' space", "agents' space"])
 def test_a_job_of_two_nodes_survives(
     launch: Launch, worker: Worker, tmp_path: Path, token: str | None, key: bytes
@@ -69,7 +69,7 @@ def test_a_job_of_two_nodes_survives(
         launch(*place, path, program=LIMITED, env={"GO": str(gate), "ELASTIC_RUN_RDZV_TOKEN": token}) for gate in gates
     ]
     for node in nodes:
-        node.wait_line("store")
+        node.wait_line(r"^store \S+ \d+$")
     attack(port, key)
     for gate in gates:
         gate.write_text("")
