@@ -28,13 +28,16 @@ if TYPE_CHECKING:
 SENDER = rf"pid {os.getpid()} \(\S.*\)"
 #: Ranks that are listed handle the signal; all end with 0 once the gate is opened and closed.
 WORKER = """
+import select
 number, handling, gate = int(sys.argv[1]), sys.argv[2].split(","), sys.argv[3]
 if str(rank) in handling:
     signal.signal(number, lambda *_: say(f"rank {rank} saves"))
 blocked = next(line for line in open("/proc/self/status") if line.startswith("SigBlk"))
+# Open before the line: whoever opened it after the test's writer has gone would wait for another one.
+opened = select.poll()
+opened.register(os.open(gate, os.O_RDONLY | os.O_NONBLOCK))
 say("ready, blocked", int(blocked.split()[1], 16))
-with open(gate) as file:
-    file.read()
+opened.poll()
 """
 #: Waits for a stop, and tells which signal it was.
 PATIENT = """
