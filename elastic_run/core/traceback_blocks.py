@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _LINES_LIMIT = 120
 _MESSAGE_LIMIT = 16 * 1024
 #: Lines of others that may stand between two lines of a traceback: threads that write at the same time.
-_PATIENCE = 5000
+_PATIENCE = 20_000
 #: Lines of others that may stand between its header and a writer's next line.
 _PREFIX_PATIENCE = 50
 #: Parts of a path that is not the user's own code.
