@@ -203,7 +203,7 @@ def test_after_exit_code_1_the_last_exception_is_named_whatever_follows(text: st
         (TRACEBACK + "noise here\n" * 21_000 + "ValueError: x\n", None),
         (TRACEBACK + "noise here\nDEBUG: loud\nloss: 3\nValueError: x\n", "ValueError"),
         (TRACEBACK + "noise here\nEpoch\nValueError: x\n", "ValueError"),
-        ("Traceback (most recent call last):\n" + "step 1\n" * 9_000 + TRACEBACK[35:] + "ValueError: x\n", "ValueError"),
+        ("Traceback (most recent call last):\n" + "step 1\n" * 9000 + TRACEBACK[35:] + "ValueError: x\n", "ValueError"),
         (TRACEBACK + "zlib.error: bad\n", "zlib.error"),
         (TRACEBACK + "queue.Empty\n", "queue.Empty"),
         (TRACEBACK + "__main__.main.<locals>.Oops: x\n", "__main__.main.<locals>.Oops"),
