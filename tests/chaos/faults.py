@@ -11,9 +11,11 @@ import signal
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.chaos.job import PORT
+from tests.support.processes import descendants_of, kill_processes
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 #: Seconds that a clock jumps.
 _CLOCK_JUMP = 900
+_GUARDIANS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,36 @@ def kill_agent(scene: Scene) -> None:
     scene.node.agent.process.wait(30)
     scene.job.wait_no_orphans(scene.node)
     _last(scene)
+
+
+def _find_guardians(scene: Scene) -> list[int]:
+    """Wait until both guardians of the node's elastic-run stand, and return them, the first one first."""
+
+    def find() -> list[int]:
+        titles = {pid: _read_title(pid) for pid in descendants_of(scene.node.agent.process.pid)}
+        return sorted((pid for pid, title in titles.items() if b"guardian of" in title), key=lambda pid: titles[pid])
+
+    wait_until(lambda: len(find()) == _GUARDIANS, deadline=60, what=f"two guardians on {scene.node.host}")
+    return find()
+
+
+def _read_title(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def kill_agent_and_guardian(scene: Scene) -> None:
+    """SIGKILL the node's elastic-run with its guardian, and see that nothing outlives them."""
+    kill_processes(_find_guardians(scene)[:1])
+    kill_agent(scene)
+
+
+def stop_guardian_and_kill_agent(scene: Scene) -> None:
+    """SIGSTOP the guardian of the node's elastic-run before SIGKILL to that, and see that nothing is left."""
+    os.kill(_find_guardians(scene)[0], signal.SIGSTOP)
+    kill_agent(scene)
 
 
 def terminate_agent(scene: Scene) -> None:
@@ -162,6 +195,8 @@ def fill_store(scene: Scene) -> None:
 FAULTS: dict[str, Callable[[Scene], None]] = {
     "kill-worker": kill_worker,
     "kill-agent": kill_agent,
+    "kill-agent-and-guardian": kill_agent_and_guardian,
+    "stop-guardian-and-kill-agent": stop_guardian_and_kill_agent,
     "terminate-agent": terminate_agent,
     "stop-agent": stop_agent,
     "power-off": power_off,
@@ -178,7 +213,13 @@ _OF_ETCD = {"cut-from-hub", "kill-store-leader"}
 #: Faults that need a store in an agent.
 _OF_AGENTS = {"fill-store"}
 #: Faults that end the node's agent, and a store that lives with it.
-ENDS_AGENT = {"kill-agent", "terminate-agent", "power-off"}
+ENDS_AGENT = {
+    "kill-agent",
+    "kill-agent-and-guardian",
+    "stop-guardian-and-kill-agent",
+    "terminate-agent",
+    "power-off",
+}
 
 
 def draw_faults(
