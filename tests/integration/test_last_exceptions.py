@@ -82,9 +82,10 @@ load()
 def test_an_exception_is_found_between_the_lines_of_threads(
     launch: Launch, worker: Worker, tmp_path: Path, flags: str
 ) -> None:
-    """Four threads write before, between and after its lines."""
+    """Four threads write before, between and after its lines; a line that they tear can't be read."""
     path = worker(f"""
 {LINES}
+sys.stderr = open(2, "w", buffering=1, closefd=False)  # whole lines, where the interpreter writes their parts
 begun = threading.Barrier(5)
 def talk(word):
     for number in range(5_000):
