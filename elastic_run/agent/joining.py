@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from elastic_run.agent.api import WorkerGroup
     from elastic_run.loop import Loop
+    from elastic_run.store.listener import PortTakenError
     from elastic_run.store.worker_store import WorkerStore
 
 #: `server.GARBAGE`, whose module is not on the way to the first worker.
@@ -78,6 +79,15 @@ class Joining:
         if offer is not None:
             store = self.renew_store()
             offer(store.host, store.port, use_agent_store=store.use_agent_store)
+
+    def describe_taken_port(self, error: PortTakenError) -> str:
+        """Say, for the user, that another process has the port of `--master-port`, and what to do."""
+        if self._group.spec.rdzv_handler.get_backend() != "static":
+            return f"--master-port: {error}"
+        return (
+            f"--master-port: {error.fact}: did another node of this job get --node-rank=0 as well? If not, choose "
+            "another port, the same on all nodes"
+        )
 
     def take_place(self) -> None:
         """Wait for the next round, and take this node's place in it.

@@ -365,7 +365,9 @@ class Supervisor:
                 return
             self._joining.offer_store()
         except PortTakenError as error:
-            self._feed(supervision.RoundFailed(command.round, verdict="usage", detail=f"--master-port: {error}"))
+            self._feed(
+                supervision.RoundFailed(command.round, verdict="usage", detail=self._joining.describe_taken_port(error))
+            )
             return
         except ValueError as error:
             self._feed(supervision.RoundFailed(command.round, verdict="usage", detail=str(error)))

@@ -28,13 +28,17 @@ class PortTakenError(StoreError, OSError):
     Args:
         port: The port.
         owner: The process that has it, as "pid 123 (name)", or None when that can't be seen.
+
+    Attributes:
+        fact: The message without its advice, which is for a job of one node.
     """
 
     def __init__(self, port: int, owner: str | None) -> None:
         by = f" by {owner}" if owner else ""
-        super().__init__(errno.EADDRINUSE, f"port {port} is taken{by}; choose another one or 0 for any")
         self.port = port
         self.owner = owner
+        self.fact = f"port {port} is taken{by}"
+        super().__init__(errno.EADDRINUSE, f"{self.fact}; choose another one or 0 for any")
 
     def __str__(self) -> str:
         return str(self.strerror)

@@ -124,7 +124,9 @@ class Opening:
             if error.reason == FOREIGN:
                 message = f"what listens at {address} is not a TCPStore"
                 raise StoreConnectionError(message, FOREIGN) from error
-            message = f"{address} closes connections without an answer: it ends, or is no TCPStore"
+            message = (
+                f"{address} closes connections without an answer: a store that is about to end, or another program"
+            )
             raise StoreConnectionError(str(error), error.reason, cause=message) from error
         except BaseException:
             stream.close()
