@@ -92,10 +92,10 @@ class Guardian:
         Raises:
             OSError: The system refuses a process.
         """
-        self._send("bye")  # to one that stands in for the one that died
-        self._close_pipe()
-        reader, self._pipe = os.pipe()
-        os.set_blocking(self._pipe, False)
+        reader, writer = os.pipe()
+        os.set_blocking(writer, False)
+        # A second guardian that stands in is let go when the new one knows all: the launcher may be killed in between.
+        before, self._pipe = self._take_pipe(), writer
         since = processes.start_time("self")
         interpreter = find_interpreter() if self.is_exec else ""
         # They wait for it in the pipe: a launcher that is killed while it starts leaves no directory.
@@ -108,12 +108,15 @@ class Guardian:
             self.pid = _spawn(interpreter, *own) if interpreter else _fork(*own)
         except OSError:
             self._close_pipe()
+            self._pipe, self._waiting = before
+            self._write()
             raise
         finally:
             os.close(reader)
         self.own_sessions.add(self.pid)
         for order in self._sessions_and_end():
             self._send(order)
+        _say_bye(*before)
         return self.pid
 
     @property
@@ -218,6 +221,8 @@ class Guardian:
 
     def _write(self) -> None:
         """Write what waits; the loop comes back where the pipe is full."""
+        if self._pipe < 0:
+            return
         try:
             del self._waiting[: os.write(self._pipe, self._waiting)]
         except BlockingIOError:
@@ -233,12 +238,27 @@ class Guardian:
             self._loop.remove_writer(self._pipe)
 
     def _close_pipe(self) -> None:
-        self._waiting.clear()
-        if self._pipe >= 0:
-            if self._loop is not None:
-                self._loop.remove_writer(self._pipe)
-            os.close(self._pipe)
-            self._pipe = -1
+        pipe, _ = self._take_pipe()
+        if pipe >= 0:
+            os.close(pipe)
+
+    def _take_pipe(self) -> tuple[int, bytearray]:
+        """Return the pipe, -1 for none, and what waits for room in it; this object has none from now on."""
+        taken = self._pipe, self._waiting
+        if self._pipe >= 0 and self._loop is not None:
+            self._loop.remove_writer(self._pipe)
+        self._pipe, self._waiting = -1, bytearray()
+        return taken
+
+
+def _say_bye(pipe: int, waiting: bytearray) -> None:
+    """Let the guardian go that reads a pipe, if any does."""
+    if pipe >= 0:
+        try:
+            os.write(pipe, waiting + b"bye\n")
+        except OSError:
+            pass  # nobody reads it any more
+        os.close(pipe)
 
 
 def _fork(reader: int, token: str, since: int) -> int:

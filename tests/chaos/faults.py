@@ -11,11 +11,11 @@ import signal
 import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.chaos.job import PORT
-from tests.support.processes import descendants_of, kill_processes
+from tests.support.guardians import wait_guardians
+from tests.support.processes import kill_processes
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 #: Seconds that a clock jumps.
 _CLOCK_JUMP = 900
-_GUARDIANS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,33 +87,19 @@ def kill_agent(scene: Scene) -> None:
     _last(scene)
 
 
-def _find_guardians(scene: Scene) -> list[int]:
-    """Wait until both guardians of the node's elastic-run stand, and return them, the first one first."""
-
-    def find() -> list[int]:
-        titles = {pid: _read_title(pid) for pid in descendants_of(scene.node.agent.process.pid)}
-        return sorted((pid for pid, title in titles.items() if b"guardian of" in title), key=lambda pid: titles[pid])
-
-    wait_until(lambda: len(find()) == _GUARDIANS, deadline=60, what=f"two guardians on {scene.node.host}")
-    return find()
-
-
-def _read_title(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""
+def _wait_guardians(scene: Scene) -> list[int]:
+    return wait_guardians(scene.node.agent.pid, deadline=60)
 
 
 def kill_agent_and_guardian(scene: Scene) -> None:
     """SIGKILL the node's elastic-run with its guardian, and see that nothing outlives them."""
-    kill_processes(_find_guardians(scene)[:1])
+    kill_processes(_wait_guardians(scene)[:1])
     kill_agent(scene)
 
 
 def stop_guardian_and_kill_agent(scene: Scene) -> None:
     """SIGSTOP the guardian of the node's elastic-run before SIGKILL to that, and see that nothing is left."""
-    os.kill(_find_guardians(scene)[0], signal.SIGSTOP)
+    os.kill(_wait_guardians(scene)[0], signal.SIGSTOP)
     kill_agent(scene)
 
 

@@ -33,12 +33,16 @@ _NODES = 3
 RECOVERY = 120.0
 #: Seconds from the word that it is enough to the end of all agents.
 _ENDING = 60.0
+#: How an agent says that another node is gone.
+_LOSS = r"elastic-run: .*(lost|left|died|gone|silent)"
 #: What agents must have written since a fault began, one of these; without an entry a fault may pass unnoticed.
 TRACES = {
     "kill-worker": r"killed by SIGKILL",
-    "kill-agent": r"elastic-run: .*(lost|left|died|gone|silent)",
+    "kill-agent": _LOSS,
+    "kill-agent-and-guardian": _LOSS,
+    "stop-guardian-and-kill-agent": _LOSS,
     "terminate-agent": r"SIGTERM",
-    "power-off": r"elastic-run: .*(lost|left|died|gone|silent)",
+    "power-off": _LOSS,
     "fill-store": r"elastic-run: .*a reply of",
 }
 

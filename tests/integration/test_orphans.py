@@ -6,16 +6,16 @@ import os
 import signal
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.guardians import wait_guardians
 from tests.support.processes import descendants_of, kill_processes, wait_gone
-from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from tests.support.launch import Launched
 
@@ -31,25 +31,6 @@ while True: signal.pause()
 """
 #: Seconds in which all has to be gone.
 _LIMIT = 2.0
-_GUARDIANS = 2
-
-
-def _guardians(launcher: int) -> list[int]:
-    """Wait until both guardians of a launcher stand, and return them, the first one first."""
-
-    def find() -> list[int]:
-        titles = {pid: _title(pid) for pid in descendants_of(launcher)}
-        return sorted((pid for pid, title in titles.items() if "guardian of" in title), key=lambda pid: titles[pid])
-
-    wait_until(lambda: len(find()) == _GUARDIANS, what="two guardians")
-    return find()
-
-
-def _title(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").decode(errors="replace")
-    except OSError:
-        return ""
 
 
 def _start(launch: Launch, worker: Worker, *flags: str) -> tuple[Launched, list[int]]:
@@ -71,7 +52,7 @@ def _wait_all_gone(pids: list[int]) -> None:
 def test_launcher_and_guardian_killed_together(launch: Launch, worker: Worker, order: str) -> None:
     """The second guardian does what the first one can't do any more, for children in sessions of their own too."""
     job, pids = _start(launch, worker)
-    first, second = _guardians(job.pid)
+    first, second = wait_guardians(job.pid)
     both = [job.pid, first]
     kill_processes(both if order == "launcher first" else both[::-1])
     _wait_all_gone([*pids, second])
@@ -81,7 +62,7 @@ def test_launcher_and_guardian_killed_together(launch: Launch, worker: Worker, o
 def test_a_stopped_guardian_and_a_killed_launcher(launch: Launch, worker: Worker) -> None:
     """A guardian that doesn't act is killed by the second one, which acts instead."""
     job, pids = _start(launch, worker)
-    first, second = _guardians(job.pid)
+    first, second = wait_guardians(job.pid)
     os.kill(first, signal.SIGSTOP)
     job.send(signal.SIGKILL)
     _wait_all_gone([*pids, first, second])
@@ -91,7 +72,7 @@ def test_a_stopped_guardian_and_a_killed_launcher(launch: Launch, worker: Worker
 def test_a_stopped_second_guardian(launch: Launch, worker: Worker) -> None:
     """The first one needs no help."""
     job, pids = _start(launch, worker)
-    first, second = _guardians(job.pid)
+    first, second = wait_guardians(job.pid)
     os.kill(second, signal.SIGSTOP)
     job.send(signal.SIGKILL)
     try:
@@ -105,10 +86,10 @@ def test_a_stopped_second_guardian(launch: Launch, worker: Worker) -> None:
 def test_the_second_guardian_stands_in_until_there_is_another_pair(launch: Launch, worker: Worker) -> None:
     """A killed guardian is replaced with its second one, and no guardian is left when the job has ended."""
     job, pids = _start(launch, worker)
-    before = _guardians(job.pid)
+    before = wait_guardians(job.pid)
     os.kill(before[0], signal.SIGKILL)
     wait_gone(before[1])
-    after = _guardians(job.pid)
+    after = wait_guardians(job.pid)
     kill_processes([after[0], job.pid])
     _wait_all_gone([*pids, *after])
     job.wait_exit()
@@ -122,7 +103,7 @@ def test_no_guardian_is_left_at_the_end(
 ) -> None:
     """Both leave when the job has ended, also where the first one was stopped meanwhile."""
     job, _ = _start(launch, worker)
-    guardians = _guardians(job.pid)
+    guardians = wait_guardians(job.pid)
     if is_stopped:
         os.kill(guardians[0], signal.SIGSTOP)
     job.send(signal.SIGTERM)
@@ -164,3 +145,30 @@ def test_a_stopped_guardian_holds_nothing_up(launch: Launch, tmp_path: Path, end
     job.send(end)
     assert job.wait_exit() == (143 if end == signal.SIGTERM else -9)
     _wait_all_gone([pid, guardian])
+
+
+#: A launcher that dies while it replaces its guardian, when the one before has been told to leave.
+_DYING = """
+import os, runpy, signal, sys
+from elastic_run.multiprocessing import guardian
+fork, forks = guardian._fork, []
+def fork_once(*arguments):
+    forks.append(None)
+    if len(forks) > 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return fork(*arguments)
+guardian._fork = fork_once
+sys.argv = ["elastic_run", *sys.argv[1:]]
+runpy.run_module("elastic_run", run_name="__main__")
+"""
+
+
+def test_a_launcher_killed_while_it_replaces_its_guardian(launch: Launch, worker: Worker) -> None:
+    """The second guardian stands in until another one stands, not only until the launcher begins to start it."""
+    flags = ("--standalone", "--nproc-per-node=2", worker(_FAMILY))
+    job = launch(*flags, program=(sys.executable, "-c", _DYING))
+    pids = [int(pid) for match in job.wait_lines(r"pids (\d+) (\d+) (\d+)", count=2) for pid in match.groups()]
+    first, second = wait_guardians(job.pid)
+    kill_processes([first])
+    _wait_all_gone([*pids, second])
+    assert job.wait_exit() == -signal.SIGKILL
