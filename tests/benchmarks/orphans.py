@@ -1,6 +1,8 @@
 """SIGKILL to the launcher: two seconds later nothing that it started lives, grandchildren included.
 
-Each of two workers has a child in its own session and one in a session of that child's own.
+Each of two workers has a child in its own session, one in a session of that child's own, and a descendant that has left
+session, environment and parent. By turns elastic-run's guardian is left alone, killed with the launcher, and stopped
+before it.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import signal
 import time
 import uuid
 from functools import partial
+from itertools import chain, cycle
 from math import inf
 from statistics import mean
 from typing import TYPE_CHECKING
@@ -17,6 +20,7 @@ from typing import TYPE_CHECKING
 from tests.benchmarks.comparison import interleave
 from tests.benchmarks.figures import Bar, Figure, alone
 from tests.benchmarks.job import Job
+from tests.support.guardians import wait_guardians
 from tests.support.processes import TEST_TOKEN, descendants_of, is_gone, kill_processes, processes_with_environment
 
 if TYPE_CHECKING:
@@ -27,12 +31,18 @@ if TYPE_CHECKING:
 #: Seconds in which all has to be gone.
 _LIMIT = 2.0
 _LOOK = 0.002
+#: What elastic-run's guardian gets right before the launcher is killed, kill after kill.
+_TO_GUARDIAN = (None, signal.SIGKILL, signal.SIGSTOP)
 
 
 def measure(installation: Installation, effort: Effort) -> list[Figure]:
     """Kill launchers in turn, and count after how many something lived on."""
+    signals = cycle(_TO_GUARDIAN)
     kills = interleave(
-        {name: partial(seconds_to_empty, installation, name) for name in ("elastic-run", "torchrun")},
+        {
+            "elastic-run": lambda: seconds_to_empty(installation, "elastic-run", to_guardian=next(signals)),
+            "torchrun": partial(seconds_to_empty, installation, "torchrun"),
+        },
         rounds=effort.pairs,
         times={"elastic-run": max(1, effort.kills // effort.pairs)},
     )
@@ -57,25 +67,38 @@ def _survival_figure(kills: Comparison) -> Figure:
 
 
 def _time_figures(kills: Comparison) -> list[Figure]:
-    """Return the time until nothing was left; no figure where something always was."""
-    gone = [1000 * seconds for turn in kills.rounds["elastic-run"] for seconds in turn if seconds < inf]
+    """Return the time until nothing was left with the guardian left alone; no figure where something always was."""
+    alone_killed = list(chain.from_iterable(kills.rounds["elastic-run"]))[:: len(_TO_GUARDIAN)]
+    gone = [1000 * seconds for seconds in alone_killed if seconds < inf]
     name = "SIGKILL of the launcher to the last of its processes gone"
     note = f"worst {max(gone, default=inf):.0f} ms"
     return [alone(gone, benchmark="orphans", name=name, unit="ms", bar=None, note=note)] if gone else []
 
 
-def seconds_to_empty(installation: Installation, launcher: str) -> float:
-    """Kill a launcher, and return the seconds until nothing of it was left; infinity when something was."""
+def seconds_to_empty(installation: Installation, launcher: str, *, to_guardian: signal.Signals | None = None) -> float:
+    """Kill a launcher, and see what is left of it.
+
+    Args:
+        installation: Where the launchers are.
+        launcher: Which one.
+        to_guardian: A signal to its guardian right before it is killed.
+
+    Returns:
+        The seconds until nothing was left; infinity when something was.
+    """
     token = uuid.uuid4().hex
     command = installation.launcher(launcher, 2, installation.worker("parent"))
     with Job(command, directory=installation.directory, env={TEST_TOKEN: token}) as job:
         pids = [int(word) for words in job.wait_lines(2) for word in words]
+        guardians = [] if to_guardian is None else wait_guardians(job.pid)
         pids += descendants_of(job.pid)
         killed_at = time.monotonic()
+        if to_guardian is not None:
+            os.kill(guardians[0], to_guardian)
         os.kill(job.pid, signal.SIGKILL)
         while (is_left := not all(map(is_gone, pids))) and time.monotonic() < killed_at + _LIMIT:
             time.sleep(_LOOK)
         seconds = time.monotonic() - killed_at
         left = processes_with_environment(token)
-        kill_processes(left)
+        kill_processes([*left, *(pid for pid in pids if not is_gone(pid))])
     return inf if is_left or left else seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from functools import partial
 from math import inf
 from operator import attrgetter
@@ -133,9 +134,10 @@ def test_tee_keeps_every_line(installation: Installation, sink: str) -> None:
     assert flood.loss == 0, flood.text()
 
 
-def test_killed_launcher_leaves_nothing(installation: Installation) -> None:
-    """Two seconds after SIGKILL of the launcher nothing that it started lives."""
-    assert inf not in [orphans.seconds_to_empty(installation, "elastic-run") for _ in range(5)]
+@pytest.mark.parametrize("to_guardian", [None, signal.SIGKILL, signal.SIGSTOP])
+def test_killed_launcher_leaves_nothing(installation: Installation, to_guardian: signal.Signals | None) -> None:
+    """Two seconds after SIGKILL of the launcher nothing that it started lives, whatever became of its guardian."""
+    assert inf not in [orphans.seconds_to_empty(installation, "elastic-run", to_guardian=to_guardian) for _ in range(3)]
 
 
 def test_workers_meet_while_ports_are_taken(installation: Installation) -> None:

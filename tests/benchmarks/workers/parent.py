@@ -1,9 +1,17 @@
-"""Start a grandchild in this session and one in a session of its own, say all three pids, and sleep."""
+"""Start three grandchildren, say all four pids, and sleep.
+
+The first stays in this session, the second has a session of its own. The third has left session, environment and
+parent; only its stderr is still that of this worker.
+"""
 
 import os
 import signal
 
+_ESCAPE = "(exec env -i setsid sh -c 'echo $$; exec sleep 600 >/dev/null' &)"
+
 same = os.posix_spawn("/bin/sleep", ["sleep", "600"], os.environ)
 own = os.posix_spawn("/bin/sleep", ["sleep", "600"], os.environ, setsid=True)
-os.write(1, b"%d %d %d\n" % (os.getpid(), same, own))
+with os.popen(_ESCAPE) as said:  # noqa: S605 - a constant
+    escaped = int(said.readline())
+os.write(1, b"%d %d %d %d\n" % (os.getpid(), same, own, escaped))
 signal.pause()
