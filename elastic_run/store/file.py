@@ -73,7 +73,7 @@ class FileJobStore(JobStore):
         with self._explains(), self._written(value) as new:
             while True:
                 numbers, floor = self._scan(stream)
-                number = max(numbers, default=floor) + 1
+                number = max({floor, *numbers}) + 1  # a dead writer may have left an entry below the floor
                 place = self._entry(stream, number)
                 if not self._link(new, place):
                     continue

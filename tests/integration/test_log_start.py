@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,7 +22,6 @@ from tests.support.wait import DEADLINE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 
 @pytest.mark.parametrize("kind", list(STORES))
@@ -62,6 +63,20 @@ def test_a_writer_that_was_stopped_lowers_no_start_of_a_stream(tmp_path: Path) -
     slow.trim("facts", 2)
     slow.append("facts", b"5")
     assert slow.read("facts", 0, 0.0)[0] == [b"5"]
+
+
+def test_an_entry_that_a_dead_writer_left_below_the_start_holds_up_nobody(tmp_path: Path) -> None:
+    """In a directory, a writer that is killed before it takes back an entry below the start stops no other writer."""
+    slow, fast = FileJobStore(f"{tmp_path}/", "job"), FileJobStore(f"{tmp_path}/", "job")
+    for number in range(5):
+        slow.append("facts", b"%d" % number)
+    fast.trim("facts", 5)
+    Path(slow._entry("facts", 3)).write_bytes(b"late")
+    writing = threading.Thread(target=fast.append, args=("facts", b"5"), daemon=True)
+    writing.start()
+    writing.join(DEADLINE)
+    assert not writing.is_alive()
+    assert slow.read("facts", 5, 0.0)[0] == [b"5"]
 
 
 def test_a_writer_that_was_stopped_replaces_nothing(tmp_path: Path) -> None:
