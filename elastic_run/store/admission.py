@@ -4,14 +4,16 @@ Rules
 - Before its proof a connection gets no answer but those of the opening. It may send `_MOST_BYTES`, and has
   `_PROVE_WITHIN` seconds. Where workers use the port as well, a client whose first key is not an agent's sees the
   workers' keys only.
-- `_MOST_WAITING` connections may be without a proof at a time. Beyond that the oldest makes room once it has had
-  `_SHORTEST` seconds, and until then others wait in the backlog: a thousand nodes that come at once all get in, and
-  silent strangers hold nobody up.
+- `_MOST_WAITING` connections may be without a proof at a time, and they may take a quarter of the descriptors. Beyond
+  that the oldest makes room once it has had `_SHORTEST` seconds, and until then others wait in the backlog: a thousand
+  nodes that come at once all get in, and silent strangers hold nobody up.
   On a shared port a connection that begins as a worker's do is out of these bounds.
 - A refusal is told once for each kind, with the peer's address: a stranger must not fill the log.
 """
 
 from __future__ import annotations
+
+import os
 
 from elastic_run.records import dataclass
 from elastic_run.store import wire
@@ -29,6 +31,8 @@ __all__ = ["Admission", "TokenRequirement"]
 #: Enough for the opening, the proof and a first question, so that these come in one read.
 _MOST_BYTES = 1024
 _MOST_WAITING = 4096
+#: What they may take of the descriptors that this process may have: the others are for agents and workers.
+_SHARE = 4
 _PROVE_WITHIN = 10.0
 _SHORTEST = 1.0
 
@@ -36,7 +40,7 @@ _SHORTEST = 1.0
 _OTHER_TOKEN = "it has another token than this job"  # noqa: S105 - no secret
 _NO_TOKEN = "it has no token, and this job has one"  # noqa: S105 - no secret
 _SILENT = f"it has not proved the token within {_PROVE_WITHIN:.0f} s"
-_CROWDED = f"{_MOST_WAITING} connections wait with no proof of the token, and it is the oldest of them"
+_CROWDED = "too many connections wait with no proof of the token, and it is the oldest of them"
 
 
 @dataclass
@@ -102,7 +106,7 @@ class Admission:
         Returns:
             Whether it can be taken.
         """
-        if not self._waiting or (len(self._waiting) < _MOST_WAITING and not is_full):
+        if not self._waiting or (len(self._waiting) < _find_most_waiting() and not is_full):
             return not is_full
         oldest, since = next(iter(self._waiting.items()))
         if self._loop.now() - since < _SHORTEST:
@@ -211,3 +215,9 @@ class Admission:
         if reason not in self._told:
             self._told.add(reason)
             self._requirement.on_refused(f"{reason} ({connection.peer})")
+
+
+def _find_most_waiting() -> int:
+    """Return how many connections may be without a proof; the limit of descriptors may have been raised meanwhile."""
+    limit = os.sysconf("SC_OPEN_MAX")
+    return min(_MOST_WAITING, max(limit // _SHARE, 1)) if limit > 0 else _MOST_WAITING

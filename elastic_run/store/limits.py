@@ -31,7 +31,7 @@ MESSAGE_LIMIT = 256 * _MIB
 #: hosts takes 2 GB of 8.4, and one of 4,096 workers with torch 2.6 takes 2.3 GB of 2.4.
 STORE_LIMIT = 256 * _MIB
 HOST_LIMIT = 4 * _MIB
-#: Hosts that count: an IPv6 network has more addresses than a server has memory.
+#: Hosts that count (all loopback addresses are one): an IPv6 network has more addresses than a server has memory.
 COUNTED_HOSTS = 4096
 #: Descriptors that clients leave to the rest of the process, which needs some for each worker that it starts. Below
 #: `FEW_DESCRIPTORS` none is kept, since a job may need each of them.
@@ -52,6 +52,8 @@ WAIT_COST = 128
 WAITED_KEY_COST = 400
 #: A piece of a message or of a reply.
 PIECE_COST = 64
+#: A string of a message that is not finished, beside its bytes and its length.
+FIELD_COST = 48
 
 
 def measure(hosts: int) -> int:

@@ -53,11 +53,13 @@ class Pieces:
 
     def append(self, value: bytes) -> None:
         """Put bytes behind it."""
-        if len(self.parts[-1]) + len(value) <= _PIECE:
-            self.parts[-1] += value
-        else:
-            self.parts.append(value)
         self.size += len(value)
+        last = self.parts.pop()
+        # A piece that a reply refers to stays as it is: a grown copy would be held beside it, and counted by nobody.
+        if len(last) + len(value) <= _PIECE and (len(last) <= SHARED_FROM or getrefcount(last) <= _OWN_REFERENCES):
+            self.parts.append(last + value)
+        else:
+            self.parts += (last, value)
 
 
 class MemoryStore:

@@ -44,6 +44,8 @@ GARBAGE, DEFECT = "garbage", "defect"
 _ACCEPTS_PER_TURN = 64
 _ACCEPT_AGAIN = 1.0
 _OPENING = (wire.VALIDATE, wire.PING)
+#: Stands for all loopback addresses, which are one host: every program there can come from 16 million of them.
+_LOOPBACK = "loopback"
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -161,7 +163,7 @@ class StoreServer:
             if taken is None:
                 return
             socket, peer = taken
-            if _is_reserved(socket.fileno()):
+            if _is_reserved(socket.fileno()) and not self._has_replaced():
                 socket.close()
                 self._tell("descriptors", f"{peer[0]}:{peer[1]}: {self.connections} others leave too few descriptors")
                 continue
@@ -181,7 +183,13 @@ class StoreServer:
             if self._admission is not None:
                 self._admission.add(connection)
 
+    def _has_replaced(self) -> bool:
+        """Whether a connection without a proof has made room for one more."""
+        return self._admission is not None and self._admission.make_room(is_full=True)
+
     def _count_client(self, host: str, more: int) -> None:
+        if _is_loopback(host):
+            host = _LOOPBACK
         clients = self._clients_by_host.get(host, 0) + more
         if clients > 0:
             self._clients_by_host[host] = clients
@@ -290,6 +298,10 @@ class StoreServer:
         if self._groups is not None and connection.member is not None and connection.member.number != 1:
             fields = self._groups.rename(connection.member, operation, fields)
         self._workers.answer(connection, operation, fields)
+
+
+def _is_loopback(host: str) -> bool:
+    return host == "::1" or host.removeprefix("::ffff:").startswith("127.")
 
 
 def _is_reserved(fd: int) -> bool:

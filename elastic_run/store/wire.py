@@ -41,7 +41,7 @@ from elastic_run.store.errors import (
     UnprovedError,
     WireError,
 )
-from elastic_run.store.limits import COUNT_LIMIT, KEY_LIMIT, MESSAGE_LIMIT, PIECE_COST, VALUE_LIMIT
+from elastic_run.store.limits import COUNT_LIMIT, FIELD_COST, KEY_LIMIT, MESSAGE_LIMIT, PIECE_COST, VALUE_LIMIT
 
 #: The errors and the limits belong to the protocol's interface.
 __all__ = [
@@ -302,7 +302,7 @@ class Decoder:
             message = f"a message of more than {MESSAGE_LIMIT} bytes"
             raise LimitError(message, "message")
         rest = self._buffer[self._offset :]
-        self.held = self._size + len(rest)
+        self.held = self._size + len(rest) + FIELD_COST * len(self.fields)
         self.missing = length - len(rest)
         self._chunks.append(rest)
         self._buffer = b""

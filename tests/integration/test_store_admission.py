@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import resource
 import socket
 import threading
 from typing import TYPE_CHECKING
@@ -235,6 +237,44 @@ def test_silent_strangers_hold_nobody_up(bench: Bench, monkeypatch: pytest.Monke
     bench.assert_untouched()
     assert sum(stranger.is_closed for stranger in strangers) >= 32
     assert bench.server.connections <= 2
+
+
+def test_strangers_leave_descriptors_to_agents(
+    make_bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Strangers that say nothing take a quarter of the descriptors at most, so that agents are never turned away."""
+    monkeypatch.setattr(admission, "_SHORTEST", 0.02)
+    monkeypatch.setattr(server, "_ACCEPT_AGAIN", 0.02)
+    bench = make_bench()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
+    try:
+        strangers = [bench.peer(greets=False) for _ in range(450)]
+        bench.assert_untouched()
+        assert sum(stranger.is_closed for stranger in strangers) >= 450 - 1024 // 4 - 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_the_last_descriptor_is_taken_from_a_stranger(
+    make_bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where few descriptors are left an agent gets that of a stranger, and is not turned away."""
+    monkeypatch.setattr(admission, "_SHORTEST", 0.0)
+    bench = make_bench()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
+    fillers: list[int] = []
+    try:
+        stranger = bench.peer()
+        while not fillers or fillers[-1] < 1024 - 50:
+            fillers.append(os.dup(0))
+        bench.assert_untouched()
+        assert stranger.wait_closed() == b""
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for fd in fillers:
+            os.close(fd)
 
 
 def test_strangers_are_no_clients(bench: Bench) -> None:

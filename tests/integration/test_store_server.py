@@ -7,6 +7,7 @@ import os
 import random
 import resource
 import signal
+import socket
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -312,6 +313,43 @@ def test_values_that_only_replies_have_still_count(bench: Bench) -> None:
         peer.close()
     bench.turn_until(lambda: not bench.server._connections)
     bench.assert_healthy()
+
+
+def test_a_value_that_grows_is_held_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replies that nobody reads hold no former states of a value that has grown meanwhile."""
+    monkeypatch.setattr("elastic_run.store.connection._HIGH_WATER", 64 * MIB)
+    writer, slow = bench.peer(), bench.peer()
+    slow.stop_reading()
+    slow.send(wire.encode(wire.SET, b"/large", bytes(8 * MIB)) + wire.encode(wire.GET, b"/large"))
+    bench.wait_backlogs(1)
+    connection = next(one for one in bench.server._connections if one._queued)
+    writer.ask(wire.SET, b"/k", b"x" * 4000)
+    for _ in range(10):
+        writer.ask(wire.APPEND, b"/k", b"y")
+        writer.assert_silent()
+        slow.ask(wire.GET, b"/k")
+        writer.assert_silent()
+    grown = {id(part): len(part) for part in connection._queue if isinstance(part, bytes) and len(part) < MIB}
+    assert sum(grown.values()) < 8000
+
+
+def test_all_loopback_addresses_are_one_host(bench: Bench) -> None:
+    """A program of this machine cannot raise the bounds by coming from many loopback addresses."""
+    bench.peer()
+    limit = bench.server._holdings.limit
+    for number in range(2, 12):
+        with socket.create_connection(("127.0.0.1", bench.server.address[1]), source_address=(f"127.0.0.{number}", 0)):
+            bench.turn_until(lambda: len(bench.server._connections) == 2)
+            assert bench.server._holdings.limit == limit
+        bench.turn_until(lambda: len(bench.server._connections) == 1)
+
+
+def test_small_strings_count_what_they_take(bench: Bench) -> None:
+    """A list of small strings that is not finished counts with what it takes in memory, not with its bytes alone."""
+    peer = bench.peer()
+    peer.send(bytes((wire.MULTI_SET,)) + wire.U64.pack(50_000) + (wire.U64.pack(2) + b"ab") * 99_999)
+    (connection,) = bench.server._connections
+    bench.turn_until(lambda: connection.held > 99_000 * (sys.getsizeof(b"ab") + 8 + 8))
 
 
 @pytest.mark.usefixtures("small")
