@@ -48,6 +48,8 @@ _BROKEN = select.POLLHUP | select.POLLERR | select.POLLNVAL
 _LONGEST_WAIT = 86400.0
 #: Seconds between two looks at a child for which there is neither a pidfd nor a thread.
 _LOOK = 0.05
+#: Seconds in which a plug-in that has started a process collects it itself.
+_PLUGIN_PATIENCE = 2.0
 _WAKE = b"\0"
 _WAKE_BYTES = 4096
 #: Stands for an exit status that other code of this process has taken; `Loop.lost_exits` tells it from a real 255.
@@ -282,11 +284,14 @@ class Loop:
         Call it when those that are not strangers are watched.
 
         Args:
-            own_session: A session whose processes are no strangers: plug-ins may have started them; None for none.
+            own_session: A session whose processes are no strangers: plug-ins may have started them. Those of another
+                session a plug-in may have started too, so they are collected `_PLUGIN_PATIENCE` seconds after their
+                end. None to collect all at once.
 
         Raises:
             ValueError: Outside the main thread.
         """
+        waiting: set[int] = set()
 
         def reap_first(pid: int) -> None:
             try:
@@ -295,12 +300,20 @@ class Loop:
                 self.call_soon(reap_all)  # for those behind it no other SIGCHLD may come
                 raise
 
+        def collect_late(pid: int) -> None:
+            waiting.discard(pid)
+            if pid not in self._children:
+                self._collect(pid)
+
         def reap_all(_: int = 0) -> None:
-            for pid in _ended_children(own_session):
+            for pid in _ended_children():
                 if pid in self._children:
                     reap_first(pid)
-                else:
-                    os.waitpid(pid, os.WNOHANG)
+                elif own_session is None:
+                    self._collect(pid)
+                elif pid not in waiting and _session(pid) not in (None, own_session):
+                    waiting.add(pid)
+                    self.call_later(_PLUGIN_PATIENCE, lambda pid=pid: collect_late(pid))  # type: ignore[misc]
 
         self._install(signals.SIGCHLD, reap_all)
         self.call_soon(reap_all)  # those that have ended before
@@ -487,19 +500,37 @@ def open_pidfd(pid: int) -> int | None:
         return None
 
 
-def _ended_children(own_session: int | None) -> Iterator[int]:
-    """Find the children of this process that have ended, each until it is collected; but for those in a session."""
-    while (pid := _find_ended(os.P_ALL, 0)) is not None and os.getsid(pid) != own_session:
+def _ended_children() -> Iterator[int]:
+    """Find the children of this process that have ended; other threads may collect some meanwhile."""
+    last = None
+    while (pid := _find_ended(os.P_ALL, 0)) not in (None, last):
         yield pid
+        last = pid
     if pid is None:
         return
-    # The kernel shows the same one again and again, so the others are looked for one by one.
+    # The kernel shows the one that was not collected again and again, so the others are looked for one by one.
+    for child in _list_children():
+        if child != last and _find_ended(os.P_PID, child) is not None:
+            yield child
+
+
+def _list_children() -> list[int]:
+    found: list[int] = []
     for thread in os.listdir("/proc/self/task"):
-        with open(f"/proc/self/task/{thread}/children", encoding="ascii") as children:
-            pids = [int(child) for child in children.read().split()]
-        for child in pids:
-            if _find_ended(os.P_PID, child) is not None and os.getsid(child) != own_session:
-                yield child
+        try:
+            with open(f"/proc/self/task/{thread}/children", encoding="ascii") as children:
+                found += map(int, children.read().split())
+        except OSError:
+            continue  # the thread has ended
+    return found
+
+
+def _session(pid: int) -> int | None:
+    """Return the session of a child, or None where another thread has collected it."""
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return None
 
 
 def _find_ended(kind: int, pid: int) -> int | None:

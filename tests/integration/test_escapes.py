@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.plugins import write_plugin
 from tests.support.processes import is_gone, kill_processes, wait_gone
 from tests.support.program import write_program
 from tests.support.wait import wait_until
@@ -157,3 +158,38 @@ def test_its_end_leaves_no_zombie(launch: Launch, worker: Worker, escape: Escape
     wait_until(lambda: not Path(f"/proc/{escape.pid}").exists(), what="no zombie")
     job.send(signal.SIGTERM)
     assert job.wait_exit() == 143
+
+
+_PLUGIN = """
+import subprocess, threading
+from elastic_run.multiprocessing import DefaultLogsSpecs
+
+def run(word, codes):
+    for _ in range(60):
+        codes.append(subprocess.run(["sh", "-c", "exit 3"], start_new_session=word == "new").returncode)
+
+def run_all(gate):
+    codes = []
+    threads = [threading.Thread(target=run, args=(word, codes)) for word in ("new", "new", "own", "own")]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+    open(gate, "w").write(f"{len(codes)} {set(codes)}")
+
+class Busy(DefaultLogsSpecs):
+    def reify(self, envs):
+        import os
+        threading.Thread(target=run_all, args=(os.environ["GATE"],), daemon=True).start()
+        return super().reify(envs)
+"""
+
+
+def test_children_of_a_plugin_are_the_plugins(launch: Launch, worker: Worker, tmp_path: Path) -> None:
+    """A plug-in's threads get the exit codes of their processes, in any session, and the launcher goes on."""
+    write_plugin(tmp_path / "site", "busy", "torchrun.logs_specs", {"busy": "busy:Busy"}, _PLUGIN)
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    path = worker(f"say(open({str(gate)!r}).read())")
+    env = {"PYTHONPATH": str(tmp_path / "site"), "GATE": str(gate)}
+    job = launch("--standalone", "--logs-specs=busy", path, env=env)
+    assert job.wait_exit() == 0, job.stderr
+    assert job.stdout.split() == ["240", "{3}"]
