@@ -184,7 +184,11 @@ def _check(args: AnyArguments) -> int:
 
 def _tell(error: Exception) -> int:
     """Say in one line why no job was started, or that it ended by a defect of ours, and return the exit code."""
-    from elastic_run.rendezvous.errors import NotInThisReleaseError, RendezvousError  # noqa: PLC0415 - only on this way
+    from elastic_run.rendezvous.errors import (  # noqa: PLC0415 - only on this way
+        NotInThisReleaseError,
+        RendezvousError,
+        is_kind,
+    )
 
     if isinstance(error, NotInThisReleaseError):
         say(str(error))
@@ -194,6 +198,10 @@ def _tell(error: Exception) -> int:
         return contract.EXIT_USAGE if isinstance(error, UsageError) else contract.EXIT_RENDEZVOUS
     if os.environ.get("LOGLEVEL", "").upper() == "DEBUG":
         raise error
+    if is_kind(error, RendezvousError):  # torch's, of a plug-in
+        cause = f": {error.__cause__}" if error.__cause__ is not None else ""
+        say(f"error: the rendezvous plug-in makes no handler: {error}{cause} (LOGLEVEL=DEBUG shows the traceback)")
+        return contract.EXIT_RENDEZVOUS
     say(f"internal error: {type(error).__name__}: {error} (please report it; LOGLEVEL=DEBUG shows the traceback)")
     return contract.EXIT_INTERNAL_ERROR
 

@@ -69,3 +69,15 @@ def test_an_entry_point_that_is_the_creator_itself(
     job = launch(*place, "--nproc-per-node=2", script, env={**environment, "ELASTIC_RUN_COMPAT": compat})
     assert job.wait_exit() == 0, job.stderr
     assert sorted(job.stdout.splitlines()) == ["rank 0 of 2", "rank 1 of 2"]
+
+
+def test_a_plug_in_that_refuses_is_quoted(launch: Launch, worker: Worker, environment: dict[str, str]) -> None:
+    """Where a plug-in's creator raises torch's error the line has its words and its cause, and the code is 201."""
+    place = ("--rdzv-backend=creator-itself", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=j")
+    job = launch(*place, "--rdzv-conf=refuse=1", worker("say('ran')"), env=environment)
+    assert job.wait_exit() == 201, job.stderr
+    assert job.stdout == ""
+    said = (
+        "error: the rendezvous plug-in makes no handler: no luck: refuse is given (LOGLEVEL=DEBUG shows the traceback)"
+    )
+    assert job.stderr.splitlines()[-1] == f"elastic-run: {said}"

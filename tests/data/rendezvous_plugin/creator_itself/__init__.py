@@ -7,13 +7,20 @@ from typing import Any
 
 def create_rendezvous_handler(params: Any) -> Any:  # noqa: ANN401 - torch's, which are imported late
     """Return torch's own c10d handler, under the entry point's name."""
-    from torch.distributed.elastic.rendezvous import RendezvousParameters  # noqa: PLC0415 - as such packages do
+    from torch.distributed.elastic.rendezvous import (  # noqa: PLC0415 - as such packages do
+        RendezvousConnectionError,
+        RendezvousParameters,
+    )
     from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend  # noqa: PLC0415
     from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler  # noqa: PLC0415
 
     if not isinstance(params, RendezvousParameters):
         message = f"params must be RendezvousParameters, not {type(params)}"
         raise TypeError(message)
+    if params.get("refuse"):
+        cause = ValueError("refuse is given")
+        message = "no luck"
+        raise RendezvousConnectionError(message) from cause
     backend, store = create_backend(params)
     handler = create_handler(store, backend, params)
     handler.get_backend = lambda: "creator-itself"  # type: ignore[method-assign]
