@@ -50,7 +50,7 @@ class ExceptionText:
         cause: The exception with which its chain began, in one line, with the one that it was raised from where that is
             another, or "".
         is_certain: Whether the worker died of it. Otherwise it is the last one on its stderr, and more was written
-            after it: the program may have handled it.
+            after it or into its lines: the program may have handled it.
     """
 
     __slots__ = ("cause", "is_certain", "lines", "message", "type", "where")

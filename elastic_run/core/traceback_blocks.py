@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 
 from elastic_run.core.rootcause import ExceptionText
+from elastic_run.core.torn_names import find_torn_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class Block:
         is_fatal: Whether nothing but death can follow it.
         is_chained: Whether another exception followed from it.
         ambiguous: Lines in it that may be more of its message, or output of a program that lived on.
+        is_torn: Whether no whole line names the exception, only one that other output tears.
 
     Attributes:
         origin: The exception with which a chain began that ends with this one, in one line, or "".
@@ -72,6 +74,7 @@ class Block:
         is_fatal: bool = False,
         is_chained: bool = False,
         ambiguous: int = 0,
+        is_torn: bool = False,
     ) -> None:
         self.start = start
         self.end = end
@@ -79,6 +82,7 @@ class Block:
         self.is_fatal = is_fatal
         self.is_chained = is_chained
         self.ambiguous = ambiguous
+        self.is_torn = is_torn
         self.origin = ""
 
 
@@ -87,11 +91,14 @@ class _Frames:
 
     def __init__(self) -> None:
         self.lines: list[str] = []
+        #: Name and message of the exception, in a line behind the last frame that other output tears.
+        self.torn: tuple[str, str] | None = None
         self._own = ""
         self._any = ""
 
     def add(self, frame: re.Match[str]) -> None:
         self.lines.append(frame[0].rstrip())
+        self.torn = None
         self._any = place = _place(frame)
         if not any(part in frame["file"] for part in FOREIGN_PATHS):
             self._own = place
@@ -106,7 +113,9 @@ class _Rows:
 
     def __init__(self, lines: list[str], header: int, prefix: str) -> None:
         following = lines[header + 1 : header + 1 + _PREFIX_PATIENCE]
-        self.is_prefixed = bool(prefix) and any(line.startswith(prefix) for line in following)
+        # A letter or a digit ends what another thread was about to write: `step 1`, and then `step 10` is no row.
+        may_be_prefix = bool(prefix) and not prefix[-1].isalnum()
+        self.is_prefixed = may_be_prefix and any(line.startswith(prefix) for line in following)
         self._lines = lines
         self._prefix = prefix if self.is_prefixed else ""
         self._next = header + 1
@@ -155,7 +164,8 @@ def _read_traceback(lines: list[str], start: int, prefix: str) -> Block | None:
     frames = _Frames()
     found = _read_frames(rows, frames)
     if found is None:
-        return None
+        torn = frames.torn and _exception(frames.torn[0], [frames.torn[1]], frames)
+        return Block(start, rows.end, torn, is_torn=True) if torn else None
     message, is_chained = _read_message(rows)
     ambiguous = 0 if rows.is_prefixed else sum(1 for line in message if _is_ambiguous(line))
     exception = _exception(found["type"], [found["message"] or "", *message], frames)
@@ -166,7 +176,7 @@ def _read_frames(rows: _Rows, frames: _Frames) -> re.Match[str] | None:
     """Read up to the line that names the exception, and return it."""
     is_adjacent, strangers = True, 0
     for row in rows:
-        frame = _FRAME.match(row) or _RICH_FRAME.match(row)
+        frame = _match_frame(row)
         found = _EXCEPTION.match(row)
         if frame is not None:
             frames.add(frame)
@@ -183,9 +193,24 @@ def _read_frames(rows: _Rows, frames: _Frames) -> re.Match[str] | None:
             # The lines of rich's box are no strangers, and the exception stands right below it.
             is_box = row[:1] in ("│", "╰")
             is_adjacent, strangers = is_box or row.startswith("  [Previous line"), strangers + (not is_box)
+            _note_torn(rows, frames, row)
             continue
         is_adjacent = True
     return None
+
+
+def _match_frame(row: str) -> re.Match[str] | None:
+    """Match a frame's first line, also behind other output that has no end of a line."""
+    torn = row.find('  File "')
+    return _FRAME.match(row) or _RICH_FRAME.match(row) or (_FRAME.match(row[torn:]) if torn > 0 else None)
+
+
+def _note_torn(rows: _Rows, frames: _Frames, row: str) -> None:
+    """Keep the first name of an exception behind the last frame that stands in a torn line."""
+    if frames.lines and frames.torn is None:
+        frames.torn = find_torn_name(row, frames.lines[-1])
+        if frames.torn is not None:
+            rows.take()
 
 
 def _is_exception(found: re.Match[str], *, is_adjacent: bool) -> bool:
@@ -227,7 +252,7 @@ def _read_group(lines: list[str], start: int, prefix: str) -> Block | None:
         rows.take()
     own = [row[2:] for row in body if row.startswith("|")]
     block = _read_traceback(["Traceback (most recent call last):", *own], 0, "")
-    if block is None:
+    if block is None or block.is_torn:
         return None
     members = [row.strip(" |") for row in body if not row.startswith(("|", "+"))]
     found = [member for member in members if _is_member(member)]

@@ -7,7 +7,8 @@ was logged and the program wrote on, where the program chose an exit code of its
 killed from outside: then a handled exception would be blamed, and the last lines of stderr tell more.
 
 Exit code 1 is what Python gives to an exception that nobody caught. There the last block is returned, whatever follows:
-other threads, exit handlers and child processes may write any amount. It isn't certain then, and marked so.
+other threads, exit handlers and child processes may write any amount. It isn't certain then, and marked so. Only there
+an exception counts that no whole line names (`torn_names`): other threads wrote into the line.
 """
 
 from __future__ import annotations
@@ -57,11 +58,11 @@ def find_exception(text: str, exitcode: int | None = None) -> ExceptionText | No
     if exitcode in _KILLS:
         return None
     lines = _clean(text)
-    blocks = list(_find_blocks(lines))
+    blocks = list(_find_blocks(lines, has_torn=exitcode == _UNCAUGHT))
     if not blocks:
         return None
     exception = blocks[-1].exception
-    if _is_the_end(lines, blocks[-1], exitcode):
+    if not blocks[-1].is_torn and _is_the_end(lines, blocks[-1], exitcode):
         return exception
     if exitcode != _UNCAUGHT:
         return None
@@ -76,13 +77,13 @@ def _clean(text: str) -> list[str]:
     return [line[:_LINE_LIMIT] for line in text.split("\n")]
 
 
-def _find_blocks(lines: list[str]) -> Iterator[Block]:
-    """Yield the exceptions in a text, first to last."""
+def _find_blocks(lines: list[str], *, has_torn: bool) -> Iterator[Block]:
+    """Yield the exceptions in a text, first to last; on request those as well that no whole line names."""
     before: Block | None = None
     index = 0
     while index < len(lines):
         block = read_block(lines, index)
-        if block is None:
+        if block is None or (block.is_torn and not has_torn):
             index += 1
             continue
         index = max(block.end, index + 1)

@@ -82,7 +82,7 @@ load()
 def test_an_exception_is_found_between_the_lines_of_threads(
     launch: Launch, worker: Worker, tmp_path: Path, flags: str
 ) -> None:
-    """Four threads write before, between and after its lines; a line that they tear can't be read."""
+    """Four threads write before, between and after its lines, and tear none of them."""
     path = worker(f"""
 {LINES}
 sys.stderr = open(2, "w", buffering=1, closefd=False)  # whole lines, where the interpreter writes their parts
@@ -99,6 +99,32 @@ load()
     report, root = run(launch, path, tmp_path, flags)
     assert "ValueError: batch 17 is broken" in report
     assert root["exception"]["type"] == "ValueError"
+
+
+@pytest.mark.parametrize("flags", FLAGS)
+@pytest.mark.parametrize("count", [100, 30_000])
+@pytest.mark.parametrize(("before", "after"), [("", "step 3\\n"), ("step 3", ""), ("step 3", "step 4\\n")])
+def test_an_exception_is_found_in_lines_that_other_output_tears(
+    launch: Launch, worker: Worker, tmp_path: Path, flags: str, count: int, before: str, after: str
+) -> None:
+    """Something is written around each part that the interpreter writes; type and place are told, marked uncertain."""
+    path = worker(f"""
+{LINES}
+class Torn:
+    def write(self, text): os.write(2, f"{before}{{text}}{after}".encode())
+    def flush(self): pass
+def fill(): # after the interpreter has written its part
+    sys.stderr = sys.__stderr__
+    write_lines({count})
+atexit.register(fill)
+sys.stderr = Torn()
+load()
+""")
+    report, root = run(launch, path, tmp_path, flags)
+    assert (root["exception"]["type"], root["exception"]["is_certain"]) == ("ValueError", False)
+    assert root["exception"]["where"].endswith("in load")
+    assert UNCERTAIN in report
+    assert f"step {count - 1}" in report
 
 
 CHAIN = """

@@ -4,7 +4,8 @@ Rules
 - A traceback is known by its first line. The next one replaces it, unless that one follows from it (a chain), stands in
   it (a member of an exception group) or was ignored by Python.
 - Of each traceback the first and the last frames are kept, the line that names the exception, and the beginning of its
-  message with what follows. Other threads' lines between the frames are left out: there may be thousands.
+  message with what follows. Other threads' lines between the frames are left out: there may be thousands. As long as no
+  line names the exception, a few that hold a name's end are kept: threads may have written into its line.
 - Of a chain the first traceback is kept, since all began there, and the last two.
 - The bytes come as they leave the window of `tail.Tail`. To look for the first lines costs 10 to 20 us for each 64 KiB;
   the rest of the work is done only where there is one.
@@ -38,6 +39,9 @@ _NAMES = (b"Error", b"Exception", b"Exit", b"Interrupt", b"Failure", b"Timeout",
 _GAP = b" [...]\n"
 _LINES_GAP = contract.LOST_LINES.encode() + b"\n"
 _MOST_LOST_LINES = 100
+#: Begins a frame. Lines behind each of them that are kept as they hold the end of a name: other output may tear them.
+_FRAME = b'  File "'
+_MOST_TORN = 4
 
 
 def has_traceback(text: bytes | bytearray) -> bool:
@@ -65,7 +69,7 @@ class _Traceback:
 
     __slots__ = (
         *("_inner", "_is_adjacent", "_line", "_lost", "_lost_lines"),
-        *("_prefix", "_room", "_searched", "_text", "is_group"),
+        *("_prefix", "_room", "_searched", "_text", "_torn", "is_group"),
     )
 
     def __init__(self, prefix: bytes, *, is_group: bool) -> None:
@@ -77,6 +81,7 @@ class _Traceback:
         #: The unfinished line at the end of what was searched, and whether the line before was one of the frames.
         self._line = b""
         self._is_adjacent = True
+        self._torn = 0
         #: Bytes in which the exception may still be looked for; 0 when it was found.
         self._searched = _SEARCHED_BYTES
         self._lost = self._lost_lines = 0
@@ -102,11 +107,12 @@ class _Traceback:
     def _search(self, text: bytes) -> bytes | None:
         """Keep the lines of the frames; return what stands from the exception on, or None as long as it isn't there."""
         place = 0
+        has_name = any(name in text for name in _NAMES)
         while (end := text.find(b"\n", place) + 1) or len(text) - place > _LINE_BYTES:
             end = end or len(text)
             if self._is_end(text[place : min(end, place + _LINE_BYTES)]):
                 return text[place:]
-            if self._is_adjacent:
+            if self._is_adjacent or (has_name and self._is_torn(text[place:end])):
                 self._keep(text[place:end])
             place = end
         self._line = text[place:]
@@ -117,11 +123,19 @@ class _Traceback:
         own = line.removeprefix(self._prefix)
         if self.is_group:
             return _FIRST_LINE not in own and own.lstrip(b" ")[:1] not in b"|+"
-        if own[:1] in _INDENTED or _FIRST_LINE in own:
-            self._is_adjacent = True
+        if own[:1] in _INDENTED or _FIRST_LINE in own or _FRAME in own:
+            self._is_adjacent = bool(own.strip())
+            self._torn *= _FRAME not in own
             return False
         was_adjacent, self._is_adjacent = self._is_adjacent, False
         return _names_exception(own.partition(b":")[0].strip(), is_adjacent=was_adjacent)
+
+    def _is_torn(self, line: bytes) -> bool:
+        """Whether a line that isn't whole may name the exception: one of the first such behind a frame."""
+        if self._torn == _MOST_TORN or not any(name in line for name in _NAMES):
+            return False
+        self._torn += 1
+        return True
 
     def _keep(self, line: bytes) -> None:
         if len(line) <= self._room:
