@@ -320,9 +320,11 @@ def launch_job(config: LaunchConfig, entrypoint: str, args: list[str]) -> int:
     mask = signals.block_signals(signals.OFFERED)
     try:
         around = make_surroundings(config, entrypoint, args, is_whole_process=True, mask=mask)
-    except ValueError as error:
-        # What only the rendezvous can know of its settings; nothing was started yet.
-        raise UsageError(_name_flag(str(error))) from None
+    except Exception as error:
+        signals.restore_signals(mask)  # nothing was started yet
+        if isinstance(error, ValueError):  # what only the rendezvous can know of its settings
+            raise UsageError(_name_flag(str(error))) from None
+        raise
     try:
         head_start = take_head_start(around)
         agent = make_agent(config, around)

@@ -41,7 +41,10 @@ def environment_token(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
     """Mark everything the test starts, and fail the test when any of it lives on after it."""
     token = uuid.uuid4().hex
     monkeypatch.setenv(TEST_TOKEN, token)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     yield token
+    changed = mask ^ signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    assert not changed, f"signals are blocked or unblocked after it: {sorted(changed)}"
     if "unit" in request.path.parts:
         return  # pure: they start nothing, and a look at every process costs more than they do
     try:

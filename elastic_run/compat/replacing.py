@@ -98,7 +98,7 @@ class Replacement:
                 f"elastic_run.compat: derived from torch's classes before install(), and still torch's: "
                 f"{', '.join(derived)}. Call install() first."
             )
-            warnings.warn(message, RuntimeWarning, stacklevel=4)
+            warnings.warn(message, RuntimeWarning, stacklevel=5)
 
 
 def _classes_of(path: str, module: ModuleType) -> list[type]:

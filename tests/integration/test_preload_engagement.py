@@ -266,6 +266,7 @@ def test_where_a_template_cant_be_started_there_is_none(monkeypatch: pytest.Monk
         guardian=Guardian(is_exec=True),
         inherited_token="",
         warm=None,
+        mask=None,
     )
     told = warm_up(around, "json")
     around.guardian.dismiss()
