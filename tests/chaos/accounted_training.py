@@ -9,6 +9,7 @@ Not a test: the worker of the chaos tests. It trains a small model with DDP over
   written down what it took (one write per step), and all have met in the all-reduce of the gradients.
 - A checkpoint holds its own ancestry: the lives it is made of, with the steps it has from each. So in the end the books
   can be audited (`tests.chaos.accounts`): each sample of each step that is in the model, exactly once.
+- A file `ask.HOSTNAME` in the directory has a shell command, which a worker on that host runs with its next checkpoint.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import datetime as dt
 import json
 import os
 import socket
+import subprocess
 import sys
 import time
 import uuid
@@ -113,6 +115,15 @@ def is_enough(directory: Path) -> bool:
     return bool(word.item())
 
 
+def do_what_is_asked(directory: Path) -> None:
+    """Run the command that the tests have for a worker on this host, once."""
+    path = directory / f"ask.{socket.gethostname()}"
+    if path.exists():
+        command = path.read_text(encoding="ascii")
+        path.unlink()
+        subprocess.run(["sh", "-c", command], check=True)
+
+
 def train(directory: Path, *, save_every: int, pace: float) -> None:
     """Train until it is enough."""
     rank, ranks, life = dist.get_rank(), dist.get_world_size(), name_life()
@@ -139,6 +150,7 @@ def train(directory: Path, *, save_every: int, pace: float) -> None:
             dist.all_reduce(mean)  # and so every rank has written down its part of these steps
             if rank == 0:
                 checkpoint.save(step, life, mean.item())
+            do_what_is_asked(directory)
             if is_enough(directory):
                 return
 

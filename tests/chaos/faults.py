@@ -10,7 +10,8 @@ import os
 import signal
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.chaos.job import PORT
@@ -27,6 +28,13 @@ if TYPE_CHECKING:
 
 #: Seconds that a clock jumps.
 _CLOCK_JUMP = 900
+#: Begins two processes that have left session, environment and parent; the first one keeps the worker's output.
+_ESCAPE = "env -i setsid sleep 86399 & env -i setsid sleep 86399 >/dev/null 2>&1 &"
+_ESCAPED = b"sleep\x0086399\0"
+_ESCAPES = 2
+#: Seconds in which a round ends on all nodes, the grace period of the workers included.
+_ROUND_END = 30.0
+_REFUSED = 208
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +81,11 @@ def _last(scene: Scene) -> None:
     time.sleep(scene.seconds)
 
 
+def _is_even(scene: Scene) -> bool:
+    """Toss a coin that falls in the same way whenever the same fault happens."""
+    return int(scene.seconds * 1000) % 2 == 0
+
+
 def kill_worker(scene: Scene) -> None:
     """SIGKILL one of the node's workers."""
     workers = wait_until(scene.node.workers, deadline=60, what=f"workers on {scene.node.host}")
@@ -101,6 +114,44 @@ def stop_guardian_and_kill_agent(scene: Scene) -> None:
     """SIGSTOP the guardian of the node's elastic-run before SIGKILL to that, and see that nothing is left."""
     os.kill(_wait_guardians(scene)[0], signal.SIGSTOP)
     kill_agent(scene)
+
+
+def signal_agent(scene: Scene) -> None:
+    """Send the node's elastic-run a signal that no flag names and no worker handles."""
+    scene.node.agent.send(signal.SIGUSR1 if _is_even(scene) else signal.SIGUSR2)
+    _last(scene)
+
+
+def start_second_job(scene: Scene) -> None:
+    """Start an agent of a second job under the id of the first on the node, and see that it is refused."""
+    code, said = scene.job.run_another_script(scene.node)
+    assert code == _REFUSED, f"{code}\n{said}"
+    assert "each job needs an --rdzv-id of its own" in " ".join(said.split()), said
+    assert not (scene.job.directory / "another.ran").exists(), said
+
+
+def escape(scene: Scene) -> None:
+    """Let descendants of a worker leave session, environment and parent, and see that they live as long as the round.
+
+    The round ends because a worker of another node is killed.
+    """
+    scene.job.ask_worker(scene.node, _ESCAPE)
+    wait_until(lambda: len(_find_escaped(scene)) == _ESCAPES, deadline=60, what=f"escapes on {scene.node.host}")
+    _last(scene)
+    assert len(_find_escaped(scene)) == _ESCAPES, "they have ended before the round"
+    kill_worker(replace(scene, node=scene.other))
+    wait_until(lambda: not _find_escaped(scene), deadline=_ROUND_END, what=f"no escapes on {scene.node.host}")
+
+
+def _find_escaped(scene: Scene) -> list[int]:
+    return [pid for pid in scene.node.host.processes() if _read_command(pid) == _ESCAPED]
+
+
+def _read_command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 def terminate_agent(scene: Scene) -> None:
@@ -158,8 +209,7 @@ def cut_from_hub(scene: Scene) -> None:
 
 def set_clock(scene: Scene) -> None:
     """Set the node's wall clock a quarter of an hour ahead or back, for good."""
-    is_even = int(scene.seconds * 1000) % 2 == 0
-    scene.node.host.clock.set(_CLOCK_JUMP if is_even else -_CLOCK_JUMP)
+    scene.node.host.clock.set(_CLOCK_JUMP if _is_even(scene) else -_CLOCK_JUMP)
 
 
 def kill_store_leader(scene: Scene) -> None:
@@ -182,8 +232,11 @@ FAULTS: dict[str, Callable[[Scene], None]] = {
     "kill-agent": kill_agent,
     "kill-agent-and-guardian": kill_agent_and_guardian,
     "stop-guardian-and-kill-agent": stop_guardian_and_kill_agent,
+    "signal-agent": signal_agent,
     "terminate-agent": terminate_agent,
     "stop-agent": stop_agent,
+    "second-job": start_second_job,
+    "escape": escape,
     "power-off": power_off,
     "pull-cable": pull_cable,
     "go-dark": go_dark,
@@ -205,6 +258,9 @@ ENDS_AGENT = {
     "terminate-agent",
     "power-off",
 }
+
+#: Faults that no worker notices.
+UNNOTICED = {"signal-agent", "second-job"}
 
 
 def draw_faults(

@@ -25,6 +25,8 @@ PORT = 29400
 LEASE = 3.0
 #: Law 6: seconds that workers may outlive their agent.
 _ORPHAN_DEADLINE = 2.0
+#: Seconds until an agent that the job has no use for has ended.
+_REFUSAL = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +165,23 @@ class ManyNodeJob:
                 node.agent = self._start_agent(node.host)
         return codes
 
+    def ask_worker(self, node: Node, command: str) -> None:
+        """Let a worker on a node run a shell command, soon."""
+        partial = self.directory / "ask.partial"
+        partial.write_text(command, encoding="ascii")
+        partial.replace(self.directory / f"ask.{node.host.name}")
+
+    def run_another_script(self, node: Node) -> tuple[int, str]:
+        """Start an elastic-run with the flags of the job and another script on a node.
+
+        Returns:
+            Its exit code and its output. The script, if it runs, writes the file `another.ran`.
+        """
+        script = self.directory / "another.py"
+        script.write_text("import pathlib, sys\npathlib.Path(sys.argv[1], 'another.ran').touch()\n", encoding="ascii")
+        agent = self._start(node.host, [script if part == _TRAINING else part for part in self._command])
+        return agent.wait_exit(deadline=_REFUSAL), agent.stdout
+
     def wait_no_orphans(self, node: Node) -> None:
         """Wait until a host whose agent is gone runs nothing any more, within the time that law 6 gives."""
         try:
@@ -201,8 +220,11 @@ class ManyNodeJob:
             node.agent.close()
 
     def _start_agent(self, host: VirtualHost) -> HostProcess:
+        return self._start(host, self._command)
+
+    def _start(self, host: VirtualHost, command: Sequence[str | Path]) -> HostProcess:
         environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
-        return host.start(self._command, env=environment, merge=True)
+        return host.start(command, env=environment, merge=True)
 
     def _assert_running(self, excused: Node | None = None) -> None:
         over = [node.host.name for node in self.nodes if not node.is_running and node is not excused]

@@ -3,8 +3,9 @@
     start on all nodes -> train -> (fault -> heal -> all nodes train together again)* -> end well -> audit
 
 What must be true is asserted on the way: no agent ends that was not ended; after each fault all nodes come together and
-write checkpoints; each fault has left a trace in what the agents wrote; in the end every agent ends with 0, the loss is
-lower, nothing lives on any host, and each sample in the model is in the books of exactly one rank.
+write checkpoints, in the life of before where no worker may notice the fault; each fault has left a trace in what the
+agents wrote; in the end every agent ends with 0, the loss is lower, nothing lives on any host, and each sample in the
+model is in the books of exactly one rank.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tests.chaos.etcd import EtcdCluster
-from tests.chaos.faults import ENDS_AGENT, Fault, draw_faults, inflict
+from tests.chaos.faults import ENDS_AGENT, UNNOTICED, Fault, draw_faults, inflict
 from tests.chaos.job import PORT, ManyNodeJob, Plan
 from tests.support.hosts import VirtualHosts, virtual_hosts
 from tests.support.launch import ELASTIC_RUN
@@ -41,6 +42,8 @@ TRACES = {
     "kill-agent": _LOSS,
     "kill-agent-and-guardian": _LOSS,
     "stop-guardian-and-kill-agent": _LOSS,
+    "signal-agent": r"elastic-run: SIGUSR[12] .*(no worker handles it|passed on)",
+    "escape": r"killed by SIGKILL",
     "terminate-agent": r"SIGTERM",
     "power-off": _LOSS,
     "fill-store": r"elastic-run: .*a reply of",
@@ -117,13 +120,16 @@ def _go_through(
 ) -> None:
     first = job.wait_progress(deadline=RECOVERY)
     say(_describe(first))
+    now = first
     for number, fault in enumerate(faults, 1):
         say(f"fault {number} of {len(faults)}: {fault}")
         written = [len(node.output) for node in job.nodes]
         inflict(fault, job, etcd)
         if codes := job.restart_agents(job.nodes[fault.node] if fault.name in ENDS_AGENT else None):
             say(f"agent started again, exit code {codes}")
-        say(_describe(job.wait_progress(deadline=RECOVERY)))
+        before, now = now, job.wait_progress(deadline=RECOVERY)
+        say(_describe(now))
+        assert now.life == before.life or fault.name not in UNNOTICED, f"{fault}\n{job.transcript()}"
         _assert_traces(fault, job, written)
     last = job.progress()
     job.finish(deadline=_ENDING)

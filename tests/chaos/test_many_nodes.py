@@ -103,3 +103,9 @@ def test_a_job_outlives_a_worker_an_agent_and_a_host(tmp_path: Path) -> None:
 def test_a_job_outlives_a_stranger_who_fills_and_reads_its_store(tmp_path: Path) -> None:
     """All nodes train on while somebody on their network fills the job's store and reads it in one huge reply."""
     tell(Story(seed=2, count=1, store="c10d", only=("fill-store",)), tmp_path, say=print)
+
+
+@pytest.mark.timeout(240)
+def test_a_job_takes_no_harm_of_signals_second_jobs_and_escapes(tmp_path: Path) -> None:
+    """No worker notices a stray signal or a second job of the same id; what leaves a worker ends with its round."""
+    tell(Story(seed=1725, count=3, store="c10d", only=("signal-agent", "second-job", "escape")), tmp_path, say=print)
