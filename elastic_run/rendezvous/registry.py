@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from importlib.metadata import EntryPoint
     from logging import LogRecord
+    from typing import Any
 
     from elastic_run.rendezvous.api import (
         RendezvousHandler,
@@ -143,22 +144,30 @@ def _register_plugin(backend: str) -> None:
 
 
 def _load_plugin(plugin: EntryPoint) -> RendezvousHandlerCreator:
+    try:
+        loaded = _quieten(plugin.load)
+        creator: RendezvousHandlerCreator = loaded if _takes_parameters(loaded) else _quieten(loaded)
+    except Exception as error:  # whatever foreign code raises is told to the user as its package's
+        raise ValueError(_broken(plugin, f"can't be loaded: {type(error).__name__}: {error}")) from error
+    if not callable(creator):
+        raise ValueError(_broken(plugin, f"returned {creator!r}, not a function that builds a handler"))  # noqa: TRY004 - the plug-in's mistake
+    return lambda params: _quieten(lambda: creator(_PluginParameters.of(params)))
+
+
+def _quieten(call: Callable[[], Any]) -> Any:  # noqa: ANN401 - whatever the foreign code returns
+    """Call a plug-in's code without what torch's registry logs of plug-ins meanwhile.
+
+    Where that code imports torch's rendezvous, torch fills its own registry, which isn't used here, with all plug-ins.
+    It logs a traceback for each that is half imported then, or is a creator itself; nothing is wrong.
+    """
     import logging  # noqa: PLC0415 - only with a plug-in
 
-    # A plug-in that imports torch's rendezvous makes torch fill its own registry, which isn't used here, with all
-    # plug-ins. This one is half imported then: torch logs a traceback of that, and nothing is wrong.
     logger = logging.getLogger(_TORCHS_REGISTRY)
     logger.addFilter(_is_not_of_plugins)
     try:
-        loaded = plugin.load()
-        creator: RendezvousHandlerCreator = loaded if _takes_parameters(loaded) else loaded()
-    except Exception as error:  # whatever foreign code raises is told to the user as its package's
-        raise ValueError(_broken(plugin, f"can't be loaded: {type(error).__name__}: {error}")) from error
+        return call()
     finally:
         logger.removeFilter(_is_not_of_plugins)
-    if not callable(creator):
-        raise ValueError(_broken(plugin, f"returned {creator!r}, not a function that builds a handler"))  # noqa: TRY004 - the plug-in's mistake
-    return lambda params: creator(_PluginParameters.of(params))
 
 
 def _takes_parameters(loaded: Callable[..., object]) -> bool:

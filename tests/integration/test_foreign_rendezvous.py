@@ -68,6 +68,7 @@ def test_an_entry_point_that_is_the_creator_itself(
     place = ("--rdzv-backend=creator-itself", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=j")
     job = launch(*place, "--nproc-per-node=2", script, env={**environment, "ELASTIC_RUN_COMPAT": compat})
     assert job.wait_exit() == 0, job.stderr
+    assert "Traceback" not in job.stderr
     assert sorted(job.stdout.splitlines()) == ["rank 0 of 2", "rank 1 of 2"]
 
 
