@@ -168,7 +168,9 @@ def _read_traceback(lines: list[str], start: int, prefix: str) -> Block | None:
         return Block(start, rows.end, torn, is_torn=True) if torn else None
     message, is_chained = _read_message(rows)
     ambiguous = 0 if rows.is_prefixed else sum(1 for line in message if _is_ambiguous(line))
-    exception = _exception(found["type"], [found["message"] or "", *message], frames)
+    # Python writes no colon behind the name where there is no message: the lines below it are other output.
+    text = [] if found["message"] is None else [found["message"], *message]
+    exception = _exception(found["type"], text, frames)
     return Block(start, rows.end, exception, is_chained=is_chained, ambiguous=ambiguous)
 
 

@@ -342,3 +342,11 @@ def test_a_stack_of_several_threads_is_told_by_the_current_one() -> None:
 def test_a_huge_text_is_read_from_its_end() -> None:
     """Megabytes before the traceback cost nothing and change nothing."""
     assert parse("x" * 10_000_000 + "\n" + TRACEBACK + f"ValueError: {'y' * 100_000}\n") is not None
+
+
+@pytest.mark.parametrize("count", [3, 40])
+def test_an_exception_without_a_message_takes_none_from_later_output(count: int) -> None:
+    """What other threads write after a bare `assert` is no part of it."""
+    text = 'Traceback (most recent call last):\n  File "/job/train.py", line 4, in <module>\n    assert loss\n'
+    after = "".join(f"step {number}\n" for number in range(count))
+    assert parse(f"{text}AssertionError\n{after}", exitcode=1) == ("AssertionError", "", "train.py:4")
