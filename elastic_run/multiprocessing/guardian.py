@@ -193,7 +193,10 @@ class Guardian:
             self._close_pipe()
 
     def close(self) -> None:
-        """Close the pipe; what still waits is not told any more."""
+        """Close the pipe. A second guardian that can't be told `bye`, as the pipe is full, is killed before."""
+        if self._waiting and self.pid:
+            # At the end of the pipe it would take this process for dead, and kill the workers.
+            processes.kill_all((), processes.find_survivors({self.pid}, "", since=processes.start_time("self")))
         self._close_pipe()
 
     def alarm(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -172,3 +173,37 @@ def test_a_launcher_killed_while_it_replaces_its_guardian(launch: Launch, worker
     kill_processes([first])
     _wait_all_gone([*pids, second])
     assert job.wait_exit() == -signal.SIGKILL
+
+
+_FULL_PIPE = """
+import os, signal, subprocess, time
+from elastic_run.multiprocessing import processes
+from elastic_run.multiprocessing.guardian import Guardian
+guardian = Guardian(is_exec=True)
+first = guardian.start()
+worker = subprocess.Popen(["sleep", "600"], start_new_session=True)
+guardian.watch(worker.pid, processes.start_time(worker.pid))
+def members(): return processes.find_survivors({first}, "", since=0)
+while len(members()) < 2: time.sleep(0.005)
+for pid in members(): os.kill(pid, signal.SIGSTOP)
+while not guardian._waiting: guardian.watch(worker.pid, processes.start_time(worker.pid))
+second = [pid for pid in members() if pid != first][0]
+os.kill(first, signal.SIGKILL)
+os.waitpid(first, 0)
+"""
+
+
+@pytest.mark.parametrize("rest", ["guardian.start()", "guardian.dismiss(); guardian.close()"], ids=["replaced", "over"])
+def test_a_second_guardian_that_was_not_told_the_end_does_no_harm(rest: str, tmp_path: Path) -> None:
+    """Where the pipe is full it doesn't hear that it is replaced, or that the job is over: it is ended."""
+    host = tmp_path / "host.py"
+    end = (
+        "\ntry: os.kill(second, signal.SIGCONT)\n"
+        "except ProcessLookupError: pass\n"
+        "while not processes.is_gone(second): time.sleep(0.005)\n"
+        "print('worker', worker.poll(), flush=True)\n"
+        "worker.kill()\n"
+    )
+    host.write_text(_FULL_PIPE + rest + end, encoding="utf-8")
+    done = subprocess.run([sys.executable, host], stdout=subprocess.PIPE, text=True, timeout=60, check=True)
+    assert done.stdout == "worker None\n"
