@@ -4,7 +4,8 @@ The workers' stderr passes through the launcher, and a process that writes into 
 the launcher leaves its reading ends to a process of their own. Like the background processes, that holds the
 launcher's stdout or stderr open; under torch they hold it themselves.
 
-It is a fork where the launcher is the whole process, exec'd inside a program, and no child of it in either case.
+It is a fork where the launcher is the whole process, exec'd inside a program that has an interpreter, and no child of
+the launcher in either case.
 """
 
 from __future__ import annotations
@@ -52,7 +53,12 @@ def leave(sources: Sequence[Source], *, is_exec: bool) -> int:
     Raises:
         OSError: The system refuses a process.
     """
-    pid = _spawn(sources) if is_exec else os.fork()
+    interpreter = ""
+    if is_exec:
+        from elastic_run.multiprocessing.interpreter import find_interpreter  # noqa: PLC0415 - a fork needs none
+
+        interpreter = find_interpreter()
+    pid = _spawn(interpreter, sources) if interpreter else os.fork()
     if not pid:
         try:
             os.setsid()
@@ -66,7 +72,7 @@ def leave(sources: Sequence[Source], *, is_exec: bool) -> int:
     return pid
 
 
-def _spawn(sources: Sequence[Source]) -> int:
+def _spawn(interpreter: str, sources: Sequence[Source]) -> int:
     from elastic_run.multiprocessing.children import spawn  # noqa: PLC0415 - a fork doesn't need it
     from elastic_run.multiprocessing.descriptors import inheritable_descriptors  # noqa: PLC0415 - ditto
 
@@ -74,7 +80,7 @@ def _spawn(sources: Sequence[Source]) -> int:
     words = [f"{source.reading}:{','.join(map(str, source.targets))}" for source in sources]
     kept = {fd for source in sources for fd in (source.reading, *source.targets) if fd > 2}  # noqa: PLR2004
     closed = [fd for fd in inheritable_descriptors() if fd not in kept]
-    argv = [sys.executable, "-I", "-S", "-c", _CODE, root, *words]
+    argv = [interpreter, "-I", "-S", "-c", _CODE, root, *words]
     return spawn(argv, os.environ, closed=closed, kept=sorted(kept))
 
 
