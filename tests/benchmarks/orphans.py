@@ -99,6 +99,9 @@ def seconds_to_empty(installation: Installation, launcher: str, *, to_guardian: 
         while (is_left := not all(map(is_gone, pids))) and time.monotonic() < killed_at + _LIMIT:
             time.sleep(_LOOK)
         seconds = time.monotonic() - killed_at
-        left = processes_with_environment(token)
+        # A guardian that was being started in another's place is in no list from before.
+        while (left := processes_with_environment(token)) and time.monotonic() < killed_at + _LIMIT:
+            time.sleep(_LOOK)
+            seconds = time.monotonic() - killed_at
         kill_processes([*left, *(pid for pid in pids if not is_gone(pid))])
     return inf if is_left or left else seconds
