@@ -7,7 +7,7 @@ session speaks of, and the agent's own, which `core.supervision` counts; this is
 from __future__ import annotations
 
 from elastic_run.agent.places import set_places
-from elastic_run.agent.script_name import name_script
+from elastic_run.agent.script_name import find_script_file, name_script
 from elastic_run.core import supervision
 from elastic_run.rendezvous.elastic import session as sessions
 from elastic_run.rendezvous.errors import RendezvousConnectionError, RendezvousTimeoutError
@@ -67,6 +67,7 @@ def make_setup(spec: WorkerSpec, options: AgentOptions, *, shows_waiting: bool =
         join_command=options.join_command,
         shows_waiting=shows_waiting,
         script=name_script(spec.entrypoint, spec.args),
+        script_file=find_script_file(spec.entrypoint, spec.args),
     )
 
 

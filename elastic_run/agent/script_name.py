@@ -1,7 +1,7 @@
-"""What a node's workers run, by a name that honest nodes of one job share.
+"""What a node's workers run, by a name that honest nodes of one job share, and by the file of that name.
 
 - Nodes may have a script in different directories and at different mount points, and start in different working
-  directories. So a path counts by its last part only.
+  directories. So a path counts by its last part only, and files of one name by their content (`core.role_scripts`).
 - Nodes may name their interpreter differently. So an interpreter counts by the script, module or code that it runs.
 - The arguments of a script may differ by node: they don't count.
 """
@@ -11,17 +11,21 @@ from __future__ import annotations
 import os
 
 from elastic_run import contract
+from elastic_run.core.role_scripts import ScriptFile
 from elastic_run.multiprocessing.interpreter import RUN_PATH_CODE, is_interpreters_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["name_script"]
+__all__ = ["find_script_file", "name_script"]
 
 #: An interpreter's flags that take the next word.
 _WITH_VALUE = ("-X", "-W", "--check-hash-based-pycs")
 _LONGEST = 255
+_LONGEST_PATH = 1024
+#: Bytes of a file that count. Scripts are shorter; a program of gigabytes holds no start up.
+_READ = 4 << 20
 
 
 def name_script(entrypoint: object, args: Sequence[object]) -> str:
@@ -36,10 +40,40 @@ def name_script(entrypoint: object, args: Sequence[object]) -> str:
     """
     if not isinstance(entrypoint, str):
         return _name_function(entrypoint)[:_LONGEST]
+    word = _find_script(entrypoint, args)
+    return (os.path.basename(word.rstrip(os.sep)) or word)[:_LONGEST]
+
+
+def find_script_file(entrypoint: object, args: Sequence[object]) -> ScriptFile | None:
+    """Find the file that the workers run.
+
+    Args:
+        entrypoint: A command, or a function.
+        args: Its arguments.
+
+    Returns:
+        The file; None for a module, code, a function, a directory, or a file that can't be read.
+    """
+    word = _find_script(entrypoint, args) if isinstance(entrypoint, str) else "-"
+    path = os.path.abspath(word)
+    if word.startswith("-") or len(path) > _LONGEST_PATH:
+        return None
+    import zlib  # noqa: PLC0415 - only on several nodes
+
+    try:
+        with open(path, "rb") as file:
+            content = file.read(_READ)
+            return ScriptFile(path, f"{os.fstat(file.fileno()).st_size}-{zlib.crc32(content):08x}")
+    except OSError:
+        return None
+
+
+def _find_script(entrypoint: str, args: Sequence[object]) -> str:
+    """Return the path of the script or program as typed, ``-m module``, or what else an interpreter was given."""
     name = os.path.basename(entrypoint)
     if is_interpreters_name(name) or entrypoint == os.environ.get(contract.ENV_PYTHON_EXEC):
-        name = _name_python_script([str(arg) for arg in args]) or name
-    return name[:_LONGEST]
+        return _find_python_script([str(arg) for arg in args]) or entrypoint
+    return entrypoint
 
 
 def _name_function(function: object) -> str:
@@ -48,7 +82,7 @@ def _name_function(function: object) -> str:
     return str(getattr(function, "__qualname__", type(function).__qualname__))
 
 
-def _name_python_script(words: list[str]) -> str:
+def _find_python_script(words: list[str]) -> str:
     """Return what an interpreter runs, "" where it reads its program from a terminal."""
     while words:
         word = words.pop(0)
@@ -56,9 +90,9 @@ def _name_python_script(words: list[str]) -> str:
             return f"-m {' '.join(words[:1])}"
         if word == "-c":
             is_run_path = words[:1] == [RUN_PATH_CODE]
-            return os.path.basename(words[1]) if is_run_path and len(words) > 1 else "-c"
+            return words[1] if is_run_path and len(words) > 1 else "-c"
         if word in _WITH_VALUE:
             del words[:1]
         elif word == "-" or not word.startswith("-"):
-            return os.path.basename(word.rstrip(os.sep)) or word
+            return word
     return ""

@@ -7,6 +7,7 @@ once.
 from __future__ import annotations
 
 from elastic_run.core.codec import Document, MessageError, register
+from elastic_run.core.role_scripts import RoleScript, ScriptFile
 from elastic_run.core.rules import Rules  # noqa: TC001 - importing it registers it as a field
 from elastic_run.records import dataclass
 
@@ -45,6 +46,7 @@ class Card:
         version: Its release of elastic-run, for display.
         serves_store: Whether the job's store lives in its agent: where the store is gone, so is the node.
         script: What its workers run, by a name that is the same on all nodes of its role; "" where it isn't told.
+        script_file: The file of that name on this node, or None.
         has_fixed_rank: Whether `preferred_rank` is no wish: no other node may have it.
     """
 
@@ -56,12 +58,18 @@ class Card:
     version: str = ""
     serves_store: bool = False
     script: str = ""
+    script_file: ScriptFile | None = None
     has_fixed_rank: bool = False
 
     def __post_init__(self) -> None:
         if self.local_world_size < 1:
             message = f"Card: {self.local_world_size} workers make no sense"
             raise MessageError(message)
+
+    @property
+    def role_script(self) -> RoleScript:
+        """What its role runs, as this node says."""
+        return RoleScript(self.role, self.script, self.script_file)
 
 
 @register

@@ -166,12 +166,12 @@ class _Book:
         if self._job.round == 0 and fact.last is not None:
             self._take_rules(fact.rules)
             self._take_script(fact.card)
-        rules, role, script = self._job.rules or fact.rules, fact.card.role, fact.card.script
-        difference = describe_difference(rules, fact.rules) or describe_other_script(self._job.scripts, role, script)
+        rules, script = self._job.rules or fact.rules, fact.card.role_script
+        difference = describe_difference(rules, fact.rules) or describe_other_script(self._job.scripts, script)
         if difference:
             self._refuse(fact.node, difference)
             return
-        self._set(scripts=settle_script(self._job.scripts, role, script))
+        self._set(scripts=settle_script(self._job.scripts, script))
         if fact.last is not None and self._is_news(fact.last):
             self._adopt(fact.last)
         if fact.heard > self._job.round + self._job.gap:
@@ -191,7 +191,7 @@ class _Book:
             # It has read that the round was formed and doesn't run it: the round can't work.
             node = replace(node, outcome=node.outcome or STOPPED)
         node = replace(
-            node, card=fact.card, offer=fact.offer, sequence=fact.sequence, has_other_rules=fact.rules != rules
+            node, card=_kept(fact.card), offer=fact.offer, sequence=fact.sequence, has_other_rules=fact.rules != rules
         )
         self._nodes[fact.node] = node
         self._note_rank(node)
@@ -233,10 +233,10 @@ class _Book:
 
     def _take_script(self, card: Card) -> None:
         """Take the script of a node that runs a round, for its role; see `_take_rules`."""
-        scripts = settle_script(self._job.scripts, card.role, card.script)
+        scripts = settle_script(self._job.scripts, card.role_script)
         self._set(scripts=scripts)
         for name, node in tuple(self._nodes.items()):
-            difference = describe_other_script(scripts, node.card.role, node.card.script)
+            difference = describe_other_script(scripts, node.card.role_script)
             if difference:
                 self._refuse(name, difference)
 
@@ -245,7 +245,7 @@ class _Book:
         gone = self._gone.pop(fact.node, None)
         if gone is None or gone.was is None:
             order = self._next_order()
-            return Node(fact.node, fact.card, fact.offer, fact.sequence, arrived=order, arrived_at=self._now)
+            return Node(fact.node, _kept(fact.card), fact.offer, fact.sequence, arrived=order, arrived_at=self._now)
         if gone.reason == MOVED and self._job.phase not in _ACTIVE:
             self._expect_one_less()
         is_same_round = gone.was.is_member and fact.last is not None and self._is_present(fact.last)
@@ -397,3 +397,8 @@ def _cut(report: Document | None) -> Document | None:
 
 def _is_integer(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _kept(card: Card) -> Card:
+    """Return what the state keeps of a card: the script's file is kept once for its role."""
+    return card if card.script_file is None else replace(card, script_file=None)

@@ -79,6 +79,26 @@ def test_another_script_under_the_same_id_is_refused(
         assert [node.wait_exit() for node in first] == [0, 0]
 
 
+def test_another_file_of_the_same_name_is_refused(launch: Launch, worker: Worker, gate: Path, tmp_path: Path) -> None:
+    """Two projects that both have a train.py are two jobs; copies of one file in two directories are one."""
+    place = ("--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{free_port()}", f"--rdzv-id={RUN_ID}")
+    path = worker(WAIT)
+    paths = [tmp_path / directory / "train.py" for directory in ("here", "copied", "elsewhere")]
+    for each, text in zip(paths, (path.read_text(), path.read_text(), "print('another')"), strict=True):
+        each.parent.mkdir()
+        each.write_text(text)
+    first = [launch(*place, "--nnodes=2", each, env={"GATE": str(gate)}) for each in paths[:2]]
+    for node in first:
+        node.wait_line("rank . of 2")
+    second = launch(*place, "--nnodes=2", paths[2])
+    assert second.wait_exit() == 208
+    said = " ".join(second.stderr.split())
+    assert "the script of role 'default' is '" in said
+    assert "elsewhere/train.py' here and '" in said
+    with gate.open("w"):
+        assert [node.wait_exit() for node in first] == [0, 0]
+
+
 def test_a_spare_that_never_ran_says_so(launch: Launch, worker: Worker, place: Place, gate: Path) -> None:
     """A node that was not needed ends with the job's code, and its last line says that its script never ran."""
     path = worker(WAIT)

@@ -29,7 +29,7 @@ def _round(place: Assignment) -> Round:
 
 def _describe_other_script(one: Agent, other: Agent) -> str:
     card = other.member.card
-    return describe_other_script((RoleScript(card.role, one.member.card.script),), card.role, card.script)
+    return describe_other_script((RoleScript(card.role, one.member.card.script),), card.role_script)
 
 
 class Oracle:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import functools
 import sys
+from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.agent.script_name import name_script
+from elastic_run.agent.script_name import find_script_file, name_script
+from elastic_run.core.role_scripts import RoleScript, ScriptFile, describe_other_script, settle_script
 from elastic_run.multiprocessing.interpreter import RUN_PATH_CODE
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class Trainer:
@@ -50,3 +55,38 @@ def test_an_interpreter_of_the_users_choice(monkeypatch: pytest.MonkeyPatch) -> 
     """A wrapper in PYTHON_EXEC counts as an interpreter: other nodes may have none."""
     monkeypatch.setenv("PYTHON_EXEC", "/opt/wrapped.sh")
     assert name_script("/opt/wrapped.sh", ["-u", "train.py"]) == "train.py"
+
+
+@pytest.mark.parametrize("entrypoint", [sys.executable, "./train.py", "train.py"])
+def test_the_file_of_a_script(entrypoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script counts by its path and its content, whether an interpreter is named or not."""
+    script = tmp_path / "train.py"
+    script.write_text("print(1)")
+    monkeypatch.chdir(tmp_path)
+    args = ["-u", "train.py", "--lr", "1"] if entrypoint == sys.executable else ["--lr", "1"]
+    file = find_script_file(entrypoint, args)
+    assert file == ScriptFile(str(script), "8-ed90a708")
+    script.write_text("print(2)")
+    changed = find_script_file(entrypoint, args)
+    assert changed is not None
+    assert changed.digest != file.digest
+
+
+@pytest.mark.parametrize("words", [["-m", "package.train"], ["-c", "1"], ["-"], ["missing.py"], ["."], []])
+def test_what_has_no_file(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module, code, stdin, a directory and a file that isn't there count by their name alone."""
+    monkeypatch.chdir(tmp_path)
+    assert find_script_file("python", words) is None
+    assert find_script_file(print, words) is None
+
+
+def test_files_of_one_name() -> None:
+    """They are one script where their path or their content is the same, and two where both differ."""
+    settled = settle_script((), RoleScript("default", "train.py", ScriptFile("/a/train.py", "1")))
+    for path, digest, is_same in (("/a/train.py", "2", True), ("/b/train.py", "1", True), ("/b/train.py", "2", False)):
+        own = RoleScript("default", "train.py", ScriptFile(path, digest))
+        said = describe_other_script(settled, own)
+        assert (said == "") is is_same
+        assert is_same or "is '/b/train.py' here and '/a/train.py' in the job" in said
+        assert (settle_script(settled, own) == settled) is is_same
+    assert not describe_other_script(settled, RoleScript("default", "train.py"))

@@ -75,6 +75,7 @@ def _make_card(host: str, setup: Setup) -> messages.Card:
         preferred_rank=setup.preferred_rank,
         version=__version__,
         script=setup.script,
+        script_file=setup.script_file,
         has_fixed_rank=setup.has_fixed_rank,
     )
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from elastic_run.core.join_command import JoinCommand
     from elastic_run.core.policy import RestartPolicy
+    from elastic_run.core.role_scripts import ScriptFile
     from elastic_run.store.worker_store import WorkerStore
 
     Document: TypeAlias = Mapping[str, Any]
@@ -69,6 +70,7 @@ class Setup:
         shows_waiting: Whether the agent shows `Waiting`; else what is waited for comes as a `Notice` every 10 s.
         has_fixed_rank: Whether no other node may have `preferred_rank`.
         script: What the workers run, by a name that is the same on all nodes of the role; "" where it isn't known.
+        script_file: The file of that name on this node, or None.
     """
 
     local_world_size: int
@@ -85,6 +87,7 @@ class Setup:
     join_command: JoinCommand | None = None
     shows_waiting: bool = False
     script: str = ""
+    script_file: ScriptFile | None = None
     has_fixed_rank: bool = False
 
 
