@@ -17,6 +17,7 @@ from elastic_run.multiprocessing.children import spawn
 from elastic_run.multiprocessing.descriptors import inheritable_descriptors
 from elastic_run.multiprocessing.output.ends import is_log
 from elastic_run.multiprocessing.output.wiring import Wiring
+from elastic_run.signals import block_signals, restore_signals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ def _launch(
     if not isinstance(group.spec.entrypoint, str):
         launched.functions = _prepare_functions(around)
     # From here to the guardian as little as can be: a launcher that is killed before leaves its temporary directory.
-    launched.logs = around.logs_specs.reify(envs)
+    launched.logs = _lay_out_logs(around, envs, is_first=not around.guardian.pid)
     around.announce_log_directory()
     around.make_room(_count_descriptors(launched.logs, capture=around.options.capture) + len(closed))
     launched.wiring.is_stdout_teed = _is_any_stdout_teed(launched.logs)
@@ -140,6 +141,21 @@ def _launch(
             worker.id = _launch_worker(around, launched, worker, {**inherited, **own_env}, closed)
         else:
             worker.id = _launch_function(around, launched, worker, own_env, closed, on_fork)
+
+
+def _lay_out_logs(around: Surroundings, envs: dict[int, dict[str, str]], *, is_first: bool) -> LogsDest:
+    """Ask the logs specs. What a plug-in starts meanwhile begins with the mask of signals that this process had.
+
+    Not in the first round: nothing handles the signals yet, and one would end this process without a word.
+    """
+    if is_first or around.mask is None or type(around.logs_specs).__module__.startswith("elastic_run."):
+        return around.logs_specs.reify(envs)
+    mask = block_signals(())
+    restore_signals(around.mask)
+    try:
+        return around.logs_specs.reify(envs)
+    finally:
+        restore_signals(mask)
 
 
 def _prepare_functions(around: Surroundings) -> Functions:
