@@ -235,6 +235,7 @@ def test_an_exception_is_found_in_torn_lines(name: str, after: int) -> None:
         (TRACEBACK + "step 3ValueErrorstep 4\n: x\n", "ValueError"),
         (TRACEBACK + " 9%|#  | 12.1it/s]zlib.error\n 9%|#| 1/9ValueError: x\n", "ValueError"),
         (TRACEBACK + "    raise lib.Oops(3)\nstep 3lib.Oops: x\n", "Oops"),
+        (TRACEBACK + "    raise lib.Oops(3)\nretry after Oops in step 3\n", None),
         (TRACEBACK + "queue.Fullstep 3\nTimeoutErrorstep 4\n", "TimeoutError"),
         (TRACEBACK + "torchstep 3\n.step 4\nstep 5OutOfMemoryErrorstep 6\n", "OutOfMemoryError"),
         (TRACEBACK + "main.<locals>.MyErrorstep 3\n", "main.<locals>.MyError"),
