@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import re
 import signal
-import sys
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.etcd import Etcd
-from tests.support.hosts import virtual_hosts
 from tests.support.launch import launch
 
 if TYPE_CHECKING:
@@ -41,15 +39,7 @@ def _on_etcd(_: Path) -> Iterator[Start]:
         yield lambda _, flags: stack.enter_context(launch(*where, *flags))
 
 
-def _on_successors(_: Path) -> Iterator[Start]:
-    with virtual_hosts(3) as hosts:
-        endpoints = ",".join(f"{host.name}:29400" for host in hosts)
-        where = ("--rdzv-backend=c10d", f"--rdzv-endpoint={endpoints}", f"--rdzv-conf={_CONF}")
-        command = (sys.executable, "-m", "elastic_run", *where)
-        yield lambda number, flags: hosts[number].start((*command, *flags))
-
-
-@pytest.mark.parametrize("place", [_on_a_directory, _on_etcd, _on_successors])
+@pytest.mark.parametrize("place", [_on_a_directory, _on_etcd])
 def test_a_coordinator_that_stood_still_decides_nothing(
     place: Callable[[Path], Iterator[Start]], tmp_path: Path
 ) -> None:

@@ -162,16 +162,12 @@ def wait_served(port: int, *, token: bytes | None = None) -> None:
         assert store.wait(job_keys.decision_key(0), DEADLINE) is not None
 
 
-def test_a_program_that_one_node_cannot_start(launch: Launch, worker: Worker, tmp_path: Path) -> None:
+def test_a_program_that_one_node_cannot_start(launch: Launch, worker: Worker) -> None:
     """A program that can't be started on one node ends the job on all, with that cause and exit code."""
     path = worker("signal.pause()")
-    program = tmp_path / "other" / path.name  # nodes of one role have a script of one name
-    program.parent.mkdir()
-    program.write_text("neither a script nor a binary")
-    program.chmod(0o755)
+    path.chmod(0o755)  # it has no line that names an interpreter
     _, place = make_place()
-    agents = [launch(*place, "--nnodes=2", path)]
-    agents.append(launch(*place, "--nnodes=2", "--no-python", program))
+    agents = [launch(*place, "--nnodes=2", path), launch(*place, "--nnodes=2", "--no-python", path)]
     assert [agent.wait_exit() for agent in agents] == [126, 126]
     assert all("is not in a format that can be executed" in " ".join(agent.stderr.split()) for agent in agents)
 

@@ -194,7 +194,7 @@ def test_a_plain_message_takes_no_exit_code(
     assert load(error_file) == {"message": "plain"}
     assert "no place for exit code 3" in caplog.text
     monkeypatch.delenv("TORCHELASTIC_ERROR_FILE")
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO, logger="elastic_run.multiprocessing.errors.error_handler"):
         get_error_handler().dump_error_file(child, 3)
     assert "no error file of our own" in caplog.text
 
