@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import signal
+import sys
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.etcd import Etcd
+from tests.support.hosts import virtual_hosts
 from tests.support.launch import launch
 
 if TYPE_CHECKING:
@@ -69,3 +71,32 @@ def test_a_coordinator_that_stood_still_decides_nothing(
 def _restart_line(count: int) -> str:
     """Match the line of a restart with this number or a higher one: an agent may be told of two at once."""
     return rf"restart ({'|'.join(map(str, range(count, _RESTARTS + 1)))}) of {_RESTARTS}"
+
+
+#: Fails until the others have decided more than the log keeps, and runs on then.
+_UNTIL_THEN = f"[ $$TORCHELASTIC_RESTART_COUNT -ge {5 + _MISSED} ] || exit 3; exec sleep 1000"
+
+
+def test_a_host_that_stood_still_joins_the_others_at_the_successor() -> None:
+    """The node that serves the store and coordinates stands still; when it goes on it comes to the others' round."""
+    with virtual_hosts(3) as hosts:
+        endpoints = ",".join(f"{host.name}:29400" for host in hosts)
+        command = (
+            *(sys.executable, "-m", "elastic_run", "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoints}"),
+            *("--rdzv-id=j", f"--rdzv-conf={_CONF}", "--nnodes=2:3", "--nproc-per-node=1", "--scale-up-delay=0"),
+            *(f"--max-restarts={_RESTARTS}", "--max-backoff=0", "--no-python", "sh", "-c", _UNTIL_THEN),
+        )
+        agents = [hosts[0].start(command)]
+        agents[0].wait_line("waiting")
+        agents += [host.start(command) for host in hosts[1:]]
+        for agent in agents:
+            agent.wait_line(_restart_line(5), deadline=60)
+        agents[0].send(signal.SIGSTOP)
+        for agent in agents[1:]:
+            agent.wait_line(f"restart {5 + _MISSED} of {_RESTARTS}", deadline=90)
+        agents[0].send(signal.SIGCONT)
+        for agent in agents:
+            agent.wait_line(f"3 nodes, 3 workers, restart {5 + _MISSED} of {_RESTARTS}", deadline=60)
+        for agent in agents:
+            agent.send(signal.SIGTERM)
+        assert [agent.wait_exit(deadline=60) for agent in agents] == [143, 143, 143]
