@@ -62,13 +62,9 @@ def spawn(  # noqa: PLR0913 - what a process can be given
     """
     # From a copy: a descriptor that is duplicated onto itself stays close-on-exec under a C library below 2.29.
     copies = _copy(kept)
+    duplicates = [*((copy, fd) for fd, copy in copies.items()), (stdin, 0), (stdout, 1), (stderr, 2)]
     actions: list[tuple[int, int] | tuple[int, int, int]] = [
-        (os.POSIX_SPAWN_DUP2, copy, fd) for fd, copy in copies.items()
-    ]
-    actions += [
-        (os.POSIX_SPAWN_DUP2, source, target)
-        for target, source in ((0, stdin), (1, stdout), (2, stderr))
-        if source != target
+        (os.POSIX_SPAWN_DUP2, source, target) for source, target in duplicates if source != target
     ]
     blocked = block_signals(()) if mask is None else mask
     is_limited = descriptor_limit is not None and max(stdin, stdout, stderr, *kept, *copies.values()) < descriptor_limit

@@ -55,8 +55,8 @@ class Guardian:
         token: What the launcher's workers carry in their environment.
         pid: The guardian's pid; 0 before it was started.
         spared: Sessions that belong to no round, so that a round's end leaves them alone; they end with the launcher.
-        own_sessions: Sessions of the launcher's own processes, which nobody ends: of its guardians, and of the process
-            that passes on what background processes write.
+        own_sessions: Sessions of the guardians, and of the process that passes on the output of background processes.
+            The end of a round leaves them alone.
     """
 
     def __init__(self, *, is_exec: bool) -> None:

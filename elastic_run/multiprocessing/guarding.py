@@ -8,10 +8,11 @@ Rules
 - When the guardian dies while the launcher lives the second one stands in, until the launcher has started another and
   says `bye` to what was there before.
 - The second one is in the session of the first, by which the launcher knows it, and in a process group of its own.
-- Both killed at the same moment as the launcher, nobody is left to act. Rejected against that: PDEATHSIG, which needs
-  code between fork and exec (a wrapper costs each worker an exec), fires when a thread ends and misses grandchildren;
-  a pipe whose end sends SIGKILL to the group (F_SETSIG), since a worker would have a descriptor that torchrun's have
-  not; cgroup.kill, since schedulers and containers hand nobody a cgroup to write to, and it takes somebody to write.
+- When the launcher and both guardians are killed at the same moment, no process is left to act. Three ways to prevent
+  that were rejected. PR_SET_PDEATHSIG needs code between fork and exec, so each worker would cost one more exec; it
+  also fires when the parent's thread ends, and misses grandchildren. A pipe whose closing sends SIGKILL to the group
+  (F_SETSIG) gives each worker a descriptor that it does not have under torchrun. cgroup.kill needs a cgroup that the
+  user may write to, which schedulers and containers seldom give, and a process that writes to it.
 """
 
 from __future__ import annotations

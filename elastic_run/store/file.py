@@ -7,9 +7,9 @@ Rules
   first that is missing. There are no gaps: a number is taken together with its entry.
 - Trimming first raises the stream's floor, then deletes. A writer looks at the floor after it has placed its entry: at
   or below the floor nobody has seen it, and it takes another number.
-- An agent may be stopped between any two calls and go on much later. So a value that depends on the one before it is a
-  file with the next number, and the highest number counts: a late writer finds its number taken, or leaves a file that
-  nobody reads. A lock would let an agent that is stopped with it hold up all others.
+- An agent may be stopped between any two calls and go on much later. A value that replaces another is therefore a new
+  file with the next number, and the highest number counts. A late writer finds its number taken, or leaves a file that
+  no agent reads. A lock was rejected: an agent that is stopped while it holds the lock would block all others.
 - A file system has no waits, so waits look again and again, ever more slowly. They list the directory: to ask for one
   name would be answered from a cache on NFS for up to a minute.
 - Nothing expires; `remove_job` takes it all away.

@@ -1,4 +1,4 @@
-"""Those who wait for keys of a store in memory, and what their waiting takes."""
+"""Clients that wait for keys of a store in memory, and the memory that their waits take."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Waiter:
-    """Somebody who waits for keys.
+    """One client's wait for keys.
 
     Attributes:
         missing: The keys that are not there yet.
