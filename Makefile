@@ -7,11 +7,13 @@ PYTEST :=
 BENCH :=
 # Compiled files are part of what users get; a shell that forbids them would make every start slower.
 unexport PYTHONDONTWRITEBYTECODE
+# A third of the tests' time is waiting, so three files at a time keep two processors busy; the longest files come first.
+TESTING := $(PYTHON_IN_VENV) -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 # Another life among faults: make chaos CHAOS="--seed 17 --faults 40"
 CHAOS :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-clients chaos cover lint format types docs bench figures build clean
+.PHONY: help setup demo test test-long test-clients chaos cover lint format types docs bench figures picture build clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | sort | column -t -s $$'\t' 2>/dev/null || true
@@ -22,9 +24,13 @@ setup: ## make or refresh .venv; does nothing when it is up to date
 demo: setup ## train on 2 workers, kill one, restart, resume, end with a lower loss
 	@$(PYTHON_IN_VENV) examples/resume/demo.py
 
-test: setup ## the whole test suite
+test: setup ## the tests, but those that take long; 8 minutes on two processors
 	@tools/test-tools.sh
-	$(PYTHON_IN_VENV) -m pytest -n 2 --dist loadfile $(PYTEST)
+	$(TESTING) -m "not long" $(PYTEST)
+
+test-long: setup ## the tests that take long: most simulated jobs, Slurm, chaos, type checkers, times beside torchrun's
+	@tools/test-tools.sh
+	$(TESTING) -m long $(PYTEST)
 
 test-clients: setup ## accelerate, lightning, torchx, transformers and notebooks on elastic-run; installs them into .venv-clients
 	@tools/setup-clients.sh
@@ -60,6 +66,9 @@ bench: setup ## figures beside torchrun, ft_launcher and a bare loop, into docs/
 
 figures: setup ## write docs/benchmarks.md, its plots and the README's figures of what docs/benchmarks.json records
 	$(PYTHON_IN_VENV) -m tests.benchmarks --figures
+
+picture: setup ## run a job that fails under elastic-run and torchrun, and draw both reports for the README
+	$(PYTHON_IN_VENV) -m tests.benchmarks.report_picture
 
 build: setup ## wheel and source archive into dist/
 	$(PYTHON_IN_VENV) -m pip wheel --quiet --no-deps --wheel-dir dist .

@@ -1,7 +1,7 @@
-"""Fills the pages with what the code says, when they are built: flags, exit codes, the state machine.
+"""Fills the pages with facts of the code when the site is built: flags, exit codes, the state machine.
 
-A page asks by a line of its own, ``<!-- made from: flags -->``. So no generated text is kept in the repository, and
-none can be out of date. The drawing is plain SVG: no script, nothing from the network.
+A page asks for them by a line of its own, ``<!-- made from: flags -->``. So the repository holds no generated text that
+could be out of date. The drawing is plain SVG: no script, nothing from the network.
 """
 
 from __future__ import annotations
@@ -10,14 +10,19 @@ import re
 from html import escape
 from typing import Any, NamedTuple
 
+from elastic_run.cli.flags import FLAGS
+from elastic_run.cli.help import render_markdown
 from elastic_run.contract import EXIT_CODES
 from elastic_run.core.supervision import TRANSITIONS
-from elastic_run.flags import flags_markdown
 
+#: A word of code: browsers would break it at each hyphen (`--log-dir`).
+_WORD = re.compile(r"<code>([^<\s]{1,34})</code>")
 _MARK = re.compile(r"^<!-- made from: (\w+) -->$", re.MULTILINE)
 
 # Sizes of the drawing, in its own units.
-_BOX_WIDTH, _BOX_HEIGHT, _ROW, _LANE, _MIDDLE = 150, 36, 110, 110, 400
+_BOX_WIDTH, _BOX_HEIGHT, _GAP, _LANE, _MIDDLE = 150, 36, 64, 110, 400
+#: The height of a line of text.
+_PITCH = 16
 
 
 class Edge(NamedTuple):
@@ -38,12 +43,21 @@ def on_page_markdown(markdown: str, **_: Any) -> str:  # noqa: ANN401 - mkdocs p
         KeyError: A page asks for something that isn't made here.
     """
     makers = {
-        "flags": flags_markdown,
+        "flags": lambda: render_markdown(FLAGS),
         "exit_codes": exit_codes_table,
         "state_diagram": state_drawing,
         "transitions": transitions_table,
     }
     return _MARK.sub(lambda match: makers[match[1]](), markdown)
+
+
+def on_page_content(html: str, **_: Any) -> str:  # noqa: ANN401 - mkdocs passes page, config and files
+    """Keep flags, variables and file names in one line; mkdocs calls this for every page.
+
+    Args:
+        html: The page's content.
+    """
+    return _WORD.sub(r'<code class="word">\1</code>', html)
 
 
 def exit_codes_table() -> str:
@@ -68,16 +82,17 @@ def state_drawing() -> str:
     near = [edge for edge in edges if edge.end == edge.start + 1]
     ahead = sorted((edge for edge in edges if edge.end > edge.start + 1), key=lambda edge: edge.end - edge.start)
     back = sorted((edge for edge in edges if edge.end < edge.start), key=lambda edge: edge.start - edge.end)
-    parts = [_draw_near(edge) for edge in near]
-    parts += [_draw_arc(edge, lane, side=1) for lane, edge in enumerate(ahead, 1)]
-    parts += [_draw_arc(edge, lane, side=-1) for lane, edge in enumerate(back, 1)]
-    parts += [_draw_state(name, row) for row, name in enumerate(states)]
-    height = (len(states) - 1) * _ROW + _BOX_HEIGHT + 20
-    head = f'<svg viewBox="0 0 800 {height}" role="img" aria-label="states of an agent" style="max-width: 46rem">'
+    tops = _tops(len(states), near)
+    parts = [_draw_near(edge, tops) for edge in near]
+    parts += [_draw_arc(edge, lane, tops, side=1) for lane, edge in enumerate(ahead, 1)]
+    parts += [_draw_arc(edge, lane, tops, side=-1) for lane, edge in enumerate(back, 1)]
+    parts += [_draw_state(name, top) for name, top in zip(states, tops, strict=True)]
+    height = tops[-1] + _BOX_HEIGHT + 10
+    head = f'<div class="drawing"><svg viewBox="0 0 800 {height}" role="img" aria-label="states of an agent">'
     tip = '<defs><marker id="tip" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="8" markerHeight="8" orient="auto">'
     tip += '<path d="M0 0L8 4L0 8z" fill="currentColor"/></marker></defs>'
     style = 'fill="none" stroke="currentColor" font-size="13" font-family="sans-serif"'
-    return "\n".join([head, tip, f"<g {style}>", *parts, "</g>", "</svg>"])
+    return "\n".join([head, tip, f"<g {style}>", *parts, "</g>", "</svg></div>"])
 
 
 def _states() -> list[str]:
@@ -95,32 +110,39 @@ def _edges(states: list[str]) -> list[Edge]:
     return [Edge(states.index(start), states.index(end), names) for (start, end), names in events.items()]
 
 
-def _top(row: int) -> int:
-    return 10 + row * _ROW
+def _tops(count: int, near: list[Edge]) -> list[int]:
+    """Return where each state begins: an arrow to the next state is as long as its events need."""
+    events = {edge.start: len(edge.events) for edge in near}
+    tops = [10]
+    for row in range(count - 1):
+        tops.append(tops[-1] + _BOX_HEIGHT + max(_GAP, events.get(row, 0) * _PITCH + 2 * _PITCH))
+    return tops
 
 
-def _draw_state(name: str, row: int) -> str:
-    left, top = _MIDDLE - _BOX_WIDTH // 2, _top(row)
+def _draw_state(name: str, top: int) -> str:
+    left = _MIDDLE - _BOX_WIDTH // 2
     box = f'<rect x="{left}" y="{top}" width="{_BOX_WIDTH}" height="{_BOX_HEIGHT}" rx="8"/>'
     return box + _text(_MIDDLE, top + _BOX_HEIGHT // 2 + 5, [name], "middle")
 
 
-def _draw_near(edge: Edge) -> str:
-    start, end = _top(edge.start) + _BOX_HEIGHT, _top(edge.end)
+def _draw_near(edge: Edge, tops: list[int]) -> str:
+    start, end = tops[edge.start] + _BOX_HEIGHT, tops[edge.end]
     line = f'<path d="M{_MIDDLE} {start}V{end}" marker-end="url(#tip)"/>'
-    middle = (start + end) // 2 + 9 - 8 * len(edge.events)
+    middle = (start + end + _PITCH) // 2 - _PITCH // 2 * (len(edge.events) - 1) - 4
     return line + _text(_MIDDLE + 8, middle, edge.events, "start")
 
 
-def _draw_arc(edge: Edge, lane: int, *, side: int) -> str:
+def _draw_arc(edge: Edge, lane: int, tops: list[int], *, side: int) -> str:
     wall = _MIDDLE + side * _BOX_WIDTH // 2
-    start, end = _top(edge.start) + _BOX_HEIGHT // 2 + 6, _top(edge.end) + _BOX_HEIGHT // 2 - 6
+    start, end = tops[edge.start] + _BOX_HEIGHT // 2 + 6, tops[edge.end] + _BOX_HEIGHT // 2 - 6
     far = wall + side * (40 + lane * _LANE)
     curve = f'<path d="M{wall} {start}C{far} {start} {far} {end} {wall} {end}" marker-end="url(#tip)"/>'
-    middle = (start + end) // 2 + 4 - 8 * (len(edge.events) - 1)
+    middle = (start + end) // 2 + 4 - _PITCH // 2 * (len(edge.events) - 1)
     return curve + _text((wall + 3 * far) // 4 + side * -6, middle, edge.events, "end" if side > 0 else "start")
 
 
 def _text(left: int, top: int, lines: list[str], anchor: str) -> str:
-    spans = "".join(f'<tspan x="{left}" y="{top + 16 * row}">{escape(line)}</tspan>' for row, line in enumerate(lines))
+    spans = "".join(
+        f'<tspan x="{left}" y="{top + _PITCH * row}">{escape(line)}</tspan>' for row, line in enumerate(lines)
+    )
     return f'<text text-anchor="{anchor}" fill="currentColor" stroke="none">{spans}</text>'

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from elastic_run.core.policy import RestartPolicy
     from elastic_run.launcher import LaunchConfig, elastic_launch, launch_agent
     from elastic_run.multiprocessing.errors import ChildFailedError, ProcessFailure, record
-    from elastic_run.multiprocessing.logs import DefaultLogsSpecs, LogsSpecs
-    from elastic_run.multiprocessing.spawning import spawn
-    from elastic_run.multiprocessing.std import Std
+    from elastic_run.multiprocessing.functions.spawn import spawn
+    from elastic_run.multiprocessing.output.logs import DefaultLogsSpecs, LogsSpecs
+    from elastic_run.multiprocessing.output.std import Std
 
 __all__ = [
     "ChildFailedError",
@@ -42,10 +42,10 @@ __getattr__ = lazy_names(
         "ChildFailedError": "multiprocessing.errors",
         "ProcessFailure": "multiprocessing.errors",
         "record": "multiprocessing.errors",
-        "spawn": "multiprocessing.spawning",
-        "DefaultLogsSpecs": "multiprocessing.logs",
-        "LogsSpecs": "multiprocessing.logs",
-        "Std": "multiprocessing.std",
+        "spawn": "multiprocessing.functions.spawn",
+        "DefaultLogsSpecs": "multiprocessing.output.logs",
+        "LogsSpecs": "multiprocessing.output.logs",
+        "Std": "multiprocessing.output.std",
     },
 )
 

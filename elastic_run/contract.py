@@ -98,6 +98,8 @@ ENV_TIMER_FILE = "TORCHELASTIC_TIMER_FILE"
 ENV_RDZV_TOKEN = "ELASTIC_RUN_RDZV_TOKEN"  # noqa: S105 - a name, not a secret
 #: 1 lets torch's module paths mean ours, in a process and its children.
 ENV_COMPAT = "ELASTIC_RUN_COMPAT"
+#: Where the agents of several nodes keep their seat records, instead of /dev/shm: a directory of this machine.
+ENV_RECORD_DIR = "ELASTIC_RUN_RECORD_DIR"
 ENV_DISABLE_SHARED_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 
 #: The type of a root cause that is a timer which expired, in `failure.json`; no exception of that name is raised.
@@ -116,6 +118,8 @@ LOGS_SPECS_ENTRY_POINTS = "torchrun.logs_specs"
 EVENT_HANDLERS_ENTRY_POINTS = "elastic_run.event_handlers"
 
 # --- defaults --------------------------------------------------------------------------------------------------
+#: Words that --nproc-per-node takes in place of a number; any other is the name of a device.
+WORKER_COUNT_WORDS = ("auto", "cpu", "gpu", "xpu")
 DEFAULT_MASTER_PORT = 29500
 DEFAULT_C10D_PORT = 29400
 DEFAULT_SIGNALS_TO_HANDLE = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"

@@ -6,15 +6,15 @@ script, as scripts of that time expect; those of torch 1 want --local_rank=N, wh
 
 from __future__ import annotations
 
-from elastic_run.flags import FLAGS, LOCAL_RANK_UNDERSCORE, USE_ENV
+from elastic_run.cli.flags import FLAGS, LOCAL_RANK_UNDERSCORE, USE_ENV
+from elastic_run.cli.parser import LauncherArgumentParser
 from elastic_run.lazy import lazy_names
-from elastic_run.run import parse_with, read_words, run, run_command
+from elastic_run.run import run, run_command
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from argparse import Namespace
     from collections.abc import Sequence
-
-    from elastic_run.command_line import AnyArguments, Arguments
 
 __all__ = ["launch", "main", "parse_args"]
 
@@ -31,7 +31,7 @@ __getattr__ = lazy_names(
 )
 
 
-def parse_args(args: Sequence[str] | None) -> Arguments:
+def parse_args(args: Sequence[str] | None) -> Namespace:
     """Read a command line; a wrong one is told in one line.
 
     Args:
@@ -43,10 +43,11 @@ def parse_args(args: Sequence[str] | None) -> Arguments:
     Raises:
         SystemExit: It is wrong (2), or asks for the help or the version (0).
     """
-    return parse_with(LEGACY_FLAGS, args)
+    namespace: Namespace = LauncherArgumentParser(LEGACY_FLAGS).parse_args(args)
+    return namespace
 
 
-def launch(args: AnyArguments) -> None:
+def launch(args: Namespace) -> None:
     """Run a job, as torch's function of this name does.
 
     Args:
@@ -70,7 +71,7 @@ def main(args: Sequence[str] | None = None) -> None:
         ChildFailedError: A worker failed and restarts are used up.
         SystemExit: A flag is unknown, or a value or the script is missing (2).
     """
-    launch(read_words(LEGACY_FLAGS, args))
+    launch(LauncherArgumentParser(LEGACY_FLAGS, raises_values=True).parse_args(args))
 
 
 def run_legacy_command(words: Sequence[str] | None = None) -> None:

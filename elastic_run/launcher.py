@@ -11,16 +11,17 @@ import os
 
 from elastic_run import contract, signals
 from elastic_run.agent.api import WorkerGroup, WorkerSpec
-from elastic_run.agent.head_start import take_head_start
-from elastic_run.agent.surroundings import AgentOptions, Surroundings, parse_signals
+from elastic_run.agent.driver.context import AgentContext, AgentOptions, parse_signals
+from elastic_run.agent.driver.early_start import start_early
+from elastic_run.cli.values import duration, one_signal, preloaded
 from elastic_run.core.policy import RestartPolicy
+from elastic_run.errors import UsageError
 from elastic_run.lazy import lazy_names
-from elastic_run.multiprocessing.logs import DefaultLogsSpecs
+from elastic_run.multiprocessing.output.logs import DefaultLogsSpecs
 from elastic_run.records import dataclass, field
 from elastic_run.rendezvous.api import RendezvousParameters
 from elastic_run.rendezvous.registry import get_rendezvous_handler
 from elastic_run.signals import SIGTERM
-from elastic_run.validation import UsageError, duration, one_signal, preloaded
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,9 +31,9 @@ if TYPE_CHECKING:
     from elastic_run.agent.local_elastic_agent import LocalElasticAgent
     from elastic_run.cluster.numa import NumaOptions
     from elastic_run.core.join_command import JoinCommand
-    from elastic_run.multiprocessing.logs import LogsSpecs
     from elastic_run.multiprocessing.output.console import Console
-    from elastic_run.report import Ending
+    from elastic_run.multiprocessing.output.logs import LogsSpecs
+    from elastic_run.report import JobResult
 __all__ = ["LaunchConfig", "elastic_launch", "launch_agent", "launch_job"]
 
 _DEFAULT_RENDEZVOUS_TIMEOUT = 900
@@ -99,6 +100,7 @@ class LaunchConfig:
         exit_barrier_timeout: Seconds that a node stays at the end, at most, for the others; None takes
             TORCH_ELASTIC_EXIT_BARRIER_TIMEOUT, or 300.
         on_split: What the one of two nodes does that is left: `stop` or `continue`.
+        fence_after: When a node that can't reach its job stops its workers: `lease` or `never`.
         preferred_rank: Which of the nodes this one would like to be, or None.
         rdzv_token: The secret that the nodes of the job share. None for none, except for a job without an endpoint: it
             gets a new one, which the line that tells others how to join shows. Empty for none at all.
@@ -144,6 +146,7 @@ class LaunchConfig:
     membership_window: tuple[int, float] = (100, 3600.0)
     exit_barrier_timeout: float | None = None
     on_split: str = "stop"
+    fence_after: str = "never"
     preferred_rank: int | None = None
     rdzv_token: bytes | None = None
     join_command: JoinCommand | None = None
@@ -271,8 +274,8 @@ def _run_agent(
     from elastic_run.multiprocessing.errors import ChildFailedError  # noqa: PLC0415
 
     events.is_recorded(config.event_log_handler)  # refuses one that there isn't, before anything is started
-    around = make_surroundings(config, entrypoint, args, is_whole_process=False)
-    agent = make_agent(config, around, health_check_server=health_check_server)
+    context = make_agent_context(config, entrypoint, args, is_whole_process=False)
+    agent = make_agent(config, context, health_check_server=health_check_server)
     handler = agent.get_worker_group().spec.rdzv_handler
     on_agent(agent)
     # A stop by signal is no end of the job: other nodes may go on with this rendezvous.
@@ -292,7 +295,7 @@ def _run_agent(
         if is_over:
             handler.shutdown()
     if result.is_failed():
-        root = None if agent.ending is None else agent.ending.root
+        root = None if agent.job_result is None else agent.job_result.root
         name = agent.get_worker_group().spec.get_entrypoint_name()
         raise ChildFailedError(name, result.failures, None if root is None else root.rank)
     return result.return_values
@@ -319,28 +322,28 @@ def launch_job(config: LaunchConfig, entrypoint: str, args: list[str]) -> int:
     # Until the agent can say where they came from; they would end this process without a word.
     mask = signals.block_signals(signals.OFFERED)
     try:
-        around = make_surroundings(config, entrypoint, args, is_whole_process=True, mask=mask)
+        context = make_agent_context(config, entrypoint, args, is_whole_process=True, mask=mask)
     except Exception as error:
         signals.restore_signals(mask)  # nothing was started yet
         if isinstance(error, ValueError):  # what only the rendezvous can know of its settings
             raise UsageError(_name_flag(str(error))) from None
         raise
     try:
-        head_start = take_head_start(around)
-        agent = make_agent(config, around)
-        supervisor = agent.supervise(head_start)
+        early_start = start_early(context)
+        agent = make_agent(config, context)
+        supervisor = agent.supervise(early_start)
     except BaseException:
         # A defect, and the workers run already: the guardian ends them.
-        around.guardian.alarm()
+        context.guardian.alarm()
         raise
     with supervisor:
-        ending = supervisor.run()
-        agent.record_ending(ending)
-        if ending.verdict != "success":
-            _tell_ending(ending, supervisor.console)
-    if ending.signal is None:
+        job_result = supervisor.run()
+        agent.record_job_result(job_result)
+        if job_result.verdict != "success":
+            _tell_ending(job_result, supervisor.console)
+    if job_result.signal is None:
         agent.get_worker_group().spec.rdzv_handler.shutdown()
-    return ending.exit_code
+    return job_result.exit_code
 
 
 def _name_flag(message: str) -> str:
@@ -349,33 +352,33 @@ def _name_flag(message: str) -> str:
     return next((f"{flag}: {message}" for subject, flag in flags.items() if message.startswith(subject)), message)
 
 
-def _tell_ending(ending: Ending, console: Console) -> None:
+def _tell_ending(job_result: JobResult, console: Console) -> None:
     """Print the report, and leave it in the log directory and in the parent launcher's error file."""
-    if ending.verdict == "usage":
-        console.say(f"error: {ending.detail}")
+    if job_result.verdict == "usage":
+        console.say(f"error: {job_result.detail}")
         return
     from elastic_run.multiprocessing.errors import write_parent_error_file  # noqa: PLC0415 - only after a failure
     from elastic_run.report import render, write_failure_file  # noqa: PLC0415
 
-    if ending.log_dir:
-        ending.failure_file = write_failure_file(ending, ending.log_dir, console.say)
-    console.write(2, ("\n".join(render(ending, color=_is_terminal(2))) + "\n").encode(errors="replace"))
-    if ending.root is not None:
-        write_parent_error_file(ending.root, os.environ)
+    if job_result.log_dir:
+        job_result.failure_file = write_failure_file(job_result, job_result.log_dir, console.say)
+    console.write(2, ("\n".join(render(job_result, color=_is_terminal(2))) + "\n").encode(errors="replace"))
+    if job_result.root is not None:
+        write_parent_error_file(job_result.root, os.environ)
 
 
 def _is_terminal(fd: int) -> bool:
     return os.isatty(fd) and os.environ.get("TERM") != "dumb" and "NO_COLOR" not in os.environ
 
 
-def make_surroundings(
+def make_agent_context(
     config: LaunchConfig,
     entrypoint: Callable[..., Any] | str | None,
     args: list[Any],
     *,
     is_whole_process: bool,
     mask: frozenset[int] | None = None,
-) -> Surroundings:
+) -> AgentContext:
     """Bring together what an agent works with: workers, rendezvous, output, and what the user asked for.
 
     Args:
@@ -407,25 +410,25 @@ def make_surroundings(
     logs_specs = config.logs_specs or DefaultLogsSpecs()
     if isinstance(logs_specs, DefaultLogsSpecs) and hasattr(spec.rdzv_handler, "open_session"):
         logs_specs.host = os.uname().nodename  # other nodes may have the same directory
-    around = Surroundings(
+    context = AgentContext(
         WorkerGroup(spec),
         logs_specs,
         _options(config, is_whole_process=is_whole_process),
     )
-    around.mask = mask
+    context.mask = mask
     if config.preload:
-        from elastic_run.agent.warming import warm_up  # noqa: PLC0415 - only when asked for
+        from elastic_run.agent.driver.preload import start_preload  # noqa: PLC0415 - only when asked for
 
-        if obstacle := warm_up(around, config.preload):
-            from elastic_run.configuration import say  # noqa: PLC0415 - ditto
+        if obstacle := start_preload(context, config.preload):
+            from elastic_run.notices import say  # noqa: PLC0415 - only after a warning
 
             say(obstacle)
-    return around
+    return context
 
 
 def make_agent(
     config: LaunchConfig,
-    around: Surroundings,
+    context: AgentContext,
     *,
     health_check_server: Any = None,  # noqa: ANN401 - torch's argument
 ) -> LocalElasticAgent:
@@ -433,7 +436,7 @@ def make_agent(
 
     Args:
         config: How the job is launched.
-        around: From `make_surroundings`.
+        context: From `make_agent_context`.
         health_check_server: Kept for torch's signature.
 
     Returns:
@@ -442,13 +445,13 @@ def make_agent(
     from elastic_run.agent.local_elastic_agent import LocalElasticAgent  # noqa: PLC0415 - while the workers start
 
     return LocalElasticAgent(
-        around.group.spec,
-        around.logs_specs,
+        context.group.spec,
+        context.logs_specs,
         config.start_method,
         log_line_prefix_template=config.log_line_prefix_template,
         shutdown_timeout=config.shutdown_timeout or 0,
         health_check_server=health_check_server,
-        around=around,
+        context=context,
     )
 
 
@@ -500,7 +503,7 @@ def _options(config: LaunchConfig, *, is_whole_process: bool) -> AgentOptions:
         shutdown_timeout=float(min(config.shutdown_timeout or 0, contract.LONGEST_TIME)),
         signals=parse_signals(config.signals_to_handle),
         forwarded=parse_signals(config.forward_signals) if config.forward_signals else (),
-        ending=tuple(number for number in signals.ENDING if number not in named and is_whole_process),
+        unnamed_signals=tuple(number for number in signals.ENDING if number not in named and is_whole_process),
         offered=tuple(number for number in signals.OFFERED if number not in named and is_whole_process),
         worker_store=config.worker_store,
         capture=config.capture,
@@ -513,6 +516,7 @@ def _options(config: LaunchConfig, *, is_whole_process: bool) -> AgentOptions:
         membership_window=config.membership_window,
         exit_barrier_timeout=config.exit_barrier_timeout or 0.0,
         on_split=config.on_split,
+        fence_after=config.fence_after,
         preferred_rank=config.preferred_rank,
         token=config.rdzv_token,
         join_command=config.join_command,

@@ -13,32 +13,31 @@ import os
 import sys
 
 from elastic_run import contract
-from elastic_run.command_line import AnswerRequestedError, Arguments, ValueNotAllowedError, parse_command_line
-from elastic_run.configuration import (
+from elastic_run.cli.checks import check_arguments, find_notices, name_source
+from elastic_run.cli.config import (
     choose_rendezvous,
     complete_arguments,
     get_rdzv_endpoint,
     get_use_env,
     make_config,
-    say,
 )
-from elastic_run.flags import FLAGS
+from elastic_run.cli.flags import FLAGS
+from elastic_run.cli.parser import LauncherArgumentParser
+from elastic_run.cli.slurm_step import check_step
+from elastic_run.cli.values import WORKER_COUNTS, node_range, whole_number, worker_count
+from elastic_run.errors import UsageError
 from elastic_run.lazy import lazy_names
-from elastic_run.multiprocessing.descriptors import ensure_standard_descriptors
-from elastic_run.multiprocessing.interpreter import own_interpreter
-from elastic_run.preflight import check_arguments, find_notices, name_source
-from elastic_run.step_check import check_step
-from elastic_run.validation import UsageError, node_range, whole_number, worker_count
+from elastic_run.multiprocessing.process.descriptors import ensure_standard_descriptors
+from elastic_run.multiprocessing.process.interpreter import own_interpreter
+from elastic_run.notices import say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from argparse import Namespace
     from collections.abc import Sequence
-    from typing import NoReturn
 
-    from elastic_run.argument_parser import LauncherArgumentParser
-    from elastic_run.command_line import AnyArguments
+    from elastic_run.cli.flags import Flag
     from elastic_run.core.join_command import JoinCommand
-    from elastic_run.flags import Flag
     from elastic_run.launcher import LaunchConfig
 
 __all__ = [
@@ -90,7 +89,7 @@ def main(args: Sequence[str] | None = None) -> None:
         return
     from elastic_run.multiprocessing.errors import record  # noqa: PLC0415 - the command writes error files itself
 
-    record(lambda: run(read_words(FLAGS, args)))()
+    record(lambda: run(LauncherArgumentParser(FLAGS, raises_values=True).parse_args(args)))()
 
 
 def run_command(
@@ -109,7 +108,7 @@ def run_command(
         SystemExit: The job didn't succeed; the code is one of `contract.EXIT_CODES`.
     """
     words = sys.argv[1:] if words is None else words
-    args = parse_with(flags, words)
+    args: Namespace = LauncherArgumentParser(flags).parse_args(words)
     try:
         workers = _check(args)
         # Before anything is opened: a closed standard descriptor's number would go to the first file.
@@ -130,7 +129,7 @@ def run_command(
 
 
 def _make_join_command(
-    args: AnyArguments, flags: Sequence[Flag], command_words: Sequence[str], words: Sequence[str]
+    args: Namespace, flags: Sequence[Flag], command_words: Sequence[str], words: Sequence[str]
 ) -> JoinCommand:
     """Return this node's command line in the parts that the command for other nodes is made of."""
     from elastic_run.core.join_command import JoinCommand  # noqa: PLC0415 - not for one node
@@ -145,7 +144,7 @@ def _make_join_command(
     )
 
 
-def run(args: AnyArguments) -> None:
+def run(args: Namespace) -> None:
     """Run a job, as torch's function of this name does.
 
     Args:
@@ -162,7 +161,7 @@ def run(args: AnyArguments) -> None:
     elastic_launch(config, command)(*command_args)
 
 
-def _check(args: AnyArguments) -> int:
+def _check(args: Namespace) -> int:
     """Check everything, fill in what follows from it, and tell the user what is worth knowing.
 
     Returns:
@@ -210,13 +209,11 @@ def _tell(error: Exception) -> int:
 
 
 def get_args_parser() -> LauncherArgumentParser:
-    """Return an argparse parser of the command line, for programs that build on it."""
-    from elastic_run.argument_parser import LauncherArgumentParser  # noqa: PLC0415 - the command doesn't need argparse
-
+    """Return the parser of the command line, for programs that build on it."""
     return LauncherArgumentParser(FLAGS)
 
 
-def parse_args(args: Sequence[str] | None) -> Arguments:
+def parse_args(args: Sequence[str] | None) -> Namespace:
     """Read a command line; a wrong one is told in one line.
 
     Args:
@@ -228,51 +225,8 @@ def parse_args(args: Sequence[str] | None) -> Arguments:
     Raises:
         SystemExit: It is wrong (2), or asks for the help or the version (0).
     """
-    return parse_with(FLAGS, args)
-
-
-def parse_with(flags: Sequence[Flag], args: Sequence[str] | None) -> Arguments:
-    """Read a command line with flags of your own choice; otherwise as `parse_args`.
-
-    Args:
-        flags: What flags there are.
-        args: The words behind the command; None for those of this process.
-
-    Returns:
-        The values by the flags' names.
-
-    Raises:
-        SystemExit: It is wrong (2), or asks for the help or the version (0).
-    """
-    try:
-        return read_words(flags, args)
-    except ValueNotAllowedError as error:
-        _exit_with(contract.EXIT_USAGE, f"error: {error}")
-
-
-def read_words(flags: Sequence[Flag], args: Sequence[str] | None) -> Arguments:
-    """Read a command line for a program; torch finds wrong values after parsing, and raises.
-
-    Args:
-        flags: The flags of the command line.
-        args: The words behind the command; None for those of this process.
-
-    Returns:
-        The values by the flags' names.
-
-    Raises:
-        ValueNotAllowedError: A value is not allowed.
-        SystemExit: The words are no command line (2), or ask for the help or the version (0).
-    """
-    try:
-        return parse_command_line(sys.argv[1:] if args is None else args, flags, os.environ)
-    except AnswerRequestedError as answer:
-        _print(_answer(answer.flag, flags))
-        sys.exit(contract.EXIT_SUCCESS)
-    except ValueNotAllowedError:
-        raise
-    except UsageError as error:
-        _exit_with(contract.EXIT_USAGE, f"error: {error}")
+    namespace: Namespace = get_args_parser().parse_args(args)
+    return namespace
 
 
 def parse_min_max_nnodes(nnodes: str) -> tuple[int, int]:
@@ -315,12 +269,22 @@ def determine_local_world_size(nproc_per_node: str) -> int:
     except ValueError as error:
         message = f"--nproc-per-node: {nproc_per_node!r} {error}"
         raise UsageError(message) from None
-    from elastic_run.cluster.devices import device_count  # noqa: PLC0415 - only when asked for
+    from elastic_run.cluster.devices import (  # noqa: PLC0415 - only when asked for
+        DeviceError,
+        UnknownDeviceError,
+        device_count,
+    )
 
-    return device_count(word, os.environ, python=own_interpreter())
+    try:
+        return device_count(word, os.environ, python=own_interpreter())
+    except UnknownDeviceError:
+        message = f"--nproc-per-node: {word!r} is not {WORKER_COUNTS}, nor a device that a package adds to torch"
+    except DeviceError as error:
+        message = f"--nproc-per-node: {word!r}, but {error}"
+    raise UsageError(message)
 
 
-def config_from_args(args: AnyArguments) -> tuple[LaunchConfig, str, list[str]]:
+def config_from_args(args: Namespace) -> tuple[LaunchConfig, str, list[str]]:
     """Turn a command line into a configuration and the command of the workers.
 
     Args:
@@ -347,35 +311,6 @@ def run_script_path(training_script: str, *training_script_args: str) -> None:
 
     sys.argv = [training_script, *training_script_args]
     runpy.run_path(training_script, run_name="__main__")
-
-
-# --- what the user gets to read --------------------------------------------------------------------------------
-
-
-def _answer(flag: Flag, flags: Sequence[Flag]) -> str:
-    if flag.dest == "version":
-        from elastic_run import __version__  # noqa: PLC0415 - only here
-
-        return f"elastic-run {__version__}\n"
-    from elastic_run.help_text import render_help  # noqa: PLC0415 - only when asked for
-
-    return render_help(flags)
-
-
-def _print(text: str) -> None:
-    """Write to stdout; it is no error when the reader has seen enough (--help | head -1)."""
-    if sys.stdout is None:  # closed by whoever started us
-        return
-    try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _exit_with(code: int, text: str) -> NoReturn:
-    say(text)
-    sys.exit(code)
 
 
 if __name__ == "__main__":

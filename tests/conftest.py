@@ -12,8 +12,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from elastic_run.contract import ENV_RECORD_DIR
 from tests.support import launch as launching
-from tests.support.processes import TEST_TOKEN, describe, kill_processes, processes_with_environment
+from tests.support.order import (
+    pytest_addoption,
+    pytest_collection_modifyitems,
+    pytest_runtest_logreport,
+    pytest_sessionfinish,
+)
+from tests.support.processes import TEST_TOKEN, describe, is_death_notice, kill_processes, processes_with_environment
 from tests.support.terminal import Terminal
 from tests.support.torchrun import TORCHRUN, with_hosts_file, write_hosts_file
 from tests.support.wait import DeadlinePassedError, wait_until
@@ -23,6 +30,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.support.launch import Launched
+
+__all__ = [
+    "pytest_addoption",
+    "pytest_collection_modifyitems",
+    "pytest_runtest_logreport",
+    "pytest_sessionfinish",
+]
 
 #: Law 6: seconds that anything may outlive the launcher, however that ended.
 _LEFTOVER_DEADLINE = 2.0
@@ -37,10 +51,13 @@ for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
 
 
 @pytest.fixture(autouse=True)
-def environment_token(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def environment_token(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
     """Mark everything the test starts, and fail the test when any of it lives on after it."""
     token = uuid.uuid4().hex
     monkeypatch.setenv(TEST_TOKEN, token)
+    monkeypatch.setenv(ENV_RECORD_DIR, str(tmp_path_factory.getbasetemp()))
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     yield token
     changed = mask ^ signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -48,12 +65,19 @@ def environment_token(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
     if "unit" in request.path.parts:
         return  # pure: they start nothing, and a look at every process costs more than they do
     try:
-        wait_until(lambda: not processes_with_environment(token), deadline=_LEFTOVER_DEADLINE)
+        wait_until(lambda: not find_left(token), deadline=_LEFTOVER_DEADLINE)
     except DeadlinePassedError:
-        left = processes_with_environment(token)
+        left = find_left(token)
         described = [describe(pid) for pid in left]
         kill_processes(left)
         pytest.fail("left behind:\n" + "\n".join(described), pytrace=False)
+    # Guardians that tell a job of a death have nothing left to guard, and may look for the job's next store a while.
+    kill_processes(processes_with_environment(token))
+
+
+def find_left(token: str) -> list[int]:
+    """Return the processes that a test has left, but for guardians that have cleaned up and tell a job of a death."""
+    return [pid for pid in processes_with_environment(token) if not is_death_notice(pid)]
 
 
 @pytest.fixture

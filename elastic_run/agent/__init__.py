@@ -1,4 +1,20 @@
-"""The agent of one node, under torch's names; each is loaded when it is first used."""
+"""The agent of one node, under torch's names; each is loaded when it is first used.
+
+| module | what it holds |
+|---|---|
+| `api` | specification, worker, worker group, result and the abstract agent, with torch's fields |
+| `background` | processes that workers left running in the background: they end or live on with the job |
+| `driver` | the parts that `LocalElasticAgent` runs a job with |
+| `failures` | a failed worker as torch's `ProcessFailure`, for programs that launch |
+| `health_check_server` | torch's hook for health checks; it serves nothing by itself |
+| `history` | what became of each round: the lines while the job runs, and the result for the report |
+| `local_elastic_agent` | `LocalElasticAgent`: runs the workers of one node as processes |
+| `script_name` | a name of the workers' program that is the same on all nodes of a job |
+| `senders` | which process sent a signal to the launcher |
+| `simple_elastic_agent` | `SimpleElasticAgent`: torch's template for agents with hooks of their own |
+| `state` | `WorkerState`, without which workers can be started |
+| `steps` | torch's events and metrics of an agent's steps |
+"""
 
 from __future__ import annotations
 

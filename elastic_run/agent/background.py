@@ -1,7 +1,7 @@
-"""What workers that ended with 0 have left running in the background: it lives on once the whole job has succeeded.
+"""Processes that workers with exit code 0 left running in the background.
 
-Until then, in a job of several nodes, the round may yet fail elsewhere: then it ends before the next round begins, and
-before the launcher does.
+They live on once the whole job has succeeded. Until then, in a job of several nodes, the round may still fail on
+another node. In that case the agent ends them before the next round begins, and before the launcher ends.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elastic_run.agent.round import Round
-    from elastic_run.agent.surroundings import Surroundings
+    from elastic_run.agent.driver.context import AgentContext
+    from elastic_run.agent.driver.round import Round
     from elastic_run.core.supervision import Event
-    from elastic_run.multiprocessing.workers import Workers
+    from elastic_run.multiprocessing.process.workers import Workers
 
 
 class Background:
     """The background processes of one agent's last round.
 
     Args:
-        around: What the rounds of one agent share.
+        context: What the rounds of one agent share.
         say: Tells the user one line.
     """
 
-    def __init__(self, around: Surroundings, say: Callable[[str], None]) -> None:
-        self._around = around
+    def __init__(self, context: AgentContext, say: Callable[[str], None]) -> None:
+        self._context = context
         self._say = say
         self._workers: Workers | None = None
         self._ending: Workers | None = None
@@ -48,13 +48,13 @@ class Background:
         """
         self._workers = ended.workers
         try:
-            own = ended.output.leave(is_exec=self._around.guardian.is_exec)
-            self._around.guardian.own_sessions.update(own)
+            own = ended.output.leave(is_exec=self._context.guardian.is_exec)
+            self._context.guardian.own_sessions.update(own)
         except OSError as error:
             self._say(f"nobody passes on what background processes write from now on: {error.strerror}")
 
     def takes(self, event: Event, feed: Callable[[Event], None]) -> bool:
-        """Whether an event waits here until they have ended: a round begins without those of the last one.
+        """Whether an event waits until the background processes have ended; no round begins before that.
 
         Args:
             event: What has happened.
@@ -80,22 +80,22 @@ class Background:
             self._end()
             return
         # First: from now on they live, also if the launcher is killed.
-        self._around.guardian.spare_all()
+        self._context.guardian.spare_all()
         if pids := self._workers.find_survivors():
-            from elastic_run.multiprocessing.processes import read_command  # noqa: PLC0415 - rarely
+            from elastic_run.multiprocessing.process.process_table import read_command  # noqa: PLC0415 - rarely
             from elastic_run.report import lines  # noqa: PLC0415 - ditto
 
             self._say(lines.background([(pid, read_command(pid)) for pid in sorted(pids)]))
 
     def hurry(self) -> None:
-        """Kill those that are being stopped."""
+        """Kill the processes that are being stopped."""
         if self._ending is not None:
             self._ending.hurry()
 
     def _end(self) -> None:
         if self._workers is not None:
             self._ending, self._workers = self._workers, None
-            self._ending.stop(SIGTERM, self._around.options.shutdown_timeout, lambda _: self._on_ended())
+            self._ending.stop(SIGTERM, self._context.options.shutdown_timeout, lambda _: self._on_ended())
 
     def _on_ended(self) -> None:
         self._ending = None

@@ -1,6 +1,7 @@
-"""Failed workers as torch's results have them, for programs that launch: with what we know beyond the exit code.
+"""Failed workers as torch's results have them, for programs that launch, with more than the exit code.
 
-Torch knows what a worker has recorded, and else its exit code. We have read its stderr, and know which timer ended it.
+Torch knows the exception that a worker recorded, or else its exit code. Our agent also has the worker's stderr, and
+knows which timer ended the worker.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The seam for a site's health checks: torch's names, and like torch's they serve nothing by themselves.
+"""The hook for a site's health checks, with torch's names; like torch's, it serves nothing by itself.
 
 A scheduler may want to ask an agent whether it is alive. A site gives `LocalElasticAgent` a subclass of
 `HealthCheckServer` whose `start` answers on the port.
@@ -29,7 +29,7 @@ __getattr__ = lazy_names(
 
 
 class HealthCheckServer:
-    """Tells whether the agent is alive; this one tells nobody.
+    """Tells whether the agent is alive; this class serves nothing.
 
     Args:
         alive_callback: Returns when the agent last made progress, in seconds since the epoch.
@@ -54,7 +54,7 @@ class HealthCheckServer:
 
     @property
     def alive_callback(self) -> Callable[[], int]:
-        """What returns the time of the agent's last progress."""
+        """The function that returns the time of the agent's last progress."""
         return self._alive_callback
 
 

@@ -1,8 +1,8 @@
-"""LocalElasticAgent: runs the workers of one node as processes, without ever looking: it is told.
+"""LocalElasticAgent: runs the workers of one node as processes, and is notified of every exit.
 
-`run` is driven by `agent.supervisor`. A subclass that replaces one of torch's hooks expects to be driven through them:
-for it `run` is the template's (`SimpleElasticAgent`), and the hooks that it leaves alone start, look at and stop
-processes of `start_processes`.
+`agent.driver.supervisor` drives `run`. A subclass that replaces a hook of torch's expects that `run` calls its hooks.
+For such a subclass `run` is the template's (`SimpleElasticAgent`), and the hooks that the subclass did not replace
+start, poll and stop processes of `start_processes`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import time
 
 from elastic_run import contract
 from elastic_run.agent.api import DEFAULT_ROLE, RunResult
-from elastic_run.agent.environment import worker_environments
+from elastic_run.agent.driver.context import AgentContext, AgentOptions, parse_signals
+from elastic_run.agent.driver.environment import worker_environments
+from elastic_run.agent.driver.supervisor import Supervisor
 from elastic_run.agent.simple_elastic_agent import SimpleElasticAgent, measured
 from elastic_run.agent.state import WorkerState
 from elastic_run.agent.steps import StepRecorder
-from elastic_run.agent.supervisor import Supervisor
-from elastic_run.agent.surroundings import AgentOptions, Surroundings, parse_signals
 from elastic_run.core.policy import RestartPolicy
 from elastic_run.lazy import lazy_names
 from elastic_run.utils.api import macros, safe_substitute
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from typing import Any
 
     from elastic_run.agent.api import WorkerGroup, WorkerSpec
-    from elastic_run.agent.head_start import HeadStart
-    from elastic_run.multiprocessing.contexts import PContext
+    from elastic_run.agent.driver.early_start import EarlyStart
     from elastic_run.multiprocessing.errors import ProcessFailure
-    from elastic_run.multiprocessing.logs import LogsSpecs
-    from elastic_run.report import Ending
+    from elastic_run.multiprocessing.functions.contexts import PContext
+    from elastic_run.multiprocessing.output.logs import LogsSpecs
+    from elastic_run.report import JobResult
     from elastic_run.timer import FileTimerServer
     from elastic_run.timer.requests import FileTimerRequest
 
@@ -77,7 +77,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         health_check_server: Kept for torch's signature.
         uninterruptible_state_timeout: Seconds that a worker may be in uninterruptible sleep; None for what
             TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT says, 0 for any time.
-        around: What torch has no field for, with the group of this spec; by default taken from the spec.
+        context: What torch has no field for, with the group of this spec; by default taken from the spec.
     """
 
     def __init__(  # noqa: PLR0913 - torch's signature
@@ -91,7 +91,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         health_check_server: Any = None,  # noqa: ANN401 - torch's argument
         uninterruptible_state_timeout: float | None = None,
         *,
-        around: Surroundings | None = None,
+        context: AgentContext | None = None,
     ) -> None:
         super().__init__(spec, exit_barrier_timeout, shutdown_timeout)
         self._start_method = start_method
@@ -100,26 +100,26 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._log_line_prefix_template = log_line_prefix_template
         self._rdzv_handler = spec.rdzv_handler
         self._pcontext: PContext | None = None
-        if around is None:
+        if context is None:
             if uninterruptible_state_timeout is None:
                 uninterruptible_state_timeout = float(os.environ.get(contract.ENV_UNINTERRUPTIBLE_STATE_TIMEOUT) or 0)
             signals = os.environ.get(contract.ENV_SIGNALS_TO_HANDLE, contract.DEFAULT_SIGNALS_TO_HANDLE)
             options = AgentOptions(
                 policy=RestartPolicy(spec.max_restarts),
-                shutdown_timeout=shutdown_timeout,
+                shutdown_timeout=min(shutdown_timeout, contract.LONGEST_TIME),
                 signals=parse_signals(signals),
                 start_method=start_method,
                 stuck_timeout=uninterruptible_state_timeout,
                 exit_barrier_timeout=exit_barrier_timeout,
                 prefix_template=log_line_prefix_template or contract.DEFAULT_PREFIX_TEMPLATE,
             )
-            around = Surroundings(self._worker_group, logs_specs, options)
-        self._worker_group = around.group
-        self._around = around
+            context = AgentContext(self._worker_group, logs_specs, options)
+        self._worker_group = context.group
+        self._context = context
         self._worker_watchdog: FileTimerServer | None = None
         self._supervisor: Supervisor | None = None
         self._stop_signal = 0
-        self.ending: Ending | None = None
+        self.job_result: JobResult | None = None
         self._started_at = 0.0
         self._steps = StepRecorder(self, lambda: self._remaining_restarts)
 
@@ -153,10 +153,10 @@ class LocalElasticAgent(SimpleElasticAgent):
         with self.supervise() as supervisor:
             if self._stop_signal:
                 supervisor.request_stop(self._stop_signal)
-            ending = supervisor.run()
-            self._note_end(ending)
+            job_result = supervisor.run()
+            self._note_job_result(job_result)
             # Within: what the workers left of their errors goes with the supervisor.
-            result = self._result(ending)
+            result = self._result(job_result)
             if not result.is_failed():
                 result.return_values.update(supervisor.return_values())
         return result
@@ -179,18 +179,18 @@ class LocalElasticAgent(SimpleElasticAgent):
         """Refuse a function that its workers can't get, before anything is started or joined."""
         spec = self._worker_group.spec
         if spec.entrypoint is not None and not isinstance(spec.entrypoint, str):
-            from elastic_run.multiprocessing.functions import Functions  # noqa: PLC0415 - a command needs none of it
+            from elastic_run.multiprocessing.functions.launch import Functions  # noqa: PLC0415 - a command needs none of it
 
             Functions(spec.entrypoint, {0: spec.args}, self._start_method)
 
-    def _note_end(self, ending: Ending) -> None:
+    def _note_job_result(self, job_result: JobResult) -> None:
         self._stop_healthcheck()
-        self.ending = ending
+        self.job_result = job_result
         self._total_execution_time = int(time.monotonic() - self._started_at)
 
-    def record_ending(self, ending: Ending) -> None:
-        """Emit the metrics and events of an ending that is not turned into a result or an exception."""
-        self._note_end(ending)
+    def record_job_result(self, job_result: JobResult) -> None:
+        """Emit the metrics and events of a job result that becomes neither a `RunResult` nor an exception."""
+        self._note_job_result(job_result)
         if self._worker_group.spec.event_log_handler == "null":
             return
         from elastic_run.events import record  # noqa: PLC0415 - only with --event-log-handler
@@ -198,18 +198,18 @@ class LocalElasticAgent(SimpleElasticAgent):
         from elastic_run.rendezvous.api import RendezvousError  # noqa: PLC0415
 
         try:
-            self._record_result(self._result(ending))
+            self._record_result(self._result(job_result))
             event = self.get_event_succeeded()
         except (SignalException, RendezvousError, OSError):
             self._steps.put_run(is_success=False)
             event = self.get_event_failed()
         record(event, self._worker_group.spec.event_log_handler)
 
-    def supervise(self, head_start: HeadStart | None = None) -> Supervisor:
-        """Make the supervisor of this agent, for the one who wants its console after the run; close it.
+    def supervise(self, early_start: EarlyStart | None = None) -> Supervisor:
+        """Make the supervisor of this agent, for a caller that needs its console after the run; the caller closes it.
 
         Args:
-            head_start: The first round, if its workers were started already.
+            early_start: The first round, if its workers were started already.
 
         Returns:
             The supervisor, not yet running.
@@ -217,7 +217,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._started_at = time.monotonic()
         self._steps = StepRecorder(self, lambda: self._remaining_restarts)
         self._supervisor = Supervisor(
-            self._around, head_start, on_step=self._record_step_of_round, on_timer=self._log_watchdog_event
+            self._context, early_start, on_step=self._record_step_of_round, on_timer=self._log_watchdog_event
         )
         self._setup_healthcheck()
         return self._supervisor
@@ -236,16 +236,16 @@ class LocalElasticAgent(SimpleElasticAgent):
         handler = self._worker_group.spec.event_log_handler
         if handler == "null":
             return
-        from elastic_run.agent.timers import watchdog_event  # noqa: PLC0415 - only with --event-log-handler
+        from elastic_run.agent.driver.timers import watchdog_event  # noqa: PLC0415 - only with --event-log-handler
         from elastic_run.events import EventSource, record  # noqa: PLC0415
 
         record(watchdog_event(self._construct_event("RUNNING", EventSource.AGENT), name, request), handler)
 
-    def _result(self, ending: Ending) -> RunResult:
-        self._remaining_restarts = self._count_remaining(ending.restarts_used)
-        if ending.verdict != "success":
-            self._raise_for(ending)
-            result = RunResult(WorkerState.FAILED, failures=self._failures(ending))
+    def _result(self, job_result: JobResult) -> RunResult:
+        self._remaining_restarts = self._count_remaining(job_result.restarts_used)
+        if job_result.verdict != "success":
+            self._raise_for(job_result)
+            result = RunResult(WorkerState.FAILED, failures=self._failures(job_result))
         else:
             # A command has no return value; torch's map still has an entry for every rank.
             ranks = [worker.global_rank for worker in self._worker_group.workers]
@@ -259,33 +259,33 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._record_worker_events(result)
         self._steps.put_run(is_success=True)
 
-    def _raise_for(self, ending: Ending) -> None:
-        if ending.signal is not None:
+    def _raise_for(self, job_result: JobResult) -> None:
+        if job_result.signal is not None:
             from elastic_run.multiprocessing.api import SignalException  # noqa: PLC0415
 
-            name = signal.Signals(ending.signal)
+            name = signal.Signals(job_result.signal)
             message = f"Process {os.getpid()} got signal: {int(name)} ({name.name}); its workers are stopped"
             raise SignalException(message, name)
-        if ending.verdict == "rendezvous":
+        if job_result.verdict == "rendezvous":
             from elastic_run.rendezvous.api import RendezvousError  # noqa: PLC0415
 
             error = None if self._supervisor is None else self._supervisor.rendezvous_error
-            raise error or RendezvousError(ending.detail)
-        if ending.root is None:
-            raise OSError(ending.detail or ending.verdict)
+            raise error or RendezvousError(job_result.detail)
+        if job_result.root is None:
+            raise OSError(job_result.detail or job_result.verdict)
 
-    def _failures(self, ending: Ending) -> dict[int, ProcessFailure]:
+    def _failures(self, job_result: JobResult) -> dict[int, ProcessFailure]:
         from elastic_run.agent.failures import describe_failure  # noqa: PLC0415 - only after a failure
 
-        failed = [end for end in ending.ends if end.exitcode != 0 and not end.was_stopped]
+        failed = [end for end in job_result.ends if end.exitcode != 0 and not end.was_stopped]
         return {end.rank: describe_failure(end) for end in failed}
 
     # --- torch's hooks, as a subclass that replaces some of them needs the others -------------------------------------
     @measured
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        from elastic_run.multiprocessing.starting import start_processes  # noqa: PLC0415 - the supervisor has its own
+        from elastic_run.multiprocessing.functions.start_processes import start_processes  # noqa: PLC0415 - the supervisor has its own
 
-        spec, options = worker_group.spec, self._around.options
+        spec, options = worker_group.spec, self._context.options
         envs = worker_environments(
             worker_group,
             os.environ,
@@ -315,7 +315,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         """Serve the timers of workers that these hooks start, where TORCHELASTIC_ENABLE_FILE_TIMER=1 asks for it."""
         if os.environ.get(contract.ENV_ENABLE_FILE_TIMER) != "1":
             return
-        from elastic_run.agent.timers import start_timer_server  # noqa: PLC0415 - only where the user asks for it
+        from elastic_run.agent.driver.timers import start_timer_server  # noqa: PLC0415 - only where the user asks for it
 
         run_id = self._worker_group.spec.rdzv_handler.get_run_id()
         self._worker_watchdog, path = start_timer_server(run_id, self._log_watchdog_event)
@@ -323,7 +323,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             env[contract.ENV_TIMER_FILE] = path
 
     def _setup_healthcheck(self) -> None:
-        """Start what `health_check_server` offers, where TORCHELASTIC_HEALTH_CHECK_PORT asks for it; a site's seam."""
+        """Start the site's `health_check_server` if TORCHELASTIC_HEALTH_CHECK_PORT is set."""
         port = os.environ.get(contract.ENV_HEALTH_CHECK_PORT, "")
         if not port or self._health_check_server is not None:
             return

@@ -1,9 +1,10 @@
-"""What a node's workers run, by a name that honest nodes of one job share, and by the file of that name.
+"""A name of the workers' program that is the same on all nodes of a job, and the file of that name.
 
 - Nodes may have a script in different directories and at different mount points, and start in different working
-  directories. So a path counts by its last part only, and files of one name by their content (`core.role_scripts`).
+  directories. So only the last part of a path counts, and files of one name count by their content
+  (`core.role_scripts`).
 - Nodes may name their interpreter differently. So an interpreter counts by the script, module or code that it runs.
-- The arguments of a script may differ by node: they don't count.
+- The arguments of a script may differ by node, so they don't count.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 
 from elastic_run import contract
 from elastic_run.core.role_scripts import ScriptFile
-from elastic_run.multiprocessing.interpreter import RUN_PATH_CODE, is_interpreters_name
+from elastic_run.multiprocessing.process.interpreter import RUN_PATH_CODE, is_interpreters_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ _READ = 4 << 20
 
 
 def name_script(entrypoint: object, args: Sequence[object]) -> str:
-    """Name what the workers run.
+    """Name the workers' program.
 
     Args:
         entrypoint: A command, or a function.
@@ -69,7 +70,7 @@ def find_script_file(entrypoint: object, args: Sequence[object]) -> ScriptFile |
 
 
 def _find_script(entrypoint: str, args: Sequence[object]) -> str:
-    """Return the path of the script or program as typed, ``-m module``, or what else an interpreter was given."""
+    """Return the path of the script or program as typed, ``-m module``, or another argument of an interpreter."""
     name = os.path.basename(entrypoint)
     if is_interpreters_name(name) or entrypoint == os.environ.get(contract.ENV_PYTHON_EXEC):
         return _find_python_script([str(arg) for arg in args]) or entrypoint
@@ -83,7 +84,7 @@ def _name_function(function: object) -> str:
 
 
 def _find_python_script(words: list[str]) -> str:
-    """Return what an interpreter runs, "" where it reads its program from a terminal."""
+    """Return the program that an interpreter runs, "" if it reads its program from a terminal."""
     while words:
         word = words.pop(0)
         if word == "-m":

@@ -1,11 +1,11 @@
-"""Where the launcher's signals came from, in words for the user.
+"""Which process sent a signal to the launcher, in words for the user.
 
-A sender may be gone a moment later (`kill`, `scancel`), so its name is read when the signal is.
+A sender may be gone a moment later (`kill`, `scancel`), so its name is read together with the signal.
 """
 
 from __future__ import annotations
 
-from elastic_run.multiprocessing.processes import read_name
+from elastic_run.multiprocessing.process.process_table import read_name
 from elastic_run.signals import SIGHUP, SIGINT, SIGQUIT
 
 TYPE_CHECKING = False

@@ -1,7 +1,7 @@
-"""SimpleElasticAgent: torch's template of an agent, for subclasses that start workers in a way of their own.
+"""SimpleElasticAgent: torch's template of an agent, for subclasses that start workers in their own way.
 
-A subclass implements the four hooks; `run` calls them, and the steps between them that subclasses replace as well.
-Nothing tells us when such workers end, so this class looks at them every `monitor_interval`: the only place where
+A subclass implements the four hooks; `run` calls them, and the steps between them that a subclass may replace as well.
+The class gets no notification when such workers end, so it polls them every `monitor_interval`. Nothing else in
 elastic-run polls. `LocalElasticAgent`, which every launch uses, does not: its workers are processes, and it waits for
 them.
 
@@ -16,7 +16,7 @@ import signal
 import time
 
 from elastic_run.agent.api import DEFAULT_ROLE, ElasticAgent, RunResult, Worker, WorkerGroup
-from elastic_run.agent.places import find_place
+from elastic_run.agent.driver.rank_assignment import ask_for_ranks
 from elastic_run.agent.state import WorkerState
 from elastic_run.rendezvous.errors import RendezvousGracefulExitError, is_kind
 
@@ -104,7 +104,7 @@ class SimpleElasticAgent(ElasticAgent):
 
     @abc.abstractmethod
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
-        """Stop what runs and give back what was taken."""
+        """Stop the workers and free all resources."""
 
     @measured
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
@@ -210,14 +210,14 @@ class SimpleElasticAgent(ElasticAgent):
         spec: WorkerSpec,
     ) -> list[Worker]:
         """Return this node's workers with their ranks in a round."""
-        base_rank, world_size, role_rank, role_size = find_place(store, group_rank, group_world_size, spec)
+        base_rank, world_size, role_rank, role_size = ask_for_ranks(store, group_rank, group_world_size, spec)
         return [
             Worker(rank, base_rank + rank, role_rank + rank, world_size, role_size)
             for rank in range(spec.local_world_size)
         ]
 
     def _exit_barrier(self) -> None:
-        """Stay until the agents of all nodes have come here, or `exit_barrier_timeout` has passed."""
+        """Wait until the agents of all nodes have reached this point, or `exit_barrier_timeout` has passed."""
         from datetime import timedelta  # noqa: PLC0415
 
         from elastic_run.multiprocessing.api import SignalException  # noqa: PLC0415
@@ -255,7 +255,7 @@ class SimpleElasticAgent(ElasticAgent):
         record(event, self._worker_group.spec.event_log_handler)
 
     def get_event_failed(self) -> Event:
-        """Return the event that says that the agent failed, with the exception that is being handled."""
+        """Return the event of a failed agent, with the exception that is being handled."""
         import traceback  # noqa: PLC0415
 
         from elastic_run.events import EventSource  # noqa: PLC0415
@@ -341,7 +341,7 @@ class SimpleElasticAgent(ElasticAgent):
         put_metric(f"workers.{spec.role}.flakiness", int(flakiness))
 
     def _get_worker_state(self, worker: Worker, result: RunResult) -> str:
-        """Return what is told of a worker at the end: the group's state, or TERMINATED where it was stopped.
+        """Return a worker's state for the last events: the group's state, or TERMINATED if it was stopped.
 
         Raises:
             ValueError: The result knows nothing of the worker.

@@ -1,4 +1,4 @@
-"""The states of a worker group, under torch's name; a file of its own because starting workers needs no `enum`."""
+"""The states of a worker group, under torch's name; a module of its own because starting workers needs no `enum`."""
 
 from __future__ import annotations
 

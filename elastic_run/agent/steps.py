@@ -1,11 +1,11 @@
 """Events and metrics of an agent's steps, with the names that torch's agent gives them.
 
-Torch measures its own methods and looks at the workers every `monitor_interval`. This agent has no such methods and is
-told of each end, so each step of a round is published once: the rendezvous, the assignment of ranks, the start, the
-state of the group (healthy, then succeeded or failed), the stop.
+Torch measures its own methods and polls the workers every `monitor_interval`. This agent has no such methods and is
+notified of each exit, so it publishes each step of a round once: the rendezvous, the assignment of ranks, the start,
+the state of the group (healthy, then succeeded or failed), the stop.
 
-Nothing is built or imported where nobody listens: events need a handler other than "null", and a handler of metrics can
-only have been configured where `elastic_run.metrics` is imported already.
+Without a listener nothing is built or imported: events need a handler other than "null", and a program can have
+configured a handler of metrics only if it has imported `elastic_run.metrics`.
 
 Source of the names: torch 2.13, torch.distributed.elastic.agent.server.api and local_elastic_agent.
 """

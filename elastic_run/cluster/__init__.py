@@ -2,4 +2,13 @@
 
 Every function takes the root of the file system (and the environment where it matters) as an argument, so that tests
 can show it other machines.
+
+| module | what it holds |
+|---|---|
+| `cpus` | how many CPUs this process may use |
+| `devices` | which GPUs a worker will see |
+| `numa` | which CPUs each worker is bound to, near its GPU |
+| `programs` | finds a program as the system does, and the directory that denies access to it |
+| `slurm` | the Slurm step of this launcher: nodes, launchers, addresses |
+| `torch_devices` | devices that only torch knows, such as `npu` of torch_npu |
 """

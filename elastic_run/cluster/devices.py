@@ -22,7 +22,7 @@ import sys
 
 from elastic_run.cluster.cpus import ROOT, cpu_count, read_text
 from elastic_run.cluster.torch_devices import TorchUnavailableError, count_by_torch
-from elastic_run.validation import WORKER_COUNT_WORDS, WORKER_COUNTS, UsageError
+from elastic_run.contract import WORKER_COUNT_WORDS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,6 +30,14 @@ if TYPE_CHECKING:
 
 _NVIDIA_SMI = ("nvidia-smi", "/usr/lib/wsl/lib/nvidia-smi")
 _NVIDIA_SMI_TIMEOUT = 30.0
+
+
+class DeviceError(ValueError):
+    """No device of a kind can be used here; the message gives the reason."""
+
+
+class UnknownDeviceError(DeviceError):
+    """No package adds a device of this name to torch."""
 
 
 class Device:
@@ -48,7 +56,7 @@ class Device:
 
 
 def device_count(word: str, environ: Mapping[str, str], *, root: str = ROOT, python: str = "") -> int:
-    """Find out how many workers `--nproc-per-node WORD` means here.
+    """Return the number of devices or CPUs of a kind on this machine, for a worker on each.
 
     Args:
         word: auto, cpu, gpu, xpu, or the name that a package has given to its device for torch, such as npu.
@@ -60,7 +68,8 @@ def device_count(word: str, environ: Mapping[str, str], *, root: str = ROOT, pyt
         At least 1.
 
     Raises:
-        UsageError: There is no such device here, or nothing gives it a meaning.
+        UnknownDeviceError: No package adds a device of this name to torch.
+        DeviceError: No device of this kind is visible here, or torch can't be asked for it.
     """
     if word == "cpu":
         return cpu_count(root=root)
@@ -73,8 +82,8 @@ def device_count(word: str, environ: Mapping[str, str], *, root: str = ROOT, pyt
         return gpus or xpus or _metal_count() or _count_any_of_package(environ, python) or cpu_count(root=root)
     found = gpus if word == "gpu" else xpus
     if not found:
-        message = f"--nproc-per-node: {word!r}, but {_why_none(word, environ, build)}; 'auto' takes the CPUs then"
-        raise UsageError(message)
+        message = f"{_why_none(word, environ, build)}; 'auto' takes the CPUs then"
+        raise DeviceError(message)
     return found
 
 
@@ -90,14 +99,14 @@ def _count_of_package(word: str, environ: Mapping[str, str], python: str) -> int
     try:
         found = count_by_torch(word, environ, python, sys.path)
     except TorchUnavailableError as error:
-        message = f"--nproc-per-node: {word!r}, but torch can't be asked how many there are: {error}"
-        raise UsageError(message) from None
+        message = f"torch can't be asked how many there are: {error}"
+        raise DeviceError(message) from None
     if found is None:
-        message = f"--nproc-per-node: {word!r} is not {WORKER_COUNTS}, nor a device that a package adds to torch"
-        raise UsageError(message)
+        message = f"{word!r} is not a device that a package adds to torch"
+        raise UnknownDeviceError(message)
     if not found:
-        message = f"--nproc-per-node: {word!r}, but no {word} is available here; 'auto' takes the CPUs then"
-        raise UsageError(message)
+        message = f"no {word} is available here; 'auto' takes the CPUs then"
+        raise DeviceError(message)
     return found
 
 

@@ -13,7 +13,6 @@ from enum import Enum
 from elastic_run.cluster.cpus import ROOT, available_cpus, read_text
 from elastic_run.cluster.devices import visible_gpus
 from elastic_run.records import dataclass
-from elastic_run.validation import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,8 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["AffinityMode", "NumaError", "NumaOptions", "worker_affinities"]
 
 
-class NumaError(UsageError):
-    """The workers can't be bound as asked for."""
+class NumaError(ValueError, RuntimeError):
+    """The workers can't be bound as asked for; torch raises a ValueError or a RuntimeError."""
 
 
 class AffinityMode(str, Enum):
@@ -80,7 +79,7 @@ def worker_affinities(
     except NumaError as error:
         if options.should_fall_back_if_binding_fails:
             return {}
-        message = f"--numa-binding: {options.affinity_mode.value!r} is impossible here: {error}"
+        message = f"{options.affinity_mode.value!r} is impossible here: {error}"
         raise NumaError(message) from None
 
 

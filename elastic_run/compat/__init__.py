@@ -14,6 +14,16 @@ Rules
 - Names that a module of torch's has from others are in ours as well, or else torch's own (`borrowed_names`).
 - The variable is read by a .pth file of one line that the wheel brings: the only way in which a variable can act on
   programs that know nothing of us. It costs each start of Python 0.15 ms of 7, and imports nothing unless it is set.
+
+| module | what it holds |
+|---|---|
+| `alias` | a module under torch's name with our names, and the finder that makes it |
+| `borrowed_names` | public names that torch's modules import from other modules of torch's |
+| `children` | torch's paths in the children of multiprocessing |
+| `paths` | the table: torch's path to ours |
+| `private_names` | private names that torch's own modules take from the replaced modules |
+| `replacing` | replaces imported modules of torch's, and restores them |
+| `torchrun_command` | installs a command `torchrun` that is elastic-run |
 """
 
 from __future__ import annotations

@@ -23,7 +23,17 @@ import math
 
 from elastic_run.core import formation
 from elastic_run.core.folding import Event, Silent, drop_refused, fold, verdict_exit_code
-from elastic_run.core.job_state import ENDED, GATHERING, HALTING, PAUSING, RUNNING, WARNED, Job, Node
+from elastic_run.core.job_state import (
+    ENDED,
+    GATHERING,
+    HALTING,
+    PAUSING,
+    RUNNING,
+    WARNED,
+    Job,
+    Node,
+    give_up_awaited,
+)
 from elastic_run.core.messages import (
     BY_SIGNAL,
     DONE,
@@ -143,12 +153,12 @@ def next_at(job: Job) -> float | None:
     rules = job.rules
     if rules is None:
         return None
-    times = [job.since + rules.lease] if job.awaited else []
+    times = [_awaited_until(job, rules)] if job.is_awaiting else []
     times += [counts_at(node, rules) for node, _ in find_disputes(job)]
     if job.phase == GATHERING:
         times += [job.since + rules.join_timeout]
         ends = formation.last_call_ends(job, rules)
-        times += [] if ends is None or job.awaited else [ends]
+        times += [] if ends is None or job.is_awaiting else [ends]
     elif job.phase in (WARNED, PAUSING) and job.until is not None:
         times += [job.until]
     elif job.phase == RUNNING:
@@ -180,6 +190,7 @@ def describe(job: Job, now: float) -> Status:
         hosts=_hosts(job),
         lost=describe_lost(job, _SHOWN),
         seconds_left=left,
+        missing_majority=formation.describe_majority(job, rules) if job.phase == GATHERING else "",
     )
 
 
@@ -194,8 +205,8 @@ def _advance(job: Job, now: float, jitter: float) -> Step:  # noqa: PLR0911 - on
         job, decision = _settle_ranks(job, rules, now)
         if decision is not None:
             return Step(job, decision)
-    if job.awaited and now >= job.since + rules.lease:
-        job = replace(job, awaited=0, has_lost=True)
+    if job.is_awaiting and now >= _awaited_until(job, rules):
+        job = give_up_awaited(job)
     if job.phase == GATHERING:
         return _advance_gathering(job, rules, now)
     if job.phase == PAUSING:
@@ -203,9 +214,14 @@ def _advance(job: Job, now: float, jitter: float) -> Step:  # noqa: PLR0911 - on
         return Step(replace(job, phase=GATHERING, since=now, until=None) if is_over else job)
     if job.ending is not None:
         return _end(job, end_with(job, job.ending, job.ending.verdict, job.ending.detail))
-    if any(not member.outcome for member in job.members) or job.awaited:
+    if any(not member.outcome for member in job.members) or job.is_awaiting:
         return Step(job) if job.phase == HALTING else _watch_round(job, rules, now)
     return _conclude(job, rules, now, jitter)
+
+
+def _awaited_until(job: Job, rules: Rules) -> float:
+    """Return when those who have not come are given up: each may have noticed a lease late that the store was lost."""
+    return job.since + (2 if rules.has_successors else 1) * rules.lease
 
 
 def _settle_ranks(job: Job, rules: Rules, now: float) -> tuple[Job, Refuse | End | None]:
@@ -226,10 +242,10 @@ def _settle_ranks(job: Job, rules: Rules, now: float) -> tuple[Job, Refuse | End
 def _advance_gathering(job: Job, rules: Rules, now: float) -> Step:
     job = formation.note_minimum(job, rules, now)
     is_disputed = bool(job.rank_claims) and job.round == 0
-    if formation.is_formable(job, rules, now) and not job.awaited and not is_disputed:
+    if formation.is_formable(job, rules, now) and not job.is_awaiting and not is_disputed:
         after = formation.form(job, rules, now)
         world_size = sum(member.card.local_world_size for member in after.members)
-        return Step(after, Form(job.term, after.round, after.restart_count, after.size, world_size, job.lineage))
+        return Step(after, Form(job.term, after.round, after.restart_count, len(after.seats), world_size, job.lineage))
     if now >= job.since + rules.join_timeout:
         return _end(job, _give_up_waiting(job, rules))
     return Step(job)
@@ -276,7 +292,7 @@ def _conclude(job: Job, rules: Rules, now: float, jitter: float) -> Step:
         return _halt(job, _loss_reason(job), _losses(job))
     is_done = all(member.outcome == DONE for member in job.members)
     if job.phase == RUNNING and is_done:
-        return _end(job, End(job.term, "success", 0, _describe_leavers(job), None, job.attempts, job.size))
+        return _end(job, End(job.term, "success", 0, _describe_leavers(job), None, job.attempts, len(job.seats)))
     settled = settle(job, rules, now=now, jitter=jitter)
     return Step(settled.job) if settled.end is None else _end(settled.job, settled.end)
 
@@ -292,7 +308,7 @@ def _scale_up_at(job: Job, rules: Rules) -> float:
     """Return when a running round makes way for those who wait; infinity for never."""
     members = job.members
     is_full = len(members) >= rules.max_nodes
-    if is_full or job.awaited or not job.waiting or any(member.outcome for member in members):
+    if is_full or job.is_awaiting or not job.waiting or any(member.outcome for member in members):
         return math.inf
     return max(min(node.arrived_at for node in job.waiting) + rules.scale_up_delay, change_allowed_at(job, rules))
 
@@ -312,7 +328,7 @@ def _give_up_waiting(job: Job, rules: Rules) -> End:
     if job.round == 0:
         detail = f"{count} of at least {rules.min_nodes} nodes came within {waited}: {', '.join(_hosts(job))}"
     elif count >= rules.min_nodes:
-        detail = f"no majority of the last round's {job.size} nodes came back within {waited}"
+        detail = f"{formation.describe_majority(job, rules)} within {waited}"
     else:
         detail = f"{count} of at least {rules.min_nodes} nodes are left, and no replacement came within {waited}"
     lost = describe_lost(job, _SHOWN)

@@ -95,6 +95,27 @@ class Recall:
 
 
 @dataclass(frozen=True, slots=True)
+class Recovered:
+    """The log of this store goes on from what a majority of the last round knew; see `recovery`.
+
+    Args:
+        term: From now on; above that of any decision from which the log goes on.
+        node: The coordinator.
+        round: The last round that was formed.
+        round_id: Its unique id; a node that runs another round is no member.
+        restart_count: Restarts of the whole job so far.
+        lineage: Of the job; see `facts.is_related`.
+    """
+
+    term: int
+    node: str
+    round: int
+    round_id: str
+    restart_count: int
+    lineage: str
+
+
+@dataclass(frozen=True, slots=True)
 class Move:
     """The store moves to another host; the log goes on there."""
 
@@ -126,4 +147,4 @@ class End:
     nodes: int = 0
 
 
-Decision: TypeAlias = Claim | Resign | Form | Warn | Halt | Refuse | Recall | Move | End
+Decision: TypeAlias = Claim | Resign | Form | Warn | Halt | Refuse | Recall | Recovered | Move | End

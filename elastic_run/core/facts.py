@@ -31,6 +31,11 @@ BY_SIGNAL = "signal"
 DIED = "died"
 UNKILLABLE = "unkillable"
 
+# What the record of a dead agent says that it did last.
+SEAT_RUNNING = "running"
+SEAT_OFFERED = "offered"
+_SEAT_STATUSES = frozenset((SEAT_RUNNING, SEAT_OFFERED))
+
 
 @register
 @dataclass(frozen=True, slots=True)
@@ -94,7 +99,7 @@ class Last:
     """The round that a node still runs when it joins (again).
 
     Args:
-        term: In which it was formed.
+        round_id: Its unique id; see `Assignment.round_id`.
         round: Its number.
         rank: The node's group rank in it.
         nodes: The number of its members.
@@ -102,12 +107,39 @@ class Last:
         lineage: Of the job that formed it; see `is_related`.
     """
 
-    term: int
+    round_id: str
     round: int
     rank: int
     nodes: int
     restart_count: int
     lineage: str = ""
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Which copy of the job's state a node keeps: the one beside the newest decision that it has followed.
+
+    Args:
+        lineage: Of the job.
+        round: The last round that was formed.
+        term: The term of the decision.
+        slot: The slot of the decision.
+    """
+
+    lineage: str
+    round: int
+    term: int
+    slot: int
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        """What tells the newer of two copies of one job, whatever stores their logs were in."""
+        return self.round, self.term, self.slot
+
+    def is_older_than(self, other: Copy | None) -> bool:
+        """Whether another copy of the same job is newer."""
+        return other is not None and other.lineage == self.lineage and self.order < other.order
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +155,7 @@ class Join:
         seen: The newest slot of the log that the node has followed, -1 for none.
         last: The round that it still runs, or None.
         heard: The newest round that it has heard of, in whatever store: the next one has a higher number.
+        copy: The copy of the state that it has put into this store, or None; see `recovery`.
     """
 
     node: str
@@ -133,6 +166,7 @@ class Join:
     seen: int = -1
     last: Last | None = None
     heard: int = 0
+    copy: Copy | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +177,7 @@ class Failing:
         node: The node.
         sequence: Number of this fact among the node's.
         round: The round.
+        round_id: Its unique id: another log may have formed a round of this number.
         is_consequence: Whether all that failed there so far look as if they had lost a peer: its others run on then,
             for the cause may be theirs. Said again without this when a failure of another kind follows.
     """
@@ -150,6 +185,7 @@ class Failing:
     node: str
     sequence: int
     round: int
+    round_id: str
     is_consequence: bool = False
 
 
@@ -161,6 +197,7 @@ class Ready:
         node: The node.
         sequence: Number of this fact among the node's.
         round: The round.
+        round_id: Its unique id: another log may have formed a round of this number.
         outcome: One of `OUTCOMES`.
         offer: Where its workers' store of the next round listens.
         report: The node's root cause where it failed: `exit_code`, `signature`, `is_deterministic`, `uptime` and
@@ -172,6 +209,7 @@ class Ready:
     node: str
     sequence: int
     round: int
+    round_id: str
     outcome: str
     offer: Offer
     report: Document | None = None
@@ -199,6 +237,39 @@ class Leave:
     sequence: int
     reason: str
     detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SeatDead:
+    """An agent that had a seat in a round is dead: proved by its guardian, or by a newcomer on its host.
+
+    The seat leaves the quorum of one log only: the log whose last round is this one. Where the record says `offered`,
+    the agent may have been counted for a newer round by the log of that store, and so by no other log. Said any number
+    of times; of no node's sequence.
+
+    Args:
+        round_id: The round's unique id, as the record has it; see `Assignment.round_id`.
+        lineage: Of the round's job.
+        round_index: The round's number.
+        rank: The agent's group rank in the round: its seat.
+        status: `running` from before the agent is told of the round; `offered` from before it first says in a store
+            that it is ready for another round.
+        store_id: The birth mark of that store, as text; "" with `running`.
+        detail: One sentence for the user, or "".
+    """
+
+    round_id: str
+    lineage: str
+    round_index: int
+    rank: int
+    status: str
+    store_id: str = ""
+    detail: str = ""
+
+    def __post_init__(self) -> None:
+        if self.status not in _SEAT_STATUSES:
+            message = f"SeatDead.status: {self.status!r} is none of {', '.join(sorted(_SEAT_STATUSES))}"
+            raise MessageError(message)
 
 
 @dataclass(frozen=True, slots=True)

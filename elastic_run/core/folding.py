@@ -6,10 +6,8 @@
 - A node that joins again tells which round it still runs. If that is the present one, nothing has changed; if it had
   followed the log beyond that round's slot and doesn't run it, the round has lost it; if it runs an older one, it is
   busy until its workers are gone.
-- A round of another lineage is another job's, whatever its number: who runs it comes as a newcomer, busy until its
-  workers are gone, and keeps nothing of it.
-- A round that the state doesn't know yet (the store moved, and the copy of the state was older; or the state was lost)
-  is adopted from those who run it. Where the state was lost, so are the rules.
+- A node that runs any other round (of another job, or of a log that lost the majority) comes as a newcomer, busy until
+  its workers are gone, and keeps nothing of it.
 """
 
 from __future__ import annotations
@@ -20,18 +18,21 @@ from elastic_run.contract import EXIT_CODES, EXIT_RENDEZVOUS
 from elastic_run.core.codec import encode
 from elastic_run.core.job_state import (
     HALTING,
+    LIVE,
     MOVED,
     REFUSED,
     REMEMBERED_GONE,
     RUNNING,
     SILENT,
+    UNKNOWN,
+    VOID,
     WARNED,
     Gone,
     Job,
     Node,
     Refusal,
     Root,
-    forget_place,
+    Seat,
 )
 from elastic_run.core.messages import (
     BY_SIGNAL,
@@ -41,6 +42,7 @@ from elastic_run.core.messages import (
     FAILED,
     LAST_SEQUENCE,
     PROTOCOL,
+    SEAT_OFFERED,
     STOPPED,
     UNREACHABLE,
     Failing,
@@ -49,7 +51,7 @@ from elastic_run.core.messages import (
     Last,
     Leave,
     Ready,
-    is_related,
+    SeatDead,
 )
 from elastic_run.core.rank_claims import has_rival
 from elastic_run.core.role_scripts import describe_other_script, settle_script
@@ -64,7 +66,6 @@ if TYPE_CHECKING:
 
     from elastic_run.core.codec import Document
     from elastic_run.core.messages import Card
-    from elastic_run.core.rules import Rules
 
 #: Bytes of a report that are kept, and of one of its values where it is longer.
 _REPORT_BYTES = 64 * 1024
@@ -83,7 +84,7 @@ class Silent:
     seconds: float
 
 
-Event: TypeAlias = Join | Failing | Ready | Leave | Foreign | Silent
+Event: TypeAlias = Join | Failing | Ready | Leave | Foreign | SeatDead | Silent
 
 
 def fold(job: Job, events: Iterable[Event], now: float) -> Job:
@@ -95,7 +96,7 @@ def fold(job: Job, events: Iterable[Event], now: float) -> Job:
         now: Monotonic seconds.
 
     Returns:
-        The state after; no phase has changed but by the adoption of a round.
+        The state after, in the same phase.
     """
     book = None
     for event in events:
@@ -124,10 +125,14 @@ class _Book:
         self._now = now
         self._nodes = dict(job.nodes)
         self._gone = dict(job.gone)
+        self._seats: list[Seat] | None = None  # a copy, made for the first change
 
     def enter(self, event: Event) -> None:
         if isinstance(event, Silent):
             self._enter_silence(event)
+            return
+        if isinstance(event, SeatDead):
+            self._enter_seat_dead(event)
             return
         known = self._nodes.get(event.node) or self._gone.get(event.node)
         if known is not None and event.sequence <= known.sequence:
@@ -147,6 +152,8 @@ class _Book:
         strangers = [name for name, gone in self._gone.items() if gone.was is None or not gone.was.is_member]
         for name in strangers[: max(0, len(strangers) - REMEMBERED_GONE)]:
             del self._gone[name]
+        if self._seats is not None:
+            self._set(seats=tuple(self._seats))
         if not self._nodes and self._job.round == 0:
             # Whoever comes next begins anew, with rules that may be better.
             self._set(rules=None, scripts=())
@@ -154,6 +161,34 @@ class _Book:
 
     def _set(self, **changes: object) -> None:
         self._job = replace(self._job, **changes)  # type: ignore[arg-type]  # names are checked by tests
+
+    # --- seats -------------------------------------------------------------------------------------------------------
+    def _set_seat(self, rank: int | None, status: str, *, is_lost: bool = False) -> None:
+        if rank is not None:
+            self._seats = seats = self._seats if self._seats is not None else list(self._job.seats)
+            seat = seats[rank]
+            status = VOID if seat.status == VOID else status  # for ever: the dead don't come back
+            seats[rank] = replace(seat, status=status, is_lost=seat.is_lost or is_lost)
+
+    def _take_seat(self, node: Node, rank: int | None) -> Node:
+        """Return a node in its seat of the last round, if it has one: a seat has one holder for ever."""
+        self._seats = seats = self._seats if self._seats is not None else list(self._job.seats)
+        if rank is None or not 0 <= rank < len(seats) or seats[rank].node not in ("", node.node):
+            return replace(node, rank=None)
+        seats[rank] = replace(seats[rank], node=node.node, status=LIVE)
+        return replace(node, rank=rank)
+
+    def _enter_seat_dead(self, fact: SeatDead) -> None:
+        """A seat is void in the log whose last round is the seat's, unless the agent may count in another store's."""
+        job = self._job
+        is_elsewhere = fact.status == SEAT_OFFERED and fact.store_id != job.store_id
+        if fact.round_id != job.round_id or is_elsewhere or not 0 <= fact.rank < len(job.seats):
+            return
+        holder = (self._seats or job.seats)[fact.rank].node
+        if holder in self._nodes or holder in self._gone:
+            clause = _CLAUSES[DIED]
+            self._drop(holder, DIED, f"{clause}: {fact.detail}" if fact.detail else clause, sequence=LAST_SEQUENCE)
+        self._set_seat(fact.rank, VOID, is_lost=holder not in self._gone)
 
     def _next_order(self) -> int:
         self._set(order=self._job.order + 1)
@@ -163,82 +198,53 @@ class _Book:
     def _enter_join(self, fact: Join) -> None:
         if self._job.rules is None:
             self._set(rules=fact.rules, since=self._now)
-        if self._job.round == 0 and fact.last is not None:
-            self._take_rules(fact.rules)
-            self._take_script(fact.card)
         rules, script = self._job.rules or fact.rules, fact.card.role_script
         difference = describe_difference(rules, fact.rules) or describe_other_script(self._job.scripts, script)
         if difference:
             self._refuse(fact.node, difference)
             return
         self._set(scripts=settle_script(self._job.scripts, script))
-        if fact.last is not None and self._is_news(fact.last):
-            self._adopt(fact.last)
-        if fact.heard > self._job.round + self._job.gap:
+        if fact.heard > self._job.heard:
             # No round gets a number again that a node knows, be it of another lineage.
-            self._set(gap=fact.heard - self._job.round)
-        is_awaited = not self._is_missed(fact.node)
+            self._set(heard=fact.heard)
         node = self._nodes.get(fact.node) or self._welcome(fact)
-        if fact.last is not None and self._is_present(fact.last):
-            if not node.is_member and is_awaited:
-                self._expect_one_less()
-            node = replace(node, is_member=True, is_busy=False, rank=fact.last.rank)
-        elif not node.is_member:
-            # A state that was lost, or is an old copy, may not know it.
-            rank = fact.last.rank if fact.last is not None and self._is_last(fact.last) else node.rank
-            node = replace(node, is_busy=fact.last is not None, rank=rank)
-        elif fact.seen >= self._job.formed_slot:
-            # It has read that the round was formed and doesn't run it: the round can't work.
-            node = replace(node, outcome=node.outcome or STOPPED)
+        node = self._place(node, fact)
         node = replace(
             node, card=_kept(fact.card), offer=fact.offer, sequence=fact.sequence, has_other_rules=fact.rules != rules
         )
         self._nodes[fact.node] = node
         self._note_rank(node)
 
+    def _place(self, node: Node, fact: Join) -> Node:
+        """Return a node where it stands in the round that runs."""
+        if fact.last is not None and self._is_last(fact.last):
+            # Where the state was lost nobody knew whose this seat is.
+            node = self._take_seat(node, fact.last.rank)
+            if self._job.phase in _ACTIVE and node.rank is not None:
+                return replace(node, is_member=True, is_busy=False)
+        if node.is_member:
+            # Where it has read that the round was formed and doesn't run it, the round can't work.
+            is_stopped = fact.seen >= self._job.formed_slot
+            return replace(node, outcome=node.outcome or STOPPED) if is_stopped else node
+        if self._job.phase in _ACTIVE:
+            self._set_seat(node.rank, LIVE, is_lost=True)  # it has a seat in the round that runs, and doesn't run it
+        # It is about to read that the last round was formed with it. Until it has left that round, others may still use
+        # the workers' store that it offered for it.
+        is_to_read = node.rank is not None and fact.seen < self._job.formed_slot
+        return replace(node, is_busy=fact.last is not None or is_to_read)
+
     def _note_rank(self, node: Node) -> None:
         """Note that a node came with a fixed rank which another node has."""
         if node.node not in self._job.rank_claims and has_rival(self._nodes.values(), node):
             self._set(rank_claims=(*self._job.rank_claims, node.node))
 
-    def _is_news(self, last: Last) -> bool:
-        """Whether a round of this job is run of which its state doesn't know."""
-        return last.round > self._job.round and (self._job.round == 0 or is_related(last.lineage, self._job.lineage))
-
     def _is_last(self, last: Last) -> bool:
-        """Whether a round is the last that was formed, and not another job's of the same number."""
-        return last.round == self._job.round and is_related(last.lineage, self._job.lineage)
+        """Whether a round is the last that was formed, and not another log's of the same number."""
+        return last.round_id == self._job.round_id
 
     def _is_present(self, last: Last) -> bool:
         """Whether a round is the one that runs or is being stopped."""
         return self._is_last(last) and self._job.phase in _ACTIVE
-
-    def _is_missed(self, name: str) -> bool:
-        """Whether a member of the round was lost before, so that nothing waits for it."""
-        gone = self._gone.get(name)
-        return gone is not None and gone.reason != MOVED and gone.was is not None and gone.was.is_member
-
-    def _take_rules(self, rules: Rules) -> None:
-        """Take the rules of one that runs a round: the state was lost, and who spoke before it is a stranger."""
-        former = self._job.rules or rules
-        if former == rules:
-            return
-        difference = describe_difference(rules, former)
-        self._set(rules=rules)
-        for name, node in tuple(self._nodes.items()):
-            if difference:
-                self._refuse(name, difference)
-            else:
-                self._nodes[name] = replace(node, has_other_rules=True)
-
-    def _take_script(self, card: Card) -> None:
-        """Take the script of a node that runs a round, for its role; see `_take_rules`."""
-        scripts = settle_script(self._job.scripts, card.role_script)
-        self._set(scripts=scripts)
-        for name, node in tuple(self._nodes.items()):
-            difference = describe_other_script(scripts, node.card.role_script)
-            if difference:
-                self._refuse(name, difference)
 
     def _welcome(self, fact: Join) -> Node:
         """Return a new node, or one that was silent for a while, as it was but for its membership."""
@@ -246,42 +252,10 @@ class _Book:
         if gone is None or gone.was is None:
             order = self._next_order()
             return Node(fact.node, _kept(fact.card), fact.offer, fact.sequence, arrived=order, arrived_at=self._now)
-        if gone.reason == MOVED and self._job.phase not in _ACTIVE:
-            self._expect_one_less()
+        self._set_seat(gone.was.rank, LIVE)
         is_same_round = gone.was.is_member and fact.last is not None and self._is_present(fact.last)
         outcome = gone.was.outcome if is_same_round else ""
         return replace(gone.was, is_member=False, arrived_at=self._now, failing=None, outcome=outcome)
-
-    def _expect_one_less(self) -> None:
-        self._set(awaited=max(0, self._job.awaited - 1))
-
-    def _adopt(self, last: Last) -> None:
-        """Take over a round that was formed after the copy of the state was made."""
-        for name, node in self._nodes.items():
-            # Who came with an older round didn't hear of this one, and has no part in it.
-            is_busy = node.is_busy or (node.is_member and not node.outcome)
-            self._nodes[name] = replace(
-                node, is_member=False, is_busy=is_busy, outcome="", failing=None, is_suspecting=False
-            )
-        self._gone = {name: forget_place(gone) for name, gone in self._gone.items()}
-        self._set(
-            phase=RUNNING,
-            since=self._now,
-            round=last.round,
-            lineage=last.lineage,
-            formed_slot=-1,
-            size=last.nodes,
-            quorum=last.nodes,
-            gap=max(0, self._job.round + self._job.gap - last.round),
-            awaited=last.nodes,
-            has_lost=False,
-            until=None,
-            restart_count=max(self._job.restart_count, last.restart_count),
-            halt_reason="",
-            news="",
-            root=None,
-            hidden=None,
-        )
 
     def drop_refused(self, name: str, detail: str) -> None:
         self._drop(name, REFUSED, detail, sequence=LAST_SEQUENCE)
@@ -296,7 +270,7 @@ class _Book:
         if node is None:
             return
         node = replace(node, sequence=fact.sequence)
-        if node.is_member and fact.round == self._job.round and not node.outcome:
+        if node.is_member and fact.round_id == self._job.round_id and not node.outcome:
             if node.failing is None:
                 node = replace(node, failing=self._next_order(), is_suspecting=fact.is_consequence)
             else:
@@ -304,13 +278,16 @@ class _Book:
         self._nodes[fact.node] = node
 
     def _enter_ready(self, fact: Ready) -> None:
-        node = self._nodes.get(fact.node)
-        if node is None:
-            node = self._return(fact.node)
+        known = self._nodes.get(fact.node)
+        node = known or self._return(fact.node)
         if node is None:
             return
-        node = replace(node, sequence=fact.sequence, offer=fact.offer, is_busy=False)
-        if node.is_member and fact.round == self._job.round:
+        is_last = fact.round_id == self._job.round_id
+        # Busy still where it speaks of an older round, and is about to read that the last one was formed with it.
+        was_busy = known is None or node.is_busy
+        is_busy = was_busy and node.rank is not None and not is_last and self._job.formed_slot >= 0
+        node = replace(node, sequence=fact.sequence, offer=fact.offer, is_busy=is_busy)
+        if node.is_member and is_last:
             node = replace(node, outcome=fact.outcome, is_suspecting=_is_suspecting(node, fact))
             self._weigh(node, fact)
         self._nodes[fact.node] = node
@@ -321,6 +298,7 @@ class _Book:
         if gone is None or gone.reason not in (SILENT, MOVED) or gone.was is None:
             return None
         del self._gone[name]
+        self._set_seat(gone.was.rank, LIVE)
         return gone.was
 
     def _weigh(self, node: Node, fact: Ready) -> None:
@@ -352,11 +330,11 @@ class _Book:
         before = self._gone.pop(name, None)
         was = node if node is not None or before is None else before.was
         self._gone[name] = Gone(name, sequence, reason, detail, was)
-        if node is not None and node.is_member and node.outcome != DONE:
-            self._set(has_lost=True)
-        if was is not None and was.rank is not None and reason != SILENT:
-            # It is known not to run anywhere else, so it doesn't count when a majority is asked for.
-            self._set(quorum=self._job.quorum - 1)
+        if was is not None:
+            # One that says itself that it goes runs nowhere else. Of one that is silent, or whose agent died, only the
+            # proof with its seat's record says so: the last round that it was in may be another log's.
+            is_lost = was.is_member and was.outcome != DONE
+            self._set_seat(was.rank, UNKNOWN if reason in (SILENT, DIED) else VOID, is_lost=is_lost)
 
 
 def _is_suspecting(node: Node, fact: Ready) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from elastic_run.core.job_state import RUNNING, Job, Node, forget_place
+from elastic_run.core.job_state import AWAITED, LIVE, RUNNING, UNKNOWN, Job, Node, Seat, forget_place
 from elastic_run.core.messages import Assignment
 from elastic_run.core.ranks import Candidate, assign_group_ranks, assign_worker_ranks
 from elastic_run.core.settlement import describe_lost
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _PAIR = 2
 #: Names that a line for the user holds.
 _SHOWN = 8
+_AWAY = frozenset((AWAITED, UNKNOWN))
 
 
 def note_minimum(job: Job, rules: Rules, now: float) -> Job:
@@ -73,15 +74,32 @@ def has_majority(job: Job, rules: Rules) -> bool:
         rules: Its rules.
 
     Returns:
-        Whether more than half of the last round's members are here; always, where the store can't move, or where each
-        of them has said that it goes.
+        Whether more than half of the last round's seats that are not void have their holders here; always, where the
+        store can't move, or where all seats are void.
     """
-    if not rules.has_successors or job.round == 0 or job.quorum == 0:
+    quorum = job.quorum
+    if not rules.has_successors or job.round == 0 or quorum == 0:
         return True
-    survivors = sum(1 for node in job.waiting if node.rank is not None)
-    if job.quorum == _PAIR and survivors == 1:
+    survivors = sum(seat.status == LIVE for seat in job.seats)
+    if quorum == _PAIR and survivors == 1:
         return rules.split == "continue"
-    return 2 * survivors > job.quorum
+    return 2 * survivors > quorum
+
+
+def describe_majority(job: Job, rules: Rules) -> str:
+    """Say which nodes of the last round are needed before another may form; "" where none are."""
+    if has_majority(job, rules):
+        return ""
+    here = sum(seat.status == LIVE for seat in job.seats)
+    away = [f"rank {rank}{_describe_holder(job, seat)}" for rank, seat in enumerate(job.seats) if seat.status in _AWAY]
+    told = ", ".join([*away[:_SHOWN], *(["…"] if len(away) > _SHOWN else [])])
+    needed = job.quorum // 2 + 1
+    return f"{here} of the last round's {len(job.seats)} nodes are here, {needed} are needed; not here: {told}"
+
+
+def _describe_holder(job: Job, seat: Seat) -> str:
+    gone = job.gone.get(seat.node)
+    return "" if gone is None or gone.was is None else f" ({gone.was.card.host})"
 
 
 def form(job: Job, rules: Rules, now: float) -> Job:
@@ -98,18 +116,16 @@ def form(job: Job, rules: Rules, now: float) -> Job:
     chosen = sorted(job.waiting, key=lambda node: (node.rank is None, node.arrived))[: rules.max_nodes]
     chosen.sort(key=lambda node: node.arrived)
     ranks = assign_group_ranks([Candidate(node.node, node.rank, node.card.preferred_rank) for node in chosen])
+    number = max(job.round, job.heard) + 1
     return replace(
         job,
         phase=RUNNING,
         nodes=MappingProxyType({name: _place(node, ranks.get(name)) for name, node in job.nodes.items()}),
         gone=MappingProxyType({name: forget_place(gone) for name, gone in job.gone.items()}),
-        round=job.round + 1 + job.gap,
-        gap=0,
+        round=number,
+        round_id=f"{number}/{job.term}/{job.coordinator}",
         formed_slot=job.slot,
-        size=len(ranks),
-        quorum=len(ranks),
-        awaited=0,
-        has_lost=False,
+        seats=tuple(Seat(name, LIVE) for name in ranks),
         since=now,
         min_reached_at=None,
         until=None,
@@ -157,6 +173,7 @@ def assign(job: Job) -> Mapping[str, Assignment]:
             hosts=hosts,
             news=job.news,
             lineage=job.lineage,
+            round_id=job.round_id,
             rules=job.rules if member.has_other_rules else None,
         )
         for member, place in zip(members, assign_worker_ranks(sizes), strict=True)

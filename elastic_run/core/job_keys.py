@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import zlib
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from elastic_run.core.facts import Copy
+
 #: The stream to which every agent appends.
 FACTS = "facts"
 #: The hint where the log stands.
@@ -25,3 +31,8 @@ def state_key(slot: int, term: int) -> str:
 def assignment_key(slot: int, term: int, node: str) -> str:
     """Return the key of a node's assignment in the round that is formed in a slot."""
     return f"a/{slot}.{term}/{node}"
+
+
+def copy_key(copy: Copy) -> str:
+    """Return the key of a copy of the job's state in another store; equal copies have one key."""
+    return f"c/{copy.round}.{copy.term}.{copy.slot}.{zlib.crc32(copy.lineage.encode()):08x}"

@@ -37,12 +37,16 @@ SILENT = "silent"
 REFUSED = "refused"
 MOVED = "moved"
 
+# What is known of a seat in the last round.
+LIVE = "live"
+AWAITED = "awaited"
+UNKNOWN = "unknown"
+VOID = "void"
+
 #: Failures, restart times and attempts that are remembered.
 REMEMBERED = 64
 #: Bytes of all remembered attempts together, as JSON.
 REMEMBERED_BYTES = 256 * 1024
-#: Rounds that may have been formed between the last copy of the state and the loss of its store.
-ROUND_GAP = 8
 #: Nodes that are gone and may be heard of again.
 REMEMBERED_GONE = 256
 
@@ -59,7 +63,7 @@ class Node:
         sequence: Number of the last fact that it said.
         arrived: Its place in the order of joining.
         arrived_at: When it joined.
-        rank: Its group rank in the last round, or None.
+        rank: Its group rank in the last round, which is its seat, or None.
         is_member: Whether it belongs to the round that runs or is being stopped.
         is_busy: Whether it still runs workers of an older round.
         failing: Place of its first sign of failure in the order of facts, or None.
@@ -101,6 +105,23 @@ class Gone:
     reason: str
     detail: str
     was: Node | None = None
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A place in the last round; its index among the seats is the group rank.
+
+    Args:
+        node: Its holder, "" while it isn't known by name.
+        status: `live` (the holder is here), `awaited` (unknown, and may still come from a store that was left),
+            `unknown` (it may live, also without this log), or `void` (it is known not to run anywhere).
+        is_lost: Whether the holder went before it was done, so that the round can't succeed.
+    """
+
+    node: str = ""
+    status: str = AWAITED
+    is_lost: bool = False
 
 
 @register
@@ -170,18 +191,18 @@ class Job:
     Args:
         term: The coordinator's term.
         slot: Where its next decision goes.
+        coordinator: The coordinator's node.
+        store_id: The birth mark of the store in which the log is.
         phase: One of the phases above.
         rules: The first joiner's, None before.
         nodes: Who is there, by id.
         gone: Who was, by id, the latest last.
         order: The number of facts that needed a place in an order.
         round: The last round that was formed, 0 for none.
-        gap: Round numbers to leave out, since rounds may have been formed in a store that is lost.
+        round_id: Its unique id: number, term and coordinator.
+        heard: The highest number of a round of which any node here has heard, of whatever job.
         formed_slot: The slot in which it was, -1 for none.
-        size: The number of its members when it was formed.
-        quorum: Those of them that did not say that they go.
-        awaited: Nodes that were there before the store moved and have not been heard of since.
-        has_lost: Whether one of them went before it was done.
+        seats: Its configuration: one seat for each group rank.
         restart_count: Restarts so far.
         since: When the phase began.
         min_reached_at: When enough nodes for the first round were there, or None.
@@ -205,18 +226,18 @@ class Job:
 
     term: int = 0
     slot: int = 0
+    coordinator: str = ""
+    store_id: str = ""
     phase: str = GATHERING
     rules: Rules | None = None
     nodes: Mapping[str, Node] = field(default_factory=lambda: MappingProxyType({}))
     gone: Mapping[str, Gone] = field(default_factory=lambda: MappingProxyType({}))
     order: int = 0
     round: int = 0
-    gap: int = 0
+    round_id: str = ""
+    heard: int = 0
     formed_slot: int = -1
-    size: int = 0
-    quorum: int = 0
-    awaited: int = 0
-    has_lost: bool = False
+    seats: tuple[Seat, ...] = ()
     restart_count: int = 0
     since: float = 0.0
     min_reached_at: float | None = None
@@ -234,6 +255,21 @@ class Job:
     lineage: str = ""
     scripts: tuple[RoleScript, ...] = ()
     rank_claims: tuple[str, ...] = ()
+
+    @property
+    def quorum(self) -> int:
+        """The number of seats whose holders may run somewhere."""
+        return sum(seat.status != VOID for seat in self.seats)
+
+    @property
+    def is_awaiting(self) -> bool:
+        """Whether a seat's holder may still come from a store that was left."""
+        return any(seat.status == AWAITED for seat in self.seats)
+
+    @property
+    def has_lost(self) -> bool:
+        """Whether the round has lost a holder that was not done."""
+        return any(seat.is_lost for seat in self.seats)
 
     @property
     def members(self) -> tuple[Node, ...]:
@@ -263,12 +299,10 @@ class _Snapshot:
     gone: tuple[Gone, ...]
     order: int
     round: int
-    gap: int
+    round_id: str
+    heard: int
     formed_slot: int
-    size: int
-    quorum: int
-    awaited: int
-    has_lost: bool
+    seats: tuple[Seat, ...]
     restart_count: int
     since: float
     min_reached_at: float | None
@@ -341,30 +375,40 @@ def move(job: Job, now: float) -> Job:
     Returns:
         The state there.
     """
-    is_active = job.phase in (RUNNING, WARNED, HALTING)
-    followers = [
-        node for node in job.nodes.values() if not node.card.serves_store and (node.is_member or not is_active)
-    ]
     return replace(
         job,
         nodes=MappingProxyType({}),
         gone=MappingProxyType({**job.gone, **{name: _leave_behind(node) for name, node in job.nodes.items()}}),
-        awaited=job.awaited + len(followers),
-        has_lost=job.has_lost or any(_is_lost(node) for node in job.nodes.values()),
-        gap=ROUND_GAP,
+        seats=tuple(_await_holder(seat, job) for seat in job.seats),
         formed_slot=-1,
         since=now,
     )
 
 
-def _is_lost(node: Node) -> bool:
-    return node.is_member and node.card.serves_store and node.outcome != DONE
+def _await_holder(seat: Seat, job: Job) -> Seat:
+    node = job.nodes.get(seat.node)
+    if node is None:
+        return seat
+    if not node.card.serves_store:
+        return replace(seat, status=AWAITED)
+    return replace(seat, status=UNKNOWN, is_lost=node.is_member and node.outcome != DONE)
 
 
 def _leave_behind(node: Node) -> Gone:
     if node.card.serves_store:
         return Gone(node.node, node.sequence, SILENT, "silent, and with it the store that it served", node)
     return Gone(node.node, node.sequence, MOVED, "did not follow the store", node)
+
+
+def give_up_awaited(job: Job) -> Job:
+    """Return the state in which nobody is awaited any more: those who have not come may live elsewhere."""
+
+    def give_up(seat: Seat) -> Seat:
+        gone = job.gone.get(seat.node)
+        is_done = gone is not None and gone.was is not None and gone.was.outcome == DONE
+        return replace(seat, status=UNKNOWN, is_lost=not is_done)
+
+    return replace(job, seats=tuple(give_up(seat) if seat.status == AWAITED else seat for seat in job.seats))
 
 
 def forget_place(gone: Gone) -> Gone:

@@ -5,15 +5,16 @@ Pure (law 3): `decide(member, event, now) -> (member, commands)`. The driver fee
 
 Rules
 - The driver waits for slot `member.next_slot` of the log as soon as that is not None, and feeds each entry.
-- An entry counts if it is a claim with the next term, or another decision of the present term; all others are void, for
-  every reader alike. In an empty log any first claim counts. After an `End` nothing counts. A slot below the start of
-  the log is void (see `log_start`): the node asks where the log stands.
+- An entry counts if it is a claim with a higher term, or another decision of the present term; all others are void, for
+  every reader alike. A node never claims a term twice, in whatever store. After an `End` nothing counts. A slot below
+  the start of the log is void (see `log_start`): the node asks where the log stands.
 - A node whose `head` is missing or unreadable begins at the start of the log. It never founds a job where one was.
 - Facts are appended one at a time in the order of their commands, each again until the store has confirmed it: the
   coordinator ignores a number that is not above the node's last. What was not confirmed is `member.outstanding`.
 - Whoever sees no coordinator claims: none has claimed yet, it resigned, or its beats have stopped for a lease.
-- A node that may have been dropped says `Join` again: after a gap in its own beats, a jump over trimmed slots, and each
-  round that was formed without it. That is harmless where the coordinator counts it in.
+- A node that may have been dropped says `Join` again: where its last beat was removed, after a gap in its own beats, a
+  jump over trimmed slots, and each round that was formed without it. That is harmless where the coordinator counts it
+  in.
 - A round that was formed without a node that still runs one ends that one: its agent is told to halt.
 """
 
@@ -30,6 +31,7 @@ from elastic_run.core.member_messages import (
     Coordinate,
     CoordinatorBeatRead,
     CreateEntry,
+    CutOff,
     Ended,
     EntryRead,
     EntryTrimmed,
@@ -42,9 +44,11 @@ from elastic_run.core.member_messages import (
     Interrupted,
     Leaving,
     MovedTo,
+    PrepareRejoin,
     ReadHead,
     Reconnected,
     Refused,
+    RejoinPrepared,
     Settled,
     StopCoordinating,
     StoreChanged,
@@ -83,6 +87,7 @@ __all__ = [
     "Coordinate",
     "CoordinatorBeatRead",
     "CreateEntry",
+    "CutOff",
     "Decision",
     "Ended",
     "EntryRead",
@@ -97,9 +102,11 @@ __all__ = [
     "Leaving",
     "Member",
     "MovedTo",
+    "PrepareRejoin",
     "ReadHead",
     "Reconnected",
     "Refused",
+    "RejoinPrepared",
     "Settled",
     "StopCoordinating",
     "StoreChanged",

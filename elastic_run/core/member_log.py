@@ -17,6 +17,7 @@ from elastic_run.core.member_messages import (
     Coordinate,
     CoordinatorBeatRead,
     CreateEntry,
+    CutOff,
     Ended,
     EntryRead,
     EntryTrimmed,
@@ -29,9 +30,11 @@ from elastic_run.core.member_messages import (
     Interrupted,
     Leaving,
     MovedTo,
+    PrepareRejoin,
     ReadHead,
     Reconnected,
     Refused,
+    RejoinPrepared,
     Settled,
     StopCoordinating,
     StoreChanged,
@@ -41,7 +44,18 @@ from elastic_run.core.member_messages import (
     WorkersFailing,
     WorkersGone,
 )
-from elastic_run.core.member_state import BEGINNING, HALTING, JUMP, LEAVING, OVER, REPLACED, RUNNING, WAITING
+from elastic_run.core.member_state import (
+    BEGINNING,
+    FENCED,
+    HALTING,
+    JUMP,
+    LEAVING,
+    OVER,
+    READY,
+    REPLACED,
+    RUNNING,
+    WAITING,
+)
 from elastic_run.core.member_words import Words
 from elastic_run.core.messages import (
     LOSS,
@@ -55,6 +69,7 @@ from elastic_run.core.messages import (
     LogStart,
     Move,
     Recall,
+    Recovered,
     Refuse,
     Resign,
     UnknownProtocolError,
@@ -93,18 +108,20 @@ class Book(Words):
     def _enter_interrupted(self, _: Interrupted) -> None:
         self._set(leases=liveness.interrupted(self.member.leases, self._now))
 
-    def _enter_beaten(self, _: Beaten) -> None:
+    def _enter_cut_off(self, event: CutOff) -> None:
+        if self.member.state == RUNNING:
+            self._halt(Halted(self._round, FENCED, f"no answer for {event.seconds:.0f} s"))
+
+    def _enter_beaten(self, event: Beaten) -> None:
         gap = self._now - self.member.beaten_at
         self._set(beaten_at=self._now)
         if self.member.state == BEGINNING or self.member.needs_head:
             self.commands.append(ReadHead())
-        if gap > self.member.rules.lease / 2 and self.member.state != BEGINNING:
-            # Others may have taken this node for lost.
+        is_late = gap > self.member.rules.lease / 2
+        if (event.was_dropped or is_late) and self.member.state != BEGINNING:
+            # Others may have taken this node for lost. A machine that was suspended sees no gap on its own clock.
             self.commands.append(ReadHead())
             self._announce()
-        elif self.member.state == RUNNING and self.member.state_slot < 0:
-            # In another store whose log tells of no round yet: the job may have gone on there without this node.
-            self.commands.append(ReadHead())
 
     def _enter_coordinator_beat(self, event: CoordinatorBeatRead) -> None:
         if event.node != self.member.watched:
@@ -126,10 +143,12 @@ class Book(Words):
             term=0,
             floor=max(member.floor, member.term),
             claimed=-1,
-            claims_from=self._now if event.has_copy else self._now + member.rules.lease,
+            claims_from=self._now,
             state_slot=-1,
             state_term=0,
-            has_copy=event.has_copy,
+            has_view=False,
+            copy=None,
+            is_preparing=True,
             known_round=self._round,
             heard=max(member.heard, member.known_round),
             card=replace(member.card, serves_store=event.serves_store),
@@ -139,6 +158,13 @@ class Book(Words):
         self._change_coordinator("")
         self.commands += [Append(fact) for fact in self.member.outstanding]
         self.commands.append(ReadHead())
+        self.commands.append(PrepareRejoin())
+
+    def _enter_rejoin_prepared(self, event: RejoinPrepared) -> None:
+        self._set(copy=event.copy, is_preparing=False)
+        if event.offer is not None and self.member.state in (BEGINNING, WAITING, READY):
+            gone = self.member.gone
+            self._set(offer=event.offer, gone=None if gone is None else replace(gone, offer=event.offer))
         self._announce()
 
     # --- the log -----------------------------------------------------------------------------------------------------
@@ -184,7 +210,6 @@ class Book(Words):
             or head.slot - next_slot >= JUMP
             or (self.member.needs_head and head.slot >= next_slot)
             or self._is_stuck(head)
-            or self._is_left_out(head)
         )
 
     def _begin_at(self, start: LogStart) -> None:
@@ -203,11 +228,6 @@ class Book(Words):
         """Whether it waits for a slot that an old `head` named."""
         return self.member.trusted_slot == self.member.next_slot and head.slot > self.member.trusted_slot
 
-    def _is_left_out(self, head: Head) -> bool:
-        """Whether another round is run than this node's, and no entry tells: it was adopted from those who run it."""
-        is_other = head.round > self.member.known_round or not is_related(head.lineage, self.member.lineage)
-        return self.member.state == RUNNING and self.member.state_slot < 0 and is_other
-
     def _jump(self, head: Head) -> None:
         """Go on from the newest slot, and make up for what the slots between said."""
         is_first = self.member.state == BEGINNING
@@ -217,12 +237,14 @@ class Book(Words):
             term=head.term,
             state_slot=head.state_slot,
             state_term=head.state_term,
-            has_copy=self.member.has_copy and head.state_slot < 0,
+            has_view=head.round > 0,
         )
-        self._change_coordinator(head.coordinator)
-        self._learn_job(head.lineage, head.restart_count)
+        # A node that has left this store, and is back, coordinates here no more.
+        is_former = head.coordinator == self.member.node and not self.member.is_coordinator
+        self._change_coordinator("" if is_former else head.coordinator)
+        self._learn_job(head.lineage, head.restart_count, head.round, head.round_id)
         if is_first:
-            self._set(known_round=max(head.round, head.floor))
+            self._set(known_round=head.round)
         elif head.round > self.member.known_round:
             if not head.is_running:
                 self._set(halt=Halt(head.term, head.round, LOSS))
@@ -237,7 +259,7 @@ class Book(Words):
             self.commands.append(ReadHead())
 
     def _enter_term_ended(self, event: TermEnded) -> None:
-        if self.member.is_coordinator and self.member.term == event.term:
+        if self.member.is_coordinator and self.member.term <= event.term:
             self._look_for_head()
             self.commands.append(ReadHead())
             self._announce()
@@ -256,7 +278,9 @@ class Book(Words):
         except MessageError:
             return
         if isinstance(decision, Claim):
-            is_valid = decision.term == self.member.term + 1 or self.member.term == 0
+            is_valid = decision.term > self.member.term
+        elif isinstance(decision, Recovered):
+            is_valid = decision.term >= self.member.term > 0
         else:
             is_valid = decision.term == self.member.term
         if not is_valid and not is_trusted:
@@ -265,16 +289,16 @@ class Book(Words):
         if isinstance(decision, Claim):
             self._learn_coordinator(decision, event.slot)
             return
-        self._set(state_slot=event.slot, state_term=decision.term, has_copy=False)
+        self._set(state_slot=event.slot, state_term=decision.term)
         # Whoever decides is there, whatever its beats say.
         self._change_coordinator(self.member.coordinator)
         self._learn(decision, event.slot)
 
-    def _learn(self, decision: Resign | Form | Warn | Halt | Refuse | Recall | Move | End, slot: int) -> None:
-        if isinstance(decision, Form):
-            self._learn_job(decision.lineage, decision.restart_count)
-            if decision.round > self.member.known_round:
-                self._learn_round(decision.round, slot, decision.term)
+    def _learn(
+        self, decision: Resign | Form | Warn | Halt | Refuse | Recall | Recovered | Move | End, slot: int
+    ) -> None:
+        if isinstance(decision, Form | Recovered):
+            self._learn_form(decision, slot)
         elif isinstance(decision, Warn):
             self._learn_warning(decision)
         elif isinstance(decision, Halt):
@@ -283,16 +307,29 @@ class Book(Words):
             if decision.node == self.member.node:
                 self._finish(Refused(decision.detail))
         elif isinstance(decision, Recall):
-            self._announce()
-        elif isinstance(decision, Resign):
-            self._change_coordinator("")
-        elif isinstance(decision, Move):
-            self._change_coordinator("")
+            self._set(has_view=False, copy=None, is_preparing=True)
+            self.commands.append(PrepareRejoin())
+        elif isinstance(decision, End):
+            self._finish(Ended(decision))
+        else:
+            self._learn_parting(decision)
+
+    def _learn_form(self, decision: Form | Recovered, slot: int) -> None:
+        self._set(has_view=True, copy=None)
+        if isinstance(decision, Recovered):
+            self._set(known_round=max(self.member.known_round, decision.round))
+            self._learn_job(decision.lineage, decision.restart_count, decision.round, decision.round_id)
+            return
+        self._learn_job(decision.lineage, decision.restart_count)
+        if decision.round > self.member.known_round:
+            self._learn_round(decision.round, slot, decision.term)
+
+    def _learn_parting(self, decision: Resign | Move) -> None:
+        self._change_coordinator("")
+        if isinstance(decision, Move):
             # This log is over; `StoreChanged` says from when on the other may be claimed.
             self._set(claims_from=math.inf)
             self.commands.append(MovedTo(decision.endpoint, decision.detail))
-        else:
-            self._finish(Ended(decision))
 
     def _finish(self, last: Refused | Ended) -> None:
         self._change_coordinator("")
@@ -313,8 +350,8 @@ class Book(Words):
                 slot,
                 member.state_slot,
                 member.state_term,
-                is_copy=member.has_copy,
                 known_round=max(member.heard, member.known_round),
+                newest_round=self._newest_round,
                 known_restarts=member.known_restarts,
                 silent=silent,
                 last_beat=last_beat,
@@ -322,6 +359,14 @@ class Book(Words):
         )
         if member.state == LEAVING:
             self.commands.append(HandOver())
+
+    @property
+    def _newest_round(self) -> int:
+        """The newest round of this log's job that this node runs, has run last, or keeps a copy of."""
+        place, copy = self.member.place, self.member.copy
+        known = [(place.lineage, place.round)] if place is not None else []
+        known += [(copy.lineage, copy.round)] if copy is not None else []
+        return max((number for lineage, number in known if lineage == self.member.lineage), default=0)
 
     def _change_coordinator(self, node: str) -> None:
         if self.member.is_coordinator and node != self.member.node:
@@ -331,15 +376,24 @@ class Book(Words):
         leases = replace(self.member.leases, beats=MappingProxyType({}))
         self._set(coordinator=node, is_vacant=not node, leases=liveness.watch(leases, watched, self._now))
 
-    def _learn_job(self, lineage: str, restart_count: int) -> None:
-        """Learn whose log this is; the round of a job that has begun elsewhere is nobody's here."""
-        if is_related(lineage, self.member.lineage):
-            known_restarts = max(self.member.known_restarts, restart_count)
-            self._set(lineage=lineage or self.member.lineage, known_restarts=known_restarts)
-            return
-        self._set(lineage=lineage, known_restarts=restart_count)
-        if self.member.state == RUNNING:
+    def _learn_job(self, lineage: str, restart_count: int, number: int = 0, round_id: str = "") -> None:
+        """Learn whose log this is, and its last round; another round of the same number is nobody's here.
+
+        A round of a higher number is newer than this log: the coordinator lets the log go on from it.
+        """
+        member = self.member
+        if is_related(lineage, member.lineage):
+            known_restarts = max(member.known_restarts, restart_count)
+            self._set(lineage=lineage or member.lineage, known_restarts=known_restarts)
+            is_other = member.place is not None and self._round == number > 0 and member.place.round_id != round_id
+        else:
+            self._set(lineage=lineage, known_restarts=restart_count)
+            is_other = True
+        if is_other and member.state == RUNNING:
+            self._set(is_replaced=True)
             self._halt(Halted(self._round, REPLACED))
+        elif is_other and member.state == READY:
+            self.leave_round()
 
     # --- rounds ------------------------------------------------------------------------------------------------------
     def _learn_round(self, number: int, slot: int, term: int) -> None:
@@ -361,7 +415,7 @@ class Book(Words):
             self._set(state=WAITING, place=None, gone=None, is_failing=False, is_due=False)
             self._say_join()
             return
-        self._set(state=RUNNING, place=place, place_term=event.term, is_failing=False, gone=None)
+        self._set(state=RUNNING, place=place, is_replaced=False, is_failing=False, gone=None)
         if place.rules is not None:
             self._take_rules(place.rules)
         self.commands.append(Formed(place))
@@ -403,7 +457,7 @@ class Book(Words):
         if not is_able or not member.is_vacant or member.next_slot in (None, member.claimed):
             return
         self._set(claimed=member.next_slot)
-        term = (member.term or member.floor) + 1
+        term = max(member.term, member.floor) + 1
         self.commands.append(CreateEntry(member.next_slot, Claim(term, member.node)))
 
     _ENTRIES: ClassVar[Mapping[type, Callable[[Book, Any], None]]] = {
@@ -419,8 +473,10 @@ class Book(Words):
         Beaten: _enter_beaten,
         CoordinatorBeatRead: _enter_coordinator_beat,
         Interrupted: _enter_interrupted,
+        CutOff: _enter_cut_off,
         TermEnded: _enter_term_ended,
         StoreChanged: _enter_store_changed,
+        RejoinPrepared: _enter_rejoin_prepared,
     }
 
 

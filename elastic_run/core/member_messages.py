@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from elastic_run.core.codec import Document
     from elastic_run.core.liveness import Beat
-    from elastic_run.core.messages import Assignment, Claim, End, Fact, Offer
+    from elastic_run.core.messages import Assignment, Claim, Copy, End, Fact, Offer
 
 
 # --- events ----------------------------------------------------------------------------------------------------------
@@ -98,7 +98,13 @@ class Reconnected:
 
 @dataclass(frozen=True, slots=True)
 class Beaten:
-    """The store has taken a beat of this node."""
+    """The store has taken a beat of this node.
+
+    Args:
+        was_dropped: Whether the beat before it was not there any more: the job may have gone on without this node.
+    """
+
+    was_dropped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +137,30 @@ class StoreChanged:
     """The driver speaks to another store from now on (a successor); all that matters is said again.
 
     Args:
-        has_copy: Whether this node has a copy of the job's state; who has none lets the others claim first.
         serves_store: Whether this node serves it.
     """
 
-    has_copy: bool
     serves_store: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CutOff:
+    """The node has not reached its job for so many seconds, and its workers are not to run on."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class RejoinPrepared:
+    """The answer to `PrepareRejoin`.
+
+    Args:
+        copy: Which copy of the state this node has put into the store, or None for none.
+        offer: Where a new workers' store of the next round listens, or None where the node has offered none in vain.
+    """
+
+    copy: Copy | None = None
+    offer: Offer | None = None
 
 
 Event: TypeAlias = (
@@ -152,8 +176,10 @@ Event: TypeAlias = (
     | Beaten
     | CoordinatorBeatRead
     | Interrupted
+    | CutOff
     | TermEnded
     | StoreChanged
+    | RejoinPrepared
 )
 
 
@@ -190,6 +216,15 @@ class FetchAssignment:
 
 
 @dataclass(frozen=True, slots=True)
+class PrepareRejoin:
+    """The node is about to say where it stands, in a log that may tell of no round; the answer is `RejoinPrepared`.
+
+    Where it keeps a copy of the state, and no copy lies at that `copy_key`, the driver puts it there. Where no workers
+    run it opens a new workers' store: another round may have been formed with the old one.
+    """
+
+
+@dataclass(frozen=True, slots=True)
 class Coordinate:
     """This node is the coordinator: begin `coordinator.take_office` with these, on its own thread.
 
@@ -198,8 +233,8 @@ class Coordinate:
         slot: The slot of the claim; the coordinator's first decision goes into the next.
         state_slot: Whose state document it goes on from, -1 for none.
         state_term: Its term.
-        is_copy: Whether to go on from this node's own copy of the state instead: the store has moved.
         known_round: The newest round that this node has heard of.
+        newest_round: The newest of this log's job that it runs, has run last, or keeps a copy of.
         known_restarts: The restarts of the whole job that it has heard of.
         silent: The coordinator before, where its lease has run out on this node, else "".
         last_beat: The last beat of that one: it was missed for a lease already, and gets no other.
@@ -209,8 +244,8 @@ class Coordinate:
     slot: int
     state_slot: int
     state_term: int
-    is_copy: bool = False
     known_round: int = 0
+    newest_round: int = 0
     known_restarts: int = 0
     silent: str = ""
     last_beat: Beat | None = None
@@ -296,6 +331,7 @@ Command: TypeAlias = (
     | ReadHead
     | CreateEntry
     | FetchAssignment
+    | PrepareRejoin
     | Coordinate
     | HandOver
     | StopCoordinating

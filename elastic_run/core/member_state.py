@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from elastic_run.core.messages import (
         Assignment,
         Card,
+        Copy,
         Fact,
         Halt,
         Offer,
@@ -29,6 +30,8 @@ OVER = "over"
 
 #: Why a round ends on a node that the job went on without.
 REPLACED = "replaced"
+#: Why a round ends on a node that is cut off from its job.
+FENCED = "fenced"
 #: Slots that a reader may be behind before it jumps to the newest; fewer than the coordinator keeps.
 JUMP = 32
 
@@ -53,20 +56,22 @@ class Member:
         is_vacant: Whether there is none, or it seems to be gone.
         is_coordinator: Whether this node is the coordinator.
         claimed: The slot in which it last tried to claim, -1 for none.
+        has_view: Whether the log tells of a round, so that its state documents are worth a copy.
+        copy: Which copy of the state it has put into this store, or None.
         claims_from: Monotonic seconds from which on it may claim.
         state_slot: Whose state document is the newest, -1 for none.
         state_term: Its term.
-        has_copy: Whether it is to go on from its own copy of the state, should it be elected.
         place: Its assignment in the round that it runs or has just run, or None.
-        place_term: The term in which that round was formed.
         known_round: The newest round that it has heard of.
         lineage: Of the job whose log it follows, "" before its first round; see `facts.is_related`.
         heard: The newest round that it had heard of in a store that it left.
         known_restarts: The restarts of the whole job that it has heard of; should the state be lost, they still count.
         fetching: Slot and term of the round whose assignment it waits for, or None.
+        is_preparing: Whether it waits for `RejoinPrepared`, and says nowhere where it stands until then.
         is_due: Whether it is to say again where it stands, as soon as that assignment is there.
         warned: The newest round that was warned.
         halt: The newest halt, or None.
+        is_replaced: Whether the log goes on without the round that it runs or has just run.
         is_failing: Whether it has said that its round fails.
         is_suspecting: Whether it has said so only of workers that may have lost a peer.
         gone: What it has said of the end of its round, or None.
@@ -91,20 +96,22 @@ class Member:
     is_vacant: bool = True
     is_coordinator: bool = False
     claimed: int = -1
+    has_view: bool = False
+    copy: Copy | None = None
     claims_from: float = 0.0
     state_slot: int = -1
     state_term: int = 0
-    has_copy: bool = False
     place: Assignment | None = None
-    place_term: int = 0
     known_round: int = 0
     lineage: str = ""
     heard: int = 0
     known_restarts: int = 0
     fetching: tuple[int, int] | None = None
+    is_preparing: bool = False
     is_due: bool = False
     warned: int = 0
     halt: Halt | None = None
+    is_replaced: bool = False
     is_failing: bool = False
     is_suspecting: bool = False
     gone: WorkersGone | None = None

@@ -51,13 +51,16 @@ class Words:
         if self.member.state not in (RUNNING, HALTING) or self._round != event.round:
             return
         self._set(offer=event.offer)
-        if event.round < self.member.known_round or self._is_of_another_job:
-            # The job went on without this node.
-            self._set(state=WAITING, place=None, is_failing=False)
-            self._say_join()
+        if event.round < self.member.known_round or self.member.is_replaced or self._is_of_another_job:
+            self.leave_round()
         else:
             self._set(state=READY, gone=event)
             self._say_ready(event)
+
+    def leave_round(self) -> None:
+        """Join as a newcomer: the job went on without this node."""
+        self._set(state=WAITING, place=None, gone=None, is_failing=False)
+        self._say_join()
 
     def enter_leaving(self, event: Leaving) -> None:
         """The agent goes."""
@@ -89,10 +92,12 @@ class Words:
 
     def _say_join(self) -> None:
         member, place = self.member, self.member.place
+        if member.is_preparing:
+            return  # the workers' store that it offered in another store may be in use: it says `Join` with another one
         last = None
         if place is not None:
             last = Last(
-                term=member.place_term,
+                round_id=place.round_id,
                 round=place.round,
                 rank=place.group_rank,
                 nodes=place.group_world_size,
@@ -109,11 +114,13 @@ class Words:
                 seen=-1 if member.next_slot is None else member.next_slot - 1,
                 last=last,
                 heard=max(member.heard, member.known_round),
+                copy=member.copy,
             )
         )
 
     def _say_failing(self) -> None:
-        self._say(Failing(self.member.node, self._next_sequence(), self._round, self.member.is_suspecting))
+        round_id = "" if self.member.place is None else self.member.place.round_id
+        self._say(Failing(self.member.node, self._next_sequence(), self._round, round_id, self.member.is_suspecting))
 
     def _say_ready(self, gone: WorkersGone) -> None:
         self._say(
@@ -121,6 +128,7 @@ class Words:
                 self.member.node,
                 self._next_sequence(),
                 gone.round,
+                "" if self.member.place is None else self.member.place.round_id,
                 gone.outcome,
                 gone.offer,
                 gone.report,
@@ -131,7 +139,7 @@ class Words:
 
     def _announce(self) -> None:
         """Say again all that the coordinator has to know of this node."""
-        if self.member.state in (BEGINNING, LEAVING):
+        if self.member.state in (BEGINNING, LEAVING) or self.member.is_preparing:
             return
         if self.member.fetching is not None:
             # Whether it belongs to the new round is known in a moment.

@@ -22,6 +22,7 @@ from elastic_run.core.decisions import (
     Halt,
     Move,
     Recall,
+    Recovered,
     Refuse,
     Resign,
     Warn,
@@ -34,10 +35,13 @@ from elastic_run.core.facts import (
     FAILED,
     LAST_SEQUENCE,
     OUTCOMES,
+    SEAT_OFFERED,
+    SEAT_RUNNING,
     STOPPED,
     UNKILLABLE,
     UNREACHABLE,
     Card,
+    Copy,
     Fact,
     Failing,
     Foreign,
@@ -47,6 +51,7 @@ from elastic_run.core.facts import (
     Moving,
     Offer,
     Ready,
+    SeatDead,
     is_related,
 )
 from elastic_run.core.notes import (
@@ -78,12 +83,15 @@ __all__ = [
     "LOSS",
     "OUTCOMES",
     "PROTOCOL",
+    "SEAT_OFFERED",
+    "SEAT_RUNNING",
     "STOPPED",
     "UNKILLABLE",
     "UNREACHABLE",
     "Assignment",
     "Card",
     "Claim",
+    "Copy",
     "Decision",
     "End",
     "Fact",
@@ -103,9 +111,11 @@ __all__ = [
     "Offer",
     "Ready",
     "Recall",
+    "Recovered",
     "Refuse",
     "Resign",
     "Rules",
+    "SeatDead",
     "Status",
     "UnknownProtocolError",
     "Warn",
@@ -126,11 +136,12 @@ __all__ = [
 #: without takes two steps.
 PROTOCOL = 1
 
-_FACTS: Mapping[str, type[Join | Failing | Ready | Leave | Moving]] = {
+_FACTS: Mapping[str, type[Join | Failing | Ready | Leave | SeatDead | Moving]] = {
     "join": Join,
     "failing": Failing,
     "ready": Ready,
     "leave": Leave,
+    "seat_dead": SeatDead,
     "moving": Moving,
 }
 _DECISIONS: Mapping[str, type[Decision]] = {
@@ -141,6 +152,7 @@ _DECISIONS: Mapping[str, type[Decision]] = {
     "halt": Halt,
     "refuse": Refuse,
     "recall": Recall,
+    "recovered": Recovered,
     "move": Move,
     "end": End,
 }
@@ -174,7 +186,7 @@ class UnknownProtocolError(MessageError):
         self.protocol = protocol
 
 
-def to_json(message: Fact | Moving | Decision | Note) -> bytes:
+def to_json(message: Fact | SeatDead | Moving | Decision | Note) -> bytes:
     """Return a message as it is stored.
 
     Args:
@@ -186,7 +198,7 @@ def to_json(message: Fact | Moving | Decision | Note) -> bytes:
     return encode({"protocol": PROTOCOL, "kind": _KINDS[type(message)], **to_document(message)})
 
 
-def read_fact(data: bytes) -> Fact | Moving:
+def read_fact(data: bytes) -> Fact | SeatDead | Moving:
     """Read a fact.
 
     Args:

@@ -28,6 +28,7 @@ class Assignment:
         hosts: The number of different host names in the round.
         news: What made the round necessary, for the user; "" for the first.
         lineage: Of the job; see `facts.is_related`.
+        round_id: The round's unique id. Its number is not: two logs may each form a round of one number.
         rules: The job's, for a node that was told others; None for all others.
     """
 
@@ -43,6 +44,7 @@ class Assignment:
     hosts: int
     news: str = ""
     lineage: str = ""
+    round_id: str = ""
     rules: Rules | None = None
 
 
@@ -61,8 +63,8 @@ class Head:
         state_slot: The slot whose state document is the newest, -1 for none.
         state_term: Its term.
         restart_count: Restarts of the whole job when that round was formed, or that are known where it isn't.
-        floor: Up to this number rounds may have been formed, if the state that knew was lost.
         lineage: Of the job, "" before its first round; see `facts.is_related`.
+        round_id: The unique id of that round.
     """
 
     slot: int
@@ -75,8 +77,8 @@ class Head:
     state_slot: int
     state_term: int
     restart_count: int = 0
-    floor: int = 0
     lineage: str = ""
+    round_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,7 @@ class Status:
         hosts: The host names of the first of them.
         lost: What happened to those that are missing, a clause each.
         seconds_left: Until the job ends for want of nodes, or begins with those that are there; None if neither.
+        missing_majority: Which nodes of the last round are needed before another round may form; "" for none.
     """
 
     phase: str
@@ -117,6 +120,7 @@ class Status:
     hosts: tuple[str, ...]
     lost: tuple[str, ...]
     seconds_left: float | None
+    missing_majority: str = ""
 
 
 Note: TypeAlias = Assignment | Head | LogStart | Status

@@ -6,7 +6,7 @@ import math
 from types import MappingProxyType
 
 from elastic_run.core.folding import verdict_exit_code
-from elastic_run.core.job_state import GATHERING, MOVED, PAUSING, REMEMBERED, Job, PastFailure, Root, remember
+from elastic_run.core.job_state import AWAITED, GATHERING, PAUSING, REMEMBERED, Job, PastFailure, Root, remember
 from elastic_run.core.messages import DONE, End
 from elastic_run.core.policy import GiveUp, decide_restart
 from elastic_run.core.ranks import assign_worker_ranks
@@ -66,7 +66,7 @@ def describe_lost(job: Job, limit: int = 8) -> tuple[str, ...]:
     lost = [
         gone
         for gone in job.gone.values()
-        if gone.was is not None and gone.was.rank is not None and not (gone.reason == MOVED and job.awaited)
+        if gone.was is not None and gone.was.rank is not None and job.seats[gone.was.rank].status != AWAITED
     ]
     return tuple(f"{gone.was.card.host} ({gone.detail})" for gone in lost[: -limit - 1 : -1] if gone.was is not None)
 

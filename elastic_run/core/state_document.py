@@ -1,18 +1,17 @@
 """The document that lies beside each decision: the job's state after it, for whoever succeeds the coordinator.
 
-It was read from a store that strangers may write to, so it may be garbage. No agent dies of that (`read_state` raises,
-and `recalled` begins anew): the workers run on, every node is asked to say again where it stands, and a round that
-still runs is adopted from those who run it. Restarts count on: every node remembers how many it has heard of. What only
-the state knew is lost: the causes of earlier attempts, when restarts and changes of membership were, and so how many of
-them fall into a window.
+It was read from a store that strangers may write to, so it may be garbage. No agent dies of that (`read_state` raises):
+the workers run on, every node is asked to say again where it stands, and the log recovers from that (`recovery`).
+Restarts count on: every node remembers how many it has heard of. What only the state knew is lost: the causes of
+earlier attempts, when restarts and changes of membership were, and so how many of them fall into a window.
 """
 
 from __future__ import annotations
 
 from elastic_run.core.codec import Document, MessageError, decode, encode, from_document, register, to_document
-from elastic_run.core.job_state import ROUND_GAP, Job, job_from_document, job_to_document
-from elastic_run.core.messages import PROTOCOL, is_spoken
-from elastic_run.records import dataclass, replace
+from elastic_run.core.job_state import Job, job_from_document, job_to_document
+from elastic_run.core.messages import PROTOCOL, Copy, is_spoken
+from elastic_run.records import dataclass
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,6 +41,7 @@ class State:
         position: Of the stream: all facts up to here are in.
         oldest: The oldest slot that may still be there.
         formations: Those whose assignments are kept, the latest last.
+        patience: Leases for which nodes that know of a round may come before a job is founded.
         job: See `job_state.job_to_document`.
     """
 
@@ -51,6 +51,7 @@ class State:
     oldest: int
     formations: tuple[Formation, ...]
     job: Document
+    patience: int = 0
 
 
 def read_state(data: bytes, now: float) -> Read:
@@ -77,12 +78,29 @@ def read_state(data: bytes, now: float) -> Read:
     return state, job_from_document(state.job, now)
 
 
+def identify(data: bytes) -> Copy:
+    """Return which copy of the state a document is.
+
+    Args:
+        data: The document, or garbage.
+
+    Raises:
+        MessageError: It is garbage.
+    """
+    document = decode(data)
+    job = document.get("job")
+    named = {**job, "term": document.get("term"), "slot": document.get("slot")} if isinstance(job, dict) else {}
+    return from_document(Copy, named)
+
+
 def write_state(state: State) -> bytes:
     """Return a state document as it is stored."""
     return encode({"protocol": PROTOCOL, **to_document(state)})
 
 
-def make_state(job: Job, now: float, *, position: int, oldest: int, formations: tuple[Formation, ...]) -> State:
+def make_state(
+    job: Job, now: float, *, position: int, oldest: int, formations: tuple[Formation, ...], patience: int = 0
+) -> State:
     """Return the document of a decision that goes into the job's slot.
 
     Args:
@@ -91,22 +109,9 @@ def make_state(job: Job, now: float, *, position: int, oldest: int, formations: 
         position: Of the stream of facts.
         oldest: The oldest slot that may still be there.
         formations: Those whose assignments are kept, the latest last.
+        patience: Leases for which nodes that know of a round may come before a job is founded.
 
     Returns:
         The document.
     """
-    return State(job.term, job.slot, position, oldest, formations, job_to_document(job, now))
-
-
-def recalled(job: Job, now: float, floor: int) -> Job:
-    """Return the state of a job whose state is lost, while its nodes are asked where they stand.
-
-    Args:
-        job: The state of a job of which nobody has heard.
-        now: Monotonic seconds.
-        floor: The newest round that this node has heard of.
-
-    Returns:
-        The state: no round is formed before those who run one had a lease to say so.
-    """
-    return replace(job, gap=floor + ROUND_GAP, awaited=1, since=now)
+    return State(job.term, job.slot, position, oldest, formations, job_to_document(job, now), patience)

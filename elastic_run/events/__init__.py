@@ -5,6 +5,11 @@ Ask `is_recorded` before building an event on the way to the first worker.
 
 A handler that raises loses the event that it raised on: that is said once, in the log, and the job goes on. (With torch
 it ends the job.)
+
+| module | what it holds |
+|---|---|
+| `api` | torch's event classes and their JSON |
+| `handlers` | the handlers by name: torch's three, and the handlers of plug-ins |
 """
 
 from __future__ import annotations

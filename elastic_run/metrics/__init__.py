@@ -2,6 +2,11 @@
 
 The launcher publishes in the group ``torchelastic``: ``workers.<role>.…`` and ``agent.….duration.ms``. Choose a
 handler with `configure`; without one they are dropped.
+
+| module | what it holds |
+|---|---|
+| `api` | metrics with group and name, and their handlers |
+| `prometheus` | a handler for Prometheus, through prometheus-client |
 """
 
 from __future__ import annotations

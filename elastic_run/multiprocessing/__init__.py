@@ -1,4 +1,14 @@
-"""Start worker processes, watch them, and take their output; torch's names, each loaded when it is first used."""
+"""Start worker processes, watch them, and take their output; torch's names, each loaded when it is first used.
+
+| module | what it holds |
+|---|---|
+| `api` | torch's `SignalException` and `get_std_cm` |
+| `errors` | error files of workers, `record`, `ChildFailedError` |
+| `functions` | functions as workers; `start_processes` and `spawn` |
+| `output` | capture, log files, tee, prefixes, the launcher's console |
+| `process` | processes of the operating system: start, find, stop, guard |
+| `warm` | workers that are forks of a template (`--preload`) |
+"""
 
 from __future__ import annotations
 
@@ -8,40 +18,40 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from elastic_run.multiprocessing.api import SignalException as SignalException
     from elastic_run.multiprocessing.api import get_std_cm as get_std_cm
-    from elastic_run.multiprocessing.contexts import PContext as PContext
-    from elastic_run.multiprocessing.contexts import RunProcsResult as RunProcsResult
     from elastic_run.multiprocessing.errors.failures import ProcessFailure as ProcessFailure
-    from elastic_run.multiprocessing.logs import (
+    from elastic_run.multiprocessing.functions.contexts import PContext as PContext
+    from elastic_run.multiprocessing.functions.contexts import RunProcsResult as RunProcsResult
+    from elastic_run.multiprocessing.functions.start_processes import MultiprocessContext as MultiprocessContext
+    from elastic_run.multiprocessing.functions.start_processes import SubprocessContext as SubprocessContext
+    from elastic_run.multiprocessing.functions.start_processes import start_processes as start_processes
+    from elastic_run.multiprocessing.output.logs import (
         DefaultLogsSpecs as DefaultLogsSpecs,
     )
-    from elastic_run.multiprocessing.logs import (
+    from elastic_run.multiprocessing.output.logs import (
         LogsDest as LogsDest,
     )
-    from elastic_run.multiprocessing.logs import (
+    from elastic_run.multiprocessing.output.logs import (
         LogsSpecs as LogsSpecs,
     )
-    from elastic_run.multiprocessing.logs import (
+    from elastic_run.multiprocessing.output.logs import (
         to_map as to_map,
     )
-    from elastic_run.multiprocessing.starting import MultiprocessContext as MultiprocessContext
-    from elastic_run.multiprocessing.starting import SubprocessContext as SubprocessContext
-    from elastic_run.multiprocessing.starting import start_processes as start_processes
-    from elastic_run.multiprocessing.std import Std as Std
+    from elastic_run.multiprocessing.output.std import Std as Std
 
 _HOMES = {
-    "DefaultLogsSpecs": "logs",
-    "LogsDest": "logs",
-    "LogsSpecs": "logs",
-    "MultiprocessContext": "starting",
-    "PContext": "contexts",
+    "DefaultLogsSpecs": "output.logs",
+    "LogsDest": "output.logs",
+    "LogsSpecs": "output.logs",
+    "MultiprocessContext": "functions.start_processes",
+    "PContext": "functions.contexts",
     "ProcessFailure": "errors",
-    "RunProcsResult": "contexts",
+    "RunProcsResult": "functions.contexts",
     "SignalException": "api",
     "get_std_cm": "api",
-    "Std": "std",
-    "SubprocessContext": "starting",
-    "start_processes": "starting",
-    "to_map": "logs",
+    "Std": "output.std",
+    "SubprocessContext": "functions.start_processes",
+    "start_processes": "functions.start_processes",
+    "to_map": "output.logs",
 }
 
 __all__ = [*_HOMES]  # noqa: PLE0604 - the keys are the names

@@ -1,4 +1,22 @@
-"""What the user is told: one line while the job goes on, at most 25 when it ends; each name loaded when first used."""
+"""What the user is told: one line while the job goes on, at most 25 when it ends; each name loaded when first used.
+
+| module | what it holds |
+|---|---|
+| `advice` | what to do about failures that many users meet |
+| `document` | failure.json |
+| `failure` | the closing report |
+| `job_result` | how a job ended: the record that report, failure.json and error file are made of |
+| `lines` | the lines of the launcher while the job runs |
+| `memory` | counts what the kernel's OOM killer did while the job ran |
+| `other_workers` | what became of the workers that are not the root cause |
+| `root_cause` | a root cause as a document for the other nodes, and back |
+| `text` | printable text: width in columns, wrapping, shortening |
+| `trace` | the lines of a traceback that tell most |
+| `wait_line` | one line on the terminal that says what a node waits for |
+| `wait_status` | which nodes are there, which are missing, how long is left |
+| `wait_texts` | the texts of both |
+| `wording` | words for exit codes, signals, ranks, durations and exceptions |
+"""
 
 from __future__ import annotations
 
@@ -8,15 +26,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from elastic_run.report.document import failure_document as failure_document
     from elastic_run.report.document import write_failure_file as write_failure_file
-    from elastic_run.report.ending import Attempt as Attempt
-    from elastic_run.report.ending import Ending as Ending
     from elastic_run.report.failure import render as render
+    from elastic_run.report.job_result import Attempt as Attempt
+    from elastic_run.report.job_result import JobResult as JobResult
     from elastic_run.report.memory import OomKills as OomKills
     from elastic_run.report.memory import read_oom_kills as read_oom_kills
 
 _HOMES = {
-    "Attempt": "ending",
-    "Ending": "ending",
+    "Attempt": "job_result",
+    "JobResult": "job_result",
     "OomKills": "memory",
     "failure_document": "document",
     "read_oom_kills": "memory",

@@ -1,7 +1,7 @@
-"""What to do about the failures that everybody meets: a table of what one looks like and what helps.
+"""What to do about failures that many users meet: a table of how each looks and what helps.
 
-The first row that fits is shown. A row speaks of one cause and names the command, flag or variable that helps; where a
-failure has no well-known cause, silence is better than a guess.
+The first row that fits is shown. A row describes one cause and names the command, flag or variable that helps. A
+failure without a well-known cause gets no advice, rather than a guess.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from elastic_run.report.wording import signal_name
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from elastic_run.core.rootcause import WorkerEnd
-    from elastic_run.report.ending import Ending
+    from elastic_run.report.job_result import JobResult
     from elastic_run.report.memory import OomKills
 
 SIGHUP, SIGINT, SIGILL, SIGABRT, SIGBUS, SIGKILL, SIGSEGV, SIGPIPE, SIGTERM = 1, 2, 4, 6, 7, 9, 11, 13, 15
@@ -246,23 +246,23 @@ _LOG_DISK_FULL = (
 )
 
 
-def advice(ending: Ending, *, oom_kills: OomKills | None = None) -> str | None:
-    """Return what helps against a well-known cause.
+def advice(result: JobResult, *, oom_kills: OomKills | None = None) -> str | None:
+    """Return advice against a well-known cause.
 
     Args:
-        ending: The end of the job.
+        result: The end of the job.
         oom_kills: What the OOM killer did meanwhile; None for what the ending says of it.
 
     Returns:
         One or two sentences, or None.
     """
-    if ending.root is None:
-        return None if ending.signal is not None else _VERDICTS.get(ending.verdict)
-    if ending.verdict == "unkillable_worker":
-        return _VERDICTS[ending.verdict]
-    if ending.is_log_disk_full:
+    if result.root is None:
+        return None if result.signal is not None else _VERDICTS.get(result.verdict)
+    if result.verdict == "unkillable_worker":
+        return _VERDICTS[result.verdict]
+    if result.is_log_disk_full:
         return _LOG_DISK_FULL
-    return _text_advice(ending.root) or _end_advice(ending.root, oom_kills or ending.oom_kills)
+    return _text_advice(result.root) or _end_advice(result.root, oom_kills or result.oom_kills)
 
 
 def _text_advice(root: WorkerEnd) -> str | None:

@@ -1,8 +1,8 @@
 """failure.json: the report for programs.
 
 Version 1 holds the keys that `failure_document` returns. A key is never renamed and never changes its meaning within a
-version; new ones may come. Times are seconds since the epoch (`ended_at`), with the same moment in UTC beside them, and
-spans are seconds. What workers wrote is cut to the sizes below, at both ends, so that the file stays small.
+version; new keys may be added. Times are seconds since the epoch (`ended_at`), with the same moment in UTC beside them,
+and durations are seconds. Text of workers is cut to the sizes below, at both ends, so that the file stays small.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from elastic_run.core.rootcause import ExceptionText, WorkerEnd
-    from elastic_run.report.ending import Attempt, Ending
+    from elastic_run.report.job_result import Attempt, JobResult
 
 VERSION = 1
 #: Characters of a message, of a line, and lines of stderr that the file holds.
@@ -30,45 +30,45 @@ _LINE_LIMIT = 2 * 1024
 _TAIL = 100
 
 
-def failure_document(ending: Ending) -> dict[str, Any]:
-    """Return all that is known of how a job ended, ready for JSON.
+def failure_document(result: JobResult) -> dict[str, Any]:
+    """Return the result of a job as a document for JSON.
 
     Args:
-        ending: The end of the job.
+        result: The end of the job.
 
     Returns:
         The document, version 1.
     """
     return {
         "version": VERSION,
-        "verdict": ending.verdict,
-        "exit_code": ending.exit_code,
-        "detail": _cut(ending.detail, _MESSAGE_LIMIT),
-        "advice": advice(ending),
-        "signal": _signal(ending.signal),
-        "ended_at": ending.ended_at,
-        "ended_at_utc": _utc(ending.ended_at),
-        "entrypoint": ending.entrypoint,
-        "role": ending.role,
-        "run_id": ending.run_id,
-        "world_size": ending.world_size,
-        "nnodes": ending.nnodes,
-        "restarts_used": ending.restarts_used,
-        "max_restarts": ending.max_restarts,
-        "log_dir": ending.log_dir,
-        "root_cause": None if ending.root is None else _worker(ending.root),
-        "workers": [_worker(end) for end in ending.ends],
-        "attempts": [_attempt(attempt) for attempt in ending.attempts],
-        "unkillable": [{"pid": pid, "wait_channel": channel} for pid, channel in ending.survivors],
-        "oom_kills": _oom_kills(ending),
+        "verdict": result.verdict,
+        "exit_code": result.exit_code,
+        "detail": _cut(result.detail, _MESSAGE_LIMIT),
+        "advice": advice(result),
+        "signal": _signal(result.signal),
+        "ended_at": result.ended_at,
+        "ended_at_utc": _utc(result.ended_at),
+        "entrypoint": result.entrypoint,
+        "role": result.role,
+        "run_id": result.run_id,
+        "world_size": result.world_size,
+        "nnodes": result.nnodes,
+        "restarts_used": result.restarts_used,
+        "max_restarts": result.max_restarts,
+        "log_dir": result.log_dir,
+        "root_cause": None if result.root is None else _worker(result.root),
+        "workers": [_worker(end) for end in result.ends],
+        "attempts": [_attempt(attempt) for attempt in result.attempts],
+        "unkillable": [{"pid": pid, "wait_channel": channel} for pid, channel in result.survivors],
+        "oom_kills": _oom_kills(result),
     }
 
 
-def write_failure_file(ending: Ending, directory: str, say: Callable[[str], None] | None = None) -> str:
+def write_failure_file(result: JobResult, directory: str, say: Callable[[str], None] | None = None) -> str:
     """Write failure.json into a directory: the whole file, or none.
 
     Args:
-        ending: The end of the job.
+        result: The end of the job.
         directory: Where it goes.
         say: Is given one line where the file can't be written.
 
@@ -78,7 +78,7 @@ def write_failure_file(ending: Ending, directory: str, say: Callable[[str], None
     import json  # noqa: PLC0415 - only after a failure
 
     path = os.path.join(directory, contract.FAILURE_FILE)
-    text = json.dumps(failure_document(ending), indent=2) + "\n"
+    text = json.dumps(failure_document(result), indent=2) + "\n"
     try:
         _write_whole(path, text.encode("ascii"))
     except OSError as error:
@@ -147,8 +147,8 @@ def _attempt(attempt: Attempt) -> dict[str, Any]:
     }
 
 
-def _oom_kills(ending: Ending) -> dict[str, int | None] | None:
-    kills = ending.oom_kills
+def _oom_kills(result: JobResult) -> dict[str, int | None] | None:
+    kills = result.oom_kills
     return None if kills is None else {"group": kills.group, "machine": kills.machine}
 
 

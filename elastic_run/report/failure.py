@@ -1,8 +1,8 @@
-"""The closing report: at most 25 lines of 80 columns, in the order in which a tired reader asks.
+"""The closing report: at most 25 lines of 80 columns, in the order of a reader's questions.
 
-Which worker failed first, how and when; what it said; what became of the others; what was tried before; where the logs
-are; what to do. Every section has a fixed most, and the traceback, or the last lines of stderr, gets the lines that the
-others leave. All text of workers passes through `text.printable`.
+Which worker failed first, how and when; its error message; what became of the other workers; the attempts before; the
+place of the logs; what to do. Every section has a maximum of lines, and the traceback, or the last lines of stderr,
+gets the lines that the other sections leave. All text of workers passes through `text.printable`.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import time
 
 from elastic_run.core.rootcause import LAST_EXCEPTION, failure_signature
 from elastic_run.report.advice import advice
-from elastic_run.report.companions import other_lines
+from elastic_run.report.other_workers import other_worker_lines
 from elastic_run.report.text import columns, elide, printable, wrap
 from elastic_run.report.wording import count, end_verb, exception_line, signal_name, span
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from elastic_run.core.rootcause import ExceptionText, WorkerEnd
-    from elastic_run.report.ending import Attempt, Ending
+    from elastic_run.report.job_result import Attempt, JobResult
 
 MOST_LINES = 25
 WIDTH = 80
@@ -63,27 +63,27 @@ class _Section:
         self.marked = marked
 
 
-def render(ending: Ending, *, width: int = WIDTH, color: bool = False) -> list[str]:
+def render(result: JobResult, *, width: int = WIDTH, color: bool = False) -> list[str]:
     """Return the report on how a job ended.
 
     Args:
-        ending: The end of the job.
+        result: The end of the job.
         width: Columns of the terminal; more than 80 are not used.
         color: Whether the terminal understands colours.
 
     Returns:
         At most 25 lines; none for a success.
     """
-    if ending.verdict == "success":
+    if result.verdict == "success":
         return []
     width = max(_NARROWEST, min(width, WIDTH))
     room = width - _LABEL
-    cause, rest = _cause(ending, room), _rest(ending, room)
+    cause, rest = _cause(result, room), _rest(result, room)
     left = MOST_LINES - 1 - len(cause.lines)
     _shorten(rest, left)
     left -= sum(len(section.lines) for section in rest)
-    lines = [_title(ending, width, color=color)]
-    for section in (cause, *_evidence(ending.root, room, min(_MOST_EVIDENCE, left)), *rest):
+    lines = [_title(result, width, color=color)]
+    for section in (cause, *_evidence(result.root, room, min(_MOST_EVIDENCE, left)), *rest):
         lines += _margin(section, room, color=color)
     return lines
 
@@ -96,20 +96,20 @@ def _shorten(sections: list[_Section], most: int) -> None:
         del longest.lines[len(longest.lines) // 2]
 
 
-def _title(ending: Ending, width: int, *, color: bool) -> str:
-    right = f" exit code {ending.exit_code} --"
-    left = f"-- elastic-run: {elide(_sentence(ending), width - len(right) - 18)} "
+def _title(result: JobResult, width: int, *, color: bool) -> str:
+    right = f" exit code {result.exit_code} --"
+    left = f"-- elastic-run: {elide(_sentence(result), width - len(right) - 18)} "
     title = left + "-" * (width - columns(left) - len(right)) + right
     return f"{_BOLD}{_RED}{title}{_PLAIN}" if color else title
 
 
-def _sentence(ending: Ending) -> str:
-    program = elide(printable(ending.entrypoint or "the program"), 40, tail=0.7)
-    if ending.signal is not None:
-        return f"{program} was stopped by {signal_name(ending.signal)}"
-    if ending.verdict in _TITLES:
-        return _TITLES[ending.verdict].format(program=program)
-    again = f" after {count(ending.restarts_used, 'restart')}" if ending.restarts_used else ""
+def _sentence(result: JobResult) -> str:
+    program = elide(printable(result.entrypoint or "the program"), 40, tail=0.7)
+    if result.signal is not None:
+        return f"{program} was stopped by {signal_name(result.signal)}"
+    if result.verdict in _TITLES:
+        return _TITLES[result.verdict].format(program=program)
+    again = f" after {count(result.restarts_used, 'restart')}" if result.restarts_used else ""
     return f"{program} failed{again}"
 
 
@@ -125,10 +125,10 @@ def _margin(section: _Section, room: int, *, color: bool) -> list[str]:
     return lines
 
 
-def _cause(ending: Ending, room: int) -> _Section:
-    root = ending.root
+def _cause(result: JobResult, room: int) -> _Section:
+    root = result.root
     if root is None:
-        return _Section("cause", wrap(printable(ending.detail), room, 5) if ending.detail else [])
+        return _Section("cause", wrap(printable(result.detail), room, 5) if result.detail else [])
     host = elide(printable(root.host), 30)
     first = wrap(f"rank {root.rank} on {host} (local rank {root.local_rank}, pid {root.pid}) {end_verb(root)}", room, 2)
     again = f", attempt {root.restart_count}" if root.restart_count else ""
@@ -155,7 +155,7 @@ def _exception(exception: ExceptionText, room: int) -> list[str]:
 
 
 def _evidence(root: WorkerEnd | None, room: int, most: int) -> list[_Section]:
-    """What the worker left behind: its traceback, and the last lines of its stderr where that doesn't tell all."""
+    """The worker's traceback, and the last lines of its stderr if the traceback doesn't tell all."""
     if root is None or most <= 0:
         return []
     sections = []
@@ -173,38 +173,38 @@ def _evidence(root: WorkerEnd | None, room: int, most: int) -> list[_Section]:
     return sections
 
 
-def _rest(ending: Ending, room: int) -> list[_Section]:
-    hint = advice(ending)
+def _rest(result: JobResult, room: int) -> list[_Section]:
+    hint = advice(result)
     return [
         _Section(
-            "others" if ending.root is not None else "workers",
-            [elide(line, room, tail=0.0) for line in other_lines(ending.ends, ending.root)],
+            "others" if result.root is not None else "workers",
+            [elide(line, room, tail=0.0) for line in other_worker_lines(result.ends, result.root)],
         ),
-        _Section("before", _attempts(ending, room)),
-        _Section("verdict", _detail(ending, room)),
-        _Section("stuck", _survivors(ending.survivors, room)),
-        _Section("logs", _logs(ending, room)),
+        _Section("before", _attempts(result, room)),
+        _Section("verdict", _detail(result, room)),
+        _Section("stuck", _survivors(result.survivors, room)),
+        _Section("logs", _logs(result, room)),
         _Section("hint", wrap(hint, room, 3) if hint else []),
     ]
 
 
-def _detail(ending: Ending, room: int) -> list[str]:
+def _detail(result: JobResult, room: int) -> list[str]:
     """Why there is no other attempt, where that isn't the cause itself."""
-    return wrap(printable(ending.detail), room, 2) if ending.detail and ending.root is not None else []
+    return wrap(printable(result.detail), room, 2) if result.detail and result.root is not None else []
 
 
-def _attempts(ending: Ending, room: int) -> list[str]:
+def _attempts(result: JobResult, room: int) -> list[str]:
     """One line for each run of attempts that failed in the same way; of many runs the first and the last."""
     runs: list[tuple[str, list[Attempt]]] = []
-    for attempt in ending.attempts:
-        text = _attempt_cause(attempt, ending.root)
+    for attempt in result.attempts:
+        text = _attempt_cause(attempt, result.root)
         if runs and runs[-1][0] == text:
             runs[-1][1].append(attempt)
         else:
             runs.append((text, [attempt]))
     lines = [elide(f"{_attempt_numbers(run)}: {text}", room, tail=0.2) for text, run in runs]
     if len(lines) > _MOST_RUNS:
-        lines = [lines[0], f"... ({max(len(ending.attempts), ending.restarts_used)} attempts in all)", lines[-1]]
+        lines = [lines[0], f"... ({max(len(result.attempts), result.restarts_used)} attempts in all)", lines[-1]]
     return lines
 
 
@@ -237,16 +237,16 @@ def _survivors(survivors: tuple[tuple[int, str], ...], room: int) -> list[str]:
     return lines if len(lines) <= _MOST_STUCK else [*lines[: _MOST_STUCK - 1], f"... ({len(lines)} in all)"]
 
 
-def _logs(ending: Ending, room: int) -> list[str]:
-    if not ending.log_dir:
-        return ["none kept; --log-dir DIR -r 3 (or -t 3) keeps them"] if ending.root is not None else []
+def _logs(result: JobResult, room: int) -> list[str]:
+    if not result.log_dir:
+        return ["none kept; --log-dir DIR -r 3 (or -t 3) keeps them"] if result.root is not None else []
     # A path that is cut can't be opened: it may take a second line.
-    lines = wrap(printable(ending.log_dir), room, 2)
+    lines = wrap(printable(result.log_dir), room, 2)
     found = []
-    if ending.root is not None and ending.root.log_file:
-        found.append(f"rank {ending.root.rank}: {_inside(ending.root.log_file, ending.log_dir)}")
-    if ending.failure_file:
-        found.append(f"all of this: {_inside(ending.failure_file, ending.log_dir)}")
+    if result.root is not None and result.root.log_file:
+        found.append(f"rank {result.root.rank}: {_inside(result.root.log_file, result.log_dir)}")
+    if result.failure_file:
+        found.append(f"all of this: {_inside(result.failure_file, result.log_dir)}")
     return lines + [elide(printable(line), room, tail=0.7) for line in ([", ".join(found)] if found else [])]
 
 

@@ -1,4 +1,4 @@
-"""What the launcher says in one line while the job goes on.
+"""The lines of the launcher while the job runs.
 
 Pure: each function returns the text; the console puts `elastic-run: ` in front of it.
 """

@@ -1,7 +1,7 @@
-"""What the kernel's OOM killer did while the job ran: two counters, read at the start and at the end.
+"""Counts what the kernel's OOM killer did while the job ran: two counters, read at the start and at the end.
 
-The cgroup's counter is evidence: it counts kills inside this job's container or Slurm step. The machine's counts
-everybody's, so it only makes a suspicion stronger. Sources: the kernel's Documentation/admin-guide/cgroup-v2.rst
+The cgroup's counter is evidence: it counts kills inside this job's container or Slurm step. The machine's counter
+includes all processes, so it only supports a suspicion. Sources: the kernel's Documentation/admin-guide/cgroup-v2.rst
 (memory.events, memory.events.local) and mm/vmstat.c.
 """
 

@@ -1,7 +1,7 @@
-"""Text that fits a terminal: nothing unprintable in it, measured in columns, elided in the middle or wrapped.
+"""Text that fits a terminal: without unprintable characters, measured in columns, shortened in the middle or wrapped.
 
-What workers wrote may hold anything: escapes that would recolour or clear the screen, binary data, lines of megabytes,
-characters two columns wide. All of it passes through here before it is shown.
+Output of workers may hold anything: escape sequences that change colours or clear the screen, binary data, lines of
+megabytes, characters two columns wide. All of it passes through this module before it is shown.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The lines of a traceback that tell most, where there is room for a few: the user's own code, and where it ended."""
+"""The lines of a traceback that tell most, if there is room for a few: the user's own code, and the last frame."""
 
 from __future__ import annotations
 

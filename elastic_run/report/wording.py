@@ -1,4 +1,4 @@
-"""The words for what every text of ours speaks of: exit codes, signals, ranks, spans of time, exceptions."""
+"""Words for what all texts mention: exit codes, signals, ranks, durations, exceptions."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def exit_text(end: WorkerEnd) -> str:
 
 
 def end_verb(end: WorkerEnd) -> str:
-    """Say what a worker did, to follow its name.
+    """Return the verb that follows a worker's name: how it ended.
 
     Args:
         end: The worker's end.

@@ -20,7 +20,7 @@ import logging
 import os
 
 from elastic_run.store import wire
-from elastic_run.store.errors import FOREIGN, StoreConnectionError, StoreTokenError
+from elastic_run.store.errors import FOREIGN, StoreConnectionError, StoreTokenError, make_full_error
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -123,6 +123,8 @@ class ClientAuthentication:
         if size == 0:
             message = f"the job at {name} has no token, and this node was given one"
             raise StoreTokenError(message)
+        if size & 0xFFFFFFFF == wire.STORE_FULL:
+            raise make_full_error(size >> 32)
         if size != wire.NONCE_SIZE + wire.PROOF_SIZE:
             message = "the answer is not a TCPStore's"
             raise StoreConnectionError(message, FOREIGN)

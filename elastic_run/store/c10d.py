@@ -207,9 +207,13 @@ class C10dJobStore(JobStore):
             self._client.delete_keys([_key(key) for key in keys])
 
     # --- beats ---------------------------------------------------------------------------------------------------
-    def write_beat(self, node: str, value: bytes) -> None:
+    def write_beat(self, node: str, value: bytes, last: bytes | None = None) -> bool:
         with _silence_closes():
+            if last is not None:
+                # Where the key isn't there, the protocol returns what was expected.
+                return self._client.compare_set(_beat(node), last, value) == value
             self._client.write([_beat(node)], [value])
+            return True
 
     def fetch_beats(self, nodes: Sequence[str]) -> list[bytes | None]:
         with _silence_closes():

@@ -11,6 +11,9 @@ UNREACHABLE = "no route"  # the network knows no way to the host
 FOREIGN = "not a store"  # what answers there speaks another protocol
 UNREADY = "not ready"  # the store answers that it can't serve now: it elects a leader, or is too busy
 
+FULL = "no room"  # the server has no descriptor left for one more connection
+RESTORED = "restored from a backup"  # the store answers with less than it knew before
+
 
 class StoreError(Exception):
     """Something went wrong between a store and its client."""
@@ -93,3 +96,13 @@ class UnknownOperationError(WireError):
     def __init__(self, operation: int) -> None:
         super().__init__(f"operation {operation} is unknown to this store")
         self.operation = operation
+
+
+def make_full_error(limit: int) -> StoreConnectionError:
+    """Return the error of a client for which the server has no descriptor left.
+
+    Args:
+        limit: The server's limit of descriptors.
+    """
+    message = f"takes no more connections: its process may open {limit} files, so raise ulimit -n on that node"
+    return StoreConnectionError(message, FULL)

@@ -8,6 +8,8 @@ Rules
 - A server that hangs lets those who follow it wait in silence. So what was silent for some seconds is checked: what is
   new is read, from whichever server answers. Where that shows something that should have been told, the next server is
   followed.
+- An answer that is older than one before it means that etcd was restored from a backup (`revisions`): the object is
+  closed, and whoever opens another one reads from the beginning.
 - A request may be done twice (see `http_client`); each is made so that this changes nothing.
 """
 
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from elastic_run.store.http_client import HttpClient
+    from elastic_run.store.revisions import Revisions
 
 #: Seconds until a watch that broke is tried again, at most: the first time, and any time.
 _PAUSE = 0.1
@@ -93,9 +96,11 @@ class EtcdReader(ABC):
 
     Attributes:
         http: The cluster.
+        revisions: What this agent has seen of it.
     """
 
     http: HttpClient
+    revisions: Revisions
 
     @abstractmethod
     def read_directory(self, directory: str, *, created_after: int = 0, changed_after: int = 0) -> Directory:
@@ -229,8 +234,9 @@ class EtcdJobStore(JobStore):
         # The directory that `follow` has read just now.
         self._fresh = ""
 
-    def forget_beats(self, nodes: Sequence[str]) -> None:
-        """Nothing to do: they expire."""
+    @property
+    def restores(self) -> int:
+        return self._reader.revisions.restores
 
     def set_timeout(self, timeout: float) -> None:
         self._reader.http.timeout = timeout

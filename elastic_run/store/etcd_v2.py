@@ -2,7 +2,7 @@
 
 Rules
 - An entry of a stream is a key that etcd names in order.
-- A node's beat is a key with a time to live: a beat renews it, and etcd removes the key when it is over.
+- A node's beat is a key with a time to live: a beat renews it if it is there, and etcd removes the key when it is over.
 - The job's directory has a time to live too, which every node renews now and then: what a job that was killed left
   behind is gone after a day. Who writes makes it first, unless it has seen that something is in it.
 - There are no transactions: a request for each key. Where that matters, `etcd-v3` is the better choice.
@@ -62,7 +62,6 @@ class EtcdV2JobStore(EtcdJobStore):
         self._api = api
         self._job_renewed_at = time.monotonic()
         self._has_job = has_job
-        self._beaten: set[str] = set()
         try:
             api.http.connect()
         except StoreError:
@@ -113,16 +112,21 @@ class EtcdV2JobStore(EtcdJobStore):
             self._delete([self._key(key) for key in keys])
 
     # --- beats ---------------------------------------------------------------------------------------------------
-    def write_beat(self, node: str, value: bytes) -> None:
+    def write_beat(self, node: str, value: bytes, last: bytes | None = None) -> bool:
         ttl = str(math.ceil(self._lease))
         with self._closes_on_loss():
             self._make_job()
             self._renew_job()
-            renewal = {"ttl": ttl, "refresh": "true"}
-            if node in self._beaten and self._try("PUT", self._beat(node), renewal, prevExist="true"):
-                return
+            if last is not None:
+                return self._try("PUT", self._beat(node), {"ttl": ttl, "refresh": "true"}, prevExist="true")
             self._api.call("PUT", self._beat(node), {**_fields(value), "ttl": ttl}, {})
-            self._beaten.add(node)
+            return True
+
+    def forget_beats(self, nodes: Sequence[str]) -> None:
+        paths = [self._beat(node) for node in nodes]
+        with self._closes_on_loss():
+            there = {item.key for item in self._api.read_directory(self._beat("")).items}
+            self._delete([path for path in paths if path in there])
 
     def fetch_beats(self, nodes: Sequence[str]) -> list[bytes | None]:
         paths = [self._beat(node) for node in nodes]

@@ -30,6 +30,7 @@ from elastic_run.store.errors import (
 from elastic_run.store.etcd_job_store import Directory, EtcdReader, HistoryLostError, Item, Watch
 from elastic_run.store.http_messages import receive_body
 from elastic_run.store.retreat import Retreat
+from elastic_run.store.revisions import Revisions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -74,14 +75,18 @@ class EtcdV2Api(EtcdReader):
     Args:
         http: The cluster.
         credentials: Who we are, if etcd wants to know.
+        revisions: What was seen of the cluster over all connections; None for this one and its clones only.
     """
 
-    def __init__(self, http: HttpClient, credentials: Credentials | None = None) -> None:
+    def __init__(
+        self, http: HttpClient, credentials: Credentials | None = None, revisions: Revisions | None = None
+    ) -> None:
         self.http = http
+        self.revisions = revisions or Revisions()
         self._credentials = credentials
 
     def clone(self) -> EtcdV2Api:
-        return EtcdV2Api(self.http.clone(), self._credentials)
+        return EtcdV2Api(self.http.clone(), self._credentials, self.revisions)
 
     def call(self, method: str, key: str, fields: Mapping[str, str], query: Mapping[str, str]) -> tuple[Document, int]:
         """Make one call.
@@ -105,9 +110,11 @@ class EtcdV2Api(EtcdReader):
         body = urlencode(fields).encode()
         path = _path(key, query)
         while True:
+            before = self.revisions.highest
             answer = self.http.ask(method, path, body, {**(_FORM if fields else {}), **self._headers()})
             document = _parse(answer, self.http)
             if answer.status in _OK:
+                self.revisions.check(f"etcd at {self.http.endpoint}", before, _index(answer))
                 return document, _index(answer)
             self._face(answer, document, deadline, retreat)
 

@@ -2,7 +2,8 @@
 
 Rules
 - An entry of a stream is a key with a name of its own, so a thousand who append at once don't meet.
-- A node's beat is a key on a lease of the node: a beat renews the lease, and etcd removes the key when it expires.
+- A node's beat is a key on a lease of the node: a beat renews the lease, and etcd removes the key when it expires. The
+  coordinator knows the lease's number, too, and ends it when it drops the node.
 - Everything else hangs on a lease of the job, which every node renews now and then: what a job that was killed left
   behind is gone after a day.
 """
@@ -53,7 +54,6 @@ class EtcdV3JobStore(EtcdJobStore):
         lease: Seconds after which etcd forgets the beat of a node that stopped beating; etcd knows whole ones, and two
             at least.
         prefix: What comes before `elastic-run/`.
-        node_leases: Leases of the nodes whose beats were written over another connection.
 
     Raises:
         StoreConnectionError: No server can be reached.
@@ -67,13 +67,11 @@ class EtcdV3JobStore(EtcdJobStore):
         *,
         lease: float = 6.0,
         prefix: str = "",
-        node_leases: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__(api, run_id, lease, prefix)
         self._api = api
-        self._job_lease = int.from_bytes(hashlib.sha256(self._root.encode()).digest()[:8], "big") >> 1 | 1
+        self._job_lease = _lease_of(self._root)
         self._job_renewed_at = time.monotonic()
-        self._node_leases = dict(node_leases or {})
         api.http.connect()
 
     # --- streams -------------------------------------------------------------------------------------------------
@@ -138,16 +136,28 @@ class EtcdV3JobStore(EtcdJobStore):
             self._delete(self._key(key) for key in keys)
 
     # --- beats ---------------------------------------------------------------------------------------------------
-    def write_beat(self, node: str, value: bytes) -> None:
+    def write_beat(self, node: str, value: bytes, last: bytes | None = None) -> bool:
+        lease = _lease_of(self._beat(node))
         with self._closes_on_loss():
             self._renew_job()
-            lease = self._node_leases.get(node)
-            if lease is not None and self._api.keep_alive(lease):
-                return
-            lease = self._node_leases[node] = secrets.randbits(62) | 1
+            if last is not None:
+                return self._api.keep_alive(lease)
             self._api.grant(lease, math.ceil(self._lease))
             put = {"key": encode_key(self._beat(node)), "value": encode(pack(value)), "lease": str(lease)}
-            self._api.call("kv/put", put)
+            try:
+                self._api.call("kv/put", put)
+            except LeaseGoneError:
+                return False
+            return True
+
+    def forget_beats(self, nodes: Sequence[str]) -> None:
+        paths = [self._beat(node) for node in nodes]
+        directory = self._beat("")
+        with self._closes_on_loss():
+            there = {item.key for item in self._api.read(directory, end_of(directory), keys_only=True).items}
+            for path in paths:
+                if path in there:
+                    self._api.revoke(_lease_of(path))
 
     def fetch_beats(self, nodes: Sequence[str]) -> list[bytes | None]:
         paths = [self._beat(node) for node in nodes]
@@ -170,9 +180,7 @@ class EtcdV3JobStore(EtcdJobStore):
             self._api.revoke(self._job_lease)
 
     def clone(self) -> EtcdV3JobStore:
-        return EtcdV3JobStore(
-            self._api.clone(), self.run_id, lease=self._lease, prefix=self._prefix, node_leases=self._node_leases
-        )
+        return EtcdV3JobStore(self._api.clone(), self.run_id, lease=self._lease, prefix=self._prefix)
 
     # --- requests ------------------------------------------------------------------------------------------------
     def _look(self, paths: Sequence[str]) -> list[bytes | None]:
@@ -203,6 +211,11 @@ class EtcdV3JobStore(EtcdJobStore):
         except LeaseGoneError:
             self._api.grant(self._job_lease, LEFT_BEHIND)
             return ask()
+
+
+def _lease_of(path: str) -> int:
+    """Return the number of the lease that belongs to a key or a directory, the same for every node."""
+    return int.from_bytes(hashlib.sha256(path.encode()).digest()[:8], "big") >> 1 | 1
 
 
 def _unpacked(items: list[Item]) -> bytes | None:

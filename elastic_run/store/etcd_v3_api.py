@@ -28,6 +28,7 @@ from elastic_run.store.errors import (
 from elastic_run.store.etcd_job_store import Directory, EtcdReader, HistoryLostError, Item, Watch
 from elastic_run.store.http_messages import ChunkedLines
 from elastic_run.store.retreat import Retreat
+from elastic_run.store.revisions import Revisions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 _OK = 200
 _REFUSED = (400, 401, 403)
 _SERVER_ERROR = 500
+#: What the calls begin with whose answers are of the whole cluster: a server answers others from what it knows itself.
+_KEYS = "kv/"
 # gRPC's numbers, as the gateway gives them.
 _NOT_FOUND = 5
 _NOT_NOW = (4, 8, 14)  # deadline exceeded, resource exhausted, unavailable
@@ -92,17 +95,25 @@ class EtcdApi(EtcdReader):
         http: The cluster.
         credentials: Who we are, if etcd wants to know.
         shared: Holds that user's token, for other connections too; None for this one and its clones only.
+        revisions: The same for what was seen of the cluster.
     """
 
-    def __init__(self, http: HttpClient, credentials: Credentials | None = None, shared: Pass | None = None) -> None:
+    def __init__(
+        self,
+        http: HttpClient,
+        credentials: Credentials | None = None,
+        shared: Pass | None = None,
+        revisions: Revisions | None = None,
+    ) -> None:
         self.http = http
+        self.revisions = revisions or Revisions()
         self.credentials = credentials
         self._pass = shared or Pass()
         self._has_watched = False
 
     def clone(self) -> EtcdApi:
         """Return another client, not yet connected."""
-        return EtcdApi(self.http.clone(), self.credentials, self._pass)
+        return EtcdApi(self.http.clone(), self.credentials, self._pass, self.revisions)
 
     def call(self, path: str, request: Document) -> Document:
         """Make one call.
@@ -123,8 +134,12 @@ class EtcdApi(EtcdReader):
         retreat = self._make_retreat()
         while True:
             token = self._find_token(deadline, retreat)
+            before = self.revisions.highest
             status, document = self._ask(path, request, token)
             if status == _OK and "error" not in document:
+                if path.startswith(_KEYS):
+                    found = int(document.get("header", {}).get("revision", 0))
+                    self.revisions.check(f"etcd at {self.http.endpoint}", before, found)
                 return document
             self._face(status, _Fault(document), token, deadline=deadline, retreat=retreat)
 
@@ -192,12 +207,13 @@ class EtcdApi(EtcdReader):
         return Directory(parse_items(answer), int(answer["header"]["revision"]))
 
     def grant(self, lease: int, seconds: int) -> None:
-        """Make a lease, under a number of our choice; harmless when it is there."""
+        """Make a lease, under a number of our choice; where it is there already, renew it."""
         try:
             self.call("lease/grant", {"ID": str(lease), "TTL": str(seconds)})
         except StoreAccessError as error:
             if "already exists" not in str(error):
                 raise
+            self.keep_alive(lease)
 
     def keep_alive(self, lease: int) -> bool:
         """Renew a lease; returns whether it was still there."""

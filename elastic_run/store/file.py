@@ -12,6 +12,8 @@ Rules
   no agent reads. A lock was rejected: an agent that is stopped while it holds the lock would block all others.
 - A file system has no waits, so waits look again and again, ever more slowly. They list the directory: to ask for one
   name would be answered from a cache on NFS for up to a minute.
+- A beat is written over the one before it, in place: a rename would bring back the file of a node that was dropped
+  meanwhile. So a beat is read until two reads agree.
 - Nothing expires; `remove_job` takes it all away.
 """
 
@@ -43,6 +45,8 @@ _LAST_PAUSE = 0.25
 #: Before the position, in the name of a file that says up to where a stream was trimmed.
 _FLOOR = "floor."
 _BESIDE = ".d"
+#: What a file that another node has removed meanwhile gives: NFS finds it stale.
+_GONE = (errno.ENOENT, errno.ESTALE)
 _WITHOUT_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK)
 
 
@@ -185,13 +189,17 @@ class FileJobStore(JobStore):
                 _remove(self._key(key))
 
     # --- beats ---------------------------------------------------------------------------------------------------
-    def write_beat(self, node: str, value: bytes) -> None:
-        with self._explains(), self._written(value) as new:
-            self._rename(new, self._beat(node))
+    def write_beat(self, node: str, value: bytes, last: bytes | None = None) -> bool:
+        with self._explains():
+            if last is not None:
+                return _overwrite(self._beat(node), last, value)
+            with self._written(value) as new:
+                self._rename(new, self._beat(node))
+            return True
 
     def fetch_beats(self, nodes: Sequence[str]) -> list[bytes | None]:
         with self._explains():
-            return [_read(self._beat(node)) for node in nodes]
+            return [_read_whole(self._beat(node)) for node in nodes]
 
     def forget_beats(self, nodes: Sequence[str]) -> None:
         with self._explains():
@@ -319,6 +327,27 @@ def _read(path: str) -> bytes | None:
             return file.read()
     except FileNotFoundError:
         return None
+
+
+def _read_whole(path: str) -> bytes | None:
+    """Read a file that may be written just now."""
+    found, again = _read(path), _read(path)
+    while found != again:
+        found, again = again, _read(path)
+    return found
+
+
+def _overwrite(path: str, before: bytes, value: bytes) -> bool:
+    """Write over a file of the same length, in one call; returns False where it is gone or has another content."""
+    try:
+        with open(path, "r+b", buffering=0) as file:
+            if file.read() != before:
+                return False
+            return os.pwrite(file.fileno(), value, 0) == len(value)
+    except OSError as error:
+        if error.errno in _GONE:
+            return False
+        raise
 
 
 def _remove(path: str) -> None:

@@ -12,8 +12,9 @@ Rules
   is closed. Whether the operation took place is then unknown. `clone` works on a closed object too: it opens a new one.
 - A store that refuses us for good (user, password, certificate, right) raises `StoreAccessError` from any operation.
   Values that strangers wrote come out as they are, unless the store is sealed (`sealed`): who reads must check them.
-- A beat is a number that changes as long as its node lives. `None` says that the store has none: it never came, or the
-  store itself has let it expire (`expires_beats`).
+- A beat is a number that changes as long as its node lives. `None` says that the store has none: it never came, was
+  removed with the node, or the store itself has let it expire (`expires_beats`). A beat replaces the one before it and
+  no other, so a node whose beat was removed learns from its next one that the job goes on without it.
 """
 
 from __future__ import annotations
@@ -52,6 +53,11 @@ class JobStore(ABC):
     expires_beats = False
     # Beats that this object has read: where the store expires beats, a beat that is there is news every time.
     _reads = 0
+
+    @property
+    def restores(self) -> int:
+        """How often this agent saw the store go back to an earlier state; positions of before mean nothing then."""
+        return 0
 
     def __enter__(self) -> Self:
         return self
@@ -240,17 +246,23 @@ class JobStore(ABC):
         """
 
     # --- beats ---------------------------------------------------------------------------------------------------
-    def beat(self, node: str) -> None:
+    def beat(self, node: str, last: int | None = None) -> int | None:
         """Show that a node lives. Where the store expires beats this must come more often than the lease.
 
         Args:
             node: The node.
+            last: What this returned for the node's last beat, over whatever connection; None to begin anew.
+
+        Returns:
+            What to give for the next beat. None if the last one is no longer there, and then nothing was written: the
+            coordinator has dropped the node, or it has expired, or the reply to an earlier beat was lost.
 
         Raises:
-            StoreConnectionError: The store can't be reached.
+            StoreConnectionError: The store can't be reached; whether the node has beaten is unknown.
         """
-        # Only ever compared with itself; it goes on growing when the connection is made anew.
-        self.write_beat(node, b"%d" % (time.monotonic_ns() // 1_000_000))
+        # It grows also on a clock that stands still, and where the connection is made anew.
+        count = max(time.monotonic_ns() // 1_000_000, 0 if last is None else last + 1)
+        return count if self.write_beat(node, _count(count), None if last is None else _count(last)) else None
 
     def read_beats(self, nodes: Sequence[str]) -> list[int | None]:
         """Return the beats of nodes.
@@ -272,18 +284,22 @@ class JobStore(ABC):
 
     @abstractmethod
     def forget_beats(self, nodes: Sequence[str]) -> None:
-        """Remove the beats of nodes that are gone; nothing to do where the store expires them.
+        """Remove the beats of nodes that are gone. A node that lives all the same learns it from its next beat.
 
         Args:
-            nodes: The nodes. One that beats again is there again.
+            nodes: The nodes.
 
         Raises:
             StoreConnectionError: The store can't be reached.
         """
 
     @abstractmethod
-    def write_beat(self, node: str, value: bytes) -> None:
-        """Store a node's beat; `beat` is what to call."""
+    def write_beat(self, node: str, value: bytes, last: bytes | None = None) -> bool:
+        """Store a node's beat in place of `last`, or of any where that is None; `beat` is what to call.
+
+        Returns:
+            Whether it was stored; False where `last` was not there any more.
+        """
 
     @abstractmethod
     def fetch_beats(self, nodes: Sequence[str]) -> list[bytes | None]:
@@ -340,6 +356,10 @@ def job_path(run_id: str) -> str:
     if not plain.strip("."):
         plain = plain.replace(".", "%2E")
     return f"{ROOT}/{plain}"
+
+
+def _count(value: int) -> bytes:
+    return b"%0*d" % (_COUNT_DIGITS, value)  # all of one length: a file's beats are written in place
 
 
 def _parse_count(value: bytes | None) -> int | None:

@@ -125,10 +125,13 @@ class MemoryJobStore(JobStore):
             for key in keys:
                 self.space.values.pop(key, None)
 
-    def write_beat(self, node: str, value: bytes) -> None:
+    def write_beat(self, node: str, value: bytes, last: bytes | None = None) -> bool:
         with self.space.changed:
             self._check()
+            if last is not None and self.space.beats.get(node) != last:
+                return False
             self.space.beats[node] = value
+            return True
 
     def fetch_beats(self, nodes: Sequence[str]) -> list[bytes | None]:
         with self.space.changed:

@@ -14,7 +14,15 @@ import time
 
 from elastic_run.store import wire
 from elastic_run.store.dialing import connect_once
-from elastic_run.store.errors import CLOSED, FOREIGN, StoreConnectionError, StoreTimeoutError, StoreTokenError
+from elastic_run.store.errors import (
+    CLOSED,
+    FOREIGN,
+    FULL,
+    StoreConnectionError,
+    StoreTimeoutError,
+    StoreTokenError,
+    make_full_error,
+)
 from elastic_run.store.stream import Stream
 
 TYPE_CHECKING = False
@@ -124,6 +132,9 @@ class Opening:
             if error.reason == FOREIGN:
                 message = f"what listens at {address} is not a TCPStore"
                 raise StoreConnectionError(message, FOREIGN) from error
+            if error.reason == FULL:
+                message = f"the store at {address} {error}"
+                raise StoreConnectionError(message, FULL) from error
             message = (
                 f"{address} closes connections without an answer: a store that is about to end, or another program"
             )
@@ -144,6 +155,8 @@ class Opening:
         if answer == wire.PROOF_WANTED and self._nonce == wire.AGENT_NONCE:
             message = f"the job at {self._name} has a token, and this node was given none"
             raise StoreTokenError(message)
+        if answer == wire.STORE_FULL:
+            raise make_full_error(wire.U32.unpack(stream.receive(wire.U32.size, timeout))[0])
         if answer != self._nonce:
             message = "the answer is not a TCPStore's"
             raise StoreConnectionError(message, FOREIGN)

@@ -49,6 +49,10 @@ class SealedStore(JobStore):
         # In order, the latest last. Shared by clones: a line for each place, not for each thread.
         self._reported: dict[str, None] = {} if reported is None else reported
 
+    @property
+    def restores(self) -> int:
+        return self._store.restores
+
     # --- streams -------------------------------------------------------------------------------------------------
     def append(self, stream: str, value: bytes) -> None:
         self._store.append(stream, self._seal(_ENTRY, stream, value))
@@ -101,8 +105,9 @@ class SealedStore(JobStore):
         self._store.delete(keys)
 
     # --- beats ---------------------------------------------------------------------------------------------------
-    def write_beat(self, node: str, value: bytes) -> None:
-        self._store.write_beat(node, self._seal(_BEAT, node, value))
+    def write_beat(self, node: str, value: bytes, last: bytes | None = None) -> bool:
+        sealed = None if last is None else self._seal(_BEAT, node, last)
+        return self._store.write_beat(node, self._seal(_BEAT, node, value), sealed)
 
     def fetch_beats(self, nodes: Sequence[str]) -> list[bytes | None]:
         there = zip(nodes, self._store.fetch_beats(nodes), strict=True)

@@ -13,6 +13,8 @@ Rules
 - With a token the agents' space answers only clients that have proved it (`admission`). Where no workers come to the
   port, nothing else answers either.
 - When descriptors run out it stops accepting until a client leaves or a second has passed: clients wait in the backlog.
+  Some descriptors are left to the rest of the process. A client that would take one of these is told the limit and
+  closed, and so is the owner, once.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ __all__ = ["PortTakenError", "StoreServer", "open_listener", "raise_descriptor_l
 GARBAGE, DEFECT = "garbage", "defect"
 _ACCEPTS_PER_TURN = 64
 _ACCEPT_AGAIN = 1.0
+_OPENING_SIZE = 4096
 _OPENING = (wire.VALIDATE, wire.PING)
 #: Stands for all loopback addresses, which are one host: every program there can come from 16 million of them.
 _LOOPBACK = "loopback"
@@ -164,8 +167,7 @@ class StoreServer:
                 return
             socket, peer = taken
             if _is_reserved(socket.fileno()) and not self._has_replaced():
-                socket.close()
-                self._tell("descriptors", f"{peer[0]}:{peer[1]}: {self.connections} others leave too few descriptors")
+                self._refuse_full(socket, peer)
                 continue
             connection = Connection(
                 self._loop,
@@ -182,6 +184,23 @@ class StoreServer:
             self._count_client(peer[0], 1)
             if self._admission is not None:
                 self._admission.add(connection)
+
+    def _refuse_full(self, socket: _socket.socket, peer: tuple[str, int]) -> None:
+        limit = os.sysconf("SC_OPEN_MAX")
+        try:
+            socket.recv(_OPENING_SIZE)  # what is left unread would make the kernel drop the answer
+        except OSError:
+            pass
+        try:
+            socket.send(wire.U32.pack(wire.STORE_FULL) + wire.U32.pack(limit & 0xFFFFFFFF))
+        except OSError:
+            pass  # it is gone already
+        socket.close()
+        self._tell_full(f"{peer[0]}:{peer[1]}", limit)
+
+    def _tell_full(self, peer: str, limit: int) -> None:
+        what = f"{self.connections} others leave too few descriptors of the limit, which is {limit} for this process"
+        self._tell("descriptors", f"{peer}: {what}: raise it (ulimit -n), a job needs two for each node")
 
     def _has_replaced(self) -> bool:
         """Whether a connection without a proof has made room for one more."""
@@ -219,6 +238,8 @@ class StoreServer:
         except OSError as error:
             if error.errno in _OUT_OF_DESCRIPTORS:
                 self._pause_accepting()
+                if error.errno == errno.EMFILE:
+                    self._tell_full("the next one", os.sysconf("SC_OPEN_MAX"))
                 if self._admission is not None:
                     self._admission.make_room(is_full=True)
             # Anything else is that client's: it left the backlog before its turn (ECONNABORTED), or there is none.

@@ -24,6 +24,8 @@ Between agents and our own server there is more, and nothing of it is a surprise
   where it has no token. PROVE carries the client's proof and has no reply. Torch's server closes the connection.
 - An agent without a token gives AGENT_NONCE to PING. A server with a token returns PROOF_WANTED instead, so that the
   agent learns why it gets no further. No process has AGENT_NONCE as its pid.
+- Our server answers a client for which it has no descriptor left with STORE_FULL and its limit of descriptors, and
+  closes the connection.
 """
 
 from __future__ import annotations
@@ -77,6 +79,7 @@ CHALLENGE, PROVE = 240, 241
 
 AGENT_NONCE = 0xE1A5_71C0
 PROOF_WANTED = 0x70CE_4000
+STORE_FULL = 0xF011_CA9A
 NONCE_SIZE = 32
 PROOF_SIZE = 32
 

@@ -9,6 +9,17 @@ In the worker::
 
 With TORCHELASTIC_ENABLE_FILE_TIMER=1 elastic-run serves the workers' timers itself, and its report names the scope that
 expired. A program that starts workers by itself serves them with a `LocalTimerServer` or a `FileTimerServer`.
+
+| module | what it holds |
+|---|---|
+| `api` | the interfaces of clients and servers, and `expires` |
+| `countdowns` | the timers that a server counts down |
+| `debug_info_logging` | torch's hook for logging more about expired timers |
+| `expiries` | which timer has ended which process, for the report |
+| `file_based_local_timer` | timers through a named pipe |
+| `local_timer` | timers through a `multiprocessing.Queue` |
+| `requests` | a worker's request to a timer server |
+| `timer_file` | the server's end of the named pipe |
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 
-from elastic_run.multiprocessing.processes import start_time
+from elastic_run.multiprocessing.process.process_table import start_time
 from elastic_run.timer.requests import is_moment
 
 TYPE_CHECKING = False

@@ -10,15 +10,17 @@ Rules
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import stat
+from contextlib import contextmanager, suppress
 
 from elastic_run.timer.requests import read_request
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from elastic_run.timer.requests import FileTimerRequest
 
@@ -45,8 +47,9 @@ class TimerFile:
         self.say = say
         self._has_said = False
         self._rest = b""
-        make_pipe(path)
-        self.fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        with _alone(path):
+            make_pipe(path)
+            self.fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         status = os.fstat(self.fd)
         self._identity = (status.st_dev, status.st_ino)
 
@@ -88,11 +91,28 @@ class TimerFile:
         os.close(self.fd)
         self.fd = -1
         try:
-            status = os.stat(self.path)
-            if (status.st_dev, status.st_ino) == self._identity:
-                os.unlink(self.path)
+            with _alone(self.path):
+                status = os.stat(self.path)
+                if (status.st_dev, status.st_ino) == self._identity:
+                    os.unlink(self.path)
         except OSError:
             pass  # somebody has removed it
+
+
+@contextmanager
+def _alone(path: str) -> Iterator[None]:
+    """Let one process at a time make, open or remove a pipe in a directory: two agents may be given the same path."""
+    try:
+        directory = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        yield  # there is no such directory, or it can't be read: what follows says so where it matters
+        return
+    try:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(directory, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(directory)
 
 
 def make_pipe(path: str) -> None:

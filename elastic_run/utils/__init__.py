@@ -1,4 +1,15 @@
-"""Small things that torch's users import from ``torch.distributed.elastic.utils``."""
+"""Small things that torch's users import from ``torch.distributed.elastic.utils``.
+
+| module | what it holds |
+|---|---|
+| `api` | the macros in a worker's arguments |
+| `data` | data loading for elastic jobs |
+| `distributed` | free ports on this machine |
+| `log_level` | the log level of the launcher's own loggers |
+| `logging` | loggers whose level comes from LOGLEVEL |
+| `process_state` | the state of a process as the kernel shows it |
+| `store` | barriers and exchanges through a `torch.distributed.Store` |
+"""
 
 from __future__ import annotations
 

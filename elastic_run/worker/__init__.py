@@ -2,6 +2,22 @@
 
 The same lines work under elastic-run, under torchrun, under ``srun python`` and in plain python as one process. Nothing
 here imports the launcher, but `launch_subprocesses`, which starts it. torch is imported by the functions that need it.
+
+| module | what it holds |
+|---|---|
+| `beats` | heartbeats of a worker |
+| `devices` | which device a worker computes on, and which backend its process group takes |
+| `distributed` | `init_distributed`, and what this worker is |
+| `errors` | errors of a worker before it trains |
+| `exchange` | each rank sends rows to each rank, with gradients |
+| `joining` | how workers join: the store, the process group, one all-reduce |
+| `launching` | a script that starts its own workers |
+| `leaving` | how a worker ends its process groups |
+| `parallel` | the groups of a job that is parallel in several ways, on torch's DeviceMesh |
+| `place` | which worker this process is, read from its environment |
+| `reduction` | small agreements of all ranks: a mean, a yes or no |
+| `sampler` | a sampler that goes on in the middle of an epoch, with another number of workers |
+| `stopping` | whether this worker was told that it will be stopped |
 """
 
 from __future__ import annotations

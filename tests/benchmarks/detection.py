@@ -72,7 +72,6 @@ def _figure(
         unit="ms",
         bar=None if bar is None else Bar(bar),
         note=f"worst of {effort.pairs * _TIMES}: {deaths.worst('elastic-run'):.0f} ms",
-        is_headline=bar is not None and str(_MANY) not in name,
         plots=plots,
     )
 

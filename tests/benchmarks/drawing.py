@@ -15,18 +15,21 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-_WIDTH = 780
+#: As narrow as a phone, so that letters keep their size there; a wide screen shows the chart as it is.
+_WIDTH = 480
 #: Between these the axis of values runs; names stand before it, and a mark's value after the mark.
-_LEFT, _RIGHT = 230, 560
-_TOP, _LINE, _HEADING, _GAP = 62, 22, 24, 8
+_LEFT, _RIGHT = 104, 290
+_TOP, _LINE, _HEADING, _GAP = 84, 23, 26, 8
 _MARK = 5
+#: From here on the axis says thousands, since five ticks have little room.
+_THOUSANDS = 10_000
 #: Colours of our own marks, whose names and values stand out.
 _OURS = (0, 4)
 _STYLE = """\
 <style>
-.paper{fill:#fff}text{fill:#1f2328;font:13px system-ui,-apple-system,"Segoe UI",Helvetica,Arial,sans-serif}
+.paper{fill:#fff}text{fill:#1f2328;font:14px system-ui,-apple-system,"Segoe UI",Helvetica,Arial,sans-serif}
 text{paint-order:stroke;stroke:#fff;stroke-width:4px;stroke-linejoin:round}
-.title{font-size:16px;font-weight:600}.heading{font-weight:600}.quiet{fill:#59636e}.ours{font-weight:600}
+.title{font-size:17px;font-weight:600}.heading{font-weight:600}.quiet{fill:#59636e}.ours{font-weight:600}
 .grid{stroke:#d8dee4}.stem{stroke-width:2;opacity:.45}.curve{fill:none;stroke-width:2.5}
 .c0{fill:#0969da;stroke:#0969da}.c1{fill:#bc4c00;stroke:#bc4c00}.c2{fill:#8250df;stroke:#8250df}
 .c3{fill:#6e7781;stroke:#6e7781}.c4{fill:#1a7f64;stroke:#1a7f64}
@@ -87,7 +90,7 @@ def draw_groups(title: str, axis: str, groups: Sequence[Group], *, is_logarithmi
     """Draw rows of marks: bars on a linear axis; points on a logarithmic one, which has no zero for bars to begin at.
 
     Args:
-        title: What the chart shows.
+        title: What the chart shows: its subject, a colon, and what was measured.
         axis: What the axis measures.
         groups: From top to bottom.
         is_logarithmic: Which axis.
@@ -101,7 +104,7 @@ def draw_groups(title: str, axis: str, groups: Sequence[Group], *, is_logarithmi
     top = _TOP
     for group in groups:
         if group.heading:
-            rows.append(_text(16, top + 16, group.heading, "heading"))
+            rows.append(_text(12, top + 16, group.heading, "heading"))
             top += _HEADING
         for mark in group.marks:
             rows.append(_row(mark, top + _LINE // 2, place(mark.value), is_point=is_logarithmic))
@@ -115,7 +118,7 @@ def draw_curves(title: str, axis: str, across: str, curves: Sequence[Curve]) -> 
     """Draw values along sizes, both axes logarithmic: what grows with the size is a straight line.
 
     Args:
-        title: What the chart shows.
+        title: What the chart shows: its subject, a colon, and what was measured.
         axis: What the upright axis measures.
         across: What the other one measures.
         curves: What to draw.
@@ -123,17 +126,17 @@ def draw_curves(title: str, axis: str, across: str, curves: Sequence[Curve]) -> 
     Returns:
         The whole file.
     """
-    bottom, left = 380, 80
+    bottom, left, right = 400, 62, 372
     sizes = sorted({size for curve in curves for size, _, _ in curve.points})
-    along, _ = _logarithmic(sizes, left + 50, _RIGHT, is_tight=True)
+    along, _ = _logarithmic(sizes, left + 42, right, is_tight=True)
     up, ticks = _logarithmic([value for curve in curves for _, value, _ in curve.points], bottom, _TOP + 20)
     parts = [
-        f'<path class="grid" d="M{left} {_number(up(tick))}H{_RIGHT + 20}"/>'
+        f'<path class="grid" d="M{left} {_number(up(tick))}H{right + 14}"/>'
         + _text(left - 8, up(tick) + 4, _tick_text(tick), "quiet", anchor="end")
         for tick in ticks
     ]
     parts += [_text(along(size), bottom + 22, f"{size:,.0f}", "quiet", anchor="middle") for size in sizes]
-    parts.append(_text((left + _RIGHT) / 2, bottom + 42, across, "quiet", anchor="middle"))
+    parts.append(_text((left + right) / 2, bottom + 42, across, "quiet", anchor="middle"))
     for curve in curves:
         places = [(along(size), up(value), text) for size, value, text in curve.points]
         line = "L".join(f"{_number(x)} {_number(y)}" for x, y, _ in places)
@@ -149,13 +152,14 @@ def _file(title: str, axis: str, height: int, parts: Iterable[str]) -> str:
         f' role="img" aria-label="{escape(title)}">'
     )
     paper = f'<rect class="paper" width="{_WIDTH}" height="{height}" rx="8"/>'
-    words = [_text(16, 28, title, "title"), _text(16, 48, axis, "quiet")]
+    subject, _, measured = title.partition(": ")
+    words = [_text(12, 28, subject, "title"), _text(12, 49, measured, "heading"), _text(12, 69, axis, "quiet")]
     return "\n".join([head, _STYLE, paper, *words, *parts, "</svg>"]) + "\n"
 
 
 def _row(mark: Mark, middle: int, end: float, *, is_point: bool) -> str:
-    name = _text(_LEFT - 10, middle + 4, mark.name, _emphasis(mark.colour), anchor="end")
-    text = _text(end + 12, middle + 4, mark.text, _emphasis(mark.colour))
+    name = _text(_LEFT - 10, middle + 5, mark.name, _emphasis(mark.colour), anchor="end")
+    text = _text(end + 10, middle + 5, mark.text, _emphasis(mark.colour))
     if is_point:
         stem = f'<path class="stem c{mark.colour}" d="M{_LEFT} {middle}H{_number(end)}"/>'
         return name + stem + _point(end, middle, mark.colour) + text
@@ -187,6 +191,8 @@ def _number(value: float) -> str:
 
 
 def _tick_text(tick: float) -> str:
+    if tick >= _THOUSANDS:
+        return f"{tick / 1000:,.0f} k"
     return f"{tick:,.0f}" if tick >= 1 else f"{tick:g}"
 
 

@@ -64,7 +64,7 @@ class Figure:
         floor: The floor's, where there is one.
         ratio: Our value by the one that the bar names, else by torchrun's.
         note: What a reader should know.
-        is_headline: Whether the README shows it.
+        headline: What the README calls it; empty if the README does not show it.
         plots: The plots that show it, and what each calls it.
         values: What each contender measured, or was measured of each size, turn by turn. Older recordings lack some.
     """
@@ -80,7 +80,7 @@ class Figure:
     floor: float | None = None
     ratio: Ratio | None = None
     note: str = ""
-    is_headline: bool = False
+    headline: str = ""
     plots: Mapping[str, str] = field(default_factory=dict)
 
     @property

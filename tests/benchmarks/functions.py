@@ -35,7 +35,6 @@ def measure(installation: Installation, effort: Effort) -> list[Figure]:
                 name=name,
                 unit="ms",
                 bar=Bar(1.0, "torchrun"),
-                is_headline=not imports,
             )
         )
     return figures

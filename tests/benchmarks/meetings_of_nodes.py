@@ -54,7 +54,6 @@ def _figure(name: str, meet: Meet, installation: Installation, effort: Effort) -
         benchmark="meetings_of_nodes",
         name=name,
         note=f"{each:.2f} s each, lateness included" + (f"; then {why}" if why else ""),
-        is_headline=meet is meet_after_failures,
     )
 
 

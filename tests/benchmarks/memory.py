@@ -61,7 +61,7 @@ def measure(installation: Installation, effort: Effort) -> list[Figure]:
             name="memory of the launcher's processes (PSS), 2 workers asleep",
             unit="MB",
             bar=Bar(25.0),
-            is_headline=True,
+            headline="memory of the launcher",
             plots={"footprint": "launcher, 2 workers asleep"},
         ),
         compared(
@@ -71,7 +71,6 @@ def measure(installation: Installation, effort: Effort) -> list[Figure]:
             unit="a second",
             bar=Bar(0.2),
             note=f"over {_IDLE:g} s a time; our worst: {wakes.worst('elastic-run'):g} a second",
-            is_headline=True,
         ),
         alone(
             [float(len(forbidden_imports(installation)))],

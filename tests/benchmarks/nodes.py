@@ -65,7 +65,6 @@ def _start_figure(installation: Installation, effort: Effort) -> Figure:
         name="2 nodes of 2 workers, exec of the last agent to the first line of the last worker",
         unit="ms",
         bar=Bar(0.15, "torchrun"),
-        is_headline=True,
         plots={"start": "2 nodes of 2 workers"},
     )
 
@@ -80,7 +79,6 @@ def _reform_figure(installation: Installation, effort: Effort) -> Figure:
         unit="ms",
         bar=Bar(0.1, "torchrun"),
         note="torchrun once: it waits 30 s for more nodes (last_call_timeout, by default)",
-        is_headline=True,
         plots={"restart": "3 nodes of at most 4"},
     )
 

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 _WORDS = Path(__file__).parent / "page.md"
 _MARK = re.compile(r"<!-- (\w+)(?:: ([\w ]+))? -->")
+#: A ratio or value from which on no digit stands behind the point.
+_WHOLE = 10
+_TENTH_OF_A_SECOND = 100
 _README_BLOCK = re.compile(r"(<!-- benchmarks -->\n).*?(<!-- /benchmarks -->)", re.DOTALL)
 
 
@@ -72,16 +75,33 @@ def page_text(record: Record) -> str:
 
 
 def readme_block(record: Record) -> str:
-    """Return the table of the README."""
+    """Return the table of the README: the figures that have a headline, as ratios."""
     release = next(iter(record.runs.values())).torch
-    rows = [figure for figure in record.figures if figure.is_headline]
-    lines = [f"| | elastic-run | torchrun {release} |", "|---|--:|--:|"]
-    lines += [f"| {figure.name} | {_cell(figure, 'elastic-run')} | {_cell(figure, 'torchrun')} |" for figure in rows]
+    rows = [figure for figure in record.figures if figure.headline]
+    lines = [f"| | elastic-run | torchrun {release.partition('+')[0]} | |", "|---|--:|--:|--:|"]
+    lines += [f"| {figure.headline} | {' | '.join(_headline_cells(figure))} |" for figure in rows]
     return "\n".join(lines) + "\n"
 
 
-def _cell(figure: Figure, contender: str) -> str:
-    return figure.cells()[HEADINGS.index(contender)]
+def _headline_cells(figure: Figure) -> tuple[str, str, str]:
+    ours, theirs = (_plain_value(value, figure.unit) for value in (figure.elastic_run, figure.torchrun))
+    if not figure.elastic_run or not figure.torchrun:
+        return ours, theirs, ""
+    times = figure.torchrun / figure.elastic_run
+    return (
+        ours,
+        theirs,
+        f"**{times:.{0 if times >= _WHOLE else 1}f} x** {'smaller' if figure.unit == 'MB' else 'faster'}",
+    )
+
+
+def _plain_value(value: float | None, unit: str) -> str:
+    """Return a value with two or three digits that count, in seconds from 0.1 s on."""
+    if value is None:
+        return ""
+    if unit == "ms" and value >= _TENTH_OF_A_SECOND:
+        value, unit = value / 1000, "s"
+    return f"{value:.2g} {unit}" if value < _WHOLE else f"{value:.0f} {unit}"
 
 
 def _picture(record: Record, name: str) -> str:
@@ -106,9 +126,9 @@ def _verdict(record: Record, _: str) -> str:
     worse = _list([figure for figure in beside if figure.is_worse])
     missed = _list([figure for figure in barred if not figure.is_met])
     return (
-        f"**torchrun stands beside elastic-run in {len(beside)} rows. Rows in which it does better, by more than"
+        f"**{len(beside)} rows have a value of torchrun. Rows in which torchrun does better, by more than"
         f" {100 * EVEN:g} %: {worse}.\n"
-        f"There are {len(barred)} bars. Missed: {missed}.**"
+        f"{len(barred)} rows have a bar. Missed: {missed}.**"
     )
 
 
@@ -118,7 +138,7 @@ def _list(figures: list[Figure]) -> str:
 
 def _duration(record: Record, _: str) -> str:
     minutes = sum(run.seconds for run in record.runs.values()) / 60
-    return f"All took {minutes:.0f} min here."
+    return f"The recorded runs took {minutes:.0f} min."
 
 
 def _where(record: Record, _: str) -> str:

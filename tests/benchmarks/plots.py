@@ -103,7 +103,7 @@ def _our_mark(figure: Figure) -> Mark:
         if times >= _NOTEWORTHY:
             text += f"  ({times:.{0 if times >= 10 else 1}f} x {'smaller' if figure.unit == 'MB' else 'faster'})"
     return Mark(
-        "--preload torch" if is_preloaded else "elastic-run",
+        "--preload" if is_preloaded else "elastic-run",
         figure.elastic_run,
         text,
         _PRELOAD_COLOUR if is_preloaded else _COLOURS["elastic-run"],

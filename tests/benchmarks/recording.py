@@ -29,7 +29,7 @@ ORDER = (
     *("start", "warm", "functions", "memory", "detection", "orphans", "meetings", "nodes", "meetings_of_nodes"),
     *("scale", "tee"),
 )
-_VERSION = 3
+_VERSION = 4
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,7 @@ def _figure_beside_torch(beside: Mapping[str, list[list[Round]]]) -> Figure:
         name=_name(_BESIDE_TORCH),
         unit="s",
         note=note,
-        is_headline=True,
+        headline=f"{_BESIDE_TORCH} nodes start together: until the last one has its rank",
         plots={"scale": str(_BESIDE_TORCH)},
     )
 
@@ -113,7 +113,6 @@ def _time_figure(size: int, rounds: Sequence[Round]) -> Figure:
         unit="s",
         bar=Bar(_BARS[size]) if size in _BARS else None,
         note=f"lowest {min(seconds):.3g} s; {_note(rounds[-1])}{_try_torch(size) if size == _BEYOND_TORCH else ''}",
-        is_headline=size in _BARS,
         plots={"scale": str(size)},
     )
 

@@ -56,7 +56,7 @@ def _few_figures(installation: Installation, effort: Effort) -> list[Figure]:
             name=f"exec to the first line of the last of {_FEW} workers{suffix}",
             unit="ms",
             bar=bar,
-            is_headline=bar.of == "torchrun",
+            headline=f"start: from the command to the first line of {_FEW} workers" if bar.of == "torchrun" else "",
             plots={"start": f"{_FEW} workers"} if bar.of == "torchrun" else {},
         )
         for suffix, bar in (("", Bar(0.08, "torchrun")), (", by the floor", Bar(2.5, "floor")))

@@ -99,7 +99,6 @@ def _measure_speed(installation: Installation, effort: Effort, sink: str) -> lis
             unit="MB/s",
             bar=Bar(3.0, "torchrun", is_least=True),
             note=f"{effort.megabytes} MB from {WORKERS} workers that have made their lines before",
-            is_headline=sink == "pipe",
             plots={"tee": f"to a {sink}"},
         ),
         compared(
@@ -125,7 +124,6 @@ def _measure_damage(installation: Installation, effort: Effort, sink: str) -> Fi
         torchrun=theirs.loss,
         values={"elastic-run": [[ours.loss]], "torchrun": [[theirs.loss]]},
         note=f"elastic-run: {ours.text()}; torchrun: {theirs.text()}",
-        is_headline=sink == "pipe",
     )
 
 
@@ -167,7 +165,6 @@ def _measure_latency(
         unit="ms",
         bar=Bar(5.0),
         note=note,
-        is_headline=latency is line_latency,
     )
 
 

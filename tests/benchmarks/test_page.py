@@ -116,7 +116,7 @@ def test_the_page_shows_what_is_recorded() -> None:
     assert "- a start: quiet" in text
     assert "(plots/start.svg)" in text
     assert "- start (3%): 2026-01-31, 2 cores, 16 GB, a processor; Python 3.11.7, torch 2.13.0, nvidia-resil" in text
-    assert "All took 2 min here." in text
+    assert "The recorded runs took 2 min." in text
 
 
 def test_what_was_measured_once_has_no_spread() -> None:
@@ -141,8 +141,8 @@ def test_the_page_names_what_is_missed() -> None:
     """Bars that are missed and rows in which torchrun does better are named at the top."""
     better = replace(_figure("slow"), elastic_run=103.0, bar=None)
     text = page.page_text(_record(_figure("late", bar=Bar(1.0)), better))
-    assert "in 2 rows. Rows in which it does better, by more than 2 %: slow." in text
-    assert "There are 1 bars. Missed: late." in text
+    assert "**2 rows have a value of torchrun. Rows in which torchrun does better, by more than 2 %: slow." in text
+    assert "1 rows have a bar. Missed: late." in text
 
 
 def test_what_is_not_measured_leaves_nothing() -> None:
@@ -160,14 +160,30 @@ def test_pages_are_written_anew(tmp_path: Path) -> None:
     (tmp_path / "docs" / "plots" / "old.svg").write_text("old", encoding="utf-8")
     readme = tmp_path / "README.md"
     readme.write_text("above\n<!-- benchmarks -->\nold\n<!-- /benchmarks -->\nbelow\n", encoding="utf-8")
-    record = _record(_figure(is_headline=True), _figure("detail"))
+    record = _record(_figure(headline="a plain start"), _figure("detail"))
     page.write_page(record, tmp_path)
     assert page.write_readme(record, tmp_path)
     assert (tmp_path / "docs" / "benchmarks.md").read_text(encoding="utf-8") == page.page_text(record)
     assert [path.name for path in (tmp_path / "docs" / "plots").iterdir()] == ["start.svg"]
-    table = "| | elastic-run | torchrun 2.13.0 |\n|---|--:|--:|\n| a start | 20 ms | 100 ms |\n"
+    head = "| | elastic-run | torchrun 2.13.0 | |\n|---|--:|--:|--:|\n"
+    table = f"{head}| a plain start | 20 ms | 0.1 s | **5.0 x** faster |\n"
     expected = f"above\n<!-- benchmarks -->\n{table}<!-- /benchmarks -->\nbelow\n"
     assert readme.read_text(encoding="utf-8") == expected
+
+
+@pytest.mark.parametrize(
+    ("unit", "ours", "theirs", "cells"),
+    [
+        ("ms", 42.6, 1794.5, "43 ms | 1.8 s | **42 x** faster"),
+        ("MB", 12.3, 224.6, "12 MB | 225 MB | **18 x** smaller"),
+        ("%", 0.0, 100.0, "0 % | 100 % | "),
+        ("s", 2.0, None, "2 s |  | "),
+    ],
+)
+def test_the_readme_has_ratios(unit: str, ours: float, theirs: float | None, cells: str) -> None:
+    """A row of the README says how much faster or smaller elastic-run is, where both values allow a ratio."""
+    figure = Figure("start", "a name", unit, None, ours, {}, theirs, headline="a headline")
+    assert page.readme_block(_record(figure)).splitlines()[-1] == f"| a headline | {cells} |"
 
 
 def test_a_readme_without_a_block_is_told(tmp_path: Path) -> None:
@@ -186,7 +202,7 @@ def test_a_plot_of_contenders() -> None:
     """A plot has its title, a heading per figure, and each contender with its value; ours says how much better."""
     words = _words(draw_all([_figure()])["start"])
     assert {"2 workers", "elastic-run", "torchrun", "floor", "100 ms", "5 ms", "20 ms  (5.0 x faster)"} <= set(words)
-    assert words[:2] == [PLOTS["start"].title, PLOTS["start"].axis]
+    assert words[:3] == [*PLOTS["start"].title.split(": "), PLOTS["start"].axis]
 
 
 def test_cold_and_warm_share_a_group() -> None:
@@ -194,7 +210,7 @@ def test_cold_and_warm_share_a_group() -> None:
     plots = {"first_collective": "8 workers"}
     figures = [_figure("launch", plots=plots), _figure("launch, --preload torch", ours="warm", plots=plots)]
     words = _words(draw_all(figures)["first_collective"])
-    names = ("8 workers", "torchrun", "floor", "elastic-run", "--preload torch")
+    names = ("8 workers", "torchrun", "floor", "elastic-run", "--preload")
     assert [words.count(name) for name in names] == [1] * len(names)
 
 

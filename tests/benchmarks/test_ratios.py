@@ -27,10 +27,13 @@ from tests.benchmarks import (
 from tests.benchmarks.comparison import compare, interleave, take_turns
 from tests.benchmarks.installation import Installation, install
 from tests.support.torchrun import with_hosts_file, write_hosts_file
+from tests.support.wait import stretched
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+pytestmark = pytest.mark.long  # torchrun takes seconds for each start
 
 
 @pytest.fixture(scope="module")
@@ -100,23 +103,23 @@ def test_launcher_never_imports_what_is_heavy(installation: Installation) -> Non
 
 def test_death_is_answered_at_once(installation: Installation) -> None:
     """A worker's death ends the job, siblings and all, in at most 200 ms."""
-    assert median(detection.end_after_death(installation, "elastic-run", 2) for _ in range(7)) <= 200
+    assert median(detection.end_after_death(installation, "elastic-run", 2) for _ in range(7)) <= stretched(200)
 
 
 def test_sibling_is_told_at_once(installation: Installation) -> None:
     """The other worker of two has SIGTERM at most 200 ms after the death."""
-    assert median(detection.tell_after_death(installation, "elastic-run") for _ in range(7)) <= 200
+    assert median(detection.tell_after_death(installation, "elastic-run") for _ in range(7)) <= stretched(200)
 
 
 def test_restart_takes_no_longer_than_a_start(installation: Installation) -> None:
     """The last of two restarted workers runs its first line at most 300 ms after the death."""
-    assert median(detection.restart_after_death(installation, "elastic-run") for _ in range(5)) <= 300
+    assert median(detection.restart_after_death(installation, "elastic-run") for _ in range(5)) <= stretched(300)
 
 
 def test_a_line_is_on_the_console_at_once(installation: Installation) -> None:
     """A tee'd line is on the console within 50 ms, also the first one of a job."""
-    assert median(tee.line_latency(installation, "elastic-run") for _ in range(3)) <= 50
-    assert median(tee.first_line_latency(installation, "elastic-run", workers=1) for _ in range(5)) <= 50
+    assert median(tee.line_latency(installation, "elastic-run") for _ in range(3)) <= stretched(50)
+    assert median(tee.first_line_latency(installation, "elastic-run", workers=1) for _ in range(5)) <= stretched(50)
 
 
 def test_tee_takes_less_time(installation: Installation) -> None:
@@ -167,13 +170,13 @@ def test_two_nodes_start_in_a_quarter_of_the_time(installation: Installation) ->
 
 def test_other_nodes_hear_of_a_death_at_once(installation: Installation) -> None:
     """The workers on all other nodes are told within 300 ms of a worker's death."""
-    assert median(nodes.tell_after_death(installation, 5)) <= 300
+    assert median(nodes.tell_after_death(installation, 5)) <= stretched(300)
 
 
 def test_a_lost_node_is_made_up_for_at_once(installation: Installation) -> None:
     """The other nodes run again within two seconds of a node's end, however it came, and so does a spare."""
     for measure in (nodes.reform_after_kill, nodes.reform_after_term, nodes.replace_by_spare):
-        assert median(measure(installation, 3)) <= 2000
+        assert median(measure(installation, 3)) <= stretched(2000)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +191,7 @@ def test_workers_of_several_nodes_meet(installation: Installation, meet: meeting
 def test_many_nodes_form_a_round() -> None:
     """A round of 256 nodes forms within four seconds, and asks no more of the store per node than one of 64."""
     few, many = scale.form_round(64), scale.form_round(256)
-    assert many.seconds <= 4.0
+    assert many.seconds <= stretched(4.0)
     assert many.operations / many.nodes <= 2 * few.operations / few.nodes
     assert many.transferred / many.nodes <= 2 * few.transferred / few.nodes
 
@@ -196,7 +199,7 @@ def test_many_nodes_form_a_round() -> None:
 def test_many_nodes_form_a_round_on_etcd() -> None:
     """So it is on etcd, within ten seconds and with no more than eight requests for each node."""
     few, many = scale.form_round_on_etcd(64), scale.form_round_on_etcd(256)
-    assert many.seconds <= 10.0
+    assert many.seconds <= stretched(10.0)
     assert many.operations / many.nodes <= 8
     assert many.operations / many.nodes <= 2 * few.operations / few.nodes
     assert many.transferred / many.nodes <= 2 * few.transferred / few.nodes
@@ -204,7 +207,7 @@ def test_many_nodes_form_a_round_on_etcd() -> None:
 
 def test_many_nodes_form_a_round_on_etcd_of_version_2() -> None:
     """256 real sessions form a round over version 2 of etcd's API within twenty seconds."""
-    assert scale.form_round_on_etcd(256, kind="real", backend="etcd-v2").seconds <= 20.0
+    assert scale.form_round_on_etcd(256, kind="real", backend="etcd-v2").seconds <= stretched(20.0)
 
 
 @pytest.mark.parametrize("form_round", [scale.form_round, scale.form_round_on_etcd], ids=["ours", "etcd"])

@@ -33,6 +33,9 @@ _FRESH_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 #: The contender that has torch before its workers start.
 PRELOAD = "elastic-run --preload torch"
 _WORKERS = 8
+_HEADLINE = (
+    f"restart: from a worker's death to the next all-reduce of {_WORKERS} workers that import torch, `--preload=torch`"
+)
 #: Seconds for all workers to have reduced.
 _DEADLINE = 120.0
 
@@ -82,7 +85,7 @@ def _pair(
             unit="ms" if is_time else "MB",
             bar=bar,
             ours=ours,
-            is_headline=measured == "launch" or (measured != "job" and ours == PRELOAD),
+            headline=_HEADLINE if (measured, ours) == ("restart", PRELOAD) else "",
             plots=_plots(measured),
         )
         for ours, suffix, bar in (("elastic-run", "", bars[0]), (PRELOAD, ", --preload torch", bars[1]))

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from tests.chaos.etcd import EtcdCluster
     from tests.chaos.job import ManyNodeJob, Node
 
+#: Seconds that a fault lasts at most, unless it is told otherwise.
+LONGEST = 8.0
 #: Seconds that a clock jumps.
 _CLOCK_JUMP = 900
 #: Begins two processes that have left session, environment and parent; the first one keeps the worker's output.
@@ -271,6 +273,7 @@ def draw_faults(
     has_etcd: bool,
     store_node: int | None = None,
     only: Sequence[str] = (),
+    longest: float = LONGEST,
 ) -> Sequence[Fault]:
     """Draw the faults of one run.
 
@@ -281,6 +284,7 @@ def draw_faults(
         has_etcd: Whether the store is an etcd on the hub.
         store_node: The node that has the store and whose end would end the job, if there is one.
         only: The kinds to draw from; all when empty.
+        longest: Seconds that a fault lasts at most.
 
     Returns:
         The faults in order. Every kind comes once before any comes twice.
@@ -295,7 +299,7 @@ def draw_faults(
         allowed = [node for node in range(nodes) if node != store_node or name not in ENDS_AGENT]
         node = generator.choice(allowed)
         other = generator.choice([number for number in range(nodes) if number != node])
-        drawn.append(Fault(name, node, other, round(generator.uniform(0.1, 8.0), 3)))
+        drawn.append(Fault(name, node, other, round(generator.uniform(0.1, longest), 3)))
     return drawn
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from tests.chaos.accounts import Progress, audit, read_progress
 from tests.support.launch import ELASTIC_RUN
+from tests.support.processes import is_death_notice
 from tests.support.wait import DeadlinePassedError, wait_until
 
 if TYPE_CHECKING:
@@ -97,6 +98,10 @@ class Node:
         return found
 
 
+def _find_orphans(node: Node) -> list[int]:
+    return [pid for pid in node.host.processes() if not is_death_notice(pid)]
+
+
 class ManyNodeJob:
     """The job.
 
@@ -104,6 +109,9 @@ class ManyNodeJob:
         hosts: Where it runs, one agent on each.
         plan: What is run.
         directory: For its checkpoint, books and logs.
+
+    Attributes:
+        orphan_deadline: Seconds that anything may live on after an agent.
     """
 
     def __init__(self, hosts: VirtualHosts, plan: Plan, directory: Path) -> None:
@@ -111,6 +119,7 @@ class ManyNodeJob:
         self.directory = directory
         self._command = plan.command(len(hosts), directory)
         self._ranks = len(hosts) * plan.workers
+        self.orphan_deadline = _ORPHAN_DEADLINE
         self.nodes = [Node(host, self._start_agent(host)) for host in hosts]
 
     def progress(self) -> Progress | None:
@@ -160,10 +169,15 @@ class ManyNodeJob:
         for node in self.nodes:
             assert node.host.is_on
             if not node.is_running:
-                codes.append(node.agent.wait_exit())
-                node.past.append((codes[-1], node.agent.stdout))
-                node.agent = self._start_agent(node.host)
+                codes.append(self.start_again(node))
         return codes
+
+    def start_again(self, node: Node) -> int:
+        """Start an agent on a node whose agent has ended; returns the exit code of that one."""
+        code = node.agent.wait_exit()
+        node.past.append((code, node.agent.stdout))
+        node.agent = self._start_agent(node.host)
+        return code
 
     def ask_worker(self, node: Node, command: str) -> None:
         """Let a worker on a node run a shell command, soon."""
@@ -183,9 +197,9 @@ class ManyNodeJob:
         return agent.wait_exit(deadline=_REFUSAL), agent.stdout
 
     def wait_no_orphans(self, node: Node) -> None:
-        """Wait until a host whose agent is gone runs nothing any more, within the time that law 6 gives."""
+        """Wait until a host whose agent is gone runs nothing any more, within the time that it is given (law 6)."""
         try:
-            wait_until(lambda: not node.host.processes(), deadline=_ORPHAN_DEADLINE, what=f"orphans on {node.host}")
+            wait_until(lambda: not _find_orphans(node), deadline=self.orphan_deadline, what=f"orphans on {node.host}")
         except DeadlinePassedError as error:
             message = f"{error}\n{self.transcript()}"
             raise AssertionError(message) from error

@@ -2,6 +2,9 @@
 
     start on all nodes -> train -> (fault -> heal -> all nodes train together again)* -> end well -> audit
 
+With `every` the faults overlap (`storm`): the next one waits for nothing, and all nodes train together again after the
+last.
+
 What must be true is asserted on the way: no agent ends that was not ended; after each fault all nodes come together and
 write checkpoints, in the life of before where no worker may notice the fault; each fault has left a trace in what the
 agents wrote; in the end every agent ends with 0, the loss is lower, nothing lives on any host, and each sample in the
@@ -16,8 +19,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tests.chaos.etcd import EtcdCluster
-from tests.chaos.faults import ENDS_AGENT, UNNOTICED, Fault, draw_faults, inflict
+from tests.chaos.faults import ENDS_AGENT, LONGEST, UNNOTICED, Fault, draw_faults, inflict
 from tests.chaos.job import PORT, ManyNodeJob, Plan
+from tests.chaos.storm import KINDS, Storm
 from tests.support.hosts import VirtualHosts, virtual_hosts
 from tests.support.launch import ELASTIC_RUN
 
@@ -59,6 +63,8 @@ class Story:
         count: How many there are.
         store: One of `STORES`.
         only: The kinds of faults; all when empty.
+        every: Seconds from fault to fault, which then overlap; None to wait until the job has recovered.
+        longest: Seconds that a fault lasts at most.
         launcher: The launcher's command.
     """
 
@@ -66,12 +72,20 @@ class Story:
     count: int
     store: str = "c10d"
     only: Sequence[str] = ()
+    every: float | None = None
+    longest: float = LONGEST
     launcher: Sequence[str] = ELASTIC_RUN
 
     def command(self) -> str:
         """Return the command that tells this story again."""
         only = f" --only {','.join(self.only)}" if self.only else ""
-        return f"python -m tests.chaos --seed {self.seed} --faults {self.count} --store {self.store}{only}"
+        pace = "" if self.every is None else f" --every {self.every:g} --longest {self.longest:g}"
+        return f"python -m tests.chaos --seed {self.seed} --faults {self.count} --store {self.store}{only}{pace}"
+
+    @property
+    def store_node(self) -> int | None:
+        """The node that has the store and whose end would end the job, if there is one."""
+        return 0 if self.store == "c10d" else None
 
     def faults(self) -> Sequence[Fault]:
         """Return the faults, always the same."""
@@ -80,8 +94,9 @@ class Story:
             self.count,
             nodes=_NODES,
             has_etcd=self.store.startswith("etcd"),
-            store_node=0 if self.store == "c10d" else None,
-            only=self.only,
+            store_node=self.store_node,
+            only=self.only or (() if self.every is None else KINDS),
+            longest=self.longest,
         )
 
 
@@ -102,7 +117,10 @@ def tell(story: Story, directory: Path, *, say: Callable[[str], None] = lambda _
         etcd = EtcdCluster(hosts.hub, directory / "etcd") if story.store.startswith("etcd") else None
         job = ManyNodeJob(hosts, _plan(story, hosts, etcd), directory)
         try:
-            _go_through(story.faults(), job, etcd, say)
+            if story.every is None:
+                _go_through(story.faults(), job, etcd, say)
+            else:
+                _go_through_storm(story, job, etcd, say)
         finally:
             (directory / "transcript").write_text(job.transcript(lines=100_000), encoding="utf-8")
             job.close()
@@ -135,6 +153,16 @@ def _go_through(
     job.finish(deadline=_ENDING)
     assert last is not None
     assert last.loss < 0.7 * first.loss, f"loss {first.loss} -> {last.loss}"
+    say(f"loss {first.loss:.3f} -> {last.loss:.3f} in {len(last.ancestry)} lives, every sample accounted for")
+
+
+def _go_through_storm(story: Story, job: ManyNodeJob, etcd: EtcdCluster | None, say: Callable[[str], None]) -> None:
+    first = job.wait_progress(deadline=RECOVERY)
+    say(_describe(first))
+    Storm(job, etcd, store_node=story.store_node, say=say).blow(story.faults(), story.every or 0.0)
+    last = job.wait_progress(deadline=RECOVERY)
+    say(_describe(last))
+    job.finish(deadline=_ENDING)
     say(f"loss {first.loss:.3f} -> {last.loss:.3f} in {len(last.ancestry)} lives, every sample accounted for")
 
 

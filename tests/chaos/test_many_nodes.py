@@ -93,10 +93,20 @@ def test_the_store_gets_another_leader(tmp_path: Path) -> None:
         wait_until(lambda: etcd.state_of(first))
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_a_job_outlives_a_worker_an_agent_and_a_host(tmp_path: Path) -> None:
     """The short version: each is killed once, all nodes train again after each, and the books are right in the end."""
     tell(Story(seed=1, count=3, store="c10d", only=("kill-worker", "kill-agent", "power-off")), tmp_path, say=print)
+
+
+@pytest.mark.long
+@pytest.mark.long
+@pytest.mark.timeout(480)
+@pytest.mark.parametrize("store", ["c10d", "successors", "etcd-v3"])
+def test_a_job_outlives_faults_that_overlap(store: str, tmp_path: Path) -> None:
+    """Five faults, one every two seconds: no agent ends that was not ended, and every sample is accounted for."""
+    tell(Story(seed=5, count=5, store=store, every=2.0, longest=4.0), tmp_path, say=print)
 
 
 @pytest.mark.timeout(240)
@@ -105,6 +115,7 @@ def test_a_job_outlives_a_stranger_who_fills_and_reads_its_store(tmp_path: Path)
     tell(Story(seed=2, count=1, store="c10d", only=("fill-store",)), tmp_path, say=print)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_a_job_takes_no_harm_of_signals_second_jobs_and_escapes(tmp_path: Path) -> None:
     """No worker notices a stray signal or a second job of the same id; what leaves a worker ends with its round."""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _SEED = "1"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_warm_workers_end_after_a_start_and_two_restarts(launch: Launch) -> None:
     """Jobs under --preload end with 0, whatever processes and threads their workers leave to the interpreter's end."""

@@ -20,6 +20,7 @@ signal.pause()
 CONF = "keep_alive_interval=0.5,keep_alive_max_attempt=4,last_call_timeout=0"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("alone", [0, 2], ids=["the host", "another"])
 def test_a_node_that_was_alone_joins_again(tmp_path: Path, alone: int) -> None:
     """The node forms no round of its own while it is cut off, and is in the others' round when it isn't any more."""

@@ -72,13 +72,13 @@ def test_a_worker_that_the_guardian_was_not_told_of_yet_dies_too(kind: str, tmp_
     host = tmp_path / "host.py"
     host.write_text(
         "import os, signal\n"
-        "from elastic_run.multiprocessing.children import spawn\n"
-        "from elastic_run.multiprocessing.guardian import Guardian\n"
+        "from elastic_run.multiprocessing.process.fork_exec import start_process\n"
+        "from elastic_run.multiprocessing.process.guardian import Guardian\n"
         "guardian = Guardian(is_exec=False)\n"
         "guardian.start()\n"
         f"reading, writing = os.{kind}()\n"
         "guardian.expect(writing)\n"
-        "pid = spawn(['/bin/sh', '-c', 'echo ready >&2; exec sleep 600'], {}, stdout=1, stderr=writing)\n"
+        "pid = start_process(['/bin/sh', '-c', 'echo ready >&2; exec sleep 600'], {}, stdout=1, stderr=writing)\n"
         "os.read(reading, 6)\n"
         "print(pid, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n",
@@ -94,7 +94,7 @@ def test_a_function_that_the_guardian_was_not_told_of_is_never_called(method: st
     host.write_text(
         "import os, signal, time\n"
         "from elastic_run.launcher import LaunchConfig, elastic_launch\n"
-        "from elastic_run.multiprocessing.guardian import Guardian\n"
+        "from elastic_run.multiprocessing.process.guardian import Guardian\n"
         "def work():\n"
         "    os.write(1, b'called')\n"
         "    time.sleep(600)\n"
@@ -116,7 +116,7 @@ def test_a_guardian_leaves_the_launcher_s_group_before_anything_starts(tmp_path:
     host = tmp_path / "host.py"
     host.write_text(
         "import os, time\n"
-        "from elastic_run.multiprocessing.guardian import Guardian\n"
+        "from elastic_run.multiprocessing.process.guardian import Guardian\n"
         "begin_session = os.setsid\n"
         "def begin_slowly():\n"
         "    time.sleep(0.3)\n"
@@ -267,7 +267,7 @@ def test_a_defect_of_ours_stops_the_workers_with_grace(worker: Worker, tmp_path:
     host = _host(
         tmp_path,
         f"""
-from elastic_run.agent import supervisor
+from elastic_run.agent.driver import supervisor
 def broken(self): raise RuntimeError("defect")
 supervisor.Supervisor._resize = broken
 import threading
@@ -476,7 +476,7 @@ def test_a_worker_that_sigkill_does_not_end_has_an_exit_code_of_its_own(launch: 
             sys.exit(7)
         while True: signal.pause()
     """)
-    blunt = "from elastic_run.multiprocessing import processes; processes.kill_all = lambda *_: None"
+    blunt = "from elastic_run.multiprocessing.process import process_table; process_table.kill_all = lambda *_: None"
     program = (sys.executable, "-c", f"{blunt}; from elastic_run.__main__ import main; main()")
     job = launch("--standalone", "--nproc-per-node=2", "--shutdown-timeout=1", path, program=program)
     pids = [int(match[1]) for match in job.wait_lines(r"ready (\d+)", count=2)]
@@ -508,7 +508,7 @@ def test_a_worker_that_takes_long_to_give_back_its_memory_is_waited_for(launch: 
     """)
     # Its SIGKILL has no effect, which looks to the launcher as if the kernel took its time.
     code = (
-        "from elastic_run.multiprocessing import processes; processes.kill_all = lambda *_: None; "
+        "from elastic_run.multiprocessing.process import process_table; process_table.kill_all = lambda *_: None; "
         "from elastic_run.core import shutdown; shutdown.KILL_PATIENCE, shutdown._LOOK = 0.7, 0.1; "
         "from elastic_run.__main__ import main; main()"
     )

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.function_programs import host, program
+from tests.support.store_bench import bench
 from tests.support.warm import module_writer
 
 if TYPE_CHECKING:
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.support.warm import Module
+
+__all__ = ["bench", "host", "module", "program", "worker"]
 
 #: What every worker of these tests begins with. `say` is one write, so lines of several workers don't mix.
 _HEAD = """

@@ -140,7 +140,7 @@ def test_a_stolen_status_is_named(tmp_path: Path) -> None:
     thief = """
 from elastic_run import loop
 loop._read_exit = lambda _: -1
-import elastic_run.agent.story as story
+import elastic_run.agent.history as history
 def steal():
     while True:
         try: os.waitpid(-1, 0)
@@ -149,12 +149,12 @@ signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 threading.Thread(target=steal, daemon=True).start()
 run(work, 5)
 ends = []
-conclude = story.Story.conclude
+conclude = history.History.conclude
 def note(self, *rest):
-    ending = conclude(self, *rest)
-    ends.extend(end.remark for end in ending.ends)
-    return ending
-story.Story.conclude = note
+    result = conclude(self, *rest)
+    ends.extend(end.remark for end in result.ends)
+    return result
+history.History.conclude = note
 run("true")
 print(ends[0])
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -10,12 +11,19 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run import contract
+from elastic_run.cli.help import EXAMPLES
+from elastic_run.run import determine_local_world_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from tests.support.launch import Launched
+
 COMMAND = (sys.executable, "-m", "elastic_run")
+
+#: Stands in for a training script.
+TRAIN = "import sys; print('trained', *sys.argv[1:], flush=True)\n"
 
 #: Reads a command line and prints what had to be imported for it.
 PROBE = """
@@ -33,11 +41,17 @@ def run(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*COMMAND, *words], env=env, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_reading_the_command_line_imports_nothing_but_our_own_modules() -> None:
-    """Words become values without argparse, re or any other module than ours (and types, which is tiny)."""
+#: What argparse imports, in any release of Python.
+WITH_ARGPARSE = {"argparse", "gettext", "re", "enum", "types", "operator", "functools", "collections", "itertools"}
+WITH_ARGPARSE |= {"keyword", "reprlib", "copyreg", "warnings", "locale", "errno"}
+
+
+def test_reading_the_command_line_imports_argparse_and_our_own_modules_only() -> None:
+    """Words become values without shutil, signal, socket or any other module than argparse needs."""
     answer = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=60, check=True)
     imported = answer.stdout.split()
-    assert {name for name in imported if not name.startswith("elastic_run")} <= {"__future__", "types"}
+    others = {name.partition(".")[0].lstrip("_") for name in imported if not name.startswith("elastic_run")}
+    assert others - WITH_ARGPARSE - {"future__", "sre"} == set()
     assert not [name for name in imported if name.startswith(("elastic_run.launcher", "elastic_run.cluster.numa"))]
 
 
@@ -136,8 +150,34 @@ def test_closed_output_harms_nothing() -> None:
 
 
 def test_the_reference_of_the_docs_is_printed_by_the_table() -> None:
-    """`python -m elastic_run.flags --markdown` prints the tables of the command line reference."""
-    words = [sys.executable, "-m", "elastic_run.flags", "--markdown"]
+    """`python -m elastic_run.cli.help` prints the sections of the command line reference."""
+    words = [sys.executable, "-m", "elastic_run.cli.help"]
     answer = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
     assert answer.stderr == ""
-    assert "| `--nnodes MIN[:MAX]` | `1:1` | `PET_NNODES` |" in answer.stdout
+    assert "### `--nnodes MIN[:MAX]` { #nnodes }" in answer.stdout
+    assert "Default `1:1` · Variable `PET_NNODES`" in answer.stdout
+
+
+@pytest.mark.parametrize("command", [command for command, _ in EXAMPLES if "--nnodes" not in command])
+def test_the_examples_of_the_help_work(command: str, launch: Callable[..., Launched], tmp_path: Path) -> None:
+    """Each example of --help runs as it stands, beside a train.py that takes its arguments."""
+    (tmp_path / "train.py").write_text(TRAIN, encoding="utf-8")
+    job = launch(*shlex.split(command)[1:], cwd=tmp_path)
+    assert job.wait_exit() == 0, job.stderr
+    assert job.stdout.count("trained") == (2 if "=2" in command else determine_local_world_size("auto"))
+    assert ("--epochs=3" in job.stdout) == ("--epochs" in command)
+    assert (tmp_path / "log").is_dir() == ("--log-dir" in command)
+
+
+def test_the_example_of_two_nodes_prints_the_command_for_the_second(
+    launch: Callable[..., Launched], tmp_path: Path
+) -> None:
+    """The example of --help for two nodes starts with the line that it prints, given to a second launcher."""
+    (tmp_path / "train.py").write_text(TRAIN, encoding="utf-8")
+    command = next(command for command, _ in EXAMPLES if "--nnodes" in command)
+    first = launch(*shlex.split(command)[1:], cwd=tmp_path)
+    words = shlex.split(first.wait_line("other nodes join with: (.*)")[1])
+    variables = [word for word in words if word.startswith("ELASTIC_RUN_")]
+    second = launch(*words[len(variables) + 1 :], env=dict(word.split("=", 1) for word in variables), cwd=tmp_path)
+    assert (first.wait_exit(), second.wait_exit()) == (0, 0), first.stderr + second.stderr
+    assert first.stdout.count("trained") + second.stdout.count("trained") == 4

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from elastic_run.cli.flags import FLAGS
 from elastic_run.contract import EXIT_CODES
 from elastic_run.core.rootcause import WorkerEnd, parse_exception
 from elastic_run.core.supervision import TRANSITIONS
-from elastic_run.flags import FLAGS
-from elastic_run.report import Attempt, Ending, failure_document
+from elastic_run.report import Attempt, JobResult, failure_document
 
 ROOT = Path(__file__).parents[2]
 
@@ -65,7 +65,7 @@ def test_the_pages_load_nothing_from_elsewhere(site: Path) -> None:
 
 def test_every_key_of_the_failure_file_is_described(site: Path) -> None:
     """The page about failure.json names each key that the file has, at every depth."""
-    described = set(re.findall(r"<code>(\w+)</code>", (site / "failure-json.html").read_text(encoding="utf-8")))
+    described = set(re.findall(r"<code[^>]*>(\w+)</code>", (site / "failure-json.html").read_text(encoding="utf-8")))
     assert keys_of(failure_document(an_ending())) - described - {"number", "name"} == set()
 
 
@@ -76,7 +76,7 @@ def keys_of(value: object) -> set[str]:
     return set().union(*map(keys_of, value)) if isinstance(value, list) else set()
 
 
-def an_ending() -> Ending:
+def an_ending() -> JobResult:
     """Return an ending with everything in it."""
     text = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    x()\nValueError: no\n'
     worker = WorkerEnd(
@@ -95,7 +95,7 @@ def an_ending() -> Ending:
         stderr_tail=tuple(text.splitlines()),
         log_file="",
     )
-    return Ending(
+    return JobResult(
         verdict="worker_failed",
         exit_code=1,
         entrypoint="a.py",
@@ -113,3 +113,21 @@ def an_ending() -> Ending:
         nnodes=1,
         survivors=((1, "io"),),
     )
+
+
+def test_no_compiled_file_is_published(site: Path) -> None:
+    """The site holds pages and pictures, not what Python compiled beside them."""
+    assert [path.name for path in site.rglob("*.py*")] == []
+
+
+def test_values_are_shown_as_they_are_typed(site: Path) -> None:
+    """No page shows a backslash before a bar: `N|auto|cpu` is what users type."""
+    pages = site.glob("*.html")
+    assert [page.name for page in pages if r"\|" in page.read_text(encoding="utf-8")] == []
+
+
+def test_a_flag_stays_in_one_line(site: Path) -> None:
+    """Words of code have the class that keeps browsers from breaking them at hyphens; sentences of code may break."""
+    page = (site / "quickstart.html").read_text(encoding="utf-8")
+    assert '<code class="word">--shutdown-timeout</code>' in page
+    assert "code.word" in (site / "site.css").read_text(encoding="utf-8")

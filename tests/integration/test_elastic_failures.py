@@ -20,7 +20,7 @@ from elastic_run.rendezvous.elastic.session import Ended, Formed, Halted, Lost, 
 from elastic_run.store.c10d import C10dJobStore
 from elastic_run.store.listener import open_public_listener
 from tests.support.sessions import FAST, NodeProcess, free_port, tcp_node
-from tests.support.wait import wait_until
+from tests.support.wait import stretched, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,7 +48,7 @@ def test_a_killed_node_is_replaced_after_its_lease(stack: ExitStack) -> None:
     killed = time.monotonic()
     assert host.wait_for(Halted).reason == "loss"
     formed = host.wait_for(Formed)
-    assert time.monotonic() - killed < _LEASE + 1
+    assert time.monotonic() - killed < stretched(_LEASE + 1)
     assert formed.group_rank == 1 - lost
     assert spare.wait_for(Formed).group_rank == lost
 
@@ -66,7 +66,7 @@ def test_a_guardian_tells_of_a_death_at_once(stack: ExitStack) -> None:
     begin = time.monotonic()
     say_farewell(json.loads(farewell))
     assert host.wait_for(Halted).reason in ("loss", "leave")
-    assert time.monotonic() - begin < _LEASE / 2
+    assert time.monotonic() - begin < stretched(_LEASE / 2)
 
 
 def test_the_coordinator_is_replaced(stack: ExitStack) -> None:
@@ -84,7 +84,7 @@ def test_the_coordinator_is_replaced(stack: ExitStack) -> None:
     coordinator.process.send_signal(signal.SIGSTOP)
     begin = time.monotonic()
     assert {node.wait_for(Halted).reason for node in others} == {"loss"}
-    assert time.monotonic() - begin < _LEASE + 1.0
+    assert time.monotonic() - begin < stretched(_LEASE + 1.0)
     assert {node.wait_for(Formed).group_world_size for node in others} == {2}
     coordinator.process.send_signal(signal.SIGCONT)
     coordinator.wait_line("Halted")
@@ -173,7 +173,7 @@ def test_a_host_that_leaves_alone_takes_the_job_with_it(stack: ExitStack) -> Non
     begin = time.monotonic()
     host.close()
     lost = node.wait_for(Lost)
-    assert time.monotonic() - begin < 1.0
+    assert time.monotonic() - begin < stretched(1.0)
     assert lost.verdict == "store_lost"
     assert "told to stop" in lost.detail
     assert "no successor" in lost.detail
@@ -215,9 +215,9 @@ def test_a_host_hands_over_to_a_successor(stack: ExitStack) -> None:
     begin = time.monotonic()
     nodes[0].close()
     assert {node.wait_for(Formed).group_world_size for node in nodes[1:]} == {2}
-    assert time.monotonic() - begin < _LEASE + 1
+    assert time.monotonic() - begin < stretched(_LEASE + 1)
     for node in nodes[1:]:
-        node.done()
+        node.finish()
     assert {node.wait_for(Ended).verdict for node in nodes[1:]} == {"success"}
 
 

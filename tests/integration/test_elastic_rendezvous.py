@@ -13,8 +13,8 @@ import pytest
 from elastic_run.core.join_command import JoinCommand
 from elastic_run.core.policy import RestartPolicy
 from elastic_run.rendezvous import RendezvousClosedError, RendezvousParameters, get_rendezvous_handler
-from elastic_run.rendezvous.elastic import roll_call
 from elastic_run.rendezvous.elastic.session import Ended, Formed, Halted, Notice, Refused, Setup
+from elastic_run.report import wait_status
 from elastic_run.store.client import StoreClient
 from tests.support.sessions import FAST, Node, free_port, handler_node, tcp_node
 
@@ -150,7 +150,7 @@ def test_a_master_that_cannot_be_reached_is_named(enter: Callable[[Node], Node])
 
 def test_who_is_missing_is_told(enter: Callable[[Node], Node], monkeypatch: pytest.MonkeyPatch) -> None:
     """While nodes are missing, a line says how many are there, who, and how long they are waited for."""
-    monkeypatch.setattr(roll_call, "INTERVAL", 0.2)
+    monkeypatch.setattr(wait_status, "INTERVAL", 0.2)
     node = enter(tcp_node(free_port(), (2, 2)))
     while not (text := node.wait_for(Notice).text).startswith("waiting: 1/2 nodes"):
         pass

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.multiprocessing import interpreter
+from elastic_run.multiprocessing.process import interpreter
 from tests.support.embedding import EmbeddingProgram
 from tests.support.launch import Launched, clean_environment
 from tests.support.processes import wait_gone

@@ -16,7 +16,7 @@ import pytest
 from torch.distributed.elastic.multiprocessing import errors as torch_errors
 
 from elastic_run.multiprocessing import errors
-from tests.support.endings import worker_end
+from tests.support.job_results import worker_end
 
 OURS, TORCHS = "elastic_run.multiprocessing.errors", "torch.distributed.elastic.multiprocessing.errors"
 ROOT = Path(__file__).parents[2]

@@ -124,7 +124,8 @@ def test_elastic_training_takes_a_second_node(launch: Launch, tmp_path: Path) ->
     first = launch(*flags, *script, "--pace=0.02")
     first.wait_line("^epoch 0, sample 40:")
     second = launch(*flags, *script, "--pace=0.02")
-    assert [first.wait_exit(), second.wait_exit()] == [0, 0], first.stderr + second.stderr
+    codes = [first.wait_exit(deadline=100), second.wait_exit(deadline=100)]
+    assert codes == [0, 0], first.stderr + second.stderr
     text = first.stdout + second.stdout
     assert text.index("saved, and stopped as asked") < text.index("resumed in epoch 0 at sample")
     assert "rank 1 of 2 is process" in text

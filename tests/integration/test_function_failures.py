@@ -104,15 +104,22 @@ def test_the_first_failure_is_the_root_cause(method: str, run: Run) -> None:
     job = run(
         """
         def work():
+            path = os.environ["TORCHELASTIC_ERROR_FILE"].replace("/1/", "/0/") + ".pid"
             if os.environ["RANK"] == "0":
+                with open(path + ".new", "w") as file:
+                    file.write(str(os.getpid()))
+                os.rename(path + ".new", path)
                 raise RuntimeError("[pair.cc:553] Connection closed by peer [127.0.0.1]:1")
-            wait_for_the_other()
+            while not os.path.exists(path) or is_running(open(path).read()):
+                time.sleep(0.01)
             raise ValueError("the cause")
 
-        def wait_for_the_other():
-            path = os.environ["TORCHELASTIC_ERROR_FILE"].replace("/1/", "/0/")
-            while not os.path.exists(path):
-                time.sleep(0.01)
+        def is_running(pid):
+            try:
+                with open(f"/proc/{pid}/stat") as file:
+                    return file.read().rpartition(")")[2].split()[0] != "Z"
+            except FileNotFoundError:
+                return False
         """,
         """
         error = fail(work, count=2)

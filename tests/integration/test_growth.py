@@ -80,7 +80,7 @@ def visit(port: int, host: Node) -> None:
 #: A launcher that says how many blocks of memory it has when it begins its 150th round, and each 100 rounds later.
 _COUNTING = """
 import gc, os, runpy, sys
-from elastic_run.agent.round import Round
+from elastic_run.agent.driver.round import Round
 begin = Round.__init__
 def count(self, *arguments, **options):
     if options["number"] % 100 == 50 and options["number"] > 100:
@@ -118,13 +118,17 @@ def test_nodes_that_came_and_went(stack: ExitStack) -> None:
     for _ in range(100):
         visit(port, host)
     keys, connections = count(port), links()
+    counts, beats = [], []
     for _ in range(200):
         visit(port, host)
-    assert count(port) < keys + 10
+        with keys_of(port) as store:
+            found = store._client.list_keys()
+        counts.append(len(found))
+        beats.append(sum(key.startswith("b/") for key in found))
+    # What is past is deleted now and then, and by another thread: on a busy machine some visits later.
+    assert min(counts[-50:]) < keys + 10, counts
+    assert 1 <= min(beats[-50:]) < 10, beats
     assert links() < connections + 5
-    with keys_of(port) as store:
-        beats = [key for key in store._client.list_keys() if key.startswith("b/")]
-    assert 1 <= len(beats) < 10
 
 
 def test_coordinators_that_came_and_went(stack: ExitStack) -> None:

@@ -28,11 +28,10 @@ if report:
 
 #: Law 1.
 NEVER = {"torch", "asyncio", "multiprocessing", "importlib.metadata", "requests"}
-#: Each costs milliseconds that the first worker would wait.
+#: Each costs milliseconds that the first worker would wait. argparse, with re, enum and
+#: collections, does too, and is worth it.
 TOO_SLOW = {
-    "enum",
     "signal",
-    "collections",
     "logging",
     "subprocess",
     "tempfile",
@@ -40,14 +39,13 @@ TOO_SLOW = {
     "uuid",
     "random",
     "json",
-    "argparse",
     "inspect",
     "traceback",
 }
 #: Flags of a job of several nodes that begins with one; it also needs what speaks with the others.
 SEVERAL_NODES = ["--nnodes=1:2"]
 #: Each would cost such a job as much as all its messages' classes.
-TOO_SLOW_FOR_NODES = {"ast", "dataclasses", "dis", "inspect", "typing", "subprocess", "tempfile", "uuid", "argparse"}
+TOO_SLOW_FOR_NODES = {"ast", "dataclasses", "dis", "inspect", "typing", "subprocess", "tempfile", "uuid"}
 
 
 @pytest.mark.parametrize("flags", [["--standalone"], ["--max-restarts=1", "--tee=3", "--log-dir=logs"]], ids=" ".join)

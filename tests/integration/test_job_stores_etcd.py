@@ -20,7 +20,7 @@ from elastic_run.store.http_client import Credentials, Endpoint, HttpClient, mak
 from elastic_run.store.job_store import LEFT_BEHIND
 from tests.support.etcd import ROOT, Certificates, Etcd, make_certificates
 from tests.support.store import LOOPBACK
-from tests.support.wait import DEADLINE, wait_until
+from tests.support.wait import DEADLINE, stretched, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -77,13 +77,16 @@ def test_a_beat_expires_with_its_lease(etcd: Etcd, make: Make) -> None:
     with make(etcd.client()) as store, store.clone() as observer:
         store.beat("dies")
         store.beat("lives")
-        begun = time.monotonic()
+        begun = beaten = time.monotonic()
         assert None not in observer.read_beats(["dies", "lives"])
 
         def is_gone() -> bool:
+            nonlocal beaten
+            before, beaten = beaten, time.monotonic()
             store.beat("lives")
             dies, lives = observer.read_beats(["dies", "lives"])
-            assert lives is not None
+            # On a machine so busy that the lease has passed since the beat before, etcd is right to forget it.
+            assert lives is not None or time.monotonic() - before > _LEASE / 2
             return dies is None
 
         wait_until(is_gone, deadline=_LEASE + _SLACK)
@@ -206,7 +209,7 @@ def test_a_member_hangs(three: Etcd, make: Make) -> None:
                 assert store.create("d/0", b"x") == b"x"
             begun = time.monotonic()
             thread.join(DEADLINE)
-            assert time.monotonic() - begun < _LEASE + 10
+            assert time.monotonic() - begun < stretched(_LEASE + 10)
         finally:
             three.resume(hanging)
         assert got == [b"x"]
@@ -224,7 +227,7 @@ def test_etcd_is_gone_and_comes_back(make: Make) -> None:
             with pytest.raises(StoreConnectionError) as caught:
                 ask()
             assert caught.value.reason == REFUSED
-            assert time.monotonic() - begun < 10
+            assert time.monotonic() - begun < stretched(10)
         etcd.revive(0)
         etcd.wait_healthy(0)
         with store.clone() as again:
@@ -288,7 +291,7 @@ def test_certificates(certificates: Certificates, make: Make, tmp_path: Path) ->
             begun = time.monotonic()
             with pytest.raises(StoreAccessError), make(HttpClient(etcd.endpoints, DEADLINE, tls)) as refused:
                 refused.get(["d/0"])
-            assert time.monotonic() - begun < DEADLINE / 2
+            assert time.monotonic() - begun < stretched(DEADLINE / 2)
 
 
 def test_a_missing_file_is_named() -> None:

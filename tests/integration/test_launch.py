@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 LEGACY = (sys.executable, "-m", "elastic_run.launch")
 NOTICE = (
-    "elastic-run: python -m elastic_run.launch is the old way in: elastic-run is the same without --local-rank, for "
-    "scripts that read LOCAL_RANK (python -W ignore hides this line)"
+    "elastic-run: python -m elastic_run.launch is deprecated: use elastic-run, which sets the variable LOCAL_RANK and "
+    "adds no argument --local-rank (python -W ignore hides this line)"
 )
 
 #: A script of the time of torch 1, which takes the one spelling of the argument only.
@@ -68,11 +68,11 @@ def test_the_notice_can_be_hidden(launch: Callable[..., Launched], worker: Calla
     [
         (
             ["--no-python", "true"],
-            "--no-python: needs --use-env here, or the program would get a --local-rank it doesn't know",
+            "--no-python: needs --use-env with this command, which otherwise adds the argument --local-rank",
         ),
         (
             ["--use-env", "--local-rank-underscore", "train.py"],
-            "--local-rank-underscore: doesn't go with --use-env: then no local rank is added",
+            "--local-rank-underscore: cannot be combined with --use-env, which adds no local rank",
         ),
         (["--use-envy", "train.py"], "--use-envy"),
     ],
@@ -88,7 +88,9 @@ def test_what_does_not_go_together_is_one_line(words: list[str], said: str, laun
 
 def test_its_help_tells_its_own_flags(launch: Callable[..., Launched]) -> None:
     """The help of this front door has --use-env and --local-rank-underscore, that of elastic-run hasn't."""
-    ours, legacy = (launch("--help", program=program) for program in ((sys.executable, "-m", "elastic_run"), LEGACY))
+    ours, legacy = (
+        launch("--help-all", program=program) for program in ((sys.executable, "-m", "elastic_run"), LEGACY)
+    )
     assert (ours.wait_exit(), legacy.wait_exit()) == (0, 0)
     for flag in ("--use-env", "--local-rank-underscore"):
         assert flag in legacy.stdout

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from elastic_run.cli.values import duration, seconds, whole_seconds
 from elastic_run.contract import LONGEST_TIME
 from elastic_run.loop import Loop
 from elastic_run.multiprocessing import DefaultLogsSpecs, start_processes
 from elastic_run.rendezvous.elastic.settings import read_settings
 from elastic_run.store.dialing import connect_once
 from elastic_run.store.stream import Stream
-from elastic_run.validation import duration, seconds, whole_seconds
 from tests.support.store import ServedStore
 
 if TYPE_CHECKING:

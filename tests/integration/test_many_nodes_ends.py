@@ -16,7 +16,7 @@ from tests.support.etcd import Etcd
 from tests.support.meeting import open_job_store, place, wait_coordinated
 from tests.support.processes import children_of
 from tests.support.sessions import free_port
-from tests.support.wait import DEADLINE, wait_until
+from tests.support.wait import DEADLINE, stretched, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,6 +45,21 @@ def test_a_crash_is_the_cause_everywhere(launch: Launch, worker: Worker, code: s
     assert [agent.wait_exit() for agent in agents] == [128 + signal.SIGSEGV] * 3
     causes = [re.search(r"rank 2 on \S+ .*?SIGSEGV", " ".join(agent.stderr.split())) for agent in agents]
     assert all(causes), [agent.stderr for agent in agents]
+
+
+def test_all_nodes_report_what_was_tried_before(launch: Launch, tmp_path: Path) -> None:
+    """After causes A, B, B and C the report of each node has a line for A and one for both B."""
+    path = tmp_path / "worker.sh"
+    path.write_text('[ "$RANK" = 0 ] && exec sleep 1000\nset -- 4 5 5 6\nshift $TORCHELASTIC_RESTART_COUNT\nexit $1\n')
+    port = free_port()
+    flags = ("--nnodes=2", "--max-restarts=3", "--max-backoff=0", "--no-python", "sh", path)
+    agents = [launch(*place(port), *flags) for _ in range(2)]
+    assert [agent.wait_exit() for agent in agents] == [6, 6]
+    for agent in agents:
+        lines = agent.stderr.splitlines()
+        first = next(number for number, line in enumerate(lines) if line.startswith("before   "))
+        assert re.match(r"before   attempt 0 failed after \S+ s: rank 1 fail.* 4$", lines[first])
+        assert re.match(r" {9}attempts 1-2 failed after .*: rank 1 fail.* 5$", lines[first + 1])
 
 
 def wait_fact(store: C10dJobStore, text: bytes) -> None:
@@ -79,7 +94,7 @@ def test_an_agent_that_lingers_goes_when_told_to(launch: Launch, worker: Worker,
     host.send(signal.SIGTERM)
     begun = time.monotonic()
     assert host.wait_exit() == code
-    assert time.monotonic() - begun < 2
+    assert time.monotonic() - begun < stretched(2)
     other.close()
 
 
@@ -120,7 +135,7 @@ def assert_goes_soon(agent: Launched) -> None:
     told = float(agent.wait_line(r"told (\S+)")[1])
     assert agent.wait_exit() == 143
     assert told - begun < 1
-    assert time.monotonic() - told < 2.5
+    assert time.monotonic() - told < stretched(2.5)
 
 
 def test_a_signal_while_etcd_is_away(launch: Launch, worker: Worker) -> None:
@@ -166,7 +181,7 @@ def test_a_node_that_leaves_is_heard_at_once(launch: Launch, worker: Worker) -> 
         begun = time.monotonic()
         agents[0].send(signal.SIGTERM)
         agents[1].wait_line("rank 0 of 1")
-        assert time.monotonic() - begun < 5
+        assert time.monotonic() - begun < stretched(5)
         assert agents[0].wait_exit() == 143
         agents[1].send(signal.SIGTERM)
         assert agents[1].wait_exit() == 143

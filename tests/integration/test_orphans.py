@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.guardians import wait_guardians
 from tests.support.processes import descendants_of, kill_processes, wait_gone
+from tests.support.wait import stretched
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,7 +42,7 @@ def _start(launch: Launch, worker: Worker, *flags: str) -> tuple[Launched, list[
 
 
 def _wait_all_gone(pids: list[int]) -> None:
-    end = time.monotonic() + _LIMIT
+    end = time.monotonic() + stretched(_LIMIT)
     try:
         for pid in pids:
             wait_gone(pid, deadline=max(0.05, end - time.monotonic()))
@@ -115,7 +116,7 @@ def test_no_guardian_is_left_at_the_end(
 #: A launcher whose guardian is stopped as soon as it stands, and whose pipe to it takes a page.
 _STOPPED = """
 import fcntl, os, runpy, signal, sys
-from elastic_run.multiprocessing import guardian
+from elastic_run.multiprocessing.process import guardian
 guardian._MOST_WAITING = 300
 start = guardian.Guardian.start
 def start_stopped(self):
@@ -151,7 +152,7 @@ def test_a_stopped_guardian_holds_nothing_up(launch: Launch, tmp_path: Path, end
 #: A launcher that dies while it replaces its guardian, when the one before has been told to leave.
 _DYING = """
 import os, runpy, signal, sys
-from elastic_run.multiprocessing import guardian
+from elastic_run.multiprocessing.process import guardian
 fork, forks = guardian._fork, []
 def fork_once(*arguments):
     forks.append(None)
@@ -177,16 +178,16 @@ def test_a_launcher_killed_while_it_replaces_its_guardian(launch: Launch, worker
 
 _FULL_PIPE = """
 import os, signal, subprocess, time
-from elastic_run.multiprocessing import processes
-from elastic_run.multiprocessing.guardian import Guardian
+from elastic_run.multiprocessing.process import process_table
+from elastic_run.multiprocessing.process.guardian import Guardian
 guardian = Guardian(is_exec=True)
 first = guardian.start()
 worker = subprocess.Popen(["sleep", "600"], start_new_session=True)
-guardian.watch(worker.pid, processes.start_time(worker.pid))
-def members(): return processes.find_survivors({first}, "", since=0)
+guardian.watch(worker.pid, process_table.start_time(worker.pid))
+def members(): return process_table.find_survivors({first}, "", since=0)
 while len(members()) < 2: time.sleep(0.005)
 for pid in members(): os.kill(pid, signal.SIGSTOP)
-while not guardian._waiting: guardian.watch(worker.pid, processes.start_time(worker.pid))
+while not guardian._waiting: guardian.watch(worker.pid, process_table.start_time(worker.pid))
 second = [pid for pid in members() if pid != first][0]
 os.kill(first, signal.SIGKILL)
 os.waitpid(first, 0)
@@ -200,7 +201,7 @@ def test_a_second_guardian_that_was_not_told_the_end_does_no_harm(rest: str, tmp
     end = (
         "\ntry: os.kill(second, signal.SIGCONT)\n"
         "except ProcessLookupError: pass\n"
-        "while not processes.is_gone(second): time.sleep(0.005)\n"
+        "while not process_table.is_gone(second): time.sleep(0.005)\n"
         "print('worker', worker.poll(), flush=True)\n"
         "worker.kill()\n"
     )

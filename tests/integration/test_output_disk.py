@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.multiprocessing.logs import DefaultLogsSpecs
+from elastic_run.multiprocessing.output.logs import DefaultLogsSpecs
 from tests.support.output import Jobs, finish, tee
 
 if TYPE_CHECKING:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,6 +52,33 @@ def test_resizing_reaches_the_workers(terminal: Terminal, start: Start, tmp_path
     terminal.wait_output("ready(.|\n)*ready")
     terminal.resize(44, 77)
     terminal.wait_output("resized(.|\n)*resized")
+    assert terminal.wait_exit() == 0
+
+
+#: A launcher whose window is resized when its workers run, and it doesn't hear of it yet.
+_RESIZED_EARLY = """
+import fcntl, runpy, struct, sys, termios
+from elastic_run.agent.driver.supervisor import Supervisor
+watch = Supervisor._watch_signals
+def watch_late(self):
+    fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 44, 77, 0, 0))
+    watch(self)
+Supervisor._watch_signals = watch_late
+sys.argv = ["elastic_run", *sys.argv[1:]]
+runpy.run_module("elastic_run", run_name="__main__")
+"""
+
+
+def test_resizing_while_the_launcher_starts_reaches_the_workers(
+    terminal: Terminal, worker: Callable[[str], Path]
+) -> None:
+    """A window that changes its size after the first workers started, and before the launcher listens, is followed."""
+    program = worker("""
+        while os.get_terminal_size(2).columns != 77: pass
+        print("resized")
+    """)
+    terminal.start("--nproc-per-node=1", program, program=(sys.executable, "-c", _RESIZED_EARLY))
+    terminal.wait_output("resized\r\n")
     assert terminal.wait_exit() == 0
 
 

@@ -211,7 +211,7 @@ def test_torch_reduces_in_warm_workers_round_after_round(launch: Launch, worker:
 def test_nothing_of_it_is_imported_without_the_flag(launch: Launch, tmp_path: Path) -> None:
     """Who doesn't ask for warm workers doesn't pay for them."""
     imported = imported_before_the_last_worker(["--standalone"], launch, tmp_path)
-    assert "elastic_run.agent.launched" in imported
+    assert "elastic_run.agent.driver.worker_launch" in imported
     assert not [name for name in imported if "warm" in name]
 
 
@@ -247,7 +247,7 @@ def test_a_last_round_has_no_next_generation(launch: Launch, worker: Worker, mod
     env["COUNT"] = f"{env['GATE']}.count"
     job = launch("--preload=heavy", worker("sys.exit(7)"), env=env)
     assert job.wait_exit() == 7
-    assert Path(env["COUNT"]).read_text(encoding="utf-8") == "xx"  # the midwife, and the worker
+    assert Path(env["COUNT"]).read_text(encoding="utf-8") == "xx"  # the fork helper, and the worker
 
 
 def test_a_worker_looks_like_its_command(launch: Launch, worker: Worker, module: Module) -> None:

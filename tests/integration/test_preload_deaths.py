@@ -75,12 +75,12 @@ def test_a_worker_keeps_its_exit_code_when_the_template_is_killed(
     assert job.wait_exit() == 7
 
 
-@pytest.mark.parametrize("victim", ["template", "midwife"])
+@pytest.mark.parametrize("victim", ["template", "fork helper"])
 @pytest.mark.parametrize("generation", [0, 1])
 def test_a_template_that_is_killed_while_it_forks(
     victim: str, generation: int, launch: Launch, worker: Worker, module: Module
 ) -> None:
-    """A template or midwife that dies in the middle of a generation costs the warmth of that round, not the job."""
+    """A template or fork helper that dies in the middle of a generation costs the warmth of that round, not the job."""
     code = f"""
         import os, signal
         template, count = os.getpid(), 0
@@ -100,12 +100,12 @@ def test_a_template_that_is_killed_while_it_forks(
     assert sorted(last) == [f"cold {rank} {generation}" for rank in range(3)]
     lines = {
         "template": "template was killed by SIGKILL",
-        "midwife": "--preload: 3 forks were killed: 3 workers start cold",
+        "fork helper": "--preload: 3 forks were killed: 3 workers start cold",
     }
     assert job.stderr.count(lines[victim]) == 1
 
 
-def test_workers_whose_midwife_is_killed_keep_their_exit_codes(launch: Launch, worker: Worker, module: Module) -> None:
+def test_workers_whose_helper_is_killed_keep_their_exit_codes(launch: Launch, worker: Worker, module: Module) -> None:
     """Forks that the launcher wasn't ready to take are not its children: they are no workers, but end."""
     code = """
         import os, signal

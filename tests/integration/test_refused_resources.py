@@ -11,15 +11,16 @@ from typing import Any
 import pytest
 
 import elastic_run
-from elastic_run.multiprocessing import children
+from elastic_run.multiprocessing.process import fork_exec
 
 #: Counts what there is before and after a start that is refused at each place in turn.
 _HEAD = """
 import ctypes, errno, os, resource, sys, threading, time
 from elastic_run import loop
 from elastic_run.launcher import LaunchConfig, elastic_launch
-from elastic_run.multiprocessing import DefaultLogsSpecs, Std, children, start_processes
-from elastic_run.multiprocessing.spawning import spawn
+from elastic_run.multiprocessing import DefaultLogsSpecs, Std, start_processes
+from elastic_run.multiprocessing.process import fork_exec
+from elastic_run.multiprocessing.functions.spawn import spawn
 
 def work(index=0):
     time.sleep(0)
@@ -185,7 +186,7 @@ def test_a_descriptor_is_never_duplicated_onto_itself(
     before = len(list(Path("/proc/self/fd").iterdir()))
     for fd in closed:
         os.close(fd)
-    pid = children.spawn(
+    pid = fork_exec.start_process(
         ["/bin/sh", "-c", f"echo told > /proc/self/fd/{writing}; ls /proc/self/fd"], os.environ, kept=[writing]
     )
     for fd, copy in zip(closed, saved, strict=True):
@@ -203,7 +204,7 @@ def test_a_descriptor_is_never_duplicated_onto_itself(
 
 
 def test_no_other_way_of_starting_duplicates_a_descriptor_onto_itself() -> None:
-    """Whatever is added later goes through `children.spawn`, or names the numbers that it takes."""
+    """Whatever is added later goes through `fork_exec.start_process`, or names the numbers that it takes."""
     root = Path(elastic_run.__file__).parent
     found = {path.relative_to(root).as_posix() for path in root.rglob("*.py") if "POSIX_SPAWN_DUP2" in path.read_text()}
-    assert found == {"multiprocessing/children.py", "store/torch_server.py"}
+    assert found == {"multiprocessing/process/fork_exec.py", "store/torch_server.py"}

@@ -16,7 +16,7 @@ from tests.support.wait import DeadlinePassedError, wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = pytest.mark.timeout(300)  # a requeued job waits for Slurm, twice
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]  # a requeued job waits for Slurm, twice
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 #: Seconds for a life of the job: several workers import torch at once, on the machine's few processors.

@@ -15,7 +15,7 @@ from tests.support.slurm import SlurmCluster, slurm_cluster
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).parents[2]
 #: The shortest script, which says as which worker it ran.

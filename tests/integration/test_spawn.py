@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.multiprocessing.spawning import ProcessExitedException, ProcessRaisedException
+from elastic_run.multiprocessing.functions.spawn import ProcessExitedException, ProcessRaisedException
 from tests.support.launch import Launched
 from tests.support.processes import wait_gone
 from tests.support.program import write_program
@@ -27,7 +27,7 @@ all_methods = pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
 _HEAD = """
 import os, signal, subprocess, sys, time
 import elastic_run
-from elastic_run.multiprocessing.spawning import ProcessExitedException, ProcessRaisedException
+from elastic_run.multiprocessing.functions.spawn import ProcessExitedException, ProcessRaisedException
 
 def say(*words): os.write(1, (" ".join(map(str, words)) + "\\n").encode())
 def spawn(function, *args, nprocs=2, **options):

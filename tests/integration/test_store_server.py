@@ -7,21 +7,17 @@ import os
 import random
 import resource
 import signal
-import socket
 import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.loop import Loop
 from elastic_run.store import wire
-from elastic_run.store.memory import MemoryStore
-from elastic_run.store.server import GARBAGE, StoreServer, open_listener
-from tests.support.store import NONCE, Peer
+from tests.support.store import NONCE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from tests.support.store_bench import Bench
 
 MIB = 1 << 20
 
@@ -29,55 +25,6 @@ MIB = 1 << 20
 def noise(seed: int, size: int) -> bytes:
     """Return bytes that look random and are the same each time."""
     return random.Random(seed).randbytes(size)  # noqa: S311 - a test's noise, no secret
-
-
-class Bench:
-    """A server, its data, and the peers of a test."""
-
-    def __init__(self, loop: Loop) -> None:
-        self.loop = loop
-        self.data = MemoryStore()
-        self.unknown: list[int] = []
-        self.listener = open_listener()
-        self.refusals: list[str] = []
-        self.server = StoreServer(loop, self.listener, self.data, self.unknown.append, on_refusal=self._refuse)
-        self.peers: list[Peer] = []
-
-    def _refuse(self, kind: str, what: str) -> None:
-        if kind != GARBAGE:
-            self.refusals.append(what)
-
-    def peer(self, *, greets: bool = True) -> Peer:
-        """Connect."""
-        peer = Peer(self.loop, self.server.address[1], greets=greets)
-        self.peers.append(peer)
-        return peer
-
-    def turn_until(self, is_done: Callable[[], bool]) -> None:
-        """Turn the loop until a condition holds."""
-        assert self.loop.run_until(is_done, self.loop.now() + 30)
-
-    def wait_backlogs(self, count: int) -> None:
-        """Wait until so many clients have a reply that they don't read."""
-        self.turn_until(lambda: sum(connection._queued > 0 for connection in self.server._connections) == count)
-
-    def assert_healthy(self) -> None:
-        """Assert that a client is served and that no other is kept."""
-        with_key = self.peer()
-        with_key.ask(wire.SET, b"/healthy", b"yes")
-        with_key.ask(wire.GET, b"/healthy")
-        assert with_key.take_string() == b"yes"
-
-
-@pytest.fixture
-def bench() -> Iterator[Bench]:
-    """Give a server on a loop that the test turns."""
-    with Loop() as loop:
-        bench = Bench(loop)
-        yield bench
-        for peer in bench.peers:
-            peer.close()
-        bench.server.close()
 
 
 # --- the opening ---------------------------------------------------------------------------------------------------
@@ -243,308 +190,6 @@ def test_a_client_that_dies_while_written_to_harms_nobody(bench: Bench) -> None:
     bench.assert_healthy()
 
 
-# --- bounds --------------------------------------------------------------------------------------------------------
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> int:
-    """Give servers a small measure, for tests that pass it: returns its bytes."""
-    measure = 32 * MIB
-    monkeypatch.setattr("elastic_run.store.server.measure", lambda _: measure)
-    return measure
-
-
-def test_one_value_many_times_is_one_value(bench: Bench) -> None:
-    """A reply that names one large value many times refers to it, and takes no memory of its own for each."""
-    peer = bench.peer()
-    peer.stop_reading()
-    peer.send(wire.encode(wire.SET, b"/k", b"x" * (8 * MIB)) + wire.encode(wire.APPEND, b"/k", b"y" * 20_000))
-    peer.send(wire.encode(wire.MULTI_GET, 30, *[b"/k"] * 30))
-    connection = next(iter(bench.server._connections))
-    bench.turn_until(lambda: connection._queued > 0)
-    assert connection._queued > 200 * MIB
-    assert len({id(part) for part in connection._queue if len(part) > MIB}) <= 2  # the value, and what is left of it
-    assert connection.held < MIB
-
-
-@pytest.mark.parametrize(
-    ("messages", "bound"),
-    [
-        ([wire.encode(wire.MULTI_GET, 5, *[b"/big"] * 5)], "a reply of 41943040 bytes"),
-        ([wire.encode(wire.SET, b"/%d" % number, bytes(8 * MIB)) for number in range(5)], "the store holds"),
-        ([wire.encode(wire.APPEND, b"/k", bytes(8 * MIB)) for _ in range(5)], "the store holds"),
-        ([wire.encode(wire.QUEUE_PUSH, b"/q", bytes(8 * MIB)) for _ in range(5)], "the store holds"),
-        ([wire.encode(wire.SET, b"/k", bytes(8 * MIB + 1))], "a string of 8388609 bytes"),
-    ],
-    ids=["reply", "values", "one value that grows", "queue", "string"],
-)
-def test_a_bound_ends_the_connection_and_is_told_once(
-    small: int, bench: Bench, messages: list[bytes], bound: str
-) -> None:
-    """Whoever passes a bound is closed, again and again; one line says which bound it was and for whom."""
-    bench.data.set(b"/big", bytes(8 * MIB))
-    for _ in range(2):
-        peer = bench.peer()
-        address = "{}:{}".format(*peer.socket.getsockname())
-        for message in messages:
-            peer.send(message)
-        peer.wait_closed()
-        (line,) = bench.refusals
-        assert bound in line
-        assert (address in line) == (len(bench.peers) == 1)
-        assert bench.data.size <= small
-    bench.data.clear()
-    bench.assert_healthy()
-
-
-@pytest.mark.usefixtures("small")
-def test_values_that_only_replies_have_still_count(bench: Bench) -> None:
-    """A client cannot make the server hold more by not reading values that are replaced meanwhile."""
-    writer = bench.peer()
-    for number in range(1, 5):
-        writer.send(wire.encode(wire.SET, b"/k", bytes(8 * MIB)))
-        writer.assert_silent()
-        slow = bench.peer()
-        slow.stop_reading()
-        slow.send(wire.encode(wire.MULTI_GET, 4, *[b"/k"] * 4))
-        bench.wait_backlogs(number)
-    writer.send(wire.encode(wire.SET, b"/k", bytes(8 * MIB)))
-    writer.wait_closed()
-    assert "the store holds" in bench.refusals[0]
-    for peer in bench.peers:
-        peer.close()
-    bench.turn_until(lambda: not bench.server._connections)
-    bench.assert_healthy()
-
-
-def test_a_value_that_grows_is_held_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replies that nobody reads hold no former states of a value that has grown meanwhile."""
-    monkeypatch.setattr("elastic_run.store.connection._HIGH_WATER", 64 * MIB)
-    writer, slow = bench.peer(), bench.peer()
-    slow.stop_reading()
-    slow.send(wire.encode(wire.SET, b"/large", bytes(8 * MIB)) + wire.encode(wire.GET, b"/large"))
-    bench.wait_backlogs(1)
-    connection = next(one for one in bench.server._connections if one._queued)
-    writer.ask(wire.SET, b"/k", b"x" * 4000)
-    for _ in range(10):
-        writer.ask(wire.APPEND, b"/k", b"y")
-        writer.assert_silent()
-        slow.ask(wire.GET, b"/k")
-        writer.assert_silent()
-    grown = {id(part): len(part) for part in connection._queue if isinstance(part, bytes) and len(part) < MIB}
-    assert sum(grown.values()) < 8000
-
-
-def test_all_loopback_addresses_are_one_host(bench: Bench) -> None:
-    """A program of this machine cannot raise the bounds by coming from many loopback addresses."""
-    bench.peer()
-    limit = bench.server._holdings.limit
-    for number in range(2, 12):
-        with socket.create_connection(("127.0.0.1", bench.server.address[1]), source_address=(f"127.0.0.{number}", 0)):
-            bench.turn_until(lambda: len(bench.server._connections) == 2)
-            assert bench.server._holdings.limit == limit
-        bench.turn_until(lambda: len(bench.server._connections) == 1)
-
-
-def test_small_strings_count_what_they_take(bench: Bench) -> None:
-    """A list of small strings that is not finished counts with what it takes in memory, not with its bytes alone."""
-    peer = bench.peer()
-    peer.send(bytes((wire.MULTI_SET,)) + wire.U64.pack(50_000) + (wire.U64.pack(2) + b"ab") * 99_999)
-    (connection,) = bench.server._connections
-    bench.turn_until(lambda: connection.held > 99_000 * (sys.getsizeof(b"ab") + 8 + 8))
-
-
-@pytest.mark.usefixtures("small")
-def test_unfinished_messages_together_are_bounded(bench: Bench) -> None:
-    """Of all that send large messages and never finish them, the largest is closed when all take too much."""
-    begun = bytes((wire.MULTI_SET,)) + wire.U64.pack(100)
-    pair = wire.U64.pack(2) + b"/k" + wire.U64.pack(8 * MIB) + bytes(8 * MIB)
-    small, large = bench.peer(), bench.peer()
-    small.send(begun + pair)
-    large.send(begun + 4 * pair)
-    assert large.wait_closed() == b""
-    assert "unfinished messages" in bench.refusals[0]
-    small.send(wire.U64.pack(2) + b"/k")
-    assert not small.is_closed
-    small.close()
-    bench.turn_until(lambda: not bench.server._connections)
-    assert bench.server._holdings.total == 0
-
-
-@pytest.mark.usefixtures("small")
-def test_waits_are_bounded(bench: Bench) -> None:
-    """What is waited for is bounded for all clients together; whoever leaves gives it back."""
-    keys = [b"/%08d" % number for number in range(wire.COUNT_LIMIT)]
-    message = wire.encode(wire.WAIT, len(keys), *keys)
-    for _ in range(2):
-        bench.peer().send(message)
-    bench.turn_until(lambda: bool(bench.refusals))
-    assert "waits hold" in bench.refusals[0]
-    for peer in bench.peers:
-        peer.close()
-    bench.turn_until(lambda: not bench.server._connections)
-    assert (bench.data._waits.size, bench.data._waits.by_key) == (0, {})
-
-
-@pytest.mark.parametrize("error", [MemoryError(), KeyError("a defect")], ids=repr)
-def test_a_defect_ends_one_connection(bench: Bench, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    """When serving one client fails in whatever way, that client is closed, others are served, and one line says it."""
-
-    def fail(*_: object) -> None:
-        raise error
-
-    other = bench.peer()
-    with monkeypatch.context() as patch:
-        patch.setattr(bench.data, "list_keys", fail)
-        for _ in range(3):
-            peer = bench.peer()
-            peer.ask(wire.LIST_KEYS)
-            assert peer.wait_closed() == b""
-    other.assert_silent()
-    (line,) = bench.refusals
-    assert type(error).__name__ in line
-
-
-def test_a_defect_of_one_that_waits_does_not_end_the_one_that_sets(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A client that can't be told the end of its wait is closed; whoever set the key is served on."""
-    waiting, setting = bench.peer(), bench.peer()
-    waiting.ask(wire.WAIT, 1, b"/k")
-    waiting.assert_silent()
-
-    def fail(*_: object) -> None:
-        raise MemoryError
-
-    with monkeypatch.context() as patch:
-        patch.setattr("elastic_run.store.connection.Connection.flush", fail)
-        setting.send(wire.encode(wire.SET, b"/k", b"v"))
-        waiting.wait_closed()
-    setting.close()
-    bench.assert_healthy()
-    (line,) = bench.refusals
-    assert "MemoryError" in line
-
-
-# --- waits ---------------------------------------------------------------------------------------------------------
-def test_a_wait_ends_when_the_last_key_is_there(bench: Bench) -> None:
-    """WAIT is answered when every key is there, and not before."""
-    waiting, setting = bench.peer(), bench.peer()
-    waiting.ask(wire.WAIT, 2, b"/a", b"/b")
-    setting.ask(wire.SET, b"/a", b"")
-    setting.assert_silent()
-    waiting.assert_silent()
-    setting.ask(wire.SET, b"/b", b"")
-    assert waiting.take(1) == wire.WAIT_OVER
-    waiting.assert_silent()
-
-
-def test_a_cancelled_wait_is_answered_once(bench: Bench) -> None:
-    """CANCEL_WAIT of a wait under way is answered with 1, and the keys' appearance with nothing."""
-    peer = bench.peer()
-    peer.ask(wire.WAIT, 1, b"/k")
-    peer.ask(wire.CANCEL_WAIT)
-    assert peer.take(1) == wire.WAIT_CANCELLED
-    peer.ask(wire.SET, b"/k", b"")
-    peer.assert_silent()
-
-
-def test_a_cancellation_that_crossed_is_answered_too(bench: Bench) -> None:
-    """CANCEL_WAIT behind the wait's own end gives 0, then 1, which is what torch's client expects of the race."""
-    peer, other = bench.peer(), bench.peer()
-    peer.ask(wire.WAIT, 1, b"/k")
-    peer.assert_silent()
-    other.ask(wire.SET, b"/k", b"")
-    other.assert_silent()
-    peer.ask(wire.CANCEL_WAIT)
-    assert peer.take(2) == wire.WAIT_OVER + wire.WAIT_CANCELLED
-    peer.assert_silent()
-
-
-def test_a_wait_within_a_wait_is_refused(bench: Bench) -> None:
-    """A client that waits twice at once could not tell the answers apart, and is closed."""
-    for second in (wire.encode(wire.WAIT, 1, b"/b"), wire.encode(wire.BARRIER, b"/b", 2)):
-        peer = bench.peer()
-        peer.send(wire.encode(wire.WAIT, 1, b"/a") + second)
-        assert peer.wait_closed() == b""
-
-
-def test_who_leaves_waits_no_longer(bench: Bench) -> None:
-    """A client that disconnects while it waits leaves nothing behind."""
-    peer = bench.peer()
-    peer.ask(wire.WAIT, 1000, *(b"/%d" % number for number in range(1000)))
-    peer.assert_silent()
-    peer.close()
-    bench.turn_until(lambda: not bench.server._connections)
-    assert bench.data._waits.by_key == {}
-
-
-def test_a_thousand_waiters_are_woken(bench: Bench) -> None:
-    """A thousand clients that wait for one key are all woken by one SET."""
-    needed = 2 * 1000 + 100
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(needed, hard)), hard))
-    try:
-        peers = [bench.peer() for _ in range(1000)]
-        for peer in peers:
-            peer.ask(wire.WAIT, 1, b"/go")
-        peers[-1].ask(wire.CANCEL_WAIT)
-        assert peers[-1].take(1) == wire.WAIT_CANCELLED
-        peers[-1].ask(wire.SET, b"/go", b"")
-        assert [peer.take(1) for peer in peers[:-1]] == [wire.WAIT_OVER] * 999
-        peers[-1].assert_silent()
-    finally:
-        bench.server.close()
-        for peer in bench.peers:
-            peer.close()
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-@pytest.mark.parametrize("turn_away", ["cancels", "leaves", "asks for something else"])
-def test_a_value_that_the_woken_one_leaves_wakes_the_next(bench: Bench, turn_away: str) -> None:
-    """When the client woken for a queue's value doesn't take it, the next one that waits is woken."""
-    first, second, pushing = bench.peer(), bench.peer(), bench.peer()
-    for peer in (first, second):
-        peer.ask(wire.WAIT, 1, b"/q")
-        peer.assert_silent()
-    pushing.ask(wire.QUEUE_PUSH, b"/q", b"v")
-    assert first.take(1) == wire.WAIT_OVER
-    second.assert_silent()
-    if turn_away == "cancels":
-        first.ask(wire.CANCEL_WAIT)
-    elif turn_away == "leaves":
-        first.close()
-    else:
-        first.ask(wire.QUEUE_POP, b"/another")
-    assert second.take(1) == wire.WAIT_OVER
-    second.ask(wire.QUEUE_POP, b"/q")
-    assert (second.take_number(), second.take_string()) == (1, b"v")
-
-
-def test_one_value_wakes_one_client(bench: Bench) -> None:
-    """Of two clients that wait for a queue, one is woken by one value and takes it."""
-    first, second, pushing = bench.peer(), bench.peer(), bench.peer()
-    for peer in (first, second):
-        peer.ask(wire.WAIT, 1, b"/q")
-        peer.assert_silent()
-    pushing.ask(wire.QUEUE_PUSH, b"/q", b"v")
-    assert first.take(1) == wire.WAIT_OVER
-    first.ask(wire.QUEUE_POP, b"/q")
-    assert (first.take_number(), first.take_string()) == (1, b"v")
-    second.assert_silent()
-
-
-def test_a_barrier_is_called_off_like_a_wait(bench: Bench) -> None:
-    """Who gives up at a barrier stays counted, as in torch, and the last one opens it for the rest."""
-    first, second, third = bench.peer(), bench.peer(), bench.peer()
-    for peer in (first, second):
-        peer.ask(wire.BARRIER, b"/b", 3)
-        peer.assert_silent()
-    first.ask(wire.CANCEL_WAIT)
-    assert first.take(1) == wire.WAIT_CANCELLED
-    third.ask(wire.BARRIER, b"/b", 3)
-    assert (second.take(1), third.take(1)) == (wire.WAIT_OVER, wire.WAIT_OVER)
-    first.assert_silent()
-
-
 # --- life ----------------------------------------------------------------------------------------------------------
 def test_a_reset_leaves_the_port_and_nothing_else(bench: Bench) -> None:
     """After reset all keys and clients are gone, those not yet accepted too, and the same port serves anew."""
@@ -586,6 +231,7 @@ def test_without_descriptors_clients_wait(bench: Bench) -> None:
         late.send(wire.encode_opening(NONCE))
         bench.turn_until(lambda: bench.server._pause is not None)
         assert bench.listener.fileno() not in bench.loop._readers
+        assert ["ulimit -n" in line for line in bench.refusals] == [True]
         first.close()
         assert late.take(4) == wire.U32.pack(NONCE)
         assert bench.server._pause is None
@@ -596,7 +242,7 @@ def test_without_descriptors_clients_wait(bench: Bench) -> None:
 
 
 def test_clients_leave_descriptors_to_the_rest_of_the_process(bench: Bench) -> None:
-    """Clients that come when few descriptors are left are closed, with one line; afterwards others are served."""
+    """Clients that come when few descriptors are left hear the limit, and the owner once; later ones are served."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
     fillers: list[int] = []
@@ -605,9 +251,9 @@ def test_clients_leave_descriptors_to_the_rest_of_the_process(bench: Bench) -> N
             fillers.append(os.dup(0))
         for _ in range(2):
             late = bench.peer(greets=False)
-            assert late.wait_closed() == b""
+            assert late.wait_closed() == wire.U32.pack(wire.STORE_FULL) + wire.U32.pack(1024)
         (line,) = bench.refusals
-        assert "too few descriptors" in line
+        assert "too few descriptors of the limit, which is 1024 for this process: raise it (ulimit -n)" in line
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         for fd in fillers:

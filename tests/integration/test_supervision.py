@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.processes import children_of, is_gone, wait_gone
-from tests.support.wait import wait_until
+from tests.support.wait import stretched, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -201,7 +201,7 @@ def test_nothing_survives_a_killed_launcher(launch: Launch, worker: Worker, _tur
     job.send(signal.SIGKILL)
     for pid in pids:
         wait_gone(pid, deadline=2.0)
-    assert time.monotonic() - started < 2.0
+    assert time.monotonic() - started < stretched(2.0)
     job.wait_exit()
 
 
@@ -458,7 +458,7 @@ _BLUNT = (
     sys.executable,
     "-c",
     (
-        "from elastic_run.multiprocessing import processes; processes.kill_all = lambda *_: None; "
+        "from elastic_run.multiprocessing.process import process_table; process_table.kill_all = lambda *_: None; "
         "from elastic_run.__main__ import main; main()"
     ),
 )

@@ -22,7 +22,7 @@ from elastic_run import timer
 from elastic_run.timer import api, expiries, file_based_local_timer
 from elastic_run.timer.local_timer import MultiprocessingRequestQueue
 from elastic_run.timer.timer_file import TimerFile, has_reader, write_line
-from tests.support.wait import DEADLINE, wait_until
+from tests.support.wait import DEADLINE, stretched, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -106,6 +106,35 @@ def test_the_pipe_takes_the_place_of_nothing_that_matters(tmp_path: Path) -> Non
         TimerFile(str(tmp_path), pytest.fail)
     with pytest.raises(FileNotFoundError, match="the timers' pipe can't be made: No such file"):
         TimerFile(str(tmp_path / "no" / "pipe"), pytest.fail)
+
+
+def test_two_servers_at_one_path_never_share_a_pipe(tmp_path: Path) -> None:
+    """Two agents of a machine are given one path: whatever they do at the same moment, one agent has the pipe."""
+    path = str(tmp_path / "pipe")
+    wrong: list[BaseException] = []
+    readers: list[TimerFile] = []
+
+    def serve() -> None:
+        try:
+            for _ in range(300):
+                try:
+                    pipe = TimerFile(path, pytest.fail)
+                except FileExistsError as error:
+                    assert "another timer server reads there" in str(error)  # noqa: PT017 - one of two outcomes
+                    continue
+                readers.append(pipe)
+                assert len(readers) == 1
+                readers.remove(pipe)
+                pipe.close()
+        except BaseException as error:  # noqa: BLE001 - the test's thread raises it
+            wrong.append(error)
+
+    threads = [threading.Thread(target=serve) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
 
 
 def test_a_pipe_that_somebody_replaced_is_left_alone(tmp_path: Path) -> None:
@@ -196,7 +225,7 @@ def test_the_server_ends_the_process_and_nobody_else(
     assert abs(server.get_last_progress_time() - time.time()) < DEADLINE
     started = time.monotonic()
     server.stop()
-    assert time.monotonic() - started < DEADLINE
+    assert time.monotonic() - started < stretched(DEADLINE)
     assert not (tmp_path / "pipe").exists()
 
 
@@ -318,7 +347,7 @@ def test_the_queue_s_server_kills_the_process_that_hangs() -> None:
     passing.join(DEADLINE)
     started = time.monotonic()
     server.stop()
-    assert time.monotonic() - started < DEADLINE
+    assert time.monotonic() - started < stretched(DEADLINE)
     assert (hanging.exitcode, passing.exitcode) == (-signal.SIGKILL, 0)
     assert re.search(r"scope 'step' expired after 0(\.\d+)? s", expiries.take(hanging.pid or 0))
     wait_until(lambda: server._timers.next_deadline is None)

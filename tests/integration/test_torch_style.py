@@ -76,10 +76,10 @@ def _with_our_imports(source: str) -> str:
     return source
 
 
+#: The program as it is, on torch's own agent: what the others are compared with, and it changes with torch only.
+UNDER_TORCH = pytest.param("torch", "torch", marks=pytest.mark.long)
 #: How the program is run, and whose agent it gets.
-WAYS = pytest.mark.parametrize(
-    ("how", "whose"), [("torch", "torch"), ("compat", "elastic_run"), ("imports", "elastic_run")]
-)
+WAYS = pytest.mark.parametrize(("how", "whose"), [UNDER_TORCH, ("compat", "elastic_run"), ("imports", "elastic_run")])
 
 
 @WAYS
@@ -90,7 +90,7 @@ def test_a_launcher_of_ones_own(how: str, whose: str, run: Callable[..., Launche
     assert job.stdout == f"returned: [(0, 3.0), (1, 3.0)]\nagent: {whose}\n"
 
 
-@pytest.mark.parametrize(("how", "whose"), [("torch", "torch"), ("compat", "elastic_run")])
+@pytest.mark.parametrize(("how", "whose"), [UNDER_TORCH, ("compat", "elastic_run")])
 def test_a_launcher_with_torchs_own_rendezvous(how: str, whose: str, run: Callable[..., Launched]) -> None:
     """A program that makes torch's dynamic handler and its store by hand gets our agent with them through compat."""
     job = run(how, "dynamic.py")

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 _ROOT = Path(__file__).parents[2]
 _USAGE = _ROOT / "tests" / "typing"
 _BINARIES = Path(sys.executable).parent

@@ -9,10 +9,10 @@ import signal
 import socket
 from typing import TYPE_CHECKING
 
-from elastic_run.agent.wait_line import WaitLine
 from elastic_run.loop import Loop
 from elastic_run.multiprocessing.output.sink import Sink
 from elastic_run.multiprocessing.output.stream import Source, Stream
+from elastic_run.report.wait_line import WaitLine
 from tests.support.launch import ELASTIC_RUN
 from tests.support.screen import Screen
 from tests.support.sessions import free_port
@@ -172,19 +172,47 @@ def test_a_job_in_the_background_draws_nothing(terminal: Terminal, worker: Worke
     assert b"\x1b" not in terminal.output
 
 
+class FakeLoop:
+    """A loop whose clock goes from timer to timer."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+        self._timers: list[tuple[float, Callable[[], None]]] = []
+
+    def now(self) -> float:
+        """Return the time."""
+        return self._now
+
+    def call_later(self, delay: float, callback: Callable[[], None]) -> None:
+        """Note a timer."""
+        self._timers.append((self._now + delay, callback))
+
+    def run(self, until: float) -> None:
+        """Call what is due up to a time."""
+        while self._timers and self._timers[0][0] <= until:
+            self._now, callback = self._timers.pop(0)
+            callback()
+
+
 class FakeConsole:
-    """A console that shows everything."""
+    """A console that shows everything.
+
+    Args:
+        shows: Whether it can show a line that is rewritten.
+    """
 
     is_in_background = False
     columns = 80
 
-    def __init__(self) -> None:
+    def __init__(self, *, shows: bool = True) -> None:
         self.lines: list[str] = []
+        self._shows = shows
 
     def show_line(self, text: str) -> bool:
         """Take a line."""
-        self.lines.append(text)
-        return True
+        if self._shows:
+            self.lines.append(text)
+        return self._shows
 
     def hide_line(self) -> None:
         """Nothing to do."""
@@ -205,6 +233,15 @@ def test_nothing_is_due_when_nothing_is_waited_for() -> None:
         line.end()
         assert all(timer.callback is None for _, _, timer in loop._timers)
         wait_until(lambda: console.lines[-1].endswith("\n"))
+
+
+def test_where_it_cant_be_shown_a_line_comes_every_ten_seconds() -> None:
+    """A console that can't show it gets the longest form as an ordinary line, at first and each ten seconds."""
+    loop, console = FakeLoop(), FakeConsole(shows=False)
+    line = WaitLine(loop, console)  # type: ignore[arg-type] # fakes
+    line.show(lambda now: (f"waiting for {now:.0f} s", "waiting"), is_live=True)
+    loop.run(35.0)
+    assert console.lines == [f"waiting for {seconds} s\n" for seconds in (0, 10, 20, 30)]
 
 
 def test_a_short_line_leaves_nothing_of_it() -> None:

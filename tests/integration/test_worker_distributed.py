@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.support.sessions import free_port
 from tests.support.torchrun import TORCHRUN, with_hosts_file, write_hosts_file
 
 if TYPE_CHECKING:
@@ -230,14 +231,8 @@ def test_a_rank_that_does_not_come_is_named(launch: Launch, script: Callable[[st
 
 def test_a_rank_that_does_not_come_to_a_store_of_rank_0_is_named(launch: Launch, script: Callable[[str], Path]) -> None:
     """Where rank 0 serves the store, as under srun, it names who is missing as well."""
-    path = script("""
-        import socket
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            os.environ["MASTER_PORT"] = str(free.getsockname()[1])
-        worker.init_distributed(timeout=1)
-    """)
-    place = {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1"}
+    path = script("worker.init_distributed(timeout=1)")
+    place = {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     job = launch(path, program=PYTHON, env={**QUIET, **place})
     assert job.wait_exit() == 1  # at once: nobody came who might still ask its store
     assert re.search(
@@ -291,15 +286,11 @@ def test_a_port_that_is_taken_is_named(launch: Launch, script: Callable[[str], P
 def test_rank_0_takes_its_store_away_last(launch: Launch, script: Callable[[str], Path]) -> None:
     """Where rank 0 serves the store, it waits at its end for the others, who may still use it."""
     path = script("""
-        import socket, subprocess, time
+        import subprocess, time
         import torch.distributed as dist
         if "RANK" not in os.environ:
-            with socket.socket() as free:
-                free.bind(("127.0.0.1", 0))
-                port = str(free.getsockname()[1])
-            place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
             ranks = [
-                subprocess.Popen([sys.executable, __file__], env={**os.environ, **place, "RANK": str(rank)})
+                subprocess.Popen([sys.executable, __file__], env={**os.environ, "RANK": str(rank)})
                 for rank in range(2)
             ]
             sys.exit(max(rank.wait() for rank in ranks))
@@ -314,7 +305,8 @@ def test_rank_0_takes_its_store_away_last(launch: Launch, script: Callable[[str]
         store.add("last", 1)  # it has an answer; set() would not learn that nobody is there
         say(rank=context.rank)
     """)
-    job = launch(path, program=PYTHON, env=QUIET)
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    job = launch(path, program=PYTHON, env={**QUIET, **place})
     assert job.wait_exit() == 0, job.stderr
     assert told(job) == [{"rank": 1}]
     assert job.stderr == ""

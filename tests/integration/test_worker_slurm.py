@@ -16,7 +16,8 @@ from tests.support.slurm import SlurmCluster, slurm_cluster
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = pytest.mark.timeout(300)  # several tasks import torch at once, on the machine's few processors
+# Several tasks import torch at once, on the machine's few processors.
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = """

@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from elastic_run.contract import ENV_RECORD_DIR
 from tests.parity.programs.observation import signal_names
 from tests.support.launch import ELASTIC_RUN, launch
 from tests.support.processes import TEST_TOKEN
@@ -50,6 +51,11 @@ UNCOMPARED = {
     "PYTEST_CURRENT_TEST": "pytest's, another one for each test",
 }
 
+#: Variables that a run inherits; all others are taken away, so that each run of the tests sees the same.
+INHERITED = frozenset({"PATH", "HOME", "LANG", "LC_ALL", "TERM", "TZ", "LD_LIBRARY_PATH"})
+#: One of those that a user may have, and that workers get unchanged.
+_ANY_VARIABLE = ("PARITY_ANY", "a value = with *")
+
 _RUN_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 _WORKERS_LINE = re.compile(r"^([\[<].+[\]>]:?)?(probe: (out|err|waiting)|RuntimeError: probe: fails)")
 #: torchrun's banner of stars, and our line. The empty line in front is the banner's too.
@@ -79,13 +85,20 @@ class Run:
         shell = ("sh", "-c", f'{case.surroundings} exec "$@"', "sh") if case.surroundings else ()
         self._program = (*prefix, *shell, *COMMANDS[launcher][case.front_door])
         self._port = free_port()
-        self._env: dict[str, str | None] = {
-            "PYTHONPATH": str(_ROOT),
-            "PYTHONUNBUFFERED": None,  # -u has to do it
-            "PARITY_OUT": str(out),
-            "TMPDIR": str(out / "tmp"),
-            TEST_TOKEN: token,
-        } | {name: value and self._fill(value) for name, value in case.env.items()}
+        strangers: dict[str, str | None] = dict.fromkeys(os.environ.keys() - INHERITED)
+        self._env: dict[str, str | None] = (
+            strangers
+            | {
+                _ANY_VARIABLE[0]: _ANY_VARIABLE[1],
+                "PYTHONPATH": str(_ROOT),
+                "PYTHONUNBUFFERED": None,  # -u has to do it
+                "PARITY_OUT": str(out),
+                "TMPDIR": str(out / "tmp"),
+                ENV_RECORD_DIR: str(out),
+                TEST_TOKEN: token,
+            }
+            | {name: value and self._fill(value) for name, value in case.env.items()}
+        )
         self._pid = 0
         self._run_id = ""
         (out / "tmp").mkdir()
@@ -172,7 +185,8 @@ class Run:
             return {name: self._put_in_words(item) for name, item in value.items()}
         if not isinstance(value, str):
             return value
-        text = value.replace(str(self._out), "$OUT").replace(str(self._port), "$PORT")
+        text = value.replace(str(self._out), "$OUT").replace(str(self._programs), "$PROGRAMS")
+        text = text.replace(str(self._port), "$PORT")
         if self._run_id:
             text = re.sub(rf"/{re.escape(self._run_id)}_[^/]+", f"/{self._run_id}_$RANDOM", text)
         text = re.sub(r"\$OUT/tmp/.*?/attempt_", "$TMP/attempt_", text)

@@ -1,13 +1,16 @@
-"""The same words and variables through torch's parser and through both of ours: the namespaces must be equal.
+"""The same words and variables through torch's parser and through ours: the namespaces must be equal.
 
 Where ours differs on purpose, the case stands in `DIFFERENCES` with the reason.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import functools
 import io
 import os
+import shlex
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,8 +18,8 @@ from torch.distributed.launch import parse_args as torch_launch_parse_args
 from torch.distributed.run import get_args_parser as torch_get_args_parser
 
 from elastic_run import launch as legacy
-from elastic_run.command_line import match_abbreviation
-from elastic_run.flags import FLAGS
+from elastic_run.cli.flags import FLAGS
+from elastic_run.cli.parser import match_abbreviation
 from elastic_run.run import get_args_parser, parse_args
 
 if TYPE_CHECKING:
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
 #: What a parser makes of a command line that it doesn't take.
 REFUSED = "refused"
 
-#: Words, and variables as NAME=VALUE in front of them.
+#: Words as a shell reads them, and variables as NAME=VALUE in front of them.
 CASES = """
 train.py
 train.py a b c
@@ -164,12 +167,67 @@ PET_MAX_RESTARTS=x --max-restarts 2 train.py
 PET_MASTER_PORT= train.py
 PET_STANDALONE=x train.py
 PET_STANDALONE=2 train.py
+''
+'' a
+'--my script' --x
+--role '' train.py
+--role '-a b' train.py
+--role='a b' train.py
+train.py --help
+train.py -h --version
+-h
+--help
+--he
+-mh package.module
+--nnodes 2 --help
+-m
+--module
+--no-python
+--run-path
+-m --
+--no-python --standalone
+--unknown
+--unknown 3
+--unknown 3 train.py
+--unknown=3 --nnodes 2 train.py
+--nnodes 2 --unknown train.py --nnodes 3
+-x -m package.module
+-xm package.module
+-nnodes=2 train.py
+-m= train.py
+-m=package.module
+--standalone= train.py
+--stan=1 train.py
+--r=3 train.py
+--master train.py
+-r train.py
+-r
+-t 3
+--tee=1,2 --
+-1
+-1.5 --role -1 train.py
+--local-addr -1 train.py
+--max-restarts=-0 train.py
+--max-restarts ' 3 ' train.py
+--max-restarts 1_0 train.py
+--standalone -- --standalone
+--standalone -- -- -- x
+train.py --nnodes
+train.py - -- -
+--start-method=spawn --start-method=fork train.py
+--duplicate-stdout-filters a --duplicate-stdout-filters b train.py
+PET_STANDALONE= train.py
+PET_MAX_RESTARTS=x --help
+PET_MAX_RESTARTS=x --max-restarts=x train.py
+PET_ROLE= train.py
+PET_ROLE=-x train.py
 """.strip().splitlines()
 
 #: Ours is a line for what torch passes on into a traceback later, or ignores.
 _CHECKED = "a value is checked when it is read, not after half of the launch"
 _VARIABLE = "torch forgets to check the choices of variables"
 _SPELLINGS = "to argparse two spellings of one flag can be ambiguous; to us never"
+_UNNEEDED = "a variable is not checked where its flag is given"
 _UNREAD = "words of the script are not ours to read; argparse can find them ambiguous"
 DIFFERENCES = {
     "--nnodes 3:1 train.py": _CHECKED,
@@ -199,6 +257,7 @@ DIFFERENCES = {
     "--nod 1 train.py": _SPELLINGS,
     "--v train.py": _SPELLINGS,
     "train.py --r --max --no": _UNREAD,
+    "PET_MODULE=x -m package.module": _UNNEEDED,
 }
 #: What those of them that we understand mean, in words that torch understands too.
 MEANINGS = {
@@ -207,6 +266,7 @@ MEANINGS = {
     "--nproc 2 train.py": "--nproc-per-node 2 train.py",
     "--nod 1 train.py": "--node-rank 1 train.py",
     "--v train.py": "--virtual-local-rank train.py",
+    "PET_MODULE=x -m package.module": "-m package.module",
     "train.py --r --max --no": "-- train.py --r --max --no",
 }
 
@@ -224,14 +284,15 @@ def outcome(parse: Callable[[], Any], environ: dict[str, str]) -> object:
         for name, value in environ.items():
             patch.setenv(name, value)
         try:
-            return vars(parse())
+            parsed = parse()
+            return {**vars(parsed[0]), "unknown": parsed[1]} if isinstance(parsed, tuple) else vars(parsed)
         except (SystemExit, ValueError):
             return REFUSED
 
 
 def split(case: str) -> tuple[dict[str, str], list[str]]:
     """Separate the variables in front from the words."""
-    words = case.split()
+    words = shlex.split(case)
     variables = [word for word in words if word.startswith("PET_")]
     return dict(word.split("=", 1) for word in variables), words[len(variables) :]
 
@@ -241,7 +302,7 @@ def without_ours(namespace: object) -> object:
     if not isinstance(namespace, dict):
         return namespace
     flags = legacy.LEGACY_FLAGS if "use_env" in namespace else FLAGS
-    ours = {flag.dest: flag.default for flag in flags if flag.is_ours and flag.dest != "version"}
+    ours = {flag.dest: flag.default for flag in flags if flag.is_ours and not flag.prints_text}
     assert {name: namespace[name] for name in ours} == ours
     return {name: value for name, value in namespace.items() if name not in ours}
 
@@ -253,13 +314,47 @@ def assert_equal(ours: object, torchs: object) -> None:
         assert {name: type(value) for name, value in ours.items()} == {n: type(v) for n, v in torchs.items()}
 
 
+def takes_all(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Namespace:
+    """Parse with a parser of a program's own that takes its actions from another."""
+    return argparse.ArgumentParser(parents=[parser], add_help=False).parse_args(words)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_a_command_line_means_the_same(case: str) -> None:
-    """Torch's parser, ours, and our argparse parser make the same of a command line and its variables."""
+    """Torch's parser and ours make the same of a command line and its variables."""
     environ, words = split(case)
     expected = parse_with_torch(environ, words)
     assert_equal(without_ours(outcome(lambda: parse_args(words), environ)), expected)
-    assert_equal(without_ours(outcome(lambda: get_args_parser().parse_args(words), environ)), expected)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_known_flags_mean_the_same(case: str) -> None:
+    """A program that leaves unknown flags to others gets the same values, and the same words that are left."""
+    environ, words = split(case)
+    expected = outcome(lambda: torch_get_args_parser().parse_known_args(words), environ)
+    assert_equal(without_ours(outcome(lambda: get_args_parser().parse_known_args(words), environ)), expected)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_programs_own_parser_reads_the_same(case: str) -> None:
+    """A program that takes all actions of the parser into its own gets the same values from ours as from torch's."""
+    environ, words = split(case)
+    expected = outcome(lambda: takes_all(torch_get_args_parser(), words), environ)
+    assert_equal(without_ours(outcome(lambda: takes_all(get_args_parser(), words), environ)), expected)
+
+
+def test_accelerates_words_mean_the_same() -> None:
+    """Accelerate gives the parser names of positionals as flags, and a list among the words."""
+    words: Any = ["--training_script", "train.py", "--training_script_args", ["--epochs", "3"]]
+    expected = outcome(lambda: torch_get_args_parser().parse_known_args(words), {})
+    assert_equal(without_ours(outcome(lambda: get_args_parser().parse_known_args(words), {})), expected)
+
+
+def test_namespaces_are_those_of_argparse() -> None:
+    """What our parsers return has the class of what torch's return, and a value for each flag and the script."""
+    assert type(parse_args(["s"])) is type(torch_get_args_parser().parse_args(["s"]))
+    extra = set(vars(parse_args(["s"]))) - {flag.dest for flag in FLAGS}
+    assert extra == {"training_script", "training_script_args"}
 
 
 @pytest.mark.parametrize("case", DIFFERENCES)
@@ -288,12 +383,15 @@ BEGINNINGS = sorted(
 def test_every_abbreviation_means_the_same() -> None:
     """For each beginning of each of torchrun's flags ours finds the same flags, however many of ours begin so too."""
     parser = torch_get_args_parser()
-    argparse_parser = get_args_parser()
+    ours = get_args_parser()
     assert len(BEGINNINGS) > 250
     for prefix in BEGINNINGS:
         expected = {match[0].dest for match in parser._get_option_tuples(prefix)}
         assert {flag.dest for flag in match_abbreviation(prefix, FLAGS)} == expected, prefix
-        assert {match[0].dest for match in argparse_parser._get_option_tuples(prefix)} == expected, prefix
+        if len(expected) == 1:
+            assert {match[0].dest for match in ours._get_option_tuples(prefix)} == expected, prefix
+        else:
+            assert outcome(functools.partial(ours.parse_args, [prefix, "x", "s"]), {}) == REFUSED, prefix
 
 
 def test_torch_has_no_flag_that_we_lack() -> None:

@@ -42,13 +42,13 @@ _MODULES_WITHOUT_TWIN = {
 
 _LAUNCH_CONFIG = (
     "also is made with (restart_policy, forward_signals, worker_store, scale_up_delay, scale_up_signal, "
-    "scale_up_grace, membership_window, exit_barrier_timeout, on_split, preferred_rank, rdzv_token, join_command, "
-    "capture, preload, kill_background)"
+    "scale_up_grace, membership_window, exit_barrier_timeout, on_split, fence_after, preferred_rank, rdzv_token, "
+    "join_command, capture, preload, kill_background)"
 )
 #: Names that differ: our module and name, what differs, and why.
 _DIFFERENCES: dict[tuple[str, str], str] = {
     ("elastic_run.launcher.LaunchConfig", _LAUNCH_CONFIG): "settings of our own, behind torch's and with defaults",
-    ("elastic_run.agent.local_elastic_agent.LocalElasticAgent", "also is made with (keyword-only around)"): (
+    ("elastic_run.agent.local_elastic_agent.LocalElasticAgent", "also is made with (keyword-only context)"): (
         "what the launcher knows beyond the spec"
     ),
     ("elastic_run.multiprocessing.errors.ChildFailedError", "also is made with (root_rank)"): (

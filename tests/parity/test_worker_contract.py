@@ -1,24 +1,20 @@
 """Every command line of the matrix under torchrun and elastic-run: what differs must be on the list of differences.
 
-torchrun takes two seconds of a CPU for each, so it runs ahead of the tests, two at a time, each case once.
+torchrun takes two seconds of a CPU for each, so it runs ahead of the tests, two at a time, each case once; and what was
+seen then is kept for the next run of these tests, as long as it would be the same.
 """
 
 from __future__ import annotations
 
 import copy
-import shutil
-import uuid
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.parity.differences import ABSENT, DIFFERENCES, Difference
+from tests.parity.differences import DIFFERENCES, Difference
 from tests.parity.matrix import CASES, Case
-from tests.parity.observed import Run
-from tests.support.processes import kill_processes, processes_with_environment
-from tests.support.torchrun import with_hosts_file, write_hosts_file
+from tests.parity.rehearsal import Rehearsal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,66 +22,13 @@ if TYPE_CHECKING:
 _DOCUMENT = Path(__file__).parents[2] / "docs" / "migrating-from-torchrun.md"
 
 
-class Rehearsal:
-    """Runs cases under both launchers: under torchrun ahead of time, and each only once.
-
-    Args:
-        directory: Where the runs get their directories.
-        ahead: The cases that will be asked for, in order.
-    """
-
-    def __init__(self, directory: Path, ahead: list[Case]) -> None:
-        self._directory = directory
-        self._programs = directory / "programs of the job"
-        self._prefix = with_hosts_file([], write_hosts_file(directory))
-        self._pool = ThreadPoolExecutor(2)
-        self.token = uuid.uuid4().hex
-        self._ours: dict[str, dict[str, Any]] = {}
-        shutil.copytree(Path(__file__).with_name("programs"), self._programs)
-        self._theirs = {case.name: self._start(case) for case in ahead}
-
-    def under_torchrun(self, case: Case) -> dict[str, Any]:
-        """Return what was seen of a case under torchrun."""
-        if case.name not in self._theirs:
-            self._theirs[case.name] = self._start(case)
-        return self._theirs[case.name].result()
-
-    def under_elastic_run(self, case: Case, token: str) -> dict[str, Any]:
-        """Return what was seen of a case under elastic-run; `token` is the test's."""
-        if case.name not in self._ours:
-            self._ours[case.name] = self._observe(case, "elastic-run", token)
-        return self._ours[case.name]
-
-    def differences(self, case: Case, token: str) -> list[tuple[str, Any, Any]]:
-        """Return key, torchrun's and elastic-run's for all that isn't the same."""
-        ours = self.under_elastic_run(case, token)
-        theirs = self.under_torchrun(case)
-        keys = ["workers"] if theirs["workers"] != ours["workers"] else sorted({*theirs, *ours})
-        pairs = ((key, theirs.get(key, ABSENT), ours.get(key, ABSENT)) for key in keys)
-        return [(key, left, right) for key, left, right in pairs if left != right]
-
-    def close(self) -> list[int]:
-        """Wait for what runs, and return the pids of what torchrun has left behind, killed by now."""
-        self._pool.shutdown(cancel_futures=True)
-        left = processes_with_environment(self.token)
-        kill_processes(left)
-        return left
-
-    def _start(self, case: Case) -> Future[dict[str, Any]]:
-        return self._pool.submit(self._observe, case, "torchrun", self.token)
-
-    def _observe(self, case: Case, launcher: str, token: str) -> dict[str, Any]:
-        out = self._directory / launcher / case.name.replace(" ", "_")
-        out.mkdir(parents=True)
-        return Run(case, launcher, out=out, programs=self._programs, prefix=self._prefix, token=token).observe()
-
-
 @pytest.fixture(scope="module")
 def rehearsal(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rehearsal]:
     """Begin to run, under torchrun, the cases of the tests that were selected."""
     selected = [getattr(item, "callspec", None) for item in request.session.items]
     cases = [spec.params["case"] for spec in selected if spec is not None and "case" in spec.params]
-    opened = Rehearsal(tmp_path_factory.mktemp("parity"), [case for case in cases if isinstance(case, Case)])
+    ahead = [case for case in cases if isinstance(case, Case)]
+    opened = Rehearsal(tmp_path_factory.mktemp("parity"), ahead, getattr(request.config, "cache", None))
     yield opened
     opened.close()
 

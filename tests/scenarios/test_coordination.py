@@ -1,10 +1,11 @@
 """Scenario scripts of a whole job: facts in, the whole trace of phases and decisions out.
 
 A script in `coordination/` begins with the job's `rules` and then has one event per `>` line; the lines below each are
-the trace that `decide` gives. Events: `join NODE`, `failing NODE [consequence]`, `ready NODE OUTCOME`,
-`leave NODE REASON`, `silent NODE SECONDS`, `tick`, `succeed` (another coordinator goes on from the state document, on a
-clock of its own), `move` (the same in another store). `at=` sets the time, `seq=` a fact's number. After a deliberate
-change rewrite them all with `ELASTIC_RUN_REWRITE=1` and review the diff.
+the trace that `decide` gives. Events: `join NODE`, `failing NODE [consequence]`, `ready NODE OUTCOME [id=]`,
+`leave NODE REASON`, `seat_dead RANK STATUS [round=] [store=]`, `silent NODE SECONDS`, `tick`, `succeed` (another
+coordinator goes on from the state document, on a clock of its own), `move` (the same in another store). `at=` sets the
+time, `seq=` a fact's number. After a deliberate change rewrite them all with `ELASTIC_RUN_REWRITE=1` and review the
+diff.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from elastic_run.core.messages import (
     Offer,
     Ready,
     Rules,
+    SeatDead,
 )
 
 if TYPE_CHECKING:
@@ -67,6 +69,7 @@ class Player:
         self.lines: list[str] = []
         self._sequences: dict[str, int] = {}
         self._ports: dict[str, int] = {}
+        self._round_ids: dict[int, str] = {}
 
     def play(self, script: str) -> str:
         """Return the script with the trace of today."""
@@ -92,6 +95,7 @@ class Player:
             step = coordination.decide(replace(step.job, slot=step.job.slot + 1), (), now=self._clock, jitter=0.5)
         self.job = step.job
         self.lines.append("  ".join([f"    {self.job.phase}", *decisions]))
+        self._round_ids[self.job.round] = self.job.round_id
         if any(decision.startswith("Form") for decision in decisions):
             self.lines += _describe_places(self.job)
         wake = coordination.next_at(self.job)
@@ -110,23 +114,34 @@ class Player:
         if is_moved:
             self.job = job_state.move(self.job, self._clock)
 
-    def _event(self, words: list[str], values: dict[str, Any]) -> Event:
+    def _event(self, words: list[str], values: dict[str, Any]) -> Event:  # noqa: PLR0911 - one per kind
         kind, node = words[0], words[1]
+        if kind == "seat_dead":
+            return self._seat_dead(int(node), words[2], values)
         if kind == "silent":
             return Silent(node, float(words[2]))
         self._sequences[node] = sequence = values.pop("seq", self._sequences.get(node, 0) + 1)
         number = values.pop("round", self.job.round)
+        round_id = values.pop("id", self._find_round_id(number))
         if kind == "join":
             return self._join(node, sequence, values)
         if kind == "failing":
-            return Failing(node, sequence, number, "consequence" in words)
+            return Failing(node, sequence, number, round_id, "consequence" in words)
         if kind == "leave":
             return Leave(node, sequence, words[2], values.get("detail", ""))
         if kind == "foreign":
             return Foreign(node, sequence, values["protocol"])
         report = {name: values[name] for name in _REPORT if name in values} or None
         verdict, detail = values.get("verdict", ""), values.get("detail", "")
-        return Ready(node, sequence, number, words[2], self._offer(node), report, verdict, detail)
+        return Ready(node, sequence, number, round_id, words[2], self._offer(node), report, verdict, detail)
+
+    def _seat_dead(self, rank: int, status: str, values: dict[str, Any]) -> SeatDead:
+        number = values.get("round", self.job.round)
+        return SeatDead(self._find_round_id(number), _HERE, number, rank, status, values.get("store", ""))
+
+    def _find_round_id(self, number: int) -> str:
+        """Return the id of a round, of this log's where it has formed one of that number."""
+        return self._round_ids.get(number, f"{number}/elsewhere")
 
     def _offer(self, node: str) -> Offer:
         self._ports[node] = self._ports.get(node, 0) + 1
@@ -146,8 +161,14 @@ class Player:
         last = None
         lineage = values.pop("lineage", _HERE)
         if "last" in values:
+            number = values.pop("last")
             last = Last(
-                1, values.pop("last"), values.pop("rank"), values.pop("nodes"), values.pop("restarts", 0), lineage
+                self._find_round_id(number),
+                number,
+                values.pop("rank"),
+                values.pop("nodes"),
+                values.pop("restarts", 0),
+                lineage,
             )
         seen, heard = values.pop("seen", self.job.slot), values.pop("heard", 0)
         return Join(node, sequence, card, replace(self.rules, **values), self._offer(node), seen, last, heard)

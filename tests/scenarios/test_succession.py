@@ -11,7 +11,8 @@ nodes that start from there on. The verbs:
   `refuse NODE N` (so many strangers);
 - trouble: `lose NODE` (what it says does not arrive), `reconnect NODE`, `interrupt NODE`, `hold NODE` (its
   assignments), `release NODE`, `entry SLOT TEXT`, `fact TEXT`, `put KEY TEXT`, `drop SLOT`, `oldhead` (the first head
-  is back), `change NODE` (to an empty store), `change_empty NODE` (without a copy of the state), `wipe` (the store is
+  is back), `change NODE` (its store is emptied), `go STORE NODE…` (to another store; `at STORE NODE…` starts there),
+  `die NODE`, `dead RANK STATUS ROUND_ID NODE [STORE]` (a proof, told in the store of the node), `wipe` (the store is
   another, empty one; nobody is told), `elsewhere NODE` (it is told), `answer NODE SLOT` (late).
 """
 
@@ -23,11 +24,13 @@ from pathlib import Path
 
 import pytest
 
+from elastic_run.core import coordination
 from elastic_run.core import coordinator as office
 from elastic_run.core import member as membership
-from elastic_run.core.job_keys import HEAD, LOG_START, assignment_key, decision_key, state_key
+from elastic_run.core.job_keys import HEAD, LOG_START, assignment_key, copy_key, decision_key, state_key
 from elastic_run.core.log_start import find_start, is_trimmed
-from elastic_run.core.messages import Card, Fact, LogStart, Moving, Offer, Rules, read_decision, to_json
+from elastic_run.core.messages import Card, Fact, LogStart, Moving, Offer, Rules, SeatDead, read_decision, to_json
+from elastic_run.core.state_document import identify
 
 SCRIPTS = sorted((Path(__file__).parent / "succession").glob("*.txt"))
 
@@ -39,15 +42,25 @@ def _show(thing: object) -> str:
     return f"{type(thing).__name__}({told})"
 
 
+class Place:
+    """What one store holds."""
+
+    def __init__(self) -> None:
+        self.facts: list[bytes] = []
+        self.values: dict[str, bytes] = {}
+        self.beats: dict[str, int] = {}
+
+
 class Bed:
-    """A store and the nodes on it, in one thread."""
+    """Stores and the nodes on them, in one thread."""
 
     def __init__(self) -> None:
         self.now = 0.0
         self.lines: list[str] = []
-        self.facts: list[bytes] = []
-        self.values: dict[str, bytes] = {}
-        self.beats: dict[str, int] = {}
+        self.stores: dict[str, Place] = {"a": Place()}
+        self.where: dict[str, str] = {}
+        self.store = self.stores["a"]
+        self.copies: dict[str, bytes] = {}
         self.members: dict[str, membership.Member] = {}
         self.offices: dict[str, office.Coordinator] = {}
         self.deaf: set[str] = set()
@@ -71,13 +84,33 @@ class Bed:
                 getattr(self, "_put_value" if words[0] == "put" else f"_{words[0]}")(*words[1:])
         return "\n".join(self.lines) + "\n"
 
+    @property
+    def facts(self) -> list[bytes]:
+        """The facts in the store of the node at work."""
+        return self.store.facts
+
+    @property
+    def values(self) -> dict[str, bytes]:
+        """The documents in that store."""
+        return self.store.values
+
+    @property
+    def beats(self) -> dict[str, int]:
+        """The beats in that store."""
+        return self.store.beats
+
+    def _enter_store(self, node: str) -> None:
+        self.store = self.stores[self.where.get(node, "a")]
+
     def _tell(self, node: str, text: str) -> None:
         self.lines.append(f"    {node}: {text}")
 
     def _rules(self, *words: str) -> None:
+        has_successors = "successors" in words
+        words = tuple(word for word in words if word != "successors")
         low, high, *restarts = (int(word) for word in words if "=" not in word)
         times = {name: float(value) for name, _, value in (word.partition("=") for word in words) if value}
-        rules = Rules(low, high, max_restarts=restarts[0] if restarts else 0)
+        rules = Rules(low, high, max_restarts=restarts[0] if restarts else 0, has_successors=has_successors)
         self.rules = replace(rules, **times)  # type: ignore[arg-type]  # scripts name times only
 
     # --- members -----------------------------------------------------------------------------------------------------
@@ -90,6 +123,7 @@ class Bed:
             self._obey(node, commands)
 
     def _feed(self, node: str, event: membership.Event) -> None:
+        self._enter_store(node)
         before = self.members[node].state
         self.members[node], commands = membership.decide(self.members[node], event, self.now)
         after = self.members[node].state
@@ -103,6 +137,7 @@ class Bed:
         self.pending += [(node, command) for command in commands]
         while is_free and self.pending:
             node, command = self.pending[0]
+            self._enter_store(node)
             if isinstance(command, membership.ReadHead):
                 self._head(node)
             elif isinstance(command, membership.Append):
@@ -117,6 +152,8 @@ class Bed:
             elif isinstance(command, membership.FetchAssignment):
                 value = self.values.get(assignment_key(command.slot, command.term, node))
                 self._feed(node, membership.AssignmentRead(command.slot, command.term, value))
+            elif isinstance(command, membership.PrepareRejoin):
+                self._prepare_rejoin(node)
             elif isinstance(command, membership.Coordinate):
                 self._take_office(node, command)
             else:
@@ -124,6 +161,14 @@ class Bed:
                 if isinstance(command, membership.StopCoordinating):
                     self.offices.pop(node, None)
             del self.pending[0]
+
+    def _prepare_rejoin(self, node: str) -> None:
+        document = self.copies.get(node)
+        copy = None if document is None else identify(document)
+        if copy is not None and document is not None:
+            self.values[copy_key(copy)] = document
+        is_idle = self.members[node].state in (membership.WAITING, membership.READY)
+        self._feed(node, membership.RejoinPrepared(copy, Offer(node, 99) if is_idle else None))
 
     def _append(self, node: str, fact: Fact) -> None:
         is_lost = node in self.deaf
@@ -145,6 +190,15 @@ class Bed:
             del self.values[decision_key(slot)]
         return None
 
+    def _keep_copy(self, node: str) -> None:
+        member = self.members[node]
+        document = self.values.get(state_key(member.state_slot, member.state_term))
+        if not member.rules.has_successors or not member.has_view or document is None:
+            return
+        kept = self.copies.get(node)
+        if kept is None or not identify(document).is_older_than(identify(kept)):
+            self.copies[node] = document
+
     def _put(self, slot: int, value: bytes) -> bool:
         return self.values.setdefault(decision_key(slot), value) == value
 
@@ -159,6 +213,7 @@ class Bed:
 
     def _follow(self, *nodes: str) -> None:
         for node in nodes or tuple(self.members):
+            self._enter_store(node)
             while True:
                 slot = self.members[node].next_slot
                 if slot is None or self.members[node].state == membership.OVER:
@@ -168,6 +223,7 @@ class Bed:
                 if value is None and not is_void:
                     break
                 self._feed_entry(node, slot, None if is_void else value)
+                self._keep_copy(node)
 
     def _beat(self, node: str) -> None:
         self.beats[node] = self.beats.get(node, 0) + 1
@@ -226,15 +282,36 @@ class Bed:
     def _fact(self, *words: str) -> None:
         self.facts.append(" ".join(words).encode())
 
+    def _dead(self, rank: str, status: str, round_id: str, node: str, store: str = "") -> None:
+        """Tell a proof of death in the store of a node."""
+        self._enter_store(node)
+        number = int(round_id.partition("/")[0])
+        self.facts.append(to_json(SeatDead(round_id, "", number, int(rank), status, store)))
+
     def _change(self, node: str) -> None:
         self.values.clear()
         self.facts.clear()
-        self._feed(node, membership.StoreChanged(has_copy=True))
+        self._feed(node, membership.StoreChanged())
 
-    def _change_empty(self, node: str) -> None:
-        self.values.clear()
-        self.facts.clear()
-        self._feed(node, membership.StoreChanged(has_copy=False))
+    def _go(self, store: str, *nodes: str) -> None:
+        """Let nodes go to a store, which is empty before the first of them."""
+        for node in nodes:
+            self.where[node] = store
+            self.stores.setdefault(store, Place())
+            self.offices.pop(node, None)
+            self._feed(node, membership.StoreChanged())
+
+    def _at(self, store: str, *nodes: str) -> None:
+        """Let nodes start in a store."""
+        self.stores.setdefault(store, Place())
+        for node in nodes:
+            self.where[node] = store
+        self._start(*nodes)
+
+    def _die(self, node: str) -> None:
+        """Let a node be killed; nobody is told."""
+        del self.members[node]
+        self.offices.pop(node, None)
 
     def _wipe(self) -> None:
         """Let the store be another one, in which nothing is; nobody is told."""
@@ -242,7 +319,7 @@ class Bed:
         self.facts.clear()
 
     def _elsewhere(self, node: str) -> None:
-        self._feed(node, membership.StoreChanged(has_copy=False))
+        self._feed(node, membership.StoreChanged())
 
     # --- coordinators ------------------------------------------------------------------------------------------------
     def _take_office(self, node: str, command: membership.Coordinate) -> None:
@@ -256,7 +333,10 @@ class Bed:
             slot=command.slot,
             state=state,
             now=self.now,
+            is_successor=self.where.get(node, "a") != "a",
+            store_id=self.where.get(node, "a"),
             known_round=command.known_round,
+            newest_round=command.newest_round,
             known_restarts=command.known_restarts,
             silent=command.silent,
             last_beat=command.last_beat,
@@ -266,16 +346,23 @@ class Bed:
             self._tell(node, f"complains: {self.offices[node].complaint}")
 
     def _prepare(self, node: str) -> None:
+        self._enter_store(node)
         known = self.offices[node]
         facts = self.facts[known.position :]
         self.offices[node] = known = office.receive(known, facts, len(self.facts), now=self.now, jitter=0.0)
+        while known.wants is not None:
+            copy = self.values.get(copy_key(known.wants))
+            self.offices[node] = known = office.take_copy(known, copy, now=self.now, jitter=0.0)
         if known.complaint:
             self._tell(node, f"complains: {known.complaint}")
+        if known.view is not None and known.job.rules is not None and known.job.rules.has_successors:
+            self._tell(node, f"waits: {coordination.describe(known.view, self.now).missing_majority}")
         proposal = office.propose(known, self.now)
         if proposal is not None:
             self.values.update(proposal.documents)
 
     def _create(self, node: str) -> None:
+        self._enter_store(node)
         while True:
             known = self.offices[node]
             proposal = office.propose(known, self.now)
@@ -312,6 +399,7 @@ class Bed:
         self._create(node)
 
     def _watch(self, node: str) -> None:
+        self._enter_store(node)
         known = self.offices[node]
         beats = {name: self.beats.get(name) for name in known.watched}
         self.offices[node] = office.observe(known, beats, now=self.now, jitter=0.0)
@@ -324,6 +412,7 @@ class Bed:
 
     def _refuse(self, node: str, count: str) -> None:
         """Let so many nodes of another protocol come, each of which takes a slot."""
+        self._enter_store(node)
         for index in range(int(count)):
             self._fact(f'{{"protocol":3,"node":"f{len(self.facts)}","sequence":{index}}}')
         self._prepare(node)
@@ -336,6 +425,7 @@ class Bed:
         self._create(node)
 
     def _move(self, node: str) -> None:
+        self._enter_store(node)
         self.facts.append(to_json(Moving("b:29400", "a goes")))
         self._prepare(node)
         self._create(node)

@@ -1,4 +1,4 @@
-"""Replay one seed, `python -m tests.simulation SEED [--trace]`, or search many, `--count 10000 [--from 0]`."""
+"""Replay one seed, `python -m tests.simulation SEED [--trace]`, or search many, `--from 0 --count 10000 --jobs 2`."""
 
 from __future__ import annotations
 
@@ -6,33 +6,33 @@ import argparse
 import sys
 import time
 
+from tests.simulation.search import describe, find_failures
 from tests.simulation.world import World
 
 
-def run(first: int, count: int) -> int:
-    """Run seeds until one fails.
+def search(first: int, count: int, jobs: int) -> int:
+    """Run seeds, and print each that fails, then a summary.
 
     Args:
         first: The first seed.
         count: How many.
+        jobs: Processes.
 
     Returns:
         The exit code.
     """
     started = time.monotonic()
-    for seed in range(first, first + count):
-        try:
-            World(seed).run()
-        except Exception as error:  # noqa: BLE001 - whatever it is, its seed matters
-            sys.stdout.write(f"seed {seed}: {type(error).__name__}: {error}\n")
-            sys.stdout.write(f"replay: python -m tests.simulation {seed} --trace\n")
-            return 1
-    sys.stdout.write(f"{count} seeds in {time.monotonic() - started:.1f} s\n")
-    return 0
+    failures = []
+    for failure in find_failures(range(first, first + count), jobs):
+        failures.append(failure)
+        _print(str(failure))
+    _print(describe(failures, count, time.monotonic() - started))
+    return 1 if failures else 0
 
 
 def _print(line: str) -> None:
     sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 def main() -> int:
@@ -42,9 +42,10 @@ def main() -> int:
     parser.add_argument("--trace", action="store_true", help="print all that happens")
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--from", dest="first", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
     options = parser.parse_args()
     if options.seed is None:
-        return run(options.first, options.count)
+        return search(options.first, options.count, options.jobs)
     World(options.seed, _print if options.trace else None).run()
     return 0
 

@@ -5,24 +5,64 @@ It does with `core.member` and `core.coordinator` what the real driver does, and
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from elastic_run.core import coordinator as office
 from elastic_run.core import member as membership
-from elastic_run.core.job_keys import HEAD, LOG_START, assignment_key, decision_key, state_key
-from elastic_run.core.log_start import find_start, is_trimmed
-from elastic_run.core.messages import DIED, DONE, FAILED, LAST_SEQUENCE, STOPPED, Card, Leave, Offer, to_json
+from elastic_run.core.messages import (
+    DIED,
+    DONE,
+    FAILED,
+    LAST_SEQUENCE,
+    SEAT_OFFERED,
+    SEAT_RUNNING,
+    STOPPED,
+    Card,
+    Join,
+    Leave,
+    Moving,
+    Offer,
+    Ready,
+    SeatDead,
+    to_json,
+)
 from elastic_run.core.rootcause import CONSEQUENCE
-from tests.simulation.clockwork import Clock, Host, StoreLost, Thread
+from elastic_run.records import replace
+from tests.simulation.clockwork import LOST, Clock, Host, StoreLost, Thread
+from tests.simulation.connection import Connection, Endpoint
+from tests.simulation.office import coordinate
 from tests.simulation.store import Pause, Request
+from tests.simulation.threads import follow, run_errands, speak
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from elastic_run.core.messages import Assignment, Fact, LogStart, Rules
+    from elastic_run.core.messages import Assignment, Fact, Rules
     from tests.simulation.store import Store
     from tests.simulation.world import World
+
+
+#: What another thread asks the store for.
+_ASKED = (membership.ReadHead, membership.CreateEntry, membership.FetchAssignment, membership.PrepareRejoin)
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The end of a node that finds no store any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """How the others hear of a node's death.
+
+    Args:
+        delays: When its guardian says so, in true seconds after it; never, late, or twice.
+        is_misled: Whether it says so at the first endpoint, wherever the job is.
+    """
+
+    delays: tuple[float, ...] = ()
+    is_misled: bool = False
 
 
 class Agent(Host):
@@ -34,7 +74,7 @@ class Agent(Host):
         end: The last thing that it was told, or None.
     """
 
-    def __init__(  # noqa: PLR0913 - what tells one node of a simulation from another
+    def __init__(
         self,
         world: World,
         node: str,
@@ -43,44 +83,88 @@ class Agent(Host):
         clock: Clock,
         rules: Rules,
         preferred_rank: int | None,
-        store: Store,
-        serves_store: bool = False,
         script: str = "train.py",
+        predecessor: Agent | None = None,
     ) -> None:
-        super().__init__(world.clockwork, clock)
+        super().__init__(world.clockwork, clock, host)
         self.world = world
         self.node = node
         self.random = world.random
         self.running: Assignment | None = None
         self.stopping = 0
-        self.end: membership.Ended | membership.Refused | None = None
+        self.end: membership.Ended | membership.Refused | Lost | None = None
         self.formed: list[Assignment] = []
         self.port = 0
         self.has_left = False
         self.copy: bytes | None = None
-        self.lost_since: float | None = None
         self.queue: list[Fact] = []
         self.orders: list[str] = []
         self.asked: list[membership.Command] = []
         self.coordinating: Thread | None = None
-        self.store = store
-        self.was_stalled_at = float("-inf")
+        self.connection = Connection(world, self)
+        self.waits_since: float | None = None
+        self.record: SeatDead | None = None
+        self.predecessor = predecessor
+        self.last_beat: int | None = None
         size = 1 + self.random.randrange(3)
+        serves_store = self._serves_store
         card = Card(host, 1, size, preferred_rank=preferred_rank, serves_store=serves_store, script=script)
-        self.member, commands = membership.begin(node, card=card, rules=rules, offer=self._offer(), now=clock.now())
-        self.speaker = Thread(self, self._speak(), self._perform)
-        self.follower = Thread(self, self._follow(), self._perform)
-        self.clerk = Thread(self, self._serve(), self._perform)
+        self.member, commands = membership.begin(node, card=card, rules=rules, offer=self.offer(), now=clock.now())
+        self.speaker = Thread(self, speak(self), self._perform_for_speaker)
+        self.follower = Thread(self, follow(self), self._perform)
+        self.clerk = Thread(self, run_errands(self), self._perform)
         self._obey(commands)
 
-    def _offer(self) -> Offer:
+    def offer(self) -> Offer:
+        """Open another workers' store."""
         self.port += 1
         return Offer(self.node, self.port)
 
+    @property
+    def store(self) -> Store | None:
+        """The store with which its member lives, None before it has reached one."""
+        return self.connection.bound
+
+    @property
+    def _serves_store(self) -> bool:
+        current = self.connection.current
+        return current is not None and current.server is self
+
     def _perform(self, thread: Thread, wish: Request | Pause, store: Store | None = None) -> None:
-        if thread is self.coordinating and isinstance(wish, Request) and self.world.note_operation(self):
+        """Carry out what a thread yields, at the store of the member, or at the one in which an office was claimed."""
+        wanted = store or self.connection.bound
+        self._send(thread, wish, wanted if wanted is self.connection.current else None)
+
+    def _perform_for_speaker(self, thread: Thread, wish: Request | Pause) -> None:
+        opened = self.connection.opened
+        self._send(thread, wish, opened if opened is self.connection.current else None)
+
+    def _send(self, thread: Thread, wish: Request | Pause, store: Store | None) -> None:
+        if isinstance(wish, Pause):
+            self.after(wish.seconds, thread.resume, thread.ticket, None)
             return
-        (store or self.store).perform(thread, wish)
+        store = wish.store or store
+        if thread is self.coordinating:
+            pause = self.world.faults.note_operation(self)
+            if not self.is_alive:
+                return
+            if pause:
+                # It goes on with what it was about to write.
+                self.clockwork.at(self.clockwork.now + pause, self._send_late, thread, thread.ticket, wish, store)
+                return
+        if store is None:
+            self.after(0.1, thread.resume, thread.ticket, LOST)
+        else:
+            store.perform(thread, wish)
+
+    def _send_late(self, thread: Thread, ticket: int, wish: Request, store: Store | None) -> None:
+        if self.is_stalled:
+            self.clockwork.at(self.stalled_until, self._send_late, thread, ticket, wish, store)
+        elif self.is_alive and thread.ticket == ticket:
+            if store is None:
+                thread.resume(ticket, LOST)
+            else:
+                store.perform(thread, wish)
 
     # --- events in, commands out -------------------------------------------------------------------------------------
     def feed(self, event: membership.Event) -> None:
@@ -93,45 +177,69 @@ class Agent(Host):
     def _obey(self, commands: tuple[membership.Command, ...]) -> None:
         for command in commands:
             if isinstance(command, membership.Append):
+                self._note_offer(command.fact)
                 self.queue.append(command.fact)
                 self._wake(self.speaker)
-            elif isinstance(command, membership.ReadHead | membership.CreateEntry | membership.FetchAssignment):
+            elif isinstance(command, _ASKED):
                 self.asked.append(command)
                 self._wake(self.clerk)
-            elif isinstance(command, membership.Coordinate):
-                self.orders = []
-                # An office never writes to another store than the one in which it was claimed.
-                perform = partial(self._perform, store=self.store)
-                self.coordinating = Thread(self, self._coordinate(command, self.orders), perform)
-            elif isinstance(command, membership.HandOver):
-                self.orders.append("resign")
-            elif isinstance(command, membership.StopCoordinating):
-                self.orders.append("stop")
-            elif isinstance(command, membership.Formed):
-                self._start(command.assignment)
-            elif isinstance(command, membership.Halted):
-                self._stop(command)
-            elif isinstance(command, membership.Ended | membership.Refused):
-                self.end = command
-                self.running = None
-                self.world.oracle.note_end(self, command)
+            elif isinstance(command, membership.Coordinate | membership.HandOver | membership.StopCoordinating):
+                self._coordinate(command)
+            else:
+                self._tell(command)
+
+    def _coordinate(self, command: membership.Coordinate | membership.HandOver | membership.StopCoordinating) -> None:
+        if isinstance(command, membership.Coordinate):
+            self.orders = []
+            # An office never writes to another store than the one in which it was claimed.
+            perform = partial(self._perform, store=self.store)
+            self.coordinating = Thread(self, coordinate(self, command, self.orders, self.store), perform)
+        else:
+            self.orders.append("resign" if isinstance(command, membership.HandOver) else "stop")
+
+    def _tell(self, command: membership.Command) -> None:
+        """Do what the agent does with what it is told."""
+        if isinstance(command, membership.Formed):
+            self._start(command.assignment)
+        elif isinstance(command, membership.Halted):
+            self._stop(command)
+        elif isinstance(command, membership.MovedTo):
+            self.follow_store(command.endpoint)
+        elif isinstance(command, membership.Ended | membership.Refused):
+            self.end = command
+            self.running = None
+            self.world.oracle.note_end(self, command)
+            if isinstance(command, membership.Refused):
+                self._hand_store_over()
 
     def _wake(self, thread: Thread) -> None:
         if thread.is_idle:
             self.clockwork.at(self.clockwork.now, thread.resume, thread.ticket, None)
 
     # --- workers -----------------------------------------------------------------------------------------------------
+    def _note_offer(self, fact: Fact) -> None:
+        """Write down in which store it says that it could be in another round, before it says so."""
+        if (
+            self.record is not None
+            and self.running is None
+            and isinstance(fact, Join | Ready)
+            and self.store is not None
+        ):
+            self.record = replace(self.record, status=SEAT_OFFERED, store_id=self.store.birth)
+
     def _start(self, place: Assignment) -> None:
+        self.record = SeatDead(place.round_id, place.lineage, place.round, place.group_rank, SEAT_RUNNING)
         self.world.oracle.note_formed(self, place)
         self.formed.append(place)
         self.running = place
+        self.world.oracle.note_started()
         time, outcome = self.world.draw_work(self)
         self.clockwork.at(self.clockwork.now + time, self._end_work, place.round, outcome)
 
     def _end_work(self, number: int, outcome: str) -> None:
         if not self.is_alive or self.running is None or self.running.round != number or self.stopping == number:
             return
-        if self.stalled_until > self.clockwork.now:
+        if self.is_stalled:
             self.clockwork.at(self.stalled_until, self._end_work, number, outcome)
             return
         if outcome == DONE:
@@ -152,13 +260,13 @@ class Agent(Host):
     def _report(self, number: int, outcome: str, report: dict[str, Any] | None) -> None:
         if not self.is_alive or self.running is None or self.running.round != number:
             return
-        if self.stalled_until > self.clockwork.now:
+        if self.is_stalled:
             self.clockwork.at(self.stalled_until, self._report, number, outcome, report)
             return
         place, self.running = self.running, None
         if outcome == DONE:
             self.world.oracle.note_done(self, place)
-        self.feed(membership.WorkersGone(number, outcome, self._offer(), report))
+        self.feed(membership.WorkersGone(number, outcome, self.offer(), report))
 
     # --- faults ------------------------------------------------------------------------------------------------------
     def leave(self) -> None:
@@ -167,224 +275,77 @@ class Agent(Host):
             self.has_left = True
             self.running = None
             self.feed(membership.Leaving("signal"))
+            self._hand_store_over()
 
-    def die(self, *, has_guardian: bool) -> None:
-        """Be killed; a guardian tells so."""
+    def _hand_store_over(self) -> None:
+        """Say where the store goes on that this node serves, and serve it until the others have heard it."""
+        store = self.connection.bound
+        if store is None or store.server is not self:
+            return
+        following = self.connection.others
+        where = following[0].host if following else ""
+        perform = partial(self._perform, store=store)
+        Thread(self, _say_again(to_json(Moving(where, f"{self.name} goes"))), perform)
+        self.clockwork.at(self.clockwork.now + self.random.uniform(1.0, 3.0), store.close)
+
+    def die(self, proof: Proof) -> None:
+        """Be killed; its guardian proves that, or not."""
         self.is_alive = False
-        if has_guardian:
-            ghost = Host(self.clockwork, self.clock)
-            Thread(ghost, self._farewell(), self._perform)
+        if self._serves_store and self.connection.current is not None:
+            self.connection.current.close()
+        for delay in proof.delays:
+            self.clockwork.at(self.clockwork.now + delay, self._prove, proof)
 
-    def _farewell(self) -> Generator[Request | Pause, Any, None]:
-        for _ in range(3):
-            try:
-                yield Request("append", (to_json(Leave(self.node, LAST_SEQUENCE, DIED)),))
-            except StoreLost:
-                yield Pause(0.3)
-            else:
-                return
+    def _prove(self, proof: Proof) -> None:
+        """Let its guardian say at all endpoints that it is dead, or only at the first."""
+        ghost = Host(self.clockwork, self.clock, self.name)
+        for endpoint in self.world.endpoints[: 1 if proof.is_misled else None]:
+            Thread(ghost, _say_farewell(self, endpoint), self._perform_for_ghost)
 
-    # --- threads -----------------------------------------------------------------------------------------------------
+    def _perform_for_ghost(self, thread: Thread, wish: Request | Pause) -> None:
+        if isinstance(wish, Pause):
+            thread.host.after(wish.seconds, thread.resume, thread.ticket, None)
+        elif wish.store is None:
+            thread.host.after(0.1, thread.resume, thread.ticket, LOST)
+        else:
+            wish.store.perform(thread, wish)
+
     @property
-    def _is_over(self) -> bool:
-        return self.member.has_left
+    def is_over(self) -> bool:
+        """Whether its threads end."""
+        return self.member.has_left or isinstance(self.end, Lost)
 
-    def _idle(self, thread_name: str, seconds: float) -> Generator[Request | Pause, Any, None]:
-        thread = getattr(self, thread_name)
-        thread.is_idle = True
-        yield Pause(seconds)
-        thread.is_idle = False
+    def lose_store(self) -> None:
+        """End: no endpoint answers."""
+        self.end = Lost()
+        self.running = None
+        self.orders.append("stop")
+        self.connection.close()
+        self.world.say(f"{self.node} has lost the store")
 
-    def _speak(self) -> Generator[Request | Pause, Any, None]:
-        interval = self.world.rules.keep_alive_interval
-        next_beat = self.clock.now()
-        while not self._is_over:
-            try:
-                if self.queue:
-                    fact = self.queue[0]
-                    yield Request("append", (to_json(fact),))
-                    if self.queue and self.queue[0] is fact:
-                        del self.queue[0]
-                        self.feed(membership.Appended(fact.sequence))
-                elif self.clock.now() >= next_beat:
-                    yield Request("beat", (self.node,))
-                    next_beat = self.clock.now() + interval
-                    self.feed(membership.Beaten())
-                    if self.member.watched:
-                        beats = yield Request("read_beats", ((self.member.watched,),))
-                        for node, value in beats.items():
-                            self.feed(membership.CoordinatorBeatRead(node, value))
-                else:
-                    yield from self._idle("speaker", next_beat - self.clock.now())
-            except StoreLost:
-                yield Pause(0.2)
-                self.queue.clear()
-                self.feed(membership.Reconnected())
+    def follow_store(self, host: str) -> None:
+        """Go on at an endpoint."""
+        if self.end is None and not self.has_left and host and host != self.connection.name:
+            self.connection.advance(host)
 
-    def _follow(self) -> Generator[Request | Pause, Any, None]:
-        while not self._is_over:
-            slot = self.member.next_slot
-            try:
-                if slot is None:
-                    yield Pause(0.05)
-                    yield Request("get", ([HEAD],))
-                else:
-                    value, start = yield Request("wait_beside", (decision_key(slot), LOG_START), 20.0)
-                    if self._feed_entry(slot, value, start):
-                        yield from self._copy_state()
-                self.lost_since = None
-            except StoreLost:
-                yield Pause(0.2)
-                self._maybe_change_store()
 
-    def _maybe_change_store(self) -> None:
-        """Go to the next store where this one was not heard for a lease."""
-        now = self.clock.now()
-        self.lost_since = now if self.lost_since is None else self.lost_since
-        is_lost = now - self.lost_since > self.world.rules.lease and self.store is not self.world.stores[-1]
-        if is_lost and self.world.rules.has_successors:
-            self.store = self.world.stores[-1]
-            self.lost_since = None
-            self.asked.clear()
-            self.queue.clear()
-            self.feed(membership.StoreChanged(has_copy=self.copy is not None))
+def _say_farewell(agent: Agent, endpoint: Endpoint) -> Generator[Request | Pause, Any, None]:
+    facts: list[Leave | SeatDead] = [Leave(agent.node, LAST_SEQUENCE, DIED)]
+    facts += [] if agent.record is None else [agent.record]
+    until = agent.clock.now() + 2 * agent.world.rules.lease + 10.0
+    while facts and agent.clock.now() < until:
+        try:
+            yield Request("append", (to_json(facts[0]),), store=endpoint.open_store)
+            del facts[0]
+        except StoreLost:
+            yield Pause(0.3)
 
-    def _copy_state(self) -> Generator[Request | Pause, Any, None]:
-        if self.world.rules.has_successors and self.member.state_slot >= 0:
-            key = state_key(self.member.state_slot, self.member.state_term)
-            (state,) = yield Request("get", ([key],))
-            self.copy = state or self.copy
 
-    def _serve(self) -> Generator[Request | Pause, Any, None]:
-        """Answer what the member asks for; the real driver may do so on any thread."""
-        while not self._is_over:
-            if not self.asked:
-                yield from self._idle("clerk", 1000.0)
-                continue
-            ask = self.asked[0]
-            try:
-                if isinstance(ask, membership.ReadHead):
-                    head, start = yield Request("get", ([HEAD, LOG_START],))
-                    event: membership.Event = membership.HeadRead(head, start)
-                elif isinstance(ask, membership.FetchAssignment):
-                    (place,) = yield Request("get", ([assignment_key(ask.slot, ask.term, self.node)],))
-                    event = membership.AssignmentRead(ask.slot, ask.term, place)
-                elif isinstance(ask, membership.CreateEntry):
-                    winner = yield from self._create(ask.slot, to_json(ask.claim))
-                    event = membership.EntryTrimmed(ask.slot)
-                    if winner is not None:
-                        event = membership.EntryRead(ask.slot, winner)
-                else:
-                    raise TypeError(ask)
-            except StoreLost:
-                yield Pause(0.2)
-                continue
-            if self.asked and self.asked[0] is ask:
-                del self.asked[0]
-                self.feed(event)
-
-    def _feed_entry(self, slot: int, value: bytes | None, start: bytes | None) -> bool:
-        """Take in what a slot holds; returns whether that is an entry."""
-        if is_trimmed(slot, start):
-            self.feed(membership.EntryTrimmed(slot))
-        elif value is not None:
-            self.world.oracle.note_entry(self, slot, value)
-            self.feed(membership.EntryRead(slot, value))
-            return True
-        return False
-
-    def _create(self, slot: int, value: bytes) -> Generator[Request | Pause, Any, bytes | None]:
-        """Create a slot; returns what it holds, None if it was trimmed."""
-        key = decision_key(slot)
-        winner: bytes
-        winner, start = yield Request("create_beside", (key, value, LOG_START))
-        if not is_trimmed(slot, start):
-            return winner
-        if winner == value:
-            yield Request("delete", ((key,),))
-        return None
-
-    def _raise_start(self, start: LogStart) -> Generator[Request | Pause, Any, None]:
-        value = to_json(start)
-        (there,) = yield Request("get", ([LOG_START],))
-        while (found := find_start(there)) is None or found.slot < start.slot:
-            there = yield Request("replace", (LOG_START, there, value))
-
-    def _take_office(self, command: membership.Coordinate) -> Generator[Request | Pause, Any, office.Coordinator]:
-        state: bytes | None = None
-        if command.is_copy:
-            state = self.copy
-            self.world.oracle.note_takeover(self, state)
-        elif command.state_slot >= 0:
-            while True:
-                try:
-                    (state,) = yield Request("get", ([state_key(command.state_slot, command.state_term)],))
-                    state = state or b""
-                    break
-                except StoreLost:
-                    yield Pause(0.2)
-        known = office.take_office(
-            self.node,
-            term=command.term,
-            slot=command.slot,
-            state=state,
-            now=self.clock.now(),
-            jitter=self.random.random(),
-            is_copy=command.is_copy,
-            known_round=command.known_round,
-            known_restarts=command.known_restarts,
-            silent=command.silent,
-            last_beat=command.last_beat,
-            kept_slots=self.world.kept_slots,
-        )
-        while office.has_lost_state(known):
-            try:
-                entries, position = yield Request("read", (known.position,), 0.0)
-            except StoreLost:
-                yield Pause(0.2)
-                continue
-            known = office.skip(known, position)
-            if not entries:
-                break
-        return known
-
-    def _coordinate(self, command: membership.Coordinate, orders: list[str]) -> Generator[Request | Pause, Any, None]:
-        known = yield from self._take_office(command)
-        interval = self.world.rules.keep_alive_interval
-        next_beats = self.clock.now() + interval
-        has_resigned = False
-        while not known.is_over and "stop" not in orders:
-            if "resign" in orders and not has_resigned:
-                known, has_resigned = office.resign(known), True
-            try:
-                proposal = office.propose(known, self.clock.now())
-                if proposal is not None:
-                    yield Request("write", (proposal.documents,))
-                    winner = yield from self._create(proposal.slot, proposal.entry)
-                    known, cleanup = office.settle(known, winner, now=self.clock.now(), jitter=self.random.random())
-                    yield Request("write", (cleanup.documents,))
-                    if cleanup.log_start is not None:
-                        yield from self._raise_start(cleanup.log_start)
-                    yield Request("delete", (cleanup.deleted,))
-                    known = office.tidied(known)
-                    if cleanup.trimmed is not None:
-                        yield Request("trim", (cleanup.trimmed,))
-                elif self.clock.now() >= next_beats:
-                    beats = yield Request("read_beats", (known.watched,))
-                    known = office.observe(known, beats, now=self.clock.now(), jitter=self.random.random())
-                    next_beats = self.clock.now() + interval
-                    known = office.check(known, *(yield Request("get", ([HEAD, LOG_START],))))
-                    if not known.is_over:
-                        yield Request("write", (office.notes(known, self.clock.now()),))
-                else:
-                    until = min(next_beats, known.wait_until or next_beats)
-                    timeout = until - self.clock.now()
-                    entries, position = yield Request("read", (known.position,), timeout)
-                    known = office.receive(known, entries, position, now=self.clock.now(), jitter=self.random.random())
-                    wake = known.wait_until
-                    assert known.pending or wake is None or wake > self.clock.now(), "it would never wait"
-            except StoreLost:
-                yield Pause(0.2)
-                known = office.interrupted(known, self.clock.now())
-        if known.is_deposed:
-            self.feed(membership.TermEnded(command.term))
+def _say_again(fact: bytes) -> Generator[Request | Pause, Any, None]:
+    for _ in range(3):
+        try:
+            yield Request("append", (fact,))
+        except StoreLost:
+            yield Pause(0.3)
+        else:
+            return

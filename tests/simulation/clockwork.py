@@ -1,7 +1,8 @@
 """Virtual time: a queue of events, and threads that are generators.
 
 A thread yields what it waits for and is sent the answer, or `StoreLost` is thrown into it. Nodes have clocks of their
-own, which begin anywhere and run too fast or too slow. Nothing here knows of jobs.
+own, which begin anywhere and run too fast or too slow, and stand still while their machine is suspended. Nothing here
+knows of jobs.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import heapq
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
+
+from tests.simulation.properties import ENDS, require
 
 Routine: TypeAlias = Generator[Any, Any, None]
 
@@ -22,11 +25,18 @@ class StoreLost(Exception):  # noqa: N818 - what the drivers see
 LOST = object()
 
 
+#: Seconds that a clock resolves for sure, wherever it began.
+_MOMENT = 1e-6
+#: Events after which a run is taken for endless.
+_MOST_EVENTS = 2_000_000
+
+
 class Clockwork:
     """The queue of events, in true time."""
 
     def __init__(self) -> None:
         self.now = 0.0
+        self._left = _MOST_EVENTS
         self._count = 0
         self._queue: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
 
@@ -41,6 +51,8 @@ class Clockwork:
         while queue and queue[0][0] <= until:
             self.now, _, action, arguments = heapq.heappop(queue)
             action(*arguments)
+            self._left -= 1
+            require(self._left > 0, ENDS, f"the run still goes on after {_MOST_EVENTS} events")
         self.now = until
 
 
@@ -60,15 +72,38 @@ class Clock:
         """Return the true time at which it will show a time."""
         return (local - self.offset) / self.rate
 
+    def freeze(self, seconds: float) -> None:
+        """Stand still for so many true seconds from now on; nobody may read it before they are over."""
+        self.offset -= self.rate * seconds
+
 
 class Host:
     """Something that can be killed, or stopped for a while; its threads go with it."""
 
-    def __init__(self, clockwork: Clockwork, clock: Clock) -> None:
+    def __init__(self, clockwork: Clockwork, clock: Clock, name: str = "") -> None:
         self.clockwork = clockwork
         self.clock = clock
+        self.name = name
         self.is_alive = True
         self.stalled_until = 0.0
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether it stands still."""
+        return self.stalled_until > self.clockwork.now
+
+    def after(self, seconds: float, action: Callable[..., object], *arguments: Any) -> None:  # noqa: ANN401
+        """Do something when so many seconds have passed on its clock."""
+        until = self.clock.now() + max(_MOMENT, seconds)
+
+        def fire() -> None:
+            time = self.clock.true(until)
+            if time > self.clockwork.now + _MOMENT:  # the clock stood still meanwhile
+                self.clockwork.at(time, fire)
+            else:
+                action(*arguments)
+
+        self.clockwork.at(max(self.clock.true(until), self.clockwork.now), fire)
 
 
 class Thread:
@@ -88,7 +123,7 @@ class Thread:
         host = self.host
         if ticket != self.ticket or not host.is_alive or self.is_over:
             return
-        if host.stalled_until > host.clockwork.now:
+        if host.is_stalled:
             host.clockwork.at(host.stalled_until, self.resume, ticket, value)
             return
         self.ticket += 1

@@ -1,8 +1,12 @@
-"""A job store in memory behind a network that delays, loses replies, and fails for a while."""
+"""A job store in memory behind a network that delays, loses and repeats, and fails for a while.
+
+A store that a node serves answers as long as that node does: what reaches it while the node stands still is carried out
+later, when the one who sent it has given the connection up.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from elastic_run.core.log_start import is_trimmed
@@ -12,21 +16,27 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
 
-    from tests.simulation.clockwork import Clockwork, Thread
+    from tests.simulation.clockwork import Clockwork, Host, Thread
 
 
 _WAITS = ("read", "wait_beside")
+_READS = (*_WAITS, "get", "read_beats")
+#: Longest true seconds after which a write that was on its way is still carried out.
+_LATE = 20.0
+#: Longest seconds for which a client waits for the answer of a store that is silent.
+_SILENCE = 3.0
 #: What a stranger writes over documents.
 SPOILT = b"garbage"
 
 
 @dataclass(slots=True)
 class Request:
-    """An operation and its arguments, as a thread yields it."""
+    """An operation and its arguments, as a thread yields it; at another store than the thread's own if one is given."""
 
     operation: str
     arguments: tuple[Any, ...] = ()
     timeout: float = 0.0
+    store: Store | None = None
 
 
 @dataclass(slots=True)
@@ -43,10 +53,20 @@ class Network:
     Args:
         delay: Longest delay of a message in seconds.
         loss: Probability that a connection breaks at an operation.
+        late: Probability that a write whose connection broke is carried out up to `_LATE` seconds later.
+        again: Probability that a write is carried out once more, up to `_LATE` seconds later.
+        cuts: Pairs of names between which nothing goes, from the first to the second.
     """
 
     delay: float
     loss: float
+    late: float = 0.0
+    again: float = 0.0
+    cuts: set[tuple[str, str]] = field(default_factory=set)
+
+    def is_cut(self, source: str, target: str) -> bool:
+        """Whether nothing goes from one host to another."""
+        return bool(self.cuts) and source != target and (source, target) in self.cuts
 
 
 @dataclass(slots=True)
@@ -54,6 +74,8 @@ class Store:
     """What one store holds.
 
     Attributes:
+        birth: Its birth mark: a copy has the same.
+        server: The node that serves it, or None where none of the job's does.
         facts: Entries of the stream; those up to `trimmed` are gone.
         values: Documents by key.
         slots: All that were ever created in the log: number, node, value.
@@ -61,15 +83,25 @@ class Store:
         void: Those that were created below the start of the log.
         outages: Pairs of true times between which nothing answers.
         waits: Threads that wait, each with the ticket of its wait; some have been answered since.
+        is_closed: Whether its process has ended.
+        expires_beats: Whether it says that a node has no beat any more, as etcd does.
+        note_slot: Called with this store and each slot that was created: number, node, value.
     """
 
     clockwork: Clockwork
     random: Random
     network: Network
+    note_slot: Callable[[Store, int, str, bytes], None] = lambda *_: None
+    birth: str = ""
+    server: Host | None = None
+    is_closed: bool = False
+    expires_beats: bool = False
     facts: list[bytes | None] = field(default_factory=list)
     trimmed: int = 0
     values: dict[str, bytes] = field(default_factory=dict)
     beats: dict[str, int] = field(default_factory=dict)
+    _beaten: int = 0
+    _seen: dict[Thread, dict[str, int | None]] = field(default_factory=dict)
     slots: list[tuple[int, str, bytes]] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
     void: list[tuple[int, str, bytes]] = field(default_factory=list)
@@ -81,41 +113,105 @@ class Store:
         """Carry out what a thread yielded."""
         clockwork, ticket = self.clockwork, thread.ticket
         if isinstance(wish, Pause):
-            time = clockwork.now + max(0.0, wish.seconds) / thread.host.clock.rate
-            clockwork.at(time, thread.resume, ticket, None)
+            thread.host.after(wish.seconds, thread.resume, ticket, None)
             return
         there = clockwork.now + self.random.random() * self.network.delay
         if self._is_down(there):
             clockwork.at(there + 0.5 * self.random.random(), thread.resume, ticket, LOST)
         elif self.network.loss and self.random.random() < self.network.loss:
-            if wish.operation not in _WAITS and self.random.random() < 0.5:
-                clockwork.at(there, self._execute, thread, wish)
+            self._lose(thread, wish, there)
             clockwork.at(there + 0.2 * self.random.random(), thread.resume, ticket, LOST)
+        elif self._is_cut(thread.host, self.server):
+            self._lose(thread, wish, float("inf"))
+            self._be_silent(thread, ticket)
         else:
-            clockwork.at(there, self._serve, thread, ticket, wish)
+            clockwork.at(there, self._arrive, thread, ticket, wish)
+
+    def _lose(self, thread: Thread, wish: Request, there: float) -> None:
+        """Break the connection at a request, which may arrive all the same."""
+        if wish.operation in _WAITS:
+            return
+        if there < float("inf") and self.random.random() < 0.5:
+            self.clockwork.at(there, self._execute, thread, wish)
+        elif self.network.late and self.random.random() < self.network.late:
+            self.clockwork.at(self.clockwork.now + _LATE * self.random.random(), self._execute, thread, wish)
+
+    def _be_silent(self, thread: Thread, ticket: int) -> None:
+        thread.host.after(_SILENCE * self.random.random(), thread.resume, ticket, LOST)
+
+    @staticmethod
+    def _name(host: Host | None) -> str:
+        return "" if host is None else host.name
+
+    def _is_cut(self, source: Host | None, target: Host | None) -> bool:
+        return self.network.is_cut(self._name(source), self._name(target))
+
+    def close(self) -> None:
+        """End, with the process that serves it: answer nobody from now on, nor those who wait."""
+        self.is_closed = True
+        self._break_waits(lambda _: True)
 
     def go_down(self) -> None:
-        """Answer nobody from now on, nor those who wait."""
+        """Answer nobody from now on, nor those who wait, and never again."""
         self.outages.append((self.clockwork.now, float("inf")))
+        self._break_waits(lambda _: True)
+
+    def fall_silent(self) -> None:
+        """Break the waits of those who can't be answered: the server stands still, or a cable was pulled."""
+        is_stalled = self.server is not None and self.server.is_stalled
+        self._break_waits(lambda thread: is_stalled or self._is_cut(self.server, thread.host))
+
+    def _break_waits(self, is_hit: Callable[[Thread], bool]) -> None:
         waits, self.waits = self.waits, []
         for thread, ticket in waits:
-            thread.resume(ticket, LOST)
+            if not is_hit(thread):
+                self.waits.append((thread, ticket))
+            elif self.is_closed or self.is_lost:
+                self.clockwork.at(self.clockwork.now, thread.resume, ticket, LOST)
+            else:
+                self._be_silent(thread, ticket)
+
+    def hang_up(self, host: Host) -> None:
+        """Break what a host waits for: it goes to another store."""
+        waits, self.waits = self.waits, []
+        for thread, ticket in waits:
+            if thread.host is host:
+                self.clockwork.at(self.clockwork.now, thread.resume, ticket, LOST)
+            else:
+                self.waits.append((thread, ticket))
+
+    def answers(self, host: Host) -> bool:
+        """Whether a host that looks here now gets an answer."""
+        is_stalled = self.server is not None and self.server.is_stalled
+        is_cut = self._is_cut(host, self.server) or self._is_cut(self.server, host)
+        return not (is_stalled or is_cut or self._is_down(self.clockwork.now))
 
     @property
     def is_lost(self) -> bool:
         """Whether it will never answer again."""
-        return any(end == float("inf") for _, end in self.outages)
+        return self.is_closed or any(end == float("inf") for _, end in self.outages)
 
     def _is_down(self, time: float) -> bool:
-        return any(start <= time < end for start, end in self.outages)
+        return self.is_closed or any(start <= time < end for start, end in self.outages)
 
-    def _serve(self, thread: Thread, ticket: int, wish: Request) -> None:
-        if wish.operation in _WAITS:
+    def _arrive(self, thread: Thread, ticket: int, wish: Request) -> None:
+        if self.is_closed:
+            thread.resume(ticket, LOST)
+        elif self.server is not None and self.server.is_stalled and self.server is not thread.host:
+            if wish.operation not in _WAITS:
+                self.clockwork.at(self.server.stalled_until, self._execute, thread, wish)
+            self._be_silent(thread, ticket)
+        elif wish.operation in _WAITS:
             self._wait(thread, ticket, wish)
         else:
             self._reply(thread, ticket, self._execute(thread, wish))
+            if self.network.again and wish.operation not in _READS and self.random.random() < self.network.again:
+                self.clockwork.at(self.clockwork.now + _LATE * self.random.random(), self._execute, thread, wish)
 
     def _reply(self, thread: Thread, ticket: int, value: object) -> None:
+        if self._is_cut(self.server, thread.host):
+            self._be_silent(thread, ticket)
+            return
         time = self.clockwork.now + self.random.random() * self.network.delay
         self.clockwork.at(time, thread.resume, ticket, value)
 
@@ -142,11 +238,11 @@ class Store:
 
         self.watchers.setdefault(topic, []).append(look)
         self.waits = [(thread, ticket), *(wait for wait in self.waits if wait[0].ticket == wait[1])]
-        end = self.clockwork.now + max(0.0, wish.timeout) / thread.host.clock.rate
+        end = thread.host.clock.true(thread.host.clock.now() + max(0.0, wish.timeout))
         for start, _ in self.outages:
             if self.clockwork.now < start < end:
                 self.clockwork.at(start, thread.resume, ticket, LOST)
-        self.clockwork.at(end, give_up)
+        thread.host.after(wish.timeout, give_up)
 
     def _look(self, wish: Request) -> object:
         if wish.operation == "wait_beside":
@@ -165,7 +261,25 @@ class Store:
             look()
 
     def _execute(self, thread: Thread, wish: Request) -> object:
+        if self.is_closed:
+            return None
         return getattr(self, f"_{wish.operation}")(thread, *wish.arguments)
+
+    def copy(self) -> Store:
+        """Return a store that holds what this one does: a snapshot."""
+        return replace(
+            self,
+            facts=[*self.facts],
+            values={**self.values},
+            beats={**self.beats},
+            _seen={},
+            slots=[*self.slots],
+            times=[*self.times],
+            void=[*self.void],
+            waits=[],
+            outages=[],
+            watchers={},
+        )
 
     def _append(self, _: Thread, value: bytes) -> None:
         self.facts.append(value)
@@ -181,6 +295,7 @@ class Store:
             else:
                 self.slots.append(entry)
                 self.times.append(self.clockwork.now)
+                self.note_slot(self, *entry)
             self._wake(key)
         return self.values[key], self.values.get(other)
 
@@ -204,8 +319,23 @@ class Store:
             self.facts[index] = None
         self.trimmed = max(self.trimmed, position)
 
-    def _beat(self, _: Thread, node: str) -> None:
-        self.beats[node] = self.beats.get(node, 0) + 1
+    def _beat(self, _: Thread, node: str, last: int | None) -> int | None:
+        """Count a beat in place of the last one; None where that is gone."""
+        if last is not None and self.beats.get(node) != last:
+            return None
+        self._beaten += 1
+        self.beats[node] = self._beaten
+        return self._beaten
 
-    def _read_beats(self, _: Thread, nodes: tuple[str, ...]) -> dict[str, int | None]:
-        return {node: self.beats.get(node) for node in nodes}
+    def _forget_beats(self, _: Thread, nodes: list[str]) -> None:
+        for node in nodes:
+            self.beats.pop(node, None)
+
+    def _read_beats(self, thread: Thread, nodes: tuple[str, ...]) -> dict[str, int | None]:
+        """Return beats; where none expire, a node that has one no more has the last that the thread has read."""
+        found = {node: self.beats.get(node) for node in nodes}
+        if self.expires_beats:
+            return found
+        seen = self._seen.setdefault(thread, {})
+        seen.update({node: value for node, value in found.items() if value is not None})
+        return {node: seen.get(node) for node in nodes}

@@ -15,7 +15,7 @@ import time
 from typing import IO, TYPE_CHECKING
 
 from tests.support.processes import descendants_of, kill_processes
-from tests.support.wait import DEADLINE, DeadlinePassedError
+from tests.support.wait import DEADLINE, DeadlinePassedError, stretched
 
 if TYPE_CHECKING:
     import signal
@@ -93,7 +93,7 @@ class Launched:
 
         Args:
             pattern: Searched for, so that a plain piece of text will do.
-            deadline: Seconds from now.
+            deadline: Seconds from now, on a quiet machine.
 
         Returns:
             The match in the first such line; lines from before the call count.
@@ -103,6 +103,7 @@ class Launched:
     def wait_lines(self, pattern: str, *, count: int, deadline: float = DEADLINE) -> list[re.Match[str]]:
         """Wait for `count` lines in which a regular expression is found, on either stream."""
         expression = re.compile(pattern)
+        deadline = stretched(deadline)
 
         def found() -> list[re.Match[str]]:
             return [match for line in self._lines if (match := expression.search(line))]
@@ -120,11 +121,12 @@ class Launched:
         """Wait for the program's end and for the end of its output.
 
         Args:
-            deadline: Seconds from now.
+            deadline: Seconds from now, on a quiet machine.
 
         Returns:
             The exit code as subprocess gives it: negative for a signal.
         """
+        deadline = stretched(deadline)
         end = time.monotonic() + deadline
         try:
             code = self.process.wait(deadline)

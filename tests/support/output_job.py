@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from elastic_run.loop import Loop
-from elastic_run.multiprocessing.children import spawn
-from elastic_run.multiprocessing.descriptors import ensure_standard_descriptors
 from elastic_run.multiprocessing.output.console import Console
 from elastic_run.multiprocessing.output.wiring import Wiring
 from elastic_run.multiprocessing.output.worker_output import WorkerOutput
+from elastic_run.multiprocessing.process.descriptors import ensure_standard_descriptors
+from elastic_run.multiprocessing.process.fork_exec import start_process
 
 
 class Job:
@@ -64,7 +64,7 @@ class Job:
         self.prefixes[rank] = streams.pop("prefix", "").encode()
         stdout, stderr = self.wiring.open(rank, **streams)
         argv = [sys.executable, "-S", "-E", "-u", "-c", "import os, sys\n" + worker["code"]]
-        pid = spawn(argv, os.environ, stdout=stdout, stderr=stderr)
+        pid = start_process(argv, os.environ, stdout=stdout, stderr=stderr)
         self.wiring.started(rank)
         self.alive.add(rank)
         self.note(f"pid{rank}", b"%d" % pid)

@@ -67,6 +67,7 @@ class Node:
         self.session = session
         self.events: list[tuple[float, SessionEvent]] = []
         self.answers_halts = True
+        self._finishes = False
         self.offers_closed_port = False
         self._failed_round = 0
         self._changed = threading.Condition()
@@ -107,7 +108,10 @@ class Node:
             self.events.append((time.monotonic(), event))
             if isinstance(event, Formed):
                 self.round = event
+            is_done = isinstance(event, Formed) and self._finishes
             self._changed.notify_all()
+        if is_done:
+            self.done()
         if isinstance(event, Halted) and self.answers_halts and event.round != self._failed_round:
             self.session.report_ready(event.round, "stopped", report=None, offer=self._offer())
 
@@ -127,6 +131,12 @@ class Node:
     def done(self) -> None:
         """All workers ended with 0."""
         self.session.report_ready(self.current_round, "done", report=None, offer=self._offer())
+
+    def finish(self) -> None:
+        """All workers end with 0, in this round and in each that follows: a busy machine may cost one more."""
+        with self._changed:
+            self._finishes = True
+        self.done()
 
     def fail(self, exit_code: int = 1, *, severity: int = 0, signature: str = "boom") -> None:
         """A worker failed, and the others are gone."""
@@ -209,9 +219,22 @@ class NodeProcess:
         nodes: Least and most nodes.
         is_host: Whether it serves the store; None to find out.
         successor: Port of a successor, and one restart; 0 for none.
+        successors: Ports of several, in its place.
+        suspends: Whether its clock stands still while it is stopped.
+        place: A backend and its endpoint, in place of the port; none for the port.
     """
 
-    def __init__(self, port: int, nodes: tuple[int, int], *, is_host: bool | None = None, successor: int = 0) -> None:
+    def __init__(
+        self,
+        port: int,
+        nodes: tuple[int, int],
+        *,
+        is_host: bool | None = None,
+        successor: int = 0,
+        successors: tuple[int, ...] = (),
+        suspends: bool = False,
+        place: tuple[str, str] | tuple[()] = (),
+    ) -> None:
         host = {None: "auto", True: "yes", False: "no"}[is_host]
         self.process = subprocess.Popen(
             [
@@ -222,7 +245,9 @@ class NodeProcess:
                 str(nodes[0]),
                 str(nodes[1]),
                 host,
-                str(successor),
+                ",".join(map(str, successors or (successor,))),
+                "suspends" if suspends else "runs",
+                *place,
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -74,7 +74,7 @@ _CPUS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class JobResult:
     """How a job ended, once.
 
     Attributes:
@@ -158,7 +158,7 @@ class SlurmCluster:
         """Cancel a job."""
         self.run("scancel", str(job))
 
-    def endings(self, job: int) -> list[Ending]:
+    def endings(self, job: int) -> list[JobResult]:
         """Return how a job has ended so far: more than once if it was requeued."""
         ended = self._directory / "ended"
         lines = ended.read_text(encoding="utf-8").splitlines() if ended.exists() else []
@@ -168,10 +168,10 @@ class SlurmCluster:
             # A job that lost a node and goes on is noted as RESIZING.
             if words["JobId"] == str(job) and words["JobState"] != "RESIZING":
                 code, _, number = words.get("ExitCode", "0:0").partition(":")
-                found.append(Ending(words["JobState"], int(code), int(number)))
+                found.append(JobResult(words["JobState"], int(code), int(number)))
         return found
 
-    def wait_end(self, job: int, *, count: int = 1, deadline: float = 2 * DEADLINE) -> Ending:
+    def wait_end(self, job: int, *, count: int = 1, deadline: float = 2 * DEADLINE) -> JobResult:
         """Wait until a job has ended so many times, and return the last."""
         try:
             return wait_until(lambda: self.endings(job)[count - 1 :], deadline=deadline, what=f"end of job {job}")[-1]

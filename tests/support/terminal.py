@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from tests.support.launch import ELASTIC_RUN, clean_environment
 from tests.support.processes import descendants_of, kill_processes
-from tests.support.wait import DEADLINE, DeadlinePassedError
+from tests.support.wait import DEADLINE, DeadlinePassedError, stretched
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -73,6 +73,7 @@ class Terminal:
 
     def wait_output(self, pattern: str, *, deadline: float = DEADLINE) -> re.Match[bytes]:
         """Wait until a regular expression is found in all that was written, control characters included."""
+        deadline = stretched(deadline)
         end = time.monotonic() + deadline
         expression = re.compile(pattern.encode())
         while True:
@@ -88,6 +89,7 @@ class Terminal:
         if self.process is None:
             message = "nothing was started in this terminal"
             raise ValueError(message)
+        deadline = stretched(deadline)
         end = time.monotonic() + deadline
         while self.process.poll() is None:
             self._read(0.02)  # poll() has no descriptor; output has

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from elastic_run.agent import RunResult, SimpleElasticAgent, WorkerGroup, WorkerSpec, WorkerState
-from elastic_run.agent.environment import worker_environments
-from elastic_run.agent.places import set_places
+from elastic_run.agent.driver.environment import worker_environments
+from elastic_run.agent.driver.rank_assignment import assign_ranks
 from elastic_run.rendezvous.local import LocalRendezvousHandler
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def test_a_spec_refuses_what_cannot_be() -> None:
 
 def _environment(spec: WorkerSpec, parent: dict[str, str], rank: int = 1) -> dict[str, str]:
     group = WorkerGroup(spec)
-    set_places(group, group_rank=1, group_world_size=3, base_rank=2, world_size=6, role_rank=2, role_world_size=6)
+    assign_ranks(group, group_rank=1, group_world_size=3, base_rank=2, world_size=6, role_rank=2, role_world_size=6)
     group.master_addr, group.master_port = "10.0.0.1", 1234
     return worker_environments(
         group,

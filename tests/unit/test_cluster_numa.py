@@ -9,6 +9,7 @@ import pytest
 
 from elastic_run.cluster import numa
 from elastic_run.cluster.numa import AffinityMode, Machine, NumaError, NumaOptions
+from elastic_run.run import config_from_args, parse_args
 
 NODE, SOCKET, EXCLUSIVE, CORE_COMPLEX = AffinityMode
 ALL = frozenset(range(32))
@@ -133,9 +134,17 @@ def test_impossible_binding_names_the_flag_or_falls_back(
     top = add_gpus(tmp_path, nodes, root)
     with pytest.raises(NumaError) as raised:
         numa.worker_affinities(NumaOptions(EXCLUSIVE), count, environ={}, root=top)
-    assert str(raised.value) == f"--numa-binding: 'exclusive' is impossible here: {why}"
+    assert str(raised.value) == f"'exclusive' is impossible here: {why}"
     fallback = NumaOptions(EXCLUSIVE, should_fall_back_if_binding_fails=True)
     assert numa.worker_affinities(fallback, count, environ={}, root=top) == {}
+
+
+@pytest.mark.parametrize("mode", AffinityMode)
+def test_the_flag_reaches_the_job(mode: AffinityMode) -> None:
+    """`--numa-binding` is the job's binding, and without it there is none."""
+    args = parse_args(["--numa-binding", mode.value, "train.py"])
+    assert config_from_args(args)[0].numa_options == NumaOptions(mode)
+    assert config_from_args(parse_args(["train.py"]))[0].numa_options is None
 
 
 @pytest.mark.parametrize(

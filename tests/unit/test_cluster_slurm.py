@@ -6,11 +6,11 @@ import os
 
 import pytest
 
+from elastic_run.cli.slurm_step import check_step
 from elastic_run.cluster.slurm import Step, find_shared_step
+from elastic_run.errors import UsageError
 from elastic_run.run import parse_args
 from elastic_run.slurm_variables import step_port
-from elastic_run.step_check import check_step
-from elastic_run.validation import UsageError
 
 HOST = os.uname().nodename.partition(".")[0]
 #: What a task of `srun` on three nodes sees, this host being the second.
@@ -102,8 +102,8 @@ REFUSED = [
         "--nnodes=1:3 train.py",
         {},
         (
-            "--rdzv-endpoint: is needed in a Slurm step of 3 tasks, or each would wait for the others at a place of "
-            f"its own: give --nnodes=1:3 {MEETING} for one job"
+            "--rdzv-endpoint: is needed in a Slurm step of 3 tasks, or each launcher would wait for the others at an "
+            f"address of its own: give --nnodes=1:3 {MEETING} for one job"
         ),
     ),
 ]

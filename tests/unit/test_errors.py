@@ -22,7 +22,7 @@ from elastic_run.multiprocessing.errors import (
     record,
     write_parent_error_file,
 )
-from tests.support.endings import captured, worker_end
+from tests.support.job_results import captured, worker_end
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,50 +1,94 @@
-"""What a user gets to read: --help, --version, and the reference in the docs."""
+"""What a user gets to read: --help, --help-all, --version, and the reference in the docs."""
 
 from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
 
 import pytest
 
 from elastic_run import __version__
-from elastic_run.flags import FLAGS, flags_markdown
-from elastic_run.help_text import WIDTH, render_help
+from elastic_run.cli.flags import FLAGS, Flag
+from elastic_run.cli.help import EXAMPLES, WIDTH, render_all_help, render_help, render_markdown
 from elastic_run.run import run_command
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
-def test_help_fits_and_shows_every_flag_with_its_variable() -> None:
-    """The help has no line over 80 columns, no character that a terminal can't show, and all there is to know."""
-    text = render_help(FLAGS)
+
+@pytest.mark.parametrize("render", [render_help, render_all_help])
+def test_help_fits_any_terminal(render: Callable[[Sequence[Flag]], str]) -> None:
+    """The help has no line over 80 columns, and no character that a terminal can't show."""
+    text = render(FLAGS)
     assert max(len(line) for line in text.splitlines()) <= WIDTH
     assert text.isascii()
+
+
+def test_help_opens_with_what_everybody_needs() -> None:
+    """The short help shows six flags and the examples on one screen, and says how to see the rest."""
+    text = render_help(FLAGS)
+    shown = re.findall(r"^  (?:-\w, )?(--[\w-]+)", text, re.MULTILINE)
+    assert shown == ["--nproc-per-node", "--nnodes", "--max-restarts", "--tee", "--log-dir", "--preload"]
+    assert all(command in text for command, _ in EXAMPLES)
+    assert f"--help-all shows all {len(FLAGS)} flags" in text
+    assert len(text.splitlines()) <= 50
+
+
+def test_all_help_has_every_flag_with_its_default_and_variable() -> None:
+    """The long help shows each flag with all there is to know of it, and the exit codes."""
+    text = " ".join(render_all_help(FLAGS).split())
     for flag in FLAGS:
-        assert flag.name in text
-        assert flag.variable in text
+        assert f"{flag.name} " in text
+        assert f"[{flag.variable}]" in text or not flag.variable
+        assert flag.text in text
         assert "_" not in flag.name
+    facts = ["[default: 1:1] [PET_NNODES]", "[default: 0.1s] [PET_MONITOR_INTERVAL]", "128+n", "200 A valid request"]
+    assert [fact for fact in facts if fact not in text] == []
 
 
-def test_help_shows_defaults_and_exit_codes() -> None:
-    """Where leaving a flag out means something, the help says what; and it lists the exit codes."""
-    text = " ".join(render_help(FLAGS).split())
-    for fact in ("[default 1:1; PET_NNODES]", "[default 0.1; PET_MONITOR_INTERVAL]", "128+n", "200 A valid request"):
-        assert fact in text
+@pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.name)
+def test_every_explanation_is_made_of_sentences(flag: Flag) -> None:
+    """An explanation begins with a capital letter and ends with a full stop."""
+    assert flag.text[0].isupper()
+    assert flag.text.endswith(".")
 
 
-@pytest.mark.parametrize(("words", "begin"), [(["--help"], "usage: elastic-run"), (["--version"], "elastic-run ")])
-def test_texts_go_to_stdout_and_succeed(words: list[str], begin: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """--help and --version print to stdout and end with 0."""
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--help"], render_help(FLAGS)),
+        (["-h"], render_help(FLAGS)),
+        (["--help-all"], render_all_help(FLAGS)),
+        (["--help-a"], render_all_help(FLAGS)),
+        (["--version"], f"elastic-run {__version__}\n"),
+    ],
+)
+def test_texts_go_to_stdout_and_succeed(words: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """--help, --help-all and --version print to stdout and end with 0."""
     with pytest.raises(SystemExit) as ended:
         run_command(words)
     out, err = capsys.readouterr()
-    assert (ended.value.code, err) == (0, "")
-    assert out.startswith(begin)
-    assert out == render_help(FLAGS) or out == f"elastic-run {__version__}\n"
+    assert (ended.value.code or 0, out, err) == (0, expected, "")
 
 
-def test_the_reference_has_a_row_for_every_flag() -> None:
-    """The docs' tables name each flag, its default and its variable, and mark ours."""
-    rows = [line for line in flags_markdown().splitlines() if line.startswith("| `-")]
-    assert len(rows) == len(FLAGS)
+def test_the_reference_has_a_section_for_every_flag() -> None:
+    """A section of the docs names a flag with its values as typed, its variable, and whether torchrun has it."""
+    sections = {part.split("`")[1]: part for part in render_markdown(FLAGS).split("\n### ")[1:]}
+    assert len(sections) == len(FLAGS)
     for flag in FLAGS:
-        row = next(row for row in rows if flag.name in row.split("|")[1].strip(" `").replace(",", "").split())
-        assert (f"`{flag.variable}`" in row) == bool(flag.variable)
-        assert ("not in torchrun" in row) == flag.is_ours
-        assert row.replace("\\|", "").count("|") == 5
+        heading = next(words for words in sections if flag.name in words.replace(",", "").split())
+        section = sections[heading].partition("\n## ")[0]
+        assert heading.endswith(flag.values)
+        assert f"{{ #{flag.name[2:]} }}" in section
+        assert flag.text in section.replace("`", "")
+        has_default = flag.default not in (None, "", [], frozenset()) and not flag.prints_text
+        assert ("Default " in section) == (has_default or bool(flag.default_text))
+        assert ("Variable `" in section) == bool(flag.variable)
+        assert ("Not in torchrun" in section) == flag.is_ours
+        assert "\\|" not in section
+
+
+def test_flags_in_a_text_are_code_in_the_reference() -> None:
+    """A flag or a variable that a text names is code in the docs, so that no browser breaks it at a hyphen."""
+    flag = Flag("--name", group="Group", text="As --tee=3 or python -m; MASTER_ADDR is not one-sided.")
+    assert "\n\nAs `--tee=3` or python `-m`; `MASTER_ADDR` is not one-sided.\n" in render_markdown([flag])

@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Any
+import argparse
+import os
+from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.command_line import AnswerRequestedError, Arguments, match_abbreviation, parse_command_line
-from elastic_run.flags import FLAGS, USE_ENV, Flag
-from elastic_run.validation import UsageError
+from elastic_run.cli.flags import FLAGS, USE_ENV, Flag
+from elastic_run.cli.parser import LauncherArgumentParser, match_abbreviation
+from elastic_run.errors import UsageError
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Sequence
+    from typing import Any
 
 
-def parse(words: str, environ: dict[str, str] | None = None) -> Arguments:
-    """Parse words separated by blanks."""
-    return parse_command_line(words.split(), FLAGS, environ or {})
+def parse(
+    words: str | Sequence[str], environ: dict[str, str] | None = None, flags: Sequence[Flag] = FLAGS
+) -> Namespace:
+    """Parse words, or a text of words separated by blanks, with these variables and no others."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("PET_")]:
+            patch.delenv(name)
+        for name, value in (environ or {}).items():
+            patch.setenv(name, value)
+        parser = LauncherArgumentParser(flags, raises_values=True)
+        namespace: Namespace = parser.parse_args(words.split() if isinstance(words, str) else words)
+        return namespace
 
 
-def given(arguments: Arguments) -> dict[str, Any]:
+def given(arguments: Namespace) -> dict[str, Any]:
     """Return the values that are not the defaults."""
     defaults = vars(parse("-"))
     return {name: value for name, value in vars(arguments).items() if value != defaults[name]}
@@ -47,7 +63,6 @@ def given(arguments: Arguments) -> dict[str, Any]:
         ("-r=3 s", {"redirects": "3", "training_script": "s"}),
         ("-r 3 s", {"redirects": "3", "training_script": "s"}),
         ("-mr3 s", {"module": True, "redirects": "3", "training_script": "s"}),
-        ("-mr=3 s", {"module": True, "redirects": "3", "training_script": "s"}),
         ("-mt 3 s", {"module": True, "tee": "3", "training_script": "s"}),
         ("-mm s", {"module": True, "training_script": "s"}),
         ("--tee 1 --tee 2 s", {"tee": "2", "training_script": "s"}),
@@ -74,10 +89,10 @@ def test_words_become_values(words: str, expected: dict[str, Any]) -> None:
         (["--nnodes", "--standalone", "s"], "--nnodes: needs a value (MIN[:MAX])"),
         (["-r", "--", "s"], "--redirects: needs a value (WHICH)"),
         (["--role", "-x", "s"], "--role: needs a value (NAME)"),
-        (["--standalone=1", "s"], "--standalone: '1' is too much, it takes no value"),
-        (["-mx", "s"], "--module: 'x' is too much, it takes no value"),
-        (["-m=", "s"], "--module: '' is too much, it takes no value"),
-        (["--r", "3", "s"], "--r could be "),
+        (["--standalone=1", "s"], "--standalone: takes no value, but got '1'"),
+        (["-mx", "s"], "--module: takes no value, but got 'x'"),
+        (["-m=", "s"], "--module: takes no value, but got ''"),
+        (["--r", "3", "s"], "--r is ambiguous: it could be --"),
         (["--nprocs", "2", "s"], "unknown flag --nprocs, did you mean '--nproc-per-node'?"),
         (["--nproc_per_nodes=2", "s"], "unknown flag --nproc_per_nodes, did you mean '--nproc-per-node'?"),
         (["--max-restart-count=2", "s"], "unknown flag --max-restart-count, did you mean '--max-restarts'?"),
@@ -87,18 +102,19 @@ def test_words_become_values(words: str, expected: dict[str, Any]) -> None:
         (["--use-env", "s"], "unknown flag --use-env"),
     ],
 )
-def test_a_wrong_line_is_answered_in_one_line(words: list[str], named: str) -> None:
+def test_a_wrong_line_is_answered_in_one_line(words: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The line says which flag is wrong and what was meant or is allowed."""
-    with pytest.raises(UsageError) as raised:
-        parse_command_line(words, FLAGS, {})
-    assert str(raised.value).startswith(named)
-    assert "\n" not in str(raised.value)
+    with pytest.raises(SystemExit) as ended:
+        parse(words)
+    out, err = capsys.readouterr()
+    assert (ended.value.code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"elastic-run: error: {named}")
 
 
 def test_a_value_may_have_blanks_and_a_dash_in_front() -> None:
     """A word with a blank in it is a value or a script even where it begins with a dash."""
     words = ["--role", "-a b", "--my script", "x"]
-    arguments = parse_command_line(words, FLAGS, {})
+    arguments = parse(words)
     assert (arguments.role, arguments.training_script) == ("-a b", "--my script")
 
 
@@ -108,13 +124,13 @@ def test_every_variable_stands_in_for_its_flag_and_loses_against_it(flag: Flag) 
     texts = {"--restart-window": "7/2h", "--no-restart-exit-codes": "9", "--signals-to-handle": "SIGHUP"}
     texts |= {"--forward-signals": "SIGUSR1", "--rdzv-conf": "a=b", "--start-method": "fork", "--worker-store": "torch"}
     texts |= {"--on-split": "continue", "--membership-window": "3/1h", "--scale-up-signal": "SIGUSR1"}
-    texts |= {"--preload": "torch"}
+    texts |= {"--preload": "torch", "--fence-after": "lease"}
     text = "1" if flag.is_switch else texts.get(flag.name, "2")
     words = [flag.name, "s"] if flag.is_switch else [flag.name, text, "s"]
-    by_flag = parse_command_line(words, FLAGS, {})
+    by_flag = parse(words)
     assert parse("s", {flag.variable: text}) == by_flag
     bad = "x" if flag.parse is not str else "2"
-    assert parse_command_line(words, FLAGS, {flag.variable: bad}) == by_flag
+    assert parse(words, {flag.variable: bad}) == by_flag
     assert flag.variable == f"PET_{flag.dest.upper()}"
 
 
@@ -133,10 +149,13 @@ def test_a_switch_turned_off_in_the_environment_can_be_turned_on() -> None:
 
 
 @pytest.mark.parametrize("words", ["-h", "--help", "--nnodes 2 --he", "-mh", "--zzz -h", "--version", "--vers x"])
-def test_help_and_version_are_answered_where_they_stand(words: str) -> None:
+def test_help_and_version_are_answered_where_they_stand(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The text asked for comes before any complaint about what follows or is missing."""
-    with pytest.raises(AnswerRequestedError):
+    with pytest.raises(SystemExit) as ended:
         parse(words)
+    out, err = capsys.readouterr()
+    assert (ended.value.code, err) == (0, "")
+    assert out.startswith(("usage: elastic-run", "elastic-run "))
 
 
 def test_the_script_keeps_its_own_help() -> None:
@@ -153,12 +172,59 @@ def test_each_namespace_has_lists_of_its_own() -> None:
 def test_every_beginning_of_our_own_flags_works_where_torchrun_has_none() -> None:
     """An abbreviation that only flags of ours begin with finds them."""
     assert [flag.name for flag in match_abbreviation("--restart", FLAGS)] == ["--restart-window"]
-    assert [flag.name for flag in match_abbreviation("--f", FLAGS)] == ["--forward-signals"]
+    assert [flag.name for flag in match_abbreviation("--fo", FLAGS)] == ["--forward-signals"]
     assert [flag.name for flag in match_abbreviation("--v", FLAGS)] == ["--virtual-local-rank"]
 
 
 def test_the_legacy_front_door_adds_a_switch() -> None:
     """--use-env and --use_env are one switch, off by default."""
     flags = (*FLAGS, USE_ENV)
-    values = [parse_command_line(words, flags, {}).use_env for words in (["s"], ["--use-env", "s"], ["--use_env", "s"])]
+    values = [parse(words, flags=flags).use_env for words in ("s", "--use-env s", "--use_env s")]
     assert values == [False, True, True]
+
+
+#: Words, and the beginning of the line with which a parser of a program's own refuses them.
+FOREIGN = [
+    ("", "the following arguments are required: training_script"),
+    ("--module", "the following arguments are required: training_script"),
+    ("--no-python", "the following arguments are required: training_script"),
+    ("--nnodes=0 s", "argument --nnodes: '0' is not MIN[:MAX]"),
+    ("--standalone=1 s", "argument --standalone"),
+]
+
+
+@pytest.mark.parametrize(("words", "named"), FOREIGN)
+@pytest.mark.parametrize("way", ["parents", "actions"])
+def test_the_flags_work_in_a_programs_own_parser(
+    words: str, named: str, way: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A program that takes our actions into a parser of its own gets converted values, and errors for wrong ones."""
+    ours = LauncherArgumentParser(FLAGS)
+    own = argparse.ArgumentParser(prog="own", add_help=False, parents=[ours] if way == "parents" else [])
+    for action in ours._actions if way == "actions" else []:
+        own._add_action(action)
+    values = own.parse_args(["--max_restarts=2", "--restart-window", "5/h", "s", "--x"])
+    assert (values.max_restarts, values.restart_window) == (2, (5, 3600.0))
+    assert (values.training_script, values.training_script_args) == ("s", ["--x"])
+    with pytest.raises(SystemExit) as ended:
+        own.parse_args(words.split())
+    assert ended.value.code == 2
+    assert f"own: error: {named}" in capsys.readouterr().err
+
+
+def test_a_programs_own_flag_works_in_our_parser() -> None:
+    """A program may add flags to the parser; they are parsed, and may be abbreviated, as argparse does it."""
+    parser = LauncherArgumentParser(FLAGS)
+    parser.add_argument("--profile-with", type=int)
+    assert parser.parse_args(["--profile-with=3", "s"]).profile_with == 3
+    assert parser.parse_args(["--prof", "4", "s"]).profile_with == 4
+    assert parser.parse_known_args(["--zzz", "s"])[1] == ["--zzz"]
+
+
+def test_a_wrong_value_is_raised_only_where_it_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    """`main` raises it, as torch's does; a parser that a program has made itself ends with a line."""
+    with pytest.raises(UsageError, match=r"^--nnodes: '0' is not MIN"):
+        LauncherArgumentParser(FLAGS, raises_values=True).parse_args(["--nnodes=0", "s"])
+    with pytest.raises(SystemExit):
+        LauncherArgumentParser(FLAGS).parse_args(["--nnodes=0", "s"])
+    assert capsys.readouterr().err.startswith("elastic-run: error: --nnodes: '0' is not MIN")

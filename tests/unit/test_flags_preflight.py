@@ -13,11 +13,12 @@ import pytest
 
 from elastic_run import contract
 from elastic_run import launch as legacy
-from elastic_run.configuration import choose_rendezvous, get_use_env, make_command, unique_id
+from elastic_run.cli.checks import check_arguments, find_notices, name_source
+from elastic_run.cli.config import choose_rendezvous, get_use_env, make_command, unique_id
+from elastic_run.errors import UsageError
 from elastic_run.launcher import LaunchConfig
 from elastic_run.multiprocessing import DefaultLogsSpecs, Std
-from elastic_run.multiprocessing.interpreter import RUN_PATH_CODE
-from elastic_run.preflight import check_arguments, find_notices, name_source
+from elastic_run.multiprocessing.process.interpreter import RUN_PATH_CODE
 from elastic_run.run import (
     config_from_args,
     determine_local_world_size,
@@ -28,7 +29,6 @@ from elastic_run.run import (
     run,
     run_command,
 )
-from elastic_run.validation import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,7 +76,7 @@ REFUSED: list[tuple[str, dict[str, str], str]] = [
     ),
     ("--rdzv-endpoint host train.py", {}, "--rdzv-endpoint: 'host' has no port"),
     ("--node-rank 1 --master-port 29500 train.py", {}, "--node-rank: 1 is not below the number of nodes"),
-    ("--standalone --nnodes 2 train.py", {}, "--standalone: is for one node, but --nnodes=2 wants 2 or more"),
+    ("--standalone --nnodes 2 train.py", {}, "--standalone: is for one node, but --nnodes=2 asks for 2 or more"),
     (
         "--redirects 2:1 --nproc-per-node 2 train.py",
         {},
@@ -102,9 +102,9 @@ REFUSED: list[tuple[str, dict[str, str], str]] = [
         "TORCH_ELASTIC_EXIT_BARRIER_TIMEOUT: 'soon' is not a number of seconds from 0 up",
     ),
     ("--event-log-handler consol train.py", {}, "--event-log-handler: 'consol' is none of null, console"),
-    ("--log-dir plain train.py", {}, "--log-dir: 'plain' is not a directory that can be written to"),
-    ("--log-dir plain/below train.py", {}, "--log-dir: 'plain/below' is not a directory that can be written to"),
-    ("--log-dir /proc/x/y train.py", {}, "--log-dir: '/proc/x/y' is not a directory that can be written to: /proc: "),
+    ("--log-dir plain train.py", {}, "--log-dir: 'plain' is not a writable directory"),
+    ("--log-dir plain/below train.py", {}, "--log-dir: 'plain/below' is not a writable directory"),
+    ("--log-dir /proc/x/y train.py", {}, "--log-dir: '/proc/x/y' is not a writable directory: /proc: "),
     (f"--log-dir {'d' * 300} train.py", {}, f"--log-dir: '{'d' * 99}"),
     (f"--log-dir none/{'d' * 300}/logs train.py", {}, f"--log-dir: 'none/{'d' * 94}"),
     ("--log-dir " + "d/" * 2000 + " train.py", {}, "--log-dir: 'd/d/"),
@@ -119,7 +119,7 @@ REFUSED: list[tuple[str, dict[str, str], str]] = [
     ("package", {}, "script 'package' is a directory without a __main__.py"),
     ("--run-path package", {}, "script 'package' is a directory without a __main__.py"),
     ("-m ./train.py", {}, "-m: './train.py' is not the name of a module; leave out -m"),
-    ("-m --no-python tool", {}, "--no-python: doesn't go with -m"),
+    ("-m --no-python tool", {}, "--no-python: cannot be combined with -m"),
     ("--no-python nothing-of-this-name", {}, "--no-python: program 'nothing-of-this-name' is not on PATH"),
     ("--no-python tool", {}, "--no-python: program 'tool' is not on PATH, did you mean './tool'?"),
     ("--no-python ./plain", {}, "--no-python: program './plain' is not executable (chmod +x)"),
@@ -159,7 +159,7 @@ def test_what_stands_in_a_directory_that_may_not_be_entered_is_not_said_to_be_mi
         return stat(path, **more)
 
     monkeypatch.setattr(os, "stat", refuse)
-    with pytest.raises(UsageError, match=r"'private/train.py' can't be looked at: permission denied$"):
+    with pytest.raises(UsageError, match=r"'private/train.py' cannot be accessed: permission denied$"):
         check_arguments(args, 1, {})
 
 
@@ -210,6 +210,7 @@ def test_an_unreadable_script_is_refused(place: Path, monkeypatch: pytest.Monkey
         ),
         ("--rdzv-token-file nowhere --nnodes 2 train.py", "--rdzv-token-file: 'nowhere' can't be read: no such file"),
         ("--on-split perhaps train.py", "--on-split: 'perhaps' is none of stop, continue"),
+        ("--fence-after 6s train.py", "--fence-after: '6s' is none of lease, never"),
         ("--scale-up-signal SIGKILL train.py", "--scale-up-signal: 'SIGKILL' names SIGKILL"),
         ("--membership-window 3 train.py", "--membership-window: '3' "),
     ],
@@ -349,7 +350,7 @@ def test_the_legacy_front_door_passes_the_local_rank() -> None:
 
 def test_the_legacy_front_door_refuses_programs_without_use_env() -> None:
     """A program that isn't Python can't be expected to take --local-rank."""
-    with pytest.raises(UsageError, match=r"^--no-python: needs --use-env here"):
+    with pytest.raises(UsageError, match=r"^--no-python: needs --use-env with this command"):
         legacy.launch(legacy.parse_args(["--no-python", "./tool"]))
 
 
@@ -365,7 +366,7 @@ def test_the_legacy_front_door_refuses_programs_without_use_env() -> None:
         (
             "--standalone --master-port 5 train.py",
             {},
-            "--master-port=5 is not used: it belongs to --rdzv-backend=static",
+            "--master-port=5 is not used: only --rdzv-backend=static uses it",
         ),
         ("--standalone --node-rank 0 train.py", {}, None),
         ("--rdzv-backend c10d --node-rank 1 train.py", {}, None),
@@ -396,6 +397,7 @@ CONFIG = "--nproc-per-node 2 --max-restarts 3 --restart-window 5/1h --min-uptime
 CONFIG += " --max-backoff 0 --forward-signals SIGUSR1 --worker-store torch --no-capture --role r --shutdown-timeout 7"
 CONFIG += " --rdzv-conf timeout=5,a=b --master-port 29999 --log-line-prefix-template [${rank}] --local-addr h"
 CONFIG += " --tee 0:3 --redirects 1 --local-ranks-filter 0,1 --duplicate-stdout-filters a,b --virtual-local-rank"
+CONFIG += " --fence-after lease"
 
 
 def test_a_command_line_becomes_a_configuration() -> None:
@@ -409,6 +411,7 @@ def test_a_command_line_becomes_a_configuration() -> None:
     assert (config.log_line_prefix_template, config.virtual_local_rank) == ("[${rank}]", True)
     assert (config.duplicate_stdout_filters, config.duplicate_stderr_filters) == (["a", "b"], [])
     assert (config.forward_signals, config.worker_store, config.capture) == ("SIGUSR1", "torch", False)
+    assert config.fence_after == "lease"
     policy = config.restart_policy
     assert policy is not None
     assert (policy.max_restarts, policy.window_count, policy.window_seconds, policy.min_uptime) == (3, 5, 3600.0, 60.0)

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run import validation
-from elastic_run.command_line import convert
-from elastic_run.flags import FLAGS, Flag
+from elastic_run.cli import values
+from elastic_run.cli.flags import FLAGS, Flag
+from elastic_run.cli.parser import LauncherArgumentParser
+from elastic_run.errors import UsageError
 from elastic_run.rendezvous.api import rendezvous_handler_registry
 
 if TYPE_CHECKING:
@@ -146,20 +147,30 @@ BAD = [
 ]
 
 
+def convert(flag: Flag, text: str) -> object:
+    """Give a text to a flag, or to its variable where the flag takes no value, and return what it becomes."""
+    with pytest.MonkeyPatch.context() as patch:
+        if flag.is_switch:
+            patch.setenv(flag.variable, text)
+        words = [] if flag.is_switch else [f"{flag.name}={text}"]
+        return getattr(LauncherArgumentParser([flag], raises_values=True).parse_args([*words, "s"]), flag.dest)
+
+
 @pytest.mark.parametrize(("name", "text", "value"), GOOD)
 def test_a_good_value_is_taken(name: str, text: str, value: object) -> None:
     """A value that is allowed becomes what later code expects, of the same type as torch's."""
-    taken = convert(name, BY_NAME[name], text)
+    taken = convert(BY_NAME[name], text)
     assert (type(taken), taken) == (type(value), value)
 
 
 @pytest.mark.parametrize(("name", "text", "allowed"), BAD)
 def test_a_bad_value_is_answered_in_one_line(name: str, text: str, allowed: str) -> None:
     """The line for a bad value begins with the flag and the value and says what is allowed."""
-    with pytest.raises(validation.UsageError) as raised:
-        convert(name, BY_NAME[name], text)
+    with pytest.raises(UsageError) as raised:
+        convert(BY_NAME[name], text)
     message = str(raised.value)
-    assert message.startswith(f"{name}: {text!r} ")
+    source = BY_NAME[name].variable if BY_NAME[name].is_switch else name
+    assert message.startswith(f"{source}: {text!r} ")
     assert allowed in message
     assert "\n" not in message
 
@@ -173,4 +184,4 @@ def test_every_default_is_a_value_that_would_be_taken(flag: Flag) -> None:
 
 def test_the_built_in_backends_are_those_of_the_registry() -> None:
     """No backend that the registry has is taken for a plug-in, and none is named that it hasn't got."""
-    assert set(validation.BUILT_IN_BACKENDS) <= set(rendezvous_handler_registry._registry)
+    assert set(values.BUILT_IN_BACKENDS) <= set(rendezvous_handler_registry._registry)

@@ -15,14 +15,15 @@ CARD = Card("a", 7, 2)
 RULES = Rules(1, 4, no_restart_exit_codes=(3, 4))
 OFFER = Offer("10.0.0.1", 4000, use_agent_store=False)
 FACTS = (
-    Join("n", 1, CARD, RULES, OFFER, 5, Last(1, 2, 3, 4, 5)),
+    Join("n", 1, CARD, RULES, OFFER, 5, Last("2/1/n", 2, 3, 4, 5)),
     Join("n", 1, CARD, RULES, OFFER),
-    messages.Failing("n", 2, 1),
-    messages.Ready("n", 3, 1, "failed", OFFER, {"exit_code": 1, "deep": [{"a": None}]}, "x", "y"),
+    messages.Failing("n", 2, 1, "1/1/n"),
+    messages.Ready("n", 3, 1, "1/1/n", "failed", OFFER, {"exit_code": 1, "deep": [{"a": None}]}, "x", "y"),
     messages.Leave("n", messages.LAST_SEQUENCE, "died"),
-    messages.Failing("n", 2, 1, is_consequence=True),
+    messages.SeatDead("1/1/n", "n.1", 1, 0, "offered", "born 1", "killed"),
+    messages.Failing("n", 2, 1, "1/1/n", is_consequence=True),
     messages.Moving("b:1", "told to stop"),
-    Join("n", 1, Card("a", 7, 2, serves_store=True), RULES, OFFER, 5, Last(1, 2, 3, 4, 5, "n.1"), heard=7),
+    Join("n", 1, Card("a", 7, 2, serves_store=True), RULES, OFFER, 5, Last("2/1/n", 2, 3, 4, 5, "n.1"), heard=7),
 )
 DECISIONS = (
     messages.Claim(1, "n"),
@@ -95,6 +96,10 @@ GARBAGE = {
     "a list as report": (
         json.dumps({**json.loads(messages.to_json(FACTS[3])), "report": [1]}).encode(),
         r"Ready.report must be Document \| None, not \[1\]",
+    ),
+    "seat": (
+        b'{"protocol":1,"kind":"seat_dead","round_id":"1/1/n","lineage":"n.1","round_index":1,"rank":0,"status":"x"}',
+        "SeatDead.status: 'x' is none of",
     ),
     "outcome": (json.dumps({**json.loads(messages.to_json(FACTS[3])), "outcome": "x"}).encode(), "'x' is none of"),
 }

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from elastic_run.loop import Loop
 from elastic_run.multiprocessing.output import channel
-from elastic_run.multiprocessing.output.ends import open_log, open_pipe
+from elastic_run.multiprocessing.output.descriptors import open_log, open_pipe
 from elastic_run.multiprocessing.output.logfile import LogFile
 
 if TYPE_CHECKING:

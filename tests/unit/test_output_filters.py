@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.multiprocessing.output.ends import open_log
+from elastic_run.multiprocessing.output.descriptors import open_log
 from elastic_run.multiprocessing.output.filters import FilteredCopy
 from elastic_run.multiprocessing.output.logfile import LogFile
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from elastic_run.multiprocessing import DefaultLogsSpecs, LogsDest, LogsSpecs, Std, log_directories, to_map
+from elastic_run.multiprocessing import DefaultLogsSpecs, LogsDest, LogsSpecs, Std, to_map
+from elastic_run.multiprocessing.output import log_directories
 
 
 def environments(count: int, *, run_id: str = "job", restarts: int = 0) -> dict[int, dict[str, str]]:

@@ -15,9 +15,9 @@ from elastic_run.core import supervision
 from elastic_run.core.policy import RestartPolicy
 from elastic_run.launcher import LaunchConfig
 from elastic_run.multiprocessing.warm import messages
-from elastic_run.multiprocessing.warm.choice import choose_modules
+from elastic_run.multiprocessing.warm.automatic_preload import choose_modules
+from elastic_run.multiprocessing.warm.memory_sharing import measure_sharing
 from elastic_run.multiprocessing.warm.obstacles import find_obstacle
-from elastic_run.multiprocessing.warm.sharing import measure_sharing
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,7 +9,7 @@ import pytest
 
 from elastic_run.rendezvous.elastic.backends import Backend
 from elastic_run.rendezvous.elastic.link import Link
-from elastic_run.store.errors import REFUSED, SILENT, UNREADY, StoreConnectionError, StoreTimeoutError
+from elastic_run.store.errors import FULL, REFUSED, SILENT, UNREADY, StoreConnectionError, StoreTimeoutError
 from elastic_run.store.memory_job_store import JobSpace, MemoryJobStore
 
 if TYPE_CHECKING:
@@ -121,3 +121,14 @@ def test_a_store_that_answers_again_is_treated_as_before() -> None:
     link.drop()
     fail(link, backend, StoreConnectionError("", SILENT), 1)
     assert closing.waits[-1] == pytest.approx(0.1)
+
+
+def test_a_store_without_room_is_told() -> None:
+    """Each attempt that meets a full store gives its line to the session, and no other failure does."""
+    told: list[str] = []
+    backend = FakeBackend()
+    link = Link(backend, _FIRST, NotingEvent(), on_full=told.append)
+    fail(link, backend, StoreConnectionError("", REFUSED), 2)
+    assert told == []
+    fail(link, backend, StoreConnectionError("takes no more", FULL), 2)
+    assert told == ["takes no more"] * 2

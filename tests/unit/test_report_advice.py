@@ -5,45 +5,45 @@ from __future__ import annotations
 import pytest
 
 from elastic_run.core.rootcause import ExceptionText
-from elastic_run.report import Ending, OomKills
+from elastic_run.report import JobResult, OomKills
 from elastic_run.report.advice import advice
 from elastic_run.report.text import wrap
-from tests.support.endings import captured, ending, worker_end
+from tests.support.job_results import captured, result, worker_end
 
 
-def raised(name: str, message: str = "") -> Ending:
+def raised(name: str, message: str = "") -> JobResult:
     """Return a job that ended with an exception."""
-    return ending(worker_end(0, 1, exception=ExceptionText(name, message)))
+    return result(worker_end(0, 1, exception=ExceptionText(name, message)))
 
 
 @pytest.mark.parametrize(
     ("job", "words"),
     [
-        (ending(worker_end(0, -9)), "dmesg | grep -i oom"),
-        (ending(worker_end(0, 137)), "dmesg | grep -i oom"),
-        (ending(worker_end(0, -9), oom_kills=OomKills(1, 3)), "OOM killer ended it"),
-        (ending(worker_end(0, -9), oom_kills=OomKills(0, 1)), "was at work on this machine"),
-        (ending(worker_end(0, -9), oom_kills=OomKills(None, 0)), "Not the kernel's OOM killer"),
-        (ending(worker_end(0, -9), oom_kills=OomKills(None, None)), "Most often the kernel's"),
-        (ending(worker_end(0, -7)), "--shm-size"),
-        (ending(worker_end(0, 1, captured("dataloader_killed"))), "--ipc=host"),
-        (ending(worker_end(0, -11)), "PYTHONFAULTHANDLER=1"),
-        (ending(worker_end(0, -11, captured("segv"))), "below that line"),
-        (ending(worker_end(0, -6)), "PYTHONFAULTHANDLER=1"),
-        (ending(worker_end(0, -6, captured("thread_at_end"))), "torch.distributed.nn"),
-        (ending(worker_end(0, -15)), "not elastic-run"),
-        (ending(worker_end(0, -10)), "no handler for it"),
-        (ending(worker_end(0, 1, captured("cuda_out_of_memory"))), "nvidia-smi"),
-        (ending(worker_end(0, 1, captured("port_taken"))), "ss -ltnp"),
-        (ending(worker_end(0, -6, captured("nccl_watchdog"))), "did not time out"),
-        (ending(worker_end(0, 1, captured("gloo_peer_failed"))), "lost a peer"),
-        (ending(worker_end(0, 1, captured("clients_missing"))), "init_process_group"),
-        (ending(worker_end(0, 2, captured("missing_script"))), "script is not there"),
-        (ending(worker_end(0, 1, captured("no_module"))), "PYTHON_EXEC"),
-        (ending(worker_end(0, 2, captured("usage"))), "LOCAL_RANK"),
-        (ending(worker_end(0, 1, captured("thread"))), "df -h"),
-        (ending(worker_end(0, 126)), "chmod +x"),
-        (ending(worker_end(0, 127)), "PATH"),
+        (result(worker_end(0, -9)), "dmesg | grep -i oom"),
+        (result(worker_end(0, 137)), "dmesg | grep -i oom"),
+        (result(worker_end(0, -9), oom_kills=OomKills(1, 3)), "OOM killer ended it"),
+        (result(worker_end(0, -9), oom_kills=OomKills(0, 1)), "was at work on this machine"),
+        (result(worker_end(0, -9), oom_kills=OomKills(None, 0)), "Not the kernel's OOM killer"),
+        (result(worker_end(0, -9), oom_kills=OomKills(None, None)), "Most often the kernel's"),
+        (result(worker_end(0, -7)), "--shm-size"),
+        (result(worker_end(0, 1, captured("dataloader_killed"))), "--ipc=host"),
+        (result(worker_end(0, -11)), "PYTHONFAULTHANDLER=1"),
+        (result(worker_end(0, -11, captured("segv"))), "below that line"),
+        (result(worker_end(0, -6)), "PYTHONFAULTHANDLER=1"),
+        (result(worker_end(0, -6, captured("thread_at_end"))), "torch.distributed.nn"),
+        (result(worker_end(0, -15)), "not elastic-run"),
+        (result(worker_end(0, -10)), "no handler for it"),
+        (result(worker_end(0, 1, captured("cuda_out_of_memory"))), "nvidia-smi"),
+        (result(worker_end(0, 1, captured("port_taken"))), "ss -ltnp"),
+        (result(worker_end(0, -6, captured("nccl_watchdog"))), "did not time out"),
+        (result(worker_end(0, 1, captured("gloo_peer_failed"))), "lost a peer"),
+        (result(worker_end(0, 1, captured("clients_missing"))), "init_process_group"),
+        (result(worker_end(0, 2, captured("missing_script"))), "script is not there"),
+        (result(worker_end(0, 1, captured("no_module"))), "PYTHON_EXEC"),
+        (result(worker_end(0, 2, captured("usage"))), "LOCAL_RANK"),
+        (result(worker_end(0, 1, captured("thread"))), "df -h"),
+        (result(worker_end(0, 126)), "chmod +x"),
+        (result(worker_end(0, 127)), "PATH"),
         (raised("ModuleNotFoundError", "No module named 'x'"), "PYTHONPATH"),
         (raised("ImportError", "libcudnn.so.9: cannot open shared object file"), "LD_LIBRARY_PATH"),
         (raised("ImportError", "cannot import name 'x' from 'y'"), "version"),
@@ -52,14 +52,14 @@ def raised(name: str, message: str = "") -> Ending:
         (raised("DistBackendError", "Duplicate GPU detected : rank 0 and rank 1"), "LOCAL_RANK"),
         (raised("OSError", "[Errno 24] Too many open files"), "ulimit -n"),
         (raised("MemoryError"), "memory is full"),
-        (ending(verdict="not_found", exit_code=127), "relative path"),
-        (ending(verdict="not_executable", exit_code=126), "chmod +x"),
-        (ending(worker_end(0, 1), verdict="unkillable_worker", exit_code=203), "dmesg"),
-        (ending(verdict="cannot_start", exit_code=204), "ulimit -a"),
-        (ending(verdict="internal_error", exit_code=205), "report"),
+        (result(verdict="not_found", exit_code=127), "relative path"),
+        (result(verdict="not_executable", exit_code=126), "chmod +x"),
+        (result(worker_end(0, 1), verdict="unkillable_worker", exit_code=203), "dmesg"),
+        (result(verdict="cannot_start", exit_code=204), "ulimit -a"),
+        (result(verdict="internal_error", exit_code=205), "report"),
     ],
 )
-def test_a_well_known_cause_has_its_remedy(job: Ending, words: str) -> None:
+def test_a_well_known_cause_has_its_remedy(job: JobResult, words: str) -> None:
     """The advice names the command, flag or variable that helps, in three lines at most."""
     text = advice(job)
     assert text is not None
@@ -71,18 +71,18 @@ def test_a_well_known_cause_has_its_remedy(job: Ending, words: str) -> None:
     "job",
     [
         raised("ValueError", "loss is not finite"),
-        ending(worker_end(0, 3)),
-        ending(worker_end(0, -16)),
-        ending(verdict="signal", signal=15, exit_code=143),
-        ending(verdict="rendezvous", exit_code=201),
+        result(worker_end(0, 3)),
+        result(worker_end(0, -16)),
+        result(verdict="signal", signal=15, exit_code=143),
+        result(verdict="rendezvous", exit_code=201),
     ],
 )
-def test_no_advice_is_better_than_a_guess(job: Ending) -> None:
+def test_no_advice_is_better_than_a_guess(job: JobResult) -> None:
     """A failure without a well-known cause has none."""
     assert advice(job) is None
 
 
 def test_counters_of_the_caller_win_over_the_ending_s() -> None:
     """The agent may hand over what it has just read."""
-    job = ending(worker_end(0, -9), oom_kills=OomKills(0, 0))
+    job = result(worker_end(0, -9), oom_kills=OomKills(0, 0))
     assert "OOM killer ended it" in (advice(job, oom_kills=OomKills(1, 1)) or "")

@@ -8,7 +8,7 @@ import signal
 from typing import TYPE_CHECKING
 
 from elastic_run.report import Attempt, OomKills, failure_document, write_failure_file
-from tests.support.endings import NOON, captured, ending, stopped, worker_end
+from tests.support.job_results import NOON, captured, result, stopped, worker_end
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def test_the_document_has_exactly_the_keys_of_version_1() -> None:
     """A key that goes or changes its name breaks schedulers; a new one is added here."""
     root = worker_end(1, -9)
-    job = ending(
+    job = result(
         root,
         *stopped(0),
         attempts=(Attempt(restart_count=0, root=worker_end(0, 1, captured("chained")), started_at=NOON, uptime=3.0),),
@@ -79,7 +79,7 @@ def test_the_document_has_exactly_the_keys_of_version_1() -> None:
 def test_a_document_without_workers_is_whole() -> None:
     """A job that never started has the same keys."""
     document = failure_document(
-        ending(
+        result(
             verdict="signal",
             exit_code=143,
             signal=15,
@@ -94,13 +94,13 @@ def test_a_document_without_workers_is_whole() -> None:
 def test_megabytes_of_a_worker_s_words_are_cut() -> None:
     """The file stays small, whatever the exception holds."""
     text = 'Traceback (most recent call last):\n  File "t.py", line 1, in f\nValueError: ' + "x\udcff" * 200_000
-    assert len(json.dumps(failure_document(ending(worker_end(0, 1, text))))) < 500_000
+    assert len(json.dumps(failure_document(result(worker_end(0, 1, text))))) < 500_000
 
 
 def test_the_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     """It replaces an older one at once, and no draft is left."""
     (tmp_path / "failure.json").write_text("old", encoding="utf-8")
-    path = write_failure_file(ending(worker_end(0, 1, captured("value_error"))), str(tmp_path))
+    path = write_failure_file(result(worker_end(0, 1, captured("value_error"))), str(tmp_path))
     assert path == str(tmp_path / "failure.json")
     assert json.loads((tmp_path / "failure.json").read_text(encoding="utf-8"))["version"] == 1
     assert [path.name for path in tmp_path.iterdir()] == ["failure.json"]
@@ -109,7 +109,7 @@ def test_the_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     """A missing directory doesn't raise; the launcher says so and ends as it would."""
     said: list[str] = []
-    job = ending(worker_end(0, 1))
+    job = result(worker_end(0, 1))
     assert write_failure_file(job, str(tmp_path / "gone"), said.append) == ""
     assert said == [f"failure.json could not be written to {tmp_path / 'gone'}: No such file or directory"]
     assert write_failure_file(job, str(tmp_path / "gone")) == ""
@@ -124,7 +124,7 @@ def test_a_full_disk_leaves_the_old_file_and_no_draft(tmp_path: Path) -> None:
     said: list[str] = []
     try:
         assert (
-            write_failure_file(ending(worker_end(0, 1, captured("clients_missing"))), str(tmp_path), said.append) == ""
+            write_failure_file(result(worker_end(0, 1, captured("clients_missing"))), str(tmp_path), said.append) == ""
         )
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -10,9 +10,9 @@ import pytest
 
 from elastic_run import contract
 from elastic_run.core.rootcause import ExceptionText
-from elastic_run.report import Attempt, Ending, OomKills, render
+from elastic_run.report import Attempt, JobResult, OomKills, render
 from elastic_run.report.text import columns
-from tests.support.endings import NOON, STDERR, captured, ending, stopped, worker_end
+from tests.support.job_results import NOON, STDERR, captured, result, stopped, worker_end
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +30,7 @@ def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     time.tzset()
 
 
-def report(job: Ending) -> str:
+def report(job: JobResult) -> str:
     """Return a report as one text."""
     return "\n".join(render(job))
 
@@ -38,7 +38,7 @@ def report(job: Ending) -> str:
 def test_the_whole_report_of_a_job_that_was_tried_three_times() -> None:
     """Cause, trace, others, earlier attempts, logs: each line as it is meant to be."""
     root = worker_end(1, 1, captured("value_error"), restart_count=2, log_file="/logs/job7_x/attempt_2/1/stderr.log")
-    job = ending(
+    job = result(
         root,
         worker_end(0, 1, captured("gloo_peer_failed"), after=0.21),
         *stopped(2, 3, 4, 5, 6, 7),
@@ -75,7 +75,7 @@ logs     /logs/job7_x
 
 def test_the_whole_report_of_a_worker_that_the_oom_killer_ended() -> None:
     """Without an exception the last lines of stderr stand there, and the kernel's counter makes the hint sure."""
-    job = ending(
+    job = result(
         worker_end(3, -9, "step 1\n\x1b[31mstep 2\x1b[0m\n\n"),
         worker_end(0, 1, captured("gloo_peer_killed"), after=0.03),
         *stopped(1, 2),
@@ -107,7 +107,7 @@ def test_the_whole_report_of_the_same_import_error_twice() -> None:
     text = 'Traceback (most recent call last):\n  File "/p/train.py", line 3, in <module>\n    import flash_attn\n'
     text += "ModuleNotFoundError: No module named 'flash_attn'\n"
     ends = [worker_end(rank, 1, text, after=rank / 100) for rank in range(8)]
-    job = ending(
+    job = result(
         *ends,
         verdict="repeated_failure",
         exit_code=202,
@@ -136,7 +136,7 @@ hint     The workers' Python can't find that module: activate the environment
 
 def test_a_stop_by_signal_takes_two_lines() -> None:
     """Whoever sent the signal knows why; there is nothing to explain."""
-    job = ending(*stopped(*range(8)), verdict="signal", exit_code=143, signal=15)
+    job = result(*stopped(*range(8)), verdict="signal", exit_code=143, signal=15)
     assert (
         report(job)
         == """\
@@ -147,7 +147,7 @@ workers  ranks 0-7 were stopped"""
 
 def test_a_verdict_without_a_worker_is_told_by_its_sentence() -> None:
     """Where no worker failed, the cause is what the launcher says."""
-    job = ending(verdict="rendezvous", exit_code=201, detail="7 of 8 nodes joined within 600 s; missing: gpu03")
+    job = result(verdict="rendezvous", exit_code=201, detail="7 of 8 nodes joined within 600 s; missing: gpu03")
     assert (
         report(job)
         == """\
@@ -158,12 +158,12 @@ cause    7 of 8 nodes joined within 600 s; missing: gpu03"""
 
 def test_success_needs_no_report() -> None:
     """A job that went well ends in silence."""
-    assert render(ending(worker_end(0, 0), verdict="success", exit_code=0)) == []
+    assert render(result(worker_end(0, 0), verdict="success", exit_code=0)) == []
 
 
 def test_an_unkillable_worker_is_named_with_what_it_waits_for() -> None:
     """The pid and the kernel function tell an administrator where to look."""
-    job = ending(
+    job = result(
         worker_end(0, 1, captured("value_error")),
         verdict="unkillable_worker",
         exit_code=203,
@@ -179,23 +179,23 @@ def test_an_unkillable_worker_is_named_with_what_it_waits_for() -> None:
 
 def test_an_unreadable_error_file_is_one_clause() -> None:
     """A remark on the worker stands under its cause."""
-    job = ending(worker_end(0, 1, captured("value_error"), remark="its error.json is not valid JSON"))
+    job = result(worker_end(0, 1, captured("value_error"), remark="its error.json is not valid JSON"))
     assert "         its error.json is not valid JSON\n         ValueError" in report(job)
 
 
 def test_a_cause_is_told_unless_it_is_a_member_of_the_group_below() -> None:
     """A chained exception names where the chain began and its last step; a group lists its members in the trace."""
-    chained = " ".join(report(ending(worker_end(0, 1, captured("chained")))).split())
+    chained = " ".join(report(result(worker_end(0, 1, captured("chained")))).split())
     assert "caused by json.decoder.JSONDecodeError: Expecting property name" in chained
     assert "(by way of ConfigError: config.json can't be read)" in chained
-    group = report(ending(worker_end(0, 1, captured("group"))))
+    group = report(result(worker_end(0, 1, captured("group"))))
     assert "caused by" not in group
     assert "           | OSError: [Errno 5] Input/output error" in group
 
 
 def test_a_library_s_frames_give_way_to_the_user_s_own() -> None:
     """The user's line and the innermost two stand there, with dots for what was left out."""
-    text = report(ending(worker_end(0, 1, captured("clients_missing"))))
+    text = report(result(worker_end(0, 1, captured("clients_missing"))))
     assert "trace    /home/anna/project/late.py:2 in <module>" in text
     assert "         ...\n         torch/distributed/rendezvous.py:280 in _env_rendezvous_handler" in text
     assert "c10d_logger" not in text
@@ -203,16 +203,16 @@ def test_a_library_s_frames_give_way_to_the_user_s_own() -> None:
 
 def test_failures_without_a_root_or_an_exception_are_told_too() -> None:
     """Workers that failed while the launcher was stopped by a signal, and a bare exit code among others."""
-    job = ending(worker_end(0, 3), worker_end(1, 0), verdict="signal", exit_code=143, signal=15, root=None)
+    job = result(worker_end(0, 3), worker_end(1, 0), verdict="signal", exit_code=143, signal=15, root=None)
     assert "workers  rank 0 failed (exit code 3)\n         rank 1 had ended with exit code 0" in report(job)
-    job = ending(worker_end(0, 1, captured("value_error")), worker_end(1, 3, after=-0.5))
+    job = result(worker_end(0, 1, captured("value_error")), worker_end(1, 3, after=-0.5))
     assert "others   rank 1 failed 0.50 s earlier (exit code 3)" in report(job)
 
 
 def test_a_deep_traceback_shows_its_inner_end() -> None:
     """Of the user's own frames those next to the error have precedence."""
     frames = "".join(f'  File "/p/train.py", line {line}, in step{line}\n    step{line + 1}()\n' for line in range(30))
-    lines = render(ending(worker_end(0, 1, f"Traceback (most recent call last):\n{frames}KeyError: 'x'\n")))
+    lines = render(result(worker_end(0, 1, f"Traceback (most recent call last):\n{frames}KeyError: 'x'\n")))
     assert lines[4] == "trace    ..."
     assert "         /p/train.py:29 in step29" in lines
     assert "         /p/train.py:25 in step25" in lines
@@ -221,12 +221,12 @@ def test_a_deep_traceback_shows_its_inner_end() -> None:
 
 def test_a_cpp_exception_without_frames_shows_the_end_of_stderr() -> None:
     """Where there is no traceback, the last lines are the evidence."""
-    assert "stderr   terminate called" in report(ending(worker_end(0, -6, captured("terminate"))))
+    assert "stderr   terminate called" in report(result(worker_end(0, -6, captured("terminate"))))
 
 
 def test_a_worker_that_said_nothing_is_told_so() -> None:
     """An empty stderr is a fact, too."""
-    assert "stderr   (nothing was written)" in report(ending(worker_end(0, 3)))
+    assert "stderr   (nothing was written)" in report(result(worker_end(0, 3)))
 
 
 def test_a_message_of_many_lines_shows_its_head_and_tail() -> None:
@@ -234,7 +234,7 @@ def test_a_message_of_many_lines_shows_its_head_and_tail() -> None:
     message = "\n".join(f"line {number}" for number in range(50))
     text = f'Traceback (most recent call last):\n  File "t.py", line 1, in f\n    g()\nRuntimeError: {message}\n'
     root = worker_end(0, 1)
-    lines = render(ending(worker_end(0, 1, text[: text.index("line 20")])))
+    lines = render(result(worker_end(0, 1, text[: text.index("line 20")])))
     assert "         RuntimeError: line 0" in lines
     assert lines[lines.index("         RuntimeError: line 0") + 2] == "         ..."
     assert root.exception is None
@@ -245,7 +245,7 @@ def test_a_very_long_message_keeps_its_head_and_tail() -> None:
     text = (
         f'Traceback (most recent call last):\n  File "t.py", line 1, in f\n    g()\nRuntimeError: {"x" * 200} the end\n'
     )
-    lines = render(ending(worker_end(0, 1, text.replace("x" * 200, "head " + "x" * 10_000))))
+    lines = render(result(worker_end(0, 1, text.replace("x" * 200, "head " + "x" * 10_000))))
     said = [line for line in lines if "RuntimeError" in line or "the end" in line]
     assert "RuntimeError: head" in said[0]
     assert said[-1].endswith("the end")
@@ -259,31 +259,50 @@ def test_attempts_that_failed_alike_share_a_line() -> None:
         Attempt(restart_count=number, root=root, started_at=NOON, uptime=1.0 + number)
         for number, root in enumerate(roots)
     )
-    text = report(ending(worker_end(2, 5), attempts=attempts))
+    text = report(result(worker_end(2, 5), attempts=attempts))
     assert "before   attempts 0-2 failed after 1.0 s to 3.0 s: rank 1 was killed by SIGSEGV\n" in text
     assert "... (7 attempts in all)" in text
     same = tuple(Attempt(restart_count=number, root=None, started_at=NOON, uptime=1.0) for number in range(2))
-    assert "attempts 0-1 failed after 1.0 s: no worker failed by itself" in report(ending(attempts=same, detail="x"))
-    assert "rank 0, ValueError: loss" in report(ending(worker_end(2, 5), attempts=attempts[3:4]))
+    assert "attempts 0-1 failed after 1.0 s: no worker failed by itself" in report(result(attempts=same, detail="x"))
+    assert "rank 0, ValueError: loss" in report(result(worker_end(2, 5), attempts=attempts[3:4]))
+
+
+def test_attempts_that_failed_otherwise_have_a_line_each() -> None:
+    """Of a cause A and then B, B there are two lines: only attempts that follow each other share one."""
+    one, other = worker_end(1, -11), worker_end(0, 1, captured("value_error"))
+    attempts = tuple(
+        Attempt(restart_count=number, root=root, started_at=NOON, uptime=1.0 + number)
+        for number, root in enumerate([one, other, other])
+    )
+    lines = render(result(worker_end(2, 5), attempts=attempts))
+    before = next(number for number, line in enumerate(lines) if line.startswith("before"))
+    assert lines[before] == "before   attempt 0 failed after 1.0 s: rank 1 was killed by SIGSEGV"
+    assert lines[before + 1].startswith("         attempts 1-2 failed after 2.0 s to 3.0 s: rank 0, Value")
+    alternating = tuple(
+        Attempt(restart_count=number, root=root, started_at=NOON, uptime=1.0)
+        for number, root in enumerate([one, other, one])
+    )
+    text = report(result(worker_end(2, 5), attempts=alternating))
+    assert [f"attempt {number} failed" in text for number in range(3)] == [True, True, True]
 
 
 def test_a_log_outside_of_the_log_directory_has_its_whole_path() -> None:
     """Only what lies below the directory is shortened."""
-    job = ending(worker_end(0, 1, log_file="/else/stderr.log"), log_dir="/logs")
+    job = result(worker_end(0, 1, log_file="/else/stderr.log"), log_dir="/logs")
     assert "logs     /logs\n         rank 0: /else/stderr.log" in report(job)
-    assert report(ending(worker_end(0, 1), log_dir="/logs")).endswith("logs     /logs")
+    assert report(result(worker_end(0, 1), log_dir="/logs")).endswith("logs     /logs")
 
 
 def test_colour_changes_nothing_but_colour() -> None:
     """Without its escapes the coloured report is the plain one, and the plain one has none."""
-    job = ending(worker_end(0, 1, captured("value_error")), *stopped(1))
+    job = result(worker_end(0, 1, captured("value_error")), *stopped(1))
     plain, coloured = render(job), render(job, color=True)
     assert "\x1b" not in "".join(plain)
     assert [re.sub(r"\x1b\[\d+m", "", line).rstrip() for line in coloured] == plain
     assert coloured[0].startswith("\x1b[1m\x1b[31m-- elastic-run")
 
 
-def worst() -> Ending:
+def worst() -> JobResult:
     """Return an ending of which every part is as long, as many and as odd as can be."""
     lines = (*(f'  File "/{GARBAGE}", line {number}, in f' for number in range(90)), GARBAGE)
     failed = [
@@ -291,7 +310,7 @@ def worst() -> Ending:
         for rank, kind in enumerate("ABCD")
     ]
     failed[0].host, failed[0].remark, failed[0].restart_count, failed[0].log_file = GARBAGE, GARBAGE, 12, GARBAGE
-    return ending(
+    return result(
         *failed,
         *stopped(*range(10, 400, 2)),
         *stopped(*range(500, 600, 3), exitcode=-9),
@@ -311,14 +330,14 @@ def worst() -> Ending:
 
 
 WORST = worst()
-JOBS: dict[str, Ending] = {
+JOBS: dict[str, JobResult] = {
     "worst of all": WORST,
-    "garbage on stderr": ending(worker_end(0, -11, GARBAGE)),
-    "ten megabytes": ending(worker_end(0, 1, "x" * 10_000_000)),
-    "long directory": ending(worker_end(0, 1), log_dir="/" + "日" * 300),
-    "long sentence": ending(verdict="rendezvous", exit_code=201, detail="many words " * 200),
-    **{name.stem: ending(worker_end(0, 1, captured(name.stem)), *stopped(1)) for name in sorted(STDERR.glob("*.txt"))},
-    **{verdict: ending(verdict=verdict, exit_code=1, detail="x") for _, verdict, _ in contract.EXIT_CODES},
+    "garbage on stderr": result(worker_end(0, -11, GARBAGE)),
+    "ten megabytes": result(worker_end(0, 1, "x" * 10_000_000)),
+    "long directory": result(worker_end(0, 1), log_dir="/" + "日" * 300),
+    "long sentence": result(verdict="rendezvous", exit_code=201, detail="many words " * 200),
+    **{name.stem: result(worker_end(0, 1, captured(name.stem)), *stopped(1)) for name in sorted(STDERR.glob("*.txt"))},
+    **{verdict: result(verdict=verdict, exit_code=1, detail="x") for _, verdict, _ in contract.EXIT_CODES},
 }
 
 
@@ -348,7 +367,7 @@ def test_the_recorder_is_no_part_of_the_trace() -> None:
         '  File "/home/ada/train.py", line 5, in main\n    raise ValueError("no")\n'
         "ValueError: no\n"
     )
-    shown = report(ending(worker_end(0, 1, text)))
+    shown = report(result(worker_end(0, 1, text)))
     assert "/home/ada/train.py:5 in main" in shown
     assert "wrapper" not in shown
 
@@ -358,8 +377,8 @@ def test_who_left_early_is_named_where_nobody_else_is_to_blame() -> None:
     lost = "Traceback (most recent call last):\nConnectionResetError: Connection reset by peer\n"
     root = worker_end(0, 1, lost)
     early, late = worker_end(3, 0, after=-2.0), worker_end(1, 0, after=1.0)
-    text = report(ending(root, early, late))
+    text = report(result(root, early, late))
     assert "rank 3 had ended with 0 2.0 s before: did it leave the loop early?" in text
     assert "rank 1 ended with exit code 0" in text
     own = worker_end(0, 1, "Traceback (most recent call last):\nValueError: own\n")
-    assert "leave the loop" not in report(ending(own, early))
+    assert "leave the loop" not in report(result(own, early))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elastic_run.report import lines
-from tests.support.endings import captured, worker_end
+from tests.support.job_results import captured, worker_end
 
 ROOT = worker_end(3, 1, captured("value_error"))
 BARE = worker_end(3, -9)

@@ -9,7 +9,7 @@ import pytest
 from elastic_run.core.rootcause import ExceptionText
 from elastic_run.report.text import columns, elide, printable, wrap
 from elastic_run.report.wording import count, end_verb, exception_line, exit_text, ranks, signal_name, span
-from tests.support.endings import worker_end
+from tests.support.job_results import worker_end
 
 
 @pytest.mark.parametrize(
@@ -104,6 +104,9 @@ def test_an_end_is_told_by_exit_code_or_signal() -> None:
     assert exit_text(worker_end(0, 1)) == "exit code 1"
     assert exit_text(worker_end(0, -11)) == "SIGSEGV"
     assert exit_text(worker_end(0, 137)) == "exit code 137 (128+9: SIGKILL)"
+    # 64 is the last signal that there is: 128+65 is a program's own exit code, and so is 128.
+    assert exit_text(worker_end(0, 192)) == f"exit code 192 (128+64: {signal_name(64)})"
+    assert [exit_text(worker_end(0, code)) for code in (128, 193)] == ["exit code 128", "exit code 193"]
     assert end_verb(worker_end(0, 3)) == "failed with exit code 3"
     assert end_verb(worker_end(0, -9)) == "was killed by SIGKILL"
 

@@ -6,12 +6,16 @@ import itertools
 import logging
 import socket
 from string import Template
+from typing import TYPE_CHECKING
 
 import pytest
 
 from elastic_run import utils
 from elastic_run.utils import api, data, distributed, get_free_port, get_socket_with_port, macros
 from elastic_run.utils.logging import get_logger
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def test_the_local_rank_is_put_into_arguments() -> None:
@@ -86,6 +90,23 @@ def test_epochs_follow_each_other() -> None:
     assert iter(cycle) is cycle
     assert list(cycle) == ["1a", "1b", "2a", "2b"]
     assert list(cycle) == []
+
+
+def test_epochs_begin_with_the_first_and_each_is_opened_once() -> None:
+    """Without a start the first epoch is 0; an epoch is opened when the one before has ended."""
+    opened: list[int] = []
+
+    def open_epoch(epoch: int) -> Iterator[int]:
+        opened.append(epoch)
+        return iter([epoch])
+
+    cycle = data.CyclingIterator(2, open_epoch)
+    assert opened == [0]
+    assert [next(cycle), opened] == [0, [0]]
+    assert [next(cycle), opened] == [1, [0, 1]]
+    assert list(cycle) == []
+    assert opened == [0, 1]
+    assert list(data.CyclingIterator(2, open_epoch, start_epoch=5)) == [5]
 
 
 def test_many_empty_epochs_are_passed_over() -> None:

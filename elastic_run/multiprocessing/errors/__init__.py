@@ -6,6 +6,15 @@ A training script may import this without torch and without the launcher::
 
     @record
     def main() -> None: ...
+
+| module | what it holds |
+|---|---|
+| `error_file` | reads error files, and writes the parent's |
+| `error_handler` | `ErrorHandler`: writes an exception to the worker's error file |
+| `failures` | `ProcessFailure` and `ChildFailedError` |
+| `handlers` | `get_error_handler` |
+| `own_frames` | leaves out our frames at the start of a user's traceback |
+| `recording` | the decorator `record` |
 """
 
 from __future__ import annotations

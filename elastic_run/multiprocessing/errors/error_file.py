@@ -29,7 +29,7 @@ _LIMIT = 4 * 1024 * 1024
 
 
 class ErrorFile:
-    """What stands in an error.json.
+    """The content of an error.json.
 
     Args:
         data: Its contents, with a key `message`, or None where it can't be used.
@@ -80,7 +80,7 @@ def read_error_file(path: str) -> ErrorFile:
 
 
 def find_exception(error_file: str, stderr: str, exitcode: int) -> ErrorFile:
-    """Find out what a worker died of: from its error.json if it left one, else from its stderr.
+    """Find the exception that ended a worker: in its error.json if it left one, else in its stderr.
 
     Args:
         error_file: Path of its error.json, or "".
@@ -119,7 +119,7 @@ def write_parent_error_file(root: WorkerEnd, environ: Mapping[str, str]) -> None
 
 
 def compose_error(root: WorkerEnd) -> dict[str, Any]:
-    """Return what would stand in the error.json of a worker that left none.
+    """Return the content of an error.json for a worker that left none.
 
     Args:
         root: What became of the worker.

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 
 from elastic_run import contract
-from elastic_run.multiprocessing.output.ends import bytes_in
+from elastic_run.multiprocessing.output.descriptors import bytes_in
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

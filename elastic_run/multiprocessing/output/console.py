@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 
-from elastic_run.multiprocessing.output.ends import STDERR, STDOUT, is_same_file
+from elastic_run.multiprocessing.output.descriptors import STDERR, STDOUT, is_same_file
 from elastic_run.multiprocessing.output.sink import open_sink
 from elastic_run.multiprocessing.output.stream import Source, Stream
 

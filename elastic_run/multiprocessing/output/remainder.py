@@ -55,7 +55,7 @@ def leave(sources: Sequence[Source], *, is_exec: bool) -> int:
     """
     interpreter = ""
     if is_exec:
-        from elastic_run.multiprocessing.interpreter import find_interpreter  # noqa: PLC0415 - a fork needs none
+        from elastic_run.multiprocessing.process.interpreter import find_interpreter  # noqa: PLC0415 - a fork needs none
 
         interpreter = find_interpreter()
     pid = _spawn(interpreter, sources) if interpreter else os.fork()
@@ -73,15 +73,15 @@ def leave(sources: Sequence[Source], *, is_exec: bool) -> int:
 
 
 def _spawn(interpreter: str, sources: Sequence[Source]) -> int:
-    from elastic_run.multiprocessing.children import spawn  # noqa: PLC0415 - a fork doesn't need it
-    from elastic_run.multiprocessing.descriptors import inheritable_descriptors  # noqa: PLC0415 - ditto
+    from elastic_run.multiprocessing.process.descriptors import inheritable_descriptors  # noqa: PLC0415 - ditto
+    from elastic_run.multiprocessing.process.fork_exec import start_process  # noqa: PLC0415 - a fork doesn't need it
 
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
     words = [f"{source.reading}:{','.join(map(str, source.targets))}" for source in sources]
     kept = {fd for source in sources for fd in (source.reading, *source.targets) if fd > 2}  # noqa: PLR2004
     closed = [fd for fd in inheritable_descriptors() if fd not in kept]
     argv = [interpreter, "-I", "-S", "-c", _CODE, root, *words]
-    return spawn(argv, os.environ, closed=closed, kept=sorted(kept))
+    return start_process(argv, os.environ, closed=closed, kept=sorted(kept))
 
 
 def main() -> None:
@@ -92,7 +92,7 @@ def main() -> None:
 
 def _run(sources: Sequence[Source]) -> None:
     """In the new process: fork once more, so that it is nobody's child, and pass on."""
-    from elastic_run.multiprocessing.guarding import become_daemon  # noqa: PLC0415 - not for the launcher's side
+    from elastic_run.multiprocessing.process.guardian_process import become_daemon  # noqa: PLC0415 - not for the launcher's side
 
     if os.fork():
         return

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import os
 
-from elastic_run.multiprocessing.output.ends import (
+from elastic_run.multiprocessing.output.descriptors import (
     STDERR,
     STDOUT,
     is_log,

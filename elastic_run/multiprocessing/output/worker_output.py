@@ -10,7 +10,7 @@ from errno import EDQUOT, ENOSPC
 
 from elastic_run.multiprocessing.output.backlog import Backlog
 from elastic_run.multiprocessing.output.channel import Channel
-from elastic_run.multiprocessing.output.ends import (
+from elastic_run.multiprocessing.output.descriptors import (
     STDERR,
     STDOUT,
     copy_window_size,

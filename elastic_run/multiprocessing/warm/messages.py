@@ -1,10 +1,10 @@
-"""What agent, template and forks say to each other: small documents and descriptors, over sockets that keep borders.
+"""Messages between agent, template and forks: small documents and descriptors, over sockets that keep boundaries.
 
 Rules
-- Both ends run the same interpreter, so `marshal` does: it is built in, and a template must not import what its workers
-  wouldn't. The sockets are pairs of our own; nothing comes from the network.
-- A message is sent whole or not at all and never waits for room: what may be large (an environment) goes in a file
-  without a name, whose descriptor is sent.
+- Both ends run the same interpreter, so `marshal` is enough: it is built in, and a template must not import a module
+  that its workers would not import. The sockets are pairs that we open; nothing comes from the network.
+- A message is sent whole or not at all, and never waits for room. A document that may be large (an environment) goes
+  into a file without a name, and its descriptor is sent.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def put_into_file(document: dict[str, Any]) -> int:
     Raises:
         OSError: The system refuses one.
     """
-    from elastic_run.multiprocessing.descriptors import open_unnamed  # noqa: PLC0415 - a template needs none
+    from elastic_run.multiprocessing.process.descriptors import open_unnamed  # noqa: PLC0415 - a template needs none
 
     descriptor = open_unnamed()
     view = memoryview(marshal.dumps(document))

@@ -1,4 +1,4 @@
-"""Why a command can't have warm workers: what can be known before anything is started."""
+"""Reasons why a command can't have warm workers, as far as they are known before anything is started."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import sys
 
 from elastic_run import contract
-from elastic_run.multiprocessing.interpreter import own_interpreter
+from elastic_run.multiprocessing.process.interpreter import own_interpreter
 from elastic_run.utils import macros
 
 TYPE_CHECKING = False

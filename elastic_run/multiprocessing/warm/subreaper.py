@@ -1,10 +1,10 @@
-"""Who becomes the parent of a process whose own parent has ended: this one, for a moment, or whoever it was before.
+"""Makes the agent the parent of its warm workers for the moment in which their own parent ends.
 
-A subreaper keeps that place for all of its descendants, and has to collect strangers from then on. So it is one only
-while a template's midwife ends, which takes less than a millisecond.
+A subreaper becomes the parent of all orphaned descendants, and has to collect foreign children from then on. So the
+agent is a subreaper only while a template's fork helper ends, which takes less than a millisecond.
 
-Being one is the whole process's, and a program may have an agent in each of several threads: who of them needs it is
-counted once per process, for the first one begins it and the last one ends it.
+The setting holds for the whole process, and a program may run an agent in each of several threads. So one counter per
+process counts the holders: the first of them sets it, and the last of them restores it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _PR_GET_CHILD_SUBREAPER = 37
 
 
 class _Holders:
-    """The templates, of all agents, whose midwives are about to end; and what this process is without them."""
+    """The templates of all agents whose fork helpers are about to end, and the former setting of this process."""
 
     __slots__ = ("before", "lock", "templates")
 
@@ -32,7 +32,7 @@ _HOLDERS = _Holders()
 
 
 class Subreaper:
-    """Makes this process a subreaper, and what it was again.
+    """Makes this process a subreaper, and restores the former setting.
 
     Raises:
         OSError: Not on this system.
@@ -52,7 +52,7 @@ class Subreaper:
         """Take the children of descendants that end.
 
         Args:
-            holder: The template for whose midwife that is.
+            holder: The template for whose helper that is.
         """
         with _HOLDERS.lock:
             if not _HOLDERS.templates:
@@ -61,7 +61,7 @@ class Subreaper:
             self._call(_PR_SET_CHILD_SUBREAPER, 1)
 
     def end(self, holder: int) -> None:
-        """Leave them to whoever took them before, unless another template's midwife is about to end."""
+        """Restore the former setting, unless another template's fork helper is about to end."""
         with _HOLDERS.lock:
             if _HOLDERS.templates == {holder}:
                 self._call(_PR_SET_CHILD_SUBREAPER, _HOLDERS.before)

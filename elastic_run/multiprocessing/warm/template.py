@@ -8,11 +8,11 @@ Rules
   in tracebacks, in what a SyntaxError looks like); to call Py_Main a second time (it keeps the frames, too).
 - Whatever goes wrong here ends the process: a template must never run the program itself. A fork that can't become what
   exec would give, because a module has replaced what that takes, is exec'd after all.
-- Workers are forked by a **midwife**, a fork of the template that ends when all of its children are there. They become
-  the agent's children, which is a subreaper for that moment: real children, whose exit codes survive the template, at
-  the price of one fork per round. Rejected: to report exit codes from the template (lost when it is killed, and
-  `os.getppid()` isn't the launcher), a fork each in between (twice the price), CLONE_PARENT (the C library's fork
-  handlers don't run, and OpenBLAS's threads need theirs).
+- A **fork helper**, a fork of the template, forks the workers and ends when all of them are there. They become the
+  agent's children, since the agent is a subreaper for that moment: real children, whose exit codes survive the
+  template, at the price of one fork per round. Rejected: to report exit codes from the template (lost when it is
+  killed, and `os.getppid()` isn't the launcher), a fork each in between (twice the price), CLONE_PARENT (the C
+  library's fork handlers don't run, and OpenBLAS's threads need theirs).
 - Nothing is imported here that Python hasn't imported itself by then: a worker should find what exec gives, and the
   modules that the user named.
 """
@@ -23,10 +23,10 @@ import os
 import sys
 
 from elastic_run import contract
-from elastic_run.multiprocessing.warm import arrival, messages
-from elastic_run.multiprocessing.warm.rehearsal import Rehearsal, has_earlier_lines
-from elastic_run.multiprocessing.warm.safety import ImportWatch
-from elastic_run.multiprocessing.warm.title import Title
+from elastic_run.multiprocessing.warm import fork_setup, messages
+from elastic_run.multiprocessing.warm.fork_safety import ImportWatch
+from elastic_run.multiprocessing.warm.process_title import ProcessTitle
+from elastic_run.multiprocessing.warm.startup_replay import StartupReplay, has_earlier_lines
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def begin() -> None:
     channel = messages.adopt(int(os.environ.pop(contract.ENV_TEMPLATE)))
     watch = ImportWatch()
     os.set_inheritable(channel.fileno(), False)  # noqa: FBT003 - the function's own signature
-    sys.addaudithook(_Hook(channel, watch, Rehearsal() if has_earlier_lines() else None))
+    sys.addaudithook(_Hook(channel, watch, StartupReplay() if has_earlier_lines() else None))
 
 
 class _Hook:
@@ -57,16 +57,16 @@ class _Hook:
     Args:
         channel: To the agent.
         watch: What Python's own start does since the .pth file's line.
-        rehearsal: What it did before, or None where that was nothing.
+        startup_replay: What it did before, or None where that was nothing.
     """
 
     #: Let coverage and debuggers see what is imported in here, as they would in a worker.
     __cantrace__ = True
 
-    def __init__(self, channel: _socket.socket, watch: ImportWatch, rehearsal: Rehearsal | None) -> None:
+    def __init__(self, channel: _socket.socket, watch: ImportWatch, startup_replay: StartupReplay | None) -> None:
         self._channel: _socket.socket | None = channel
         self._watch = watch
-        self._rehearsal = rehearsal
+        self._startup_replay = startup_replay
 
     def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
         if self._channel is None or not event.startswith(_RUNS_PROGRAM):
@@ -76,7 +76,7 @@ class _Hook:
             self._forget()
             program = str(arguments[0]) if arguments else ""
             template = Template(channel, self._watch, kind=event.removeprefix(_RUNS_PROGRAM), program=program)
-            template.serve(self._rehearsal)
+            template.serve(self._startup_replay)
         except BaseException as error:  # noqa: BLE001 - never on to the program
             sys.excepthook(type(error), error, error.__traceback__)
             os._exit(1)
@@ -96,7 +96,7 @@ class _Hook:
 
 
 class Template:
-    """What runs in the template.
+    """The main program of the template process.
 
     Args:
         channel: To the agent.
@@ -110,18 +110,18 @@ class Template:
         self._watch = watch
         self._kind = kind
         self._program = program
-        self._title = Title()
-        self._origin = arrival.Origin(program if kind == "file" else "")
+        self._title = ProcessTitle()
+        self._template_start = fork_setup.TemplateStart(program if kind == "file" else "")
 
-    def serve(self, rehearsal: Rehearsal | None) -> None:
+    def serve(self, startup_replay: StartupReplay | None) -> None:
         """Import, then fork on demand; returns in a worker only.
 
         Args:
-            rehearsal: Of what ran before the watch began, or None where that was nothing.
+            startup_replay: Of what ran before the watch began, or None where that was nothing.
         """
         self._title.show("elastic-run: template", "template")
         order = messages.receive(self._channel)
-        if order is None or not self._has_fit_start(rehearsal, order[0]["own"]) or not self._import(**order[0]):
+        if order is None or not self._has_fit_start(startup_replay, order[0]["own"]) or not self._import(**order[0]):
             os._exit(0)
         _freeze()
         while (order := messages.receive(self._channel)) is not None:
@@ -130,9 +130,9 @@ class Template:
                 return
         os._exit(0)
 
-    def _has_fit_start(self, rehearsal: Rehearsal | None, own: Sequence[str]) -> bool:
-        """Tell the agent where Python's own start has left or read what a fork must not have."""
-        report = rehearsal.report() if rehearsal is not None else {}
+    def _has_fit_start(self, startup_replay: StartupReplay | None, own: Sequence[str]) -> bool:
+        """Tell the agent if Python's own start has left or read something that a fork must not have."""
+        report = startup_replay.report() if startup_replay is not None else {}
         if report:
             self._watch.environment.add(report)
         hazard = "can't be run again for a look" if report is None else self._watch.find_hazard(variables=own)
@@ -170,7 +170,7 @@ class Template:
         """Return the modules, with the program's own in place of `auto`, but for packages that are left out."""
         if _AUTO not in names:
             return list(names)
-        from elastic_run.multiprocessing.warm.choice import choose_modules  # noqa: PLC0415 - it imports ast
+        from elastic_run.multiprocessing.warm.automatic_preload import choose_modules  # noqa: PLC0415 - it imports ast
 
         own = [name for name in choose_modules(self._kind, self._program) if _package(name) not in left_out]
         return [*dict.fromkeys(each for name in names for each in (own if name == _AUTO else [name]))]
@@ -181,18 +181,18 @@ class Template:
             self._tell("failed", f"the template can't be forked any more: it {hazard}")
             os._exit(0)
         _flush()
-        midwife = self._try_fork()
-        if midwife == 0:
+        helper = self._try_fork()
+        if helper == 0:
             return self._deliver(places)
-        if midwife is not None:
-            _wait_exit(midwife)  # afterwards its children are the agent's
+        if helper is not None:
+            _wait_exit(helper)  # afterwards its children are the agent's
         for place in places:
             os.close(place)
         self._tell("done")
         return False
 
     def _deliver(self, places: list[int]) -> bool:
-        """In the midwife: fork them all, tell who they are, and leave when the agent is ready to take them."""
+        """In the fork helper: fork all workers, send their pids, and end when the agent is ready to take them."""
         pids = []
         for place in places:
             pid = self._try_fork()
@@ -232,15 +232,15 @@ class Template:
         if order is None:
             os._exit(0)
         _, (file, stdout, stderr) = order
-        arrival.begin_session(stdout, stderr)
+        fork_setup.begin_session(stdout, stderr)
         self._become_worker(messages.take_from_file(file))
         return True
 
     def _become_worker(self, document: dict[str, Any]) -> None:
         reason = "its script's path leads elsewhere now"
         try:
-            if self._origin.is_current:
-                arrival.arrive(document, self._origin, self._title)
+            if self._template_start.is_current:
+                fork_setup.set_up_worker(document, self._template_start, self._title)
                 return
         except Exception as error:  # noqa: BLE001 - of what a module has put in the place of Python's own
             reason = _describe(error)
@@ -248,7 +248,7 @@ class Template:
             os.write(2, f"elastic-run: --preload: this worker starts cold ({reason})\n".encode(errors="replace"))
         except OSError:
             pass  # nobody reads its stderr
-        arrival.start_cold(document)
+        fork_setup.start_by_exec(document)
 
 
 def _package(name: str) -> str:
@@ -287,7 +287,7 @@ def _wait_exit(pid: int) -> None:
 
 
 def _flush() -> None:
-    """Write what is buffered, else every fork would."""
+    """Write the buffered output, else every fork would write it."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

@@ -8,7 +8,7 @@ from collections import deque
 
 from elastic_run.records import dataclass, field
 from elastic_run.rendezvous.elastic.link import Link
-from elastic_run.rendezvous.elastic.session import Ended, Lost, Refused
+from elastic_run.rendezvous.elastic.session import Ended, Lost, Notice, Refused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from elastic_run.core.messages import Card, Offer, Rules
     from elastic_run.rendezvous.elastic.backends import Backend
+    from elastic_run.rendezvous.elastic.deaths import Deaths
     from elastic_run.rendezvous.elastic.membership import Membership
     from elastic_run.rendezvous.elastic.session import SessionEvent
     from elastic_run.rendezvous.elastic.settings import Settings
@@ -34,13 +35,14 @@ class Affairs:
         settings: Of its rendezvous.
         backend: The job's store.
         local_addr: The address that others use, empty until it is known.
+        deaths: This node's seat record, and the deaths that it can prove.
         shows_waiting: Whether the agent shows what is waited for in one line that it rewrites.
         offer: Where the next round's workers' store listens, as the agent said.
         membership: The node's member, None until the store was reached.
         birth: The birth mark of the store that the session lives with.
-        state_copy: The newest state of the job, kept where this node may have to serve the store later.
-        keeps_copy: Whether it may have to; None while that is not known.
         move_to: Where the store goes on, as its host said before it went; the speaker goes there.
+        heard_at: Monotonic seconds at which the last beat was sent that the store has confirmed.
+        fenced_for: Seconds without such a beat after which the workers were stopped, 0.0 while they were not.
         is_leaving: Whether the agent said that it goes.
         closing: Set when the threads are to end.
         is_over: Set when the last event was delivered.
@@ -49,6 +51,7 @@ class Affairs:
         has_moved: Set when the coordinator has told that the store moves.
         has_heard_the_end: Whether the others know that this node knows the verdict.
         is_lost: Whether the store was given up.
+        has_told_full: Whether the user knows that the store has no room for another connection of this node.
         deliver_to_agent: What the agent gave `start`.
         links: The threads' connections.
     """
@@ -59,13 +62,14 @@ class Affairs:
     settings: Settings
     backend: Backend
     local_addr: str
+    deaths: Deaths
     shows_waiting: bool = False
     offer: Offer | None = None
     membership: Membership | None = None
     birth: bytes | None = None
-    state_copy: bytes | None = None
-    keeps_copy: bool | None = None
     move_to: str | None = None
+    heard_at: float = 0.0
+    fenced_for: float = 0.0
     is_leaving: bool = False
     closing: threading.Event = field(default_factory=threading.Event)
     is_over: threading.Event = field(default_factory=threading.Event)
@@ -74,6 +78,7 @@ class Affairs:
     has_moved: threading.Event = field(default_factory=threading.Event)
     has_heard_the_end: bool = False
     is_lost: bool = False
+    has_told_full: bool = False
     deliver_to_agent: Callable[[SessionEvent], None] = lambda _: None
     links: list[Link] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -115,10 +120,21 @@ class Affairs:
             expected_birth: See `Link`.
         """
         link = Link(
-            self.backend, self.answer_timeout, self.closing, expected_birth, longest_timeout=self.settings.lease
+            self.backend,
+            self.answer_timeout,
+            self.closing,
+            expected_birth,
+            longest_timeout=self.settings.lease,
+            on_full=self._tell_full,
         )
         self.links.append(link)
         return link
+
+    def _tell_full(self, text: str) -> None:
+        """Tell the user once that a thread has no connection, since the store is full. The sender tells of its own."""
+        if not self.has_told_full and self.membership is not None:
+            self.has_told_full = True
+            self.deliver(Notice(text))
 
     @property
     def open_links(self) -> int:
@@ -132,6 +148,10 @@ class Affairs:
             return False
         is_silent = self.is_over.is_set() and not self.has_heard_the_end
         return is_silent or self.membership.next_fact is not None
+
+    def member_state(self) -> str | None:
+        """Return the state of the node's member, None before the store was reached."""
+        return None if self.membership is None else self.membership.member.state
 
     def deliver(self, event: SessionEvent) -> None:
         """Tell the agent, after what it was to be told before; one event at a time.

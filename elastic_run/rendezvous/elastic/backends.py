@@ -4,12 +4,15 @@ Rules
 - `open` may be called by any thread, for a connection of its own.
 - An agent may serve the store itself (`is_host`): with c10d where the endpoint is an address of this machine, with
   static on rank 0. Then it reaches it by loopback: no name, no network is between them.
+- Of several agents that may serve the store at one address, one serves it and the others connect to it. Linux may
+  refuse all of them if they begin to listen at the same moment: a refused agent tries again while nobody listens there.
 - Modules of a store are imported when it is used.
 """
 
 # ruff: noqa: D102 - Backend says what the methods promise
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from contextlib import suppress
 
@@ -27,6 +30,7 @@ from elastic_run.rendezvous.elastic.addresses import (
 from elastic_run.rendezvous.elastic.hosting import HostedStore
 from elastic_run.store.errors import UNRESOLVED, StoreConnectionError, StoreError
 from elastic_run.store.listener import PortTakenError, open_listeners
+from elastic_run.store.retreat import Retreat
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,6 +48,10 @@ _LOOK_UP = 3.0
 _FIRST_LOOK_UP = 1.5
 #: Seconds for a successor to show that it serves the store already.
 _LIVING = 1.0
+#: Seconds in which a refused agent tries again to listen while nobody listens; its pauses at first, and at most.
+_CONTEST = 1.0
+_FIRST_PAUSE = 0.005
+_LONGEST_PAUSE = 0.1
 
 
 class Backend(ABC):
@@ -191,7 +199,8 @@ class TcpBackend(Backend):
         self._secret = secret
         self._authentication: ClientAuthentication | None = None
         self._own_host = ""  # by which this agent reaches the store that it serves
-        self._is_undecided = False  # whether it is for this agent to serve the store; its name has no address yet
+        # Whether this agent may have to serve the store yet: its name has no address, or the port was refused.
+        self._is_undecided = False
         self._was_reached = False
         self._passed = 0  # endpoints since the last that was reached
 
@@ -237,11 +246,28 @@ class TcpBackend(Backend):
         if self._is_host and self.serves_workers:
             self._check_master()
         try:
-            self._host(*self.endpoint)
+            self._host_in_turn()
         except PortTakenError:
             # Another agent of the job on this machine was first, unless the user says that it must be this one.
             if self._is_host:
                 raise
+            self._is_undecided = True
+        else:
+            self._is_undecided = False
+
+    def _host_in_turn(self) -> None:
+        """Serve the store at the endpoint; try again while it is refused and nobody listens there."""
+        retreat = Retreat(_FIRST_PAUSE, _LONGEST_PAUSE)
+        end = time.monotonic() + _CONTEST
+        while True:
+            try:
+                self._host(*self.endpoint)
+            except PortTakenError:
+                if time.monotonic() >= end or find_trouble(*self.endpoint, _LIVING) is None:
+                    raise
+            else:
+                return
+            time.sleep(retreat.next_pause())
 
     def _check_master(self) -> None:
         """Look whether rank 0 is at its place: the user may have forgotten --node-rank here.
@@ -266,7 +292,7 @@ class TcpBackend(Backend):
             raise ValueError(message)
 
     def _serve_late(self, error: StoreConnectionError) -> bool:
-        """Serve the store if the endpoint's name has an address by now, and it is this machine's; returns whether."""
+        """Serve the store if the endpoint is this machine's by now and its port is free; returns whether."""
         if not self._is_undecided or error.reason == UNRESOLVED:
             return False
         try:
@@ -329,6 +355,7 @@ class TcpBackend(Backend):
                 raise
             store = self._connect(timeout, tries_again=True)
         self._was_reached = True
+        self._is_undecided = False
         self._passed = 0
         return _seal(store, self._secret)
 

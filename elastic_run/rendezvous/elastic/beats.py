@@ -2,6 +2,9 @@
 
 Only a store that lets beats expire may say that a node has none any more. Elsewhere a beat that was there and isn't was
 overwritten by a stranger (or a server began anew): that says nothing of the node, which just ages until its next one.
+
+A node that comes back beats first and then says that it is there. So the coordinator hears of it after it has removed
+all beats that it was to remove, or the next beat finds the last one gone again.
 """
 
 from __future__ import annotations
@@ -12,7 +15,48 @@ if TYPE_CHECKING:
 
     from elastic_run.store.job_store import JobStore
 
-__all__ = ["BeatReader"]
+__all__ = ["BeatReader", "BeatWriter"]
+
+
+class BeatWriter:
+    """Writes the beats of one node into one store, over whatever connection.
+
+    Args:
+        node: The node.
+
+    Attributes:
+        is_first: Whether it has written none yet: whether the node was dropped before it is not known.
+    """
+
+    def __init__(self, node: str) -> None:
+        self.is_first = True
+        self._node = node
+        self._last: int | None = None
+        self._was_dropped = False
+
+    def write(self, store: JobStore, *, comes_back: bool = True) -> bool:
+        """Write a beat in place of the last one.
+
+        Args:
+            store: The job's store.
+            comes_back: Whether to begin anew where that one is gone.
+
+        Returns:
+            Whether it was gone: the coordinator has dropped this node.
+
+        Raises:
+            StoreConnectionError: The store can't be reached. What the next call returns makes up for it.
+        """
+        if self._last is not None:
+            self._last = store.beat(self._node, self._last)
+            self._was_dropped = self._was_dropped or self._last is None
+        if self._was_dropped and not comes_back:
+            return True
+        if self._last is None:
+            self._last = store.beat(self._node)
+        self.is_first = False
+        was_dropped, self._was_dropped = self._was_dropped, False
+        return was_dropped
 
 
 class BeatReader:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from elastic_run.store.etcd_v3_api import Pass
     from elastic_run.store.http_client import Credentials, HttpClient
     from elastic_run.store.job_store import JobStore
+    from elastic_run.store.revisions import Revisions
 
 __all__ = ["make_etcd_backend"]
 
@@ -66,6 +67,14 @@ def _opener(
     kind: str, run_id: str, lease: float, prefix: str, credentials: Credentials | None
 ) -> Callable[[HttpClient], JobStore]:
     shared: list[Pass] = []
+    seen: list[Revisions] = []
+
+    def find_revisions() -> Revisions:
+        from elastic_run.store.revisions import Revisions  # noqa: PLC0415 - imported when used
+
+        if not seen:
+            seen.append(Revisions())
+        return seen[0]
 
     def open_v3(client: HttpClient) -> JobStore:
         from elastic_run.store.etcd_v3 import EtcdV3JobStore  # noqa: PLC0415 - imported when used
@@ -73,13 +82,16 @@ def _opener(
 
         if not shared:
             shared.append(Pass())
-        return EtcdV3JobStore(EtcdApi(client, credentials, shared[0]), run_id, lease=lease, prefix=prefix)
+        return EtcdV3JobStore(
+            EtcdApi(client, credentials, shared[0], find_revisions()), run_id, lease=lease, prefix=prefix
+        )
 
     def open_v2(client: HttpClient) -> JobStore:
         from elastic_run.store.etcd_v2 import EtcdV2JobStore  # noqa: PLC0415 - imported when used
         from elastic_run.store.etcd_v2_api import EtcdV2Api  # noqa: PLC0415 - ditto
 
-        return EtcdV2JobStore(EtcdV2Api(client, credentials), run_id, lease=lease, prefix=prefix)
+        api = EtcdV2Api(client, credentials, find_revisions())
+        return EtcdV2JobStore(api, run_id, lease=lease, prefix=prefix)
 
     return open_v3 if kind == "etcd-v3" else open_v2
 

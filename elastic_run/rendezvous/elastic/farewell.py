@@ -1,33 +1,49 @@
 """What a guardian says when its agent died: this node is gone. So the others needn't wait for its lease to run out.
 
-The agent writes the document beforehand (`Session.farewell`); the guardian is another process, which may import this
-module when there is nothing left to hurry for.
-
-Facts are for the coordinator's ears. So where the agent that died was the coordinator, its office is given back as
-well, as it would have done itself: by an entry of its own term behind its last one, with the state as of that. It
-decides nothing any more, so there are no two who could; and where another has claimed the office already, its entry
-is there.
+Rules
+- The agent writes the document beforehand (`Session.farewell`). The guardian is another process, which imports this
+  module when nothing is left to kill. What the agent did last stands in its seat record, which is read only now.
+- A job with several endpoints may be at any of them, and it may be between two stores. So each endpoint is tried again
+  and again, for two leases and 10 s, and each store that is found there is told, again when its log has come to another
+  round. The job needs no more telling when a log has formed a newer round than the dead agent's.
+- A store at one endpoint that refuses is gone, and the job with it, unless it is etcd or a file: that is tried again.
+- Facts are for the coordinator's ears. So where the agent that died was the coordinator, its office is given back as
+  well, as it would have done itself: by an entry of its own term behind its last one, with the state as of that. It
+  decides nothing any more, so there are no two who could; and where another has claimed the office already, its entry
+  is there.
 """
 
 from __future__ import annotations
 
+import os
+import time
+
 from elastic_run.core import job_keys, messages
 from elastic_run.core.codec import MessageError, decode, encode
+from elastic_run.rendezvous.elastic.backends import TcpBackend
+from elastic_run.rendezvous.elastic.deaths import describe_death
 from elastic_run.rendezvous.elastic.kinds import make_backend
+from elastic_run.rendezvous.elastic.link import BIRTH
 from elastic_run.rendezvous.elastic.log import create_entry
+from elastic_run.rendezvous.elastic.seat_record import Record, read_record
 from elastic_run.rendezvous.elastic.settings import read_settings
+from elastic_run.store.errors import REFUSED, StoreAccessError, StoreError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from typing import Any
 
+    from elastic_run.core.facts import Fact, SeatDead
+    from elastic_run.rendezvous.elastic.backends import Backend
     from elastic_run.store.job_store import JobStore
 
 __all__ = ["say_farewell"]
 
-#: Seconds to reach the store. The lease runs out soon anyway.
-_PATIENCE = 2.0
+#: Seconds to reach one store, and for each of its answers.
+_ANSWER = 2.0
+#: Seconds between two rounds of attempts.
+_PAUSE = 0.5
 #: Entries after which there is no office any more, or another's.
 _LAST = (messages.Claim, messages.Resign, messages.Move, messages.End)
 
@@ -39,9 +55,10 @@ def say_farewell(document: Mapping[str, Any]) -> None:
         document: What `Session.farewell` returned.
 
     Raises:
-        StoreError: The store can't be reached.
+        StoreError: The one store there is refuses us, or is gone.
         ValueError: The document is not one of `Session.farewell`'s.
     """
+    record = _read_last(document["record"], document["job"], document["node"])
     settings = read_settings(document["backend"], document["conf"])
     secret = document["secret"]
     backend = make_backend(
@@ -52,25 +69,103 @@ def say_farewell(document: Mapping[str, Any]) -> None:
         is_host=False,
         secret=None if secret is None else bytes.fromhex(secret),
     )
-    leave = messages.Leave(document["node"], messages.LAST_SEQUENCE, messages.DIED)
-    with backend.open(_PATIENCE) as store:
-        store.append(job_keys.FACTS, messages.to_json(leave))
-        _give_office_back(store, document["node"])
+    notice = _Notice(record, backend)
+    deadline = time.monotonic() + document["seconds"]
+    while not notice.tell() and time.monotonic() < deadline:
+        time.sleep(_PAUSE)  # nothing else is to be done in this process, and no store says when it is there
 
 
-def _give_office_back(store: JobStore, node: str) -> None:
-    raw = store.get([job_keys.HEAD])[0]
+def _read_last(path: str, job: str, node: str) -> Record:
+    """Return what the agent's record says; where there is none, what is known of the agent without it."""
     try:
-        head = messages.read_head(raw or b"")
-        last = _find_last(store, node, head)
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            record = read_record(fd, job)
+        finally:
+            os.close(fd)
+    except (OSError, MessageError):
+        return Record("", 0, "", job, node)
+    return record if record.node == node else Record("", 0, "", job, node)
+
+
+class _Notice:
+    """What is to be told of a dead agent, and which stores have been told.
+
+    Args:
+        record: The agent's record.
+        backend: The job's store.
+    """
+
+    def __init__(self, record: Record, backend: Backend) -> None:
+        self._record = record
+        self._backend = backend
+        # None is the only one, however it is opened.
+        self._endpoints: Sequence[tuple[str, int] | None] = (None,)
+        if isinstance(backend, TcpBackend) and backend.others:
+            self._endpoints = (backend.endpoint, *backend.others)
+        self._facts: Sequence[Fact | SeatDead] = describe_death(record)
+        self._told: set[tuple[bytes, int]] = set()
+
+    def tell(self) -> bool:
+        """Try each endpoint once.
+
+        Returns:
+            Whether there is nothing more to tell.
+
+        Raises:
+            StoreError: The only store is gone, or refuses us.
+        """
+        for endpoint in self._endpoints:
+            try:
+                with self._open(endpoint) as store:
+                    if self._tell_store(store) or endpoint is None:
+                        return True
+            except StoreError as error:
+                if endpoint is None and self._is_final(error):
+                    raise
+        return False
+
+    def _open(self, endpoint: tuple[str, int] | None) -> JobStore:
+        return self._backend.open(_ANSWER) if endpoint is None else self._backend.look_at(endpoint, _ANSWER)
+
+    def _is_final(self, error: StoreError) -> bool:
+        is_gone = self._backend.dies_with_host and getattr(error, "reason", None) == REFUSED
+        return is_gone or isinstance(error, StoreAccessError)
+
+    def _tell_store(self, store: JobStore) -> bool:
+        birth = store.get([BIRTH])[0]
+        if birth is None:
+            return False  # no agent has come to it yet: it may be emptied
+        seat, head = self._record.seat, _read_head(store)
+        place = birth, 0 if head is None else head.round
+        if place not in self._told:
+            for fact in self._facts:
+                store.append(job_keys.FACTS, messages.to_json(fact))
+            self._told.add(place)
+            if head is not None:
+                _give_office_back(store, self._record.node, head)
+        if seat is None:
+            return True  # no quorum counts it
+        return head is not None and head.lineage == seat.lineage and head.round > seat.round_index
+
+
+def _read_head(store: JobStore) -> messages.Head | None:
+    try:
+        return messages.read_head(store.get([job_keys.HEAD])[0] or b"")
     except MessageError:
-        return  # somebody wrote garbage: the lease will tell
-    if last is None:
-        return
-    slot, state_key = last
-    state = store.get([state_key])[0]
-    if state is not None:
-        copy = {**decode(state), "slot": slot}
+        return None
+
+
+def _give_office_back(store: JobStore, node: str, head: messages.Head) -> None:
+    try:
+        last = _find_last(store, node, head)
+        state = None if last is None else store.get([last[1]])[0]
+        document = None if state is None else decode(state)
+    except MessageError:
+        return  # a stranger has written garbage: the others miss the coordinator's heartbeats
+    if last is not None and document is not None:
+        slot, state_key = last
+        copy = {**document, "slot": slot}
         store.write({job_keys.state_key(slot, head.term): encode(copy)})
         create_entry(store, slot, messages.Resign(head.term, node))
         store.delete([state_key])

@@ -6,7 +6,6 @@ interrupt, and the round would have to wait for it.
 
 from __future__ import annotations
 
-from elastic_run.core import job_keys
 from elastic_run.rendezvous.elastic.log import wait_entry
 from elastic_run.store.errors import StoreAccessError, StoreError
 
@@ -38,7 +37,6 @@ class Follower:
         self._affairs = affairs
         self._membership = membership
         self._link = affairs.make_link(lambda: affairs.birth)
-        self._copied = (-1, 0)
         self._is_abandoned = False
 
     def abandon(self) -> None:
@@ -49,8 +47,6 @@ class Follower:
     def run(self) -> None:
         """Follow until the session ends or its last event came, or another does."""
         affairs = self._affairs
-        if affairs.keeps_copy is None:
-            affairs.keeps_copy = bool(affairs.backend.successors) and affairs.backend.is_successor
         while not (self._is_abandoned or affairs.closing.is_set() or affairs.is_over.is_set()):
             try:
                 self._turn(self._link.store)
@@ -71,14 +67,4 @@ class Follower:
         entry = wait_entry(store, slot, _LONGEST_WAIT)
         if entry is not None:
             self._membership.feed_from(self._link.birth, entry)
-            if self._affairs.keeps_copy:
-                self._copy_state(store)
-
-    def _copy_state(self, store: JobStore) -> None:
-        """Keep the newest state here: this machine may have to serve the store when its host is gone."""
-        known = self._membership.member
-        if known.state_slot >= 0 and self._copied != (known.state_slot, known.state_term):
-            state = store.get([job_keys.state_key(known.state_slot, known.state_term)])[0]
-            if state is not None:  # else a newer one has taken its place: it comes with the next slot
-                self._affairs.state_copy = state
-                self._copied = known.state_slot, known.state_term
+            self._membership.copy.keep(store, self._membership.member)

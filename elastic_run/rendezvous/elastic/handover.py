@@ -53,7 +53,7 @@ def hand_over(affairs: Affairs, deadline: float, *, is_refused: bool = False) ->
     why = "was not taken into the job" if is_refused else "was told to stop"
     detail = f"the node that served the store at {name} ({host}) {why}"
     if not endpoint:
-        detail += ", and the job ends with it: the endpoint lists no successor"
+        detail += ", and the job ends with it: the endpoint lists no successor (--rdzv-endpoint=a,b,c)"
         affairs.deliver(Notice("this node serves the job's store: the job ends with it"))
     try:
         with affairs.backend.open(affairs.answer_timeout) as store:

@@ -14,6 +14,8 @@ from elastic_run.core import member, messages
 from elastic_run.records import replace
 from elastic_run.rendezvous.elastic import audience, handover
 from elastic_run.rendezvous.elastic.addresses import find_listening
+from elastic_run.rendezvous.elastic.copies import StateCopy
+from elastic_run.rendezvous.elastic.deaths import find_notice_limit
 from elastic_run.rendezvous.elastic.entrance import Entrance
 from elastic_run.rendezvous.elastic.follower import Follower
 from elastic_run.rendezvous.elastic.membership import Membership
@@ -48,6 +50,7 @@ class JobSession(Session):
         affairs: What the session's threads share.
         shares_server: Whether workers and agents share one server.
         describe_join: Says how others join, once the store is there at a host and a port; None where they know.
+        is_fenced: Whether the workers are stopped when this node has not reached its job for a lease.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class JobSession(Session):
         *,
         shares_server: bool = False,
         describe_join: Callable[[str, int], str] | None = None,
+        is_fenced: bool = False,
     ) -> None:
         self.node = affairs.node
         self._affairs = affairs
@@ -68,6 +72,7 @@ class JobSession(Session):
         self._follower: Follower | None = None
         self._threads: dict[str, threading.Thread] = {}
         self._describe_join = describe_join
+        self._is_fenced = is_fenced
         self._end: Ended | None = None
         self._is_refused = False
         self._unreadable: set[str] = set()
@@ -86,9 +91,12 @@ class JobSession(Session):
     # --- what the agent says -------------------------------------------------------------------------------------
     def start(self, open_offer: Callable[[str], Offer], deliver: Callable[[SessionEvent], None]) -> None:
         self._open_offer = open_offer
-        self._affairs.deliver_to_agent = deliver
-        speaker = Speaker(self._affairs, self._begin, self._follow)
-        self._threads["speaker"] = self._affairs.spawn("speaker", speaker.run)
+        affairs = self._affairs
+        affairs.deliver_to_agent = deliver
+        affairs.deaths.say = lambda text: affairs.deliver(Notice(text))
+        affairs.deaths.open(affairs.node)
+        speaker = Speaker(affairs, self._begin, self._follow)
+        self._threads["speaker"] = affairs.spawn("speaker", speaker.run)
 
     def report_failing(self, round: int, *, is_consequence: bool = False) -> None:  # noqa: A002 - the events' word
         self._feed(member.WorkersFailing(round, is_consequence))
@@ -150,12 +158,35 @@ class JobSession(Session):
         begun = member.begin(
             affairs.node, card=card, rules=affairs.rules, offer=self._advertised(), now=time.monotonic()
         )
-        affairs.membership = Membership(begun, perform=self._perform, on_facts=affairs.wake.set, birth=affairs.birth)
+        affairs.membership = Membership(
+            begun,
+            perform=self._perform,
+            on_facts=affairs.wake.set,
+            copy=StateCopy(affairs.backend),
+            renew_offer=self._renew_offer,
+            birth=affairs.birth,
+        )
         if head is not None:
             affairs.membership.take_head(head)
         if self._leaving is not None:
             affairs.membership.feed(self._leaving)  # said while the store was being reached
+        if self._is_fenced:
+            from elastic_run.rendezvous.elastic.fence import Fence  # noqa: PLC0415 - imported when asked for
+
+            affairs.heard_at = time.monotonic()
+            self._threads["fence"] = affairs.spawn("fence", Fence(affairs, affairs.membership).run)
         self._follow()
+
+    def _renew_offer(self) -> messages.Offer | None:
+        """Offer another workers' store: a round may have been formed with the last one in a store that is lost."""
+        if not self.offers_store:
+            return None
+        try:
+            self._offer = self._open_offer(self._listening_host)
+        except OSError as error:
+            self._affairs.deliver(Lost("rendezvous", f"the workers' store can't be served here: {error}"))
+            return None
+        return self._advertised()
 
     def _choose_listening_host(self) -> None:
         """Choose where this node's workers' stores listen; told to the user where that is everywhere."""
@@ -182,6 +213,7 @@ class JobSession(Session):
         """Hand on what the member says, to the agent or to the coordinator's thread."""
         affairs = self._affairs
         if isinstance(command, member.Formed):
+            affairs.deaths.note_round(command.assignment, affairs.birth)
             self._entrance.announce(command.assignment)
             affairs.wake.set()  # the speaker looks more often now
             if not self._is_prepared:
@@ -265,6 +297,7 @@ class JobSession(Session):
         for office in self._offices:
             office.join(max(0.0, joined_by - time.monotonic()))
         affairs.backend.close()
+        affairs.deaths.close(is_over=self._end is not None or self._is_refused)
 
     def _take_leave(self, deadline: float) -> None:
         """Say that this node goes, and give its office back, so that nobody has to find out by a lease."""
@@ -277,7 +310,14 @@ class JobSession(Session):
         return bool(self._offices) and self._offices[-1].has_ended
 
     def farewell(self) -> dict[str, Any] | None:
-        return {**self._affairs.backend.describe(), "node": self._affairs.node}
+        affairs = self._affairs
+        return {
+            **affairs.backend.describe(),
+            "node": affairs.node,
+            "job": affairs.deaths.job,
+            "record": affairs.deaths.path,
+            "seconds": find_notice_limit(affairs.settings.lease),
+        }
 
 
 def _prepare_to_coordinate() -> None:

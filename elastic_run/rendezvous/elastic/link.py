@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 
-from elastic_run.store.errors import REFUSED, SILENT, StoreConnectionError, StoreTimeoutError
+from elastic_run.store.errors import FULL, REFUSED, SILENT, StoreConnectionError, StoreTimeoutError
 from elastic_run.store.retreat import Retreat, draw_fraction
 
 TYPE_CHECKING = False
@@ -49,6 +49,7 @@ class Link:
         expected_birth: Returns the birth mark that the store must have; None (instead of a function) takes any.
         longest_timeout: What `timeout` may grow to while the store is silent.
         draw: Returns a random number from 0 to 1.
+        on_full: Called with a line for the user whenever the store had no room for the connection.
 
     Attributes:
         birth: The birth mark of the store that the connection was last opened to.
@@ -65,6 +66,7 @@ class Link:
         *,
         longest_timeout: float = 0.0,
         draw: Callable[[], float] = draw_fraction,
+        on_full: Callable[[str], None] | None = None,
     ) -> None:
         self.birth: bytes | None = None
         self.time_left: Callable[[], float] | None = None
@@ -74,6 +76,7 @@ class Link:
         self._longest_timeout = longest_timeout
         self._retreat = Retreat(_PAUSE, _LONGEST_PAUSE, draw)
         self._closing = closing
+        self._on_full = on_full
         self._lock = threading.Lock()
         self._store: JobStore | None = None
         self._is_hurried = False  # the connection was opened with less time for each answer than it is to have
@@ -148,6 +151,8 @@ class Link:
             error: Why the last one failed.
         """
         reason = getattr(error, "reason", None)
+        if reason == FULL and self._on_full is not None:
+            self._on_full(str(error))
         if reason == SILENT or isinstance(error, StoreTimeoutError):
             self._timeout = max(self._timeout, min(2 * self._timeout, self._longest_timeout))
         pause = self._retreat.next_pause(_REFUSED_PAUSE if reason == REFUSED else None)

@@ -23,10 +23,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import TypeAlias
 
-    from elastic_run.core.messages import Fact
+    from elastic_run.core.messages import Fact, Offer
+    from elastic_run.rendezvous.elastic.copies import StateCopy
     from elastic_run.store.job_store import JobStore
 
-    Errand: TypeAlias = core.ReadHead | core.CreateEntry | core.FetchAssignment
+    Errand: TypeAlias = core.ReadHead | core.CreateEntry | core.FetchAssignment | core.PrepareRejoin
 
 __all__ = ["Membership"]
 
@@ -39,6 +40,9 @@ class Membership:
         perform: Called with every command that is for the agent or the coordinator's thread, one at a time; it must
             not block.
         on_facts: Called when there are facts to append.
+        copy: This node's copy of the job's state.
+        renew_offer: Opens another workers' store of the next round, and returns where it listens; None where that is
+            not for this node to choose.
         birth: The birth mark of the store.
     """
 
@@ -48,8 +52,12 @@ class Membership:
         *,
         perform: Callable[[core.Command], None],
         on_facts: Callable[[], None],
+        copy: StateCopy,
+        renew_offer: Callable[[], Offer | None],
         birth: bytes | None = None,
     ) -> None:
+        self.copy = copy
+        self._renew_offer = renew_offer
         self._birth = birth
         self._member, commands = begun
         self._perform = perform
@@ -94,18 +102,17 @@ class Membership:
             self._errands = deque(errand for errand in self._errands if not isinstance(errand, core.ReadHead))
             self.feed(head)
 
-    def change_store(self, birth: bytes, *, has_copy: bool, serves_store: bool) -> None:
+    def change_store(self, birth: bytes, *, serves_store: bool) -> None:
         """Go on in another store, which knows nothing of the job.
 
         Args:
             birth: Its birth mark.
-            has_copy: Whether this node has a copy of the job's state.
             serves_store: Whether this node serves the store.
         """
         with self._lock:
             self._birth = birth
             self._errands.clear()
-            self.feed(core.StoreChanged(has_copy=has_copy, serves_store=serves_store))
+            self.feed(core.StoreChanged(serves_store=serves_store))
 
     def _hand_on_all(self) -> None:
         if self._is_performing:
@@ -114,7 +121,7 @@ class Membership:
         try:
             while self._commands:
                 command = self._commands.popleft()
-                if isinstance(command, core.ReadHead | core.CreateEntry | core.FetchAssignment):
+                if isinstance(command, core.ReadHead | core.CreateEntry | core.FetchAssignment | core.PrepareRejoin):
                     self._errands.append(command)
                 elif isinstance(command, core.Append):
                     self._on_facts()
@@ -177,6 +184,10 @@ class Membership:
         if isinstance(errand, core.CreateEntry):
             return log.create_entry(store, errand.slot, errand.claim)
         if isinstance(errand, core.FetchAssignment):
+            self.copy.keep(store, self._member)
             key = job_keys.assignment_key(errand.slot, errand.term, self._member.node)
             return core.AssignmentRead(errand.slot, errand.term, log.get_document(store, key))
+        if isinstance(errand, core.PrepareRejoin):
+            is_idle = self._member.state in (core.BEGINNING, core.WAITING, core.READY)
+            return core.RejoinPrepared(self.copy.offer(store), self._renew_offer() if is_idle else None)
         return log.read_head(store)

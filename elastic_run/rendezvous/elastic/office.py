@@ -23,7 +23,7 @@ from elastic_run.core.job_state import GATHERING
 from elastic_run.rendezvous.elastic import log
 from elastic_run.rendezvous.elastic.audience import AUDIENCE
 from elastic_run.rendezvous.elastic.beats import BeatReader
-from elastic_run.rendezvous.elastic.waiting import FIRST
+from elastic_run.report.wait_texts import FIRST
 from elastic_run.store.errors import StoreAccessError, StoreError
 
 TYPE_CHECKING = False
@@ -70,6 +70,7 @@ class Office:
         self._complaint = ""
         self._beats = BeatReader()
         self._known: set[str] = set()  # nodes that may have beats in the store
+        self._restores = 0
         self._is_stopped = False
         self._is_resigning = False
         # While the last entry of this office is written, and what it leaves behind removed: who sees it stops us.
@@ -113,7 +114,7 @@ class Office:
         self._link.drop()
         self._affairs.links.remove(self._link)
         if self._coordinator is not None and self._coordinator.is_deposed and self._affairs.membership is not None:
-            self._affairs.membership.feed_from(self._birth, member.TermEnded(self._command.term))
+            self._affairs.membership.feed_from(self._birth, member.TermEnded(self._coordinator.term))
 
     @property
     def _is_over(self) -> bool:
@@ -128,10 +129,19 @@ class Office:
     def _turn(self, store: JobStore) -> None:
         """Write what is decided; then read beats if that is due, else wait for facts."""
         coordinator = self._coordinator or self._take_office(store)
+        if store.restores != self._restores:
+            # Facts may have come that lie before the position now. Those that were folded already don't count twice.
+            self._restores = store.restores
+            self._next_look = self._next_notes = 0.0
+            coordinator = core.skip(coordinator, 0)
         self._coordinator = coordinator
         now = time.monotonic()
         proposal = core.propose(coordinator, now)
-        if proposal is not None:
+        if coordinator.wants is not None and proposal is None:
+            copy = log.get_document(store, job_keys.copy_key(coordinator.wants))
+            self._coordinator = core.take_copy(coordinator, copy, now=now, jitter=_jitter())
+            self._complain()
+        elif proposal is not None:
             self._coordinator = self._write(store, coordinator, proposal)
         elif now >= self._next_look and self._has_listened:
             self._coordinator = self._look(store, coordinator, now)
@@ -141,9 +151,7 @@ class Office:
     def _take_office(self, store: JobStore) -> Coordinator:
         command = self._command
         state, key = None, ""
-        if command.is_copy:
-            state = self._affairs.state_copy
-        elif command.state_slot >= 0:
+        if command.state_slot >= 0:
             key = job_keys.state_key(command.state_slot, command.state_term)
             # Nothing where something should be: a stranger has deleted it, or its signature is wrong.
             state = log.get_document(store, key) or b""
@@ -154,11 +162,13 @@ class Office:
             state=state,
             now=time.monotonic(),
             jitter=_jitter(),
-            is_copy=command.is_copy,
+            is_successor=self._affairs.backend.rank > 0,
             known_round=command.known_round,
+            newest_round=command.newest_round,
             known_restarts=command.known_restarts,
             silent=command.silent,
             last_beat=command.last_beat,
+            store_id="" if self._birth is None else self._birth.decode(),
         )
         if core.has_lost_state(coordinator):
             position, entries = 0, [b""]
@@ -166,12 +176,12 @@ class Office:
                 entries, position = store.read(job_keys.FACTS, position, 0.0)
             coordinator = core.skip(coordinator, position)
             self._complaint = coordinator.complaint
-            where = "its copy on this node" if command.is_copy else key
-            _log.warning(
-                "elastic-run: %s (at %s): the nodes are asked where they stand, and the job goes on",
-                self._complaint,
-                where,
-            )
+            if self._complaint:
+                _log.warning(
+                    "elastic-run: %s (at %s): the nodes are asked where they stand, and the job goes on",
+                    self._complaint,
+                    key,
+                )
         return coordinator
 
     def _write(self, store: JobStore, coordinator: Coordinator, proposal: Proposal) -> Coordinator:
@@ -254,13 +264,17 @@ class Office:
         if is_last and not entries:
             return core.resign(coordinator)
         coordinator = core.receive(coordinator, entries, position, now=time.monotonic(), jitter=_jitter())
-        if coordinator.complaint and not self._complaint:
-            # Once: whoever writes garbage may write other garbage for ever.
-            self._complaint = coordinator.complaint
+        self._coordinator = coordinator
+        self._complain()
+        return coordinator
+
+    def _complain(self) -> None:
+        """Tell of garbage, once: whoever writes garbage may write other garbage for ever."""
+        if self._coordinator is not None and self._coordinator.complaint and not self._complaint:
+            self._complaint = self._coordinator.complaint
             _log.warning(
                 "elastic-run: garbage among what nodes said is left out, and so is what more comes: %s", self._complaint
             )
-        return coordinator
 
     @property
     def _has_said_all(self) -> bool:

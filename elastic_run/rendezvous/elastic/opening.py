@@ -10,6 +10,7 @@ from elastic_run.core import messages
 from elastic_run.core.policy import RestartPolicy
 from elastic_run.rendezvous.elastic.affairs import Affairs
 from elastic_run.rendezvous.elastic.backends import TcpBackend
+from elastic_run.rendezvous.elastic.deaths import Deaths, name_job
 from elastic_run.rendezvous.elastic.hosting import HostedWorkerStore
 from elastic_run.rendezvous.elastic.job_session import JobSession
 
@@ -56,10 +57,11 @@ def open_session(
         settings=settings,
         backend=backend,
         local_addr=local_addr or "",
+        deaths=Deaths(name_job(backend)),
         shows_waiting=setup.shows_waiting,
     )
     shares_server = isinstance(backend, TcpBackend) and backend.serves_workers
-    session = JobSession(affairs, shares_server=shares_server, describe_join=describe_join)
+    session = JobSession(affairs, shares_server=shares_server, describe_join=describe_join, is_fenced=setup.is_fenced)
     session.offers_store = not shares_server
     if isinstance(backend, TcpBackend) and backend.serves_workers and backend.hosted is not None:
         session.worker_store = HostedWorkerStore(backend.hosted, backend.endpoint[0])

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 
 from elastic_run.rendezvous.elastic.session import Lost, Notice, Waiting
-from elastic_run.rendezvous.elastic.waiting import FIRST, INTERVAL, LIVE_INTERVAL, describe_trouble, trouble_texts
+from elastic_run.report.wait_texts import FIRST, INTERVAL, LIVE_INTERVAL, describe_trouble, trouble_texts
 from elastic_run.store.errors import REFUSED, SILENT
 
 TYPE_CHECKING = False
@@ -95,6 +95,10 @@ class Patience:
         """
         now = time.monotonic()
         reason, trouble = getattr(error, "reason", SILENT), getattr(error, "cause", str(error))
+        if self._affairs.fenced_for:
+            trouble = (
+                f"{trouble}; the workers were stopped after {self._affairs.fenced_for:.0f} s (--fence-after=lease)"
+            )
         if self._since is None:
             # The wait for the answer counts, unless this process was stopped meanwhile: that says nothing of the store.
             self._since = max(asked_at, now - self._affairs.answer_timeout)
@@ -134,5 +138,8 @@ class Patience:
         name = self._affairs.backend.name
         if not self._was_reached:
             return Lost("rendezvous", f"the store at {name} could not be reached for {silent_for:.0f} s: {trouble}")
-        gone = "; the node that served it is gone" if self._affairs.backend.dies_with_host else ""
+        backend = self._affairs.backend
+        gone = "; the node that served it is gone" if backend.dies_with_host else ""
+        if gone and backend.kind == "c10d" and not backend.successors:
+            gone += "; with several endpoints (--rdzv-endpoint=a,b,c) the job goes on at the next one"
         return Lost("store_lost", f"the store at {name} is lost for {silent_for:.0f} s: {trouble}{gone}")

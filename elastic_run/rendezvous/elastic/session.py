@@ -64,6 +64,7 @@ class Setup:
         membership_seconds: Length of that window in seconds, or None.
         exit_barrier_timeout: Seconds for which an agent lingers after the end, for the others to read the verdict.
         split: What the survivor of two nodes does in a job with successors: `stop` or `continue`.
+        is_fenced: Whether the workers are stopped when the node has not reached its job for a lease.
         token: What only the members of the job know: they sign all they say with it. None where the user gave none:
             then nobody signs, or the rendezvous makes one. Empty where there is to be none.
         join_command: This node's command line, for the notice how other nodes join.
@@ -83,6 +84,7 @@ class Setup:
     membership_seconds: float | None = None
     exit_barrier_timeout: float = 300.0
     split: str = "stop"
+    is_fenced: bool = False
     token: bytes | None = None
     join_command: JoinCommand | None = None
     shows_waiting: bool = False
@@ -138,7 +140,8 @@ class Halted:
 
     Args:
         round: Its number.
-        reason: `failure`, `loss`, `leave`, `join`, or `replaced`: the job went on without this node.
+        reason: `failure`, `loss`, `leave`, `join`, `replaced` (the job went on without this node), or `fenced`: this
+            node has not reached its job for a lease.
         detail: One sentence for the user; may be empty.
     """
 
@@ -243,7 +246,8 @@ class Session(ABC):
 
         Args:
             open_offer: Opens this node's workers' store of the first round at a `listening_host`, and returns where it
-                listens. Called once, by a thread of the session, when the store was reached; it may raise OSError.
+                listens. Called by a thread of the session when the store was reached, and again when the job goes on in
+                another store while this node waits; it may raise OSError.
             deliver: Called with each event, from the session's threads, one at a time; it must not block.
         """
 

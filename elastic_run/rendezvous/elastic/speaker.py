@@ -9,6 +9,8 @@ Rules
 - A thousand nodes may come at once: what a node asks before its first fact is one question. Its beats begin after that
   rush, since the coordinator gives whom it has not heard yet a lease; and at a random moment, so that those of all
   nodes never come in step.
+- A beat replaces the last one of this node. Where that is gone the coordinator has dropped the node, which says again
+  where it stands: so a machine that was suspended, or a process that was stopped, needs no clock to learn it.
 - The store says who it is: the first agent leaves a birth mark. After an outage another mark means another, emptied
   store, in which all that matters has to be said again.
 """
@@ -21,13 +23,13 @@ import time
 
 from elastic_run.core import job_keys, member, messages
 from elastic_run.rendezvous.elastic.audience import say_heard
-from elastic_run.rendezvous.elastic.beats import BeatReader
+from elastic_run.rendezvous.elastic.beats import BeatReader, BeatWriter
 from elastic_run.rendezvous.elastic.link import BIRTH
-from elastic_run.rendezvous.elastic.log import make_head
+from elastic_run.rendezvous.elastic.log import make_head, raise_start
 from elastic_run.rendezvous.elastic.patience import Patience
 from elastic_run.rendezvous.elastic.reunion import Reunion
-from elastic_run.rendezvous.elastic.roll_call import RollCall
 from elastic_run.rendezvous.elastic.session import Lost, Notice, Refused, Waiting
+from elastic_run.report.wait_status import WaitStatus
 from elastic_run.store.errors import StoreAccessError, StoreError, StoreForgedError, StoreTokenError
 from elastic_run.store.retreat import draw_fraction
 
@@ -74,9 +76,16 @@ class Speaker:
         self._link = affairs.make_link()
         self._beats = BeatReader()
         self._next_beat = 0.0
+        self._writer = BeatWriter(affairs.node)
+        self._restores = 0
         self._last_look = 0.0
         self._last_read: float | None = None
-        self._roll_call = RollCall(affairs)
+        self._wait_status = WaitStatus(
+            state=affairs.member_state,
+            doubt=lambda: affairs.backend.doubt,
+            shows_waiting=affairs.shows_waiting,
+            deliver=affairs.deliver,
+        )
         self._patience = Patience(affairs)
         self._link.time_left = lambda: self._patience.attempt_limit
         self._reunion = Reunion(affairs)
@@ -115,6 +124,9 @@ class Speaker:
             if affairs.is_over.is_set() and affairs.membership is None:
                 affairs.closing.wait()
                 return
+        if store.restores != self._restores and affairs.membership is not None:
+            self._say_all_again(store, affairs.membership)
+            self._restores = store.restores
         if affairs.move_to is not None:
             self._move(affairs.move_to)
             return
@@ -128,11 +140,11 @@ class Speaker:
                 return
         elif now >= self._next_look:
             self._look(store)
-        elif now >= self._roll_call.first_due(now):
-            self._roll_call.tell(store, now)
+        elif now >= self._wait_status.first_due(now):
+            self._wait_status.tell(store, now)
         # Asked again after all of this: a round may have begun, or be over.
         now = time.monotonic()
-        if affairs.wake.wait(max(0.0, min(self._next_beat, self._next_look, self._roll_call.first_due(now)) - now)):
+        if affairs.wake.wait(max(0.0, min(self._next_beat, self._next_look, self._wait_status.first_due(now)) - now)):
             # Cleared before facts are looked for, so that none is overlooked.
             affairs.wake.clear()
 
@@ -187,7 +199,8 @@ class Speaker:
     def _change_store(self, membership: Membership, birth: bytes) -> None:
         """Say all again: this store knows nothing of the job."""
         affairs = self._affairs
-        membership.change_store(birth, has_copy=affairs.state_copy is not None, serves_store=affairs.backend.is_host)
+        membership.change_store(birth, serves_store=affairs.backend.is_host)
+        self._writer = BeatWriter(affairs.node)
         # Last, so that nobody takes the new store for the old one.
         affairs.birth = birth
         for link in tuple(affairs.links):
@@ -195,12 +208,28 @@ class Speaker:
                 link.interrupt()
         self._follow()
 
+    def _say_all_again(self, store: JobStore, membership: Membership) -> None:
+        """Go on in a store that was restored from a backup: nobody decides again what has been decided since."""
+        known = membership.member
+        if known.next_slot is not None and known.term:
+            raise_start(store, messages.LogStart(known.next_slot, known.term))
+        name = self._affairs.backend.name
+        self._affairs.deliver(
+            Notice(f"the store at {name} was restored from a backup: this node says again where it stands")
+        )
+        membership.feed(member.Interrupted())
+        membership.feed(member.Reconnected())
+        membership.feed(member.Beaten(was_dropped=True))
+
     def _say_facts(self, store: JobStore) -> None:
         """Append what was not confirmed, and do the member's errands."""
         membership = self._affairs.membership
         if membership is None:
             return
+        affairs = self._affairs
+        affairs.deaths.tell(store, affairs.birth, membership.member.known_round)
         while (fact := membership.next_fact) is not None:
+            affairs.deaths.note_fact(fact, affairs.birth)
             store.append(job_keys.FACTS, messages.to_json(fact))
             membership.feed(member.Appended(fact.sequence))
         if self._affairs.is_over.is_set() and not self._affairs.has_heard_the_end:
@@ -215,12 +244,18 @@ class Speaker:
         self._next_beat = now + interval
         if affairs.has_heard_the_end:
             return  # nobody watches any more, and the job may be removed at any moment: nothing must come after that
-        store.beat(affairs.node)
+        state = None if membership is None else membership.member.state
+        # A node that was dropped before its first beat reads so in the log, unless it waited all the time.
+        is_unknown = self._writer.is_first and state == member.WAITING
+        was_dropped = self._writer.write(store, comes_back=state != member.LEAVING) or is_unknown
+        affairs.heard_at, affairs.fenced_for = now, 0.0
         if membership is None:
             return
-        membership.feed(member.Beaten())
+        membership.feed(member.Beaten(was_dropped))
+        if membership.member.state != member.RUNNING:
+            affairs.deaths.look()
         self._look(store)
-        self._roll_call.tell(store, now)
+        self._wait_status.tell(store, now)
 
     @property
     def _next_look(self) -> float:

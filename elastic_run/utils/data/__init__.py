@@ -1,4 +1,10 @@
-"""Data loading for elastic jobs; these are for training scripts, and only the sampler imports torch."""
+"""Data loading for elastic jobs; these are for training scripts, and only the sampler imports torch.
+
+| module | what it holds |
+|---|---|
+| `cycling_iterator` | several epochs of data as one iterator |
+| `elastic_distributed_sampler` | a sampler that goes on in the middle of an epoch, with another number of workers |
+"""
 
 from __future__ import annotations
 

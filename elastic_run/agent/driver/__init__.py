@@ -1,0 +1,22 @@
+"""The driver of one agent: it brings events to the pure state machine of `core`, and performs its commands.
+
+| module | what it holds |
+|---|---|
+| `context` | the agent's options, and what all rounds share: guardian, token, limit of descriptors |
+| `d_state` | watches for workers in uninterruptible sleep (state D) |
+| `early_start` | starts the first round's workers before the supervisor is imported |
+| `environment` | the workers' environment variables |
+| `exit_codes` | the exit code and the name of each way in which a job can end |
+| `held_round` | a formed round that waits for its warm workers |
+| `job` | this node's part in a job of several nodes |
+| `output` | attaches prefixes, filters and log files to the workers' output |
+| `preload` | starts the templates of warm workers |
+| `rank_assignment` | the ranks of this node's workers in a round |
+| `round` | one round: its workers, their output, and how each ended |
+| `round_join` | offers this node's worker store, and takes part in the rendezvous |
+| `supervisor` | the loop: events to the state machine, commands to the parts |
+| `timers` | the pipe and the expiry of the workers' timers |
+| `waiting_nodes` | asks a foreign rendezvous whether nodes wait |
+| `watches` | starts and ends the three watches: state D, timers, waiting nodes |
+| `worker_launch` | starts the workers of a round |
+"""

@@ -1,0 +1,244 @@
+"""What all rounds of one agent share: the user's options, the guardian, the token, the limit of descriptors."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+
+from elastic_run import contract
+from elastic_run.multiprocessing.process.descriptors import allowed_descriptors
+from elastic_run.multiprocessing.process.guardian import Guardian
+from elastic_run.records import dataclass, field
+from elastic_run.signals import block_signals, signal_number
+from elastic_run.store.listener import raise_descriptor_limit
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from elastic_run.agent.api import WorkerGroup
+    from elastic_run.agent.driver.timers import WorkerTimers
+    from elastic_run.core.join_command import JoinCommand
+    from elastic_run.core.policy import RestartPolicy
+    from elastic_run.multiprocessing.output.logs import LogsSpecs
+    from elastic_run.multiprocessing.warm.worker_pool import WorkerPool
+
+
+#: Descriptors of the launcher's own: what it can't do without, and what it has room for when all goes well.
+_DESCRIPTORS_LEAST = 24
+_DESCRIPTORS = 64
+#: For each worker: pidfd, two pipes while it starts, two log files that are written and read, a client.
+_DESCRIPTORS_PER_WORKER = 10
+
+
+@dataclass(frozen=True, slots=True)
+class AgentOptions:
+    """The user's options of an agent, beyond torch's fields.
+
+    Args:
+        policy: Restart policy.
+        shutdown_timeout: The grace period in seconds, on every stop path.
+        signals: Signals that stop the job.
+        forwarded: Signals that are passed on to the workers.
+        unnamed_signals: Signals that stop the job though the user didn't name them; workers get SIGTERM.
+        offered: Signals that are passed on to those workers that handle them.
+        worker_store: `auto`, `agent`, `torch` or `rank0`.
+        capture: Whether the workers' stderr passes through the agent for the report.
+        prefix_template: Prefix of tee'd lines.
+        affinities: Logical CPUs by local rank.
+        is_whole_process: Whether the launcher is all that runs in this process.
+        start_method: How function workers are started: `spawn`, `fork` or `forkserver`.
+        stuck_timeout: Seconds that a worker may be in uninterruptible sleep; 0 for any time.
+        scale_up_delay: Seconds that a running job waits for more new nodes after the first.
+        scale_up_signal: What workers get before they are stopped for new nodes, or 0.
+        scale_up_grace: Seconds that they get after it.
+        membership_window: How often nodes may be lost or added, and the seconds in which it may be so often.
+        exit_barrier_timeout: Seconds that a node of several stays at the end, at most, for the others.
+        on_split: What the one of two nodes does that is left: `stop` or `continue`.
+        fence_after: When a node that can't reach its job stops its workers: `lease` or `never`.
+        preferred_rank: Which of the nodes this one would like to be, or None.
+        token: The secret that the nodes of the job share, or None.
+        join_command: The command as given, or None.
+        kill_background: Whether what workers left running in the background ends with the job after a success too.
+    """
+
+    policy: RestartPolicy
+    shutdown_timeout: float = contract.DEFAULT_SHUTDOWN_TIMEOUT
+    signals: tuple[int, ...] = ()
+    forwarded: tuple[int, ...] = ()
+    unnamed_signals: tuple[int, ...] = ()
+    offered: tuple[int, ...] = ()
+    worker_store: str = "auto"
+    capture: bool = True
+    prefix_template: str = contract.DEFAULT_PREFIX_TEMPLATE
+    affinities: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    is_whole_process: bool = False
+    start_method: str = "spawn"
+    stuck_timeout: float = 0.0
+    scale_up_delay: float = 0.0
+    scale_up_signal: int = 0
+    scale_up_grace: float = 0.0
+    membership_window: tuple[int, float] | None = None
+    exit_barrier_timeout: float = 300.0
+    on_split: str = "stop"
+    fence_after: str = "never"
+    preferred_rank: int | None = None
+    token: bytes | None = None
+    join_command: JoinCommand | None = None
+    kill_background: bool = False
+
+
+class AgentContext:
+    """What the rounds of one agent share.
+
+    Args:
+        group: The workers.
+        logs_specs: Where their output goes.
+        options: What the user asked for.
+
+    Attributes:
+        adopts_orphans: Whether orphans of the workers' descendants come to this process.
+        worker_limit: The workers' soft limit of descriptors, where this process has raised its own; else None.
+        mask: Signals that were blocked when this process began, and are when a worker begins, where this process blocks
+            others since; else None.
+    """
+
+    __slots__ = (
+        "_announced",
+        "adopts_orphans",
+        "group",
+        "guardian",
+        "hostname",
+        "inherited_token",
+        "logs_specs",
+        "mask",
+        "options",
+        "run_id",
+        "timers",
+        "worker_limit",
+        "worker_pool",
+    )
+
+    def __init__(self, group: WorkerGroup, logs_specs: LogsSpecs, options: AgentOptions) -> None:
+        self.group = group
+        self.logs_specs = logs_specs
+        self.options = options
+        self.hostname = os.uname().nodename
+        self.run_id = group.spec.rdzv_handler.get_run_id()
+        # With torch in it (under compat) this process is somebody's, and too large to be copied.
+        self.guardian = Guardian(is_exec=not options.is_whole_process or "torch" in sys.modules)
+        outer = os.environ.get(contract.ENV_TOKEN)
+        self.inherited_token = f"{outer}:{self.guardian.token}" if outer else self.guardian.token
+        self.timers: WorkerTimers | None = None
+        self.worker_pool: WorkerPool | None = None
+        self._announced = False
+        self.adopts_orphans = False
+        self.worker_limit: int | None = None
+        self.mask: frozenset[int] | None = None
+
+    def block_signals(self, numbers: Iterable[int]) -> None:
+        """Hold signals of this thread back, but not of the workers."""
+        before = block_signals(numbers)
+        if self.mask is None:
+            self.mask = before
+
+    def adopt_orphans(self) -> bool:
+        """Let orphans of the workers' descendants come to this process, the launcher's own; return whether they do."""
+        if not self.adopts_orphans and self.options.is_whole_process:
+            from elastic_run.multiprocessing.process.orphans import become_subreaper  # noqa: PLC0415 - the workers come first
+
+            self.adopts_orphans = become_subreaper()
+        return self.adopts_orphans
+
+    def make_room(self, held: int) -> None:
+        """Allow this process as many descriptors as its workers' streams and clients take; workers keep their limit.
+
+        Args:
+            held: Descriptors that it can't do without while the workers run.
+
+        Raises:
+            OSError: They are more than the system allows.
+        """
+        workers = self.group.spec.local_world_size
+        least, usual = held + _DESCRIPTORS_LEAST, workers * _DESCRIPTORS_PER_WORKER + _DESCRIPTORS
+        is_raisable = self.options.is_whole_process and self.worker_limit is None
+        if is_raisable and allowed_descriptors() < max(least, usual):
+            self.worker_limit = raise_descriptor_limit()
+        allowed = allowed_descriptors()
+        if allowed < least:
+            message = f"{workers} workers take {least} descriptors here, {allowed} are allowed (ulimit -n)"
+            raise OSError(errno.EMFILE, message)
+
+    def limit_worker(self, pid: int) -> None:
+        """Set the limit of descriptors of a worker that was started with this process's raised limit."""
+        if self.worker_limit is None:
+            return
+        import resource  # noqa: PLC0415
+
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        try:
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (self.worker_limit, hard))
+        except (OSError, AttributeError):
+            pass  # it has ended already, or this is not Linux
+
+    def clean_up(self, *, is_failure: bool = False) -> None:
+        """Remove temporary files.
+
+        Args:
+            is_failure: The job has failed: then a program may yet look for the error files that its exception names.
+        """
+        if self.timers is not None:
+            self.timers.close()
+        cleanup = getattr(self.logs_specs, "cleanup", None)
+        if cleanup is not None and not (is_failure and not self.options.is_whole_process):
+            cleanup()
+
+    @property
+    def log_directory(self) -> str:
+        """Where this run's log files are kept, or an empty string."""
+        # A plug-in's class that is derived from torch's has the private name only.
+        directory = (
+            getattr(self.logs_specs, "run_log_dir", None) or getattr(self.logs_specs, "_run_log_dir", None) or ""
+        )
+        return "" if getattr(self.logs_specs, "is_temporary", False) else directory
+
+    def announce_log_directory(self) -> None:
+        """Tell the guardian, once, of a directory that has to go with the launcher."""
+        if not self._announced and getattr(self.logs_specs, "is_temporary", False):
+            self.guardian.remove_at_end(getattr(self.logs_specs, "run_log_dir", None) or "")
+            self._announced = True
+
+    def serve_timers(self, envs: Mapping[int, dict[str, str]]) -> None:
+        """Make the pipe of the workers' timers where the user asks for it, and tell the workers of it.
+
+        Args:
+            envs: The workers' variables; one is added.
+
+        Raises:
+            OSError: The pipe can't be made.
+        """
+        if os.environ.get(contract.ENV_ENABLE_FILE_TIMER) != "1":
+            return
+        if self.timers is None:
+            from elastic_run.agent.driver.timers import WorkerTimers  # noqa: PLC0415 - only where the user asks for it
+
+            shared = getattr(self.logs_specs, "run_log_dir", None) if self._announced else None
+            self.timers = WorkerTimers(shared or "", os.environ)
+            if self.timers.own_directory:
+                self.guardian.remove_at_end(self.timers.own_directory)
+        for env in envs.values():
+            env[contract.ENV_TIMER_FILE] = self.timers.file.path
+
+
+def parse_signals(names: str) -> tuple[int, ...]:
+    """Return the numbers of signals given by name.
+
+    Args:
+        names: `SIGTERM,SIGINT`; an unknown name is passed over, as torch does (the command line refuses it).
+
+    Returns:
+        Their numbers.
+    """
+    numbers = (signal_number(name.strip()) for name in names.split(","))
+    return tuple(number for number in numbers if number is not None)

@@ -1,0 +1,55 @@
+"""Watches for workers in uninterruptible sleep (state D): a driver or a file system does not answer.
+
+The watch is off unless TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT is set. The kernel reports no change of a process's
+state, so the watch reads it a few times within the timeout (an exception that law 2 lists). A short stay in state D is
+normal disk traffic.
+"""
+
+from __future__ import annotations
+
+from elastic_run.multiprocessing.process.process_table import read_stat
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from elastic_run.loop import Loop, Timer
+
+_LOOKS = 4
+
+
+class DStateWatch:
+    """Calls once when a process has been in uninterruptible sleep for too long.
+
+    Args:
+        loop: The agent's loop.
+        timeout: Seconds in state D that are too long.
+        pids: Gives the processes to look at.
+        on_stuck: Called with the pid.
+    """
+
+    def __init__(
+        self, loop: Loop, timeout: float, *, pids: Callable[[], Iterable[int]], on_stuck: Callable[[int], None]
+    ) -> None:
+        self._loop = loop
+        self._timeout = timeout
+        self._pids = pids
+        self._on_stuck = on_stuck
+        self._since: dict[int, float] = {}
+        self._timer: Timer | None = None
+        self._look()
+
+    def close(self) -> None:
+        """Stop looking."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self) -> None:
+        now = self._loop.now()
+        stuck = {pid for pid in self._pids() if (stat := read_stat(pid)) is not None and stat.state == b"D"}
+        self._since = {pid: self._since.get(pid, now) for pid in stuck}
+        for pid, since in self._since.items():
+            if now - since >= self._timeout:
+                self._on_stuck(pid)
+                return
+        self._timer = self._loop.call_later(self._timeout / _LOOKS, self._look)

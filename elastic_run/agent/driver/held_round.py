@@ -1,0 +1,50 @@
+"""A formed round that begins when its warm workers are ready or were given up (`--preload`)."""
+
+from __future__ import annotations
+
+from elastic_run.core import supervision
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from elastic_run.core.supervision import Event
+    from elastic_run.multiprocessing.warm.worker_pool import WorkerPool
+
+
+class HeldRound:
+    """Keeps a round back while its workers are forked.
+
+    Args:
+        worker_pool: The agent's warm workers.
+        begin: Called with the round that begins.
+    """
+
+    def __init__(self, worker_pool: WorkerPool, begin: Callable[[supervision.RoundFormed], None]) -> None:
+        self._worker_pool = worker_pool
+        self._begin = begin
+        self._round: supervision.RoundFormed | None = None
+
+    def takes(self, event: Event) -> bool:
+        """Whether an event is held back or dropped during the wait; other events may end the wait.
+
+        Args:
+            event: What has happened. The verdict finds no round begun; what else concerns the round comes after it.
+        """
+        if isinstance(event, supervision.Signalled):
+            return False
+        if isinstance(event, supervision.RoundFormed) and not self._worker_pool.is_settled:
+            self._round = event
+            self._worker_pool.await_settled(self._release)
+            return True
+        if self._round is None or isinstance(event, supervision.JobOver):
+            return False
+        if isinstance(event, supervision.RoundWarned):
+            return True  # nobody runs who could be warned
+        self._release()
+        return False
+
+    def _release(self) -> None:
+        event, self._round = self._round, None
+        if event is not None:
+            self._begin(event)

@@ -1,0 +1,347 @@
+"""This node's part in a job of several nodes: decisions of the job come in as events, reports of this node go out.
+
+The session has threads of its own; everything here runs in the loop's thread. A round has two numbers: the job's, which
+the session uses, and the agent's own, which `core.supervision` counts. This module translates between them.
+"""
+
+from __future__ import annotations
+
+from elastic_run.agent.driver.rank_assignment import assign_ranks
+from elastic_run.agent.script_name import find_script_file, name_script
+from elastic_run.core import supervision
+from elastic_run.rendezvous.elastic import session as sessions
+from elastic_run.rendezvous.errors import RendezvousConnectionError, RendezvousTimeoutError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from elastic_run.agent.api import WorkerGroup, WorkerSpec
+    from elastic_run.agent.driver.context import AgentOptions
+    from elastic_run.agent.driver.round_join import RoundJoin
+    from elastic_run.loop import Loop
+    from elastic_run.multiprocessing.output.console import Console
+    from elastic_run.multiprocessing.process.guardian import Guardian
+    from elastic_run.rendezvous.elastic.session import Session, SessionEvent
+    from elastic_run.rendezvous.errors import RendezvousError
+    from elastic_run.report.wait_line import WaitLine
+
+#: Seconds that the last words of an agent may take where nobody waits for it to linger.
+_LAST_WORDS = 3.0
+#: Seconds for the loop to open a store, which never blocks.
+_OPENING = 10.0
+#: Its `say_farewell` tells a job that a node is gone.
+_FAREWELL_MODULE = "elastic_run.rendezvous.elastic.farewell"
+
+#: Why the job stops a round, by the reasons of `session.Halted`; a failure's detail says it all.
+_HALTS = {
+    "loss": "nodes lost",
+    "leave": "nodes left",
+    "join": "nodes joined",
+    "replaced": "the job went on without this node",
+    "fenced": "this node can't reach its job (--fence-after=lease)",
+}
+
+
+def make_setup(spec: WorkerSpec, options: AgentOptions, *, shows_waiting: bool = False) -> sessions.Setup:
+    """Return the description of this node's workers and of the user's options for the rendezvous.
+
+    Args:
+        spec: The workers.
+        options: What the user asked for.
+        shows_waiting: Whether what is waited for is shown in one line that is rewritten.
+    """
+    count, length = options.membership_window or (None, None)
+    return sessions.Setup(
+        local_world_size=spec.local_world_size,
+        role=spec.role,
+        preferred_rank=options.preferred_rank,
+        policy=options.policy,
+        scale_up_delay=options.scale_up_delay,
+        scale_up_grace=options.scale_up_grace if options.scale_up_signal else 0.0,
+        membership_count=count,
+        membership_seconds=length,
+        exit_barrier_timeout=options.exit_barrier_timeout,
+        split=options.on_split,
+        is_fenced=options.fence_after == "lease",
+        token=options.token,
+        join_command=options.join_command,
+        shows_waiting=shows_waiting,
+        script=name_script(spec.entrypoint, spec.args),
+        script_file=find_script_file(spec.entrypoint, spec.args),
+    )
+
+
+class MultiNodeJob:
+    """This node's part in a job of several nodes.
+
+    Args:
+        group: The workers; their ranks and the master address are set when a round is formed.
+        options: What the user asked for.
+        round_join: Opens this node's workers' store of each round.
+        loop: The agent's loop.
+        feed: Takes supervision's events.
+        console: Where the user is told what happens.
+
+    Attributes:
+        ended: The job's verdict, or None.
+        use_agent_store: Whether rank 0's agent serves the workers' store of the current round.
+    """
+
+    def __init__(
+        self,
+        group: WorkerGroup,
+        options: AgentOptions,
+        round_join: RoundJoin,
+        *,
+        loop: Loop,
+        feed: Callable[[supervision.Event], None],
+        console: Console,
+    ) -> None:
+        self.ended: sessions.Ended | None = None
+        self.error: RendezvousError | None = None
+        self.use_agent_store = True
+        self._session: Session | None = None
+        self._group = group
+        self._options = options
+        self._round_join = round_join
+        self._loop = loop
+        self._feed = feed
+        self._say = console.say
+        self._console = console
+        self._wait_line: WaitLine | None = None
+        self._is_running = False
+        self._round = -1  # the agent's number of the job's round `_job_round`
+        self._job_round = -1
+        self._next_round = 0
+        self._has_left = False
+
+    def join(self) -> None:
+        """Join the job.
+
+        Raises:
+            ValueError: The rendezvous can't work with what the user said.
+            PortTakenError: The port that the user fixed is taken.
+            OSError: The system refuses a socket.
+        """
+        handler: Any = self._group.spec.rdzv_handler
+        setup = make_setup(self._group.spec, self._options, shows_waiting=self._console.has_live_line)
+        session: Session = handler.open_session(setup)
+        self._session = session
+        session.start(lambda host: self._open_offer(session, host), self._deliver)
+
+    @property
+    def has_others(self) -> bool:
+        """Whether other nodes are in the current round."""
+        return (self._group.group_world_size or 1) > 1
+
+    def entrust_farewell(self, guardian: Guardian) -> None:
+        """Let the guardian tell the job should this agent die."""
+        import json  # noqa: PLC0415 - not for one node
+
+        document = None if self._session is None else self._session.farewell()
+        if document is not None:
+            if document["record"]:
+                guardian.hold(document["record"])
+            guardian.say_at_end(_FAREWELL_MODULE, json.dumps(document), document["seconds"])
+
+    def report_failing(self, *, is_consequence: bool) -> None:
+        """Say that a worker of the current round has failed.
+
+        Args:
+            is_consequence: Whether all that failed so far look as if they had lost a peer.
+        """
+        if self._session is not None:
+            self._session.report_failing(self._job_round, is_consequence=is_consequence)
+
+    def report_ready(self, command: supervision.ReportReady, report: dict[str, Any] | None) -> None:
+        """Say that the round is over on this node.
+
+        Args:
+            command: How.
+            report: The root cause on this node, or None.
+
+        Raises:
+            OSError: The next round's store can't be opened.
+        """
+        self._is_running = False
+        self._next_round = command.round + 1
+        if self._session is None:
+            return
+        self._session.report_ready(
+            self._job_round,
+            command.outcome,
+            report=report,
+            offer=self._offer(self._session, self._session.listening_host),
+            detail=command.detail,
+            verdict=command.verdict,
+        )
+
+    def leave(self, reason: str) -> None:
+        """Say that this node goes."""
+        self._has_left = True
+        self._end_wait()
+        if self._session is not None:
+            self._session.leave(reason)
+
+    def close(self, barrier: float, *, is_hurried: Callable[[], bool]) -> None:
+        """Say the last words, and stay as long as others need this node.
+
+        Args:
+            barrier: Seconds for which this node stays, at most, after the verdict.
+            is_hurried: Whether the user has asked again to stop; nobody is waited for then.
+        """
+        session = self._session
+        if session is None:
+            return
+        import threading  # noqa: PLC0415 - not for one node
+
+        timeout = barrier if self.ended is not None and not self._has_left else _LAST_WORDS
+        is_closed = threading.Event()
+
+        def close() -> None:
+            try:
+                session.close(timeout)
+            finally:
+                is_closed.set()
+                self._loop.call_soon_threadsafe(lambda: None)  # wakes the loop
+
+        # In a thread: while this node stays for the others, a signal must be heard.
+        threading.Thread(target=close, name="farewell", daemon=True).start()
+        self._loop.run_until(lambda: is_closed.is_set() or is_hurried(), self._loop.now() + timeout + _LAST_WORDS)
+
+    def _open_offer(self, session: Session, host: str) -> sessions.Offer:
+        """Open the first round's store; the session's thread asks, and the loop's thread owns stores."""
+        import threading  # noqa: PLC0415 - not for one node
+
+        opened: list[sessions.Offer | OSError] = []
+        is_done = threading.Event()
+
+        def open_store() -> None:
+            try:
+                opened.append(self._offer(session, host))
+            except OSError as error:
+                opened.append(error)
+            is_done.set()
+
+        self._loop.call_soon_threadsafe(open_store)
+        is_done.wait(_OPENING)
+        offer = opened[0] if opened else TimeoutError(f"the agent did not open it within {_OPENING:.0f} s")
+        if isinstance(offer, OSError):
+            raise offer
+        return offer
+
+    def _offer(self, session: Session, host: str) -> sessions.Offer:
+        if not session.offers_store:
+            # One port for the store of the agents and of the workers, on the node that serves it.
+            self._round_join.store = session.worker_store
+            port = 0 if session.worker_store is None else session.worker_store.port
+            return sessions.Offer("", port, use_agent_store=True)
+        store = self._round_join.open_next_store(host)
+        return sessions.Offer("", store.port, use_agent_store=store.use_agent_store)
+
+    def _deliver(self, event: SessionEvent) -> None:
+        self._loop.call_soon_threadsafe(lambda: self._take(event))
+
+    def _take(self, event: SessionEvent) -> None:
+        if isinstance(event, sessions.Notice):
+            self._say(event.text)
+        elif isinstance(event, sessions.Waiting):
+            self._show_wait(event)
+        elif isinstance(event, sessions.Formed):
+            self._take_place(event)
+        elif isinstance(event, sessions.Warned):
+            self._say("new nodes wait: telling the workers, which will be stopped soon")
+            self._feed(supervision.RoundWarned(self._number(event.round)))
+        elif isinstance(event, sessions.Halted):
+            self._say(f"stopping the workers: {_describe_halt(event)}")
+            self._feed(supervision.RoundHalted(self._number(event.round)))
+        elif isinstance(event, sessions.Ended):
+            self.ended = event
+            if event.verdict == "success":
+                self._tell_success(event)
+            self._end(event.verdict, self._name_error(event, RendezvousTimeoutError), exit_code=event.exit_code)
+        elif isinstance(event, sessions.Refused):
+            self._end("refused", event.detail)
+        else:
+            self._end(event.verdict, self._name_error(event, RendezvousConnectionError))
+
+    def _name_error(self, event: sessions.Ended | sessions.Lost, kind: type[RendezvousError]) -> str:
+        """Return the detail of an end, behind it the name of torch's error, which programs look for in logs."""
+        if event.verdict != "rendezvous":
+            return event.detail
+        self.error = kind(event.detail)
+        return f"{event.detail} ({kind.__name__})"
+
+    def _tell_success(self, ended: sessions.Ended) -> None:
+        if ended.detail:
+            self._say(ended.detail)
+        if self._job_round < 0:
+            self._say(f"the job has ended with success; {_describe_spare(ended.nodes)}")
+
+    def _show_wait(self, event: sessions.Waiting) -> None:
+        if event.is_for_nodes and self._is_running:
+            return  # the round was formed while this was being said
+        if event.texts is None:
+            self._end_wait("")
+            return
+        if self._wait_line is None:
+            from elastic_run.report.wait_line import WaitLine  # noqa: PLC0415 - only on a terminal
+
+            self._wait_line = WaitLine(self._loop, self._console)
+        # Workers own the terminal: beside their progress bars there is no room for a line that is rewritten.
+        self._wait_line.show(event.texts, is_live=not self._is_running)
+
+    def _end_wait(self, last: str | None = None) -> None:
+        if self._wait_line is not None:
+            self._wait_line.end(last)
+
+    def _end(self, verdict: str, detail: str, exit_code: int | None = None) -> None:
+        self._end_wait()
+        self._feed(supervision.JobOver(supervision.Finish(verdict, detail=detail, exit_code=exit_code)))
+
+    def _number(self, job_round: int) -> int:
+        """Return the agent's number of a round; -1, a past number, if the round isn't the current one."""
+        return self._round if job_round == self._job_round else -1
+
+    def _take_place(self, place: sessions.Formed) -> None:
+        nodes = place.group_world_size
+        self._end_wait("" if self._job_round >= 0 else f"{nodes} node{'s are' if nodes > 1 else ' is'} there")
+        self._is_running = True
+        if self._job_round >= 0:
+            self._say(_describe_round(place, self._options.policy.max_restarts))
+        self._round_join.close_former_store()
+        self._round, self._job_round = self._next_round, place.round
+        self.use_agent_store = place.use_agent_store
+        group = self._group
+        group.master_addr, group.master_port = place.master_addr, place.master_port
+        assign_ranks(
+            group,
+            group_rank=place.group_rank,
+            group_world_size=place.group_world_size,
+            base_rank=place.base_rank,
+            world_size=place.world_size,
+            role_rank=place.role_rank,
+            role_world_size=place.role_world_size,
+        )
+        self._feed(supervision.RoundFormed(self._round, restart_count=place.restart_count))
+
+
+def _describe_spare(nodes: int) -> str:
+    others = f"{nodes} node{' was' if nodes == 1 else 's were'}" if nodes else "others were"
+    return f"this node was a spare, its script never ran here: {others} enough"
+
+
+def _describe_halt(halt: sessions.Halted) -> str:
+    """Say why the job stops a round, in words that end a line."""
+    what = _HALTS.get(halt.reason)
+    return ": ".join(text for text in (what, halt.detail) if text) or halt.reason
+
+
+def _describe_round(place: sessions.Formed, max_restarts: int) -> str:
+    limit = f" of {max_restarts}" if max_restarts else ""
+    nodes = "1 node" if place.group_world_size == 1 else f"{place.group_world_size} nodes"
+    workers = "1 worker" if place.world_size == 1 else f"{place.world_size} workers"
+    news = f" ({place.news})" if place.news else ""
+    return f"new round: {nodes}, {workers}, restart {place.restart_count}{limit}; this is node {place.group_rank}{news}"

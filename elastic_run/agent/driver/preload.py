@@ -1,0 +1,77 @@
+"""Starts warm workers: checks whether a job can have them, and starts their templates (`--preload`)."""
+
+from __future__ import annotations
+
+import os
+
+from elastic_run import contract
+from elastic_run.loop import Loop
+from elastic_run.multiprocessing.warm.obstacles import find_obstacle
+from elastic_run.multiprocessing.warm.worker_pool import WorkerPool
+from elastic_run.utils import macros
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from elastic_run.agent.driver.context import AgentContext
+
+
+def start_preload(context: AgentContext, preload: str) -> str:
+    """Start the templates of an agent's workers, and set the agent's `worker_pool` where that can be.
+
+    Args:
+        context: What the rounds of the agent share.
+        preload: Names of modules, separated by commas, or `auto`.
+
+    Returns:
+        Why that can't be, for the user, or an empty string.
+    """
+    spec = context.group.spec
+    argv = [str(spec.entrypoint), *map(str, spec.args)]
+    if isinstance(spec.entrypoint, str):
+        obstacle = find_obstacle(argv)
+    else:
+        obstacle = "functions are no commands (start_method='forkserver' is for them)"
+    if not obstacle:
+        try:
+            context.worker_pool = _start(context, preload.split(","), argv)
+        except OSError as error:
+            obstacle = error.strerror or str(error)
+    return f"--preload={preload} can't apply: {obstacle}; workers start cold" if obstacle else ""
+
+
+def _start(context: AgentContext, modules: list[str], argv: list[str]) -> WorkerPool:
+    """Start all templates, or none."""
+    ranks = range(context.group.spec.local_world_size)
+    affinities = {rank: context.options.affinities.get(rank) for rank in ranks}
+    own = [contract.ENV_CUDA_VISIBLE_DEVICES] if context.group.spec.virtual_local_rank else []
+    worker_pool = WorkerPool(modules, affinities, context.guardian, own=own, mask=context.mask)
+    if not context.guardian.pid:
+        context.guardian.start()
+    try:
+        # The longest of the command lines: each of them has to fit in its place (`process_title`).
+        worker_pool.start([argv[0], *macros.substitute(argv[1:], str(ranks[-1]))], _common_environment(context))
+        context.make_room(len(ranks))  # after the template's start: workers keep the limit of descriptors
+        worker_pool.prepare()
+    except OSError:
+        _end(worker_pool)
+        raise
+    return worker_pool
+
+
+def _common_environment(context: AgentContext) -> dict[str, str]:
+    """Return the variables that are the same for all workers."""
+    env = {
+        **os.environ,
+        contract.ENV_TOKEN: context.inherited_token,
+        # Of the workers' variables the one that is the same for all and that torch reads.
+        contract.ENV_NCCL_ASYNC_ERROR_HANDLING: os.environ.get(contract.ENV_NCCL_ASYNC_ERROR_HANDLING, "1"),
+    }
+    env.pop(contract.ENV_RDZV_TOKEN, None)
+    return env
+
+
+def _end(worker_pool: WorkerPool) -> None:
+    """End the templates that were started before a failure; no agent's loop runs yet that could see them end."""
+    with Loop() as loop:
+        worker_pool.attach(loop, lambda _: None)
+        worker_pool.close()

@@ -1,0 +1,228 @@
+"""One round on this node: its workers from their start to their end, their output, and how each of them ended.
+
+Rules
+- The workers of a round are launched, watched, stopped and read once; the next round is a new object.
+- Nothing is decided here. `on_exit` and `on_gone` tell the supervisor, which asks `core.supervision`.
+- A worker counts as stopped, not as failed, if it ended after it was told to stop, in a way that a stop explains.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from elastic_run.agent.driver.output import listen
+from elastic_run.multiprocessing.output.worker_output import WorkerOutput
+from elastic_run.multiprocessing.process.workers import Workers
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from elastic_run.agent.api import Worker
+    from elastic_run.agent.driver.context import AgentContext
+    from elastic_run.agent.driver.worker_launch import LaunchedWorkers
+    from elastic_run.core.rootcause import WorkerEnd
+    from elastic_run.loop import Loop
+    from elastic_run.multiprocessing.errors import ErrorFile
+    from elastic_run.multiprocessing.output.console import Console
+
+#: Signals that nobody sends to stop a process: a worker that ends so has failed, also while it is being stopped.
+_CRASHES = frozenset((-4, -5, -6, -7, -8, -11, -31))  # ILL, TRAP, ABRT, BUS, FPE, SEGV, SYS
+_ABORTED = -6
+#: Python's exit code for an exception that nobody caught.
+_UNCAUGHT = 1
+_LOST_STATUS = (
+    "its exit status is unknown: this program ignores SIGCHLD, or other code of it collects every child (waitpid(-1))"
+)
+
+
+class Round:
+    """The workers of one round.
+
+    Args:
+        context: What the rounds of one agent share.
+        launched: The round's workers.
+        loop: The agent's loop.
+        console: The launcher's stdout and stderr.
+        number: The round's number, from 0.
+        restart_count: Restarts so far.
+        on_exit: Called with (local rank, exit code) for every worker that ends.
+    """
+
+    def __init__(
+        self,
+        context: AgentContext,
+        launched: LaunchedWorkers,
+        *,
+        loop: Loop,
+        console: Console,
+        number: int,
+        restart_count: int,
+        on_exit: Callable[[int, int], None],
+    ) -> None:
+        self.number = number
+        self.restart_count = restart_count
+        self.started_at = launched.started_at
+        self._context = context
+        self._launched = launched
+        self._loop = loop
+        self._report_exit = on_exit
+        self._ended_at: dict[int, tuple[float, int, bool]] = {}
+        self._failed_after: float | None = None
+        self.output = launched.output or WorkerOutput(loop, console, launched.wiring)
+        self.workers = Workers(loop, context.guardian, on_exit=self._on_exit, adopts=lambda: context.adopts_orphans)
+
+    def watch(self) -> None:
+        """Watch the workers, and take their output.
+
+        Raises:
+            OSError: One of them could not be started; those before it run.
+            ValueError: Ditto.
+        """
+        launched = self._launched
+        for rank, pid in launched.pids.items():
+            started = launched.started_functions.get(rank)
+            self.workers.adopt(rank, pid, launched.born[pid], None if started is None else started.exit)
+            if started is not None:
+                started.result.attach(self._loop)
+        if launched.output is None:
+            listen(self.output, self._context, launched, restart_count=self.restart_count)
+        if launched.error is not None:
+            raise launched.error
+
+    def _on_exit(self, local_rank: int, exitcode: int) -> None:
+        if self._has_lost_status(local_rank) and self._has_returned(local_rank):
+            exitcode = 0
+        was_stopped = self.workers.was_stopped(local_rank) and exitcode not in _CRASHES
+        self._ended_at[local_rank] = (time.time(), exitcode, was_stopped)
+        if exitcode != 0 and self._failed_after is None:
+            self._failed_after = self._loop.now() - self._launched.started
+        self._report_exit(local_rank, exitcode)
+
+    def _has_lost_status(self, local_rank: int) -> bool:
+        return self.workers.pids[local_rank] in self._loop.lost_exits
+
+    def _has_returned(self, local_rank: int) -> bool:
+        """Whether a worker's function has returned, which its value tells; False for a command."""
+        started = self._launched.started_functions.get(local_rank)
+        if started is None:
+            return False
+        from elastic_run.multiprocessing.functions.results import VALUE  # noqa: PLC0415 - imported by now
+
+        started.result.finish()
+        return started.result.kind == VALUE
+
+    def is_consequence(self, local_rank: int) -> bool:
+        """Whether a worker that has just failed looks as if it had lost a peer; asked only after a failure.
+
+        Args:
+            local_rank: Its number on this node.
+        """
+        _, exitcode, _ = self._ended_at[local_rank]
+        if exitcode < 0 and exitcode != _ABORTED:
+            return False  # lost peers make collectives raise, or abort
+        from elastic_run.core.rootcause import has_lost_rank  # noqa: PLC0415 - only after a failure
+
+        self.output.catch_up(local_rank)
+        worker = next(worker for worker in self._context.group.workers if worker.local_rank == local_rank)
+        # The siblings wait: a large log file is searched at the end of the round.
+        return has_lost_rank(self._end_of(worker, is_thorough=False))
+
+    @property
+    def uptime(self) -> float:
+        """Seconds from the round's start to its first failure, or to now."""
+        return self._loop.now() - self._launched.started if self._failed_after is None else self._failed_after
+
+    def close(self) -> tuple[WorkerEnd, ...]:
+        """Read the rest of the workers' output.
+
+        Returns:
+            What became of each worker that has ended; empty when all that ended did so with 0.
+        """
+        for rank in self.workers.pids:
+            self.output.finish(rank)
+        self.output.close()
+        for started in self._launched.started_functions.values():
+            started.result.finish()
+        if self._launched.functions is not None:
+            self._launched.functions.close()
+        if not any(exitcode for _, exitcode, _ in self._ended_at.values()):
+            return ()
+        workers = {worker.local_rank: worker for worker in self._context.group.workers}
+        return tuple(_with_timer(self._end_of(workers[rank])) for rank in sorted(self._ended_at))
+
+    def return_values(self) -> dict[int, Any]:
+        """Return the values of the workers' functions by global rank, after `close`; empty for commands.
+
+        Raises:
+            UnpicklingError: This process can't make a value of what a worker sent.
+        """
+        if not self._launched.started_functions:
+            return {}
+        from elastic_run.multiprocessing.functions.launch import read_value  # noqa: PLC0415 - imported by now
+
+        ranks = {worker.local_rank: worker.global_rank for worker in self._context.group.workers}
+        started = self._launched.started_functions
+        return {ranks[local]: read_value(started[local].result, ranks[local]) for local in sorted(started)}
+
+    def is_redirected(self, local_rank: int) -> bool:
+        """Whether a worker writes into a log file by itself, with no pipe between."""
+        logs = self._launched.logs
+        if logs is None:
+            return False
+        streams = ((logs.stdouts, logs.tee_stdouts), (logs.stderrs, logs.tee_stderrs))
+        return any(_file(files, local_rank) and not _file(tees, local_rank) for files, tees in streams)
+
+    def _end_of(self, worker: Worker, *, is_thorough: bool = True) -> WorkerEnd:
+        from elastic_run.core.rootcause import WorkerEnd  # noqa: PLC0415 - only after a failure
+        from elastic_run.multiprocessing.errors import find_exception  # noqa: PLC0415 - only after a failure
+
+        rank = worker.local_rank
+        ended_at, exitcode, was_stopped = self._ended_at[rank]
+        logs = self._launched.logs
+        error_file = _file(logs.error_files, rank) if logs is not None else ""
+        log_file = _file(logs.stderrs, rank) if logs is not None else ""
+        text = self.output.tail(rank, is_thorough=is_thorough).decode(errors="replace") if exitcode else ""
+        found = find_exception(error_file, text, exitcode)
+        return WorkerEnd(
+            rank=worker.global_rank,
+            local_rank=rank,
+            role=self._context.group.spec.role,
+            host=self._context.hostname,
+            pid=self.workers.pids[rank],
+            exitcode=exitcode,
+            ended_at=ended_at,
+            uptime=ended_at - self.started_at,
+            restart_count=self.restart_count,
+            was_stopped=was_stopped,
+            exception=found.exception,
+            remark=_LOST_STATUS if self._has_lost_status(rank) else found.problem or self._say_unread(rank, found),
+            error_file=error_file,
+            stderr_tail=tuple(text.splitlines()[-20:]),
+            log_file=log_file,
+        )
+
+    def _say_unread(self, local_rank: int, found: ErrorFile) -> str:
+        """Say how much of a worker's stderr was not read, if its exception may stand there; or ""."""
+        unread = self.output.unread(local_rank)
+        if not unread or found.exception is not None or self._ended_at[local_rank][1] != _UNCAUGHT:
+            return ""
+        return f"{unread / (1 << 20):.1f} MiB of its stderr passed unread; an exception may stand there"
+
+
+def _with_timer(end: WorkerEnd) -> WorkerEnd:
+    """Add the timer that ended the worker, if one did; it can be asked for once."""
+    if end.exitcode and "elastic_run.timer.expiries" in sys.modules:
+        from elastic_run.agent.driver.timers import timer_exception  # noqa: PLC0415 - only where timers are used
+
+        end.exception = timer_exception(end.pid, end.exception)
+    return end
+
+
+def _file(paths: dict[int, str], rank: int) -> str:
+    """Return a worker's file, or an empty string where there is none."""
+    path = paths.get(rank, "")
+    return path if path != os.devnull and os.path.lexists(path) else ""

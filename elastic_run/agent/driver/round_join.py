@@ -1,0 +1,187 @@
+"""Joins a round: opens this node's worker store, takes part in the rendezvous, and takes over the ranks.
+
+This needs neither the loop nor the console: a store's port is open, and its address is published, before the store is
+served.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from elastic_run import contract
+from elastic_run.agent.driver.rank_assignment import exchange_ranks
+from elastic_run.multiprocessing.process.interpreter import own_interpreter
+from elastic_run.store.worker_store import LOOPBACK, choose_worker_store, open_worker_store
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from elastic_run.agent.api import WorkerGroup
+    from elastic_run.loop import Loop
+    from elastic_run.store.listener import PortTakenError
+    from elastic_run.store.worker_store import WorkerStore
+
+#: `server.GARBAGE`, whose module is not on the way to the first worker.
+_GARBAGE = "garbage"
+
+
+class RoundJoin:
+    """Joins round after round.
+
+    Args:
+        group: The workers; their ranks and the master address are set.
+        requested_store: Who is to serve the workers' store: `auto`, `agent`, `torch` or `rank0`.
+
+    Attributes:
+        store: The workers' store of this node, or None before it was opened or where the rendezvous takes none.
+    """
+
+    def __init__(self, group: WorkerGroup, requested_store: str) -> None:
+        self.store: WorkerStore | None = None
+        self._former: WorkerStore | None = None
+        self._group = group
+        self._requested_store = requested_store
+        self._use_torch_store = False
+        self._loop: Loop | None = None
+        self._say: Callable[[str], None] = lambda _: None
+
+    @property
+    def is_immediate(self) -> bool:
+        """Whether the rendezvous never waits for other nodes."""
+        return bool(getattr(self._group.spec.rdzv_handler, "is_immediate", False))
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Whether something serves the workers' store already, for as long as the job lasts."""
+        return self._group.spec.rdzv_handler.use_agent_store if self.store is None else self.store.use_agent_store
+
+    def serve(self, loop: Loop, say: Callable[[str], None]) -> None:
+        """Serve the store of this round and of all later rounds.
+
+        Args:
+            loop: The agent's loop.
+            say: Tells the user one line.
+        """
+        self._loop = loop
+        self._say = say
+        if self.store is not None:
+            self.store.serve(loop)
+
+    def offer_store(self) -> None:
+        """Open a fresh store for the next round, and give its address to the rendezvous.
+
+        Raises:
+            PortTakenError: The port that the user fixed is taken.
+            OSError: The system refuses.
+        """
+        offer = getattr(self._group.spec.rdzv_handler, "offer_worker_store", None)
+        if offer is not None:
+            store = self.renew_store()
+            offer(store.host, store.port, use_agent_store=store.use_agent_store)
+
+    def describe_taken_port(self, error: PortTakenError) -> str:
+        """Tell the user that another process has the port of `--master-port`, and how to solve that."""
+        if self._group.spec.rdzv_handler.get_backend() != "static":
+            return f"--master-port: {error}"
+        return (
+            f"--master-port: {error.fact}: did another node of this job get --node-rank=0 as well? If not, choose "
+            "another port, the same on all nodes"
+        )
+
+    def take_place(self) -> None:
+        """Wait for the next round, and take this node's place in it.
+
+        Raises:
+            RendezvousError: There is no round; a foreign handler may raise anything else.
+        """
+        group, spec = self._group, self._group.spec
+        found = spec.rdzv_handler.next_rendezvous()
+        group.store = found.store
+        info = found.bootstrap_store_info
+        if self.store is not None and info is not None:
+            group.master_addr, group.master_port = info.master_addr, info.master_port
+        else:
+            group.master_addr = spec.master_addr or (info.master_addr if info is not None else None)
+            group.master_port = spec.master_port or (info.master_port if info is not None else None)
+        exchange_ranks(group, found)
+
+    def open_next_store(self, host: str) -> WorkerStore:
+        """Open the next round's store beside this round's, which workers of other nodes may still need.
+
+        Args:
+            host: The numeric address at which it listens; empty for all interfaces.
+
+        Returns:
+            The store; `close_former_store` ends the other one.
+
+        Raises:
+            OSError: The system refuses.
+        """
+        self.close_former_store()
+        self._former, self.store = self.store, None
+        return self.renew_store(host)
+
+    def close_former_store(self) -> None:
+        """End the last round's store: a new round was formed, and no worker uses the old store any more."""
+        if self._former is not None:
+            self._former.close()
+            self._former = None
+
+    def close(self) -> None:
+        """Give the ports back."""
+        self.close_former_store()
+        if self.store is not None:
+            self.store.close()
+
+    def renew_store(self, host: str = LOOPBACK) -> WorkerStore:
+        """Open a fresh store for the next round, in place of the last one's.
+
+        Args:
+            host: The numeric address at which it listens where none was open before; empty for all interfaces.
+
+        Returns:
+            The store; served if `serve` was called.
+
+        Raises:
+            PortTakenError: The port that the user fixed is taken.
+            OSError: The system refuses.
+        """
+        if self.store is not None and not self._use_torch_store:
+            self.store = self.store.renew()
+            return self.store
+        if self.store is not None:
+            self.store.close()
+        self.store = open_worker_store(
+            self._choose_mode(),
+            host=host,
+            port=self._group.spec.master_port,
+            python=os.environ.get(contract.ENV_PYTHON_EXEC) or own_interpreter() or sys.executable,
+            env=os.environ,
+            on_unknown_operation=self._on_unknown_operation,
+            on_lost=self._tell_lost,
+            on_refusal=self._tell_refusal,
+        )
+        self._use_torch_store = False
+        if self._loop is not None:
+            self.store.serve(self._loop)
+        return self.store
+
+    def _choose_mode(self) -> str:
+        mode = choose_worker_store(self._requested_store, self._group.spec.local_world_size, os.environ)
+        return "torch" if self._use_torch_store and mode == "agent" else mode
+
+    def _tell_lost(self, reason: str) -> None:
+        self._say(reason)
+
+    def _tell_refusal(self, kind: str, what: str) -> None:
+        if kind != _GARBAGE:  # a scanner is not worth a word
+            self._say(f"the workers' store closed a client, {what}")
+
+    def _on_unknown_operation(self, operation: int) -> None:
+        self._use_torch_store = True
+        self._say(
+            f"a worker's torch asked the store for operation {operation}, which elastic-run doesn't know; "
+            "the next round uses torch's own store (--worker-store=torch does at once)"
+        )

@@ -1,0 +1,532 @@
+"""The driver of one agent: brings events to `core.supervision` and performs its commands.
+
+Rules
+- Nothing is decided here. Every event goes through `_feed`, one at a time and in order.
+- All work happens in the loop's thread. A rendezvous that blocks (a foreign handler) waits in a thread of its own, so
+  that the agent answers a signal at any moment.
+- Signals need the main thread. In another thread, the program around us stops the agent through
+  `SimpleElasticAgent._shutdown`.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+from collections import deque
+
+from elastic_run.agent import steps
+from elastic_run.agent.background import Background
+from elastic_run.agent.driver.round import Round
+from elastic_run.agent.driver.round_join import RoundJoin
+from elastic_run.agent.driver.watches import Watches
+from elastic_run.agent.driver.worker_launch import launch_workers
+from elastic_run.agent.senders import Senders
+from elastic_run.core import supervision
+from elastic_run.core.shutdown import CAUSE_PATIENCE, KILL_LIMIT
+from elastic_run.loop import Loop
+from elastic_run.multiprocessing.output.console import Console
+from elastic_run.multiprocessing.process.descriptors import ensure_standard_descriptors
+from elastic_run.multiprocessing.process.guardian_keeper import GuardianKeeper
+from elastic_run.rendezvous.errors import RendezvousGracefulExitError, is_kind
+from elastic_run.signals import SIGTERM, restore_signals
+from elastic_run.store.listener import PortTakenError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from elastic_run.agent.driver.context import AgentContext
+    from elastic_run.agent.driver.early_start import EarlyStart
+    from elastic_run.agent.driver.held_round import HeldRound
+    from elastic_run.agent.driver.job import MultiNodeJob
+    from elastic_run.agent.driver.worker_launch import LaunchedWorkers
+    from elastic_run.agent.history import History
+    from elastic_run.core.policy import Failure
+    from elastic_run.core.supervision import Command, Event
+    from elastic_run.report import JobResult
+    from elastic_run.timer.requests import FileTimerRequest
+
+#: Seconds that are long for a reader of the output, or for the loop, and short for a person.
+_MOMENT = 2.0
+#: Seconds after which workers are past their own start, or fail for a reason that needs no hurry.
+_SETTLED = 1.0
+
+
+class Supervisor:
+    """Runs the rounds of one agent to their end.
+
+    Args:
+        context: The workers and what the user asked for; the group's ranks and states are kept up to date.
+        early_start: The first round, if its workers were started already.
+        on_step: Called with each step of a round (`agent.steps`), and its duration in milliseconds.
+        on_timer: Called with the name of an event of the workers' timers, and the request that it is about.
+    """
+
+    def __init__(
+        self,
+        context: AgentContext,
+        early_start: EarlyStart | None = None,
+        *,
+        on_step: Callable[[str, float], None] = lambda *_: None,
+        on_timer: Callable[[str, FileTimerRequest | None], None] = lambda *_: None,
+    ) -> None:
+        self._context = context
+        self._group = context.group
+        self._options = context.options
+        self._on_step = on_step
+        self._joined_at = 0.0
+        self._stopped_at = 0.0
+        self._handler_error: Exception | None = None
+        # Before anything is opened: a closed standard descriptor's number would go to the first file.
+        ensure_standard_descriptors()
+        self._loop = Loop() if early_start is None else early_start.loop
+        self.console = Console(self._loop) if early_start is None else early_start.console
+        self._early_start = early_start
+        self._launched = None if early_start is None else early_start.launched
+        self._round_join = (
+            RoundJoin(self._group, self._options.worker_store) if early_start is None else early_start.round_join
+        )
+        self._round_join.serve(self._loop, self.console.say)
+        self._guardian_keeper = GuardianKeeper(self._loop, context.guardian, say=self.console.say)
+        self._signals_seen = 0
+        self._senders = Senders()
+        self._job = self._find_job()
+        self._agent = supervision.Agent(
+            policy=self._options.policy,
+            local_world_size=self._group.spec.local_world_size,
+            forwarded=frozenset(self._options.forwarded),
+            follows_job=self._job is not None,
+            patience=min(CAUSE_PATIENCE, self._options.shutdown_timeout),
+        )
+        self._watches = Watches(
+            self._loop,
+            context,
+            is_polled=self._job is None and not self._round_join.is_immediate,
+            say=self.console.say,
+            on_stuck=lambda number: self._feed(supervision.WorkerStuck(number)),
+            on_waiting_nodes=self._stop_for_waiting_nodes,
+            on_timer=on_timer,
+        )
+        self._failure: Failure | None = None
+        self._events: deque[Event] = deque()
+        self._is_feeding = False
+        self._is_closing = False
+        self._is_reaping = False
+        self._round: Round | None = None
+        self._lazy_history: History | None = None
+        self._finish: supervision.Finish | None = None
+        self._held_round = self._hold_rounds()
+        self._background = Background(context, self.console.say)
+
+    def _hold_rounds(self) -> HeldRound | None:
+        """With warm workers, let rounds wait until they are there."""
+        worker_pool = self._context.worker_pool
+        if worker_pool is None:
+            return None
+        from elastic_run.agent.driver.held_round import HeldRound  # noqa: PLC0415 - only with --preload
+
+        worker_pool.attach(self._loop, self.console.say)
+        return HeldRound(worker_pool, self._work_off)
+
+    def _find_job(self) -> MultiNodeJob | None:
+        """Return the job of several nodes, where the rendezvous knows one; a foreign handler has rounds only."""
+        if not hasattr(self._group.spec.rdzv_handler, "open_session"):
+            return None
+        from elastic_run.agent.driver.job import MultiNodeJob  # noqa: PLC0415 - one node needs none of it
+
+        return MultiNodeJob(
+            self._group, self._options, self._round_join, loop=self._loop, feed=self._feed, console=self.console
+        )
+
+    def __enter__(self) -> Supervisor:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def request_stop(self, number: int) -> None:
+        """Stop as if this signal had come; may be called from any thread."""
+        self._loop.call_soon_threadsafe(lambda: self._feed(supervision.Signalled(number)))
+
+    def run(self) -> JobResult:
+        """Run to the end.
+
+        Returns:
+            What happened, for the report.
+        """
+        self._watch_signals()
+        try:
+            self._guardian_keeper.start()
+        except OSError as error:
+            detail = f"the guardian process can't be started: {error.strerror}"
+            self._finish = supervision.Finish("cannot_start", detail=detail)
+            return self._conclude()
+        try:
+            self._agent, commands = supervision.begin(self._agent)
+            self._perform_all(commands)
+            self._loop.run_until(self._is_finished)
+        except BaseException as error:
+            # A defect, or Ctrl-C in a program that has kept SIGINT to itself: the workers get their grace all the same.
+            self._stop_after(error)
+            raise
+        return self._conclude()
+
+    @property
+    def restart_count(self) -> int:
+        """Number of restarts of the workers so far."""
+        return self._agent.restart_count
+
+    @property
+    def rendezvous_error(self) -> Exception | None:
+        """The error that prevented a round: the job's, or the exception of a foreign handler."""
+        return self._handler_error if self._job is None else self._job.error
+
+    def return_values(self) -> dict[int, Any]:
+        """Return the values of the workers' functions in the last round by global rank; empty for commands."""
+        return {} if self._round is None else self._round.return_values()
+
+    def _conclude(self) -> JobResult:
+        if self._job is not None and self._job.ended is not None:
+            self._history.add_verdict(self._job.ended)
+        return self._history.conclude(self._finish or supervision.Finish("internal_error"), self._agent)
+
+    def _is_finished(self) -> bool:
+        return self._finish is not None and not self._background.is_ending
+
+    def _stop_after(self, error: BaseException) -> None:
+        if self._round is None and self._job is None:
+            return  # nothing was started, and nobody would answer
+        number = signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM
+        self._feed(supervision.Signalled(number))
+        patience = self._options.shutdown_timeout + KILL_LIMIT + _MOMENT
+        self._loop.run_until(self._is_finished, self._loop.now() + patience)
+
+    def close(self) -> None:
+        """Give back everything: store, temporary files, guardian, console, signal handlers."""
+        self._is_closing = True
+        before = self._signals_seen
+        try:
+            if self._job is not None:
+                self._job.close(self._options.exit_barrier_timeout, is_hurried=lambda: self._signals_seen > before)
+            self._round_join.close()
+            self._watches.close()
+            self._context.clean_up(is_failure=self._finish is not None and self._finish.verdict == "worker_failed")
+        finally:
+            try:
+                if self._context.worker_pool is not None:
+                    self._context.worker_pool.close()
+                self._guardian_keeper.close(is_clean=self._is_finished())
+                self._flush(before)
+                if self._options.is_whole_process:
+                    # The exit code is known; a signal that comes now must not replace it.
+                    self._loop.ignore_signals()
+            finally:
+                self.console.close()
+                self._loop.close()
+
+    def _flush(self, signals_before: int) -> None:
+        """Wait for a slow reader of the output, but not after a stop signal, nor when one comes while closing."""
+        is_stopped = self._finish is not None and self._finish.signal is not None
+        self._loop.run_until(
+            lambda: self.console.is_idle or self._signals_seen > signals_before,
+            self._loop.now() + _MOMENT if is_stopped else None,
+        )
+
+    # --- signals -----------------------------------------------------------------------------------------------------
+    def _watch_signals(self) -> None:
+        options = self._options
+        try:
+            self._loop.watch_signals((*options.signals, *options.unnamed_signals), self._on_signal)
+            self._loop.watch_signals(options.forwarded, self._on_forwarded)
+            self._loop.watch_signals(options.offered, self._on_offered)
+            if options.is_whole_process and not self._loop.find_senders() and self._context.mask is not None:
+                restore_signals(self._context.mask)
+            self._loop.watch_signals((signal.SIGWINCH,), lambda _: self._resize())
+            if self._options.is_whole_process:
+                # Inherited as ignored it would make the kernel throw the workers' exit codes away.
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            else:
+                self._loop.keep_exits()
+        except ValueError:
+            # Not the main thread: the program we run in has the signals.
+            pass
+
+    def _on_signal(self, number: int) -> None:
+        self._signals_seen += 1
+        self._senders.note(number, self._loop.senders.get(number))
+        self._background.hurry()
+        is_named = number in self._options.signals
+        self._feed(supervision.Signalled(number, number if is_named else SIGTERM))
+
+    def _on_forwarded(self, number: int) -> None:
+        self._senders.note(number, self._loop.senders.get(number))
+        self._feed(supervision.Signalled(number))
+
+    def _on_offered(self, number: int) -> None:
+        """Pass a signal on to the workers that handle it; in no state that changes anything else."""
+        self._senders.note(number, self._loop.senders.get(number))
+        told = [] if self._round is None else self._round.workers.offer(number)
+        if told:
+            self._senders.passed_on.add(number)
+        ranks = [worker.global_rank for worker in self._group.workers if worker.local_rank in told]
+        has_workers = self._round is not None and bool(self._round.workers.alive)
+        self._history.tell_offered(number, ranks, has_workers=has_workers)
+
+    def _resize(self) -> None:
+        if self._round is not None:
+            self._round.output.resize()
+
+    # --- events and commands ---------------------------------------------------------------------------------------
+    def _feed(self, event: Event) -> None:
+        if self._background.takes(event, self._feed):
+            return
+        if self._held_round is None or not self._held_round.takes(event):
+            self._work_off(event)
+
+    def _work_off(self, event: Event) -> None:
+        self._events.append(event)
+        if self._is_feeding or self._is_closing:
+            return
+        self._is_feeding = True
+        try:
+            while self._events:
+                jitter = int.from_bytes(os.urandom(2), "big") / 65536
+                before = self._agent
+                self._agent, commands = supervision.decide(before, self._events.popleft(), self._loop.now(), jitter)
+                if supervision.has_news(before, self._agent):
+                    self._history.tell(before, self._agent, commands)
+                self._perform_all(commands)
+        finally:
+            self._is_feeding = False
+
+    @property
+    def _history(self) -> History:
+        """The history; its modules are imported after the first worker was started: no worker waits for them."""
+        if self._lazy_history is None:
+            from elastic_run.agent.history import History  # noqa: PLC0415
+
+            self._lazy_history = History(self._context, self._senders, self.console.say)
+        return self._lazy_history
+
+    def _perform_all(self, commands: tuple[Command, ...]) -> None:
+        for command in commands:
+            self._perform(command)
+
+    def _perform(self, command: Command) -> None:
+        if isinstance(command, supervision.Join):
+            self._join(command)
+        elif isinstance(command, supervision.StartWorkers):
+            self._start_workers(command)
+        elif isinstance(command, supervision.StopWorkers):
+            self._stop_workers(command)
+        elif isinstance(command, supervision.Hurry) and self._round is not None:
+            self._round.workers.hurry()
+        elif isinstance(command, supervision.Forward):
+            self._senders.passed_on.add(command.signal)
+            self._forward(command.signal)
+        elif isinstance(command, supervision.Pause):
+            number = command.round
+            self._loop.call_later(command.delay, lambda: self._feed(supervision.PauseOver(number)))
+        elif isinstance(command, supervision.AwaitCause):
+            self._await_cause(command)
+        elif isinstance(command, supervision.Finish):
+            self._finish = command
+            self._background.conclude(is_success=command.verdict == "success")
+        elif self._job is not None:
+            self._tell_job(self._job, command)
+
+    def _forward(self, number: int) -> None:
+        if self._round is not None:
+            self._round.workers.forward(number)
+
+    def _tell_job(self, job: MultiNodeJob, command: Command) -> None:
+        if isinstance(command, supervision.ReportFailing):
+            job.report_failing(is_consequence=command.is_consequence)
+            if command.is_consequence and not self._agent.running and job.has_others:
+                # All of this node have failed: the worker that has the cause is on another, which is not stopped yet.
+                self._history.tell_awaiting_cause(CAUSE_PATIENCE)
+        elif isinstance(command, supervision.Leave):
+            job.leave(command.reason)
+        elif isinstance(command, supervision.ReportReady):
+            try:
+                job.report_ready(command, self._history.root_cause_document(self._failure))
+            except OSError as error:
+                self._feed(supervision.JobOver(supervision.Finish("cannot_start", detail=str(error))))
+        elif isinstance(command, supervision.Warn) and self._options.scale_up_signal:
+            self._forward(self._options.scale_up_signal)
+
+    # --- joining ---------------------------------------------------------------------------------------------------
+    def _join(self, command: supervision.Join) -> None:
+        self._joined_at = self._loop.now()
+        if self._launched is not None:
+            self._feed(supervision.RoundFormed(command.round))
+            return
+        try:
+            if self._job is not None:
+                self._job.join()
+                self._job.entrust_farewell(self._context.guardian)
+                return
+            self._round_join.offer_store()
+        except PortTakenError as error:
+            self._feed(
+                supervision.RoundFailed(
+                    command.round, verdict="usage", detail=self._round_join.describe_taken_port(error)
+                )
+            )
+            return
+        except ValueError as error:
+            self._feed(supervision.RoundFailed(command.round, verdict="usage", detail=str(error)))
+            return
+        except OSError as error:
+            self._feed(supervision.RoundFailed(command.round, verdict="cannot_start", detail=str(error)))
+            return
+        if self._round_join.is_immediate:
+            self._rendezvous(command.round)
+        else:
+            import threading  # noqa: PLC0415 - only for handlers that block
+
+            threading.Thread(target=self._rendezvous, args=(command.round,), daemon=True).start()
+
+    def _rendezvous(self, number: int) -> None:
+        """Ask the handler, in whatever thread this is, and bring the answer to the loop's thread."""
+        event: Event
+        if not self._round_join.is_immediate and self._context.mask is not None:
+            restore_signals(self._context.mask)  # what a plug-in starts here must not begin with signals blocked
+        try:
+            self._round_join.take_place()
+            event = supervision.RoundFormed(number)
+        except Exception as error:  # noqa: BLE001 - a plug-in's; torch's classes of errors are not ours
+            self._handler_error = error
+            is_exit = is_kind(error, RendezvousGracefulExitError)
+            detail = str(error) if is_exit else f"{type(error).__name__}: {error}"
+            event = supervision.RoundFailed(number, verdict="success" if is_exit else "rendezvous", detail=detail)
+        self._loop.call_soon_threadsafe(lambda: self._feed(event))
+
+    # --- the round's workers ---------------------------------------------------------------------------------------
+    def _start_workers(self, command: supervision.StartWorkers) -> None:
+        number = command.round
+        self._tell_step(steps.RENDEZVOUS, self._joined_at)
+        # The rendezvous has brought the ranks of all nodes with it.
+        self._on_step(steps.ASSIGN_WORKER_RANKS, 0.0)
+        launched = self._take_launched() or self._launch()
+        self._round = Round(
+            self._context,
+            launched,
+            loop=self._loop,
+            console=self.console,
+            number=number,
+            restart_count=self._agent.restart_count,
+            on_exit=lambda rank, code: self._on_exit(number, rank, code),
+        )
+        try:
+            self._round.watch()
+        except (OSError, ValueError) as error:
+            from elastic_run.agent.driver.exit_codes import start_failed  # noqa: PLC0415 - only after a failure
+
+            spec = self._group.spec
+            program = spec.entrypoint if isinstance(spec.entrypoint, str) else spec.get_entrypoint_name()
+            self._feed(start_failed(number, error, program))
+        else:
+            self._tell_step(steps.START, launched.started)
+        self._round.output.resize()  # the window may have changed since the workers' terminals got its size
+        if self._options.is_whole_process:
+            self._context.adopt_orphans()
+            self._begin_to_reap()
+            gc.enable()
+        # Now the workers need the processors. What makes a failure's answer quicker waits until they are up.
+        self._loop.call_later(_SETTLED, self._prepare_for_failure)
+        if self._context.worker_pool is not None:
+            self._loop.call_later(_SETTLED, self._context.worker_pool.tell_sharing)
+        self._watches.begin(self._round)
+
+    def _on_exit(self, number: int, local_rank: int, exitcode: int) -> None:
+        # Whose failure it is matters only where somebody else is left whose it may be.
+        has_others = self._job is not None or self._agent.running != {local_rank}
+        is_asked = exitcode != 0 and has_others and self._agent.state == supervision.RUNNING
+        current = self._round if is_asked else None
+        self._feed(
+            supervision.WorkerExited(
+                number,
+                local_rank=local_rank,
+                exitcode=exitcode,
+                is_consequence=current is not None and current.is_consequence(local_rank),
+            )
+        )
+
+    def _await_cause(self, command: supervision.AwaitCause) -> None:
+        number = command.round
+        self._history.tell_awaiting_cause(command.delay)
+        self._loop.call_later(command.delay, lambda: self._feed(supervision.PatienceOver(number)))
+
+    def _begin_to_reap(self) -> None:
+        """Collect orphans, which come to PID 1, and to a subreaper, as the command is from now on.
+
+        Only now, when it is known which children are the first round's workers.
+        """
+        if self._is_reaping:
+            return
+        self._is_reaping = True
+        if os.getpid() == 1 or self._context.worker_pool is not None:
+            self._loop.reap_strangers()
+        elif self._context.adopt_orphans():
+            self._loop.reap_strangers(own_session=os.getsid(0))
+
+    def _take_launched(self) -> LaunchedWorkers | None:
+        launched, self._launched = self._launched, None
+        return launched
+
+    def _launch(self) -> LaunchedWorkers:
+        use_agent_store = self._round_join.use_agent_store if self._job is None else self._job.use_agent_store
+        return launch_workers(
+            self._context,
+            restart_count=self._agent.restart_count,
+            use_agent_store=use_agent_store,
+            on_fork=self._give_up,
+        )
+
+    def _give_up(self) -> None:
+        """In a forked worker: close what belongs to the launcher."""
+        self._loop.abandon()
+        self._context.guardian.abandon()
+
+    def _prepare_for_failure(self) -> None:
+        if self._finish is None:
+            self._history.prepare()
+
+    def _stop_for_waiting_nodes(self, number: int) -> None:
+        if self._agent.state == supervision.RUNNING:
+            self.console.say("stopping the workers: nodes wait to join")
+        self._feed(supervision.RoundHalted(number))
+
+    def _tell_step(self, step: str, began_at: float) -> None:
+        self._on_step(step, (self._loop.now() - began_at) * 1000)
+
+    def _stop_workers(self, command: supervision.StopWorkers) -> None:
+        self._watches.end_round()
+        self._stopped_at = self._loop.now()
+        if self._round is not None:
+            is_success = self._agent.stop_reason == supervision.AFTER_SUCCESS
+            if is_success and not self._options.kill_background:
+                self._round.workers.release(self._on_released)
+            else:
+                self._round.workers.stop(command.signal, self._options.shutdown_timeout, self._on_gone)
+        if self._context.worker_pool is not None and supervision.may_start_again(self._agent):
+            self._context.worker_pool.prepare()
+
+    def _on_released(self, background: list[int]) -> None:
+        if background and self._round is not None:
+            self._background.keep(self._round)
+        self._on_gone([])
+
+    def _on_gone(self, survivors: list[int]) -> None:
+        current = self._round
+        if current is None:
+            return
+        self._failure = self._history.add_round(current, survivors)
+        if self._failure is not None:
+            self._on_step(steps.FAILED, 0.0)
+        if self._agent.stop_reason != supervision.AFTER_SUCCESS:
+            self._tell_step(steps.STOP, self._stopped_at)
+        self._feed(supervision.GroupGone(current.number, failure=self._failure, is_unkillable=bool(survivors)))

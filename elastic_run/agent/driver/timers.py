@@ -1,0 +1,263 @@
+"""The workers' timers: the agent serves them in its loop if TORCHELASTIC_ENABLE_FILE_TIMER=1 is set.
+
+Rules
+- The pipe is open before the first worker starts. Only the loop waits on it, and an idle timer costs nothing.
+- An expired timer signals the process that it names, if this process is a worker of this round or belongs to a worker's
+  session, and no other process. (torch's server signals any process, and then the agent itself.)
+- While the round is being stopped, no timer of the round expires: the stop has a grace period of its own.
+- If the launcher is killed, the guardian removes the pipe's directory.
+"""
+
+from __future__ import annotations
+
+import os
+
+from elastic_run import contract
+from elastic_run.core.rootcause import ExceptionText
+from elastic_run.multiprocessing.output.log_directories import make_temporary, random_name
+from elastic_run.multiprocessing.process.process_table import is_gone, read_stat
+from elastic_run.signals import signal_name
+from elastic_run.timer import expiries
+from elastic_run.timer.countdowns import Countdowns
+from elastic_run.timer.timer_file import TimerFile, has_reader
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from elastic_run.events import Event
+    from elastic_run.loop import Loop, Timer
+    from elastic_run.timer import FileTimerServer
+    from elastic_run.timer.countdowns import Countdown
+    from elastic_run.timer.requests import FileTimerRequest
+
+_PIPE = "timers"
+
+
+class WorkerTimers:
+    """The pipe of this agent's workers.
+
+    Args:
+        directory: A private directory that goes with the launcher, or "" for one of its own.
+        environ: This process's environment, which may name a path.
+
+    Attributes:
+        own_directory: The directory that was made for it, or "".
+
+    Raises:
+        OSError: The pipe can't be made.
+    """
+
+    def __init__(self, directory: str, environ: Mapping[str, str]) -> None:
+        self.own_directory = ""
+        path = environ.get(contract.ENV_TIMER_FILE)
+        # A launcher inside a worker inherits the path of the launcher outside, which reads there. Another agent on this
+        # machine may have made the pipe just now.
+        if path and not has_reader(path):
+            try:
+                self.file = TimerFile(path, lambda _: None)
+            except FileExistsError:
+                if not has_reader(path):
+                    raise
+            else:
+                return
+        path = os.path.join(directory or self._make_directory(), _PIPE)
+        try:
+            self.file = TimerFile(path, lambda _: None)
+        except OSError:
+            self._remove_directory()
+            raise
+
+    def _make_directory(self) -> str:
+        made = make_temporary("elastic-run-timers-")
+        if made is None:
+            reason = "there is no place for the timers' pipe: TMPDIR or TORCHELASTIC_TIMER_FILE can name one"
+            raise OSError(2, reason, contract.ENV_TIMER_FILE)
+        self.own_directory = made
+        return made
+
+    def _remove_directory(self) -> None:
+        if self.own_directory:
+            os.rmdir(self.own_directory)
+            self.own_directory = ""
+
+    def close(self) -> None:
+        """Remove the pipe."""
+        self.file.close()
+        try:
+            self._remove_directory()
+        except OSError:
+            pass  # somebody has put a file there, or has removed it
+
+
+class TimerWatch:
+    """Counts down in the agent's loop.
+
+    Args:
+        loop: The agent's loop.
+        file: The pipe.
+        ranks: Gives the global rank of each worker that lives, by pid.
+        say: Tells the user one line.
+        on_event: Called with the name of an event and the request that it is about, or None: torch's events.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        file: TimerFile,
+        *,
+        ranks: Callable[[], Mapping[int, int]],
+        say: Callable[[str], None],
+        on_event: Callable[[str, FileTimerRequest | None], None],
+    ) -> None:
+        self._loop = loop
+        self._file = file
+        self._ranks = ranks
+        self._say = say
+        self._on_event = on_event
+        self._countdowns = Countdowns()
+        self._timer: Timer | None = None
+        self._has_said_foreign = False
+        file.say = say
+        loop.add_reader(file.fd, self._read)
+        on_event("watchdog started", None)
+
+    def clear(self) -> None:
+        """Forget the timers that run, as the round ends."""
+        self._countdowns.register(self._file.read())
+        self._countdowns.clear_all()
+        self._wait()
+
+    def close(self) -> None:
+        """Stop counting; the pipe stays."""
+        self._loop.remove_reader(self._file.fd)
+        self._countdowns.clear_all()
+        self._wait()
+        self._on_event("watchdog stopped", None)
+
+    def _read(self) -> None:
+        self._countdowns.register(self._file.read())
+        self._wait()
+
+    def _wait(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        left = self._countdowns.seconds_left
+        self._timer = None if left is None else self._loop.call_later(left, self._expire)
+
+    def _expire(self) -> None:
+        # A release that stands in the pipe came in time.
+        self._countdowns.register(self._file.read())
+        for pid, countdowns in self._countdowns.take_expired().items():
+            self._end(pid, countdowns)
+        self._wait()
+
+    def _end(self, pid: int, countdowns: list[Countdown]) -> None:
+        if countdowns[0].is_orphan or is_gone(pid):
+            return
+        leader, rank = self._find_worker(pid)
+        if rank is None:
+            self._say_foreign(pid, countdowns[0])
+            return
+        who = f"rank {rank} (pid {pid})"
+        for countdown in countdowns:
+            self._on_event("timer expired", _request(countdown))
+        chosen = next((countdown for countdown in countdowns if _request(countdown).signal > 0), None)
+        if chosen is None:
+            self._say(f"{who}: timer {countdowns[0]}; it names no signal, so the worker goes on")
+            return
+        number = _request(chosen).signal
+        expiries.note(leader, str(chosen) if leader == pid else f"{chosen} in its process {pid}")
+        self._say(f"{who}: timer {chosen}; it gets {signal_name(number)}")
+        try:
+            os.kill(pid, number)
+        except OSError as error:
+            self._say(f"{who} can't be sent {signal_name(number)}: {error.strerror}")
+            return
+        self._on_event("kill worker process", _request(chosen))
+
+    def _find_worker(self, pid: int) -> tuple[int, int | None]:
+        """Return the worker to which a process belongs and its rank; each worker leads a session."""
+        ranks = self._ranks()
+        stat = read_stat(pid)
+        leader = pid if pid in ranks or stat is None else stat.session
+        return leader, ranks.get(leader)
+
+    def _say_foreign(self, pid: int, countdown: Countdown) -> None:
+        if not self._has_said_foreign:
+            self._has_said_foreign = True
+            self._say(f"timer {countdown} in process {pid}, which is none of the workers': it is left alone")
+
+
+def start_timer_server(
+    run_id: str, on_event: Callable[[str, FileTimerRequest | None], None]
+) -> tuple[FileTimerServer, str]:
+    """Serve timers in a thread, for an agent that has no loop.
+
+    Args:
+        run_id: Id of the job.
+        on_event: Called with the name of an event and the request that it is about, or None.
+
+    Returns:
+        The server, which has to be stopped, and the path of its pipe.
+
+    Raises:
+        OSError: The pipe can't be made.
+    """
+    import tempfile  # noqa: PLC0415 - only for foreign agents
+
+    from elastic_run.timer import FileTimerServer  # noqa: PLC0415 - ditto
+
+    path = os.environ.get(contract.ENV_TIMER_FILE)
+    if not path or has_reader(path):
+        path = os.path.join(tempfile.gettempdir(), f"elastic-run-timers-{random_name()}")
+    server = FileTimerServer(path, run_id, log_event=on_event)
+    server.start()
+    return server, path
+
+
+def watchdog_event(event: Event, name: str, request: FileTimerRequest | None) -> Event:
+    """Make torch's event of a timer.
+
+    Args:
+        event: An event of the agent, with what all of them say; is changed.
+        name: What happened.
+        request: The timer's request, or None.
+
+    Returns:
+        The event.
+    """
+    import json  # noqa: PLC0415 - events are rare
+
+    details = {"watchdog_event": name}
+    if request is not None:
+        details |= {
+            "worker_pid": str(request.worker_pid),
+            "scope_id": request.scope_id,
+            "expiration_time": str(request.expiration_time),
+            "signal": str(request.signal),
+        }
+    event.name = name
+    event.metadata["metadata"] = json.dumps(details)
+    return event
+
+
+def timer_exception(pid: int, said: ExceptionText | None) -> ExceptionText | None:
+    """Return the exception that ended a worker, for the report.
+
+    Args:
+        pid: The worker.
+        said: What it wrote down itself; the stack of a worker that got SIGABRT is worth showing.
+
+    Returns:
+        The timer that expired, if one did; else what it said.
+    """
+    text = expiries.take(pid)
+    if not text:
+        return said
+    return ExceptionText(contract.TIMER_EXPIRED, text, said.lines if said else (), said.where if said else "")
+
+
+def _request(countdown: Countdown) -> FileTimerRequest:
+    request: FileTimerRequest = countdown.request  # type: ignore[assignment] # only such come through the pipe
+    return request

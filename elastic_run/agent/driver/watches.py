@@ -1,0 +1,111 @@
+"""The watches over a running round beside the loop: workers in state D, timers, waiting nodes.
+
+Each watch runs only if the user asked for it, and is imported then: most jobs have none.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from elastic_run.agent.driver.context import AgentContext
+    from elastic_run.agent.driver.d_state import DStateWatch
+    from elastic_run.agent.driver.round import Round
+    from elastic_run.agent.driver.timers import TimerWatch, WorkerTimers
+    from elastic_run.agent.driver.waiting_nodes import WaitingNodesWatch
+    from elastic_run.loop import Loop
+    from elastic_run.timer.requests import FileTimerRequest
+
+
+class Watches:
+    """The watches of one agent.
+
+    Args:
+        loop: The agent's loop.
+        context: The workers and what the user asked for.
+        is_polled: Whether only asking the rendezvous tells that nodes wait, as with a foreign handler.
+        say: Tells the user one line.
+        on_stuck: Called with a round's number when a worker of it doesn't come out of uninterruptible sleep.
+        on_waiting_nodes: Called with a round's number when nodes wait for the next one.
+        on_timer: Called with the name of an event of the workers' timers, and the request that it is about.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        context: AgentContext,
+        *,
+        is_polled: bool,
+        say: Callable[[str], None],
+        on_stuck: Callable[[int], None],
+        on_waiting_nodes: Callable[[int], None],
+        on_timer: Callable[[str, FileTimerRequest | None], None],
+    ) -> None:
+        self._loop = loop
+        self._context = context
+        self._is_polled = is_polled
+        self._say = say
+        self._on_stuck = on_stuck
+        self._on_waiting_nodes = on_waiting_nodes
+        self._on_timer = on_timer
+        self._round: Round | None = None
+        self._d_state: DStateWatch | None = None
+        self._timers: TimerWatch | None = None
+        self._waiting_nodes: WaitingNodesWatch | None = None
+
+    def begin(self, current: Round) -> None:
+        """Begin to watch a round whose workers run."""
+        self._round = current
+        if self._context.options.stuck_timeout > 0:
+            self._d_state = self._watch_d_state(current)
+        if self._context.timers is not None and self._timers is None:
+            self._timers = self._watch_timers(self._context.timers)
+        if self._is_polled:
+            self._waiting_nodes = self._watch_waiting_nodes(current.number)
+
+    def end_round(self) -> None:
+        """Look no more after this round: its workers are being stopped."""
+        if self._timers is not None:
+            self._timers.clear()
+        for watch in (self._d_state, self._waiting_nodes):
+            if watch is not None:
+                watch.close()
+
+    def close(self) -> None:
+        """End the watches that outlast a round."""
+        if self._timers is not None:
+            self._timers.close()
+
+    def _watch_d_state(self, current: Round) -> DStateWatch:
+        from elastic_run.agent.driver.d_state import DStateWatch  # noqa: PLC0415 - see above
+
+        workers = current.workers
+        return DStateWatch(
+            self._loop,
+            self._context.options.stuck_timeout,
+            pids=lambda: [workers.pids[rank] for rank in workers.alive],
+            on_stuck=lambda _: self._on_stuck(current.number),
+        )
+
+    def _watch_timers(self, timers: WorkerTimers) -> TimerWatch:
+        from elastic_run.agent.driver.timers import TimerWatch  # noqa: PLC0415 - see above
+
+        return TimerWatch(self._loop, timers.file, ranks=self._ranks, say=self._say, on_event=self._on_timer)
+
+    def _ranks(self) -> dict[int, int]:
+        """Return the global rank of each worker that lives, by pid."""
+        current = self._round
+        if current is None:
+            return {}
+        pids, alive = current.workers.pids, current.workers.alive
+        workers = self._context.group.workers
+        return {pids[worker.local_rank]: worker.global_rank for worker in workers if worker.local_rank in alive}
+
+    def _watch_waiting_nodes(self, number: int) -> WaitingNodesWatch:
+        from elastic_run.agent.driver.waiting_nodes import WaitingNodesWatch  # noqa: PLC0415 - see above
+
+        spec = self._context.group.spec
+        return WaitingNodesWatch(
+            self._loop, spec.rdzv_handler, spec.monitor_interval, lambda: self._on_waiting_nodes(number)
+        )

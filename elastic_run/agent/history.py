@@ -1,0 +1,232 @@
+"""The job's history: what became of each round, as lines while the job runs and as a result for the report.
+
+Most modules that it needs are imported when there is something to report, so that no worker waits for them.
+"""
+
+from __future__ import annotations
+
+import time
+
+from elastic_run.agent.driver.exit_codes import exit_code, failure_of, is_disk_full, program_name
+from elastic_run.core import supervision
+from elastic_run.multiprocessing.process import process_table
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    from elastic_run.agent.driver.context import AgentContext
+    from elastic_run.agent.driver.round import Round
+    from elastic_run.agent.senders import Senders
+    from elastic_run.core.policy import Failure
+    from elastic_run.core.rootcause import WorkerEnd
+    from elastic_run.core.supervision import Command
+    from elastic_run.rendezvous.elastic.session import Ended
+    from elastic_run.report import Attempt, JobResult, OomKills
+
+
+#: Attempts that are remembered beside the first one.
+_LAST_ATTEMPTS = 63
+
+
+class History:
+    """The rounds of a job so far.
+
+    Args:
+        context: What the rounds of one agent share.
+        senders: Where the launcher's signals came from.
+        say: Tells the user one line.
+    """
+
+    def __init__(self, context: AgentContext, senders: Senders, say: Callable[[str], None]) -> None:
+        self._context = context
+        self._senders = senders
+        self._say = say
+        self._attempts: list[Attempt] = []
+        self._ends: tuple[WorkerEnd, ...] = ()
+        self._root: WorkerEnd | None = None
+        self._round: Round | None = None
+        self._survivors: tuple[tuple[int, str], ...] = ()
+        self._oom_kills: OomKills | None = None
+
+    def prepare(self) -> None:
+        """Read the OOM killer's counters, and import the modules that a failure will need, while no worker waits."""
+        if self._oom_kills is None:
+            self._oom_kills = self._count_oom_kills()
+            import json  # noqa: F401, PLC0415
+
+            import elastic_run.core.consequences  # noqa: PLC0415
+            import elastic_run.core.traceback_text  # noqa: PLC0415
+            import elastic_run.multiprocessing.errors.error_file  # noqa: PLC0415
+            import elastic_run.report.failure  # noqa: PLC0415
+            import elastic_run.report.trace  # noqa: F401, PLC0415
+
+    def add_round(self, ended: Round, survivors: list[int]) -> Failure | None:
+        """Add a round that is over, and read the traces that its workers left.
+
+        Args:
+            ended: The round.
+            survivors: Pids that SIGKILL could not end.
+
+        Returns:
+            What the restart policy needs to know of its failure, or None without one.
+        """
+        self._round = ended
+        self._survivors = tuple((pid, process_table.wait_channel(pid)) for pid in survivors)
+        self._ends = ended.close()
+        self._root = None
+        if not self._ends:
+            return None
+        self._add_senders()
+        from elastic_run.core.rootcause import find_root_cause  # noqa: PLC0415 - only after a failure
+
+        self._root = find_root_cause(self._ends)
+        return None if self._root is None else failure_of(self._root, ended.uptime)
+
+    def _add_senders(self) -> None:
+        """Say of workers that died of a signal which they got from this launcher where it came from."""
+        from elastic_run.report import lines  # noqa: PLC0415 - only after a failure
+
+        for end in self._ends:
+            if -end.exitcode in self._senders.passed_on and not end.remark:
+                end.remark = lines.passed_on(-end.exitcode, self._senders.find(-end.exitcode))
+
+    def root_cause_document(self, failure: Failure | None) -> dict[str, Any] | None:
+        """Return the last round's failure on this node as a document for the other nodes, or None.
+
+        Args:
+            failure: What `add_round` returned for it.
+        """
+        root = self._root
+        if root is None:
+            root = self._find_hidden_cause()
+        if root is None or self._round is None:
+            return None
+        from elastic_run.report.root_cause import encode_root_cause  # noqa: PLC0415 - only after a failure
+
+        return encode_root_cause(root, failure or failure_of(root, self._round.uptime))
+
+    def _find_hidden_cause(self) -> WorkerEnd | None:
+        if not self._ends:
+            return None
+        from elastic_run.core.rootcause import find_hidden_cause  # noqa: PLC0415 - only after a failure
+
+        return find_hidden_cause(self._ends)
+
+    def add_verdict(self, ended: Ended) -> None:
+        """Take over the job's verdict: the same root cause and attempts on every node."""
+        from elastic_run.report import Attempt  # noqa: PLC0415
+        from elastic_run.report.root_cause import decode_root_cause  # noqa: PLC0415 - only at the end
+
+        root = decode_root_cause(ended.root)
+        # On the node that had it, it is one of the ends that are known here.
+        own = [end for end in self._ends if root is not None and (end.rank, end.pid) == (root.rank, root.pid)]
+        self._root = own[0] if own else root
+        roots = [root for root in map(decode_root_cause, ended.attempts) if root is not None]
+        self._attempts = [
+            Attempt(
+                restart_count=root.restart_count,
+                root=root,
+                started_at=root.ended_at - root.uptime,
+                uptime=root.uptime,
+            )
+            for root in roots
+        ]
+        if self._root is not None and not own:
+            self._ends = (self._root, *self._ends)
+
+    def tell(self, before: supervision.Agent, after: supervision.Agent, commands: tuple[Command, ...]) -> None:
+        """Tell the user of a change in one line while the job goes on; the report tells the end."""
+        from elastic_run.report import lines  # noqa: PLC0415 - only when there is something to say
+
+        size, options, say = self._context.group.spec.local_world_size, self._context.options, self._say
+        is_own_restart = after.restart_count > before.restart_count and not after.follows_job
+        if is_own_restart and self._root is not None:
+            self._remember_attempt(self._root)
+            pause = next((command.delay for command in commands if isinstance(command, supervision.Pause)), 0.0)
+            policy = options.policy
+            window = "" if policy.window_count is None else f"{policy.window_count} in {policy.window_seconds:g} s"
+            say(lines.restarting(self._root, size, after.restart_count, policy.max_restarts, pause, window=window))
+        elif after.signal is not None and before.signal is None and after.state == supervision.STOPPING:
+            sender = self._senders.find(after.signal)
+            say(lines.stopping(after.signal, size, options.shutdown_timeout, sender=sender))
+        elif after.is_hurried and not before.is_hurried:
+            say(lines.hurrying())
+
+    def tell_offered(self, number: int, ranks: Sequence[int], *, has_workers: bool) -> None:
+        """Say which workers have got a signal that no flag names."""
+        from elastic_run.report import lines  # noqa: PLC0415 - only when there is something to say
+
+        size = self._context.group.spec.local_world_size
+        sender = self._senders.find(number)
+        self._say(lines.offered(number, sender, ranks, size=size, has_workers=has_workers))
+
+    def tell_awaiting_cause(self, seconds: float) -> None:
+        """Say that the cause of a failure is awaited."""
+        from elastic_run.report import lines  # noqa: PLC0415 - only when there is something to say
+
+        self._say(lines.awaiting_cause(seconds))
+
+    def _remember_attempt(self, root: WorkerEnd) -> None:
+        from elastic_run.report import Attempt  # noqa: PLC0415
+
+        if self._round is not None:
+            attempt = Attempt(
+                restart_count=self._round.restart_count,
+                root=root,
+                started_at=self._round.started_at,
+                uptime=self._round.uptime,
+            )
+            self._attempts.append(attempt)
+            # Of a job that restarts for months the first attempt and the last ones.
+            del self._attempts[1:-_LAST_ATTEMPTS]
+
+    def conclude(self, finish: supervision.Finish, agent: supervision.Agent) -> JobResult:
+        """Return how the job ended.
+
+        Args:
+            finish: How it ended.
+            agent: What the agent knows at the end.
+        """
+        from elastic_run.report import JobResult  # noqa: PLC0415
+
+        context, spec = self._context, self._context.group.spec
+        return JobResult(
+            verdict=finish.verdict,
+            exit_code=exit_code(finish, self._root),
+            entrypoint=program_name(spec.entrypoint, spec.args),
+            role=spec.role,
+            run_id=context.run_id,
+            root=self._root,
+            ends=self._ends,
+            attempts=tuple(self._attempts),
+            restarts_used=agent.restart_count,
+            max_restarts=context.options.policy.max_restarts,
+            log_dir=context.log_directory,
+            detail=finish.detail or self._stop_detail(finish.signal),
+            signal=finish.signal,
+            world_size=context.group.workers[0].world_size,
+            nnodes=context.group.group_world_size or 1,
+            survivors=self._survivors,
+            ended_at=time.time(),
+            is_log_disk_full=self._writes_to_files() and is_disk_full(context.log_directory),
+            oom_kills=None if self._oom_kills is None else self._count_oom_kills(),
+        )
+
+    def _stop_detail(self, number: int | None) -> str:
+        from elastic_run.report import lines  # noqa: PLC0415 - imported by now
+
+        sender = "" if number is None else self._senders.find(number)
+        return lines.sent_by(number, sender) if number is not None and sender else ""
+
+    def _writes_to_files(self) -> bool:
+        """Whether the worker that failed first writes into log files itself; under --tee the launcher does."""
+        root, ended = self._root, self._round
+        return root is not None and ended is not None and ended.is_redirected(root.local_rank)
+
+    def _count_oom_kills(self) -> OomKills:
+        from elastic_run.report.memory import read_oom_kills  # noqa: PLC0415 - the workers start before it
+
+        kills = read_oom_kills()
+        return kills if self._oom_kills is None else kills.since(self._oom_kills)

@@ -1,0 +1,15 @@
+"""The command line: from its words and the variables ``PET_*`` to a `LaunchConfig` and the workers' command.
+
+| module | what it holds |
+|---|---|
+| `flags` | the table of all flags: names, values, default, variable, help |
+| `parser` | the argparse parser: words and variables to a namespace with a value for each flag |
+| `values` | one value: text to a checked value |
+| `checks` | values against each other and against this machine, before anything is started |
+| `slurm_step` | values against the Slurm step in which this launcher runs |
+| `config` | a checked namespace to a `LaunchConfig` and the command of the workers |
+| `help` | the texts of ``--help`` and ``--help-all``, and the reference in the docs |
+
+`elastic_run.run` calls them in this order. These modules know the flags. What they call in `cluster`, `rendezvous` and
+`launcher` knows no flag: it raises errors of its own, and the caller here adds the flag.
+"""

@@ -1,0 +1,463 @@
+"""What must hold before anything is started: flags that contradict each other, and what is not there on this machine.
+
+A single value has been checked when it was read (values.py). Here values meet each other and the machine. Nothing
+that was tried out is left behind. Each finding is one line that names the flag, the
+value and what to do.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from elastic_run import contract
+from elastic_run.cli.config import NO_PYTHON_WITH_MODULE, names_rendezvous, read_token
+from elastic_run.cli.values import BUILT_IN_BACKENDS, duration, nearest, node_range, seconds, whole_seconds
+from elastic_run.errors import UsageError
+from elastic_run.multiprocessing.process.interpreter import own_interpreter
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Callable, Mapping
+
+
+_EVENT_HANDLERS = ("null", "console", "dynamic_rendezvous")
+#: Their store outlives the job, and other jobs use it too.
+_SHARED_BACKENDS = ("etcd", "etcd-v2", "etcd-v3")
+#: What stands between --log-dir and a log file: the run's directory with its id, the attempt's and the worker's.
+_LONGEST_BELOW = "/d" * 170
+#: Bytes: 16 random ones as text take twice as many, and half of that is beyond guessing still.
+_SHORTEST_TOKEN = 16
+_MACROS = ("${local_rank}", "$local_rank")
+
+
+def check_arguments(args: Namespace, worker_count: int, environ: Mapping[str, str]) -> None:
+    """Check what the flags say together, and against this machine.
+
+    Args:
+        args: The command line.
+        worker_count: Workers on this node.
+        environ: The environment.
+
+    Raises:
+        UsageError: The job can't be started as asked for.
+    """
+    _check_rendezvous(args)
+    _check_ranks(args, worker_count)
+    _check_signals(args)
+    _check_timeouts(args, environ)
+    _check_virtual_ranks(args, worker_count, environ)
+    _check_event_log_handler(args)
+    _check_log_dir(args)
+    _check_numa_binding(args, worker_count)
+    _check_program(args, environ)
+
+
+def name_source(message: str, args: Namespace, environ: Mapping[str, str]) -> str:
+    """Put the variable in front of a message instead of the flag, where the value comes from the environment.
+
+    Args:
+        message: A finding, which begins with the flag and a colon.
+        args: The command line.
+        environ: The environment.
+    """
+    flag, colon, rest = message.partition(":")
+    dest = flag[2:].replace("-", "_")
+    variable = contract.ENV_FLAG_PREFIX + dest.upper()
+    value = getattr(args, dest, None)
+    text = str(int(value) if isinstance(value, bool) else value)
+    return variable + colon + rest if flag.startswith("--") and environ.get(variable) == text else message
+
+
+def find_notices(args: Namespace, environ: Mapping[str, str]) -> list[str]:
+    """Find what the user should know though the job can run: a sentence each.
+
+    Args:
+        args: The command line, as given.
+        environ: The environment.
+    """
+    notices = [*_unused_flags(args), *_interpreter_notices(args, environ), *_token_notices(args, environ)]
+    if args.run_path and environ.get(contract.ENV_PYTHON_EXEC):
+        notices.append(f"{contract.ENV_PYTHON_EXEC} is not used with --run-path: workers run {own_interpreter()}")
+    if hasattr(args, "use_env") and "ignore" not in sys.warnoptions:
+        notices.append(
+            "python -m elastic_run.launch is deprecated: use elastic-run, which sets the variable LOCAL_RANK and adds "
+            "no argument --local-rank (python -W ignore hides this line)"
+        )
+    return notices
+
+
+def _unused_flags(args: Namespace) -> list[str]:
+    """Name flags of the static backend that another backend ignores, as torch does without a word or with one."""
+    if args.rdzv_backend == "static" and not args.standalone:
+        return []
+    backend = "--standalone" if args.standalone else f"--rdzv-backend={args.rdzv_backend}"
+    given = (
+        ("--master-port", args.master_port, None),
+        ("--master-addr", args.master_addr, "127.0.0.1"),
+        ("--node-rank", args.node_rank if args.standalone else 0, 0),
+    )
+    return [
+        f"{name}={value} is not used: only --rdzv-backend=static uses it, and this job has {backend}"
+        for name, value, default in given
+        if value not in {default, "", -1}
+    ]
+
+
+def _token_notices(args: Namespace, environ: Mapping[str, str]) -> list[str]:
+    """Warn of a short token. The store proves the token to each client that asks, and a client can then try tokens."""
+    if args.standalone or (node_range(args.nnodes)[1] == 1 and not names_rendezvous(args)):
+        return []
+    try:
+        token = read_token(args.rdzv_token_file, environ)
+    except UsageError:
+        return []  # it is told when the job is put together
+    if not token or len(token) >= _SHORTEST_TOKEN:
+        return []
+    source = "--rdzv-token-file" if args.rdzv_token_file else contract.ENV_RDZV_TOKEN
+    return [
+        (
+            f"{source}: a token of {len(token)} bytes can be guessed by any program that reaches the job's store; "
+            "make a random token (openssl rand -hex 16)"
+        )
+    ]
+
+
+def _interpreter_notices(args: Namespace, environ: Mapping[str, str]) -> list[str]:
+    """Compare the active environment with the interpreter that will run the workers."""
+    if environ.get(contract.ENV_PYTHON_EXEC) or (args.no_python and not args.run_path):
+        return []
+    variable = "VIRTUAL_ENV" if environ.get("VIRTUAL_ENV") else "CONDA_PREFIX"
+    active = environ.get(variable)
+    if not active or os.path.realpath(active) == os.path.realpath(sys.prefix):
+        return []
+    return [
+        (
+            f"{variable} is {active}, but workers run {own_interpreter()}; "
+            f"install elastic-run there, or set {contract.ENV_PYTHON_EXEC}"
+        )
+    ]
+
+
+# --- flags among themselves ------------------------------------------------------------------------------------
+
+
+def _check_rendezvous(args: Namespace) -> None:
+    least, most = node_range(args.nnodes)
+    if args.standalone and least > 1:
+        message = f"--standalone: is for one node, but --nnodes={args.nnodes} asks for {least} or more"
+        raise UsageError(message)
+    if args.rdzv_backend == "static" and args.node_rank >= most and not args.standalone:
+        message = f"--node-rank: {args.node_rank} is not below the number of nodes (--nnodes={args.nnodes})"
+        raise UsageError(message)
+    if args.rdzv_backend == "static" and not args.standalone and (most > 1 or names_rendezvous(args)):
+        _check_static_place(args)
+    if args.rdzv_backend not in BUILT_IN_BACKENDS:
+        _check_plugin_backend(args.rdzv_backend)
+    if args.standalone:
+        return
+    if args.rdzv_endpoint and args.rdzv_backend in BUILT_IN_BACKENDS:
+        _check_endpoints(args)
+    _check_shared_store(args)
+    _check_rendezvous_settings(args)
+
+
+def _check_static_place(args: Namespace) -> None:
+    """Refuse values that only the static backend needs, and that are passed over elsewhere, as with torch."""
+    if args.node_rank < 0:
+        message = f"--node-rank: '{args.node_rank}' is not a whole number from 0 up"
+        raise UsageError(message)
+    if not args.rdzv_endpoint and not args.master_addr:
+        message = "--master-addr: '' is not a host name, an IPv4 or an IPv6 address"
+        raise UsageError(message)
+
+
+def _check_endpoints(args: Namespace) -> None:
+    from elastic_run.rendezvous.utils import parse_rendezvous_endpoint  # noqa: PLC0415 - most jobs have none
+
+    if args.rdzv_backend == "c10d" and "store_type=file" in args.rdzv_conf.replace(" ", ""):
+        return  # a path
+    for endpoint in args.rdzv_endpoint.split(","):
+        try:
+            _, port = parse_rendezvous_endpoint(endpoint, default_port=-1)
+        except ValueError as error:
+            message = f"--rdzv-endpoint: {error}"
+            raise UsageError(message) from None
+        if not endpoint.strip():
+            message = f"--rdzv-endpoint: {args.rdzv_endpoint!r} names an empty endpoint"
+            raise UsageError(message)
+        if port < 0 and args.rdzv_backend == "static":
+            message = f"--rdzv-endpoint: {args.rdzv_endpoint!r} has no port, which the static backend needs"
+            raise UsageError(message)
+
+
+def _check_shared_store(args: Namespace) -> None:
+    if args.rdzv_backend in _SHARED_BACKENDS and not args.rdzv_endpoint:
+        message = f"--rdzv-endpoint: is needed with --rdzv-backend={args.rdzv_backend}: HOST:PORT of its server"
+        raise UsageError(message)
+    is_met_at = args.rdzv_backend == "c10d" and args.rdzv_endpoint and node_range(args.nnodes)[1] > 1
+    if (is_met_at or args.rdzv_backend in _SHARED_BACKENDS) and args.rdzv_id in ("", "none"):
+        message = (
+            f"--rdzv-id: is needed with --rdzv-backend={args.rdzv_backend}: jobs that share its store are told "
+            f"apart by their ids; give all nodes of this job the same id"
+        )
+        raise UsageError(message)
+
+
+def _check_rendezvous_settings(args: Namespace) -> None:
+    if not args.rdzv_conf or args.rdzv_backend not in (*_SHARED_BACKENDS, "c10d", "static"):
+        return
+    from elastic_run.rendezvous.elastic.settings import read_settings  # noqa: PLC0415 - most jobs have none
+    from elastic_run.rendezvous.utils import parse_rendezvous_config  # noqa: PLC0415
+
+    try:
+        read_settings(args.rdzv_backend, parse_rendezvous_config(args.rdzv_conf))
+    except ValueError as error:
+        message = f"--rdzv-conf: {error}"
+        raise UsageError(message) from None
+
+
+def _check_plugin_backend(name: str) -> None:
+    from importlib.metadata import entry_points  # noqa: PLC0415 - slow, and only when asked for
+
+    known = [*BUILT_IN_BACKENDS, *sorted(entry_points(group=contract.RENDEZVOUS_ENTRY_POINTS).names)]
+    if name not in known:
+        message = f"--rdzv-backend: {name!r} is none of {', '.join(known)}{nearest(name, known)}"
+        raise UsageError(message)
+
+
+def _check_ranks(args: Namespace, worker_count: int) -> None:
+    named = (
+        (
+            "--redirects",
+            args.redirects,
+            [entry.partition(":")[0] for entry in args.redirects.split(",") if ":" in entry],
+        ),
+        ("--tee", args.tee, [entry.partition(":")[0] for entry in args.tee.split(",") if ":" in entry]),
+        (
+            "--local-ranks-filter",
+            args.local_ranks_filter,
+            [part for part in args.local_ranks_filter.split(",") if part],
+        ),
+    )
+    workers = "is 1 worker" if worker_count == 1 else f"are {worker_count} workers"
+    for name, value, ranks in named:
+        for rank in ranks:
+            if int(rank) >= worker_count:
+                message = f"{name}: {value!r} names local rank {int(rank)}, but there {workers} here, counted from 0"
+                raise UsageError(message)
+
+
+def _check_signals(args: Namespace) -> None:
+    handled = [name.strip() for name in args.signals_to_handle.split(",")]
+    for name in (name.strip() for name in args.forward_signals.split(",")):
+        if name and name in handled:
+            message = (
+                f"--forward-signals: {name} is in --signals-to-handle too, where it stops the job: "
+                "name it in only one of them"
+            )
+            raise UsageError(message)
+
+
+def _check_timeouts(args: Namespace, environ: Mapping[str, str]) -> None:
+    """Check those that come from the environment alone."""
+    if args.shutdown_timeout is None:
+        _check_variable(contract.ENV_SHUTDOWN_TIMEOUT, environ, whole_seconds)
+    if args.exit_barrier_timeout is None:
+        _check_variable(contract.ENV_EXIT_BARRIER_TIMEOUT, environ, duration)
+    _check_variable(contract.ENV_UNINTERRUPTIBLE_STATE_TIMEOUT, environ, seconds)
+
+
+def _check_variable(name: str, environ: Mapping[str, str], parse: Callable[[str], object]) -> None:
+    text = environ.get(name)
+    if text:
+        try:
+            parse(text)
+        except ValueError as error:
+            message = f"{name}: {text!r} {error}"
+            raise UsageError(message) from None
+
+
+def _check_virtual_ranks(args: Namespace, worker_count: int, environ: Mapping[str, str]) -> None:
+    visible = environ.get(contract.ENV_CUDA_VISIBLE_DEVICES)
+    if args.virtual_local_rank and visible is not None and len(visible.split(",")) < worker_count:
+        message = (
+            f"--virtual-local-rank: {contract.ENV_CUDA_VISIBLE_DEVICES}={visible} has fewer devices than the "
+            f"{worker_count} workers of --nproc-per-node"
+        )
+        raise UsageError(message)
+
+
+def _check_event_log_handler(args: Namespace) -> None:
+    if args.event_log_handler in _EVENT_HANDLERS:
+        return
+    from elastic_run.events import get_logging_handler  # noqa: PLC0415 - a program may have added one
+
+    try:
+        get_logging_handler(args.event_log_handler)
+    except ValueError as error:
+        if not str(error).startswith("unknown"):
+            message = f"--event-log-handler: {error}"
+            raise UsageError(message) from error
+        hint = nearest(args.event_log_handler, _EVENT_HANDLERS)
+        message = f"--event-log-handler: {args.event_log_handler!r} is none of {', '.join(_EVENT_HANDLERS)}{hint}"
+        raise UsageError(message) from None
+
+
+# --- flags against the machine ---------------------------------------------------------------------------------
+
+
+def _check_log_dir(args: Namespace) -> None:
+    """Try it out in the directory, or in the nearest one above it that exists, and leave nothing behind.
+
+    Permissions alone don't tell: not to root, not on a network's file system, not on a full disk.
+    """
+    if args.log_dir is None or args.log_dir == os.devnull:
+        return
+    place = os.path.abspath(args.log_dir)
+    while not os.path.lexists(place):
+        place = os.path.dirname(place)
+    _check_length(args.log_dir, place)
+    probe = os.path.join(place, f".elastic-run-{os.urandom(8).hex()}")
+    try:
+        os.mkdir(probe)
+        os.rmdir(probe)
+    except OSError as error:
+        message = f"--log-dir: {args.log_dir!r} is not a writable directory: {place}: {_reason(error)}"
+        raise UsageError(message) from None
+
+
+def _check_length(log_dir: str, place: str) -> None:
+    """Check the names of directories that are to be made, and that the paths of log files in them aren't too long."""
+    from errno import ENAMETOOLONG  # noqa: PLC0415 - most jobs have no log directory
+
+    whole = os.path.abspath(log_dir)
+    missing = os.path.relpath(whole, place).split(os.sep)
+    for path in (*(os.path.join(place, name) for name in missing), whole + _LONGEST_BELOW):
+        try:
+            os.lstat(path)
+        except OSError as error:
+            if error.errno == ENAMETOOLONG:
+                message = f"--log-dir: {log_dir!r} cannot be created: {_reason(error)}"
+                raise UsageError(message) from None
+
+
+def _reason(error: OSError) -> str:
+    return (error.strerror or str(error)).lower()
+
+
+def _check_numa_binding(args: Namespace, worker_count: int) -> None:
+    if args.numa_binding is not None:
+        from elastic_run.cluster import numa  # noqa: PLC0415 - only when asked for
+
+        try:
+            numa.worker_affinities(numa.NumaOptions(numa.AffinityMode(args.numa_binding)), worker_count)
+        except numa.NumaError as error:
+            message = f"--numa-binding: {error}"
+            raise UsageError(message) from None
+
+
+def _check_program(args: Namespace, environ: Mapping[str, str]) -> None:
+    name = args.training_script
+    if args.no_python and not getattr(args, "use_env", True):
+        message = "--no-python: needs --use-env with this command, which otherwise adds the argument --local-rank"
+        raise UsageError(message)
+    if getattr(args, "local_rank_underscore", False) and args.use_env:
+        message = "--local-rank-underscore: cannot be combined with --use-env, which adds no local rank"
+        raise UsageError(message)
+    if args.run_path:
+        _check_script(name)
+        return
+    if args.no_python:
+        if args.module:
+            raise UsageError(NO_PYTHON_WITH_MODULE)
+        _check_no_python(name, environ)
+        return
+    _check_interpreter(environ)
+    if not args.module:
+        _check_script(name)
+    elif os.sep in name or not name:
+        message = f"-m: {name!r} is not the name of a module; leave out -m to run a file"
+        raise UsageError(message)
+
+
+def _check_interpreter(environ: Mapping[str, str]) -> None:
+    chosen = environ.get(contract.ENV_PYTHON_EXEC)
+    if not chosen:
+        if not own_interpreter():
+            reason = f"{sys.executable} is not a Python interpreter" if sys.executable else "sys.executable is empty"
+            message = f"{contract.ENV_PYTHON_EXEC}: must name the workers' interpreter: {reason}"
+            raise UsageError(message)
+        return
+    from elastic_run.cluster.programs import find_program, name_denier  # noqa: PLC0415 - most workers run this one
+
+    if find_program(chosen, environ) is None:
+        denier = name_denier(chosen) if os.path.dirname(chosen) else ""
+        message = f"{contract.ENV_PYTHON_EXEC}: {chosen!r} is not a program that can be executed{denier}"
+        raise UsageError(message)
+
+
+def _check_no_python(name: str, environ: Mapping[str, str]) -> None:
+    from elastic_run.cluster.programs import find_program, is_executable  # noqa: PLC0415 - most programs are Python's
+
+    if _has_macro(name) or find_program(name, environ) is not None:
+        return
+    if os.path.isdir(name):
+        message = f"--no-python: {name!r} is a directory"
+        raise UsageError(message)
+    if os.path.dirname(name):
+        why = "is not executable (chmod +x)" if _exists(name, "--no-python: program") else "does not exist"
+        message = f"--no-python: program {name!r} {why}"
+        raise UsageError(message)
+    here = os.path.join(os.curdir, name)
+    hint = f", did you mean {here!r}?" if is_executable(here) else ""
+    message = f"--no-python: program {name!r} is not on PATH{hint}"
+    raise UsageError(message)
+
+
+def _check_script(name: str) -> None:
+    """A directory or a zip file with a __main__.py is a script to Python; so is "-", and any pipe."""
+    if name == "-" or _has_macro(name):
+        return
+    if not _exists(name, "script"):
+        message = f"script {name!r} does not exist{_script_hint(name)}"
+        raise UsageError(message)
+    if os.path.isdir(name) and not os.path.isfile(os.path.join(name, "__main__.py")):
+        message = f"script {name!r} is a directory without a __main__.py"
+        raise UsageError(message)
+    if not os.access(name, os.R_OK):
+        message = f"script {name!r} is not readable: no permission"
+        raise UsageError(message)
+
+
+def _exists(name: str, what: str) -> bool:
+    """Whether there is such a file; raises UsageError where the system denies access to it."""
+    try:
+        os.stat(name)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        from elastic_run.cluster.programs import name_denier  # noqa: PLC0415 - rarely
+
+        message = f"{what} {name!r} cannot be accessed: {_reason(error)}{name_denier(name)}"
+        raise UsageError(message) from None
+    return True
+
+
+def _has_macro(name: str) -> bool:
+    """A name that differs from worker to worker is known only then."""
+    return any(macro in name for macro in _MACROS)
+
+
+def _script_hint(name: str) -> str:
+    if os.path.isfile(name + ".py"):
+        return f", did you mean {name + '.py'!r}?"
+    if not name.endswith(".py") and all(part.isidentifier() for part in name.split(".")):
+        return f", did you mean -m {name}?"
+    directory, base = os.path.split(name)
+    try:
+        found = nearest(base, [entry for entry in os.listdir(directory or os.curdir) if entry.endswith(".py")])
+    except OSError:
+        return ""
+    return found

@@ -1,0 +1,318 @@
+"""From checked arguments to a LaunchConfig and the command that each worker runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from elastic_run import contract
+from elastic_run.cli.flags import FLAGS
+from elastic_run.cli.values import node_range
+from elastic_run.errors import UsageError
+from elastic_run.multiprocessing.process.interpreter import RUN_PATH_CODE, own_interpreter
+from elastic_run.notices import say
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Mapping, MutableMapping
+    from typing import Any
+
+    from elastic_run.cluster.numa import NumaOptions
+    from elastic_run.core.policy import RestartPolicy
+    from elastic_run.launcher import LaunchConfig
+    from elastic_run.multiprocessing.output.logs import LogsSpecs, Streams
+
+NO_PYTHON_WITH_MODULE = "--no-python: cannot be combined with -m: --no-python runs a program, -m a Python module"
+#: The plug-in `default` of torch's package: ours has the same layout, and keeps the logs of all attempts.
+_TORCHS_LOGS_SPECS = "torch.distributed.elastic.multiprocessing:DefaultLogsSpecs"
+
+
+def complete_arguments(args: Namespace) -> None:
+    """Give a namespace from a foreign parser, such as torch's, the flags that it doesn't have.
+
+    Args:
+        args: The command line.
+    """
+    for flag in FLAGS:
+        if not flag.prints_text and not hasattr(args, flag.dest):
+            setattr(args, flag.dest, flag.default)
+
+
+def choose_rendezvous(args: Namespace) -> None:
+    """Fill in the rendezvous of a job for which the user named none, and the default port of the static one.
+
+    One node meets itself. For several this one serves a c10d store, and tells how the others join.
+
+    Args:
+        args: The command line.
+    """
+    if args.standalone or (node_range(args.nnodes)[1] == 1 and not names_rendezvous(args)):
+        args.nnodes = "1:1"
+        args.rdzv_backend = "local"
+        args.rdzv_endpoint = ""
+        args.rdzv_id = unique_id()
+    elif hosts_rendezvous(args):
+        args.rdzv_backend = "c10d"
+        if args.rdzv_id == "none":
+            args.rdzv_id = unique_id()[:8]
+    if not args.master_port:
+        args.master_port = contract.DEFAULT_MASTER_PORT
+
+
+def hosts_rendezvous(args: Namespace) -> bool:
+    """Whether this node serves the place where several nodes meet, since the user named none.
+
+    Args:
+        args: The command line, as given.
+    """
+    is_first = not args.node_rank and args.master_addr == "127.0.0.1"
+    return is_first and node_range(args.nnodes)[1] > 1 and not names_rendezvous(args)
+
+
+def names_rendezvous(args: Namespace) -> bool:
+    """Whether the user said how, or where, the nodes meet.
+
+    Args:
+        args: The command line.
+    """
+    return bool(args.rdzv_backend != "static" or args.rdzv_endpoint or args.master_port)
+
+
+def unique_id() -> str:
+    """Make a random id in the form of a version 4 UUID, without importing uuid."""
+    digits = list(os.urandom(16).hex())
+    digits[12] = "4"
+    digits[16] = "89ab"[int(digits[16], 16) & 3]
+    text = "".join(digits)
+    return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
+
+
+def get_rdzv_endpoint(args: Namespace) -> str:
+    """Return the endpoint; for the static backend the master's address and port stand in for it.
+
+    Args:
+        args: The command line.
+    """
+    if args.rdzv_backend == "static" and not args.rdzv_endpoint:
+        return f"{args.master_addr}:{args.master_port}"
+    return str(args.rdzv_endpoint)
+
+
+def get_use_env(args: Namespace) -> bool:
+    """Whether workers learn their local rank from the environment only: always, but at the legacy front door.
+
+    Args:
+        args: The command line.
+    """
+    return bool(getattr(args, "use_env", True))
+
+
+def make_config(
+    args: Namespace, workers: int, environ: MutableMapping[str, str]
+) -> tuple[LaunchConfig, str, list[str]]:
+    """Turn arguments into a configuration and the command of the workers.
+
+    Args:
+        args: The command line.
+        workers: Workers on this node.
+        environ: The environment; OMP_NUM_THREADS is set in it, as torch does, so that the workers inherit it.
+
+    Returns:
+        The configuration, the program, and its arguments.
+
+    Raises:
+        UsageError: No plug-in has the name that was given.
+    """
+    from elastic_run.launcher import LaunchConfig  # noqa: PLC0415 - after all checks: it imports the most
+
+    least, most = node_range(args.nnodes)
+    config = LaunchConfig(
+        min_nodes=least,
+        max_nodes=most,
+        nproc_per_node=workers,
+        run_id=args.rdzv_id,
+        role=args.role,
+        rdzv_endpoint=get_rdzv_endpoint(args),
+        rdzv_backend=args.rdzv_backend,
+        rdzv_configs=_rdzv_configs(args),
+        max_restarts=args.max_restarts,
+        monitor_interval=args.monitor_interval,
+        start_method=args.start_method,
+        log_line_prefix_template=args.log_line_prefix_template or environ.get(contract.ENV_LOG_LINE_PREFIX_TEMPLATE),
+        # Workers get it as MASTER_ADDR, where an IPv6 address has no brackets.
+        local_addr=args.local_addr and args.local_addr.strip("[]"),
+        logs_specs=_logs_specs(args),
+        event_log_handler=args.event_log_handler,
+        numa_options=_numa_options(args),
+        signals_to_handle=args.signals_to_handle,
+        duplicate_stdout_filters=args.duplicate_stdout_filters,
+        duplicate_stderr_filters=args.duplicate_stderr_filters,
+        virtual_local_rank=args.virtual_local_rank,
+        shutdown_timeout=args.shutdown_timeout,
+        restart_policy=_restart_policy(args),
+        forward_signals=args.forward_signals,
+        worker_store=args.worker_store,
+        scale_up_delay=args.scale_up_delay,
+        scale_up_signal=args.scale_up_signal,
+        scale_up_grace=args.scale_up_grace,
+        membership_window=args.membership_window,
+        exit_barrier_timeout=args.exit_barrier_timeout,
+        on_split=args.on_split,
+        fence_after=args.fence_after,
+        # Everybody's default is 0, so that only a higher number says something.
+        preferred_rank=max(args.node_rank, 0) or None,
+        rdzv_token=read_token(args.rdzv_token_file, environ),
+        capture=not args.no_capture,
+        kill_background=args.kill_background_processes,
+        preload=args.preload,
+    )
+    command, command_args = make_command(args, environ)
+    _limit_threads(workers, environ)
+    return config, command, command_args
+
+
+def make_command(args: Namespace, environ: Mapping[str, str]) -> tuple[str, list[str]]:
+    """Return the program of the workers and its arguments.
+
+    Args:
+        args: The command line.
+        environ: The environment, for PYTHON_EXEC.
+
+    Raises:
+        UsageError: --no-python and -m are both given.
+    """
+    rest = [*_local_rank_argument(args), *args.training_script_args]
+    if args.run_path:
+        return _own_python(), ["-u", "-c", RUN_PATH_CODE, args.training_script, *rest]
+    if args.no_python:
+        if args.module:
+            raise UsageError(NO_PYTHON_WITH_MODULE)
+        return args.training_script, rest
+    python = environ.get(contract.ENV_PYTHON_EXEC) or _own_python()
+    return python, ["-u", *(["-m"] if args.module else []), args.training_script, *rest]
+
+
+def _own_python() -> str:
+    return own_interpreter() or sys.executable
+
+
+def _local_rank_argument(args: Namespace) -> list[str]:
+    """Return what the legacy front door puts in front of the script's arguments."""
+    if get_use_env(args):
+        return []
+    # torch 1 wrote it with an underscore; argparse in a script takes only the spelling that it was told.
+    name = "--local_rank" if getattr(args, "local_rank_underscore", False) else "--local-rank"
+    return [f"{name}=${{local_rank}}"]
+
+
+def _limit_threads(workers: int, environ: MutableMapping[str, str]) -> None:
+    """Give each worker one OpenMP thread unless the user decides."""
+    if workers > 1 and contract.ENV_OMP_NUM_THREADS not in environ:
+        environ[contract.ENV_OMP_NUM_THREADS] = "1"
+        say(f"{contract.ENV_OMP_NUM_THREADS} is not set: each of the {workers} workers gets 1 (set it to tune)")
+
+
+def _rdzv_configs(args: Namespace) -> dict[str, Any]:
+    configs: dict[str, Any] = {}
+    if args.rdzv_conf:
+        from elastic_run.rendezvous.utils import parse_rendezvous_config  # noqa: PLC0415 - most jobs have none
+
+        configs.update(parse_rendezvous_config(args.rdzv_conf))
+    if args.rdzv_backend == "static":
+        configs["rank"] = args.node_rank
+    return configs
+
+
+def read_token(path: str | None, environ: Mapping[str, str]) -> bytes | None:
+    """Return the secret that the nodes of the job share: None where the user says nothing, empty for none at all.
+
+    Args:
+        path: The file that holds it, or None to look into the environment.
+        environ: The environment.
+
+    Raises:
+        UsageError: The file can't be read, or there is nothing in it.
+    """
+    if path is None:
+        token = environ.get(contract.ENV_RDZV_TOKEN)
+        return None if token is None else token.encode(errors="surrogateescape")
+    try:
+        with open(path, "rb") as file:
+            content = file.read().strip()
+    except OSError as error:
+        message = f"--rdzv-token-file: {path!r} can't be read: {(error.strerror or str(error)).lower()}"
+        raise UsageError(message) from None
+    if not content:
+        message = f"--rdzv-token-file: {path!r} is empty"
+        raise UsageError(message)
+    return content
+
+
+def _restart_policy(args: Namespace) -> RestartPolicy:
+    from elastic_run.core.policy import RestartPolicy  # noqa: PLC0415 - after all checks
+
+    window_count, window_seconds = args.restart_window or (None, None)
+    return RestartPolicy(
+        args.max_restarts,
+        window_count=window_count,
+        window_seconds=window_seconds,
+        min_uptime=args.min_uptime,
+        no_restart_exit_codes=args.no_restart_exit_codes,
+        max_backoff=args.max_backoff,
+    )
+
+
+def _logs_specs(args: Namespace) -> LogsSpecs:
+    from elastic_run.multiprocessing.output.logs import DefaultLogsSpecs  # noqa: PLC0415 - after all checks
+    from elastic_run.multiprocessing.output.stream_option import parse_streams  # noqa: PLC0415 - ditto
+
+    ranks = {int(rank) for rank in args.local_ranks_filter.split(",")} if args.local_ranks_filter else None
+    redirects: Streams = parse_streams(args.redirects)
+    tee: Streams = parse_streams(args.tee)
+    specs_class: type[LogsSpecs] = DefaultLogsSpecs
+    if args.logs_specs is not None:
+        specs_class = _load_logs_specs(args.logs_specs)
+        redirects, tee = _as_known_to(specs_class, redirects), _as_known_to(specs_class, tee)
+    try:
+        return specs_class(log_dir=args.log_dir, redirects=redirects, tee=tee, local_ranks_filter=ranks)
+    except OSError as error:
+        message = f"--log-dir: {args.log_dir!r} cannot be created: {(error.strerror or str(error)).lower()}"
+        raise UsageError(message) from error
+
+
+def _as_known_to(specs_class: type[LogsSpecs], streams: Streams) -> Streams:
+    """Return streams as the `Std` that a plug-in's class knows: torch's where its base is torch's `LogsSpecs`."""
+    homes = [base.__module__ for base in specs_class.__mro__ if base.__name__ == "LogsSpecs"]
+    std = getattr(sys.modules[(homes or ["elastic_run.multiprocessing.output.logs"])[0]], "Std")  # noqa: B009 - of any module
+    return std(streams) if isinstance(streams, int) else {rank: std(value) for rank, value in streams.items()}
+
+
+def _load_logs_specs(name: str) -> type[LogsSpecs]:
+    from importlib.metadata import entry_points  # noqa: PLC0415 - slow, and only when asked for
+
+    from elastic_run.multiprocessing.output.logs import DefaultLogsSpecs  # noqa: PLC0415 - ditto
+
+    plugins = entry_points(group=contract.LOGS_SPECS_ENTRY_POINTS)
+    for plugin in plugins:
+        if plugin.name == name:
+            if plugin.value == _TORCHS_LOGS_SPECS:
+                return DefaultLogsSpecs
+            try:
+                specs_class: type[LogsSpecs] = plugin.load()
+            except Exception as error:
+                reason = " ".join(f"{type(error).__name__}: {error}".split())
+                message = f"--logs-specs: plug-in {name!r} ({plugin.value}) can't be loaded: {reason}"
+                raise UsageError(message) from error
+            return specs_class
+    known = ", ".join(sorted(plugins.names)) or "none is installed"
+    message = f"--logs-specs: {name!r} is no plug-in of the group {contract.LOGS_SPECS_ENTRY_POINTS} ({known})"
+    raise UsageError(message)
+
+
+def _numa_options(args: Namespace) -> NumaOptions | None:
+    if args.numa_binding is None:
+        return None
+    from elastic_run.cluster.numa import AffinityMode, NumaOptions  # noqa: PLC0415 - only when asked for
+
+    return NumaOptions(AffinityMode(args.numa_binding))

@@ -1,0 +1,510 @@
+"""The command line as data: every flag with its values, its default, its environment form and its help.
+
+The parser, the help text and the reference in the docs are made from this table, so that they can't disagree. The order
+is that of the help. `is_ours` marks what torchrun hasn't got; those flags never make an abbreviation of one of
+torchrun's ambiguous. The file is longer than others because a table is easiest to read in one piece.
+
+To add a flag: a row here, its field in `LaunchConfig`, and the line of `config` that fills it.
+"""
+
+from __future__ import annotations
+
+from elastic_run import contract
+from elastic_run.cli import values as _values
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+NODES = "Size of the job"
+RENDEZVOUS = "Rendezvous of several nodes"
+PROGRAM = "Program to run"
+RESTARTS = "Restarts"
+STOPPING = "Signals and stopping"
+OUTPUT = "Output and logs"
+WORKERS = "Workers"
+ABOUT = "About"
+
+
+class Flag:
+    """One flag.
+
+    Args:
+        names: Its spellings with hyphens, the long one last; the one with underscores is added.
+        group: Heading under which the help shows it.
+        text: Its meaning.
+        values: Form of its value in the help; empty for a switch. TIME is a number of seconds, or a number with
+            one of the units s, m, h and d.
+        default: Its value when neither flag nor variable is given.
+        default_text: Description of the default, where that depends on something else.
+        parse: From the text to the value; raises ValueError.
+        has_variable: Whether PET_<NAME> stands in for it.
+        is_ours: Whether torchrun hasn't got it.
+    """
+
+    def __init__(
+        self,
+        *names: str,
+        group: str,
+        text: str,
+        values: str = "",
+        default: object = None,
+        default_text: str = "",
+        parse: Callable[[str], Any] = str,
+        has_variable: bool = True,
+        is_ours: bool = False,
+    ) -> None:
+        self.name = name = names[-1]
+        self.dest = name[2:].replace("-", "_")
+        underscored = "--" + self.dest
+        self.spellings = names if underscored == name else (*names, underscored)
+        self.group = group
+        self.text = text
+        self.values = values
+        self.is_switch = not values
+        self.default = False if self.is_switch else default
+        self.default_text = default_text
+        self.parse = _values.switch if self.is_switch else parse
+        self.variable = contract.ENV_FLAG_PREFIX + self.dest.upper() if has_variable else ""
+        self.is_ours = is_ours
+        #: Whether it prints a text and starts no job.
+        self.prints_text = group == ABOUT
+
+
+FLAGS: tuple[Flag, ...] = (
+    Flag(
+        "--nnodes",
+        group=NODES,
+        values="MIN[:MAX]",
+        default="1:1",
+        parse=_values.nodes,
+        text="Number of nodes, or the minimum and the maximum number of nodes of an elastic job.",
+    ),
+    Flag(
+        "--nproc-per-node",
+        group=NODES,
+        values="N|auto|cpu|gpu|xpu",
+        default="1",
+        parse=_values.worker_count,
+        text="Number of workers on this node. gpu and xpu start one worker per visible device; the name of a device "
+        "that a package adds to torch (npu) does the same. cpu starts one worker per CPU that this process may use "
+        "(affinity and cgroup limit). auto starts one worker per device, or one per CPU if there is no device.",
+    ),
+    Flag(
+        "--node-rank",
+        group=NODES,
+        values="RANK",
+        default=0,
+        parse=_values.node_rank,
+        text="Rank of this node, from 0. With --rdzv-backend=static the rank is fixed. With other backends it is a "
+        "preference; 0 and -1 mean no preference.",
+    ),
+    Flag(
+        "-m",
+        "--module",
+        group=PROGRAM,
+        text="SCRIPT is the name of a module, which each worker runs as python -m does.",
+    ),
+    Flag(
+        "--no-python",
+        group=PROGRAM,
+        text="SCRIPT is a program, which each worker executes without Python. The program is looked up on PATH.",
+    ),
+    Flag(
+        "--run-path",
+        group=PROGRAM,
+        text="Run SCRIPT with runpy.run_path in the interpreter that runs elastic-run. PYTHON_EXEC, -m and "
+        "--no-python have no effect then.",
+    ),
+    Flag(
+        "--start-method",
+        group=PROGRAM,
+        values="spawn|fork|forkserver",
+        default="spawn",
+        parse=_values.one_of("spawn", "fork", "forkserver"),
+        text="Start method of workers that are Python functions. It has no effect on the command line, where workers "
+        "are commands.",
+    ),
+    Flag(
+        "--role",
+        group=WORKERS,
+        values="NAME",
+        default="default",
+        text="Name of the workers' role. It appears in the variable ROLE_NAME, in line prefixes and in reports.",
+    ),
+    Flag(
+        "--virtual-local-rank",
+        group=WORKERS,
+        text="Each worker sees only its own GPU, as device 0, and gets LOCAL_RANK=0.",
+    ),
+    Flag(
+        "--numa-binding",
+        group=WORKERS,
+        values="node|socket|exclusive|core-complex",
+        parse=_values.one_of("node", "socket", "exclusive", "core-complex"),
+        has_variable=False,
+        text="Bind each worker to CPUs near its GPU. node: all CPUs of the GPU's NUMA node. socket: all CPUs of its "
+        "socket. exclusive: an equal share of the node's cores. core-complex: the cores of one last-level cache.",
+    ),
+    Flag(
+        "--worker-store",
+        group=WORKERS,
+        values="auto|agent|torch|rank0",
+        default="auto",
+        parse=_values.one_of("auto", "agent", "torch", "rank0"),
+        is_ours=True,
+        text="Server of the store at MASTER_ADDR:MASTER_PORT. agent: elastic-run. torch: torch's server in a process "
+        "of its own. rank0: the worker with rank 0. auto: agent, but torch for many hundred workers.",
+    ),
+    Flag(
+        "--preload",
+        group=WORKERS,
+        values="MODULE,...|auto",
+        default="",
+        parse=_values.preloaded,
+        is_ours=True,
+        text="Import these modules (torch) once on this node and fork each worker from that process, so that workers "
+        "start and restart without the import. auto: the large modules that the script imports.",
+    ),
+    Flag(
+        "--standalone",
+        group=RENDEZVOUS,
+        text="Run a job of this node alone, on a free port and with a random id. The other flags of this group have "
+        "no effect then. A job of one node without any of them runs in the same way.",
+    ),
+    Flag(
+        "--rdzv-backend",
+        group=RENDEZVOUS,
+        values="NAME",
+        default="static",
+        text="Rendezvous backend: static, c10d, etcd, etcd-v2, etcd-v3, or the name of an installed plug-in "
+        "(entry-point group torchrun.handlers). A job of several nodes without a flag of this group uses c10d, and "
+        "the node that starts the job serves the store.",
+    ),
+    Flag(
+        "--rdzv-endpoint",
+        group=RENDEZVOUS,
+        values="HOST[:PORT],...",
+        default="",
+        text="Address of the backend's store. c10d: the first endpoint serves the store; if it is lost, the next "
+        "endpoint takes over. etcd: the members of the etcd cluster.",
+    ),
+    Flag(
+        "--rdzv-id",
+        group=RENDEZVOUS,
+        values="ID",
+        default="none",
+        text="Id of the job, the same on all its nodes and unique among the jobs that use the same store.",
+    ),
+    Flag(
+        "--rdzv-conf",
+        group=RENDEZVOUS,
+        values="KEY=VALUE,...",
+        default="",
+        parse=_values.key_values,
+        text="Settings of the backend.",
+    ),
+    Flag(
+        "--rdzv-token-file",
+        group=RENDEZVOUS,
+        values="FILE",
+        is_ours=True,
+        default_text=f"the variable {contract.ENV_RDZV_TOKEN}, or none; a job without an endpoint makes a secret",
+        text="File with a secret that all nodes of the job share. A node without the secret is refused.",
+    ),
+    Flag(
+        "--on-split",
+        group=RENDEZVOUS,
+        values="stop|continue",
+        default="stop",
+        parse=_values.one_of("stop", "continue"),
+        is_ours=True,
+        text="Action of a node that has lost its only other node and cannot find out whether that node still runs; "
+        "for c10d with several endpoints. stop: end the job on this node. continue: run on this node alone.",
+    ),
+    Flag(
+        "--fence-after",
+        group=RENDEZVOUS,
+        values="lease|never",
+        default="never",
+        parse=_values.one_of("lease", "never"),
+        is_ours=True,
+        text="Time at which a node that cannot reach its job stops its workers. lease: after one lease, so that they "
+        "write no checkpoints while the other nodes go on without them. never: when the node gives up.",
+    ),
+    Flag(
+        "--master-addr",
+        group=RENDEZVOUS,
+        values="HOST",
+        default="127.0.0.1",
+        parse=_values.host_if_given,
+        text="Address of node 0; only for --rdzv-backend=static.",
+    ),
+    Flag(
+        "--master-port",
+        group=RENDEZVOUS,
+        values="PORT",
+        parse=_values.port,
+        default_text=f"{contract.DEFAULT_MASTER_PORT}, or a free port for a job of one node",
+        text="Port of the workers' store on node 0; only for --rdzv-backend=static.",
+    ),
+    Flag(
+        "--local-addr",
+        group=RENDEZVOUS,
+        values="HOST",
+        parse=_values.host_if_given,
+        default_text="the address that elastic-run finds",
+        text="Address of this node, by which other nodes reach it.",
+    ),
+    Flag(
+        "--max-restarts",
+        group=RESTARTS,
+        values="N",
+        default=0,
+        parse=_values.count,
+        text="Number of times that all workers are restarted after a worker has failed.",
+    ),
+    Flag(
+        "--restart-window",
+        group=RESTARTS,
+        values="N/PERIOD",
+        parse=_values.restart_window,
+        is_ours=True,
+        text="Maximum number of restarts in any PERIOD (5/1h). Without --max-restarts the total number of restarts "
+        "has no limit then.",
+    ),
+    Flag(
+        "--min-uptime",
+        group=RESTARTS,
+        values="TIME",
+        parse=_values.duration,
+        is_ours=True,
+        text="End the job if the same failure happens twice, each time earlier than this after the start of the "
+        "workers. Without this flag, only errors that a restart cannot cure, such as ImportError and SyntaxError, "
+        "end the job in this way.",
+    ),
+    Flag(
+        "--no-restart-exit-codes",
+        group=RESTARTS,
+        values="CODE,CODE-CODE,...",
+        default=frozenset(),
+        parse=_values.exit_codes,
+        is_ours=True,
+        text="Exit codes of a worker that end the job without a restart (3,64-78). 128+n stands for signal n.",
+    ),
+    Flag(
+        "--max-backoff",
+        group=RESTARTS,
+        values="TIME",
+        default=30.0,
+        parse=_values.duration,
+        is_ours=True,
+        text="Maximum pause before a restart. The first restart is immediate. Pauses grow while workers fail early.",
+    ),
+    Flag(
+        "--membership-window",
+        group=RESTARTS,
+        values="N/PERIOD",
+        default=(100, 3600.0),
+        parse=_values.restart_window,
+        is_ours=True,
+        text="Maximum number of lost or added nodes in any PERIOD. These changes do not count as restarts. One more "
+        "lost node ends the job; one more new node has to wait.",
+    ),
+    Flag(
+        "--scale-up-delay",
+        group=RESTARTS,
+        values="TIME",
+        default=2.0,
+        parse=_values.duration,
+        is_ours=True,
+        text="Time that a running job waits for more nodes after the first new node, so that all of them join in one "
+        "round.",
+    ),
+    Flag(
+        "--scale-up-signal",
+        group=RESTARTS,
+        values="SIGNAL",
+        default="",
+        parse=_values.one_signal,
+        is_ours=True,
+        text="Signal that tells the workers to save their state before they are stopped for new nodes.",
+    ),
+    Flag(
+        "--scale-up-grace",
+        group=RESTARTS,
+        values="TIME",
+        default=30.0,
+        parse=_values.duration,
+        is_ours=True,
+        text="Time between --scale-up-signal and the stop of the workers.",
+    ),
+    Flag(
+        "--exit-barrier-timeout",
+        group=STOPPING,
+        values="TIME",
+        parse=_values.duration,
+        is_ours=True,
+        default_text=f"the variable {contract.ENV_EXIT_BARRIER_TIMEOUT}, or {contract.DEFAULT_EXIT_BARRIER_TIMEOUT}s",
+        text="Maximum time that a node waits at the end of the job until the other nodes know the result.",
+    ),
+    Flag(
+        "--signals-to-handle",
+        group=STOPPING,
+        values="SIGNAL,...",
+        default=contract.DEFAULT_SIGNALS_TO_HANDLE,
+        parse=_values.signal_names,
+        text="Signals that stop the job. They are passed on to the workers, which get the time of --shutdown-timeout "
+        "to end. A signal that was ignored when elastic-run started (nohup) stays ignored.",
+    ),
+    Flag(
+        "--forward-signals",
+        group=STOPPING,
+        values="SIGNAL,...",
+        default="",
+        parse=_values.forwarded_signals,
+        is_ours=True,
+        text="Signals that are passed on to all workers without stopping the job (SIGUSR1,SIGUSR2). Without this "
+        "flag, SIGUSR1 and SIGUSR2 are passed on only to the workers that handle them.",
+    ),
+    Flag(
+        "--shutdown-timeout",
+        group=STOPPING,
+        values="SECONDS",
+        parse=_values.whole_seconds,
+        default_text=f"the variable {contract.ENV_SHUTDOWN_TIMEOUT}, or {contract.DEFAULT_SHUTDOWN_TIMEOUT}s",
+        text="Time that workers get to end after a signal before they are killed.",
+    ),
+    Flag(
+        "--kill-background-processes",
+        group=STOPPING,
+        is_ours=True,
+        text="After a success, end the processes that workers left running in the background. Without this flag they "
+        "keep running, as under torchrun. After a failure, a stop or a restart they are always ended.",
+    ),
+    Flag(
+        "--monitor-interval",
+        group=STOPPING,
+        values="SECONDS",
+        default=0.1,
+        parse=_values.positive_seconds,
+        text="Interval at which an agent of another package looks at its workers. The agent of elastic-run is "
+        "notified by the kernel and does not poll.",
+    ),
+    Flag(
+        "-t",
+        "--tee",
+        group=OUTPUT,
+        values="WHICH",
+        default="0",
+        parse=_values.output_choice,
+        text="Write the workers' output to log files and to the console, where each line gets a prefix. 0: none, 1: "
+        "stdout, 2: stderr, 3: both, or a map of local ranks (0:3,1:2).",
+    ),
+    Flag(
+        "-r",
+        "--redirects",
+        group=OUTPUT,
+        values="WHICH",
+        default="0",
+        parse=_values.output_choice,
+        text="Write the workers' output to log files only; values as for --tee.",
+    ),
+    Flag(
+        "--log-dir",
+        group=OUTPUT,
+        values="DIR",
+        default_text="a temporary directory",
+        text="Directory for log files. Each job makes a directory of its own in it.",
+    ),
+    Flag(
+        "--local-ranks-filter",
+        group=OUTPUT,
+        values="RANK,...",
+        default="",
+        parse=_values.rank_list,
+        default_text="all ranks",
+        text="Show the output of these local ranks only on the console. Log files have the output of all ranks.",
+    ),
+    Flag(
+        "--log-line-prefix-template",
+        group=OUTPUT,
+        values="TEXT",
+        is_ours=True,
+        default_text=f"the variable {contract.ENV_LOG_LINE_PREFIX_TEMPLATE}, or {contract.DEFAULT_PREFIX_TEMPLATE}",
+        text="Prefix of the lines that --tee shows, with ${role_name}, ${local_rank}, ${rank}, ${hostname} and "
+        "${restart_count}.",
+    ),
+    Flag(
+        "--duplicate-stdout-filters",
+        group=OUTPUT,
+        values="TEXT,...",
+        default=[],
+        parse=_values.text_list,
+        text="Copy lines of stdout that contain one of these texts to one file for all ranks. Two commas stand for a "
+        "comma in a text.",
+    ),
+    Flag(
+        "--duplicate-stderr-filters",
+        group=OUTPUT,
+        values="TEXT,...",
+        default=[],
+        parse=_values.text_list,
+        text="Copy lines of stderr that contain one of these texts to one file for all ranks. Two commas stand for a "
+        "comma in a text.",
+    ),
+    Flag(
+        "--no-capture",
+        group=OUTPUT,
+        is_ours=True,
+        text="Do not pass the workers' stderr through elastic-run. The report cannot show the last lines of a failed "
+        "worker then.",
+    ),
+    Flag(
+        "--logs-specs",
+        group=OUTPUT,
+        values="NAME",
+        has_variable=False,
+        text="Installed plug-in that decides the destination of the workers' output (entry-point group "
+        "torchrun.logs_specs).",
+    ),
+    Flag(
+        "--event-log-handler",
+        group=OUTPUT,
+        values="NAME",
+        default="null",
+        text="Destination of the job's events: null, console, dynamic_rendezvous, or an installed plug-in "
+        "(entry-point group elastic_run.event_handlers).",
+    ),
+    Flag("-h", "--help", group=ABOUT, has_variable=False, text="Print the most used flags, and exit."),
+    Flag(
+        "--help-all",
+        group=ABOUT,
+        has_variable=False,
+        is_ours=True,
+        text="Print all flags, their defaults and variables, and the exit codes, and exit.",
+    ),
+    Flag(
+        "--version",
+        group=ABOUT,
+        has_variable=False,
+        is_ours=True,
+        text="Print the version, and exit.",
+    ),
+)
+
+#: Only at the legacy front door, `python -m elastic_run.launch`; torch's is --use-env alone.
+USE_ENV = Flag(
+    "--use-env",
+    group=PROGRAM,
+    has_variable=False,
+    text="Do not add --local-rank=N to the arguments of the script; the script reads LOCAL_RANK.",
+)
+LOCAL_RANK_UNDERSCORE = Flag(
+    "--local-rank-underscore",
+    group=PROGRAM,
+    has_variable=False,
+    is_ours=True,
+    text="Add --local_rank=N in place of --local-rank=N, for scripts written before torch 2.",
+)

@@ -1,0 +1,277 @@
+"""From the words of a command line to a namespace: argparse, filled from the table of flags.
+
+The command, `main`, `parse_args` and `get_args_parser` all use this parser. Four things differ from plain argparse:
+
+- Two spellings of one flag (``--max-restarts``, ``--max_restarts``) do not make an abbreviation ambiguous. Nor do flags
+  that torchrun does not have, where one of torchrun's flags matches.
+- The words behind the script are never read as flags. Python before 3.12.8 ends with an error where one of them looks
+  like an ambiguous abbreviation; here the ambiguity is an action, and argparse runs no action behind the script.
+- ``PET_<FLAG>`` is the default of a flag. argparse converts it only if the flag is not given.
+- An error is one line that names the flag or the variable, the value and what is allowed.
+
+argparse is imported before the first worker starts, with `re`, `enum` and `collections`: 5 ms of 40. More would be
+lost by the width of a terminal (`_formatter`) and by converting defaults (`_make_type`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from elastic_run import contract
+from elastic_run.cli.values import nearest
+from elastic_run.errors import UsageError
+from elastic_run.notices import say
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any, NoReturn
+
+    from elastic_run.cli.flags import Flag
+
+#: How argparse's message about a missing script begins, unless somebody has translated it.
+_SCRIPT_IS_MISSING = "the following arguments are required"
+_SCRIPT_MISSING_MESSAGE = "no script given: elastic-run [flags] SCRIPT [arguments] (see --help)"
+#: How its message about a switch with a value begins.
+_VALUE_IS_TOO_MUCH = "ignored explicit argument "
+
+
+class ValueNotAllowedError(UsageError):
+    """A flag or its variable has a value that is not allowed; the words themselves are a command line."""
+
+
+class LauncherArgumentParser(argparse.ArgumentParser):
+    """The parser of the launcher's flags.
+
+    Args:
+        flags: The flags that it has.
+        raises_values: Whether a value that is not allowed raises `ValueNotAllowedError`. By default it ends the program
+            with a line, as every other error does.
+    """
+
+    def __init__(self, flags: Sequence[Flag], *, raises_values: bool = False) -> None:
+        super().__init__(prog="elastic-run", add_help=False, exit_on_error=False, formatter_class=_formatter)
+        self.flags = tuple(flags)
+        self._raises_values = raises_values
+        self._words: Sequence[str] = ()
+        for flag in flags:
+            _add_flag(self, flag)
+        self.add_argument("training_script", help="Script, module or program that each worker runs.")
+        self.add_argument("training_script_args", nargs=argparse.REMAINDER, help="Its arguments.")
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:  # noqa: ANN401 - argparse's types
+        """Read a command line.
+
+        Args:
+            args: The words behind the command; None for those of this process.
+            namespace: Object that takes the values; None for a new `argparse.Namespace`.
+
+        Returns:
+            The object with a value for each flag, the script, and the script's own arguments.
+
+        Raises:
+            SystemExit: The line is wrong (2), or asks for the help or the version (0).
+            ValueNotAllowedError: A value is not allowed, and the parser raises for it.
+        """
+        namespace, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            self.error(_describe_unknown(unknown[0], self.flags))
+        return namespace
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # noqa: ANN401 - argparse's types
+        """Read a command line as `parse_args` does, and return the namespace and the unknown flags."""
+        self._words = sys.argv[1:] if args is None else list(args)
+        try:
+            return super().parse_known_args(self._words, namespace)
+        except argparse.ArgumentError as error:
+            refused = error.__context__
+            if self._raises_values and isinstance(refused, _RefusedTextError):
+                raise ValueNotAllowedError(refused.line) from None
+            self.error(self._describe(error))
+
+    def format_help(self) -> str:
+        """Return our own help; flags that somebody added are not in it."""
+        from elastic_run.cli.help import render_help  # noqa: PLC0415 - only when asked for
+
+        return render_help(self.flags)
+
+    def error(self, message: str) -> NoReturn:
+        """Print one line and exit with 2."""
+        if message.startswith(_SCRIPT_IS_MISSING):
+            unknown = _find_unknown(self._words, self.flags)
+            message = _describe_unknown(unknown, self.flags) if unknown else _SCRIPT_MISSING_MESSAGE
+        say(f"error: {message}")
+        sys.exit(contract.EXIT_USAGE)
+
+    def _describe(self, error: argparse.ArgumentError) -> str:
+        """Return our line for an error of argparse's."""
+        if isinstance(error.__context__, _RefusedTextError):
+            return error.__context__.line
+        flag = next((flag for flag in self.flags if "/".join(flag.spellings) == error.argument_name), None)
+        if flag is None:
+            return str(error)
+        if flag.is_switch:
+            return f"{flag.name}: takes no value, but got {error.message.removeprefix(_VALUE_IS_TOO_MUCH)}"
+        return f"{flag.name}: needs a value ({flag.values})"
+
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        """Find the flags that a word may be an abbreviation of; an ambiguous word finds an action that refuses it."""
+        found: list[Any] = super()._get_option_tuples(option_string)
+        if not option_string.startswith("--"):
+            return found
+        wanted = {flag.name for flag in match_abbreviation(option_string.partition("=")[0], self.flags)}
+        kept: dict[argparse.Action, Any] = {}
+        for match in found:
+            flag = getattr(match[0], "flag", None)
+            if flag is None or flag.name in wanted:
+                kept.setdefault(match[0], match)
+        matches = list(kept.values())
+        if len(matches) <= 1:
+            return matches
+        names = [action.option_strings[0] for action in kept]
+        # A match begins with its action in every release of Python; what follows it differs.
+        return [(_Ambiguous(option_string.partition("=")[0], names), *matches[0][1:])]
+
+
+def match_abbreviation(prefix: str, flags: Sequence[Flag]) -> list[Flag]:
+    """Find the flags that a word may be the beginning of.
+
+    Args:
+        prefix: The word, with its dashes and without a value.
+        flags: The flags to choose from.
+
+    Returns:
+        Those of torchrun's flags that begin so; if there are none, those of ours.
+    """
+    found = [flag for flag in flags if any(spelling.startswith(prefix) for spelling in flag.spellings)]
+    return [flag for flag in found if not flag.is_ours] or found
+
+
+def _add_flag(parser: argparse.ArgumentParser, flag: Flag) -> None:
+    action = _PrintText if flag.prints_text else _FlagAction
+    parser.add_argument(*flag.spellings, action=action, flag=flag, help=flag.text)
+
+
+def _formatter(prog: str) -> argparse.HelpFormatter:
+    # argparse formats each flag once to check it; without a width it imports shutil to ask for the terminal's.
+    return argparse.HelpFormatter(prog, width=80)
+
+
+class _FlagAction(argparse.Action):
+    """A flag of the table. It works in a program's own parser too, to which accelerate and others move it."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, flag: Flag, **options: Any) -> None:  # noqa: ANN401 - argparse's
+        default = flag.default[:] if isinstance(flag.default, list) else flag.default
+        if flag.variable and (text := os.environ.get(flag.variable)) is not None:
+            default = _FromVariable(text)
+            default.name = flag.variable
+        nargs, const = (0, True) if flag.is_switch else (None, None)
+        super().__init__(option_strings, dest, nargs, const, default, _make_type(flag), metavar=flag.values, **options)
+        self.flag = flag
+
+    def __call__(
+        self, _parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: object, *_: object
+    ) -> None:
+        setattr(namespace, self.dest, True if self.flag.is_switch else values)
+
+
+class _PrintText(argparse.Action):
+    """A flag that prints a text and ends the program: --help, --help-all, --version."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, flag: Flag, **options: Any) -> None:  # noqa: ANN401 - argparse's
+        super().__init__(option_strings, dest, 0, default=argparse.SUPPRESS, **options)
+        self.flag = flag
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        _print(_make_text(self.flag, parser))
+        parser.exit()
+
+
+class _Ambiguous(argparse.Action):
+    """Stands in for a flag that an abbreviation does not tell; takes a value or none, since either may follow."""
+
+    def __init__(self, word: str, names: Sequence[str]) -> None:
+        super().__init__([word], argparse.SUPPRESS, "?")
+        self._names = names
+
+    def __call__(self, *_: object) -> None:
+        raise argparse.ArgumentError(
+            None, f"{self.option_strings[0]} is ambiguous: it could be {', '.join(self._names)}"
+        )
+
+
+class _FromVariable(str):
+    """A default that comes from a variable, whose name it has."""
+
+    __slots__ = ("name",)
+    name: str
+
+
+class _RefusedTextError(argparse.ArgumentTypeError):
+    """A text is no value of its flag; `line` names the source of the text as well."""
+
+    def __init__(self, source: str, reason: str) -> None:
+        super().__init__(reason)
+        self.line = f"{source}: {reason}"
+
+
+def _make_type(flag: Flag) -> Callable[[str], Any]:
+    """Return the function that argparse converts a text with."""
+
+    def read(text: str) -> Any:  # noqa: ANN401 - each flag has its own type
+        if text is flag.default:  # argparse converts defaults as well; some checks import what most jobs don't need
+            return text
+        try:
+            return flag.parse(str(text))
+        except ValueError as error:
+            source = text.name if isinstance(text, _FromVariable) else flag.name
+            raise _RefusedTextError(source, f"{str(text)!r} {error}") from None
+
+    return read
+
+
+def _find_unknown(words: Sequence[str], flags: Sequence[Flag]) -> str | None:
+    """Return the first word that is meant as a flag and is none."""
+    letters = {spelling for flag in flags for spelling in flag.spellings if not spelling.startswith("--")}
+    for word in words:
+        if word == "--":
+            return None
+        is_known = word[:2] in letters or bool(match_abbreviation(word.partition("=")[0], flags))
+        if word.startswith("-") and not is_known and not word[1:2].isdigit() and word != "-":
+            return word
+    return None
+
+
+def _describe_unknown(word: str, flags: Sequence[Flag]) -> str:
+    """A wrong flag is often the right one cut short (--nprocs), so beginnings count too."""
+    name = word.partition("=")[0]
+    wanted = name.replace("_", "-").lstrip("-")
+    names = {flag.name[2:]: flag.name for flag in flags}
+    known = {text[: len(wanted)]: flag for text, flag in names.items()} | names
+    hint = nearest(wanted, known, translate=known)
+    return f"unknown flag {name}{hint} (see --help)"
+
+
+def _make_text(flag: Flag, parser: argparse.ArgumentParser) -> str:
+    if flag.name == "--version":
+        from elastic_run import __version__  # noqa: PLC0415 - only here
+
+        return f"{parser.prog} {__version__}\n"
+    if flag.name == "--help-all" and isinstance(parser, LauncherArgumentParser):
+        from elastic_run.cli.help import render_all_help  # noqa: PLC0415 - only when asked for
+
+        return render_all_help(parser.flags)
+    return parser.format_help()
+
+
+def _print(text: str) -> None:
+    """Write to stdout; it is no error when the reader has seen enough (--help | head -1)."""
+    if sys.stdout is None:  # closed by whoever started us
+        return
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

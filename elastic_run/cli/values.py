@@ -1,0 +1,336 @@
+"""One value of the command line: from text to a value that later code trusts.
+
+Every function here takes the text and returns the value, or raises `ValueError` with the end of a sentence that begins
+with the value: "is not a port (1 to 65535)". Whoever called knows the flag or variable and puts it in front. Where
+torch keeps the text, we check it and keep the text too, so that a namespace means the same to both.
+"""
+
+from __future__ import annotations
+
+from elastic_run.contract import LONGEST_TIME, WORKER_COUNT_WORDS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+#: Backends that are part of elastic-run; any other name is looked up among the installed plug-ins.
+BUILT_IN_BACKENDS = ("static", "c10d", "etcd", "etcd-v2", "etcd-v3", "local")
+WORKER_COUNTS = "a number from 1 up, nor auto, cpu, gpu or xpu"
+
+_MAX_PORT = 65535
+_MAX_EXIT_CODE = 255
+#: Bytes of a list of modules: it is sent in one message, which holds a few times that.
+_MOST_PRELOADED = 1 << 14
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+#: The kernel lets nobody handle the first two; the launcher needs SIGCHLD for itself.
+_UNHANDLED_SIGNALS = {
+    "SIGKILL": "can't be handled by any process",
+    "SIGSTOP": "can't be handled by any process",
+    "SIGCHLD": "is needed by the launcher itself",
+}
+
+
+def node_range(text: str) -> tuple[int, int]:
+    """Read ``MIN[:MAX]``.
+
+    Args:
+        text: As given for --nnodes.
+
+    Returns:
+        Fewest and most nodes.
+
+    Raises:
+        ValueError: It isn't of that form, or not 1 <= MIN <= MAX.
+    """
+    parts = text.split(":")
+    try:
+        least, most = int(parts[0]), int(parts[-1])
+    except ValueError:
+        least, most = 0, 0
+    if len(parts) > 2 or not 1 <= least <= most:  # noqa: PLR2004 - MIN and MAX
+        message = "is not MIN[:MAX] with 1 <= MIN <= MAX"
+        raise ValueError(message)
+    return least, most
+
+
+def nodes(text: str) -> str:
+    """Check ``MIN[:MAX]``."""
+    node_range(text)
+    return text
+
+
+#: More processes than any machine starts: a slip of the finger, not a job.
+MOST_WORKERS = 65536
+
+
+def worker_count(text: str) -> str:
+    """Check a number of workers or the word for it, which may be a device that a package adds to torch."""
+    if not _is_device_name(text):
+        value = whole_number(text, least=1, allowed=WORKER_COUNTS)
+        if value > MOST_WORKERS:
+            message = f"is more workers than a node can have, {MOST_WORKERS}"
+            raise ValueError(message)
+    return text
+
+
+def _is_device_name(text: str) -> bool:
+    """Whether a device of torch's may have this name; the known words in another case are slips."""
+    is_slip = text not in WORKER_COUNT_WORDS and text.lower() in WORKER_COUNT_WORDS
+    return text.isidentifier() and text.isascii() and not is_slip
+
+
+def whole_number(text: str, *, least: int, allowed: str) -> int:
+    """Read a whole number that is not below `least`; `allowed` says what it has to be."""
+    try:
+        value = int(text)
+    except ValueError:
+        value = least - 1
+    if value < least:
+        message = f"is not {allowed}"
+        raise ValueError(message)
+    return value
+
+
+def count(text: str) -> int:
+    """Read a whole number from 0 up."""
+    return whole_number(text, least=0, allowed="a whole number from 0 up")
+
+
+def node_rank(text: str) -> int:
+    """Read a node's rank from 0, or -1, which launchers of other tools give where they know of none."""
+    return whole_number(text, least=-1, allowed="a whole number from 0 up, nor -1 for none")
+
+
+def whole_seconds(text: str) -> int:
+    """Read a whole number of seconds; one above `LONGEST_TIME` becomes that."""
+    return min(whole_number(text, least=0, allowed="a whole number of seconds from 0 up"), int(LONGEST_TIME))
+
+
+def port(text: str) -> int:
+    """Read a TCP port; 0 lets the system choose."""
+    value = whole_number(text, least=0, allowed=f"a port from 0 to {_MAX_PORT}")
+    if value > _MAX_PORT:
+        message = f"is not a port from 0 to {_MAX_PORT}"
+        raise ValueError(message)
+    return value
+
+
+def seconds(text: str) -> float:
+    """Read a number of seconds; one above `LONGEST_TIME` becomes that."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        message = "is not a number of seconds from 0 up"
+        raise ValueError(message)
+    return min(value, LONGEST_TIME)
+
+
+def positive_seconds(text: str) -> float:
+    """Read a number of seconds above 0."""
+    try:
+        value = seconds(text)
+    except ValueError:
+        value = 0.0
+    if value <= 0:
+        message = "is not a number of seconds above 0"
+        raise ValueError(message)
+    return value
+
+
+def duration(text: str) -> float:
+    """Read seconds, or a number with one of the units s, m, h, d."""
+    factor = _UNITS.get(text[-1:], 0.0)
+    try:
+        return min(seconds(text[:-1]) * factor, LONGEST_TIME) if factor else seconds(text)
+    except ValueError:
+        message = "is not a number of seconds from 0 up, nor a number with s, m, h or d"
+        raise ValueError(message) from None
+
+
+def one_of(*names: str) -> Callable[[str], str]:
+    """Return a function that checks that a text is one of these."""
+
+    def check(text: str) -> str:
+        if text not in names:
+            message = f"is none of {', '.join(names)}{nearest(text, names)}"
+            raise ValueError(message)
+        return text
+
+    return check
+
+
+def output_choice(text: str) -> str:
+    """Check ``0``, ``1``, ``2``, ``3`` or a map ``RANK:0-3,...``."""
+    if text not in ("0", "1", "2", "3") and not all(_is_output_entry(entry) for entry in text.split(",")):
+        message = "is not 0, 1, 2 or 3 (none, stdout, stderr, both), nor a map of local ranks to these (0:3,1:1)"
+        raise ValueError(message)
+    return text
+
+
+def _is_output_entry(entry: str) -> bool:
+    rank, _, choice = entry.partition(":")
+    return rank.isascii() and rank.isdecimal() and choice in ("0", "1", "2", "3")
+
+
+def rank_list(text: str) -> str:
+    """Check ``RANK,RANK,...``; empty for all."""
+    if text and not all(_is_rank(part.strip()) for part in text.split(",")):
+        message = "is not a list of local ranks (0,1,2)"
+        raise ValueError(message)
+    return text
+
+
+def _is_rank(text: str) -> bool:
+    return text.isascii() and text.isdecimal()
+
+
+def key_values(text: str) -> str:
+    """Check ``KEY=VALUE,KEY=VALUE``; empty for none."""
+    if not text.strip():
+        return text
+    from elastic_run.rendezvous.utils import parse_rendezvous_config  # noqa: PLC0415 - most jobs have none
+
+    try:
+        config = parse_rendezvous_config(text)
+    except ValueError as error:
+        message = f"is wrong: {error}"
+        raise ValueError(message) from None
+    for key, value in config.items():
+        if key == "timeout" or key.endswith("_timeout"):
+            _check_timeout(key, value)
+    return text
+
+
+def _check_timeout(key: str, value: str) -> None:
+    try:
+        seconds(value)
+    except ValueError as error:
+        message = f"is wrong: {key} {error}"
+        raise ValueError(message) from None
+
+
+def text_list(text: str) -> list[str]:
+    """Read texts separated by commas; ``,,`` is a comma within a text, as in torch."""
+    # No command line can hold a NUL, so it can stand for the doubled comma in between.
+    return [part.replace("\0", ",") for part in text.replace(",,", "\0").split(",")]
+
+
+def signal_names(text: str) -> str:
+    """Check names of signals, separated by commas, that a process may handle."""
+    import signal  # noqa: PLC0415 - the default needs no check
+
+    known = signal.Signals.__members__
+    for name in (part.strip() for part in text.split(",")):
+        if name in _UNHANDLED_SIGNALS:
+            message = f"names {name}, which {_UNHANDLED_SIGNALS[name]}"
+            raise ValueError(message)
+        if name not in known:
+            message = f"names {name!r}, which is no signal{nearest(name.upper(), known)}"
+            raise ValueError(message)
+    return text
+
+
+def forwarded_signals(text: str) -> str:
+    """Check names of signals; empty for none."""
+    return signal_names(text) if text.strip() else ""
+
+
+def one_signal(text: str) -> str:
+    """Check the name of a signal; empty for none."""
+    if "," in text:
+        message = "is not one signal"
+        raise ValueError(message)
+    return forwarded_signals(text)
+
+
+def host(text: str) -> str:
+    """Check the name or address of a machine, without looking it up; an IPv6 address may have brackets."""
+    from elastic_run.rendezvous.utils import is_host  # noqa: PLC0415 - it imports socket; most jobs name no host
+
+    has_brackets = text.startswith("[") and text.endswith("]")
+    if not (":" in text and is_host(text[1:-1]) if has_brackets else is_host(text)):
+        message = "is not a host name, an IPv4 or an IPv6 address"
+        raise ValueError(message)
+    return text
+
+
+def host_if_given(text: str) -> str:
+    """Check a host as `host` does; an empty one, as of a variable that isn't set, is none."""
+    return host(text) if text else text
+
+
+def restart_window(text: str) -> tuple[int, float]:
+    """Read ``N/PERIOD``.
+
+    Args:
+        text: As in ``5/1h``, ``5/h`` or ``3/600``.
+
+    Returns:
+        The number, and the seconds in which it may be so many.
+
+    Raises:
+        ValueError: It isn't of that form, or one of them is 0.
+    """
+    number, _, period = text.partition("/")
+    try:
+        restarts = int(number)
+        length = duration("1" + period if period in _UNITS else period)
+    except ValueError:
+        restarts, length = 0, 0.0
+    if restarts < 1 or length <= 0:
+        message = "is not N/PERIOD, as in 5/1h: a number N from 1 up, in a PERIOD with s, m, h or d"
+        raise ValueError(message)
+    return restarts, length
+
+
+def exit_codes(text: str) -> frozenset[int]:
+    """Read exit codes and ranges of them, as in ``3,64-78``."""
+    codes: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        try:
+            low, high = int(first), int(last if dash else first)
+        except ValueError:
+            low, high = 0, 0
+        if not 1 <= low <= high <= _MAX_EXIT_CODE:
+            message = "is not a list of exit codes from 1 to 255 or ranges of them (3,64-78)"
+            raise ValueError(message)
+        codes.update(range(low, high + 1))
+    return frozenset(codes)
+
+
+def preloaded(text: str) -> str:
+    """Check names of modules, separated by commas, one of which may be `auto`; empty for none."""
+    names = text.split(",") if text else []
+    if not all(part.isidentifier() for name in names for part in name.split(".")):
+        message = "is not a list of modules (torch,numpy), nor auto"
+        raise ValueError(message)
+    if len(text.encode()) > _MOST_PRELOADED:
+        message = f"is longer than {_MOST_PRELOADED} bytes"
+        raise ValueError(message)
+    return text
+
+
+def switch(text: str) -> bool:
+    """Read a switch's environment form: 1 or 0; like torch, any other number than 0 counts as 1."""
+    try:
+        return bool(int(text))
+    except ValueError:
+        message = "is not 1 or 0"
+        raise ValueError(message) from None
+
+
+def nearest(text: str, known: Iterable[str], translate: Mapping[str, str] | None = None) -> str:
+    """Return ``, did you mean 'x'?`` for the name that a wrong one looks like, or nothing.
+
+    Args:
+        text: The wrong name.
+        known: The right ones.
+        translate: What to suggest for each of them; None for the name itself.
+    """
+    import difflib  # noqa: PLC0415 - only on the way to an error
+
+    found = difflib.get_close_matches(text, list(known), n=1)
+    return f", did you mean {(translate or {}).get(found[0], found[0])!r}?" if found else ""

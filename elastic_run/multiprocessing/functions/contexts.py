@@ -1,0 +1,232 @@
+"""Processes that are started together, for agents that a user writes: torch's process context and its result.
+
+Names, signatures and results are torch 2.13's (torch.distributed.elastic.multiprocessing). Two things differ on purpose
+- No context polls: `wait` of our contexts (`start_processes`) waits for an exit, whatever its `period`.
+- `close` restores the signal handlers that `start` has replaced (in the main thread only).
+"""
+
+from __future__ import annotations
+
+import abc
+import os
+import signal
+import threading
+import time
+from dataclasses import dataclass, field
+
+from elastic_run import contract
+from elastic_run.multiprocessing.api import SignalException
+from elastic_run.multiprocessing.process.held_signals import HeldSignals
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from types import FrameType
+    from typing import Any, TextIO
+
+    from elastic_run.multiprocessing.errors import ProcessFailure
+    from elastic_run.multiprocessing.output.logs import LogsSpecs
+
+
+@dataclass
+class RunProcsResult:
+    """The results and failures of the processes, by local rank.
+
+    Args:
+        return_values: Of functions; None for commands.
+        failures: Those that failed.
+        stdouts: Paths of redirected stdout, "" where it isn't.
+        stderrs: The same for stderr.
+    """
+
+    return_values: dict[int, Any] = field(default_factory=dict)
+    failures: dict[int, ProcessFailure] = field(default_factory=dict)
+    stdouts: dict[int, str] = field(default_factory=dict)
+    stderrs: dict[int, str] = field(default_factory=dict)
+
+    def is_failed(self) -> bool:
+        """Whether one has failed."""
+        return bool(self.failures)
+
+
+def validate_full_rank(mapping: Mapping[int, Any], nprocs: int, what: str) -> None:
+    """Refuse a map whose keys are not exactly the local ranks.
+
+    Args:
+        mapping: The map.
+        nprocs: Number of processes.
+        what: What it maps to, for the message.
+
+    Raises:
+        RuntimeError: Ranks are missing, or there are others.
+    """
+    if set(mapping) != set(range(nprocs)):
+        message = f"{what} must have the local ranks {_ranks(range(nprocs))}, got {_ranks(mapping)}"
+        raise RuntimeError(message)
+
+
+def _ranks(ranks: Any) -> str:  # noqa: ANN401 - keys of whatever the user gave
+    return ", ".join(map(str, ranks)) or "none"
+
+
+class PContext(abc.ABC):
+    """Processes that are started, waited for and stopped together.
+
+    Args:
+        name: What they are called in front of tee'd lines.
+        entrypoint: A function or a command.
+        args: Arguments by local rank.
+        envs: Environment variables by local rank, on top of this process's own.
+        logs_specs: Where output goes.
+        log_line_prefixes: Prefix of tee'd lines by local rank; None for name and local rank.
+        duplicate_stdout_filters: Copy tee'd stdout lines that hold one of these into one file.
+        duplicate_stderr_filters: The same for stderr.
+
+    Raises:
+        RuntimeError: A map doesn't have all local ranks.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        entrypoint: Callable[..., Any] | str,
+        args: dict[int, tuple[Any, ...]],
+        envs: dict[int, dict[str, str]],
+        logs_specs: LogsSpecs,
+        log_line_prefixes: dict[int, str] | None = None,
+        duplicate_stdout_filters: list[str] | None = None,
+        duplicate_stderr_filters: list[str] | None = None,
+    ) -> None:
+        self.name = name
+        self.entrypoint = entrypoint
+        self.args = args
+        self.envs = envs
+        self.nprocs = len(args)
+        logs = logs_specs.reify(envs)
+        validate_full_rank(logs.stdouts, self.nprocs, "the logs' stdouts")
+        validate_full_rank(logs.stderrs, self.nprocs, "the logs' stderrs")
+        self.stdouts, self.stderrs, self.error_files = logs.stdouts, logs.stderrs, logs.error_files
+        self._logs = logs
+        self._logs_specs = logs_specs
+        self._prefixes = log_line_prefixes
+        self._filters = (duplicate_stdout_filters or [], duplicate_stderr_filters or [])
+        self._previous_handlers: dict[int, Any] = {}
+        self._filtered: dict[str, TextIO] = {}
+
+    @property
+    def filtered_stdout(self) -> TextIO | None:
+        """The file into which chosen lines of stdout are copied, open for writing at its end; None without filters."""
+        return self._open_filtered(self._logs.filtered_stdout) if self._filters[0] else None
+
+    @property
+    def filtered_stderr(self) -> TextIO | None:
+        """The same for stderr."""
+        return self._open_filtered(self._logs.filtered_stderr) if self._filters[1] else None
+
+    def _open_filtered(self, path: str) -> TextIO | None:
+        if path and path not in self._filtered:
+            self._filtered[path] = open(path, "a", buffering=1, errors="replace", encoding="utf-8")  # noqa: SIM115
+        return self._filtered.get(path)
+
+    def _close_filtered(self) -> None:
+        for file in self._filtered.values():
+            file.close()
+
+    def start(self) -> None:
+        """Start the processes; in the main thread, let stop signals raise `SignalException` from now on."""
+        # Not in the middle of a start: some would run that nobody knows yet.
+        held = HeldSignals(_stop_signals())
+        held.hold()
+        self._previous_handlers = held.handlers
+        try:
+            self._start()
+        except BaseException:
+            held.release()
+            raise
+        for number in held.handlers:
+            signal.signal(number, raise_signal_exception)
+        held.deliver()
+
+    def _return_signals(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number, previous in self._previous_handlers.items():
+            if signal.getsignal(number) is raise_signal_exception:
+                signal.signal(number, previous)
+        self._previous_handlers.clear()
+
+    def _reset_signals(self) -> None:
+        """In a forked worker: a stop signal is answered as it was before, not by the launcher's exception."""
+        for number, previous in self._previous_handlers.items():
+            is_agent = previous is raise_signal_exception
+            default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+            signal.signal(number, default if is_agent else previous)
+
+    @abc.abstractmethod
+    def _start(self) -> None:
+        """Start the processes."""
+
+    @abc.abstractmethod
+    def _poll(self) -> RunProcsResult | None:
+        """Return the result if all have ended or one has failed, else None; don't wait."""
+
+    def wait(self, timeout: float = -1, period: float = 1) -> RunProcsResult | None:
+        """Wait until all processes have ended or one has failed; the others are stopped then.
+
+        Args:
+            timeout: Seconds; 0 only looks, below 0 waits for any time.
+            period: Seconds between two looks, of a subclass that has nothing to wait on. Ours has.
+
+        Returns:
+            The result, or None where they still run.
+
+        Raises:
+            SignalException: A stop signal came; call `close` with it.
+        """
+        end = None if timeout < 0 else time.monotonic() + timeout
+        while True:
+            result = self._poll()
+            left = None if end is None else end - time.monotonic()
+            if result is not None or (left is not None and left <= 0):
+                return result
+            self._wait_news(left, period)
+
+    def _wait_news(self, timeout: float | None, period: float) -> None:
+        """Wait until another `_poll` is worth while."""
+        time.sleep(period if timeout is None else min(period, timeout))
+
+    @abc.abstractmethod
+    def pids(self) -> dict[int, int]:
+        """Return the processes by local rank."""
+
+    @abc.abstractmethod
+    def _close(self, death_sig: signal.Signals, timeout: int = 30) -> None:
+        """Stop the processes, and free their resources."""
+
+    def close(self, death_sig: signal.Signals | None = None, timeout: int = 30) -> None:
+        """Stop the processes, and free their resources; harmless when closed.
+
+        Args:
+            death_sig: The signal that they get first; None for SIGTERM.
+            timeout: Seconds until SIGKILL.
+        """
+        self._close(death_sig or signal.SIGTERM, timeout)
+        self._close_filtered()
+        self._return_signals()
+
+
+def _stop_signals() -> list[int]:
+    names = os.environ.get(contract.ENV_SIGNALS_TO_HANDLE, contract.DEFAULT_SIGNALS_TO_HANDLE)
+    numbers = (getattr(signal, name.strip(), None) for name in names.split(","))
+    return [number for number in numbers if isinstance(number, signal.Signals)]
+
+
+def raise_signal_exception(number: int, _frame: FrameType | None) -> None:
+    """Answer a stop signal by an exception in the main thread.
+
+    Args:
+        number: The signal.
+    """
+    name = signal.Signals(number)
+    message = f"Process {os.getpid()} got signal: {number} ({name.name})"
+    raise SignalException(message, name)

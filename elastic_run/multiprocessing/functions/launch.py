@@ -1,0 +1,393 @@
+"""Starts a function's process by spawn, fork or forkserver.
+
+Rules
+- spawn starts a fresh interpreter exactly as a command is started (`process.fork_exec`): its own session, the worker's
+  environment from its first instruction, no descriptor that it should not have. The function is passed in a file
+  without a name, not through a pipe, so that the next worker's start does not wait until this worker has read it.
+- fork copies this process. The child closes what belongs to the launcher (signal handlers, descriptors) before it runs
+  anything else, and then reports that it is ready. It counts as started only after that report.
+- forkserver leaves the start to multiprocessing's server. The process is the server's child, not ours: a descriptor
+  tells of its end. It takes its streams, environment and session after the program's main module was imported.
+- A worker calls its function after `StartedFunction.begin`: the guardian must know of the process first.
+- An object that can't be sent is refused before the first worker starts (`pickling`).
+- Law 1: this module and multiprocessing are imported only if a function is launched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import select
+import signal
+import sys
+from multiprocessing import reduction, resource_tracker, spawn, util
+
+from elastic_run.multiprocessing.functions.pickling import (
+    pickle_for_child,
+    refuse_local,
+    refuse_method,
+    refuse_uncallable,
+    refuse_unguarded_main,
+    refuse_unsendable,
+    refuse_without_interpreter,
+)
+from elastic_run.multiprocessing.functions.results import VALUE, ResultReader, open_result_pipe
+from elastic_run.multiprocessing.functions.worker import ForkSetup, FunctionWorker
+from elastic_run.multiprocessing.process import fork_exec
+from elastic_run.multiprocessing.process.descriptors import open_unnamed
+from elastic_run.multiprocessing.process.interpreter import find_interpreter, is_frozen
+from elastic_run.signals import block_signals, restore_signals, set_wakeup_fd
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from typing import Any
+
+    from elastic_run.multiprocessing.functions.spawn_options import SpawnOptions
+
+#: What a forked worker writes when it no longer holds anything of the launcher's.
+_READY = b"+"
+_BEGIN = b"+"
+_UNKNOWN_EXIT_CODE = 255
+
+
+class ServedExit:
+    """The end of a process that is the fork server's child.
+
+    Args:
+        popen: multiprocessing's handle of it.
+    """
+
+    __slots__ = ("_popen", "descriptor")
+
+    def __init__(self, popen: Any) -> None:  # noqa: ANN401 - a class that multiprocessing doesn't show
+        self._popen = popen
+        self.descriptor: int = popen.sentinel
+
+    def has_ended(self) -> bool:
+        """Whether the process has ended."""
+        poll = select.poll()
+        poll.register(self.descriptor, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def read(self) -> int:
+        """Return its exit code, or minus the signal's number; call it once it has ended."""
+        code = self._popen.poll()
+        self._popen.close()
+        return _UNKNOWN_EXIT_CODE if code is None else int(code)
+
+
+class StartedFunction:
+    """A function worker that runs.
+
+    Args:
+        pid: Its process.
+        result: What it will answer.
+        start_pipe: The pipe at which it waits.
+        served: How its end is seen where it is not our child, or None.
+    """
+
+    __slots__ = ("_start_pipe", "exit", "pid", "result")
+
+    def __init__(self, pid: int, result: ResultReader, start_pipe: int, served: ServedExit | None = None) -> None:
+        self.pid = pid
+        self.result = result
+        self.exit = served
+        self._start_pipe = start_pipe
+
+    def give_up(self) -> None:
+        """Let it end without having called its function: this process can't watch it."""
+        os.close(self._start_pipe)
+        self.result.close()
+
+    def begin(self) -> None:
+        """Let it call its function: the guardian knows of it now."""
+        try:
+            os.write(self._start_pipe, _BEGIN)
+        except BrokenPipeError:
+            pass  # it has ended already, and its exit code will tell
+        finally:
+            os.close(self._start_pipe)
+
+
+def read_value(result: ResultReader, rank: int) -> Any:  # noqa: ANN401 - whatever the function returned
+    """Return the value of a worker's function.
+
+    Args:
+        result: Its finished result.
+        rank: Its number, for the message.
+
+    Returns:
+        The value; None where it ended without returning, by `os._exit(0)`.
+
+    Raises:
+        UnpicklingError: This process can't make the value of what the worker sent.
+    """
+    if result.kind != VALUE:
+        return None
+    try:
+        return pickle.loads(result.payload)  # noqa: S301 - from our own child, through an anonymous pipe (law 5)
+    except Exception as error:
+        message = f"what rank {rank} returned can't be unpickled here: {type(error).__name__}: {error}"
+        raise pickle.UnpicklingError(message) from error
+
+
+class Functions:
+    """A function and its arguments for each worker, ready to be started.
+
+    Args:
+        function: The function.
+        args: Its arguments by local rank.
+        start_method: `spawn`, `fork` or `forkserver`.
+        is_recorded: See `FunctionWorker`.
+        daemon: As of `multiprocessing.Process`.
+
+    Raises:
+        TypeError: The function can't be called.
+        ValueError: There is no such start method.
+        RuntimeError: The program can't be forked any more, or this is a worker that is importing its main module.
+        PicklingError: The function or an argument can't be sent; depending on the object AttributeError or TypeError,
+            as pickle has it.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        args: Mapping[int, Sequence[Any]],
+        start_method: str = "spawn",
+        *,
+        is_recorded: bool = True,
+        daemon: bool | None = None,
+    ) -> None:
+        refuse_uncallable(function)
+        refuse_method(start_method)
+        if start_method != "fork":
+            refuse_without_interpreter(start_method)
+            refuse_unguarded_main()
+            refuse_local(function, start_method)
+        self._method = start_method
+        #: Open as long as this process lives: how forked workers know that it does.
+        self._parent_alive_pipes: list[int] = []
+        self._result_pipes: list[int] = []
+        self._workers = {
+            rank: FunctionWorker(
+                function, tuple(own), start_method=start_method, is_recorded=is_recorded, daemon=daemon
+            )
+            for rank, own in args.items()
+        }
+        if start_method != "fork":
+            for rank, worker in self._workers.items():
+                refuse_unsendable(worker, rank, start_method)
+
+    def start(
+        self, local_rank: int, options: SpawnOptions, *, on_fork: Callable[[], None] | None = None
+    ) -> StartedFunction:
+        """Start one worker, up to the call of its function: that waits for `StartedFunction.begin`.
+
+        Args:
+            local_rank: Which.
+            options: With what it is started.
+            on_fork: Gives up what is the launcher's, in a forked worker.
+
+        Returns:
+            The worker.
+
+        Raises:
+            OSError: The system refuses a process or a descriptor.
+        """
+        start = {"spawn": self._spawn, "fork": self._fork, "forkserver": self._serve}[self._method]
+        worker = self._workers[local_rank]
+        with contextlib.ExitStack() as lent, contextlib.ExitStack() as own:
+            reading, worker.result = open_result_pipe()
+            own.callback(os.close, reading)
+            lent.callback(os.close, worker.result)
+            worker.start_pipe, start_pipe = os.pipe()
+            own.callback(os.close, start_pipe)
+            lent.callback(os.close, worker.start_pipe)
+
+            def give_up() -> None:
+                if on_fork is not None:
+                    on_fork()
+                for fd in (*self._parent_alive_pipes, *self._result_pipes, reading, start_pipe):
+                    os.close(fd)
+
+            pid, served = start(worker, options, give_up)
+            own.pop_all()
+        self._result_pipes.append(reading)
+        return StartedFunction(pid, ResultReader(reading), start_pipe, served)
+
+    def close(self) -> None:
+        """Close the descriptors that are open for running workers, after these have ended; harmless when closed."""
+        for fd in self._parent_alive_pipes:
+            os.close(fd)
+        self._parent_alive_pipes.clear()
+
+    def _spawn(self, worker: FunctionWorker, options: SpawnOptions, _: Callable[[], None]) -> tuple[int, None]:
+        payload, kept = pickle_for_child(_preparation(worker.name), worker)
+        file = open_unnamed()
+        try:
+            _fill(file, payload)
+            with _interpreter():
+                tracker = _tracker()
+                argv = spawn.get_command_line(pipe_handle=file, tracker_fd=tracker)
+            kept = sorted({*kept, file, worker.result, worker.start_pipe, *(() if tracker is None else (tracker,))})
+            pid = fork_exec.start_process(
+                argv,
+                {**os.environ, **options.env},
+                stdout=options.stdout,
+                stderr=options.stderr,
+                affinity=options.affinity,
+                closed=[fd for fd in options.closed if fd not in kept],
+                kept=kept,
+            )
+        finally:
+            os.close(file)
+        return pid, None
+
+    def _fork(self, worker: FunctionWorker, options: SpawnOptions, on_fork: Callable[[], None]) -> tuple[int, None]:
+        streams = (options.stdout if options.stdout != 1 else None, options.stderr if options.stderr != 2 else None)  # noqa: PLR2004
+        fork_setup = ForkSetup(options.env, streams, options.replaced, options.affinity)
+        with contextlib.ExitStack() as lent, contextlib.ExitStack() as own:
+            ready, tell_ready = os.pipe()
+            own.callback(os.close, ready)
+            lent.callback(os.close, tell_ready)
+            alive, stay_alive = os.pipe()
+            own.callback(os.close, stay_alive)
+            lent.callback(os.close, alive)
+            util._flush_std_streams()  # type: ignore[attr-defined]  # noqa: SLF001 - else both would write what is buffered
+            mask = block_signals(signal.valid_signals())
+            try:
+                pid = os.fork()
+                if not pid:
+                    os.close(stay_alive)
+                    os.close(ready)
+                    _become_worker(worker, fork_setup, lambda: _settle(tell_ready, mask, on_fork), parent_alive=alive)
+            finally:
+                restore_signals(mask)
+            own.pop_all()
+        self._parent_alive_pipes.append(stay_alive)
+        os.read(ready, 1)  # or the end of the file: it has ended already, and its exit code will tell
+        os.close(ready)
+        return pid, None
+
+    def _serve(self, worker: FunctionWorker, options: SpawnOptions, _: Callable[[], None]) -> tuple[int, ServedExit]:
+        from multiprocessing.popen_forkserver import Popen  # noqa: PLC0415 - for this start method only
+
+        result, start_pipe = worker.result, worker.start_pipe
+        streams = (_Passed(options.stdout), _Passed(options.stderr))
+        worker.fork_setup = ForkSetup(options.env, streams, options.replaced, options.affinity)
+        worker.result, worker.start_pipe = _Passed(result), _Passed(start_pipe)
+        try:
+            with _interpreter():
+                popen = Popen(worker)
+        except EOFError as error:
+            message = "multiprocessing's fork server has ended"
+            raise OSError(message) from error
+        finally:
+            worker.result, worker.start_pipe = result, start_pipe
+        return popen.pid, ServedExit(popen)
+
+
+class _Passed:
+    """A descriptor that goes to a fork server's child together with the pickled function."""
+
+    __slots__ = ("_fd",)
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def __reduce__(self) -> tuple[Callable[[Any], Any], tuple[Any]]:
+        return _keep, (reduction.DupFd(self._fd),)
+
+
+def _keep(passed: object) -> object:
+    return passed
+
+
+def _settle(tell_ready: int, mask: Collection[int], on_fork: Callable[[], None]) -> None:
+    """Close what belongs to the launcher, and report that; runs in a forked worker."""
+    on_fork()
+    set_wakeup_fd(-1)
+    restore_signals(mask)
+    os.write(tell_ready, _READY)
+    os.close(tell_ready)
+
+
+def _become_worker(
+    worker: FunctionWorker, fork_setup: ForkSetup, settle: Callable[[], None], *, parent_alive: int
+) -> None:
+    """Run a worker in the process that was just forked; never returns."""
+    import atexit  # noqa: PLC0415 - a C module
+
+    code = 1
+    try:
+        # What the program wants to be done at its exit is the program's, not the worker's.
+        atexit._clear()  # noqa: SLF001 - as multiprocessing itself does in newer releases
+        _leave_stdin()
+        _leave_executors()
+        fork_setup.perform()
+        settle()
+        code = worker._bootstrap(parent_sentinel=parent_alive)  # type: ignore[attr-defined]  # noqa: SLF001 - what every start method of multiprocessing runs
+        atexit._run_exitfuncs()  # noqa: SLF001 - ditto
+    except BaseException:  # noqa: BLE001 - nothing may go back into the launcher's code
+        sys.excepthook(*sys.exc_info())
+    finally:
+        os._exit(code)
+
+
+def _leave_stdin() -> None:
+    """Read from /dev/null: workers have no stdin, as with multiprocessing.
+
+    That closes `sys.stdin`, and would wait for ever where another thread of the program is just reading from it.
+    """
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    sys.stdin = os.fdopen(null, encoding="utf-8")
+
+
+def _leave_executors() -> None:
+    """Let no exit wait for the threads of the program's executors: they aren't here, and one may have forked us.
+
+    Newer releases of Python do so themselves.
+    """
+    module = sys.modules.get("concurrent.futures.thread")
+    if module is not None:
+        module._threads_queues.clear()  # noqa: SLF001 - ditto
+
+
+@contextlib.contextmanager
+def _interpreter() -> Iterator[None]:
+    """Let multiprocessing execute an interpreter also where `sys.executable` is none; frozen programs see to it."""
+    before = spawn.get_executable()
+    if not is_frozen():
+        spawn.set_executable(find_interpreter())
+    try:
+        yield
+    finally:
+        spawn.set_executable(before)
+
+
+def _tracker() -> int | None:
+    """Return the descriptor of this program's resource tracker, so that shared memory of a worker outlives the worker.
+
+    A frozen program gets none that doesn't run yet: it is the program itself that would be executed for it.
+    """
+    if is_frozen():
+        return getattr(resource_tracker._resource_tracker, "_fd", None)  # noqa: SLF001 - asking publicly starts one
+    return resource_tracker.getfd()
+
+
+def _preparation(name: str) -> dict[str, Any]:
+    """Return how multiprocessing makes a fresh interpreter like this one; of a program that came through stdin, too."""
+    data = spawn.get_preparation_data(name)
+    if not os.path.exists(data.get("init_main_from_path") or os.curdir):
+        del data["init_main_from_path"]
+    return data
+
+
+def _fill(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+    os.lseek(fd, 0, os.SEEK_SET)

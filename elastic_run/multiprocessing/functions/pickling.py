@@ -1,0 +1,214 @@
+"""Pickles functions and arguments as multiprocessing does, and refuses what can't be sent before anything runs.
+
+A fresh interpreter imports the program's main module and finds the function by its name. So it can't find a lambda, an
+inner function or a notebook's function. Users meet this limit first, and the messages say what to do.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import sys
+from multiprocessing import context, process, reduction
+
+from elastic_run.multiprocessing.process.interpreter import find_interpreter, is_frozen
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from elastic_run.multiprocessing.functions.worker import FunctionWorker
+
+START_METHODS = ("spawn", "fork", "forkserver")
+#: Devices that a forked process can't use once they were initialised; torch's modules of these names say so.
+_DEVICES = ("cuda", "xpu")
+#: What pickle raises for an object that can't be pickled, by kind of object and release of Python.
+_REFUSALS = (pickle.PicklingError, AttributeError, TypeError)
+
+
+class _ChildPickler:
+    """The object that multiprocessing asks, during pickling for a child, which descriptors the child gets.
+
+    Args:
+        is_served: Whether the child is the fork server's, which numbers them anew.
+    """
+
+    def __init__(self, *, is_served: bool) -> None:
+        self.descriptors: list[int] = []
+        self._is_served = is_served
+
+    def DupFd(self, number: int) -> object:  # noqa: N802 - multiprocessing's name
+        """Return the object that becomes the descriptor in the child, from the result of `duplicate_for_child`."""
+        from multiprocessing import popen_forkserver, popen_spawn_posix  # noqa: PLC0415 - rarely needed
+
+        kind: Any = popen_forkserver if self._is_served else popen_spawn_posix
+        return kind.Popen.DupFd(number)
+
+    def duplicate_for_child(self, fd: int) -> int:
+        """Note a descriptor; return its number in the child."""
+        self.descriptors.append(fd)
+        return len(self.descriptors) - 1 if self._is_served else fd
+
+
+def pickle_for_child(*things: object, is_served: bool = False) -> tuple[bytes, list[int]]:
+    """Pickle as multiprocessing does for a child.
+
+    Args:
+        things: What is pickled, one after the other.
+        is_served: Whether the child is the fork server's.
+
+    Returns:
+        The bytes, and the descriptors that go with them.
+    """
+    sender, buffer = _ChildPickler(is_served=is_served), io.BytesIO()
+    context.set_spawning_popen(sender)  # type: ignore[arg-type]
+    try:
+        for thing in things:
+            reduction.dump(thing, buffer)
+    finally:
+        context.set_spawning_popen(None)
+    return buffer.getvalue(), sender.descriptors
+
+
+def refuse_method(start_method: str) -> None:
+    """Refuse a start method that there isn't, or that the program can't use any more.
+
+    Args:
+        start_method: The method.
+
+    Raises:
+        ValueError: There is no such start method.
+        RuntimeError: A device is initialised that a forked worker couldn't use.
+    """
+    if start_method not in START_METHODS:
+        message = f"start_method {start_method!r} is none of {', '.join(START_METHODS)}"
+        raise ValueError(message)
+    if start_method != "fork":
+        return
+    for device in _DEVICES:
+        module = sys.modules.get(f"torch.{device}")
+        if module is not None and module.is_initialized():
+            message = (
+                f"{device.upper()} is initialised in this process already, and a forked worker can't use it: launch "
+                f"with start_method='spawn', or do not touch {device.upper()} before the launch"
+            )
+            raise RuntimeError(message)
+
+
+def refuse_without_interpreter(start_method: str) -> None:
+    """Refuse a start method that executes an interpreter in a program that has none.
+
+    Args:
+        start_method: The method.
+
+    Raises:
+        RuntimeError: `sys.executable` is a program that embeds Python, and no interpreter stands beside its library.
+    """
+    if is_frozen() or find_interpreter():
+        return
+    message = (
+        f"start_method={start_method!r} needs a Python interpreter, and {sys.executable or 'sys.executable'} is none: "
+        "name one by multiprocessing.set_executable(path), or launch with start_method='fork'"
+    )
+    raise RuntimeError(message)
+
+
+def refuse_uncallable(function: object) -> None:
+    """Refuse an object that can't be called.
+
+    Args:
+        function: The function.
+
+    Raises:
+        TypeError: It is none.
+    """
+    if not callable(function):
+        kind = type(function)
+        message = f"{function!r} (of type {kind.__module__}.{kind.__qualname__}) is neither a function nor a command"
+        raise TypeError(message)
+
+
+def refuse_unguarded_main() -> None:
+    """Refuse to launch in a worker that is importing its main module.
+
+    Raises:
+        RuntimeError: This is such a worker.
+    """
+    if getattr(process.current_process(), "_inheriting", False):
+        message = (
+            "this program launches workers while it is being imported by one: put the launch below "
+            "`if __name__ == '__main__':`, so that a worker can import the program without launching it again"
+        )
+        raise RuntimeError(message)
+
+
+def refuse_local(function: Callable[..., Any], start_method: str) -> None:
+    """Refuse a function that a fresh interpreter can't find by name.
+
+    Args:
+        function: The function, or a functools.partial of one.
+        start_method: How its processes are started, for the message.
+
+    Raises:
+        PicklingError: It is such a function.
+    """
+    inner: Any = getattr(function, "func", function)  # of functools.partial
+    name = str(getattr(inner, "__qualname__", ""))
+    what = ""
+    if name.endswith("<lambda>"):
+        what = "a lambda"
+    elif "<locals>" in name:
+        what = f"{name}, which is defined inside another function,"
+    elif getattr(inner, "__module__", None) == "__main__":
+        where = _unreachable_main(sys.modules.get("__main__"))
+        what = where and f"{name}, which is defined {where},"
+    if what:
+        message = (
+            f"{what} can't be found by a process started by {start_method!r}: define the function at the top level of "
+            "a module (in a notebook: of a file beside it), or use start_method='fork'"
+        )
+        raise pickle.PicklingError(message)
+
+
+def _unreachable_main(main: object) -> str:
+    """Return where a program's main module is that another interpreter doesn't import; empty if it does."""
+    spec: Any = getattr(main, "__spec__", None)
+    if spec is not None:
+        # multiprocessing leaves the main files of packages and archives alone: many have no guard.
+        return "in a __main__.py" if str(spec.name).rpartition(".")[2] == "__main__" else ""
+    if os.path.isfile(getattr(main, "__file__", None) or ""):
+        return ""
+    return "in an interactive session or on the command line"
+
+
+def refuse_unsendable(worker: FunctionWorker, rank: int, start_method: str) -> None:
+    """Pickle a worker's function and arguments one by one, so that the message names the object that can't be pickled.
+
+    Args:
+        worker: The worker.
+        rank: Its local rank, for the message.
+        start_method: How it is started.
+
+    Raises:
+        PicklingError: One can't be pickled; depending on the object AttributeError or TypeError, as pickle has it.
+    """
+    is_served = start_method == "forkserver"
+    parts = [(f"the function {_name(worker.function)}", worker.function)]
+    parts += [(f"argument {number} of local rank {rank}", arg) for number, arg in enumerate(worker.args)]
+    for what, part in parts:
+        try:
+            pickle_for_child(part, is_served=is_served)
+        except Exception as error:
+            kind = type(part)
+            message = (
+                f"{what} (of type {kind.__module__}.{kind.__qualname__}) can't be sent to a process started by "
+                f"{start_method!r}: {error}"
+            )
+            raised = type(error) if type(error) in _REFUSALS else pickle.PicklingError
+            raise raised(message) from error
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return str(getattr(function, "__qualname__", function))

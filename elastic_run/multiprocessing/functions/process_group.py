@@ -1,0 +1,188 @@
+"""Processes that are started together; a loop in a thread of its own watches them.
+
+`start_processes` and `spawn` return objects that are built on it. Our agent has a loop of its own and does not need it.
+A program that goes on with other work while its processes run has no loop. But their output must be taken, and their
+exits and results must be read, at any moment. Threads that wait use a condition, so nothing polls.
+
+Signals stay with the program: it stops the processes through `stop`.
+"""
+
+from __future__ import annotations
+
+import errno
+import signal
+import threading
+
+from elastic_run.contract import LONGEST_TIME
+from elastic_run.core.shutdown import KILL_LIMIT, KILL_PATIENCE
+from elastic_run.loop import Loop
+from elastic_run.multiprocessing.process import process_table
+from elastic_run.multiprocessing.process.guardian import Guardian
+from elastic_run.multiprocessing.process.guardian_keeper import GuardianKeeper
+from elastic_run.multiprocessing.process.workers import Workers
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from elastic_run.multiprocessing.functions.launch import StartedFunction
+    from elastic_run.multiprocessing.functions.results import ResultReader
+
+#: Seconds beyond all others that the thread gets to answer.
+_MOMENT = 5.0
+
+
+class ProcessGroup:
+    """Processes of one program, from their start until none of them nor of their descendants lives.
+
+    Args:
+        is_daemon: Whether the program may end while they run, which ends them; if not it waits for them.
+        say: Tells the user one line.
+
+    Attributes:
+        loop: The process group's loop; only before `serve` and in callbacks.
+        guardian: Ends the processes should this one die.
+        ended: Exit codes by local rank, in the order of the ends.
+        stopped: Local ranks that ended because they were told to.
+        results: What function workers answer, by local rank.
+    """
+
+    def __init__(self, *, is_daemon: bool = True, say: Callable[[str], None] = lambda _: None) -> None:
+        self.loop = Loop()
+        self.guardian = Guardian(is_exec=True)
+        self.ended: dict[int, int] = {}
+        self.stopped: set[int] = set()
+        self.results: dict[int, ResultReader] = {}
+        self._workers = Workers(self.loop, self.guardian, on_exit=self._on_exit)
+        self._guardian_keeper = GuardianKeeper(self.loop, self.guardian, say=say)
+        self._news = threading.Condition()
+        self._is_over = False
+        self._is_gone = False
+        self._is_stopping = False
+        self._on_end: list[Callable[[], None]] = []
+        self._thread = threading.Thread(target=self._serve, name="elastic-run processes", daemon=is_daemon)
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """Pids by local rank."""
+        return dict(self._workers.pids)
+
+    def adopt(self, local_rank: int, pid: int, started: StartedFunction | None = None) -> None:
+        """Take charge of a process that was just started; before `serve`.
+
+        Args:
+            local_rank: Its number.
+            pid: Its process.
+            started: What is known of a function worker, or None.
+        """
+        born = process_table.start_time(pid)
+        self.guardian.watch(pid, born)
+        if started is not None:
+            self.results[local_rank] = started.result
+            started.result.attach(self.loop)
+        try:
+            self._workers.adopt(local_rank, pid, born, None if started is None else started.exit)
+        except OSError:
+            if started is not None:
+                started.give_up()
+            raise
+        if started is not None:
+            started.begin()
+
+    def abandon(self) -> None:
+        """Let go of the group in a forked worker."""
+        self.loop.abandon()
+        self.guardian.abandon()
+
+    def at_end(self, call: Callable[[], None]) -> None:
+        """Call a function in the group's thread when no process lives any more, before waiting threads are woken."""
+        self._on_end.append(call)
+
+    def start_guardian(self) -> None:
+        """Start the guardian, before the first process.
+
+        Raises:
+            OSError: The system refuses a process.
+        """
+        self._guardian_keeper.start()
+
+    def serve(self) -> None:
+        """Watch the processes from now on, in the group's thread.
+
+        Raises:
+            OSError: The system refuses a thread; the processes are ended, and the group is over.
+        """
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            self._stop(signal.SIGKILL, 0.0)
+            self._serve()
+            reason = "no thread can be started to watch the processes (limit of processes, or memory)"
+            raise OSError(errno.EAGAIN, reason) from error
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether all have ended, or one has failed."""
+        return self._is_gone or len(self.ended) == len(self._workers.pids) or any(self.ended.values())
+
+    def wait(self, is_done: Callable[[], bool], timeout: float | None = None) -> bool:
+        """Wait for a change of `ended` that makes a condition true.
+
+        Args:
+            is_done: The condition.
+            timeout: Seconds, or None for any time.
+
+        Returns:
+            Whether it is true.
+        """
+        with self._news:
+            return self._news.wait_for(is_done, None if timeout is None else min(timeout, LONGEST_TIME))
+
+    def stop(self, number: int = signal.SIGTERM, grace: float = 30.0) -> None:
+        """Stop every process with all its descendants, and wait until they are gone; harmless when they are.
+
+        Args:
+            number: The signal that they get first.
+            grace: Seconds until SIGKILL.
+        """
+        grace = min(grace, LONGEST_TIME)
+        self.loop.call_soon_threadsafe(lambda: self._stop(number, grace))
+        if self._thread.ident is not None:  # it was refused otherwise, and nothing is left
+            self._thread.join(grace + KILL_LIMIT + _MOMENT)
+
+    def _serve(self) -> None:
+        try:
+            self.loop.run_until(lambda: self._is_gone)
+            for call in self._on_end:
+                call()
+        finally:
+            # After a defect too: those who wait must not wait for ever, and the guardian ends what still runs.
+            for result in self.results.values():
+                result.finish()
+            self._guardian_keeper.close(is_clean=self._is_gone)
+            self.loop.close()
+            with self._news:
+                self._is_gone = True
+                self._news.notify_all()
+
+    def _on_exit(self, local_rank: int, code: int) -> None:
+        if self._workers.was_stopped(local_rank):
+            self.stopped.add(local_rank)
+        result = self.results.get(local_rank)
+        if result is not None:
+            result.finish()
+        with self._news:
+            self.ended[local_rank] = code
+            self._news.notify_all()
+        if len(self.ended) == len(self._workers.pids):
+            # What they left behind goes with them.
+            self._stop(signal.SIGTERM, 0.0 if self._is_stopping else KILL_PATIENCE)
+
+    def _stop(self, number: int, grace: float) -> None:
+        if self._is_stopping or self._is_gone:
+            return
+        self._is_stopping = True
+        self._workers.stop(number, grace, self._gone)
+
+    def _gone(self, _survivors: list[int]) -> None:
+        self._is_gone = True

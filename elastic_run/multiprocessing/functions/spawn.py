@@ -1,0 +1,270 @@
+"""`elastic_run.spawn`: a function in several processes of this node, in the manner of torch.multiprocessing.spawn.
+
+There are no ranks, no rendezvous and no restarts: `fn(index, *args)` runs `nprocs` times. Different from torch's: torch
+is not imported, each process leads a session, all processes that it starts end with it, no process outlives this
+program, and `start_method` counts.
+
+Source of the names and of their meaning: torch 2.13, torch.multiprocessing.spawn.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from elastic_run import contract
+from elastic_run.multiprocessing.functions.launch import Functions
+from elastic_run.multiprocessing.functions.process_group import ProcessGroup
+from elastic_run.multiprocessing.functions.results import TRACEBACK
+from elastic_run.multiprocessing.functions.spawn_options import SpawnOptions
+from elastic_run.multiprocessing.process.descriptors import inheritable_descriptors
+from elastic_run.multiprocessing.process.held_signals import HeldSignals
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+#: Seconds that processes get to stop when another one has failed.
+_GRACE = 30.0
+
+
+class ProcessException(Exception):  # noqa: N818 - torch's name
+    """A process failed.
+
+    Args:
+        msg: What happened.
+        error_index: The process's index.
+        error_pid: Its pid.
+    """
+
+    def __init__(self, msg: str, error_index: int, error_pid: int) -> None:
+        super().__init__(msg)
+        self.msg = msg
+        self.error_index = error_index
+        self.error_pid = error_pid
+
+    def __reduce__(self) -> tuple[type[ProcessException], tuple[Any, ...]]:
+        return type(self), (self.msg, self.error_index, self.error_pid)
+
+
+class ProcessRaisedException(ProcessException):
+    """A process's function raised an exception; its traceback is in the message."""
+
+
+class ProcessExitedException(ProcessException):
+    """A process ended by a signal, or with an exit code.
+
+    Args:
+        msg: What happened.
+        error_index: The process's index.
+        error_pid: Its pid.
+        exit_code: Its exit code, or minus the signal's number.
+        signal_name: The signal's name, or None.
+    """
+
+    def __init__(
+        self, msg: str, error_index: int, error_pid: int, exit_code: int, signal_name: str | None = None
+    ) -> None:
+        super().__init__(msg, error_index, error_pid)
+        self.exit_code = exit_code
+        self.signal_name = signal_name
+
+    def __reduce__(self) -> tuple[type[ProcessException], tuple[Any, ...]]:
+        return type(self), (self.msg, self.error_index, self.error_pid, self.exit_code, self.signal_name)
+
+
+class SpawnedProcess:
+    """One of the processes, with the attributes of a started `multiprocessing.Process`.
+
+    Args:
+        group: All of them.
+        index: Which one.
+    """
+
+    def __init__(self, group: ProcessGroup, index: int) -> None:
+        self._group = group
+        self._index = index
+        self.pid = group.pids[index]
+
+    @property
+    def exitcode(self) -> int | None:
+        """Its exit code, or minus the signal's number; None while it runs."""
+        return self._group.ended.get(self._index)
+
+    def is_alive(self) -> bool:
+        """Whether it runs."""
+        return self.exitcode is None
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait until it has ended, for so many seconds or for any time."""
+        self._group.wait(lambda: not self.is_alive(), timeout)
+
+    def terminate(self) -> None:
+        """Send it SIGTERM."""
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send it SIGKILL."""
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        if self.is_alive():
+            try:
+                os.kill(self.pid, number)
+            except ProcessLookupError:
+                return
+
+
+class ProcessContext:
+    """Processes that run.
+
+    Args:
+        group: The processes.
+
+    Attributes:
+        processes: They, by index.
+    """
+
+    def __init__(self, group: ProcessGroup) -> None:
+        self._group = group
+        self._joined: set[int] = set()
+        self.processes = [SpawnedProcess(group, index) for index in sorted(group.pids)]
+
+    def pids(self) -> list[int]:
+        """Return their pids, by index."""
+        return [process.pid for process in self.processes]
+
+    def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
+        """Wait until another process has ended; when one failed, stop the others and raise.
+
+        Args:
+            timeout: Seconds, or None for any time.
+            grace_period: Seconds in which the others may end by themselves when one has failed, and then those
+                until SIGKILL; None for none, and 30.
+
+        Returns:
+            Whether all have ended.
+
+        Raises:
+            ProcessRaisedException: A function raised an exception.
+            ProcessExitedException: A process ended by a signal or with another exit code than 0.
+        """
+        group = self._group
+        count = len(self._joined)
+        if count < len(self.processes):
+            group.wait(lambda: len(group.ended) > count, timeout)
+        # In the order of their ends: the first to fail is the cause.
+        for index, code in tuple(group.ended.items()):
+            if code and index not in self._joined:
+                self._stop_others(grace_period)
+                raise self._failure(index, code)
+            self._joined.add(index)
+        if len(self._joined) < len(self.processes):
+            return False
+        group.stop()
+        return True
+
+    def _stop_others(self, grace_period: float | None) -> None:
+        if grace_period is not None:
+            self._group.wait(lambda: len(self._group.ended) == len(self.processes), grace_period)
+        self._group.stop(signal.SIGTERM, _GRACE if grace_period is None else grace_period)
+        self._joined.update(range(len(self.processes)))
+
+    def _failure(self, index: int, code: int) -> ProcessException:
+        pid, result = self.processes[index].pid, self._group.results[index]
+        if result.kind == TRACEBACK:
+            trace = bytes(result.payload).decode(errors="replace")
+            return ProcessRaisedException(f"\n\nprocess {index} raised an exception:\n{trace}", index, pid)
+        if code >= 0:
+            return ProcessExitedException(f"process {index} terminated with exit code {code}", index, pid, code)
+        try:
+            name = signal.Signals(-code).name
+        except ValueError:
+            name = str(-code)
+        return ProcessExitedException(f"process {index} terminated with signal {name}", index, pid, code, name)
+
+    def stop(self, number: int = signal.SIGTERM, grace: float = _GRACE) -> None:
+        """Stop all of them with all that they started, and wait until they are gone; harmless when they are.
+
+        Args:
+            number: The signal that they get first.
+            grace: Seconds until SIGKILL.
+        """
+        self._group.stop(number, grace)
+
+
+def spawn(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...] = (),
+    nprocs: int = 1,
+    join: bool = True,  # noqa: FBT001, FBT002 - torch's signature
+    daemon: bool = False,  # noqa: FBT001, FBT002 - ditto
+    start_method: str = "spawn",
+) -> ProcessContext | None:
+    """Run `fn(index, *args)` in `nprocs` processes.
+
+    Args:
+        fn: The function; with `spawn` and `forkserver` defined at the top level of a module.
+        args: Its arguments after the index.
+        nprocs: Number of processes.
+        join: Whether to wait until all have ended.
+        daemon: Whether the program may end before them, which ends them; if not it waits for them at its end.
+        start_method: `spawn`, `fork` or `forkserver`.
+
+    Returns:
+        None after joining, else the running processes.
+
+    Raises:
+        ValueError: `nprocs` is below 1, or there is no such start method.
+        ProcessRaisedException: A function raised an exception; the other processes are stopped.
+        ProcessExitedException: A process ended by a signal or with another exit code than 0; ditto.
+        Exception: The function or an argument can't be sent; see `functions.Functions`.
+    """
+    if nprocs < 1:
+        message = f"nprocs must be at least 1, got {nprocs}"
+        raise ValueError(message)
+    calls = {index: (index, *args) for index in range(nprocs)}
+    functions = Functions(fn, calls, start_method, is_recorded=False, daemon=daemon)
+    interrupts = HeldSignals((signal.SIGINT,))
+    context = None
+    try:
+        interrupts.hold()
+        context = ProcessContext(_start(functions, nprocs, is_daemon=daemon, on_fork=interrupts.give_back))
+        interrupts.release()
+        while join and not context.join():
+            pass
+    except ProcessException:
+        raise
+    except BaseException as error:
+        interrupts.give_back()
+        if context is not None:
+            # Ctrl-C goes to the terminal's processes only, and these have sessions of their own.
+            context.stop(signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM)
+        raise
+    return None if join else context
+
+
+def _start(functions: Functions, nprocs: int, *, is_daemon: bool, on_fork: Callable[[], None]) -> ProcessGroup:
+    group = ProcessGroup(is_daemon=is_daemon)
+
+    def leave() -> None:
+        group.abandon()
+        on_fork()
+
+    group.at_end(functions.close)
+    outer = os.environ.get(contract.ENV_TOKEN)
+    token = f"{outer}:{group.guardian.token}" if outer else group.guardian.token
+    closed = inheritable_descriptors()
+    try:
+        group.start_guardian()
+        for index in range(nprocs):
+            options = SpawnOptions({contract.ENV_TOKEN: token}, closed=closed)
+            started = functions.start(index, options, on_fork=leave)
+            group.adopt(index, started.pid, started)
+    except BaseException:
+        group.serve()
+        group.stop(signal.SIGKILL, 0.0)
+        raise
+    group.serve()
+    return group

@@ -1,0 +1,219 @@
+"""`start_processes`, and the two contexts that it returns: functions and commands.
+
+Names, signatures and results are torch 2.13's (torch.distributed.elastic.multiprocessing). Different on purpose: if a
+function worker ends with exit code 0 without having returned, its result is None; torch waits for ever.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from elastic_run.multiprocessing.functions.contexts import validate_full_rank
+from elastic_run.multiprocessing.functions.group_context import GroupContext
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from elastic_run.cluster.numa import NumaOptions
+    from elastic_run.multiprocessing.functions.contexts import PContext
+    from elastic_run.multiprocessing.functions.launch import Functions
+    from elastic_run.multiprocessing.functions.process_group import ProcessGroup
+    from elastic_run.multiprocessing.functions.spawn_options import SpawnOptions
+    from elastic_run.multiprocessing.functions.subprocess_handlers import SubprocessHandler
+    from elastic_run.multiprocessing.output.logs import LogsSpecs
+
+
+class MultiprocessContext(GroupContext):
+    """Processes that call a function.
+
+    Args:
+        name: See `PContext`.
+        entrypoint: The function.
+        args: See `PContext`.
+        envs: See `PContext`.
+        start_method: `start_process`, `fork` or `forkserver`.
+        logs_specs: See `PContext`.
+        log_line_prefixes: See `PContext`.
+        numa_options: How processes are bound to CPUs, or None.
+        duplicate_stdout_filters: See `PContext`.
+        duplicate_stderr_filters: See `PContext`.
+    """
+
+    def __init__(  # noqa: PLR0913, PLR0917 - torch's signature
+        self,
+        name: str,
+        entrypoint: Callable[..., Any],
+        args: dict[int, tuple[Any, ...]],
+        envs: dict[int, dict[str, str]],
+        start_method: str,
+        logs_specs: LogsSpecs,
+        log_line_prefixes: dict[int, str] | None = None,
+        numa_options: NumaOptions | None = None,
+        duplicate_stdout_filters: list[str] | None = None,
+        duplicate_stderr_filters: list[str] | None = None,
+    ) -> None:
+        super().__init__(
+            name,
+            entrypoint,
+            args,
+            envs,
+            logs_specs,
+            log_line_prefixes,
+            duplicate_stdout_filters,
+            duplicate_stderr_filters,
+        )
+        self.start_method = start_method
+        self._numa_options = numa_options
+        self._functions: Functions | None = None
+
+    def _prepare(self) -> None:
+        from elastic_run.multiprocessing.functions.launch import Functions  # noqa: PLC0415 - it imports multiprocessing
+
+        entrypoint: Any = self.entrypoint
+        self._functions = Functions(entrypoint, self.args, self.start_method)
+
+    def _launch(self, group: ProcessGroup, local_rank: int, options: SpawnOptions, on_fork: Callable[[], None]) -> None:
+        if self._functions is None:
+            message = f"{self.name} was not prepared"
+            raise AssertionError(message)
+
+        def give_up() -> None:
+            group.abandon()
+            on_fork()
+            self._reset_signals()
+
+        if not group.pids:
+            group.at_end(self._functions.close)
+        started = self._functions.start(local_rank, options, on_fork=give_up)
+        group.adopt(local_rank, started.pid, started)
+
+    def _values(self, group: ProcessGroup) -> dict[int, Any]:
+        from elastic_run.multiprocessing.functions.launch import read_value  # noqa: PLC0415 - ditto
+
+        return {rank: read_value(group.results[rank], rank) for rank in sorted(group.pids)}
+
+
+class SubprocessContext(GroupContext):
+    """Processes that run a command.
+
+    Args:
+        name: See `PContext`.
+        entrypoint: The command.
+        args: See `PContext`; they become strings.
+        envs: See `PContext`.
+        logs_specs: See `PContext`.
+        log_line_prefixes: See `PContext`.
+        numa_options: How processes are bound to CPUs, or None.
+        duplicate_stdout_filters: See `PContext`.
+        duplicate_stderr_filters: See `PContext`.
+
+    Attributes:
+        subprocess_handlers: The processes that were started, by local rank.
+    """
+
+    def __init__(  # noqa: PLR0913, PLR0917 - torch's signature
+        self,
+        name: str,
+        entrypoint: str,
+        args: dict[int, tuple[Any, ...]],
+        envs: dict[int, dict[str, str]],
+        logs_specs: LogsSpecs,
+        log_line_prefixes: dict[int, str] | None = None,
+        numa_options: NumaOptions | None = None,
+        duplicate_stdout_filters: list[str] | None = None,
+        duplicate_stderr_filters: list[str] | None = None,
+    ) -> None:
+        super().__init__(
+            name,
+            entrypoint,
+            args,
+            envs,
+            logs_specs,
+            log_line_prefixes,
+            duplicate_stdout_filters,
+            duplicate_stderr_filters,
+        )
+        self._numa_options = numa_options
+        self.subprocess_handlers: dict[int, SubprocessHandler] = {}
+
+    def _launch(self, group: ProcessGroup, local_rank: int, options: SpawnOptions, on_fork: Callable[[], None]) -> None:  # noqa: ARG002 - an exec
+        from elastic_run.multiprocessing.functions.subprocess_handlers import SubprocessHandler  # noqa: PLC0415 - ditto
+        from elastic_run.multiprocessing.process.fork_exec import start_process  # noqa: PLC0415 - not for functions
+
+        args: Any = self.args[local_rank]  # ("file") is a text, not a tuple, and torch's documentation has it
+        argv = [str(self.entrypoint), *map(str, args if isinstance(args, tuple | list) else (args,))]
+        env = {**os.environ, **options.env}
+        group.guardian.expect(options.stderr)
+        pid = start_process(
+            argv, env, stdout=options.stdout, stderr=options.stderr, affinity=options.affinity, closed=options.closed
+        )
+        group.adopt(local_rank, pid)
+        self.subprocess_handlers[local_rank] = SubprocessHandler(group, local_rank, tuple(argv))
+
+    def _blamed(self, group: ProcessGroup, failed: list[int]) -> list[int]:
+        """Return the ranks that count as failed: after a failure the stopped processes count too, as with torch."""
+        return [rank for rank, code in group.ended.items() if code] if failed else []
+
+    def _values(self, group: ProcessGroup) -> dict[int, Any]:
+        return dict.fromkeys(sorted(group.pids))
+
+
+def start_processes(  # noqa: PLR0913, PLR0917 - torch's signature
+    name: str,
+    entrypoint: Callable[..., Any] | str,
+    args: dict[int, tuple[Any, ...]],
+    envs: dict[int, dict[str, str]],
+    logs_specs: LogsSpecs,
+    log_line_prefixes: dict[int, str] | None = None,
+    start_method: str = "spawn",
+    numa_options: NumaOptions | None = None,
+    duplicate_stdout_filters: list[str] | None = None,
+    duplicate_stderr_filters: list[str] | None = None,
+) -> PContext:
+    """Start a process for each entry of `args`.
+
+    Args:
+        name: What they are called in front of tee'd lines.
+        entrypoint: A function, or a command.
+        args: Arguments by local rank, 0 and up; those of a command become strings.
+        envs: Environment variables by local rank, on top of this process's own.
+        logs_specs: Where output goes.
+        log_line_prefixes: Prefix of tee'd lines by local rank; None for name and local rank.
+        start_method: `start_process`, `fork` or `forkserver`; nothing to a command.
+        numa_options: How processes are bound to CPUs, or None.
+        duplicate_stdout_filters: Copy tee'd stdout lines that hold one of these into one file.
+        duplicate_stderr_filters: The same for stderr.
+
+    Returns:
+        The started processes; call `close` when done.
+
+    Raises:
+        RuntimeError: A map doesn't have all local ranks, or there are none.
+        ValueError: There is no entrypoint, or a variable can't be one.
+        TypeError: A variable is no text.
+        OSError: A process can't be started; none runs then.
+        Exception: The function or an argument can't be sent; see `functions.Functions`.
+    """
+    if not args:
+        message = "args is empty: it needs the arguments of at least one process, {0: ()}"
+        raise RuntimeError(message)
+    validate_full_rank(args, len(args), "args")
+    validate_full_rank(envs, len(args), "envs")
+    if not entrypoint and isinstance(entrypoint, str):
+        message = "entrypoint is empty: it needs a function or a command"
+        raise ValueError(message)
+    common = (log_line_prefixes, numa_options, duplicate_stdout_filters, duplicate_stderr_filters)
+    context: PContext
+    if isinstance(entrypoint, str):
+        context = SubprocessContext(name, entrypoint, args, envs, logs_specs, *common)
+    else:
+        context = MultiprocessContext(name, entrypoint, args, envs, start_method, logs_specs, *common)
+    try:
+        context.start()
+    except BaseException:
+        context.close(signal.SIGKILL, timeout=0)
+        raise
+    return context

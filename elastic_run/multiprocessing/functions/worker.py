@@ -1,0 +1,204 @@
+"""A function as a worker: the part that runs in the worker's own process.
+
+Rules
+- The process object is the standard library's, so that `current_process`, `parent_process`, exit functions, threads and
+  finalizers in the worker behave as any program expects of multiprocessing. Only the start and the way of the result
+  are ours.
+- An exception is recorded in error.json, as `record` does, and goes to stderr. A result goes to the launcher through a
+  pipe of this worker's own (`results`). A result that can't be pickled is an exception of the worker.
+- An interrupt is recorded, too, but not shown: Ctrl-C in a notebook would print a traceback for each worker.
+- A guardian can't find a forked process by its environment (/proc shows the program's). So the function is called only
+  after the launcher has told its guardian of the process, and never if the launcher died first.
+- No other module is imported before the function's own: a function that needs torch imports it there.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from multiprocessing import process
+from multiprocessing.context import Process
+
+from elastic_run import contract
+from elastic_run.multiprocessing.functions.results import TRACEBACK, VALUE, send_result
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+    from typing import Any
+
+#: The exit code of a program that was interrupted, as shells have it.
+_INTERRUPTED = 128 + 2
+#: The launcher's secret, which no worker needs.
+_SECRETS = (contract.ENV_RDZV_TOKEN,)
+
+
+class ForkSetup:
+    """The steps by which a forked process becomes a worker; an exec'd process needs none of them.
+
+    Args:
+        env: Variables on top of those that it was forked with.
+        streams: Descriptor for 1 and for 2; None for those that it keeps. Plain numbers, or, for a fork server, what
+            `multiprocessing.reduction.DupFd` made of them.
+        replaced: Those of 1 and 2 that go to a file or a prefix, so that Python's own stream has to go there too.
+        affinity: Logical CPUs to run on, or None.
+    """
+
+    __slots__ = ("affinity", "env", "replaced", "streams")
+
+    def __init__(
+        self,
+        env: dict[str, str],
+        streams: tuple[Any, Any],
+        replaced: Collection[int] = (),
+        affinity: frozenset[int] | None = None,
+    ) -> None:
+        self.env = env
+        self.streams = streams
+        self.replaced = replaced
+        self.affinity = affinity
+
+    def perform(self) -> None:
+        """Begin a session, take the streams, the variables and the CPUs."""
+        os.setsid()
+        sources = {}
+        for target, source in enumerate(self.streams, start=1):
+            if source is not None:
+                sources[target] = source if isinstance(source, int) else source.detach()
+                os.dup2(sources[target], target)
+        for fd in set(sources.values()):
+            os.close(fd)
+        for target in self.replaced:
+            _redirect_stream(target)
+        os.environ.update(self.env)
+        for name in _SECRETS:
+            os.environ.pop(name, None)
+        if self.affinity is not None:
+            os.sched_setaffinity(0, self.affinity)
+
+
+def _redirect_stream(fd: int) -> None:
+    """Let `print` write to a descriptor that was redirected, where it doesn't: a notebook's stdout is no descriptor."""
+    name = "stdout" if fd == 1 else "stderr"
+    try:
+        is_there = getattr(sys, name).fileno() == fd
+    except (AttributeError, OSError, ValueError):
+        is_there = False
+    if not is_there:
+        # Not closed on purpose: it is the process's stream from now on.
+        setattr(sys, name, os.fdopen(fd, "w", buffering=1, errors="backslashreplace", closefd=False))
+
+
+class FunctionWorker(Process):
+    """A process that calls a function.
+
+    Args:
+        function: The function.
+        args: Its arguments.
+        start_method: How it is started: `spawn`, `fork` or `forkserver`.
+        is_recorded: Whether an exception is recorded and shown, as a launched job's worker does; if not its traceback
+            is told to the launcher only, as `elastic_run.spawn` does.
+        daemon: As of `multiprocessing.Process`.
+
+    Attributes:
+        result: Descriptor for the result: a number, or what `DupFd` made of it.
+        start_pipe: Descriptor of a pipe, ditto: a byte comes when the function may be called.
+        fork_setup: What a forked process has to do first, or None.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        *,
+        start_method: str,
+        is_recorded: bool = True,
+        daemon: bool | None = None,
+    ) -> None:
+        super().__init__(daemon=daemon)
+        self._start_method = start_method
+        self.function = function
+        self.args = args
+        self.is_recorded = is_recorded
+        self.result: Any = None
+        self.start_pipe: Any = None
+        self.fork_setup: ForkSetup | None = None
+
+    def run(self) -> None:
+        """Call the function, and tell the launcher; runs in the worker."""
+        if self.fork_setup is not None:
+            self.fork_setup.perform()
+        result, start_pipe = (fd if isinstance(fd, int) else fd.detach() for fd in (self.result, self.start_pipe))
+        os.set_inheritable(result, False)  # noqa: FBT003 - the function's own signature
+        if self._start_method == "spawn":
+            _watch_parent()
+        is_known = os.read(start_pipe, 1)
+        os.close(start_pipe)
+        if not is_known:
+            return  # the launcher is gone
+        try:
+            kind, payload = self._call_recorded() if self.is_recorded else self._call_plainly()
+        except Exception as error:  # noqa: BLE001 - the function's; it is recorded by now
+            from elastic_run.multiprocessing.errors.own_frames import skip_own_frames  # noqa: PLC0415 - after a failure
+
+            shown = error.with_traceback(skip_own_frames(error))
+            sys.last_value = shown  # as the interpreter does: what runs at the end learns that this is a failure
+            sys.excepthook(type(shown), shown, shown.__traceback__)
+            sys.exit(1)
+        try:
+            send_result(result, kind, payload)
+        except BrokenPipeError:
+            return  # nobody waits for it any more
+        if kind == TRACEBACK:
+            sys.exit(1)
+
+    def _call_recorded(self) -> tuple[bytes, bytes]:
+        from elastic_run.multiprocessing.errors import get_error_handler, record  # noqa: PLC0415 - not for `spawn`
+
+        try:
+            payload = record(self._call)()
+        except KeyboardInterrupt as error:
+            get_error_handler().record_exception(error)
+            sys.exit(_INTERRUPTED)
+        return VALUE, pickle.dumps(None) if payload is None else payload
+
+    def _call_plainly(self) -> tuple[bytes, bytes]:
+        try:
+            return VALUE, self._call()
+        except KeyboardInterrupt:
+            return VALUE, pickle.dumps(None)  # as torch's: whoever interrupts the workers knows it
+        except Exception as error:  # noqa: BLE001 - the function's, which is told
+            import traceback  # noqa: PLC0415 - only after a failure
+
+            from elastic_run.multiprocessing.errors.own_frames import skip_own_frames  # noqa: PLC0415 - ditto
+
+            text = "".join(traceback.format_exception(type(error), error, skip_own_frames(error)))
+            sys.last_value = error  # as above
+            return TRACEBACK, text.encode(errors="backslashreplace")
+
+    def _call(self) -> bytes:
+        value = self.function(*self.args)
+        try:
+            # Plain pickle, not multiprocessing's: that would put tensors into memory that ends with this process.
+            return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+        except Exception as error:  # noqa: BLE001 - of the value's own pickling
+            kind = type(value)
+            rank = os.environ.get(contract.ENV_RANK, "")
+            who = f"rank {rank}" if rank and self.is_recorded else self.name
+            message = (
+                f"{who} returned a value of type {kind.__module__}.{kind.__qualname__} that can't be pickled "
+                f"({type(error).__name__}: {error}): return plain data, or save it to a file"
+            )
+            raise pickle.PicklingError(message) from None
+
+
+def _watch_parent() -> None:
+    """Let `parent_process().is_alive()` tell the truth: the file that a spawned worker began with can't."""
+    parent = process.parent_process()
+    if parent is None:
+        return
+    try:
+        parent._sentinel = os.pidfd_open(os.getppid())  # type: ignore[attr-defined]  # noqa: SLF001 - it has no setter
+    except (AttributeError, OSError):
+        return

@@ -1,0 +1,299 @@
+"""Where the workers' output goes: torch's `Std`, `LogsDest`, `LogsSpecs` and `DefaultLogsSpecs`.
+
+What differs from torch
+- No attempt is ever removed or written over: when an attempt's directory is there already, as after a change of
+  membership, the next one is called ``attempt_0.1``.
+- Without a log directory nothing is made on disk before `reify`, or before somebody asks for `root_log_dir`. Without
+  redirects or tee only the workers' error files need a place then. It is private and temporary
+  (`DefaultLogsSpecs.is_temporary`), and where there is none to be had, the job runs without error files.
+- Maps may name any rank.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+
+from elastic_run import contract
+from elastic_run.multiprocessing.output.log_directories import make_new, make_temporary, random_name, remove_tree
+from elastic_run.records import dataclass, field
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from elastic_run.multiprocessing.output.std import Std
+
+    #: One value of `Std` for all workers, or one by local rank; plain numbers do.
+    Streams = int | Mapping[int, int]
+#: Longer run ids are cut in directory names, which may have 255 bytes.
+_RUN_ID_LENGTH = 200
+#: `Std.OUT` and `Std.ERR`.
+_OUT = 1
+_ERR = 2
+
+
+def __getattr__(name: str) -> object:
+    if name != "Std":
+        message = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(message)
+    from elastic_run.multiprocessing.output.std import Std  # noqa: PLC0415 - `enum` is not needed to start workers
+
+    return Std
+
+
+def to_map(val_or_map: Streams, local_world_size: int) -> dict[int, Std]:
+    """Give every local rank its value.
+
+    Args:
+        val_or_map: One value for all, or a map in which ranks may be missing.
+        local_world_size: Number of ranks.
+
+    Returns:
+        A value for each rank, `Std.NONE` for those that the map misses.
+    """
+    from elastic_run.multiprocessing.output.std import Std  # noqa: PLC0415 - see `__getattr__`
+
+    streams = _by_rank(val_or_map, range(local_world_size))
+    return {rank: Std(value) for rank, value in streams.items()}
+
+
+def _by_rank(val_or_map: Streams, ranks: Iterable[int]) -> dict[int, int]:
+    return {rank: val_or_map if isinstance(val_or_map, int) else val_or_map.get(rank, 0) for rank in ranks}
+
+
+@dataclass
+class LogsDest:
+    """Paths by local rank; an empty path is the console."""
+
+    stdouts: dict[int, str] = field(default_factory=dict)
+    stderrs: dict[int, str] = field(default_factory=dict)
+    tee_stdouts: dict[int, str] = field(default_factory=dict)
+    tee_stderrs: dict[int, str] = field(default_factory=dict)
+    error_files: dict[int, str] = field(default_factory=dict)
+    filtered_stdout: str = field(default_factory=str)
+    filtered_stderr: str = field(default_factory=str)
+
+
+class LogsSpecs(ABC):
+    """Decides where each worker's output goes; plug-ins of the group ``torchrun.logs_specs`` are subclasses.
+
+    Args:
+        log_dir: Directory for log files.
+        redirects: Streams that go to files, for all workers or by local rank.
+        tee: Streams that go to files and to the console.
+        local_ranks_filter: Local ranks that may write to the console; None or empty for all.
+    """
+
+    def __init__(
+        self,
+        log_dir: str | None = None,
+        redirects: Streams = 0,
+        tee: Streams = 0,
+        local_ranks_filter: set[int] | None = None,
+    ) -> None:
+        self._root_log_dir = log_dir
+        self._redirects = redirects
+        self._tee = tee
+        self._local_ranks_filter = local_ranks_filter
+
+    @abstractmethod
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        """Lay out one attempt.
+
+        Args:
+            envs: Each worker's environment by local rank. TORCHELASTIC_ERROR_FILE is added.
+
+        Returns:
+            Where everything goes.
+        """
+
+    @property
+    @abstractmethod
+    def root_log_dir(self) -> str:
+        """The directory that all runs share."""
+
+
+class DefaultLogsSpecs(LogsSpecs):
+    """torch's layout: ``<log_dir>/<run_id>_<random>/attempt_<n>/<local_rank>/{stdout.log,stderr.log,error.json}``.
+
+    Args:
+        log_dir: Directory for log files, made when it isn't there. ``/dev/null``: no files at all, redirects and tee
+            are without effect.
+        redirects: Streams that go to files.
+        tee: Streams that go to files and to the console.
+        local_ranks_filter: Local ranks that may write to the console.
+
+    Raises:
+        NotADirectoryError: The log directory is a file.
+        OSError: The log directory can't be made.
+    """
+
+    def __init__(
+        self,
+        log_dir: str | None = None,
+        redirects: Streams = 0,
+        tee: Streams = 0,
+        local_ranks_filter: set[int] | None = None,
+    ) -> None:
+        if log_dir and os.path.isfile(log_dir):
+            message = f"log_dir: {log_dir} is a file"
+            raise NotADirectoryError(message)
+        if log_dir and log_dir != os.devnull:
+            os.makedirs(log_dir, exist_ok=True)
+        super().__init__(log_dir or None, redirects, tee, local_ranks_filter)
+        #: The name of this machine, where several write to the same log directory: it becomes part of the run's name.
+        self.host = ""
+        self._run_log_dir: str | None = None
+        self._has_no_place = False
+
+    @property
+    def root_log_dir(self) -> str:
+        """The directory that all runs share; where none was given, a temporary one that is kept, as with torch.
+
+        Raises:
+            OSError: No temporary directory can be made.
+        """
+        if self._root_log_dir is None and self._run_log_dir is None:
+            self._root_log_dir = _make_kept_temporary()
+        return self._root_log_dir or self._run_log_dir or ""
+
+    @property
+    def run_log_dir(self) -> str | None:
+        """The directory of this run, or None when there is none (yet)."""
+        return self._run_log_dir
+
+    @property
+    def is_temporary(self) -> bool:
+        """Whether nothing but error files is kept in the directory, so that it goes with the launcher."""
+        is_asked_for = self._root_log_dir is not None or any((*_values(self._redirects), *_values(self._tee)))
+        # What a subclass makes is not ours to remove.
+        is_own = getattr(type(self), "_make_log_dir") is DefaultLogsSpecs._make_log_dir  # noqa: B009 - its own hook
+        return is_own and not is_asked_for
+
+    def cleanup(self) -> None:
+        """Remove the directory, if it is a temporary one."""
+        if self.is_temporary and self._run_log_dir is not None:
+            remove_tree(self._run_log_dir)
+            self._run_log_dir = None
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        """Lay out one attempt, and make its directories.
+
+        Args:
+            envs: Each worker's environment by local rank.
+
+        Returns:
+            Where everything goes.
+
+        Raises:
+            OSError: The directories can't be made.
+        """
+        if self._root_log_dir == os.devnull:
+            return _nowhere(envs)
+        first = envs.get(0, {})
+        run_id = first.get(contract.ENV_RUN_ID, "test_run_id")
+        if self._run_log_dir is None and not self._has_no_place:
+            self._run_log_dir = self._make_log_dir(self._root_log_dir, run_id) or None
+            self._has_no_place = self._run_log_dir is None
+        if self._run_log_dir is None:
+            return self._lay_out("", envs)
+        attempt = contract.ATTEMPT_DIR_PREFIX + first.get(contract.ENV_RESTART_COUNT, "0")
+        return self._lay_out(make_new(self._run_log_dir, attempt), envs)
+
+    def _lay_out(self, directory: str, envs: dict[int, dict[str, str]]) -> LogsDest:
+        redirects, tees = _by_rank(self._redirects, envs), _by_rank(self._tee, envs)
+        logs = LogsDest(
+            filtered_stdout=os.path.join(directory, contract.FILTERED_STDOUT_LOG),
+            filtered_stderr=os.path.join(directory, contract.FILTERED_STDERR_LOG),
+        )
+        for rank, env in envs.items():
+            own = os.path.join(directory, str(rank)) if directory else ""
+            if own:
+                os.mkdir(own)
+            is_shown = not self._local_ranks_filter or rank in self._local_ranks_filter
+            for stream, name, paths, tee_paths in (
+                (_OUT, contract.STDOUT_LOG, logs.stdouts, logs.tee_stdouts),
+                (_ERR, contract.STDERR_LOG, logs.stderrs, logs.tee_stderrs),
+            ):
+                is_in_file = bool((redirects[rank] | tees[rank]) & stream)
+                paths[rank] = os.path.join(own, name) if is_in_file else "" if is_shown else os.devnull
+                if tees[rank] & stream and is_shown:
+                    tee_paths[rank] = paths[rank]
+            logs.error_files[rank] = env[contract.ENV_ERROR_FILE] = own and os.path.join(own, contract.ERROR_FILE)
+        return logs
+
+    def _make_log_dir(self, log_dir: str | None, rdzv_run_id: str) -> str:
+        """Make the directory of this run; torch's hook for subclasses.
+
+        Args:
+            log_dir: The directory that all runs share; None for a temporary one.
+            rdzv_run_id: Name of the job.
+
+        Returns:
+            The path; empty where nobody asked for files and there is no place for temporary ones.
+
+        Raises:
+            OSError: It can't be made.
+        """
+        host = f"_{self.host.replace('/', '_')}" if self.host else ""
+        length = _RUN_ID_LENGTH - len(host.encode())
+        name = rdzv_run_id.replace("/", "_").encode(errors="surrogateescape")[:length].decode(errors="ignore") + host
+        if log_dir is None and self.is_temporary:
+            return make_temporary(f"elastic-run_{name}_") or ""
+        if log_dir is None:
+            log_dir = self.root_log_dir
+        os.makedirs(log_dir, exist_ok=True)
+        return make_new(log_dir, f"{name}_{random_name()}")
+
+    def __repr__(self) -> str:
+        return (
+            f"DefaultLogsSpecs(root_log_dir={self._root_log_dir}, redirects={_shown(self._redirects)}, "
+            f"tee={_shown(self._tee)}, local_ranks_filter={self._local_ranks_filter})"
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, DefaultLogsSpecs):
+            return False
+        return (self._root_log_dir, self._redirects, self._tee, self._local_ranks_filter) == (
+            other._root_log_dir,
+            other._redirects,
+            other._tee,
+            other._local_ranks_filter,
+        )
+
+    __hash__ = None  # type: ignore[assignment] # as torch's: equal by value, and changing
+
+
+def _make_kept_temporary() -> str:
+    directory = make_temporary("torchelastic_")
+    if directory is None:
+        message = "no directory for temporary files can be written to: give --log-dir for the log files"
+        raise OSError(message)
+    return directory
+
+
+def _values(setting: Streams) -> tuple[int, ...]:
+    return (setting,) if isinstance(setting, int) else tuple(setting.values())
+
+
+def _shown(setting: Streams) -> object:
+    """Return a setting as torch shows it."""
+    from elastic_run.multiprocessing.output.std import Std  # noqa: PLC0415 - see `__getattr__`
+
+    return Std(setting) if isinstance(setting, int) else {rank: Std(value) for rank, value in setting.items()}
+
+
+def _nowhere(envs: dict[int, dict[str, str]]) -> LogsDest:
+    """Return what torch answers for the log directory /dev/null: all on the console, tees that count for nothing."""
+    for env in envs.values():
+        env[contract.ENV_ERROR_FILE] = ""
+    return LogsDest(
+        stdouts=dict.fromkeys(envs, ""),
+        stderrs=dict.fromkeys(envs, ""),
+        tee_stdouts=dict.fromkeys(envs, os.devnull),
+        tee_stderrs=dict.fromkeys(envs, os.devnull),
+        error_files=dict.fromkeys(envs, os.devnull),
+        filtered_stdout=os.devnull,
+        filtered_stderr=os.devnull,
+    )

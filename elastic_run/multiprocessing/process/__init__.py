@@ -1,0 +1,15 @@
+"""Processes of the operating system: start a worker, find what is left of it, stop it, guard it.
+
+| module | what it holds |
+|---|---|
+| `descriptors` | descriptors that this process inherited, and those that a child would inherit |
+| `fork_exec` | starts one process: session, descriptors, affinity, exec |
+| `guardian` | the launcher's side of the guardian process |
+| `guardian_keeper` | starts the guardian again when it dies |
+| `guardian_process` | the guardian's own process: waits for the launcher's end, then cleans up |
+| `held_signals` | holds signals back while processes are started |
+| `interpreter` | which program runs Python code in a process of its own |
+| `orphans` | makes this process a subreaper |
+| `process_table` | reads /proc: finds and signals what is left of a worker |
+| `workers` | the worker processes of one round: exits, signals, stopping |
+"""

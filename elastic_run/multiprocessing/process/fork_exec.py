@@ -1,0 +1,132 @@
+"""Starts a worker process: a session of its own, exactly the descriptors that it should have, exec in one system call.
+
+Rules
+- posix_spawn (a vfork in C) and no Python between fork and exec: safe with threads, cheap in a large process.
+  Rejected: os.fork (a copy of page tables per worker, Python code in the child of a threaded process), subprocess
+  (slow to import).
+- Descriptors that this process opens are close-on-exec. Inheritable descriptors that it inherited are closed in the
+  child, as torchrun does. The C library refuses to close a number beyond the limit, so such a descriptor is set to
+  close-on-exec instead.
+- Some settings can only be inherited. They are set here before the start and restored after it, so that they hold
+  before the child's first instruction. CPU affinity is set for this thread (libraries freeze their thread counts at
+  import). The limit of descriptors is set for the process: lowering it closes no open descriptor, and prlimit() after
+  the start would come too late for a quick child.
+"""
+
+from __future__ import annotations
+
+import os
+
+from elastic_run.multiprocessing.process.descriptors import allowed_descriptors
+from elastic_run.signals import IGNORED_BY_PYTHON, SIGCHLD, block_signals
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+#: A worker that inherited SIGCHLD as ignored could not learn how its own children end.
+_DEFAULT_SIGNALS = (*IGNORED_BY_PYTHON, SIGCHLD)
+
+
+def start_process(  # noqa: PLR0913 - what a process can be given
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    *,
+    stdout: int = 1,
+    stderr: int = 2,
+    affinity: frozenset[int] | None = None,
+    descriptor_limit: int | None = None,
+    stdin: int = 0,
+    closed: Sequence[int] = (),
+    kept: Sequence[int] = (),
+    mask: Iterable[int] | None = None,
+) -> int:
+    """Start a program as the leader of a new session.
+
+    Args:
+        argv: The program, looked up in PATH unless it has a slash, and its arguments.
+        env: Its whole environment.
+        stdout: Descriptor that it gets as 1.
+        stderr: Descriptor that it gets as 2.
+        affinity: Logical CPUs to run on, or None to inherit.
+        descriptor_limit: Its soft limit of descriptors, or None to inherit; inherited too where `stdout` or another
+            is beyond the limit, for the C library takes such a number for a mistake.
+        stdin: Descriptor that it gets as 0.
+        closed: Descriptors that it must not inherit, from `inheritable_descriptors`.
+        kept: Descriptors that it inherits under their own numbers, though they are close-on-exec here.
+        mask: Signals that it begins with blocked, or None to inherit what this thread blocks.
+
+    Returns:
+        The pid, which is the session's and the group's number too.
+
+    Raises:
+        OSError: The program can't be executed, or the system refuses a process.
+    """
+    # From a copy: a descriptor that is duplicated onto itself stays close-on-exec under a C library below 2.29.
+    copies = _copy(kept)
+    duplicates = [*((copy, fd) for fd, copy in copies.items()), (stdin, 0), (stdout, 1), (stderr, 2)]
+    actions: list[tuple[int, int] | tuple[int, int, int]] = [
+        (os.POSIX_SPAWN_DUP2, source, target) for source, target in duplicates if source != target
+    ]
+    blocked = block_signals(()) if mask is None else mask
+    is_limited = descriptor_limit is not None and max(stdin, stdout, stderr, *kept, *copies.values()) < descriptor_limit
+    saved = own_limit = None
+    try:
+        saved = _bind(affinity)
+        own_limit = _limit_descriptors(descriptor_limit if is_limited else None)
+        actions += [(os.POSIX_SPAWN_CLOSE, fd) for fd in closed if not _leave_here(fd)]
+        return os.posix_spawnp(
+            argv[0],
+            list(argv),
+            dict(env),
+            file_actions=actions,
+            setsid=True,
+            setsigdef=_DEFAULT_SIGNALS,
+            setsigmask=blocked,
+        )
+    finally:
+        _bind(saved)
+        _limit_descriptors(own_limit)
+        for copy in copies.values():
+            os.close(copy)
+
+
+def _copy(kept: Iterable[int]) -> dict[int, int]:
+    """Return a copy of each descriptor, closed on exec."""
+    copies: dict[int, int] = {}
+    try:
+        for fd in kept:
+            copies[fd] = os.dup(fd)
+    except OSError:
+        for copy in copies.values():
+            os.close(copy)
+        raise
+    return copies
+
+
+def _bind(affinity: frozenset[int] | None) -> frozenset[int] | None:
+    """Bind this thread; return its former CPUs, or None if nothing was changed."""
+    if affinity is None:
+        return None
+    before = frozenset(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, affinity)
+    return before
+
+
+def _leave_here(fd: int) -> bool:
+    """Set a descriptor beyond the limit to close-on-exec; return whether it is beyond the limit."""
+    is_beyond = fd >= allowed_descriptors()
+    if is_beyond:
+        os.set_inheritable(fd, False)  # noqa: FBT003 - the function's own signature
+    return is_beyond
+
+
+def _limit_descriptors(soft: int | None) -> int | None:
+    """Set this process's soft limit of descriptors; return the former limit, or None if nothing was changed."""
+    if soft is None:
+        return None
+    import resource  # noqa: PLC0415 - only where there are many workers
+
+    before, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return before

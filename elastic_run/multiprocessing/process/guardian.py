@@ -1,0 +1,330 @@
+"""The guardian: a small process that outlives the launcher by a moment, so that nothing else does (law 6).
+
+Rules
+- It holds the read end of a pipe from the launcher, and the launcher's pidfd (a fork of the program around us may hold
+  the pipe's other end). When either ends without a farewell the launcher has died, by whatever signal: the guardian
+  kills every session that it was told of, then sweeps by session and by environment token until nothing is left,
+  removes the launcher's temporary directory, and ends.
+- It has its own session, a name in `ps` that `pkill -f train.py` or `pkill -f elastic` doesn't find, and none of the
+  launcher's descriptors but the pipe: else `elastic-run … | cat` would never end.
+- A second guardian stands behind it (`guardian_process`, which is the guardian's own process).
+- It is forked where the launcher is the whole process (quick, and pages are shared), and exec'd where we run
+  inside somebody's process, whose threads and memory must not be copied. A program that has no interpreter (frozen, or
+  one that embeds Python) forks it all the same: to execute `sys.executable` would begin the program a second time.
+- Of one node's job it is forked right before the first worker: after a fork each page that the launcher writes to is
+  copied first, and to import the launcher writes to most of what it has.
+- In a job of several nodes it also tells the others that this one is gone, last: nothing stands before the killing.
+  It holds a shared lock on the agent's seat record until the workers are gone, as long as the agent does and longer: a
+  process that gets the exclusive lock knows that nothing of this node's job is left.
+- On busy cores a worker may run for a while before the launcher, which has just started it, gets to tell its pid. If it
+  drops its environment meanwhile, it is known by its stderr, a pipe or a terminal of ours that the guardian was told of
+  before the start.
+- Messages are lines: `|DEVICE INODE` the next worker's stderr, `+PID BORN` a worker's session began (BORN: its start
+  time), `-PID` it is gone, `dir HEX` a temporary directory, `hold HEX` a file to hold the lock on,
+  `farewell MODULE SECONDS HEX` whose `say_farewell` is to be called with which document and may take how long, `keep`
+  nothing is to be killed any more, `forget` every session told so far, `bye`. They are told in order, so a torn line
+  can only be the last one.
+- Nothing waits for the guardian: orders that the pipe has no room for (it was stopped) wait here, and where there are
+  many, what holds now is told instead.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+
+from elastic_run.multiprocessing.process import process_table
+from elastic_run.multiprocessing.process.guardian_process import become_daemon, stand_guard
+from elastic_run.multiprocessing.process.interpreter import find_interpreter
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from elastic_run.loop import Loop
+
+#: The launcher's own, which others may have as well.
+_STDERR = 2
+#: Bytes of orders that wait for room in the pipe before what holds now is told instead.
+_MOST_WAITING = 1 << 16
+
+
+class Guardian:
+    """The launcher's side of the guardian.
+
+    Args:
+        is_exec: Start a fresh interpreter rather than a fork.
+
+    Attributes:
+        token: What the launcher's workers carry in their environment.
+        pid: The guardian's pid; 0 before it was started.
+        spared: Sessions that belong to no round, so that a round's end leaves them alone; they end with the launcher.
+        own_sessions: Sessions of the guardians, and of the process that passes on the output of background processes.
+            The end of a round leaves them alone.
+    """
+
+    def __init__(self, *, is_exec: bool) -> None:
+        self.token = f"{os.getpid():x}-{os.urandom(8).hex()}"
+        self.is_exec = is_exec
+        self.pid = 0
+        self.spared: set[int] = set()
+        self._pipe = -1
+        self.own_sessions: set[int] = set()
+        self._sessions: dict[int, int] = {}
+        self._outputs: dict[int, tuple[int, int]] = {}
+        self._expected: tuple[int, int] | None = None
+        self._directory = ""
+        self._farewell = ""
+        self._held = ""
+        self._is_over = False
+        self._loop: Loop | None = None
+        self._waiting = bytearray()
+
+    def attach(self, loop: Loop) -> None:
+        """Let a loop tell the guardian what its pipe has no room for now.
+
+        Args:
+            loop: The agent's.
+        """
+        self._loop = loop
+
+    def start(self) -> int:
+        """Start it, or start another one after it died; it learns what its predecessor knew.
+
+        Returns:
+            Its pid.
+
+        Raises:
+            OSError: The system refuses a process.
+        """
+        reader, writer = os.pipe()
+        os.set_blocking(writer, False)
+        # A second guardian that stands in is let go when the new one knows all: the launcher may be killed in between.
+        before, self._pipe = self._take_pipe(), writer
+        since = process_table.start_time("self")
+        interpreter = find_interpreter() if self.is_exec else ""
+        # They wait for it in the pipe: a launcher that is killed while it starts leaves no directory.
+        if self._directory:
+            self.remove_at_end(self._directory)
+        for order in filter(None, (self._held, self._farewell)):
+            self._send(order)
+        try:
+            own = (reader, self.token, since)
+            self.pid = _spawn(interpreter, *own) if interpreter else _fork(*own)
+        except OSError:
+            self._close_pipe()
+            self._pipe, self._waiting = before
+            self._write()
+            raise
+        finally:
+            os.close(reader)
+        self.own_sessions.add(self.pid)
+        for order in self._sessions_and_end():
+            self._send(order)
+        _say_bye(*before)
+        return self.pid
+
+    @property
+    def outputs(self) -> frozenset[tuple[int, int]]:
+        """Device and inode of what only living workers got as stderr."""
+        return frozenset(self._outputs.values())
+
+    def _sessions_and_end(self) -> list[str]:
+        orders = []
+        for session, born in self._sessions.items():
+            if session in self._outputs:
+                orders.append("|{} {}".format(*self._outputs[session]))
+            orders.append(f"+{session} {born}")
+        return [*orders, "keep"] if self._is_over else orders
+
+    def expect(self, stderr: int) -> None:
+        """Tell it of a worker that is about to start, until `watch` tells its session.
+
+        Args:
+            stderr: Descriptor that the worker gets as 2. The launcher's own or a file says nothing: others may have it.
+        """
+        status = os.fstat(stderr)
+        self._expected = None
+        if stderr != _STDERR and (stat.S_ISFIFO(status.st_mode) or os.isatty(stderr)):
+            self._expected = status.st_dev, status.st_ino
+            self._send(f"|{status.st_dev} {status.st_ino}")
+
+    def watch(self, session: int, born: int) -> None:
+        """Tell it that a worker's session began, led by a process that was born at a time in clock ticks."""
+        self._sessions[session] = born
+        if self._expected is not None:
+            self._outputs[session] = self._expected
+            self._expected = None
+        self.spared.discard(session)
+        self.own_sessions.discard(session)
+        self._send(f"+{session} {born}")
+
+    def forget(self, session: int) -> None:
+        """Tell it that a session is gone, before its number can be used again."""
+        self._sessions.pop(session, None)
+        self._outputs.pop(session, None)
+        self.spared.discard(session)
+        self._send(f"-{session}")
+
+    def remove_at_end(self, directory: str) -> None:
+        """Tell it which temporary directory to remove should the launcher die; empty for none."""
+        self._directory = directory
+        # In hexadecimal: a path may hold a newline, and what follows one must not be taken for another directory.
+        self._send(f"dir {os.fsencode(directory).hex()}")
+
+    def say_at_end(self, module: str, document: str, seconds: float) -> None:
+        """Tell it whom to tell of the launcher's death.
+
+        Args:
+            module: Name of a module with a function `say_farewell`.
+            document: Its argument, as JSON.
+            seconds: How long the function may take.
+        """
+        self._farewell = f"farewell {module} {seconds:.0f} {document.encode().hex()}"
+        self._send(self._farewell)
+
+    def hold(self, path: str) -> None:
+        """Let it hold a shared lock on a file until the launcher's workers are gone.
+
+        Args:
+            path: The file.
+        """
+        self._held = f"hold {os.fsencode(path).hex()}"
+        self._send(self._held)
+
+    def spare_all(self) -> None:
+        """Tell it that the job has succeeded: what still runs lives on, even if the launcher is killed."""
+        self._is_over = True
+        self._send("keep")
+
+    def abandon(self) -> None:
+        """Let go of it in a forked child of the launcher: it is not the child's."""
+        self._close_pipe()
+
+    def dismiss(self) -> None:
+        """Let it go: the launcher has cleaned up itself. The caller reaps it, and calls `close` then."""
+        self._send("bye")
+        if not self._waiting:
+            self._close_pipe()
+
+    def close(self) -> None:
+        """Close the pipe. A second guardian that can't be told `bye`, as the pipe is full, is killed before."""
+        if self._waiting and self.pid:
+            # At the end of the pipe it would take this process for dead, and kill the workers.
+            process_table.kill_all(
+                (), process_table.find_survivors({self.pid}, "", since=process_table.start_time("self"))
+            )
+        self._close_pipe()
+
+    def alarm(self) -> None:
+        """Let it do its work now: the launcher ends in a way that was not foreseen."""
+        self._close_pipe()
+
+    def _send(self, order: str) -> None:
+        if self._pipe < 0:
+            return
+        is_first = not self._waiting
+        self._waiting += order.encode() + b"\n"
+        if is_first:
+            self._write()
+        elif len(self._waiting) > _MOST_WAITING:
+            self._tell_anew(order)
+
+    def _tell_anew(self, last: str) -> None:
+        """Replace the orders that wait by what holds now; the first may have been written in part."""
+        directory = [f"dir {os.fsencode(self._directory).hex()}"] if self._directory else []
+        told = list(filter(None, (self._held, self._farewell)))
+        expected = [last] if last.startswith("|") else []
+        orders = ["forget", *directory, *told, *self._sessions_and_end(), *expected]
+        begun = self._waiting.index(b"\n") + 1
+        self._waiting[begun:] = "".join(f"{order}\n" for order in orders).encode()
+
+    def _write(self) -> None:
+        """Write what waits; the loop comes back where the pipe is full."""
+        if self._pipe < 0:
+            return
+        try:
+            del self._waiting[: os.write(self._pipe, self._waiting)]
+        except BlockingIOError:
+            pass
+        except BrokenPipeError:
+            # It was killed. The loop sees its exit and starts another, which is told everything.
+            self._waiting.clear()
+        if self._loop is None:
+            return
+        if self._waiting:
+            self._loop.add_writer(self._pipe, self._write)
+        else:
+            self._loop.remove_writer(self._pipe)
+
+    def _close_pipe(self) -> None:
+        pipe, _ = self._take_pipe()
+        if pipe >= 0:
+            os.close(pipe)
+
+    def _take_pipe(self) -> tuple[int, bytearray]:
+        """Return the pipe, -1 for none, and what waits for room in it; this object has none from now on."""
+        taken = self._pipe, self._waiting
+        if self._pipe >= 0 and self._loop is not None:
+            self._loop.remove_writer(self._pipe)
+        self._pipe, self._waiting = -1, bytearray()
+        return taken
+
+
+def _say_bye(pipe: int, waiting: bytearray) -> None:
+    """Let the guardian go that reads a pipe, if any does."""
+    if pipe >= 0:
+        try:
+            os.write(pipe, waiting + b"bye\n")
+        except OSError:
+            pass  # nobody reads it any more
+        os.close(pipe)
+
+
+def _fork(reader: int, token: str, since: int) -> int:
+    launcher = os.getpid()
+    ready, unready = os.pipe()
+    try:
+        pid = os.fork()
+    except OSError:
+        os.close(ready)
+        os.close(unready)
+        raise
+    if pid:
+        os.close(unready)
+        # Until it has left the launcher's process group, which may be killed as a whole, no worker may start.
+        os.read(ready, 1)
+        os.close(ready)
+        return pid
+    try:
+        os.setsid()
+        os.dup2(reader, 0)
+        become_daemon(f"guardian of {launcher}", "guardian", {0})
+        stand_guard(0, launcher, token, since)
+    finally:
+        # Never back into the launcher's code, whatever happened.
+        os._exit(0)
+
+
+def _spawn(interpreter: str, reader: int, token: str, since: int) -> int:
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); "
+        "from elastic_run.multiprocessing.process import guardian; guardian.main()"
+    )
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        from elastic_run.multiprocessing.process.descriptors import inheritable_descriptors  # noqa: PLC0415
+        from elastic_run.multiprocessing.process.fork_exec import start_process  # noqa: PLC0415 - a fork needs neither
+
+        argv = [interpreter, "-I", "-S", "-c", code, root, str(os.getpid()), token, str(since)]
+        closed = inheritable_descriptors()
+        return start_process(argv, os.environ, stdin=reader, stdout=null, stderr=null, closed=closed)
+    finally:
+        os.close(null)
+
+
+def main() -> None:
+    """Run as a fresh interpreter: the pipe is descriptor 0; launcher, token and start time are arguments."""
+    launcher, token, since = int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+    become_daemon(f"guardian of {launcher}", "guardian", {0, 1, 2})
+    stand_guard(0, launcher, token, since)

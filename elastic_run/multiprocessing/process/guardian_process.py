@@ -1,0 +1,468 @@
+"""The guardian's own process, and a second one behind it: they wait for the launcher's end, and clean up after it.
+
+Rules
+- The guardian forks the second one when the workers have booted, and passes on every order that it reads. The second
+  one acts where the first can't: when it was killed, even at the same moment as the launcher, and when it doesn't begin
+  to clean up within `_SILENCE` of the launcher's end (it was stopped, or gets no processor). It kills the first one
+  then, so that no two act on different orders, and reads from the launcher's pipe what the first one has left there.
+- When the guardian dies while the launcher lives the second one stands in, until the launcher has started another and
+  says `bye` to what was there before.
+- The second one is in the session of the first, by which the launcher knows it, and in a process group of its own.
+- When the launcher and both guardians are killed at the same moment, no process is left to act. Three ways to prevent
+  that were rejected. PR_SET_PDEATHSIG needs code between fork and exec, so each worker would cost one more exec; it
+  also fires when the parent's thread ends, and misses grandchildren. A pipe whose closing sends SIGKILL to the group
+  (F_SETSIG) gives each worker a descriptor that it does not have under torchrun. cgroup.kill needs a cgroup that the
+  user may write to, which schedulers and containers seldom give, and a process that writes to it.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+
+from elastic_run import signals
+from elastic_run.multiprocessing.process import process_table
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
+#: Seconds that the guardian goes on killing; what then lives is in uninterruptible sleep.
+PATIENCE = 10.0
+#: Seconds between two looks while killed processes disappear (a case of law 2's list).
+_LOOK = 0.005
+_EMPTY_LOOKS = 2
+_MAX_FD = 1 << 16
+#: Seconds in which workers boot: until then orders wait in the pipe, which holds those of two thousand workers.
+_NO_ORDERS = 1.0
+#: Seconds until the second guardian is forked: no worker that boots loses a processor to it.
+_ALONE = 0.2
+#: Seconds after the launcher's end in which the first guardian has to say that it cleans up.
+_SILENCE = 0.5
+#: Seconds that it has from there until nothing is left; what it says over the network comes after that.
+_CLEAN_UP = PATIENCE + 10.0
+#: Seconds for what it says beyond those that it was given.
+_MARGIN = 10.0
+#: Seconds from the end of a process's descriptors to its own end.
+_DYING = 1.0
+_IGNORED = (signals.SIGTERM, signals.SIGINT, signals.SIGHUP, signals.SIGQUIT, signals.SIGUSR1, signals.SIGUSR2)
+_BYE = b"bye"
+_CLEANS_UP = b"cleans up"
+#: What a guardian is called that has nothing left to guard, and tells the job of its agent's death.
+_NOTICE = "node-death notice"
+_SWEPT = b"swept"
+_FORGET = b"forget"
+
+
+def become_daemon(title: str, name: str, kept: Collection[int]) -> None:
+    """Let go of what is the launcher's, in a process of its own session.
+
+    Args:
+        title: Its command line from now on.
+        name: The short form.
+        kept: Descriptors that stay open; the standard ones lead to /dev/null otherwise.
+    """
+    _ignore_signals()
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in range(3):
+        if fd not in kept:
+            os.dup2(null, fd)
+    start = 3
+    for fd in sorted(fd for fd in kept if fd >= start):
+        os.closerange(start, fd)
+        start = fd + 1
+    os.closerange(start, _MAX_FD)
+    os.chdir("/")
+    _set_process_title(title, name)
+
+
+def _ignore_signals() -> None:
+    """A signal to everybody (`kill -TERM -1`, a site's clean-up) must not take the guardian before the workers."""
+    signals.set_wakeup_fd(-1)
+    for number in _IGNORED:
+        signals.ignore_signal(number)
+    signals.default_signal(signals.SIGCHLD)
+
+
+def _set_process_title(title: str, name: str) -> None:
+    """Write over this process's command line, which is memory of its own.
+
+    /proc/self/stat gives the place; there is no call for it without ctypes. Failure is harmless.
+    """
+    try:
+        with open("/proc/self/stat", "rb") as status:
+            fields = status.read().rpartition(b")")[2].split()
+        start, end = int(fields[45]), int(fields[46])
+        size = end - start
+        if size > 1:
+            with open("/proc/self/mem", "r+b", buffering=0) as memory:
+                memory.seek(start)
+                memory.write(title.encode()[: size - 1].ljust(size, b"\0"))
+        with open("/proc/self/comm", "wb", buffering=0) as comm:
+            comm.write(name.encode())
+    except (OSError, IndexError, ValueError):
+        pass
+
+
+class _Orders:
+    """What the launcher has told so far."""
+
+    __slots__ = (
+        "directory",
+        "expected_stderr",
+        "farewell",
+        "held",
+        "is_cleaning",
+        "is_dismissed",
+        "is_over",
+        "is_swept",
+        "outputs",
+        "rest",
+        "sessions",
+    )
+
+    def __init__(self) -> None:
+        self.sessions: dict[int, int] = {}
+        self.outputs: dict[int, tuple[int, int]] = {}
+        self.expected_stderr: tuple[int, int] | None = None
+        self.directory = ""
+        self.farewell: tuple[str, float, bytes] | None = None
+        self.held = -1
+        self.is_dismissed = False
+        self.is_cleaning = False
+        self.is_over = False
+        self.is_swept = False
+        self.rest = b""
+
+    @property
+    def limit(self) -> float:
+        """Seconds that the first guardian has for what it does now; 0 before the launcher's end."""
+        if self.is_swept:
+            return _MARGIN + (0.0 if self.farewell is None else self.farewell[1])
+        return _CLEAN_UP if self.is_cleaning else 0.0
+
+    def release(self) -> None:
+        """Let go of the file that is held, so that another process may get its lock."""
+        if self.held >= 0:
+            os.close(self.held)
+            self.held = -1
+
+    def take(self, chunk: bytes) -> None:
+        """Read the lines of a piece of the pipe."""
+        *lines, self.rest = (self.rest + chunk).split(b"\n")
+        for line in lines:
+            if line.startswith((b"+", b"-", b"|")) or line == _FORGET:
+                self._take_session(line)
+            else:
+                self._take_other(line)
+
+    def _take_session(self, line: bytes) -> None:
+        if line == _FORGET:
+            self.sessions.clear()
+            self.outputs.clear()
+        elif line.startswith(b"+"):
+            session, born = line[1:].split()
+            self.sessions[int(session)] = int(born)
+            if self.expected_stderr is not None:
+                self.outputs[int(session)] = self.expected_stderr
+                self.expected_stderr = None
+        elif line.startswith(b"|"):
+            device, inode = line[1:].split()
+            self.expected_stderr = int(device), int(inode)
+        else:
+            self.sessions.pop(int(line[1:]), None)
+            self.outputs.pop(int(line[1:]), None)
+
+    def _take_other(self, line: bytes) -> None:
+        if line == _BYE:
+            self.is_dismissed = True
+        elif line == _CLEANS_UP:
+            self.is_cleaning = True
+        elif line == _SWEPT:
+            self.is_swept = True
+            self.release()
+        elif line == b"keep":
+            self.is_over = True
+        elif line.startswith(b"dir "):
+            self.directory = os.fsdecode(bytes.fromhex(line[4:].decode()))
+        elif line.startswith(b"farewell "):
+            _, module, seconds, document = line.decode().split()
+            self.farewell = module, float(seconds), bytes.fromhex(document)
+        elif line.startswith(b"hold "):
+            self.release()
+            self.held = _hold(bytes.fromhex(line[5:].decode()))
+
+
+class _Launcher:
+    """The launcher as its guardians see it: the pipe with its orders, and its end.
+
+    Args:
+        pipe: Read end of its pipe.
+        pid: Its pid.
+        token: What its descendants carry in their environment.
+        since: Its start time in clock ticks.
+    """
+
+    __slots__ = ("orders", "pid", "pidfd", "pipe", "since", "token")
+
+    def __init__(self, pipe: int, pid: int, token: str, since: int) -> None:
+        os.set_blocking(pipe, False)
+        self.pipe = pipe
+        self.pid = pid
+        self.pidfd = _open_pidfd(pid)
+        self.token = token
+        self.since = since
+        self.orders = _Orders()
+
+    def make_poll(self, events: int) -> select.poll:
+        """Return a poll object that sees the launcher's end, and orders where `events` says so."""
+        poll = select.poll()
+        if self.pidfd is not None:
+            poll.register(self.pidfd, select.POLLIN)
+        poll.register(self.pipe, events)
+        return poll
+
+    def wait_end(self, seconds: float) -> bool:
+        """Wait for its end alone; return whether it came. To wake up for orders would cost booting workers time."""
+        return bool(self.make_poll(0).poll(seconds * 1000))
+
+    def follow(self, second: _Second) -> None:
+        """Take its orders until it ends or says `bye`."""
+        poll, is_over = self.make_poll(select.POLLIN), False
+        while not is_over and not self.orders.is_dismissed:
+            is_over = any(fd == self.pidfd for fd, _ in poll.poll())
+            is_over = self._take_orders(second) or is_over
+
+    def _take_orders(self, second: _Second) -> bool:
+        """Take all that is in the pipe; return whether the launcher has closed it."""
+        while True:
+            chunk = _read(self.pipe)
+            if not chunk:
+                return chunk is not None
+            self.orders.take(chunk)
+            second.tell(chunk)
+
+    def clean_up(self, on_swept: Callable[[], None]) -> None:
+        """Kill what it has left, remove its directory, and tell its job.
+
+        Args:
+            on_swept: Called when nothing is left, before the job is told.
+        """
+        orders = self.orders
+        if not orders.is_over:
+            if orders.expected_stderr is not None:
+                found = process_table.find_sessions_by_stderr(*orders.expected_stderr, since=self.since)
+                orders.sessions.update(found)
+            outputs = frozenset(orders.outputs.values())
+            sweep(orders.sessions, self.token, self.since, time.monotonic, outputs=outputs)
+        if orders.directory:
+            import shutil  # noqa: PLC0415 - only after a disaster
+
+            shutil.rmtree(orders.directory, ignore_errors=True)
+        orders.release()
+        on_swept()
+        if orders.farewell is not None:
+            module, _, document = orders.farewell
+            _set_process_title(f"{_NOTICE} of {self.pid}", "death notice")
+            _say_farewell(module, document)
+
+
+class _Second:
+    """The second guardian, as the first one sees it."""
+
+    __slots__ = ("_pipe",)
+
+    def __init__(self) -> None:
+        self._pipe = -1
+
+    def start(self, launcher: _Launcher) -> None:
+        """Fork it; where the system refuses that, one guardian has to do.
+
+        Args:
+            launcher: What both watch.
+        """
+        reading, writing = os.pipe()
+        first = os.getpid()
+        signals.ignore_signal(signals.SIGCHLD)  # it leaves no zombie should it be killed
+        try:
+            pid = os.fork()
+        except OSError:
+            pid = -1
+        if not pid:
+            try:
+                os.close(writing)
+                _stand_behind(first, reading, launcher)
+            finally:
+                os._exit(0)
+        os.close(reading)
+        os.set_blocking(writing, False)
+        self._pipe = writing
+
+    def tell(self, orders: bytes) -> None:
+        """Pass orders on; one that was killed, or that reads nothing, is let go."""
+        if self._pipe < 0:
+            return
+        try:
+            is_told = os.write(self._pipe, orders) == len(orders)
+        except OSError:
+            is_told = False
+        if not is_told:
+            os.close(self._pipe)
+            self._pipe = -1
+
+
+def stand_guard(pipe: int, launcher: int, token: str, since: int) -> None:
+    """Wait for the launcher's end, and clean up after it unless it said farewell.
+
+    Args:
+        pipe: Read end of the launcher's pipe.
+        launcher: The launcher's pid.
+        token: What the launcher's descendants carry in their environment.
+        since: Start time of the launcher in clock ticks.
+    """
+    watched = _Launcher(pipe, launcher, token, since)
+    second = _Second()
+    if not watched.wait_end(_ALONE):
+        second.start(watched)
+    watched.wait_end(_NO_ORDERS - _ALONE)
+    watched.follow(second)
+    if watched.orders.is_dismissed:
+        return
+    second.tell(_CLEANS_UP + b"\n")
+    watched.clean_up(lambda: second.tell(_SWEPT + b"\n"))
+    second.tell(_BYE + b"\n")
+
+
+def _stand_behind(first: int, pipe: int, launcher: _Launcher) -> None:
+    """Be the second guardian.
+
+    Args:
+        first: Pid of the first one, this process's parent.
+        pipe: Read end of its pipe.
+        launcher: What both watch.
+    """
+    signals.default_signal(signals.SIGCHLD)
+    os.setpgid(0, 0)
+    _set_process_title(f"second guardian of {launcher.pid}", "second guardian")
+    orders = launcher.orders
+    if not _outlasts_first(_open_pidfd(first), pipe, launcher) or orders.is_dismissed:
+        return
+    if os.getppid() == first:
+        os.kill(first, signals.SIGKILL)
+    launcher.follow(_Second())
+    if not orders.is_dismissed:
+        launcher.clean_up(lambda: None)
+
+
+def _outlasts_first(first: int | None, pipe: int, launcher: _Launcher) -> bool:
+    """Follow the first guardian; return whether it is gone, or silent though the launcher has ended."""
+    orders = launcher.orders
+    both, one = launcher.make_poll(0), select.poll()
+    for poll in (both, one):
+        poll.register(pipe, select.POLLIN)
+    deadline = 0.0  # none before the launcher's end
+    while not orders.is_dismissed:
+        left = deadline - time.monotonic() if deadline else 0.0
+        ready = {fd for fd, _ in (one.poll(max(0.0, left) * 1000) if deadline else both.poll())}
+        if pipe in ready:
+            chunk, limit = _read(pipe), orders.limit
+            if not chunk:
+                return _has_ended(first)
+            orders.take(chunk)
+            if orders.limit != limit:
+                deadline = time.monotonic() + orders.limit
+            if orders.is_swept:
+                _set_process_title(f"{_NOTICE} of {launcher.pid}, second", "death notice")
+        elif not deadline:
+            deadline = time.monotonic() + _SILENCE
+        elif left <= 0:
+            return True
+    return False
+
+
+def _has_ended(pidfd: int | None) -> bool:
+    """Whether a process whose descriptors are closed has ended; if not it has let go of this one."""
+    if pidfd is None:
+        return True
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(_DYING * 1000))
+
+
+def _hold(path: bytes) -> int:
+    """Take a shared lock on a file; returns its descriptor, -1 where it is gone or another process has it alone."""
+    import fcntl  # noqa: PLC0415 - not for one node
+
+    fd = -1
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        if fd >= 0:
+            os.close(fd)
+        return -1
+    return fd
+
+
+def _say_farewell(module: str, document: bytes) -> None:
+    """Tell the job; it finds out by itself, later, if that can't be done."""
+    import importlib  # noqa: PLC0415 - only after a disaster
+    import json  # noqa: PLC0415
+
+    try:
+        importlib.import_module(module).say_farewell(json.loads(document))
+    except Exception:  # noqa: BLE001 - nobody is left to be told
+        return
+
+
+def _open_pidfd(pid: int) -> int | None:
+    """Return a process's pidfd; where there are none the end of its pipe has to do."""
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        # It died meanwhile. Its end of the pipe may live on in a fork: a descriptor that is always readable.
+        return os.open(os.devnull, os.O_RDONLY)
+    except (AttributeError, OSError):
+        return None
+
+
+def _read(pipe: int) -> bytes | None:
+    """Return what is in a pipe, nothing at its end, or None where it is empty for now."""
+    try:
+        return os.read(pipe, 1 << 16)
+    except BlockingIOError:
+        return None
+
+
+def sweep(
+    sessions: Mapping[int, int],
+    token: str,
+    since: int,
+    clock: Callable[[], float],
+    *,
+    outputs: Collection[tuple[int, int]] = (),
+) -> None:
+    """Kill until nothing is left, at two looks in a row: a process that is being born is easily missed by one.
+
+    Args:
+        sessions: The workers' sessions, and when their leaders were born.
+        token: What their descendants carry in their environment.
+        since: Start time of the launcher in clock ticks.
+        clock: Monotonic seconds.
+        outputs: Device and inode of pipes and terminals that only the workers got as stderr.
+    """
+    # The groups at once: no scan stands between a dead launcher and its workers. They are stopped before they are
+    # killed, so that their children are still theirs for the look at who descends from whom.
+    ours = {session for session, born in sessions.items() if not process_table.is_recycled(session, born)}
+    process_table.signal_groups(ours, signals.SIGSTOP)
+    below = process_table.find_descendants(ours, since=since)
+    process_table.kill_all(ours, {*ours, *below})  # the leaders by themselves too: one may not lead its session yet
+    give_up_at = clock() + PATIENCE
+    me = (os.getpid(),)
+    empty_looks = 0
+    while empty_looks < _EMPTY_LOOKS and clock() < give_up_at:
+        left = process_table.find_survivors(ours, token, since=since, ignored=me, outputs=outputs)
+        process_table.kill_all((), left)
+        empty_looks = 0 if left else empty_looks + 1
+        select.select((), (), (), _LOOK)

@@ -1,0 +1,75 @@
+"""Finds the program that runs Python code in a process of its own: not always `sys.executable`.
+
+In a program that embeds Python (uwsgi, a simulator, a C++ service) or that was frozen (PyInstaller), `sys.executable`
+is that program. With an interpreter's arguments it would begin its own work a second time, so trying is no option. The
+name decides: interpreters are called python, pypy or graalpy.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+#: Beginnings of an interpreter's name, and what may follow: a version, and a build's letters.
+_NAMES = ("python", "pypy", "graalpy")
+_BUILDS = ("", "t", "d", "td", "w", "m", "dm")
+
+#: What a worker runs under --run-path. torch calls runpy in a process forked from its launcher; our workers are always
+#: executed, so it is a command. Not -m with a module of ours: then the workers' interpreter would have to find us.
+RUN_PATH_CODE = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
+
+
+def is_frozen() -> bool:
+    """Whether this program and its modules are one file, as PyInstaller and its like make it."""
+    return bool(getattr(sys, "frozen", False))
+
+
+def own_interpreter() -> str:
+    """Return `sys.executable`; if that is no interpreter, this Python's interpreter, or ""."""
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    installed = [os.path.join(prefix, "bin", f"python{version}") for prefix in (sys.exec_prefix, sys.base_exec_prefix)]
+    candidates = (sys.executable, *([] if is_frozen() else installed))
+    return next((path for path in candidates if path and is_interpreter(path)), "")
+
+
+def find_interpreter() -> str:
+    """Return the path of an interpreter for code of ours, or "" where this program has none.
+
+    What the program gave to `multiprocessing.set_executable` comes first.
+    """
+    return _chosen_for_multiprocessing() or own_interpreter()
+
+
+def is_interpreter(path: str) -> bool:
+    """Whether a program is an interpreter, as far as its name, or that of the file behind a link, tells.
+
+    This program itself is none where it is frozen, whatever its name.
+
+    Args:
+        path: Of the program.
+    """
+    if is_frozen() and path == sys.executable:
+        return False
+    names = (os.path.basename(path), os.path.basename(os.path.realpath(path)))
+    return any(map(is_interpreters_name, names)) and os.access(path, os.X_OK)
+
+
+def is_interpreters_name(name: str) -> bool:
+    """Whether a file's name is an interpreter's.
+
+    Args:
+        name: Without its directory.
+    """
+    for beginning in _NAMES:
+        if name.startswith(beginning):
+            rest = name[len(beginning) :].lstrip("0123456789.")
+            return rest in _BUILDS or rest.startswith("-")
+    return False
+
+
+def _chosen_for_multiprocessing() -> str:
+    """Return the program's setting of `multiprocessing.set_executable`; the default is `sys.executable`."""
+    spawn = sys.modules.get("multiprocessing.spawn")
+    chosen = spawn.get_executable() if spawn is not None else None
+    path = os.fsdecode(chosen) if chosen else ""
+    return path if path != sys.executable else ""

@@ -1,0 +1,333 @@
+"""Finds and signals what is left of a worker: by session, by process group, and by the token in its environment.
+
+Rules
+- A process is gone if it is absent or a zombie: a slow PID 1 leaves zombies for some time.
+- A descendant that left the session (a daemon, a nested launcher's worker) still has the token of every launcher above
+  it in its environment. A process older than the launcher can't be a descendant, and its files are not read.
+- A descendant that dropped its environment too is found in three ways: by its stdout or stderr, if this is a pipe or a
+  terminal that only workers got; by its parent; or as an orphan that became a child of this process
+  (`multiprocessing.process.orphans`).
+- Reading /proc/PID/environ takes the process's memory lock. A process in uninterruptible sleep may hold this lock for
+  ever, so its file is never opened.
+- The module uses little of the standard library: the guardian runs it after the launcher has died.
+"""
+
+from __future__ import annotations
+
+import os
+
+from elastic_run.signals import SIGKILL
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+#: Bytes of a command line that are worth showing.
+_COMMAND_LIMIT = 400
+_GONE_STATES = (b"Z", b"X", b"x")
+
+
+class ProcessStat:
+    """The fields of /proc/PID/stat that we use.
+
+    Args:
+        state: One letter; `D` is uninterruptible sleep.
+        parent: Pid of the parent.
+        group: Number of the process group.
+        session: Number of the session.
+        started_at: Clock ticks since boot.
+        memory: Resident pages.
+        cpu: Clock ticks of processor time.
+    """
+
+    __slots__ = ("cpu", "group", "memory", "parent", "session", "started_at", "state")
+
+    def __init__(
+        self, *, state: bytes, parent: int, group: int, session: int, started_at: int, memory: int, cpu: int
+    ) -> None:
+        self.state = state
+        self.parent = parent
+        self.group = group
+        self.session = session
+        self.started_at = started_at
+        self.memory = memory
+        self.cpu = cpu
+
+
+def read_stat(pid: int | str) -> ProcessStat | None:
+    """Read a process's state.
+
+    Args:
+        pid: A pid, or "self".
+
+    Returns:
+        The state, or None when there is no such process or no /proc.
+    """
+    try:
+        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        # The name in parentheses may hold spaces and parentheses itself: fields count from the last one.
+        fields = os.read(fd, 4096).rpartition(b")")[2].split()
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+    parent, group, session = (int(field) for field in fields[1:4])
+    return ProcessStat(
+        state=fields[0],
+        parent=parent,
+        group=group,
+        session=session,
+        started_at=int(fields[19]),
+        memory=int(fields[21]),
+        cpu=int(fields[11]) + int(fields[12]),
+    )
+
+
+def start_time(pid: int | str) -> int:
+    """Return when a process began, in clock ticks since boot; 0 if unknown."""
+    stat = read_stat(pid)
+    return 0 if stat is None else stat.started_at
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process is absent or a zombie."""
+    stat = read_stat(pid)
+    return stat is None or stat.state in _GONE_STATES
+
+
+def is_running(pid: int) -> bool:
+    """Whether any thread of a process has a processor or waits for one; its first thread may have ended already."""
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return False
+    stats = (read_stat(f"{pid}/task/{thread}") for thread in threads)
+    return any(stat is not None and stat.state == b"R" for stat in stats)
+
+
+def is_child(pid: int) -> bool:
+    """Whether a process is a child of this one, so that its exit code can be had."""
+    try:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def find_survivors(
+    sessions: Collection[int],
+    token: str,
+    *,
+    since: int,
+    ignored: Collection[int] = (),
+    spared: Collection[int] = (),
+    outputs: Collection[tuple[int, int]] = (),
+    adopted: Collection[int] = (),
+) -> list[int]:
+    """Find the living processes of some workers, with all descendants.
+
+    Args:
+        sessions: Sessions of the workers.
+        token: The launcher's token; empty to look at sessions only.
+        since: Start time of the launcher in clock ticks; older processes are not descendants.
+        ignored: Pids that don't count.
+        spared: Sessions that don't count.
+        outputs: Device and inode of pipes and terminals that only the workers got as stdout or stderr.
+        adopted: Orphans that are known to be descendants.
+
+    Returns:
+        Pids, in no order.
+    """
+    needle = token.encode()
+    living = {
+        pid: stat for pid, stat in _read_living(since).items() if pid not in ignored and stat.session not in spared
+    }
+    found = {
+        pid
+        for pid, stat in living.items()
+        if stat.session in sessions
+        or pid in adopted
+        or (stat.state != b"D" and ((needle and _carries(pid, needle)) or (outputs and _writes_to(pid, outputs))))
+    }
+    return [*_with_descendants(found, living)]
+
+
+def find_descendants(sessions: Collection[int], *, since: int) -> list[int]:
+    """Find the living processes of some sessions, and their descendants as far as the parents between them live.
+
+    Args:
+        sessions: The sessions.
+        since: Start time in clock ticks; older processes don't count.
+    """
+    living = _read_living(since)
+    return [*_with_descendants({pid for pid, stat in living.items() if stat.session in sessions}, living)]
+
+
+def find_orphans(session: int, *, since: int) -> list[int]:
+    """Find children of this process in other sessions than its own: it started them, or they came to it.
+
+    Args:
+        session: This process's session.
+        since: Start time in clock ticks; older processes don't count.
+    """
+    me = os.getpid()
+    return [pid for pid, stat in _read_living(since).items() if stat.parent == me and stat.session != session]
+
+
+def _read_living(since: int) -> dict[int, ProcessStat]:
+    """Return the processes that live, and began at a time or later."""
+    stats = {int(name): read_stat(name) for name in _list_pids()}
+    return {
+        pid: stat
+        for pid, stat in stats.items()
+        if stat is not None and stat.state not in _GONE_STATES and stat.started_at >= since
+    }
+
+
+def _with_descendants(found: set[int], living: Mapping[int, ProcessStat]) -> set[int]:
+    children: dict[int, list[int]] = {}
+    for pid, stat in living.items():
+        children.setdefault(stat.parent, []).append(pid)
+    queue = [*found]
+    for pid in queue:
+        below = [child for child in children.get(pid, ()) if child not in found]
+        found.update(below)
+        queue += below
+    return found
+
+
+def _writes_to(pid: int, outputs: Collection[tuple[int, int]]) -> bool:
+    for fd in (1, 2):
+        try:
+            status = os.stat(f"/proc/{pid}/fd/{fd}")
+        except OSError:
+            continue
+        if (status.st_dev, status.st_ino) in outputs:
+            return True
+    return False
+
+
+def find_sessions_by_stderr(device: int, inode: int, *, since: int) -> dict[int, int]:
+    """Find the sessions of processes that have a pipe or a terminal as stderr.
+
+    Args:
+        device: Number of its file system.
+        inode: Its number there.
+        since: Start time in clock ticks; sessions with an older leader don't count.
+
+    Returns:
+        When their leaders were born, in clock ticks, by session.
+    """
+    found = {}
+    for name in _list_pids():
+        try:
+            stderr = os.stat(f"/proc/{name}/fd/2")
+        except OSError:
+            continue
+        process = read_stat(int(name)) if (stderr.st_dev, stderr.st_ino) == (device, inode) else None
+        leader = None if process is None else read_stat(process.session)
+        if process is not None and leader is not None and leader.started_at >= since:
+            found[process.session] = leader.started_at
+    return found
+
+
+def _list_pids() -> list[str]:
+    try:
+        return [name for name in os.listdir("/proc") if name.isdigit()]
+    except OSError:
+        return []
+
+
+def _carries(pid: int, token: bytes) -> bool:
+    try:
+        fd = os.open(f"/proc/{pid}/environ", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        text = b""
+        while chunk := os.read(fd, 1 << 16):
+            text += chunk
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return token in text
+
+
+def is_recycled(session: int, born: int) -> bool:
+    """Whether a session's number belongs to a stranger by now.
+
+    A pid is not given out again while it is the number of a session or group with members. So when there is a process
+    of that number which began at another time, our session was empty long ago.
+
+    Args:
+        session: The session, which is its leader's pid.
+        born: Start time of the leader that we started, in clock ticks; 0 if unknown.
+    """
+    stat = read_stat(session)
+    return stat is not None and bool(born) and stat.started_at != born
+
+
+def has_handler(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal now; not where the system doesn't tell."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            caught = next((line for line in file if line.startswith(b"SigCgt:")), b"SigCgt: 0")
+    except OSError:
+        return False
+    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
+
+
+def read_name(pid: int) -> str:
+    """Return the short name of a process, or an empty string."""
+    try:
+        with open(f"/proc/{pid}/comm", "rb") as file:
+            return file.read().strip().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def signal_groups(groups: Iterable[int], number: int) -> None:
+    """Send a signal to process groups; groups that are gone are skipped."""
+    for group in groups:
+        try:
+            os.killpg(group, number)
+        except (ProcessLookupError, PermissionError):
+            pass
+
+
+def signal_processes(pids: Iterable[int], number: int) -> None:
+    """Send a signal to processes; processes that are gone are skipped."""
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except (ProcessLookupError, PermissionError):
+            pass
+
+
+def kill_all(sessions: Collection[int], pids: Collection[int] = ()) -> None:
+    """Send SIGKILL to the sessions' groups and to single processes."""
+    signal_groups(sessions, SIGKILL)
+    signal_processes(pids, SIGKILL)
+
+
+def read_command(pid: int) -> str:
+    """Return a process's command line, or an empty string."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read(_COMMAND_LIMIT).replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def wait_channel(pid: int) -> str:
+    """Return the kernel function in which a process sleeps, or an empty string."""
+    try:
+        with open(f"/proc/{pid}/wchan", encoding="ascii") as file:
+            text = file.read().strip()
+    except OSError:
+        return ""
+    return "" if text == "0" else text

@@ -1,0 +1,300 @@
+"""The worker processes of one round: watches for their exits, forwards signals, stops them with all descendants.
+
+Rules
+- A round is gone if no process of it lives: no worker, no process in a worker's session, no descendant that left the
+  session (found by the launcher's token). Only then the caller is told, once.
+- `core.shutdown` decides when to signal which process; this module carries it out. The process group of a dead worker
+  has no leader to protect, so it gets the signal when the stop begins or when its leader ends. No process gets the
+  signal twice. A process outside the sessions whose parent lives is left to that parent (a launcher inside a worker
+  tells its own workers).
+- The remaining processes are awaited through pidfds like the workers; without pidfds they are looked at every `_LOOK`.
+"""
+
+from __future__ import annotations
+
+import os
+
+from elastic_run.core import shutdown
+from elastic_run.loop import open_pidfd
+from elastic_run.multiprocessing.process import process_table
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from elastic_run.loop import Loop, Timer
+    from elastic_run.multiprocessing.functions.launch import ServedExit
+    from elastic_run.multiprocessing.process.guardian import Guardian
+
+#: Seconds between two looks at leftovers that can't be waited for (a case of law 2's list).
+_LOOK = 0.01
+#: Seconds after a success in which processes end that go with their worker: resource trackers, fork servers, pools.
+_HELPERS_PATIENCE = 0.5
+
+
+class Workers:
+    """The processes of one round on this node.
+
+    Args:
+        loop: The agent's loop.
+        guardian: Was told of every session, so that none outlives the agent; is told when one is gone.
+        on_exit: Called with a worker's local rank and exit code (minus the signal's number) when it has ended.
+        adopts: Says whether orphans of the workers' descendants come to this process; None if they never do.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        guardian: Guardian,
+        *,
+        on_exit: Callable[[int, int], None],
+        adopts: Callable[[], bool] | None = None,
+    ) -> None:
+        self._loop = loop
+        self._guardian = guardian
+        self._on_exit = on_exit
+        self._adopts = adopts
+        self._since = process_table.start_time("self")
+        self.pids: dict[int, int] = {}
+        self.alive: set[int] = set()
+        self._exits: dict[int, ServedExit] = {}
+        self._born: dict[int, int] = {}
+        self._ended_before_stop: set[int] = set()
+        self._told: set[int] = set()
+        self._told_groups: set[int] = set()
+        self._stop: shutdown.Stop | None = None
+        self._is_hurried = False
+        self._on_gone: Callable[[list[int]], None] | None = None
+        self._timer: Timer | None = None
+        self._watched: dict[int, int] = {}
+        self._released_at: float | None = None
+
+    def adopt(self, local_rank: int, pid: int, born: int, served: ServedExit | None = None) -> None:
+        """Take charge of a worker that was just started.
+
+        Args:
+            local_rank: Its number on this node.
+            pid: Its process, a child of this one and the leader of a session.
+            born: Its start time in clock ticks.
+            served: How its end is seen where it is a fork server's child, or None.
+        """
+        self._born[pid] = born
+        self.pids[local_rank] = pid
+        self.alive.add(local_rank)
+        if served is None:
+            self._loop.watch_exit(pid, lambda code: self._exited(local_rank, code))
+        else:
+            self._exits[local_rank] = served
+            self._loop.add_reader(served.descriptor, lambda: self._served_exited(local_rank))
+
+    def forward(self, number: int) -> None:
+        """Send a signal to the workers that live, not to their children."""
+        process_table.signal_processes((self.pids[rank] for rank in self.alive), number)
+
+    def offer(self, number: int) -> list[int]:
+        """Send a signal to the workers that have a handler for it; it would end the other workers.
+
+        Args:
+            number: The signal.
+
+        Returns:
+            Their local ranks.
+        """
+        told = [rank for rank in sorted(self.alive) if process_table.has_handler(self.pids[rank], number)]
+        process_table.signal_processes((self.pids[rank] for rank in told), number)
+        return told
+
+    def was_stopped(self, local_rank: int) -> bool:
+        """Whether a worker was signalled to stop while it still ran."""
+        return self._stop is not None and self._stop.leader_told and local_rank not in self._ended_before_stop
+
+    def stop(self, number: int, grace: float, on_gone: Callable[[list[int]], None]) -> None:
+        """Stop every process of the round.
+
+        Args:
+            number: The signal that they get first.
+            grace: Seconds until SIGKILL.
+            on_gone: Called once, with the pids that SIGKILL could not end (usually none).
+        """
+        self._on_gone = on_gone
+        self._stop = shutdown.Stop(started_at=self._loop.now(), signal=number, grace=grace)
+        # Some may have ended already without the loop having seen it: they failed, they were not stopped.
+        self._ended_before_stop = {rank for rank in self.pids if rank not in self.alive or self._has_ended(rank)}
+        self._tell_groups(pid for rank, pid in self.pids.items() if rank not in self.alive)
+        self._advance()
+
+    def release(self, on_released: Callable[[list[int]], None]) -> None:
+        """Let what the workers, which have all ended, left in the background live on, but for what is about to end.
+
+        Args:
+            on_released: Called once, with the pids of what lives on (usually none).
+        """
+        self._on_gone = on_released
+        self._released_at = self._loop.now() + _HELPERS_PATIENCE
+        self._timer = self._loop.call_at(self._released_at, self._look_again)
+        self._look_again()
+
+    def _look_again(self) -> None:
+        if self._released_at is None or self._stop is not None or self._on_gone is None:
+            return
+        survivors = self.find_survivors()
+        if survivors and self._loop.now() < self._released_at and not self._is_hurried:
+            self._await(survivors)
+        else:
+            self._end_watching()
+            on_released, self._on_gone = self._on_gone, None
+            on_released(survivors)
+
+    def hurry(self) -> None:
+        """Send SIGKILL now, if a stop is under way."""
+        self._is_hurried = True
+        if self._stop is not None:
+            self._advance()
+        self._look_again()
+
+    def _served_exited(self, local_rank: int) -> None:
+        served = self._exits.pop(local_rank)
+        self._loop.remove_reader(served.descriptor)
+        self._exited(local_rank, served.read())
+
+    def _exited(self, local_rank: int, code: int) -> None:
+        self.alive.discard(local_rank)
+        if self._stop is not None:
+            self._tell_groups((self.pids[local_rank],))
+        self._on_exit(local_rank, code)
+        if self._stop is not None and not self.alive:
+            self._advance()
+
+    def _has_ended(self, local_rank: int) -> bool:
+        served = self._exits.get(local_rank)
+        return _is_zombie(self.pids[local_rank]) if served is None else served.has_ended()
+
+    def _tell_groups(self, leaders: Iterable[int]) -> None:
+        """Send the signal to the remaining processes in the groups of ended workers."""
+        groups = [group for group in self._ours(leaders) if group not in self._told_groups]
+        self._told_groups.update(groups)
+        if self._stop is not None:
+            process_table.signal_groups(groups, self._stop.signal)
+
+    def _ours(self, sessions: Iterable[int]) -> list[int]:
+        return [session for session in sessions if not process_table.is_recycled(session, self._born[session])]
+
+    def find_survivors(self) -> list[int]:
+        """Return the living processes of the round: workers, their sessions, descendants that left the sessions."""
+        ignored = (self._guardian.pid, os.getpid())
+        sessions = frozenset(self._ours(self.pids.values()))
+        spared = self._guardian.spared | self._guardian.own_sessions
+        return process_table.find_survivors(
+            sessions,
+            self._guardian.token,
+            since=self._since,
+            ignored=ignored,
+            spared=spared,
+            outputs=self._guardian.outputs,
+            adopted=self._find_adopted(),
+        )
+
+    def _find_adopted(self) -> list[int]:
+        """Find orphans of the workers: children that this process does not watch, younger than the first worker."""
+        if self._adopts is None or not self._adopts() or not self._born:
+            return []
+        found = process_table.find_orphans(os.getsid(0), since=min(self._born.values()))
+        return [pid for pid in found if not self._loop.is_watching(pid)]
+
+    def _advance(self) -> None:
+        """Take the stop's next step, and see whether anything is left."""
+        if self._stop is None or self._on_gone is None:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._stop, step = shutdown.advance(
+            self._stop,
+            leaders_alive=bool(self.alive),
+            is_hurried=self._is_hurried,
+            now=self._loop.now(),
+            conditions={} if self._stop.killed_at is None else self._read_conditions(),
+        )
+        if step.tell_leaders:
+            self.forward(self._stop.signal)
+        is_look_due = not self.alive or step.tell_groups or step.kill or step.give_up
+        survivors = self.find_survivors() if is_look_due else []
+        if step.give_up or (not survivors and not self.alive):
+            # The first thread of a worker may have ended, and its other threads not yet: no survivor, but not gone.
+            self._finish(survivors or [self.pids[rank] for rank in self.alive])
+            return
+        if step.tell_groups:
+            self._tell(survivors, self._stop.signal)
+        if self._stop.killed_at is not None:
+            # The leaders by themselves too: a fork server's child begins its session late.
+            leaders = [self.pids[rank] for rank in self.alive]
+            process_table.kill_all(self._ours(self.pids.values()), [*survivors, *leaders])
+        if step.next_at is not None:
+            self._timer = self._loop.call_at(step.next_at, self._advance)
+        if not self.alive:
+            self._await(survivors)
+
+    def _read_conditions(self) -> dict[int, shutdown.Condition]:
+        """Read the state of processes that got SIGKILL and still live."""
+        pids = {*self.find_survivors(), *(self.pids[rank] for rank in self.alive)}
+        stats = {pid: process_table.read_stat(pid) for pid in pids}
+        return {
+            pid: shutdown.Condition(is_running=process_table.is_running(pid), memory=stat.memory, cpu=stat.cpu)
+            for pid, stat in stats.items()
+            if stat is not None
+        }
+
+    def _tell(self, survivors: Sequence[int], number: int) -> None:
+        """Send a signal to what is left, but to nobody twice and to nobody whose own parent passes it on."""
+        leaders = {self.pids[rank] for rank in self.alive}
+        sessions, known = set(self.pids.values()), {*survivors, *leaders}
+        for pid in survivors:
+            stat = process_table.read_stat(pid)
+            if stat is None or pid in leaders or pid in self._told or stat.group in self._told_groups:
+                continue
+            if stat.session in sessions or stat.parent not in known:
+                self._told.add(pid)
+                process_table.signal_processes((pid,), number)
+
+    def _await(self, survivors: Sequence[int]) -> None:
+        """Come back when one of them has ended."""
+        for pid in survivors:
+            if pid in self._watched:
+                continue
+            pidfd = open_pidfd(pid)
+            if pidfd is None:
+                self._loop.call_later(_LOOK, self._advance if self._stop is not None else self._look_again)
+                return
+            self._watched[pid] = pidfd
+            self._loop.add_reader(pidfd, lambda pid=pid: self._survivor_ended(pid))  # type: ignore[misc]
+
+    def _survivor_ended(self, pid: int) -> None:
+        pidfd = self._watched.pop(pid)
+        self._loop.remove_reader(pidfd)
+        os.close(pidfd)
+        if not self._watched:
+            self._advance()
+            self._look_again()
+
+    def _finish(self, survivors: list[int]) -> None:
+        on_gone, self._on_gone = self._on_gone, None
+        self._end_watching()
+        for pid in self.pids.values():
+            self._guardian.forget(pid)
+        if on_gone is not None:
+            on_gone(survivors)
+
+    def _end_watching(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        for pidfd in self._watched.values():
+            self._loop.remove_reader(pidfd)
+            os.close(pidfd)
+        self._watched.clear()
+
+
+def _is_zombie(pid: int) -> bool:
+    """Whether a child is a zombie by now; it stays one."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return True

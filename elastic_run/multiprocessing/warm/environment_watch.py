@@ -1,0 +1,151 @@
+"""Which variables are read before there are workers: a template lacks those in which workers differ.
+
+The watch begins in the line of our .pth file, so sees what runs afterwards at Python's own start (later .pth files,
+`sitecustomize`, `usercustomize`), and what modules do when they are imported. What ran before is run again for a look,
+in a process of its own (`startup_replay`).
+
+A copy of the whole environment misses those variables too, but most copies are for a child process and are dropped:
+torch, networkx, `platform` and `ctypes.util` go through the environment. So a copy counts where it is kept. While the
+watch is on, one variable that nobody else knows has the same objects for its name and its value in each copy, and
+their reference counts tell whether a copy is left.
+
+Rejected: to give the template values that can be told apart (modules create directories by their rank, and an int has
+no mark); to look through the constants of modules for names (most of torch has them, and reads them in functions).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from elastic_run import contract
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection
+    from typing import Any
+
+#: Variables that a template doesn't have, or not as its workers will.
+_WORKERS_OWN = frozenset(
+    (
+        *(contract.ENV_RANK, contract.ENV_LOCAL_RANK, contract.ENV_GROUP_RANK, contract.ENV_ROLE_RANK),
+        *(contract.ENV_WORLD_SIZE, contract.ENV_LOCAL_WORLD_SIZE, contract.ENV_GROUP_WORLD_SIZE),
+        *(contract.ENV_ROLE_WORLD_SIZE, contract.ENV_ROLE_NAME, contract.ENV_MASTER_ADDR, contract.ENV_MASTER_PORT),
+        *(contract.ENV_RESTART_COUNT, contract.ENV_MAX_RESTARTS, contract.ENV_RUN_ID, contract.ENV_ERROR_FILE),
+        *(contract.ENV_USE_AGENT_STORE, contract.ENV_SIGNALS_TO_HANDLE, contract.ENV_SCALE_UP_SIGNAL),
+        contract.ENV_TIMER_FILE,
+    )
+)
+#: And those that only some jobs' workers have each their own of.
+_WATCHED = _WORKERS_OWN | {contract.ENV_CUDA_VISIBLE_DEVICES}
+#: Modules through which others read.
+_READING_FOR_OTHERS = frozenset(("os", "_collections_abc", "collections.abc", "copy"))
+#: Modules that are named for having gone through the environment, where several have.
+_MOST_NAMED = 3
+
+
+class EnvironmentWatch:
+    """Sees reads and copies of this process's environment from now on, until it is closed."""
+
+    def __init__(self) -> None:
+        self._reads: dict[str, str] = {}
+        self._copiers: list[str] = []
+        self._others_copiers: list[str] = []
+        self._environs: list[Any] = [os.environ, os.environb]
+        self._before = [(each.encodekey, each.decodekey, each.decodevalue) for each in self._environs]
+        self._marks = _make_marks(os.environ)
+        for environ in self._environs:
+            self._watch(environ)
+        self._references = self._count_references()
+
+    def _watch(self, environ: Any) -> None:  # noqa: ANN401 - private to `os`
+        """Put functions in the place of its own; no methods, since a deep copy of the environment has them too."""
+        encode, decode, decode_value = environ.encodekey, environ.decodekey, environ.decodevalue
+        reads, copiers = self._reads, self._copiers
+        raw_name, raw_value, name, value = self._marks or (None,) * 4
+        # Names as an iteration gives them: to get the value for one of them is no read of that variable.
+        passed = {name: name, raw_name: raw_name}
+
+        def encode_key(key: Any) -> Any:  # noqa: ANN401 - str or bytes
+            raw = encode(key)
+            text = os.fsdecode(key)
+            if text in _WATCHED and passed.get(key) is not key and text not in reads:
+                reads[text] = _find_reader()
+            return raw
+
+        def decode_key(raw: Any) -> Any:  # noqa: ANN401 - ditto
+            key = name if raw is raw_name and environ is os.environ else decode(raw)
+            passed[key] = key
+            reader = _find_reader()
+            if reader not in copiers:
+                copiers.append(reader)
+            return key
+
+        environ.encodekey, environ.decodekey = encode_key, decode_key
+        if environ is os.environ:
+            environ.decodevalue = lambda raw: value if raw is raw_value else decode_value(raw)
+
+    def close(self) -> None:
+        """Let the environment be read without a note."""
+        for environ, (encode_key, decode_key, decode_value) in zip(self._environs, self._before, strict=True):
+            environ.encodekey, environ.decodekey, environ.decodevalue = encode_key, decode_key, decode_value
+
+    def report(self) -> dict[str, Any]:
+        """Return the observations as plain data for `add`."""
+        return {"reads": self._reads, "copiers": self._copiers if self._is_copied() else []}
+
+    def add(self, report: dict[str, Any]) -> None:
+        """Add the observations of another process.
+
+        Args:
+            report: Its watch's.
+        """
+        self._reads.update(report["reads"])
+        self._others_copiers += report["copiers"]
+
+    def find_hazard(self, own: Collection[str] = ()) -> str:
+        """Return what workers would miss, as the end of a sentence about a module; empty for nothing.
+
+        Args:
+            own: More variables that each worker has its own of, among those that are watched.
+        """
+        for name, reader in self._reads.items():
+            if name in _WORKERS_OWN or name in own:
+                return f"reads {name}, which each worker has its own of (in {reader})"
+        if copiers := self._others_copiers or (self._is_copied() and (self._copiers or ["an unknown module"])):
+            places = ", ".join(copiers[:_MOST_NAMED])
+            return f"keeps a copy of the environment, which has no {contract.ENV_RANK} yet (in {places})"
+        self._copiers.clear()
+        return ""
+
+    def _is_copied(self) -> bool:
+        if self._count_references() == self._references:
+            return False
+        import gc  # noqa: PLC0415 - a C module
+
+        gc.collect()
+        return any(now > before for now, before in zip(self._count_references(), self._references, strict=True))
+
+    def _count_references(self) -> list[int]:
+        return [*map(sys.getrefcount, self._marks)]
+
+
+def _make_marks(environ: Any) -> tuple[Any, ...]:  # noqa: ANN401 - private to `os`
+    """Return name and value of the variable that nobody else knows: as the environment has them, and as copies will."""
+    raw_name = next((raw for raw in environ._data if raw == os.fsencode(contract.ENV_TOKEN)), None)  # noqa: SLF001
+    if raw_name is None:
+        return ()
+    raw_value = environ._data[raw_name]  # noqa: SLF001 - the objects themselves
+    return raw_name, raw_value, environ.decodekey(raw_name), environ.decodevalue(raw_value)
+
+
+def _find_reader() -> str:
+    """Return the module or the .pth file whose code is about to read the environment."""
+    frame = sys._getframe(2)  # noqa: SLF001 - the only way
+    while frame.f_back is not None and frame.f_globals.get("__name__") in _READING_FOR_OTHERS:
+        frame = frame.f_back
+    if frame.f_globals.get("__name__") != "site":
+        return str(frame.f_globals.get("__name__"))
+    while frame.f_back is not None and frame.f_code.co_name != "addpackage":
+        frame = frame.f_back
+    return str(frame.f_locals.get("name", "a .pth file"))

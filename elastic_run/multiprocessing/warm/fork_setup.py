@@ -1,0 +1,178 @@
+"""Turns a waiting fork of the template into a worker: gives it what exec would have given it.
+
+The template got the worker's command line, environment and flags from its own exec. So this module sets what differs
+from worker to worker, and what a new process draws at random when it starts or imports a module.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from elastic_run.multiprocessing.warm.process_title import ProcessTitle
+
+
+#: c10::detail::kDefaultSeed; releases that draw one use 64 random bits.
+_TORCH_CONSTANT_SEED = 67280421310721
+
+
+class TemplateStart:
+    """The state at the template's start; made before the imports, which may change `os.environ` and `sys.argv`.
+
+    Args:
+        script: The path of its program, or "" where that is no script.
+
+    Attributes:
+        env: The environment that it was executed with.
+        argument_count: How many arguments its program has.
+    """
+
+    __slots__ = ("_real_script", "_script", "argument_count", "env")
+
+    def __init__(self, script: str) -> None:
+        self._script = script
+        self._real_script = os.path.realpath(script)
+        self.argument_count = len(sys.argv) - 1
+        try:
+            with open("/proc/self/environ", "rb") as file:
+                entries = file.read().split(b"\0")
+        except OSError:
+            # Next to nothing has changed it by now. In new objects, since `environment_watch` looks for copies.
+            self.env = {os.fsdecode(name): os.fsdecode(value) for name, value in os.environb.items()}
+            return
+        self.env = dict(os.fsdecode(entry).partition("=")[::2] for entry in entries if entry)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the script is still where it was: `sys.path` has the directory that a symlink led to then."""
+        return os.path.realpath(self._script) == self._real_script
+
+
+def begin_session(stdout: int, stderr: int) -> None:
+    """Begin a worker's session, with its streams.
+
+    Args:
+        stdout: Becomes descriptor 1.
+        stderr: Becomes descriptor 2.
+    """
+    os.setsid()
+    os.dup2(stdout, 1)
+    os.dup2(stderr, 2)
+    for descriptor in {stdout, stderr}:
+        os.close(descriptor)
+
+
+def start_by_exec(document: dict[str, Any]) -> None:
+    """Become a worker by exec, in this process; never returns.
+
+    Args:
+        document: The worker's `env` and `argv`, all of both, in bytes.
+    """
+    from elastic_run import signals  # noqa: PLC0415 - most workers need none
+
+    for number in signals.IGNORED_BY_PYTHON:
+        signals.default_signal(number)
+    os.execve(document["argv"][0], document["argv"], document["env"])  # noqa: S606 - as the agent would
+
+
+def set_up_worker(document: dict[str, Any], template_start: TemplateStart, title: ProcessTitle) -> None:
+    """Become a worker, after `begin_session`.
+
+    What the imports have changed in the environment or in the arguments stays, as in a worker that imports by itself.
+
+    Args:
+        document: The worker's `env` and `argv`, all of both, in bytes.
+        template_start: The template's.
+        title: This process's.
+
+    Raises:
+        Exception: A module has replaced what this takes.
+    """
+    _change_environment(
+        template_start.env, {os.fsdecode(name): os.fsdecode(value) for name, value in document["env"].items()}
+    )
+    argv = [*map(os.fsdecode, document["argv"])]
+    if argv != sys.orig_argv:  # there is a ${local_rank} in it
+        sys.argv[1:] = argv[-template_start.argument_count :]
+        sys.orig_argv[:] = argv
+    title.show_command(argv)
+    _renew_stream(sys.__stdout__, 1, "<stdout>")
+    _renew_stream(sys.__stderr__, 2, "<stderr>")
+    _look_anew()
+    _draw_anew()
+
+
+def _look_anew() -> None:
+    """Forget where no directory to import from was, and what was in zip files: Python looks once.
+
+    Since then an earlier attempt may have made the one and replaced the other.
+    """
+    import zipimport  # noqa: PLC0415 - frozen, and imported at Python's own start
+
+    finders = sys.path_importer_cache
+    for path, finder in list(finders.items()):
+        if finder is None or isinstance(finder, zipimport.zipimporter):
+            del finders[path]
+    zipimport._zip_directory_cache.clear()  # type: ignore[attr-defined]  # noqa: SLF001 - no other way but by path
+
+
+def _change_environment(before: dict[str, str], now: dict[str, str]) -> None:
+    """Set the worker's variables, in its order, but for those that the imports have changed and it has as before."""
+    kept = {name for name in (*os.environ, *before) if os.environ.get(name) != before.get(name) == now.get(name)}
+    imported = {name: value for name, value in os.environ.items() if name in kept}
+    os.environ.clear()
+    os.environ.update({name: value for name, value in now.items() if name not in kept or name in imported} | imported)
+
+
+def _renew_stream(stream: Any, descriptor: int, name: str) -> None:  # noqa: ANN401 - a stream of Python's own
+    """Make a standard stream what Python makes of its descriptor at start: a terminal, a pipe and a file differ.
+
+    The text stream stays the same object, since modules may hold it; what is beneath notes for ever whether it can be
+    sought, so it is made anew. Source: create_stdio in CPython's Python/pylifecycle.c.
+    """
+    if stream is None:
+        return
+    is_buffered = not stream.write_through
+    buffer: Any = open(descriptor, "wb", -1 if is_buffered else 0, closefd=False)  # noqa: SIM115 - for good
+    raw = buffer.raw if is_buffered else buffer
+    raw.name = name
+    stream.__init__(
+        buffer,
+        encoding=stream.encoding,
+        errors=stream.errors,
+        newline="\n",
+        line_buffering=is_buffered and (raw.isatty() or descriptor == 2),  # noqa: PLR2004 - stderr
+        write_through=not is_buffered,
+    )
+
+
+def _draw_anew() -> None:
+    """Draw again what was drawn at random, or noted, when a module was imported; `random` does so by itself."""
+    modules = sys.modules
+    if "threading" in modules:
+        threading: Any = modules["threading"]
+        # Before Python 3.13 a fork's main thread keeps the number of its parent's.
+        threading.main_thread()._native_id = threading.get_native_id()  # noqa: SLF001
+    if "numpy.random" in modules:
+        modules["numpy.random"].seed()
+    if "torch" in modules:
+        generator: Any = modules["torch"].default_generator
+        if _is_random_seed(generator.initial_seed()):
+            generator.seed()
+    if "multiprocessing.process" in modules:
+        modules["multiprocessing.process"].current_process().authkey = os.urandom(32)
+    if "logging" in modules:
+        import time  # noqa: PLC0415 - a C module
+
+        logging: Any = modules["logging"]
+        # Nanoseconds since Python 3.13.
+        logging._startTime = time.time_ns() if isinstance(logging._startTime, int) else time.time()  # noqa: SLF001
+
+
+def _is_random_seed(seed: int) -> bool:
+    """Whether torch has drawn it: older releases have a constant, and a module chooses a small number."""
+    return seed != _TORCH_CONSTANT_SEED and seed >= 1 << 32

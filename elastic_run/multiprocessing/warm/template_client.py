@@ -1,0 +1,325 @@
+"""The agent's side of one template: orders forks, and keeps the waiting forks until they become workers.
+
+Rules
+- Nothing here blocks: messages of the template come through the agent's loop, and messages to it fit into its socket.
+- A fork is kept once it is a child of this process. A fork that was complete before its template died is as good as
+  any. A fork that was not complete is dropped: it ends by itself when its socket is closed.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+
+from elastic_run import contract
+from elastic_run.multiprocessing.process import process_table
+from elastic_run.multiprocessing.process.descriptors import inheritable_descriptors
+from elastic_run.multiprocessing.process.fork_exec import start_process
+from elastic_run.multiprocessing.warm import messages
+from elastic_run.signals import SIGKILL, signal_name, signal_number
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import _socket
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from typing import Any
+
+    from elastic_run.loop import Loop
+    from elastic_run.multiprocessing.process.guardian import Guardian
+    from elastic_run.multiprocessing.warm.subreaper import Subreaper
+
+#: A module that ends its process by one of these does so each time; other signals come from outside.
+_CRASHES = frozenset(map(signal_number, ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE")))
+
+
+class Fork:
+    """A fork that waits to become a worker.
+
+    Args:
+        pid: Its process, a child of this one.
+        channel: What it reads its order from.
+    """
+
+    __slots__ = ("_born", "channel", "pid")
+
+    def __init__(self, pid: int, channel: _socket.socket) -> None:
+        self.pid = pid
+        self.channel = channel
+        self._born = process_table.start_time(pid)
+
+    def kill(self) -> None:
+        """End it, unless it has ended and its number is a stranger's."""
+        self.channel.close()
+        if not process_table.is_recycled(self.pid, self._born):
+            process_table.signal_processes((self.pid,), SIGKILL)
+
+    def start(self, argv: Sequence[str], env: Mapping[str, str], *, stdout: int, stderr: int) -> bool:
+        """Let it become a worker.
+
+        Args:
+            argv: Its command line.
+            env: Its whole environment.
+            stdout: Descriptor that it gets as 1.
+            stderr: Descriptor that it gets as 2.
+
+        Returns:
+            Whether it was there to hear it.
+        """
+        # In bytes: the worker's Python may have another encoding than this one.
+        variables = {os.fsencode(name): os.fsencode(value) for name, value in env.items()}
+        file = messages.put_into_file({"argv": [*map(os.fsencode, argv)], "env": variables})
+        try:
+            messages.send(self.channel, {}, [file, stdout, stderr])
+        except OSError:
+            return False
+        finally:
+            os.close(file)
+            self.channel.close()
+        return True
+
+
+class TemplateClient:
+    """One template and its forks.
+
+    Args:
+        subreaper: Makes its forks children of this process.
+        guardian: Ends them all should this process die.
+        on_news: Called with a kind and a text: `importing` a module, `ready`, `failed` for a reason, `unfit` is a
+            module that nobody named (see `unfit`), `idle` without anything to import, `refused` a fork for a reason,
+            so many forks are `lost`, forks are `done`, and `gone` with how it ended.
+
+    Attributes:
+        pid: Its process, also after its end; 0 before the start.
+        is_there: Whether it lives, for all that is known.
+        importing: The module that it imports, or was importing when it ended.
+        has_imported: Whether it has all its modules.
+        unfit: The package that can't be preloaded and was chosen for the user.
+        forks: Those that wait.
+    """
+
+    def __init__(self, subreaper: Subreaper, guardian: Guardian, *, on_news: Callable[[str, str], None]) -> None:
+        self.pid = 0
+        self.is_there = self.has_imported = False
+        self.importing = self.unfit = ""
+        self.forks: list[Fork] = []
+        self._subreaper = subreaper
+        self._guardian = guardian
+        self._on_news = on_news
+        self._channel: _socket.socket | None = None
+        self._loop: Loop | None = None
+        self._wanted = 0
+        self._has_refused = False
+        self._ordered: list[_socket.socket] = []
+        self._born: list[int] = []
+        self._living: set[int] = set()
+        self._sessions: dict[int, int] = {}
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether forks that were ordered are not there yet."""
+        return self.is_there and bool(self._wanted or self._ordered)
+
+    def start(
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        modules: Sequence[str],
+        *,
+        left_out: Sequence[str],
+        own: Sequence[str],
+        affinity: frozenset[int] | None,
+        mask: Iterable[int] | None,
+    ) -> None:
+        """Start the template.
+
+        Args:
+            argv: The workers' command line.
+            env: The workers' environment, without what differs from worker to worker.
+            modules: What it imports.
+            left_out: Packages that it doesn't choose for `auto`.
+            own: Variables that each worker has its own of, besides those that it always has.
+            affinity: Logical CPUs to run on, or None to inherit.
+            mask: Signals that the workers begin with blocked, or None to inherit what this thread blocks.
+
+        Raises:
+            OSError: The system refuses a process.
+        """
+        channel, theirs = messages.open_pair()
+        try:
+            messages.send(channel, {"modules": list(modules), "left_out": list(left_out), "own": list(own)})
+            end = theirs.fileno()
+            env = {**env, contract.ENV_TEMPLATE: str(end)}
+            # Its stdout is our stderr: what an import prints is no worker's output.
+            closed = inheritable_descriptors()
+            self.pid = start_process(argv, env, stdout=2, affinity=affinity, closed=closed, kept=[end], mask=mask)
+        except OSError:
+            channel.close()
+            raise
+        finally:
+            theirs.close()
+        self._channel, self.is_there, self.importing = channel, True, ""
+        born = self._sessions[self.pid] = process_table.start_time(self.pid)
+        self._guardian.watch(self.pid, born)
+        self._guardian.spared.add(self.pid)
+
+    def attach(self, loop: Loop) -> None:
+        """Listen to the template from now on."""
+        self._loop = loop
+        if self._channel is not None:
+            loop.add_reader(self._channel.fileno(), self._take_news)
+            self._watch(self.pid, self._ended)
+
+    def order(self, count: int) -> None:
+        """Have forks made until so many wait.
+
+        Args:
+            count: How many.
+        """
+        self._wanted = max(0, count - len(self.forks) - len(self._ordered))
+        self._order_next()
+
+    def dismiss(self) -> None:
+        """End the template and the waiting forks; `is_gone` says when they have ended."""
+        self.is_there = False
+        self._hang_up()
+        for fork in self.forks:
+            self.discard(fork)
+        self.forks.clear()
+        # With whatever the modules have started.
+        process_table.kill_all(
+            [pid for pid, born in self._sessions.items() if not process_table.is_recycled(pid, born)]
+        )
+
+    def kill(self) -> None:
+        """End the template; it is news when it has ended."""
+        process_table.signal_processes((self.pid,), SIGKILL)
+
+    def forget(self) -> None:
+        """Tell the guardian that all is gone."""
+        for session in self._sessions:
+            self._guardian.forget(session)
+
+    def discard(self, fork: Fork) -> None:
+        """End a fork that waits or is already lost."""
+        fork.kill()
+        self._watch(fork.pid, lambda _: None)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether nothing of it is left that this process has to wait for."""
+        return not self._living
+
+    def _watch(self, pid: int, callback: Callable[[int], None]) -> None:
+        if self._loop is None:
+            return
+        self._living.add(pid)
+
+        def ended(code: int) -> None:
+            self._living.discard(pid)
+            callback(code)
+
+        self._loop.watch_exit(pid, ended)
+
+    def _order_next(self) -> None:
+        """Send the next part of the order: the kernel passes so many descriptors at once, and no more."""
+        if not self._wanted or self._ordered or self._channel is None:
+            return
+        theirs: list[_socket.socket] = []
+        try:
+            # What is beyond the template's own limit the kernel drops; half of that is for what the template has open.
+            limit, _ = resource.prlimit(self.pid, resource.RLIMIT_NOFILE)
+            for _ in range(min(self._wanted, messages.MOST_DESCRIPTORS, max(1, limit // 2))):
+                mine, other = messages.open_pair()
+                self._ordered.append(mine)
+                theirs.append(other)
+            messages.send(self._channel, {"kind": "fork"}, [end.fileno() for end in theirs])
+            self._wanted -= len(theirs)
+        except (ProcessLookupError, BrokenPipeError, ConnectionResetError):
+            self._drop_ordered()  # it has just ended, which will be news
+        except OSError as error:
+            self._drop_ordered()
+            self._on_news("refused", error.strerror or str(error))
+        finally:
+            for end in theirs:
+                end.close()
+
+    def _take_news(self) -> None:
+        while self._channel is not None:
+            try:
+                news = messages.receive(self._channel)
+            except BlockingIOError:
+                return
+            if news is None:
+                self._hang_up()
+                return
+            self._answer(self._channel, news[0])
+
+    def _answer(self, channel: _socket.socket, document: dict[str, Any]) -> None:
+        kind = str(document["kind"])
+        if kind == "born":
+            self._born = document["pids"]
+            self._subreaper.begin(self.pid)
+            try:
+                messages.send(channel, {"kind": "leave"})
+            except OSError:
+                pass  # template and fork helper have died: the exit will be news
+        elif kind == "done":
+            self._keep_born()
+        else:
+            if kind in {"importing", "ready"}:
+                self.importing, self.has_imported = document["text"], kind == "ready"
+            self._has_refused |= kind == "refused"
+            self.unfit = document.get("package", "")
+            self._on_news(kind, document["text"])
+
+    def _keep_born(self) -> None:
+        """Keep the forks of the last order, which are children of this process by now."""
+        self._subreaper.end(self.pid)
+        born, ordered = self._born, self._ordered
+        self._born, self._ordered = [], []
+        before = len(self.forks)
+        for place, channel in enumerate(ordered):
+            if place < len(born) and process_table.is_child(born[place]):
+                self.forks.append(Fork(born[place], channel))
+            else:
+                channel.close()
+                self._wanted = 0  # what there is has to do
+        # Refused, or killed: the fork itself, or its fork helper before this process was ready to take it.
+        lost = len(ordered) - (len(self.forks) - before)
+        if lost and not self._has_refused:
+            self._on_news("lost", str(lost))
+        self._has_refused = False
+        self._order_next()
+        if not self.is_busy:
+            self._on_news("done", "")
+
+    def _drop_ordered(self) -> None:
+        """Drop the forks that are not complete: they end when their socket is closed."""
+        self._wanted = 0
+        for channel in self._ordered:
+            channel.close()
+        for pid in self._born:
+            self._watch(pid, lambda _: None)  # it may have become our child
+        self._ordered, self._born = [], []
+
+    def _hang_up(self) -> None:
+        """Let go of the channel: the template has ended, or is to end."""
+        self.has_imported = False
+        if self._channel is None:
+            return
+        if self._loop is not None:
+            self._loop.remove_reader(self._channel.fileno())
+        self._channel.close()
+        self._channel = None
+        self._subreaper.end(self.pid)
+        self._drop_ordered()
+
+    def _ended(self, code: int) -> None:
+        self._take_news()  # its last words
+        self._hang_up()
+        is_news, self.is_there = self.is_there, False
+        how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+        if is_news and self.importing and (code >= 0 or -code in _CRASHES):
+            self._on_news("failed", f"{self.importing} was being imported when the template {how}")
+        elif is_news:
+            self._on_news("gone", how)

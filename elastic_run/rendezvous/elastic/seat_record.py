@@ -1,0 +1,226 @@
+"""The record of one agent: which seat it has in which round, for whoever has to prove its death.
+
+Rules
+- A proved death leaves the quorum of a log as a void seat, and only of a log whose last round is the seat's
+  (`facts.SeatDead`). So the record must never be older than what the agent has said: it is written before the agent is
+  told of a round (`running`), and before the agent says in a store what may make the seat count for the next round
+  (`offered`, with the store's birth mark).
+- In the store where its round was formed a running agent may say again where it stands: only its `Ready` counts there.
+- The content is JSON with a format and a version, shorter than a page of memory and never made shorter: one write
+  replaces it, so a process that is killed leaves the old content or the new one.
+- A record is read by a process that holds the exclusive lock on it, or by the guardian of the agent, after its death.
+  What can't be read proves nothing, and neither does a record of before the machine's last start: on a disk the last
+  write may be missing.
+- Where the record can't be written any more it is emptied and removed: no proof is better than an old one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import threading
+
+from elastic_run.core.codec import MessageError, decode, encode, from_document, register, to_document
+from elastic_run.core.facts import SEAT_OFFERED, SEAT_RUNNING, Join, Ready
+from elastic_run.records import dataclass, replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from elastic_run.core.messages import Fact
+    from elastic_run.core.notes import Assignment
+    from elastic_run.rendezvous.elastic.record_directory import RecordDirectory
+
+_log = logging.getLogger(__name__)
+
+__all__ = ["Record", "RecordedSeat", "SeatRecord", "make_prefix", "read_record"]
+
+_FORMAT = "elastic-run seat record"
+_VERSION = 1
+#: Bytes that are read of a file; a record has less than a page.
+_LARGEST = 4096
+_PREFIX = "seat-"
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class RecordedSeat:
+    """An agent's part in a round.
+
+    Args:
+        lineage: Of the round's job.
+        round_id: The round's unique id.
+        round_index: Its number.
+        rank: The agent's group rank in it.
+        status: `running` or `offered`.
+        store_id: The birth mark of the store that it was last offered in, as text; "" while it runs.
+    """
+
+    lineage: str
+    round_id: str
+    round_index: int
+    rank: int
+    status: str = SEAT_RUNNING
+    store_id: str = ""
+
+    def __post_init__(self) -> None:
+        if self.status not in (SEAT_RUNNING, SEAT_OFFERED):
+            message = f"RecordedSeat.status: {self.status!r} is neither {SEAT_RUNNING} nor {SEAT_OFFERED}"
+            raise MessageError(message)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What a record says.
+
+    Args:
+        format: `_FORMAT`.
+        version: `_VERSION`.
+        boot: The id of the machine's start in which it was written.
+        job: What tells jobs apart; see `make_prefix`.
+        node: The agent's id among the nodes of its job.
+        seat: Its seat in the last round that it was told of, or None.
+    """
+
+    format: str
+    version: int
+    boot: str
+    job: str
+    node: str
+    seat: RecordedSeat | None = None
+
+
+class SeatRecord:
+    """The record of this agent.
+
+    Args:
+        directory: Where it is.
+        job: What tells jobs apart.
+        node: This agent's id.
+
+    Raises:
+        OSError: It can't be written.
+    """
+
+    def __init__(self, directory: RecordDirectory, job: str, node: str) -> None:
+        self._directory = directory
+        self._record = Record(_FORMAT, _VERSION, read_boot_id(), job, node)
+        self._formed_in = ""
+        self._length = 0
+        self._lock = threading.Lock()
+        self._name = make_prefix(job) + os.urandom(8).hex()
+        self._fd = directory.create(self._name, self._encode(self._record))
+
+    @property
+    def path(self) -> str:
+        """Where it is; "" when it was given up."""
+        return os.path.join(self._directory.path, self._name) if self._fd >= 0 else ""
+
+    def note_round(self, assignment: Assignment, birth: bytes | None) -> None:
+        """Note the seat in a round, before the agent is told of the round.
+
+        Args:
+            assignment: The node's place in it.
+            birth: The birth mark of the store whose log has formed it.
+        """
+        self._formed_in = _to_text(birth)
+        self._write(RecordedSeat(assignment.lineage, assignment.round_id, assignment.round, assignment.group_rank))
+
+    def note_fact(self, fact: Fact, birth: bytes | None) -> None:
+        """Note a fact that may make the seat count for the next round, before the fact is said.
+
+        Args:
+            fact: The fact.
+            birth: The birth mark of the store in which it is said.
+        """
+        seat, store_id = self._record.seat, _to_text(birth)
+        if seat is None:
+            return
+        is_ready = isinstance(fact, Ready) and fact.round_id == seat.round_id
+        is_elsewhere = isinstance(fact, Join) and fact.last is not None and store_id != self._formed_in
+        if is_ready or is_elsewhere:
+            self._write(replace(seat, status=SEAT_OFFERED, store_id=store_id))
+
+    def remove(self) -> None:
+        """Remove it: the job is over, so the seat counts nowhere."""
+        self._directory.remove(self._name)
+
+    def close(self) -> None:
+        """Let go of it: from now on this agent says nothing any more."""
+        with self._lock:
+            fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def _write(self, seat: RecordedSeat) -> None:
+        with self._lock:
+            if seat == self._record.seat or self._fd < 0:
+                return
+            self._record = replace(self._record, seat=seat)
+            try:
+                os.pwrite(self._fd, self._encode(self._record), 0)
+            except OSError as error:
+                _log.debug("elastic-run: the seat record %s can't be written: %s", self.path, error)
+                os.ftruncate(self._fd, 0)
+                self._directory.remove(self._name)
+                os.close(self._fd)
+                self._fd = -1
+
+    def _encode(self, record: Record) -> bytes:
+        document = encode(to_document(record))
+        # Blanks cover what was there before.
+        self._length = max(self._length, len(document))
+        return document.ljust(self._length)
+
+
+def make_prefix(job: str) -> str:
+    """Return what the names of all records of a job begin with.
+
+    Args:
+        job: What tells jobs apart: the kind of the store, its endpoints, and the job's name in it.
+    """
+    return f"{_PREFIX}{hashlib.sha256(job.encode(errors='surrogateescape')).hexdigest()[:16]}-"
+
+
+def read_record(fd: int, job: str) -> Record:
+    """Read a record.
+
+    Args:
+        fd: An open file, which may hold anything.
+        job: What tells jobs apart.
+
+    Returns:
+        The record.
+
+    Raises:
+        MessageError: It is none of this job, of this version and of this start of the machine.
+        OSError: It can't be read.
+    """
+    document = decode(os.pread(fd, _LARGEST, 0))
+    if document.get("format") != _FORMAT or document.get("version") != _VERSION:
+        message = (
+            f"format {document.get('format')!r}, version {document.get('version')!r} is not {_FORMAT!r}, {_VERSION}"
+        )
+        raise MessageError(message)
+    record = from_document(Record, document)
+    if record.job != job:
+        message = f"it is of another job, {record.job!r}"
+        raise MessageError(message)
+    if record.boot != read_boot_id():
+        message = "it was written before the machine's last start"
+        raise MessageError(message)
+    return record
+
+
+def read_boot_id() -> str:
+    """Return the id of this machine's last start.
+
+    Raises:
+        OSError: The kernel does not say.
+    """
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return file.read().strip()
+
+
+def _to_text(birth: bytes | None) -> str:
+    return (birth or b"").decode("ascii", "replace")

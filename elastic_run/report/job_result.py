@@ -1,0 +1,122 @@
+"""How a job ended: the record that the report, failure.json and the parent's error file are made of."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from elastic_run.core.rootcause import WorkerEnd
+    from elastic_run.report.memory import OomKills
+
+
+class Attempt:
+    """A failure that was tried again.
+
+    Args:
+        restart_count: Number of the attempt, the first is 0.
+        root: The worker that failed first, or None.
+        started_at: Wall clock, seconds since the epoch.
+        uptime: Seconds until the first failure.
+    """
+
+    __slots__ = ("restart_count", "root", "started_at", "uptime")
+
+    def __init__(self, *, restart_count: int, root: WorkerEnd | None, started_at: float, uptime: float) -> None:
+        self.restart_count = restart_count
+        self.root = root
+        self.started_at = started_at
+        self.uptime = uptime
+
+
+class JobResult:
+    """The end of a job.
+
+    Args:
+        verdict: A name from `contract.EXIT_CODES`.
+        exit_code: With which the launcher ends.
+        entrypoint: What the workers ran, `train.py`.
+        role: Name of the workers' role.
+        run_id: The job's id.
+        root: The worker that failed first in the last attempt, or None.
+        ends: How the workers of the last attempt ended.
+        attempts: The failures before it, oldest first.
+        restarts_used: Restarts that were made.
+        max_restarts: Restarts that were allowed.
+        log_dir: Directory of this run's logs, or "".
+        detail: One sentence on a verdict of our own, or "".
+        signal: The signal that stopped the launcher, or None.
+        world_size: Workers in the job.
+        nnodes: Nodes in the job.
+        survivors: Pid and kernel wait channel of each process that SIGKILL could not end.
+        ended_at: Wall clock, seconds since the epoch.
+        failure_file: Path of the failure.json that was written, or "".
+        oom_kills: What the kernel's OOM killer did while the job ran, or None if unknown.
+        is_log_disk_full: Whether nothing more fits on the disk of the logs.
+    """
+
+    __slots__ = (
+        "attempts",
+        "detail",
+        "ended_at",
+        "ends",
+        "entrypoint",
+        "exit_code",
+        "failure_file",
+        "is_log_disk_full",
+        "log_dir",
+        "max_restarts",
+        "nnodes",
+        "oom_kills",
+        "restarts_used",
+        "role",
+        "root",
+        "run_id",
+        "signal",
+        "survivors",
+        "verdict",
+        "world_size",
+    )
+
+    def __init__(  # noqa: PLR0913 - a record
+        self,
+        *,
+        verdict: str,
+        exit_code: int,
+        entrypoint: str = "",
+        role: str = "default",
+        run_id: str = "",
+        root: WorkerEnd | None = None,
+        ends: tuple[WorkerEnd, ...] = (),
+        attempts: tuple[Attempt, ...] = (),
+        restarts_used: int = 0,
+        max_restarts: int = 0,
+        log_dir: str = "",
+        detail: str = "",
+        signal: int | None = None,
+        world_size: int = 1,
+        nnodes: int = 1,
+        survivors: tuple[tuple[int, str], ...] = (),
+        ended_at: float = 0.0,
+        failure_file: str = "",
+        oom_kills: OomKills | None = None,
+        is_log_disk_full: bool = False,
+    ) -> None:
+        self.verdict = verdict
+        self.exit_code = exit_code
+        self.entrypoint = entrypoint
+        self.role = role
+        self.run_id = run_id
+        self.root = root
+        self.ends = ends
+        self.attempts = attempts
+        self.restarts_used = restarts_used
+        self.max_restarts = max_restarts
+        self.log_dir = log_dir
+        self.detail = detail
+        self.signal = signal
+        self.world_size = world_size
+        self.nnodes = nnodes
+        self.survivors = survivors
+        self.ended_at = ended_at
+        self.failure_file = failure_file
+        self.oom_kills = oom_kills
+        self.is_log_disk_full = is_log_disk_full

@@ -1,0 +1,98 @@
+"""What became of the workers that are not the root cause, in as few lines as possible."""
+
+from __future__ import annotations
+
+from elastic_run.core.rootcause import failure_signature, is_consequence
+from elastic_run.report.text import printable
+from elastic_run.report.wording import exception_line, exit_text, ranks, span
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from elastic_run.core.rootcause import WorkerEnd
+
+#: Kinds of failure that get a line of their own.
+_MOST_KINDS = 2
+#: Seconds; below that two ends are one moment.
+_SAME_MOMENT = 0.005
+SIGKILL = 9
+
+
+def other_worker_lines(ends: Sequence[WorkerEnd], root: WorkerEnd | None) -> list[str]:
+    """Describe the workers that are not the root cause.
+
+    Args:
+        ends: How the workers ended.
+        root: The one that is told elsewhere, or None.
+
+    Returns:
+        At most six lines, the failures first.
+    """
+    others = [end for end in ends if end is not root]
+    failed = [end for end in others if end.exitcode != 0 and not end.was_stopped]
+    stopped = [end for end in others if end.was_stopped]
+    killed = [end for end in stopped if end.exitcode == -SIGKILL]
+    obeyed = [end for end in stopped if end.exitcode != -SIGKILL]
+    finished = [end for end in others if end.exitcode == 0 and not end.was_stopped]
+    return [
+        *_failures(failed, root),
+        *_line(killed, "did not stop in time and {was} killed"),
+        *_line(obeyed, "{was} stopped"),
+        *_finished(finished, root),
+    ]
+
+
+def _finished(ends: list[WorkerEnd], root: WorkerEnd | None) -> list[str]:
+    """Say who had ended well; where the others knew no more than that they had lost a peer, that may be the cause."""
+    if root is None or not is_consequence(root):
+        return _line(ends, "had ended with exit code 0")
+    early = [end for end in ends if end.ended_at < root.ended_at]
+    late = [end for end in ends if end.ended_at >= root.ended_at]
+    before = span(max(0.0, root.ended_at - max((end.ended_at for end in early), default=0.0)))
+    they = "it" if len(early) == 1 else "they"
+    return [
+        *_line(early, f"had ended with 0 {before} before: did {they} leave the loop early?"),
+        *_line(late, "ended with exit code 0"),
+    ]
+
+
+def _line(ends: list[WorkerEnd], what: str) -> list[str]:
+    if not ends:
+        return []
+    return [f"{ranks(end.rank for end in ends)} {what.format(was='was' if len(ends) == 1 else 'were')}"]
+
+
+def _failures(failed: list[WorkerEnd], root: WorkerEnd | None) -> list[str]:
+    kinds: dict[tuple[int | str, ...], list[WorkerEnd]] = {}
+    for end in sorted(failed, key=lambda end: (end.ended_at, end.rank)):
+        kinds.setdefault(failure_signature(end)[:3], []).append(end)
+    groups = list(kinds.values())
+    lines = [_failure(group, root) for group in groups[:_MOST_KINDS]]
+    rest = [end for group in groups[_MOST_KINDS:] for end in group]
+    return lines + _line(rest, "failed in other ways")
+
+
+def _failure(group: list[WorkerEnd], root: WorkerEnd | None) -> str:
+    first, last = group[0], group[-1]
+    who = ranks(end.rank for end in group)
+    if root is None:
+        return f"{who} failed{_reason(first)}"
+    if failure_signature(first)[:3] == failure_signature(root)[:3]:
+        return f"{who} failed in the same way {_distance(last.ended_at - root.ended_at)}"
+    why = " as a consequence" if is_consequence(first) else ""
+    return f"{who} failed{why} {_distance(first.ended_at - root.ended_at)}{_reason(first)}"
+
+
+def _reason(end: WorkerEnd) -> str:
+    if end.certain_exception is None:
+        return f" ({exit_text(end)})"
+    line = printable(exception_line(end.certain_exception))
+    # What a lost peer looks like is known: its type and the advice in its message are not worth the room.
+    return f": {line.partition(': ')[2].split('. ')[0] or line}" if is_consequence(end) else f": {line}"
+
+
+def _distance(seconds: float) -> str:
+    if abs(seconds) < _SAME_MOMENT:
+        return "at the same moment"
+    return f"{span(abs(seconds))} {'later' if seconds > 0 else 'earlier'}"

@@ -1,0 +1,122 @@
+"""A root cause as a document for the other nodes: a worker's end to a document, and back.
+
+Another agent wrote the document, perhaps of another release: a field of the wrong kind counts as missing, a field that
+is too long is cut. Long texts are cut before they are sent, because each node of the job reads them.
+"""
+
+from __future__ import annotations
+
+from elastic_run.core.rootcause import ExceptionText, WorkerEnd, severity
+from elastic_run.report.lines import failed
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from elastic_run.core.policy import Failure
+
+#: Lines of stderr and of a traceback that travel, and characters of each; the last ones tell.
+_LINES = 20
+_LINE_LENGTH = 400
+_MESSAGE_LENGTH = 2000
+#: Fields that travel as they are.
+_PLAIN = (
+    *("rank", "local_rank", "pid", "exitcode", "restart_count"),
+    *("ended_at", "uptime"),
+    *("role", "host", "error_file", "log_file", "remark"),
+)
+
+
+def encode_root_cause(root: WorkerEnd, failure: Failure) -> dict[str, Any]:
+    """Return the root cause of a failed round on this node as a document.
+
+    Args:
+        root: The node's root cause.
+        failure: What the restart policy looks at.
+
+    Returns:
+        A JSON-able document: the policy's fields, and the whole end under `end`.
+    """
+    exception = root.exception
+    end: dict[str, Any] = {name: getattr(root, name) for name in _PLAIN}
+    end["stderr_tail"] = _cut(root.stderr_tail)
+    if exception is not None:
+        end["exception"] = {
+            "type": exception.type,
+            "message": exception.message[:_MESSAGE_LENGTH],
+            "lines": _cut(exception.lines),
+            "where": exception.where,
+            "cause": exception.cause[:_MESSAGE_LENGTH],
+            "is_certain": exception.is_certain,
+        }
+    signature = failure.signature
+    return {
+        "exit_code": failure.exit_code,
+        "signature": list(signature) if isinstance(signature, tuple) else signature,
+        "is_deterministic": failure.is_deterministic,
+        "uptime": failure.uptime,
+        "severity": severity(root),
+        "summary": failed(root, host=root.host),
+        "end": end,
+    }
+
+
+def decode_root_cause(document: Mapping[str, Any] | None) -> WorkerEnd | None:
+    """Return the worker's end in a document of `encode_root_cause`, or None where there is none.
+
+    Args:
+        document: From another node.
+    """
+    end = document.get("end") if document is not None else None
+    if not isinstance(end, dict):
+        return None
+    return WorkerEnd(
+        rank=_number(end.get("rank")),
+        local_rank=_number(end.get("local_rank")),
+        pid=_number(end.get("pid")),
+        exitcode=_number(end.get("exitcode")),
+        restart_count=_number(end.get("restart_count")),
+        ended_at=_time(end.get("ended_at")),
+        uptime=_time(end.get("uptime")),
+        role=_text(end.get("role")),
+        host=_text(end.get("host")),
+        error_file=_text(end.get("error_file")),
+        log_file=_text(end.get("log_file")),
+        remark=_text(end.get("remark")),
+        exception=_exception(end.get("exception")),
+        stderr_tail=_lines(end.get("stderr_tail")),
+    )
+
+
+def _cut(lines: tuple[str, ...]) -> list[str]:
+    return [line[:_LINE_LENGTH] for line in lines[-_LINES:]]
+
+
+def _exception(value: object) -> ExceptionText | None:
+    if not isinstance(value, dict):
+        return None
+    return ExceptionText(
+        _text(value.get("type")) or "Exception",
+        _text(value.get("message")),
+        _lines(value.get("lines")),
+        _text(value.get("where")),
+        _text(value.get("cause")),
+        is_certain=value.get("is_certain") is not False,
+    )
+
+
+def _number(value: object) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def _time(value: object) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _text(value: object) -> str:
+    return value[:_MESSAGE_LENGTH] if isinstance(value, str) else ""
+
+
+def _lines(value: object) -> tuple[str, ...]:
+    return tuple(_text(line)[:_LINE_LENGTH] for line in value[-_LINES:]) if isinstance(value, list) else ()

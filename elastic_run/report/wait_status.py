@@ -1,0 +1,163 @@
+"""What a waiting node tells its user about the other nodes: which are there, which are missing, how long is left.
+
+The coordinator writes the status into the store at every keep-alive interval, and every waiting node reads it there:
+after two seconds, then every ten seconds, or with each heartbeat if the agent shows it as one line that it rewrites. A
+spare node is told once that it is a spare.
+"""
+
+from __future__ import annotations
+
+import math
+
+from elastic_run.core import job_keys, member, messages
+from elastic_run.core.codec import MessageError
+from elastic_run.rendezvous.elastic.session import Notice, Waiting
+from elastic_run.report.wait_texts import (
+    FIRST,
+    INTERVAL,
+    describe_missing,
+    describe_spare,
+    missing_texts,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from elastic_run.core.messages import Status
+    from elastic_run.store.job_store import JobStore
+
+__all__ = ["WaitStatus"]
+
+_WAITING = (member.BEGINNING, member.WAITING, member.READY)
+#: Phases of the job, as its status names them.
+_GATHERING = "gathering"
+_RUNNING = ("running", "warned")
+#: Seconds until the next look where the coordinator had written nothing yet; it was elected just now.
+_AGAIN = 0.25
+
+
+class WaitStatus:
+    """One node's view of the nodes that are there.
+
+    Args:
+        state: Gives the state of this node's member, or None before the store was reached.
+        doubt: Gives what the user may have got wrong, should no other node come; or "".
+        shows_waiting: Whether the agent shows the status in one line that it rewrites.
+        deliver: Brings an event to the agent.
+    """
+
+    def __init__(
+        self,
+        *,
+        state: Callable[[], str | None],
+        doubt: Callable[[], str],
+        shows_waiting: bool,
+        deliver: Callable[[Notice | Waiting], None],
+    ) -> None:
+        self._state = state
+        self._doubt = doubt
+        self._shows_waiting = shows_waiting
+        self._deliver = deliver
+        self._since: float | None = None
+        self._last_told: float | None = None
+        self._last_look = -math.inf
+        self._is_shown = False
+        self._told_spare = ""
+
+    def first_due(self, now: float) -> float:
+        """Return the monotonic time of the first look of a wait, infinity where none is due; notes that a wait begins.
+
+        Args:
+            now: Monotonic seconds.
+        """
+        if not self._is_waiting:
+            self._since = self._last_told = None
+            return math.inf
+        if self._since is None:
+            self._since = now
+        return math.inf if self._last_told is not None else max(self._since + FIRST, self._last_look + _AGAIN)
+
+    def tell(self, store: JobStore, now: float) -> None:
+        """Tell the agent which nodes are missing, if that is due.
+
+        Args:
+            store: The job's store.
+            now: Monotonic seconds.
+
+        Raises:
+            StoreConnectionError: The store can't be reached.
+        """
+        if not self._is_waiting:
+            self._told_spare = ""
+            self._hide()
+        elif self._is_due(now):
+            self._last_look = now
+            status = _read(store)
+            # Before it has heard of any node the coordinator, elected just now, knows nothing.
+            if status is not None and status.present and self._is_waiting:
+                self._last_told = now
+                self._tell(status, now)
+
+    def _is_due(self, now: float) -> bool:
+        if self._last_told is None:
+            # On a terminal, too: what the coordinator wrote last may be older than the round that has just ended.
+            return now >= self.first_due(now)
+        return self._shows_waiting or now - self._last_told >= INTERVAL
+
+    @property
+    def _is_waiting(self) -> bool:
+        return self._state() in _WAITING
+
+    def _tell(self, status: Status, now: float) -> None:
+        is_spare = status.phase in _RUNNING and self._state() != member.READY
+        if status.phase == _GATHERING:
+            self._told_spare = ""
+            self._tell_missing(status, now)
+        elif is_spare:
+            self._tell_spare(describe_spare(status.present, status.max_nodes))
+        else:
+            self._hide()
+
+    def _tell_missing(self, status: Status, now: float) -> None:
+        hosts, present, wanted, left = status.hosts, status.present, status.max_nodes, status.seconds_left
+        doubt = self._doubt()
+        majority = [status.missing_majority] if status.missing_majority else []
+        remarks = (*([doubt] if doubt and present == 1 else []), *majority, *status.lost)
+        if not self._shows_waiting:
+            line = describe_missing(hosts, present, wanted, left)
+            self._deliver(Notice("; ".join((line, *remarks))))
+            return
+        until = None if left is None else now + left
+
+        def texts(at: float) -> tuple[str, ...]:
+            forms = missing_texts(hosts, present, wanted, None if until is None else until - at)
+            return "; ".join((forms[0], *remarks)), *forms
+
+        self._show(Waiting(texts, is_for_nodes=True))
+
+    def _tell_spare(self, line: str) -> None:
+        if self._shows_waiting:
+            self._show(Waiting(lambda _: (line,), is_for_nodes=True))
+        elif line != self._told_spare:
+            self._deliver(Notice(line))
+        self._told_spare = line
+
+    def _show(self, waiting: Waiting) -> None:
+        self._is_shown = True
+        self._deliver(waiting)
+
+    def _hide(self) -> None:
+        if self._is_shown:
+            self._is_shown = False
+            self._deliver(Waiting(None, is_for_nodes=True))
+
+
+def _read(store: JobStore) -> Status | None:
+    raw = store.get([job_keys.STATUS])[0]
+    if raw is None:
+        return None
+    try:
+        return messages.read_status(raw)
+    except MessageError:
+        return None

@@ -1,0 +1,97 @@
+"""The texts of a wait: for other nodes, or for a store that can't be reached. Pure.
+
+A line is shown after `FIRST` seconds, then every `INTERVAL` seconds during the wait, and once when the wait is over. On
+a terminal the agent rewrites one line, so each text has forms of different length.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: Seconds of waiting after which the first line comes, and between two lines.
+FIRST = 2.0
+INTERVAL = 10.0
+#: Seconds after which a line that is rewritten begins, and between two looks at what it says.
+LIVE_INTERVAL = 1.0
+#: Hosts that a line names.
+_NAMED = 8
+_MINUTE = 60
+
+
+def describe_missing(hosts: Sequence[str], present: int, wanted: int, left: float | None) -> str:
+    """Say which nodes are there.
+
+    Args:
+        hosts: Hosts of the first nodes that are there, in order of joining.
+        present: The number of nodes that are there.
+        wanted: The number of nodes that are waited for.
+        left: Seconds until the wait is given up, or None.
+
+    Returns:
+        Such as ``waiting: 7/8 nodes (a, b, c …), 9:50 left``.
+    """
+    shown = ", ".join(hosts[:_NAMED]) + (" …" if present > _NAMED else "")
+    return f"waiting: {present}/{wanted} nodes{f' ({shown})' if shown else ''}{_describe_left(left)}"
+
+
+def describe_trouble(store: str, trouble: str, silent_for: float, left: float | None) -> str:
+    """Say why the store can't be reached.
+
+    Args:
+        store: The store's name, such as ``10.0.0.1:29400``.
+        trouble: What is wrong, with the address: ``nobody listens (connection refused) at 10.0.0.1:29400``.
+        silent_for: Seconds since the store answered last, or since it was asked first.
+        left: Seconds until the wait is given up, or None.
+
+    Returns:
+        Such as ``waiting: the store at node1:29400 can't be reached for 12 s: nothing answers at 10.0.0.1:29400,
+        9:50 left``.
+    """
+    return f"waiting: the store at {store} can't be reached for {silent_for:.0f} s: {trouble}{_describe_left(left)}"
+
+
+def missing_texts(hosts: Sequence[str], present: int, wanted: int, left: float | None) -> tuple[str, ...]:
+    """Return the forms of `describe_missing`, the longest first; the arguments are the same."""
+    return describe_missing(hosts, present, wanted, left), describe_missing((), present, wanted, left)
+
+
+def trouble_texts(store: str, trouble: str, silent_for: float, left: float | None, *, reason: str) -> tuple[str, ...]:
+    """Return the forms of `describe_trouble`, the longest first.
+
+    Args:
+        store: The store's name.
+        trouble: What is wrong.
+        silent_for: Seconds.
+        left: Seconds until the wait is given up, or None.
+        reason: What is wrong, in two words of `store.errors`.
+    """
+    end = _describe_left(left)
+    return (
+        describe_trouble(store, trouble, silent_for, left),
+        f"waiting: store {store} for {silent_for:.0f} s: {reason}{end}",
+        f"waiting: store: {reason}{end}",
+    )
+
+
+def describe_spare(present: int, wanted: int) -> str:
+    """Say that the job runs, and this node isn't in it.
+
+    Args:
+        present: The number of nodes that are there, this one among them.
+        wanted: The number of nodes that the job takes at most.
+
+    Returns:
+        One line.
+    """
+    if present > wanted:
+        return f"waiting: a spare, for when one of the job's {wanted} nodes is lost"
+    return "waiting: the job runs, and will take this node in"
+
+
+def _describe_left(left: float | None) -> str:
+    if left is None:
+        return ""
+    minutes, seconds = divmod(max(0, round(left)), _MINUTE)
+    return f", {minutes}:{seconds:02d} left"

@@ -1,0 +1,239 @@
+"""What a guardian tells of a dead agent: to which stores, when, how often, and what it makes of a bad record."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from elastic_run.contract import ENV_RECORD_DIR
+from elastic_run.core.job_keys import FACTS, HEAD
+from elastic_run.core.messages import Assignment, Head, Leave, Offer, SeatDead, read_fact, to_json
+from elastic_run.rendezvous.elastic.deaths import Deaths, find_notice_limit, name_job
+from elastic_run.rendezvous.elastic.farewell import say_farewell
+from elastic_run.rendezvous.elastic.hosting import HostedStore
+from elastic_run.rendezvous.elastic.kinds import make_backend
+from elastic_run.rendezvous.elastic.link import BIRTH
+from elastic_run.rendezvous.elastic.settings import read_settings
+from elastic_run.store.listener import open_public_listener
+from tests.support.etcd import Etcd
+from tests.support.sessions import free_port
+from tests.support.wait import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from elastic_run.rendezvous.elastic.backends import Backend
+    from elastic_run.store.job_store import JobStore
+
+TOKEN = b"secret of the nodes"
+_SECONDS = 10.0
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    """Return a stack that closes what entered it, the last first."""
+    with ExitStack() as entered:
+        yield entered
+
+
+class Dead:
+    """An agent that has a seat in round 3, and its death.
+
+    Args:
+        stack: Closes its record.
+        kind: Of the job's store.
+        endpoint: Where that is.
+        secret: Of the job.
+        config: The settings of the rendezvous.
+    """
+
+    def __init__(
+        self,
+        stack: ExitStack,
+        kind: str,
+        endpoint: str,
+        *,
+        secret: bytes | None = None,
+        config: dict[str, str] | None = None,
+    ) -> None:
+        settings = read_settings(kind, config or {})
+        self.backend: Backend = make_backend(kind, endpoint, "job", settings, is_host=False, secret=secret)
+        self.deaths = Deaths(name_job(self.backend))
+        self.deaths.open("victim")
+        stack.callback(self.deaths.close, is_over=True)
+        offer = Offer("127.0.0.1", 1)
+        self.deaths.note_round(
+            Assignment(3, 1, 3, 1, 3, 1, 3, offer, 0, 3, lineage="red", round_id="3/1/c"), b"born where it was"
+        )
+
+    def document(self, seconds: float = _SECONDS) -> dict[str, Any]:
+        """Return what its guardian was given."""
+        return {
+            **self.backend.describe(),
+            "node": "victim",
+            "job": self.deaths.job,
+            "record": self.deaths.path,
+            "seconds": seconds,
+        }
+
+    def start_notice(self) -> threading.Thread:
+        """Let its guardian tell the job, in a thread."""
+        thread = threading.Thread(target=say_farewell, args=(self.document(),), daemon=True)
+        thread.start()
+        return thread
+
+
+def serve(stack: ExitStack, port: int, token: bytes | None = None) -> None:
+    """Serve a store at a port."""
+    stack.callback(HostedStore(open_public_listener(port), token=token).close)
+
+
+def open_at(stack: ExitStack, port: int, token: bytes | None = None) -> JobStore:
+    """Open the store of the job at a port."""
+    backend = make_backend("c10d", f"127.0.0.1:{port}", "job", read_settings("c10d", {}), is_host=False, secret=token)
+    return stack.enter_context(backend.open(_SECONDS))
+
+
+def read_all(store: JobStore) -> list[object]:
+    """Return the facts that were told."""
+    return [read_fact(entry) for entry in store.read(FACTS, 0, 0.0)[0]]
+
+
+def is_told(facts: list[object]) -> bool:
+    """Tell whether the facts name the victim's death and its seat, in this order, any number of times."""
+    kinds = [type(fact) for fact in facts]
+    seats = [(fact.round_id, fact.rank, fact.status) for fact in facts if isinstance(fact, SeatDead)]
+    return kinds[:2] == [Leave, SeatDead] and set(seats) == {("3/1/c", 1, "running")}
+
+
+def form_newer_round(store: JobStore) -> None:
+    """Let the store's log have formed a newer round than the victim's."""
+    write_head(store, 4)
+
+
+def write_head(store: JobStore, number: int) -> None:
+    """Let the store's log stand at a round."""
+    head = Head(number, 1, "other", number, number, 1, is_running=True, state_slot=-1, state_term=0, lineage="red")
+    store.write({HEAD: to_json(head)})
+
+
+def test_every_endpoint_is_told(stack: ExitStack) -> None:
+    """The store at a later endpoint is told though nobody listens at the first; a newer round there ends the notice."""
+    ports = [free_port() for _ in range(3)]
+    serve(stack, ports[1])
+    store = open_at(stack, ports[1])
+    store.create(BIRTH, b"born second")
+    dead = Dead(stack, "c10d", ",".join(f"127.0.0.1:{port}" for port in ports))
+    notice = dead.start_notice()
+    assert wait_until(lambda: is_told(read_all(store)))
+    form_newer_round(store)
+    notice.join(_SECONDS / 2)
+    assert not notice.is_alive()
+
+
+def test_a_store_that_comes_later_is_told_too(stack: ExitStack) -> None:
+    """A store that is served only when the notice has begun, and one that no agent has come to yet, are told then."""
+    ports = [free_port() for _ in range(2)]
+    dead = Dead(stack, "c10d", ",".join(f"127.0.0.1:{port}" for port in ports))
+    notice = dead.start_notice()
+    serve(stack, ports[1])
+    store = open_at(stack, ports[1])
+    assert read_all(store) == []
+    store.create(BIRTH, b"born late")
+    wait_until(lambda: is_told(read_all(store)))
+    form_newer_round(store)
+    notice.join(_SECONDS / 2)
+    assert not notice.is_alive()
+
+
+def test_a_store_is_told_again_when_its_log_has_come_to_the_round(stack: ExitStack) -> None:
+    """A log that did not know of the round when it was told is told once more when it does, and no third time."""
+    ports = [free_port() for _ in range(2)]
+    serve(stack, ports[0])
+    store = open_at(stack, ports[0])
+    store.create(BIRTH, b"born first")
+    dead = Dead(stack, "c10d", ",".join(f"127.0.0.1:{port}" for port in ports))
+    notice = dead.start_notice()
+    wait_until(lambda: len(read_all(store)) == 2)
+    write_head(store, 3)
+    wait_until(lambda: len(read_all(store)) == 4)
+    form_newer_round(store)
+    notice.join(_SECONDS / 2)
+    assert not notice.is_alive()
+    assert is_told(read_all(store))
+
+
+def test_a_notice_ends_though_nobody_listens(stack: ExitStack) -> None:
+    """Where no store comes back the notice ends with its time; one endpoint that refuses ends it at once."""
+    ports = [free_port() for _ in range(2)]
+    dead = Dead(stack, "c10d", ",".join(f"127.0.0.1:{port}" for port in ports))
+    begun = time.monotonic()
+    say_farewell(dead.document(seconds=1.0))
+    assert time.monotonic() - begun >= 1.0
+    alone = Dead(stack, "c10d", f"127.0.0.1:{ports[0]}")
+    with pytest.raises(ConnectionError):
+        say_farewell(alone.document(seconds=600.0))
+
+
+def test_a_notice_takes_two_leases_and_ten_seconds() -> None:
+    """The limit grows with the lease: the others take as long to find the job's next store."""
+    assert find_notice_limit(6.0) == 22.0
+
+
+def test_a_store_with_a_token_is_told(stack: ExitStack) -> None:
+    """With a token the notice proves it and signs what it says, at each endpoint."""
+    ports = [free_port() for _ in range(2)]
+    serve(stack, ports[1], TOKEN)
+    store = open_at(stack, ports[1], TOKEN)
+    store.create(BIRTH, b"born sealed")
+    dead = Dead(stack, "c10d", ",".join(f"127.0.0.1:{port}" for port in ports), secret=TOKEN)
+    notice = dead.start_notice()
+    wait_until(lambda: is_told(read_all(store)))
+    form_newer_round(store)
+    notice.join(_SECONDS / 2)
+    assert not notice.is_alive()
+
+
+@pytest.mark.parametrize("kind", ["etcd", "etcd-v3"])
+def test_etcd_is_told(stack: ExitStack, kind: str) -> None:
+    """An etcd is told once, and the notice ends: it is the only store that the job has."""
+    etcd = stack.enter_context(Etcd())
+    config = {} if kind == "etcd-v3" else {"protocol": "http"}
+    dead = Dead(stack, kind, f"127.0.0.1:{etcd.endpoints[0].port}", config=config)
+    store = stack.enter_context(dead.backend.open(_SECONDS))
+    store.create(BIRTH, b"born there")
+    say_farewell(dead.document())
+    facts = read_all(store)
+    assert len(facts) == 2
+    assert is_told(facts)
+
+
+def test_a_file_is_told(stack: ExitStack, tmp_path: Path) -> None:
+    """So is a store in a file."""
+    dead = Dead(stack, "c10d", str(tmp_path / "store"), config={"store_type": "file"})
+    store = stack.enter_context(dead.backend.open(_SECONDS))
+    store.create(BIRTH, b"born there")
+    say_farewell(dead.document())
+    assert is_told(read_all(store))
+
+
+def test_without_a_readable_record_only_the_node_is_named(stack: ExitStack, tmp_path: Path) -> None:
+    """A record that is garbage, of another node, or gone proves no seat's death; the node's death is told still."""
+    dead = Dead(stack, "c10d", str(tmp_path / "store"), config={"store_type": "file"})
+    store = stack.enter_context(dead.backend.open(_SECONDS))
+    store.create(BIRTH, b"born there")
+    garbage = tmp_path / "garbage"
+    garbage.write_bytes(b"\x00rubbish")
+    other = Path(os.environ[ENV_RECORD_DIR]) / "other"
+    other.write_bytes(Path(dead.deaths.path).read_bytes().replace(b"victim", b"wictim"))
+    for record in (garbage, other, tmp_path / "gone"):
+        say_farewell({**dead.document(), "record": str(record)})
+    facts = read_all(store)
+    assert [type(fact) for fact in facts] == [Leave] * 3
+    assert {fact.node for fact in facts if isinstance(fact, Leave)} == {"victim"}

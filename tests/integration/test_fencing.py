@@ -1,0 +1,75 @@
+"""Sessions whose job is out of reach: with --fence-after=lease they let their workers be stopped, else not."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elastic_run.core.policy import RestartPolicy
+from elastic_run.rendezvous import RendezvousParameters
+from elastic_run.rendezvous.elastic.session import Ended, Formed, Halted, Notice, Setup
+from tests.support.etcd import Etcd
+from tests.support.sessions import FAST, Node, handler_node
+from tests.support.wait import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_LEASE = 1.2
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    """Return a stack that closes what entered it, the last first."""
+    with ExitStack() as entered:
+        yield entered
+
+
+def _start(stack: ExitStack, etcd: Etcd, *fences: str) -> list[Node]:
+    parameters = RendezvousParameters("etcd-v3", str(etcd.endpoints[0]), "job", 1, 2, "127.0.0.1", **FAST)
+    setups = [Setup(local_world_size=1, policy=RestartPolicy(0), is_fenced=after == "lease") for after in fences]
+    nodes = [stack.enter_context(handler_node(parameters, setup)) for setup in setups]
+    for node in nodes:
+        assert node.wait_for(Formed).group_world_size == 2
+    return nodes
+
+
+def test_a_node_that_is_cut_off_stops_its_workers(stack: ExitStack) -> None:
+    """A fenced node halts its round after a lease and says why; the other runs on; the next round is no restart."""
+    etcd = stack.enter_context(Etcd())
+    fenced, other = _start(stack, etcd, "lease", "never")
+    etcd.pause(0)
+    begun = time.monotonic()
+    halted = fenced.wait_for(Halted)
+    assert halted.reason == "fenced"
+    assert fenced.when(halted) - begun > _LEASE / 3, "the last beat may be an interval old"
+    wait_until(lambda: any("the workers were stopped after" in text for text in _notices(fenced)))
+    assert not [event for _, event in other.events if isinstance(event, Halted)]
+    etcd.resume(0)
+    for node in (fenced, other):
+        formed = node.wait_for(Formed)
+        while formed.group_world_size != 2:
+            formed = node.wait_for(Formed)
+        assert formed.restart_count == 0
+    for node in (fenced, other):
+        node.done()
+    assert {node.wait_for(Ended).verdict for node in (fenced, other)} == {"success"}
+
+
+def test_a_node_whose_store_answers_is_left_alone(stack: ExitStack) -> None:
+    """A fenced node whose beats arrive runs for as long as its workers do."""
+    etcd = stack.enter_context(Etcd())
+    nodes = _start(stack, etcd, "lease", "lease")
+    begun = time.monotonic()
+    wait_until(lambda: all(node.session._affairs.heard_at > begun + 2 * _LEASE for node in nodes))  # type: ignore[attr-defined]
+    for node in nodes:
+        node.done()
+    assert {node.wait_for(Ended).verdict for node in nodes} == {"success"}
+    assert not [event for node in nodes for _, event in node.events if isinstance(event, Halted)]
+
+
+def _notices(node: Node) -> list[str]:
+    return [event.text for _, event in tuple(node.events) if isinstance(event, Notice)]

@@ -1,0 +1,56 @@
+"""A store that has no room for one more connection names the limit and the mend, to its user and to those who come."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elastic_run.store import wire
+from elastic_run.store.authentication import ClientAuthentication
+from elastic_run.store.errors import FULL, StoreConnectionError
+from elastic_run.store.stream import Stream
+from tests.support.launch import ELASTIC_RUN
+from tests.support.meeting import place, wait_coordinated
+from tests.support.sessions import free_port
+from tests.support.wait import DEADLINE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.support.launch import Launched
+
+_LIMIT = 1024
+
+
+def test_a_full_store_says_so(launch: Callable[..., Launched], tmp_path: Path) -> None:
+    """The node that serves the store names its limit once; a node that finds no room names it while it waits."""
+    script = tmp_path / "train.py"
+    script.write_text("print('trained', flush=True)", encoding="utf-8")
+    port = free_port()
+    flags = (*place(port), "--nnodes=2", script)
+    host = launch(*flags, program=("sh", "-c", f'ulimit -n {_LIMIT} && exec "$@"', "limited", *ELASTIC_RUN))
+    wait_coordinated(port)
+    with ExitStack() as held:
+        for _ in range(_LIMIT):
+            held.enter_context(socket.create_connection(("127.0.0.1", port)))
+        host.wait_line(f"too few descriptors of the limit, which is {_LIMIT} for this process: raise it .ulimit -n.")
+        late = launch(*flags)
+        late.wait_line(f"takes no more connections: its process may open {_LIMIT} files, so raise ulimit -n")
+    assert late.wait_exit() == host.wait_exit() == 0
+    assert host.stderr.count("too few descriptors") == 1
+
+
+def test_a_node_with_a_token_hears_it_too() -> None:
+    """Where a challenge comes back with the limit, that is what the node says."""
+    here, there = socket.socketpair()
+    with there:
+        there.sendall(wire.U32.pack(wire.STORE_FULL) + wire.U32.pack(_LIMIT))
+        stream = Stream(here, "store")
+        with pytest.raises(StoreConnectionError, match=f"may open {_LIMIT} files") as caught:
+            ClientAuthentication(b"secret").challenge(stream, "store", DEADLINE)
+        assert caught.value.reason == FULL
+        stream.close()

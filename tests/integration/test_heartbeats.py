@@ -1,0 +1,144 @@
+"""Heartbeats that answer: a node that the job has dropped learns it from its next beat, and needs no clock for it."""
+
+from __future__ import annotations
+
+import signal
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elastic_run.core.job_keys import FACTS
+from elastic_run.core.messages import Join, read_fact
+from elastic_run.core.policy import RestartPolicy
+from elastic_run.rendezvous import RendezvousParameters
+from elastic_run.rendezvous.elastic.session import Ended, Formed, Halted, Setup
+from elastic_run.store.c10d import C10dJobStore
+from tests.support.etcd import Etcd
+from tests.support.sessions import FAST, Node, NodeProcess, free_port, handler_node, tcp_node
+from tests.support.wait import DEADLINE, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+    from typing import TypeAlias
+
+    Place: TypeAlias = tuple[str, str]
+
+_SETUP = Setup(local_world_size=1, policy=RestartPolicy(0))
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    """Return a stack that closes what entered it, the last first."""
+    with ExitStack() as entered:
+        yield entered
+
+
+@pytest.fixture(params=["c10d", "file", "etcd-v2", "etcd-v3"])
+def place(request: pytest.FixtureRequest, stack: ExitStack, tmp_path: Path) -> Place:
+    """Return a backend and its endpoint."""
+    if request.param == "c10d":
+        return "", ""
+    if request.param == "file":
+        return "c10d", str(tmp_path / "store")
+    return request.param, str(stack.enter_context(Etcd()).endpoints[0])
+
+
+@pytest.fixture
+def start(stack: ExitStack, place: Place) -> tuple[Callable[..., Node], Callable[..., NodeProcess]]:
+    """Return what starts a node here, the first one as the coordinator, and what starts one that can be stopped."""
+    port = free_port()
+
+    def start_node(least: int, most: int) -> Node:
+        if not place[0]:
+            return stack.enter_context(tcp_node(port, (least, most), setup=_SETUP))
+        conf = {**FAST, "store_type": "file"} if place[0] == "c10d" else FAST
+        parameters = RendezvousParameters(*place, "job", least, most, "127.0.0.1", **conf)
+        return stack.enter_context(handler_node(parameters, _SETUP))
+
+    def start_process(least: int, most: int) -> NodeProcess:
+        given = place if place[0] else ()
+        return stack.enter_context(NodeProcess(port, (least, most), is_host=False, suspends=True, place=given))
+
+    return start_node, start_process
+
+
+def _wait_dropped(node: Node, others: int) -> None:
+    """Wait until the coordinator, which lives in a node, has dropped all but so many."""
+
+    def is_dropped() -> bool:
+        offices = node.session._offices  # type: ignore[attr-defined]
+        coordinator = offices[-1]._coordinator if offices else None
+        return coordinator is not None and len(coordinator.job.nodes) == others
+
+    wait_until(is_dropped)
+
+
+def test_a_waiting_node_that_was_suspended_joins_again(
+    start: tuple[Callable[..., Node], Callable[..., NodeProcess]],
+) -> None:
+    """A node that waits, and is suspended beyond its lease, is in the next round, though its clock has seen nothing."""
+    start_node, start_process = start
+    first = start_node(3, 3)
+    wait_until(lambda: first.is_waiting)
+    sleeper = start_process(3, 3)
+    sleeper.wait_line("waiting")
+    _wait_dropped(first, 2)
+    sleeper.process.send_signal(signal.SIGSTOP)
+    _wait_dropped(first, 1)
+    sleeper.process.send_signal(signal.SIGCONT)
+    third = start_node(3, 3)
+    assert first.wait_for(Formed).group_world_size == 3
+    sleeper.wait_line("Formed")
+    third.wait_for(Formed)
+    sleeper.say("done")
+    for node in (first, third):
+        node.done()
+    assert {node.wait_for(Ended).verdict for node in (first, third)} == {"success"}
+    assert "success" in sleeper.wait_line("Ended")
+
+
+def test_a_member_that_was_suspended_joins_again(
+    start: tuple[Callable[..., Node], Callable[..., NodeProcess]],
+) -> None:
+    """A member of a round that is suspended beyond its lease is replaced, stops its workers, and is in the next one."""
+    start_node, start_process = start
+    first = start_node(1, 2)
+    wait_until(lambda: first.is_waiting)
+    sleeper = start_process(1, 2)
+    assert first.wait_for(Formed).group_world_size == 2
+    sleeper.wait_line("Formed")
+    sleeper.process.send_signal(signal.SIGSTOP)
+    assert first.wait_for(Halted).reason == "loss"
+    assert first.wait_for(Formed).group_world_size == 1
+    sleeper.process.send_signal(signal.SIGCONT)
+    sleeper.wait_line("Halted")
+    assert first.wait_for(Formed).group_world_size == 2
+    sleeper.wait_line("Formed")
+    sleeper.say("done")
+    first.done()
+    assert first.wait_for(Ended).verdict == "success"
+
+
+def test_a_node_whose_beat_was_removed_says_again_where_it_stands(stack: ExitStack) -> None:
+    """Whoever removes the beat of a node that lives harms nothing: it joins again, once, and its round goes on."""
+    port = free_port()
+    nodes = [stack.enter_context(tcp_node(port, (2, 2), setup=_SETUP)) for _ in range(2)]
+    for node in nodes:
+        assert node.wait_for(Formed).group_world_size == 2
+    name = nodes[1].session.node
+    with C10dJobStore("127.0.0.1", port, "job") as store:
+        wait_until(lambda: store.read_beats([name]) != [None])
+        _, position = store.read(FACTS, 0, 0.0)
+        store.forget_beats([name])
+        facts: list[Join] = []
+        while name not in [fact.node for fact in facts]:
+            entries, position = store.read(FACTS, position, DEADLINE)
+            facts += [fact for fact in map(read_fact, entries) if isinstance(fact, Join)]
+        assert facts[-1].last is not None
+        wait_until(lambda: store.read_beats([name]) != [None])
+    for node in nodes:
+        node.done()
+    assert {node.wait_for(Ended).verdict for node in nodes} == {"success"}
+    assert not [event for node in nodes for _, event in node.events if isinstance(event, Halted)]

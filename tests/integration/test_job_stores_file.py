@@ -1,0 +1,40 @@
+"""What only the job store in a directory can meet: its files change while it reads them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elastic_run.store import file
+from elastic_run.store.file import FileJobStore
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize(("trimmed_at", "first"), [(1, b"4"), (2, b"1")])
+def test_entries_that_are_trimmed_while_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trimmed_at: int, first: bytes
+) -> None:
+    """A reader returns what was there before the first entry that is gone, or goes on behind those that are."""
+    path = f"{tmp_path}/"
+    reader, trimmer = FileJobStore(path, "j"), FileJobStore(path, "j")
+    for number in range(1, 6):
+        trimmer.append("facts", b"%d" % number)
+    read, reads = file._read, []
+
+    def read_late(name: str) -> bytes | None:
+        """Let the first three entries be trimmed before one of them is read."""
+        reads.append(name)
+        if len(reads) == trimmed_at:
+            trimmer.trim("facts", 3)
+        return read(name)
+
+    monkeypatch.setattr(file, "_read", read_late)
+    entries, position = reader.read("facts", 0, 10.0)
+    assert entries[0] == first
+    while position < 5:
+        more, position = reader.read("facts", position, 10.0)
+        entries += more
+    assert entries == ([b"1"] if trimmed_at > 1 else []) + [b"4", b"5"]

@@ -1,0 +1,365 @@
+"""Templates and their forks as the agent holds them, without a job around: bindings, changes, patience, losses."""
+
+from __future__ import annotations
+
+import _socket
+import ctypes
+import errno
+import os
+import signal
+import sys
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elastic_run.agent.driver.preload import start_preload
+from elastic_run.cli.values import preloaded
+from elastic_run.loop import Loop
+from elastic_run.multiprocessing.process.fork_exec import start_process
+from elastic_run.multiprocessing.process.guardian import Guardian
+from elastic_run.multiprocessing.warm import messages, template_client, worker_pool
+from elastic_run.multiprocessing.warm.obstacles import find_obstacle
+from elastic_run.multiprocessing.warm.subreaper import Subreaper
+from elastic_run.multiprocessing.warm.worker_pool import WorkerPool
+from tests.support.processes import is_gone
+from tests.support.wait import DEADLINE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+    from typing import Any
+
+    Engage = Callable[..., "Engaged"]
+
+#: A worker writes where it may run, and whether it is a fork of a template.
+_SCRIPT = "import os, sys; print(sorted(os.sched_getaffinity(0)), 'json' in sys.modules, os.environ['NAME'])"
+
+
+class Engaged:
+    """Warm workers with a loop of their own.
+
+    Args:
+        script: What they run.
+        modules: What their templates import.
+        affinities: Their CPUs, by local rank.
+    """
+
+    def __init__(self, script: Path, modules: list[str], affinities: Mapping[int, frozenset[int] | None]) -> None:
+        self.loop = Loop()
+        self.guardian = Guardian(is_exec=True)
+        self.guardian.start()
+        self.said: list[str] = []
+        self.warm = WorkerPool(modules, affinities, self.guardian)
+        self.argv = [sys.executable, "-u", str(script)]
+        self.warm.start(self.argv, os.environ)
+        self.warm.prepare()
+        self.warm.attach(self.loop, self.said.append)
+
+    def settle(self) -> None:
+        """Wait until there is nothing to wait for."""
+        self.warm.await_settled(lambda: None)
+        assert self.loop.run_until(lambda: self.warm.is_settled, self.loop.now() + DEADLINE)
+
+    def start(self, rank: int, **env: str) -> str | None:
+        """Start a worker, and return what it writes; None where there is no fork for it."""
+        reading, writing = os.pipe()
+        pid = self.warm.start_worker(rank, self.argv, {**os.environ, **env}, stdout=writing, stderr=2)
+        os.close(writing)
+        with os.fdopen(reading) as pipe:
+            text = pipe.read().strip()
+        if pid is not None:
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        return text if pid is not None else None
+
+    def close(self) -> None:
+        """End all of it."""
+        self.warm.close()
+        self.guardian.dismiss()
+        os.waitpid(self.guardian.pid, 0)
+        self.loop.close()
+
+
+@pytest.fixture
+def engage(tmp_path: Path) -> Iterator[Engage]:
+    """Start templates; they end with the test."""
+    engaged: list[Engaged] = []
+
+    def start(*modules: str, affinities: Mapping[int, frozenset[int] | None] | None = None) -> Engaged:
+        script = tmp_path / "script.py"
+        script.write_text(_SCRIPT, encoding="utf-8")
+        engaged.append(Engaged(script, [*modules], affinities or {0: None}))
+        return engaged[-1]
+
+    yield start
+    for each in engaged:
+        each.close()
+
+
+def test_each_binding_has_a_template_of_its_own(engage: Engage) -> None:
+    """Workers that are bound to other CPUs come from another template, bound before it imported anything."""
+    cpus = sorted(os.sched_getaffinity(0))
+    bindings = [frozenset({cpus[0]}), frozenset({cpus[-1]})]
+    each = engage("json", affinities={0: bindings[0], 1: bindings[1], 2: bindings[0]})
+    each.settle()
+    assert len(each.guardian.spared) == len(set(bindings))
+    for rank in range(3):
+        assert each.start(rank, NAME="x") == f"{sorted(bindings[rank % 2])} True x"
+    assert each.start(0, NAME="x") is None
+    assert each.said == []
+
+
+def test_a_generation_is_ordered_again(engage: Engage) -> None:
+    """Every generation comes from the same template; forks that nobody took are taken by the next round."""
+    each = engage("json", affinities={0: None, 1: None})
+    each.settle()
+    for round_ in range(3):
+        assert each.start(0, NAME=f"round {round_}") is not None
+        each.warm.prepare()
+        each.settle()
+    assert len(each.guardian.spared) == 1
+    assert each.start(1, NAME="last") is not None
+
+
+@pytest.mark.parametrize("change", ["OMP_NUM_THREADS", "PYTHONWARNINGS", "LD_LIBRARY_PATH", "TZ"])
+def test_a_fork_isnt_used_when_exec_would_give_something_else(change: str, engage: Engage) -> None:
+    """What libraries read when they are imported must not have changed since."""
+    each = engage("json")
+    each.settle()
+    assert each.start(0, NAME="x", **{change: "3"}) is None
+    assert each.said == [f"--preload: {change} has changed since the template started: workers start cold"]
+    assert each.warm.is_settled
+
+
+def test_a_fork_isnt_used_in_another_directory(engage: Engage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that has changed its directory between rounds gets workers that begin there."""
+    each = engage("json")
+    each.settle()
+    monkeypatch.chdir(tmp_path)
+    assert each.start(0, NAME="x") is None
+    assert "the working directory has changed since" in each.said[0]
+
+
+@pytest.fixture
+def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Write a module that never ends its import, and return its name."""
+    (tmp_path / "slow.py").write_text("import signal\nsignal.pause()", encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return "slow"
+
+
+def test_a_long_import_is_told_and_given_up(engage: Engage, slow: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user hears what is waited for, and after a long time the round begins without it."""
+    monkeypatch.setattr(worker_pool, "_NOTICE", 0.5)
+    each = engage("json", slow)
+    assert each.loop.run_until(lambda: each.warm._doing == "importing slow", each.loop.now() + DEADLINE)
+    monkeypatch.setattr(worker_pool, "_IMPORT_PATIENCE", 1.0)
+    (template,) = each.guardian.spared
+    each.settle()
+    assert each.said == [
+        "--preload: waiting for the workers' template for 0 s now: it is importing slow",
+        "--preload: the workers' template is still importing slow after a wait of 1 s: workers start cold",
+    ]
+    assert each.start(0, NAME="x") is None
+    each.warm.close()
+    assert is_gone(template)
+
+
+def test_a_long_import_under_one_of_two_bindings_is_given_up(
+    engage: Engage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A template that has imported says nothing about another one's import."""
+    # Only the first of the two templates that comes to it has a quick import. Linux passes over processors that aren't
+    # there, so that a machine with one has two bindings as well.
+    program = "import os, signal\ntry: os.mkdir(__file__ + '.first')\nexcept FileExistsError: signal.pause()"
+    (tmp_path / "uneven.py").write_text(program, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    cpu = min(os.sched_getaffinity(0))
+    each = engage("uneven", affinities={0: frozenset({cpu}), 1: frozenset({cpu, 1000})})
+    assert each.loop.run_until(
+        lambda: any(len(template.forks) == 1 for template in each.warm._templates.values()),
+        each.loop.now() + DEADLINE,
+    )
+    monkeypatch.setattr(worker_pool, "_IMPORT_PATIENCE", 0.5)
+    monkeypatch.setattr(worker_pool, "_FORK_PATIENCE", 0.0)
+    each.settle()
+    assert each.said == [
+        "--preload: the workers' template is still importing uneven after a wait of 0 s: workers start cold"
+    ]
+
+
+def test_a_template_that_dies_four_times_is_given_up(
+    engage: Engage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A template that died three times is replaced, and after the fourth time none is started any more."""
+    begun = tmp_path / "begun"
+    program = f"import os, signal\nopen({str(begun)!r}, 'a').write('.')\nos.kill(os.getpid(), signal.SIGKILL)"
+    (tmp_path / "deadly.py").write_text(program, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(worker_pool, "_PAUSE", 0.01)
+    each = engage("deadly")
+    assert each.loop.run_until(lambda: "from now on" in "".join(each.said), each.loop.now() + DEADLINE)
+    each.loop.run_until(lambda: False, each.loop.now() + 0.2)
+    assert [line.count("before there is another") for line in each.said] == [1, 1, 1, 0]
+    assert all("(it was importing deadly)" in line for line in each.said)
+    assert begun.read_text(encoding="utf-8") == "...."
+
+
+def test_nothing_is_left_when_it_is_closed_in_the_middle(engage: Engage) -> None:
+    """Templates that import, forks that wait and forks under way are gone when `close` returns."""
+    for rounds in range(4):
+        each = engage("json", affinities={0: None, 1: None})
+        for _ in range(rounds):
+            each.loop.run_until(lambda: False, each.loop.now() + 0.02)
+        (template,) = each.guardian.spared
+        each.warm.close()
+        assert is_gone(template)
+        assert not each.guardian.spared
+
+
+# --- templates that can't be, or die ---------------------------------------------------------------------------------
+
+
+def test_who_dies_of_an_import_isnt_tried_again(
+    engage: Engage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One template is enough to know that a module ends it."""
+    (tmp_path / "fatal.py").write_text("import os\nos._exit(3)", encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(worker_pool, "_PAUSE", 0.0)
+    each = engage("json", "fatal")
+    assert each.loop.run_until(lambda: bool(each.said), each.loop.now() + DEADLINE)
+    each.loop.run_until(lambda: False, each.loop.now())  # what is due by now
+    assert len(each.guardian.spared) == 1
+    assert each.said == [
+        "--preload: fatal was being imported when the template ended with exit code 3: workers start cold"
+    ]
+
+
+def test_an_end_is_told_as_such(engage: Engage) -> None:
+    """A template that has ended, which the agent doesn't know yet, isn't said to refuse a fork."""
+    each = engage("json")
+    each.settle()
+    assert each.start(0, NAME="x") is not None
+    (template,) = each.guardian.spared
+    os.kill(template, signal.SIGKILL)
+    os.waitid(os.P_PID, template, os.WEXITED | os.WNOWAIT)
+    each.warm.prepare()
+    assert each.said == []
+    assert each.loop.run_until(lambda: bool(each.said), each.loop.now() + DEADLINE)
+    (told,) = each.said
+    outlook = "they start cold where they start before there is another"
+    assert told == f"--preload: the workers' template was killed by SIGKILL: {outlook}"
+
+
+def test_what_happens_before_anybody_listens_is_told_then(engage: Engage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent without descriptors for forks says so, though nobody can hear it yet."""
+    pairs = [messages.open_pair()]
+
+    def open_pair() -> tuple[_socket.socket, _socket.socket]:
+        if not pairs:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return pairs.pop()
+
+    monkeypatch.setattr(messages, "open_pair", open_pair)
+    each = engage("json")
+    assert each.said == [
+        "--preload: the template can't fork (Too many open files): workers that are missing start cold"
+    ]
+
+
+def test_where_a_template_cant_be_started_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the system refuses the second template, the first one is ended, and nothing is left of it."""
+    started: list[int] = []
+
+    def spawn_one(*arguments: Any, **options: Any) -> int:  # noqa: ANN401 - passed through as they are
+        if started:
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        started.append(start_process(*arguments, **options))
+        return started[0]
+
+    monkeypatch.setattr(template_client, "start_process", spawn_one)
+    spec = SimpleNamespace(entrypoint=sys.executable, args=("script.py",), local_world_size=2, virtual_local_rank=False)
+    context: Any = SimpleNamespace(
+        group=SimpleNamespace(spec=spec),
+        options=SimpleNamespace(affinities={0: frozenset(os.sched_getaffinity(0))}),
+        guardian=Guardian(is_exec=True),
+        inherited_token="",
+        worker_pool=None,
+        mask=None,
+    )
+    told = start_preload(context, "json")
+    context.guardian.dismiss()
+    os.waitpid(context.guardian.pid, 0)
+    assert told == f"--preload=json can't apply: {os.strerror(errno.EAGAIN)}; workers start cold"
+    assert context.worker_pool is None
+    assert not context.guardian.spared
+    with pytest.raises(ChildProcessError):
+        os.waitpid(started[0], os.WNOHANG)
+
+
+# --- parts -----------------------------------------------------------------------------------------------------------
+
+
+def is_subreaper() -> bool:
+    """Tell whether this process is one."""
+    value = ctypes.c_int()
+    ctypes.CDLL(None).prctl(37, ctypes.byref(value), *[ctypes.c_ulong(0)] * 3)
+    return bool(value.value)
+
+
+def test_agents_of_one_process_are_a_subreaper_together() -> None:
+    """As long as one of them needs it, and no longer, whoever comes and goes first."""
+    first = Subreaper()
+    first.begin(1)
+    second = Subreaper()
+    second.begin(2)
+    first.end(1)
+    first.end(1)
+    assert is_subreaper()
+    second.end(2)
+    assert not is_subreaper()
+
+
+def test_a_socket_is_waited_for_whatever_timeout_a_module_sets() -> None:
+    """A default timeout of Python's makes neither an inherited socket nor one that was opened before a hasty one."""
+    _socket.setdefaulttimeout(5)
+    try:
+        ours, theirs = messages.open_pair()
+        inherited = messages.adopt(os.dup(theirs.fileno()))
+    finally:
+        _socket.setdefaulttimeout(None)
+    assert [os.get_blocking(each.fileno()) for each in (ours, theirs, inherited)] == [False, True, True]
+    for each in (ours, theirs, inherited):
+        each.close()
+
+
+@pytest.mark.parametrize("name", ["a", "module", "\U0001d400"])
+def test_the_longest_list_fits_into_a_message(name: str) -> None:
+    """What is allowed arrives; what is longer is refused."""
+    names = [name] * ((1 << 14) // (len(name.encode()) + 1))
+    ours, theirs = messages.open_pair()
+    messages.send(ours, {"modules": preloaded(",".join(names)).split(",")})
+    assert messages.receive(theirs) == ({"modules": names}, [])
+    ours.close()
+    theirs.close()
+    with pytest.raises(ValueError, match="is longer than 16384 bytes"):
+        preloaded(",".join([*names, name, name]))
+
+
+def test_another_name_of_the_same_interpreter_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`python3` beside `python` is no other environment's Python; a link elsewhere may be."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").symlink_to(sys.executable)
+    for link in (tmp_path / "bin" / "python3", tmp_path / "python"):
+        link.symlink_to(tmp_path / "bin" / "python")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
+    assert find_obstacle([str(tmp_path / "bin" / "python3"), "train.py"]) == ""
+    assert "which is not the Python of elastic-run" in find_obstacle([str(tmp_path / "python"), "train.py"])
+
+
+@pytest.mark.parametrize("program", ["$x.py", "${local_rank", "cost$$.py", "$LOCAL_RANK.py"])
+def test_only_a_macro_differs_from_worker_to_worker(program: str) -> None:
+    """A dollar in the name of a script means nothing by itself."""
+    assert find_obstacle([sys.executable, program]) == ""
+    assert "differs from worker to worker" in find_obstacle([sys.executable, f"{program}/$local_rank"])

@@ -1,0 +1,135 @@
+"""Clients of the store's server that wait for keys and values, leave, and are woken."""
+
+from __future__ import annotations
+
+import resource
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elastic_run.store import wire
+
+if TYPE_CHECKING:
+    from tests.support.store_bench import Bench
+
+MIB = 1 << 20
+
+
+def test_a_wait_ends_when_the_last_key_is_there(bench: Bench) -> None:
+    """WAIT is answered when every key is there, and not before."""
+    waiting, setting = bench.peer(), bench.peer()
+    waiting.ask(wire.WAIT, 2, b"/a", b"/b")
+    setting.ask(wire.SET, b"/a", b"")
+    setting.assert_silent()
+    waiting.assert_silent()
+    setting.ask(wire.SET, b"/b", b"")
+    assert waiting.take(1) == wire.WAIT_OVER
+    waiting.assert_silent()
+
+
+def test_a_cancelled_wait_is_answered_once(bench: Bench) -> None:
+    """CANCEL_WAIT of a wait under way is answered with 1, and the keys' appearance with nothing."""
+    peer = bench.peer()
+    peer.ask(wire.WAIT, 1, b"/k")
+    peer.ask(wire.CANCEL_WAIT)
+    assert peer.take(1) == wire.WAIT_CANCELLED
+    peer.ask(wire.SET, b"/k", b"")
+    peer.assert_silent()
+
+
+def test_a_cancellation_that_crossed_is_answered_too(bench: Bench) -> None:
+    """CANCEL_WAIT behind the wait's own end gives 0, then 1, which is what torch's client expects of the race."""
+    peer, other = bench.peer(), bench.peer()
+    peer.ask(wire.WAIT, 1, b"/k")
+    peer.assert_silent()
+    other.ask(wire.SET, b"/k", b"")
+    other.assert_silent()
+    peer.ask(wire.CANCEL_WAIT)
+    assert peer.take(2) == wire.WAIT_OVER + wire.WAIT_CANCELLED
+    peer.assert_silent()
+
+
+def test_a_wait_within_a_wait_is_refused(bench: Bench) -> None:
+    """A client that waits twice at once could not tell the answers apart, and is closed."""
+    for second in (wire.encode(wire.WAIT, 1, b"/b"), wire.encode(wire.BARRIER, b"/b", 2)):
+        peer = bench.peer()
+        peer.send(wire.encode(wire.WAIT, 1, b"/a") + second)
+        assert peer.wait_closed() == b""
+
+
+def test_who_leaves_waits_no_longer(bench: Bench) -> None:
+    """A client that disconnects while it waits leaves nothing behind."""
+    peer = bench.peer()
+    peer.ask(wire.WAIT, 1000, *(b"/%d" % number for number in range(1000)))
+    peer.assert_silent()
+    peer.close()
+    bench.turn_until(lambda: not bench.server._connections)
+    assert bench.data._waits.by_key == {}
+
+
+def test_a_thousand_waiters_are_woken(bench: Bench) -> None:
+    """A thousand clients that wait for one key are all woken by one SET."""
+    needed = 2 * 1000 + 100
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(needed, hard)), hard))
+    try:
+        peers = [bench.peer() for _ in range(1000)]
+        for peer in peers:
+            peer.ask(wire.WAIT, 1, b"/go")
+        peers[-1].ask(wire.CANCEL_WAIT)
+        assert peers[-1].take(1) == wire.WAIT_CANCELLED
+        peers[-1].ask(wire.SET, b"/go", b"")
+        assert [peer.take(1) for peer in peers[:-1]] == [wire.WAIT_OVER] * 999
+        peers[-1].assert_silent()
+    finally:
+        bench.server.close()
+        for peer in bench.peers:
+            peer.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("turn_away", ["cancels", "leaves", "asks for something else"])
+def test_a_value_that_the_woken_one_leaves_wakes_the_next(bench: Bench, turn_away: str) -> None:
+    """When the client woken for a queue's value doesn't take it, the next one that waits is woken."""
+    first, second, pushing = bench.peer(), bench.peer(), bench.peer()
+    for peer in (first, second):
+        peer.ask(wire.WAIT, 1, b"/q")
+        peer.assert_silent()
+    pushing.ask(wire.QUEUE_PUSH, b"/q", b"v")
+    assert first.take(1) == wire.WAIT_OVER
+    second.assert_silent()
+    if turn_away == "cancels":
+        first.ask(wire.CANCEL_WAIT)
+    elif turn_away == "leaves":
+        first.close()
+    else:
+        first.ask(wire.QUEUE_POP, b"/another")
+    assert second.take(1) == wire.WAIT_OVER
+    second.ask(wire.QUEUE_POP, b"/q")
+    assert (second.take_number(), second.take_string()) == (1, b"v")
+
+
+def test_one_value_wakes_one_client(bench: Bench) -> None:
+    """Of two clients that wait for a queue, one is woken by one value and takes it."""
+    first, second, pushing = bench.peer(), bench.peer(), bench.peer()
+    for peer in (first, second):
+        peer.ask(wire.WAIT, 1, b"/q")
+        peer.assert_silent()
+    pushing.ask(wire.QUEUE_PUSH, b"/q", b"v")
+    assert first.take(1) == wire.WAIT_OVER
+    first.ask(wire.QUEUE_POP, b"/q")
+    assert (first.take_number(), first.take_string()) == (1, b"v")
+    second.assert_silent()
+
+
+def test_a_barrier_is_called_off_like_a_wait(bench: Bench) -> None:
+    """Who gives up at a barrier stays counted, as in torch, and the last one opens it for the rest."""
+    first, second, third = bench.peer(), bench.peer(), bench.peer()
+    for peer in (first, second):
+        peer.ask(wire.BARRIER, b"/b", 3)
+        peer.assert_silent()
+    first.ask(wire.CANCEL_WAIT)
+    assert first.take(1) == wire.WAIT_CANCELLED
+    third.ask(wire.BARRIER, b"/b", 3)
+    assert (second.take(1), third.take(1)) == (wire.WAIT_OVER, wire.WAIT_OVER)
+    first.assert_silent()

@@ -1,0 +1,324 @@
+"""What goes wrong in a run: processes that are killed or stand still, clocks, cables, and stores that go back in time.
+
+Faults don't wait until the job has recovered from those before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tests.simulation.agent import Proof
+from tests.simulation.store import SPOILT
+
+if TYPE_CHECKING:
+    from tests.simulation.agent import Agent
+    from tests.simulation.world import World
+
+# Kinds that can be switched off.
+EMPTY_STORES = "hosts that come back with an empty store"
+MOVES = "several moves of the store"
+ROLLBACK = "stores that are restored from a snapshot"
+SUSPEND = "clocks that stand still"
+LATE_WRITES = "writes that are carried out late, or again"
+CUTS = "partitions"
+PROOFS = "proofs of death that are late, repeated, or in the wrong store"
+BURSTS = "kills in a row"
+#: What the core does not hold yet: these kinds are left out of every run.
+KNOWN_BAD: frozenset[str] = frozenset((ROLLBACK,))
+
+#: Seconds until somebody starts another agent where one was killed; else at most `_LATER`.
+_SOON = (0.0, 0.5, 3.0, 10.0)
+_LATER = 15.0
+#: Longest seconds until a guardian that is late tells the death of its agent.
+_LATE_PROOF = 15.0
+#: Longest seconds between kills in a row.
+_BURST = 2.5
+#: What the scripts of two jobs under one id are.
+_OTHER_SCRIPT = "other.py"
+
+
+class Faults:
+    """The faults of one run.
+
+    Args:
+        world: The run.
+        known_bad: Kinds that are left out.
+    """
+
+    def __init__(self, world: World, known_bad: frozenset[str]) -> None:
+        self._world = world
+        self._random = world.random
+        self._known_bad = known_bad
+        self._fatal_operation = -1
+        self._late_operation = -1
+        self.is_spoilt = False
+        self.has_strangers = False
+        self.has_hidden = False
+        self.ended_at = 0.0
+
+    def has(self, kind: str) -> bool:
+        """Whether a kind of faults is not switched off."""
+        return kind not in self._known_bad
+
+    def plan(self, count: int, horizon: float) -> None:
+        """Draw faults, and when they happen.
+
+        Args:
+            count: How many.
+            horizon: True seconds of the last.
+        """
+        everywhere = [
+            self._kill,
+            self._kill,
+            self._kill_coordinator,
+            self._kill_coordinator,
+            self._stall,
+            self._stall,
+            self._stall_coordinator,
+            self._leave,
+            self._leave_coordinator,
+            self._arrive,
+            self._arrive,
+            self._arrive_with_other_rules,
+            self._arm,
+            self._arm_pause,
+            self._arm_pause,
+            self._spoil,
+        ]
+        everywhere += [self._suspend, self._suspend_coordinator] if self.has(SUSPEND) else []
+        everywhere += [self._kill_some] if self.has(BURSTS) else []
+        if self._world.rules.has_successors:
+            everywhere += [self._kill_server, self._stall_server, self._kill_server]
+            everywhere += [self._cut, self._cut, self._cut_off] if self.has(CUTS) else []
+        elif self.has(ROLLBACK) and self._random.random() < 0.3:
+            everywhere += [self._roll_back]
+        for _ in range(count):
+            time = self._random.random() * horizon
+            if self._random.random() < 0.15 and not self._world.rules.has_successors:
+                self._plan_outage(time)
+            else:
+                self._world.clockwork.at(time, self._random.choice(everywhere))
+
+    def _note(self, until: float = 0.0) -> None:
+        """Note that something is wrong until a time."""
+        self.ended_at = max(self.ended_at, self._world.clockwork.now, until)
+
+    def _plan_outage(self, time: float) -> None:
+        store = self._world.stores[0]
+        end = time + self._random.choice((1.0, 5.0, 12.0)) * self._random.random()
+        store.outages.append((time, end))
+        self._note(end)
+
+    # --- who is hit --------------------------------------------------------------------------------------------------
+    def _pick(self) -> Agent | None:
+        living = self._world.living
+        return self._random.choice(living) if living else None
+
+    def _pick_coordinator(self) -> Agent | None:
+        return next((agent for agent in self._world.living if agent.member.is_coordinator), None)
+
+    def _pick_server(self) -> Agent | None:
+        servers = [agent for agent in self._world.living if agent.connection.serves_store]
+        return self._random.choice(servers) if servers else None
+
+    # --- kills -------------------------------------------------------------------------------------------------------
+    def _kill(self) -> None:
+        self.kill(self._pick())
+
+    def _kill_coordinator(self) -> None:
+        self.kill(self._pick_coordinator())
+
+    def _kill_server(self) -> None:
+        self.kill(self._pick_server())
+
+    def _kill_some(self) -> None:
+        """Kill a few one after another, the server first."""
+        self._kill_server()
+        for _ in range(self._random.randint(1, 2)):
+            self._world.clockwork.at(self._world.clockwork.now + self._random.random() * _BURST, self._kill)
+
+    def kill(self, agent: Agent | None) -> None:
+        """Kill an agent; its guardian may report it, and somebody may start another on its host."""
+        if agent is None or not agent.is_alive:
+            return
+        proof = self._draw_proof()
+        # Who starts anew on the host of a store, before the others have left that, finds nobody.
+        self.has_hidden = self.has_hidden or agent.connection.serves_store
+        self._world.say(f"{agent.node} is killed, {proof}")
+        agent.die(proof)
+        self._note(self._world.clockwork.now + max(proof.delays, default=0.0))
+        self._world.measure()
+        self._maybe_replace(agent)
+
+    def _draw_proof(self) -> Proof:
+        random = self._random
+        if random.random() > 0.5:
+            return Proof()
+        if not self.has(PROOFS) or random.random() < 0.5:
+            return Proof((0.0,))
+        delays = random.choice(((random.uniform(0.0, _LATE_PROOF),), (0.0, random.uniform(0.0, _LATE_PROOF))))
+        return Proof(delays, is_misled=random.random() < 0.5)
+
+    def _maybe_replace(self, agent: Agent) -> None:
+        """Start another agent on the host, or not; where it served a store the new one has an empty one there."""
+        random, world = self._random, self._world
+        is_server = any(endpoint.host == agent.name for endpoint in world.endpoints)
+        if random.random() < 0.6 and (self.has(EMPTY_STORES) or not is_server):
+            delay = random.choice(_SOON) if random.random() < 0.5 else random.random() * _LATER
+            self._note(world.clockwork.now + delay)
+            world.expected += 1
+            world.clockwork.at(world.clockwork.now + delay, self._replace, agent.name)
+
+    def _replace(self, host: str) -> None:
+        self._world.expected -= 1
+        self._world.start(host)
+
+    # --- standing still ----------------------------------------------------------------------------------------------
+    def _stall(self) -> None:
+        self.stop(self._pick())
+
+    def _stall_coordinator(self) -> None:
+        self.stop(self._pick_coordinator())
+
+    def _stall_server(self) -> None:
+        self.stop(self._pick_server())
+
+    def _suspend(self) -> None:
+        self.stop(self._pick(), is_suspended=True)
+
+    def _suspend_coordinator(self) -> None:
+        self.stop(self._pick_coordinator(), is_suspended=True)
+
+    def stop(self, agent: Agent | None, *, is_suspended: bool = False) -> float:
+        """Let an agent stand still for a while, its clock too if it is suspended; returns for how many true seconds."""
+        world = self._world
+        if agent is None or agent.is_stalled:
+            return 0.0
+        seconds = self._random.choice((2.0, 8.0, 20.0)) * self._random.random()
+        agent.stalled_until = world.clockwork.now + seconds
+        if is_suspended:
+            agent.clock.freeze(seconds)
+        verb = "suspended" if is_suspended else "stopped"
+        world.say(f"{agent.node} is {verb} until {agent.stalled_until:.3f}")
+        self.has_hidden = True
+        self._note(agent.stalled_until)
+        world.silence()
+        world.measure()
+        world.clockwork.at(agent.stalled_until, world.measure)
+        return seconds
+
+    # --- coming and going --------------------------------------------------------------------------------------------
+    def _leave(self) -> None:
+        self._send_away(self._pick())
+
+    def _leave_coordinator(self) -> None:
+        self._send_away(self._pick_coordinator())
+
+    def _send_away(self, agent: Agent | None) -> None:
+        if agent is not None and not agent.is_stalled:
+            self._world.say(f"{agent.node} is told to go")
+            agent.leave()
+            self._note()
+            self._world.measure()
+            self._maybe_replace(agent)
+
+    def _arrive(self) -> None:
+        self._note()
+        self._world.start(f"x{len(self._world.agents)}")
+
+    def _arrive_with_other_rules(self) -> None:
+        world, kind = self._world, self._random.randrange(3)
+        self.has_strangers = True
+        self._note()
+        count = len(world.agents)
+        if kind == 0:
+            # It is taken in, and goes by the job's times.
+            world.start(f"z{count}", replace(world.rules, last_call_timeout=9.0, scale_up_delay=5.0))
+        elif kind == 1:
+            # A second job under the same id.
+            for index in range(self._random.randint(1, 2)):
+                world.start(f"w{count}.{index}", script=_OTHER_SCRIPT)
+        else:
+            world.start(f"y{count}", replace(world.rules, max_restarts=world.rules.max_restarts + 1))
+
+    # --- between two operations --------------------------------------------------------------------------------------
+    def _arm(self) -> None:
+        """Let whoever coordinates die at its next operation but so many."""
+        self._fatal_operation = self._random.randrange(12)
+
+    def _arm_pause(self) -> None:
+        """Let whoever coordinates stand still at its next operation but so many, before it sends its decision."""
+        self._late_operation = self._random.randrange(12)
+
+    def note_operation(self, agent: Agent) -> float:
+        """Count an operation of a coordinator; it may die of it.
+
+        Returns:
+            For how many true seconds it stands still before its request is sent.
+        """
+        clockwork = self._world.clockwork
+        is_fatal, is_late = self._fatal_operation == 0, self._late_operation == 0
+        self._fatal_operation -= self._fatal_operation >= 0
+        self._late_operation -= self._late_operation >= 0
+        if is_fatal and self._random.random() < 0.5:
+            self.kill(agent)
+        elif is_fatal:
+            clockwork.at(clockwork.now, self.kill, agent)
+        if not is_late or not agent.is_alive:
+            return 0.0
+        return self.stop(agent, is_suspended=self.has(SUSPEND) and self._random.random() < 0.3)
+
+    # --- stores and cables -------------------------------------------------------------------------------------------
+    def _spoil(self) -> None:
+        """Write garbage over the state of the job, and kill the only one who knows it."""
+        if not self._world.stores:
+            return
+        store = self._world.last_store
+        self.is_spoilt = True
+        store.values.update({key: SPOILT for key in store.values if key.startswith("s/")})
+        self._world.say("a stranger writes garbage over the state")
+        self._note()
+        self._kill_coordinator()
+
+    def _roll_back(self) -> None:
+        """Take a snapshot of the store, and restore it some time later."""
+        world = self._world
+        until = world.clockwork.now + self._random.uniform(1.0, 15.0)
+        world.expected += 1
+        self._note(until)
+        world.clockwork.at(until, world.restore, world.take_snapshot())
+
+    def _cut(self) -> None:
+        """Cut two hosts from each other, in one direction or both."""
+        hosts = sorted({agent.name for agent in self._world.living})
+        if len(hosts) > 1:
+            one, other = self._random.sample(hosts, 2)
+            self._pull({(one, other)} | ({(other, one)} if self._random.random() < 0.5 else set()))
+
+    def _cut_off(self) -> None:
+        """Divide the hosts into two parts between which nothing goes, or only in one direction."""
+        hosts = sorted({agent.name for agent in self._world.living})
+        if len(hosts) < 2:
+            return
+        some = set(self._random.sample(hosts, self._random.randint(1, len(hosts) - 1)))
+        pairs = {(one, other) for one in hosts for other in hosts if one in some and other not in some}
+        self._pull(pairs | {(other, one) for one, other in pairs} if self._random.random() < 0.8 else pairs)
+
+    def _pull(self, pairs: set[tuple[str, str]]) -> None:
+        world = self._world
+        until = world.clockwork.now + self._random.choice((3.0, 8.0, 20.0)) * self._random.random()
+        world.network.cuts |= pairs
+        self.has_hidden = True
+        world.say(
+            f"nothing goes from {', '.join(f'{one} to {other}' for one, other in sorted(pairs))} until {until:.3f}"
+        )
+        self._note(until)
+        world.silence()
+        world.measure()
+        world.clockwork.at(until, self._mend, pairs)
+
+    def _mend(self, pairs: set[tuple[str, str]]) -> None:
+        self._world.network.cuts -= pairs
+        self._world.say("cables are mended")
+        self._world.measure()

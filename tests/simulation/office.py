@@ -1,0 +1,127 @@
+"""One term of a node as the coordinator: a thread, as a generator."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from elastic_run.core import coordinator as office
+from elastic_run.core import member as membership
+from elastic_run.core.job_keys import HEAD, LOG_START, copy_key, state_key
+from tests.simulation.clockwork import StoreLost
+from tests.simulation.store import Pause, Request
+from tests.simulation.threads import create_slot, raise_start
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from tests.simulation.agent import Agent
+    from tests.simulation.store import Store
+
+
+def coordinate(
+    agent: Agent, command: membership.Coordinate, orders: list[str], store: Store | None
+) -> Generator[Request | Pause, Any, None]:
+    """Decide, until another does or the job is over.
+
+    Args:
+        agent: The node.
+        command: What its member said.
+        orders: What the member says meanwhile: `stop`, `resign`.
+        store: The store in which the office was claimed.
+    """
+    known = yield from _take_office(agent, command, store)
+    interval = agent.world.rules.keep_alive_interval
+    next_beats = agent.clock.now() + interval
+    has_resigned = False
+    beating: set[str] = set()
+    while not known.is_over and "stop" not in orders:
+        if "resign" in orders and not has_resigned:
+            known, has_resigned = office.resign(known), True
+        try:
+            proposal = office.propose(known, agent.clock.now())
+            if proposal is not None:
+                yield Request("write", (proposal.documents,))
+                winner = yield from create_slot(proposal.slot, proposal.entry)
+                known, cleanup = office.settle(known, winner, now=agent.clock.now(), jitter=agent.random.random())
+                yield from _clean_up(cleanup)
+                known = office.tidied(known)
+                if cleanup.trimmed is not None:
+                    yield Request("trim", (cleanup.trimmed,))
+            elif known.wants is not None:
+                (copy,) = yield Request("get", ([copy_key(known.wants)],))
+                known = office.take_copy(known, copy, now=agent.clock.now(), jitter=agent.random.random())
+            elif agent.clock.now() >= next_beats:
+                beats = yield Request("read_beats", (known.watched,))
+                beating = yield from _forget_beats(known, beating)
+                known = office.observe(known, beats, now=agent.clock.now(), jitter=agent.random.random())
+                next_beats = agent.clock.now() + interval
+                known = office.check(known, *(yield Request("get", ([HEAD, LOG_START],))))
+                if not known.is_over:
+                    yield Request("write", (office.notes(known, agent.clock.now()),))
+            else:
+                until = min(next_beats, known.wait_until or next_beats)
+                timeout = until - agent.clock.now()
+                entries, position = yield Request("read", (known.position,), timeout)
+                known = office.receive(known, entries, position, now=agent.clock.now(), jitter=agent.random.random())
+                wake = known.wait_until
+                assert known.pending or known.wants or wake is None or wake > agent.clock.now(), "it would never wait"
+        except StoreLost:
+            yield Pause(0.2)
+            known = office.interrupted(known, agent.clock.now())
+    if known.is_deposed and store is agent.store:
+        agent.feed(membership.TermEnded(known.term))
+
+
+def _take_office(
+    agent: Agent, command: membership.Coordinate, store: Store | None
+) -> Generator[Request | Pause, Any, office.Coordinator]:
+    state: bytes | None = None
+    if command.state_slot >= 0:
+        while True:
+            try:
+                (state,) = yield Request("get", ([state_key(command.state_slot, command.state_term)],))
+                state = state or b""
+                break
+            except StoreLost:
+                yield Pause(0.2)
+    known = office.take_office(
+        agent.node,
+        term=command.term,
+        slot=command.slot,
+        state=state,
+        now=agent.clock.now(),
+        jitter=agent.random.random(),
+        is_successor=agent.connection.rank > 0,
+        known_round=command.known_round,
+        newest_round=command.newest_round,
+        known_restarts=command.known_restarts,
+        silent=command.silent,
+        last_beat=command.last_beat,
+        kept_slots=agent.world.kept_slots,
+        store_id="" if store is None else store.birth,
+    )
+    while office.has_lost_state(known):
+        try:
+            entries, position = yield Request("read", (known.position,), 0.0)
+        except StoreLost:
+            yield Pause(0.2)
+            continue
+        known = office.skip(known, position)
+        if not entries:
+            break
+    return known
+
+
+def _clean_up(cleanup: office.Cleanup) -> Generator[Request | Pause, Any, None]:
+    yield Request("write", (cleanup.documents,))
+    if cleanup.log_start is not None:
+        yield from raise_start(cleanup.log_start)
+    yield Request("delete", (cleanup.deleted,))
+
+
+def _forget_beats(known: office.Coordinator, beating: set[str]) -> Generator[Request | Pause, Any, set[str]]:
+    """Remove the beats of those that are gone; returns who may have some now."""
+    watched = set(known.watched)
+    if watched != beating:
+        yield Request("forget_beats", (sorted((beating | set(known.job.gone)) - watched),))
+    return watched

@@ -1,0 +1,214 @@
+"""What nodes were told of rounds, and what must hold of it.
+
+A round is known by its lineage, its number and its unique id: after the loss of a store two rounds may have one number,
+of which at most one can ever run, since the other lacks a member.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tests.simulation.properties import ASSIGNMENTS, BUDGET, ONE_ROUND, WORKERS_STORE, require
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    from elastic_run.core.messages import Assignment
+    from tests.simulation.agent import Agent
+
+    #: Lineage, number, unique id.
+    Name: TypeAlias = tuple[str, int, str]
+
+#: What must be the same for all members of a round.
+_SHARED = ("group_world_size", "world_size", "master", "restart_count", "hosts")
+
+
+@dataclass(slots=True)
+class Round:
+    """One round.
+
+    Attributes:
+        name: By which it is known.
+        formed_at: True seconds at which it was formed.
+        size: The number of its members.
+        restarts: Restarts of the job until then.
+        places: The assignment of each node that was told one.
+        done: Nodes whose workers all ended with 0.
+        has_failed: Whether a worker failed by itself.
+    """
+
+    name: Name
+    formed_at: float
+    size: int
+    restarts: int
+    places: dict[Agent, Assignment] = field(default_factory=dict)
+    done: set[Agent] = field(default_factory=set)
+    has_failed: bool = False
+
+    @property
+    def number(self) -> int:
+        """Its number."""
+        return self.name[1]
+
+    @property
+    def lineage(self) -> str:
+        """The job that it belongs to."""
+        return self.name[0]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether each of its members was told its place."""
+        return len(self.places) == self.size
+
+    @property
+    def is_running(self) -> bool:
+        """Whether each of its members runs it, and does not stand still."""
+        return self.is_whole and all(
+            agent.is_alive and not agent.is_stalled and agent.running is place for agent, place in self.places.items()
+        )
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether each of its members was told its place, and lives."""
+        return self.is_whole and all(agent.is_alive and not agent.has_left for agent in self.places)
+
+
+def name_round(place: Assignment) -> Name:
+    """Return the name of the round of an assignment."""
+    return place.lineage, place.round, place.round_id
+
+
+class Rounds:
+    """All rounds of a run.
+
+    Args:
+        has_majority: Whether a round is formed only with more than half of the last one. Elsewhere a round all of whose
+            members stood still runs for a moment beside its successor.
+        may_split: Whether the user said that each of two nodes goes on alone.
+    """
+
+    def __init__(self, *, has_majority: bool, may_split: bool) -> None:
+        self.is_judged = has_majority and not may_split
+        self.may_split = may_split
+        self._rounds: dict[Name, Round] = {}
+        self._stores: dict[tuple[str, int], Name] = {}
+        self._formed_at: dict[Name, float] = {}
+        #: The last round of each lineage that any log formed: its number, and its members.
+        self.last_formed: dict[str, tuple[int, set[str]]] = {}
+        #: The newest round of each lineage that was whole.
+        self.newest: dict[str, Round] = {}
+        self.former_ids: dict[Name, str] = {}  # which round each one follows in its log
+        #: The rounds in which each node was, in order.
+        self._histories: dict[Agent, list[Round]] = defaultdict(list)
+
+    def find(self, place: Assignment) -> Round:
+        """Return the round of an assignment."""
+        return self._rounds[name_round(place)]
+
+    def find_all(self, lineage: str, number: int) -> list[Round]:
+        """Return the rounds of one number, of which at most one can run."""
+        return [round_ for round_ in self._rounds.values() if round_.name[:2] == (lineage, number)]
+
+    def find_last(self, agent: Agent) -> Round | None:
+        """Return the last round in which a node was, or None."""
+        return self._histories[agent][-1] if self._histories[agent] else None
+
+    @property
+    def failed(self) -> int:
+        """The number of rounds in which a worker failed by itself."""
+        return sum(round_.has_failed for round_ in self._rounds.values())
+
+    def note_form(self, name: Name, members: set[str], now: float) -> None:
+        """A round was written into a log, of which its members are yet to hear."""
+        self._formed_at[name] = now
+        last = self.last_formed.get(name[0])
+        if last is None or name[1] >= last[0]:
+            self.last_formed[name[0]] = name[1], members
+
+    def note_formed(self, agent: Agent, place: Assignment) -> None:
+        """A node was told its place."""
+        name = name_round(place)
+        formed_at = self._formed_at.get(name, agent.clockwork.now)
+        fresh = Round(name, formed_at, place.group_world_size, place.restart_count)
+        round_ = self._rounds.setdefault(name, fresh)
+        require(place.lineage, ASSIGNMENTS, "a round that can't be told from another job's")
+        require(0 <= place.group_rank < place.group_world_size, ASSIGNMENTS, f"rank {place.group_rank}")
+        address = (place.master.host, place.master.port)
+        there = self._stores.setdefault(address, name)
+        require(there == name, WORKERS_STORE, f"{there} and {name} use the workers' store at {address}")
+        for other in round_.places.values():
+            require(other.group_rank != place.group_rank, ASSIGNMENTS, f"rank {place.group_rank} of {name} twice")
+            for shared in _SHARED:
+                is_same = getattr(other, shared) == getattr(place, shared)
+                require(is_same, ASSIGNMENTS, f"two values of {shared} in round {name}")
+        self._compare_with_last(agent, place, name)
+        round_.places[agent] = place
+        self._histories[agent].append(round_)
+        if round_.is_whole:
+            self._note_whole(round_)
+
+    def _compare_with_last(self, agent: Agent, place: Assignment, name: Name) -> None:
+        last = self.find_last(agent)
+        if last is None or last.lineage != place.lineage:
+            return
+        require(place.round > last.number, ONE_ROUND, f"{agent.node} was told {name} after {last.name}")
+        require(place.restart_count >= last.restarts, BUDGET, f"{name} has fewer restarts than {last.name}")
+        rank = last.places[agent].group_rank
+        is_next = self.former_ids.get(name) == last.name[2] and last.is_whole
+        if is_next and rank < place.group_world_size:
+            require(place.group_rank == rank, ASSIGNMENTS, f"{agent.node} lost its rank {rank} after {last.name}")
+
+    def _note_whole(self, round_: Round) -> None:
+        newest = self.newest.get(round_.lineage)
+        if newest is not None and not self.may_split and newest.formed_at < round_.formed_at:
+            is_later = round_.number > newest.number or self._are_of_spares(round_, newest)
+            require(is_later, ONE_ROUND, f"all members were told {round_.name} after {newest.name}")
+            require(round_.restarts >= newest.restarts, BUDGET, f"{round_.name} forgot restarts of {newest.name}")
+        if newest is None or newest.formed_at < round_.formed_at:
+            self.newest[round_.lineage] = round_
+
+    def _are_of_spares(self, one: Round, other: Round) -> bool:
+        """Whether two rounds follow one round of which neither has a member: all of them are proved dead."""
+        former = self.former_ids.get(one.name)
+        if former is None or former != self.former_ids.get(other.name):
+            return False
+        before = [round_ for round_ in self._rounds.values() if round_.name[2] == former]
+        members = {agent for round_ in before for agent in round_.places}
+        return members.isdisjoint([*one.places, *other.places])
+
+    def look(self, *, may_be_hidden: bool) -> None:
+        """Judge what must hold at any time: a round that was left lacks a member."""
+        if not self.is_judged:
+            return
+        running = [round_.name for round_ in self._rounds.values() if round_.is_running]
+        # Who starts alone, and can't see the others, can't know of their job.
+        lineages = {name[0] for name in running} if may_be_hidden else ()
+        require(len(running) <= max(1, len(lineages)), ONE_ROUND, f"all their members run {running}")
+
+    def judge(self) -> None:
+        """Judge what can only be judged when all members were told."""
+        for round_ in self._rounds.values():
+            self._judge_members(round_)
+            if round_.is_whole:
+                self._judge_ranks(round_)
+
+    def _judge_members(self, round_: Round) -> None:
+        # Where a node with other rules came first, the job goes by those.
+        rules = {agent.member.rules for agent in round_.places}
+        require(len(rules) == 1, ASSIGNMENTS, f"two sets of rules in {round_.name}")
+        scripts = {agent.member.card.script for agent in round_.places}
+        require(len(scripts) == 1, ASSIGNMENTS, f"two scripts in {round_.name}")
+        most = rules.pop().max_restarts
+        require(round_.restarts <= most, BUDGET, f"restart {round_.restarts} of {most} in {round_.name}")
+
+    def _judge_ranks(self, round_: Round) -> None:
+        ordered = sorted(round_.places.items(), key=lambda item: item[1].group_rank)
+        ranks = [place.group_rank for _, place in ordered]
+        require(ranks == list(range(round_.size)), ASSIGNMENTS, f"ranks {ranks} in {round_.name}")
+        base = 0
+        for agent, place in ordered:
+            require(place.base_rank == base, ASSIGNMENTS, f"base rank of {agent.node} in {round_.name}")
+            base += agent.member.card.local_world_size
+        require(base == ordered[0][1].world_size, ASSIGNMENTS, f"world size of {round_.name}")

@@ -1,0 +1,267 @@
+"""The threads of a node: one speaks, one follows the log, one does what the member asks for; each as a generator."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from elastic_run.core import member as membership
+from elastic_run.core.codec import MessageError
+from elastic_run.core.job_keys import HEAD, LOG_START, assignment_key, copy_key, decision_key, state_key
+from elastic_run.core.log_start import find_start, is_trimmed
+from elastic_run.core.messages import LogStart, read_head, to_json
+from elastic_run.core.state_document import identify
+from tests.simulation.clockwork import StoreLost
+from tests.simulation.store import SPOILT, Pause, Request
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from elastic_run.core.messages import Fact
+    from tests.simulation.agent import Agent
+    from tests.simulation.store import Store
+
+#: How far a job has come in a store that tells of none.
+_NOTHING = (-1, False)
+
+
+# --- speaking --------------------------------------------------------------------------------------------------------
+def speak(agent: Agent) -> Generator[Request | Pause, Any, None]:
+    """Say the node's facts, and beat."""
+    interval = agent.world.rules.keep_alive_interval
+    next_beat = agent.clock.now()
+    is_greeted = False
+    while not agent.is_over:
+        try:
+            if not is_greeted:
+                yield from _greet(agent)
+                is_greeted = True
+                yield from _prove_predecessor(agent)
+            if agent.queue:
+                yield from _append(agent, agent.queue[0])
+            elif agent.clock.now() >= next_beat:
+                was_dropped = yield from _beat(agent)
+                next_beat = agent.clock.now() + interval
+                agent.feed(membership.Beaten(was_dropped))
+                yield from _look_at_coordinator(agent)
+                if (place := (yield from _find_others(agent))) is not None:
+                    agent.follow_store(place)
+                    is_greeted = False
+            else:
+                yield from _idle(agent, "speaker", next_beat - agent.clock.now())
+        except StoreLost:
+            is_greeted = False
+            if not agent.connection.failed(is_refused=agent.connection.current is None):
+                agent.lose_store()
+                return
+            yield Pause(0.2)
+
+
+def _append(agent: Agent, fact: Fact) -> Generator[Request | Pause, Any, None]:
+    yield Request("append", (to_json(fact),))
+    if agent.queue and agent.queue[0] is fact:
+        del agent.queue[0]
+        agent.feed(membership.Appended(fact.sequence))
+
+
+def _beat(agent: Agent) -> Generator[Request | Pause, Any, bool]:
+    """Beat in place of the last one; returns whether that was gone."""
+    is_first, was_dropped = agent.last_beat is None, False
+    if not is_first:
+        last = yield Request("beat", (agent.node, agent.last_beat))
+        was_dropped = last is None
+        agent.last_beat = last or agent.last_beat
+    if is_first or (was_dropped and agent.member.state != membership.LEAVING):
+        agent.last_beat = yield Request("beat", (agent.node, None))
+    return was_dropped or (is_first and agent.member.state == membership.WAITING)
+
+
+def _look_at_coordinator(agent: Agent) -> Generator[Request | Pause, Any, None]:
+    if agent.member.watched:
+        beats = yield Request("read_beats", ((agent.member.watched,),))
+        for node, value in beats.items():
+            agent.feed(membership.CoordinatorBeatRead(node, value))
+
+
+def _prove_predecessor(agent: Agent) -> Generator[Request | Pause, Any, None]:
+    """Say that the agent before it on this host is dead, as its record has it."""
+    dead, agent.predecessor = agent.predecessor, None
+    if dead is not None and dead.record is not None and agent.random.random() < 0.5:
+        yield Request("append", (to_json(dead.record),))
+
+
+def _greet(agent: Agent) -> Generator[Request | Pause, Any, None]:
+    """Find out which store it is that answers: the one of before, or another."""
+    connection = agent.connection
+    if not connection.open():
+        raise StoreLost
+    yield Request("get", ([HEAD],))
+    connection.reached()
+    before, connection.bound = connection.bound, connection.opened
+    if before is None:
+        return
+    if connection.bound is not None and before is not connection.bound and before.birth == connection.bound.birth:
+        yield from _say_all_again(agent)
+        return
+    agent.queue.clear()
+    if before is connection.bound:
+        agent.feed(membership.Interrupted())
+        agent.feed(membership.Reconnected())
+        return
+    agent.asked.clear()
+    agent.last_beat = None
+    before.hang_up(agent)
+    agent.world.say(f"{agent.node} has come to the store at {connection.name}")
+    agent.feed(membership.StoreChanged(serves_store=connection.serves_store))
+
+
+def _say_all_again(agent: Agent) -> Generator[Request | Pause, Any, None]:
+    """Go on in a store that was restored from a snapshot: nobody decides again what has been decided since."""
+    known = agent.member
+    agent.last_beat = None
+    if known.next_slot is not None and known.term:
+        yield from raise_start(LogStart(known.next_slot, known.term))
+    agent.queue.clear()
+    agent.feed(membership.Interrupted())
+    agent.feed(membership.Reconnected())
+    agent.feed(membership.Beaten(was_dropped=True))
+
+
+def _find_others(agent: Agent) -> Generator[Request | Pause, Any, str | None]:
+    """Look where the job has come further than in the store that this node serves, and waits at."""
+    connection, now = agent.connection, agent.clock.now()
+    is_waiting = agent.member.state in (membership.WAITING, membership.READY)
+    if not (connection.serves_store and connection.others and is_waiting):
+        agent.waits_since = None
+        return None
+    agent.waits_since = agent.waits_since or now
+    if now < agent.waits_since + agent.world.rules.lease:
+        return None
+    here = best = yield from _read_progress(connection.bound)
+    place = None
+    for endpoint in connection.others:
+        there = yield from _read_progress(endpoint.open_store)
+        index = agent.world.endpoints.index(endpoint)
+        is_first = there == here and there != _NOTHING and index < connection.rank and place is None
+        if there > best or is_first:
+            best, place = there, endpoint.host
+    if place is not None:
+        agent.waits_since = None
+    return place
+
+
+def _read_progress(store: Store | None) -> Generator[Request | Pause, Any, tuple[int, bool]]:
+    try:
+        if store is None:
+            return _NOTHING
+        (raw,) = yield Request("get", ([HEAD],), store=store)
+        head = None if raw is None else read_head(raw)
+    except (StoreLost, MessageError):
+        return _NOTHING
+    return _NOTHING if head is None else (head.round, head.is_running)
+
+
+# --- following -------------------------------------------------------------------------------------------------------
+def follow(agent: Agent) -> Generator[Request | Pause, Any, None]:
+    """Follow the log."""
+    while not agent.is_over:
+        slot, store = agent.member.next_slot, agent.store
+        try:
+            if slot is None:
+                yield Pause(0.05)
+                yield Request("get", ([HEAD],))
+                continue
+            value, start = yield Request("wait_beside", (decision_key(slot), LOG_START), 20.0)
+            if store is agent.store and _feed_entry(agent, slot, value, start):
+                yield from _copy_state(agent)
+        except StoreLost:
+            yield Pause(0.2)
+
+
+def _feed_entry(agent: Agent, slot: int, value: bytes | None, start: bytes | None) -> bool:
+    """Take in what a slot holds; returns whether that is an entry."""
+    if is_trimmed(slot, start):
+        agent.feed(membership.EntryTrimmed(slot))
+    elif value is not None:
+        agent.world.oracle.note_entry(agent, slot, value)
+        agent.feed(membership.EntryRead(slot, value))
+        return True
+    return False
+
+
+def _copy_state(agent: Agent) -> Generator[Request | Pause, Any, None]:
+    if agent.world.rules.has_successors and agent.member.has_view and agent.member.state_slot >= 0:
+        key = state_key(agent.member.state_slot, agent.member.state_term)
+        store = agent.store
+        (state,) = yield Request("get", ([key],))
+        if store is agent.store:
+            is_worse = state in (None, SPOILT) or (agent.copy and identify(state).is_older_than(identify(agent.copy)))
+            agent.copy = agent.copy if is_worse else state
+
+
+def _prepare_rejoin(agent: Agent) -> Generator[Request | Pause, Any, membership.RejoinPrepared]:
+    """Put the copy of the state into the store, and offer another workers' store where no workers run."""
+    copy = None if agent.copy is None else identify(agent.copy)
+    if copy is not None and agent.copy is not None:
+        yield Request("write", ({copy_key(copy): agent.copy},))
+    is_idle = agent.member.state in (membership.BEGINNING, membership.WAITING, membership.READY)
+    return membership.RejoinPrepared(copy, agent.offer() if is_idle else None)
+
+
+# --- errands ---------------------------------------------------------------------------------------------------------
+def run_errands(agent: Agent) -> Generator[Request | Pause, Any, None]:
+    """Answer what the member asks for; the real driver may do so on any thread."""
+    while not agent.is_over:
+        if not agent.asked:
+            yield from _idle(agent, "clerk", 1000.0)
+            continue
+        ask = agent.asked[0]
+        try:
+            if isinstance(ask, membership.ReadHead):
+                head, start = yield Request("get", ([HEAD, LOG_START],))
+                event: membership.Event = membership.HeadRead(head, start)
+            elif isinstance(ask, membership.PrepareRejoin):
+                event = yield from _prepare_rejoin(agent)
+            elif isinstance(ask, membership.FetchAssignment):
+                yield from _copy_state(agent)
+                (place,) = yield Request("get", ([assignment_key(ask.slot, ask.term, agent.node)],))
+                event = membership.AssignmentRead(ask.slot, ask.term, place)
+            elif isinstance(ask, membership.CreateEntry):
+                winner = yield from create_slot(ask.slot, to_json(ask.claim))
+                event = membership.EntryTrimmed(ask.slot)
+                if winner is not None:
+                    event = membership.EntryRead(ask.slot, winner)
+            else:
+                raise TypeError(ask)
+        except StoreLost:
+            yield Pause(0.2)
+            continue
+        if agent.asked and agent.asked[0] is ask:
+            del agent.asked[0]
+            agent.feed(event)
+
+
+def create_slot(slot: int, value: bytes) -> Generator[Request | Pause, Any, bytes | None]:
+    """Create a slot; returns what it holds, None if it was trimmed."""
+    key = decision_key(slot)
+    winner: bytes
+    winner, start = yield Request("create_beside", (key, value, LOG_START))
+    if not is_trimmed(slot, start):
+        return winner
+    if winner == value:
+        yield Request("delete", ((key,),))
+    return None
+
+
+def raise_start(start: LogStart) -> Generator[Request | Pause, Any, None]:
+    """Let the log begin at a slot, if it begins before that slot."""
+    value = to_json(start)
+    (there,) = yield Request("get", ([LOG_START],))
+    while (found := find_start(there)) is None or found.slot < start.slot:
+        there = yield Request("replace", (LOG_START, there, value))
+
+
+def _idle(agent: Agent, thread_name: str, seconds: float) -> Generator[Request | Pause, Any, None]:
+    thread = getattr(agent, thread_name)
+    thread.is_idle = True
+    yield Pause(seconds)
+    thread.is_idle = False

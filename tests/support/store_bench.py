@@ -1,0 +1,65 @@
+"""The store's server on a loop that a test turns, with the peers of the test: the fixture `bench`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elastic_run.loop import Loop
+from elastic_run.store import wire
+from elastic_run.store.memory import MemoryStore
+from elastic_run.store.server import GARBAGE, StoreServer, open_listener
+from tests.support.store import Peer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+class Bench:
+    """A server, its data, and the peers of a test."""
+
+    def __init__(self, loop: Loop) -> None:
+        self.loop = loop
+        self.data = MemoryStore()
+        self.unknown: list[int] = []
+        self.listener = open_listener()
+        self.refusals: list[str] = []
+        self.server = StoreServer(loop, self.listener, self.data, self.unknown.append, on_refusal=self._refuse)
+        self.peers: list[Peer] = []
+
+    def _refuse(self, kind: str, what: str) -> None:
+        if kind != GARBAGE:
+            self.refusals.append(what)
+
+    def peer(self, *, greets: bool = True) -> Peer:
+        """Connect."""
+        peer = Peer(self.loop, self.server.address[1], greets=greets)
+        self.peers.append(peer)
+        return peer
+
+    def turn_until(self, is_done: Callable[[], bool]) -> None:
+        """Turn the loop until a condition holds."""
+        assert self.loop.run_until(is_done, self.loop.now() + 30)
+
+    def wait_backlogs(self, count: int) -> None:
+        """Wait until so many clients have a reply that they don't read."""
+        self.turn_until(lambda: sum(connection._queued > 0 for connection in self.server._connections) == count)
+
+    def assert_healthy(self) -> None:
+        """Assert that a client is served and that no other is kept."""
+        with_key = self.peer()
+        with_key.ask(wire.SET, b"/healthy", b"yes")
+        with_key.ask(wire.GET, b"/healthy")
+        assert with_key.take_string() == b"yes"
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    """Give a server on a loop that the test turns."""
+    with Loop() as loop:
+        bench = Bench(loop)
+        yield bench
+        for peer in bench.peers:
+            peer.close()
+        bench.server.close()

@@ -1,0 +1,63 @@
+"""The beats of one node: each replaces the one before it, and tells when that is gone."""
+
+from __future__ import annotations
+
+import pytest
+
+from elastic_run.rendezvous.elastic.beats import BeatWriter
+from elastic_run.store.errors import StoreConnectionError
+from elastic_run.store.memory_job_store import JobSpace, MemoryJobStore
+
+
+@pytest.fixture
+def space() -> JobSpace:
+    """Give a store."""
+    return JobSpace()
+
+
+def test_a_node_that_is_known_is_not_dropped(space: JobSpace) -> None:
+    """The first beat and those after it find nothing amiss, over whatever connection."""
+    writer = BeatWriter("n")
+    assert writer.is_first
+    assert [writer.write(MemoryJobStore(space)) for _ in range(3)] == [False] * 3
+    assert not writer.is_first
+
+
+def test_a_node_that_was_dropped_comes_back(space: JobSpace) -> None:
+    """A node whose beat was removed hears it once, and is there again."""
+    writer, store = BeatWriter("n"), MemoryJobStore(space)
+    writer.write(store)
+    store.forget_beats(["n"])
+    assert writer.write(store)
+    assert store.read_beats(["n"]) != [None]
+    assert not writer.write(store)
+
+
+def test_a_node_that_goes_leaves_no_beat_behind(space: JobSpace) -> None:
+    """A node that has said that it goes doesn't beat again once its beat was removed."""
+    writer, store = BeatWriter("n"), MemoryJobStore(space)
+    writer.write(store)
+    assert not writer.write(store, comes_back=False)
+    store.forget_beats(["n"])
+    assert [writer.write(store, comes_back=False) for _ in range(2)] == [True, True]
+    assert store.read_beats(["n"]) == [None]
+
+
+def test_an_outage_hides_no_answer(space: JobSpace) -> None:
+    """A node that heard that it was dropped, and could not beat again, still tells so over the next connection."""
+    writer, store = BeatWriter("n"), MemoryJobStore(space)
+    writer.write(store)
+    store.forget_beats(["n"])
+    beat = store.write_beat
+
+    def fail(node: str, value: bytes, last: bytes | None = None) -> bool:
+        if last is None:
+            message = "it broke"
+            raise StoreConnectionError(message)
+        return beat(node, value, last)
+
+    store.write_beat = fail  # type: ignore[method-assign]
+    with pytest.raises(StoreConnectionError):
+        writer.write(store)
+    assert writer.write(MemoryJobStore(space))
+    assert store.read_beats(["n"]) != [None]

@@ -1,0 +1,143 @@
+"""What the client of etcd's version 3 API makes of etcd's answers, which come from a list here."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from elastic_run.store.errors import StoreAccessError
+from elastic_run.store.etcd_v3 import EtcdV3JobStore
+from elastic_run.store.etcd_v3_api import EtcdApi
+from elastic_run.store.http_client import Credentials
+from elastic_run.store.http_messages import Answer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_LEASE_GONE = {"code": 5, "message": "etcdserver: requested lease not found"}
+_HEADER = {"header": {"revision": "7"}}
+
+
+class FakeHttp:
+    """Gives the answers of a list, and notes what was asked.
+
+    Args:
+        answers: Status and document of each answer, in order; then each call succeeds.
+    """
+
+    timeout = 5.0
+    endpoint = "etcd:2379"
+    endpoints = ("etcd:2379",)
+
+    def __init__(self, *answers: tuple[int, dict[str, Any]]) -> None:
+        self.answers = list(answers)
+        self.asked: list[tuple[str, dict[str, Any], Mapping[str, str]]] = []
+        self.moves = 0
+
+    def draw(self) -> float:
+        """Let no pause take time."""
+        return 0.0
+
+    def connect(self) -> None:
+        """Nothing to do."""
+
+    def prefer_next(self) -> None:
+        """Count how often another server is to be asked."""
+        self.moves += 1
+
+    def ask(self, _method: str, path: str, body: bytes, headers: Mapping[str, str]) -> Answer:
+        """Answer a call."""
+        self.asked.append((path.removeprefix("/v3/"), json.loads(body), headers))
+        if path.endswith("auth/authenticate"):
+            return Answer(200, {}, json.dumps({"token": f"token {len(self.asked)}"}).encode())
+        status, document = self.answers.pop(0) if self.answers else (200, _HEADER)
+        return Answer(status, {}, json.dumps(document).encode())
+
+    def open_answer(self, _method: str, path: str, body: bytes, headers: Mapping[str, str]) -> tuple[object, object]:
+        """Open a watch."""
+        self.asked.append((path.removeprefix("/v3/"), json.loads(body), headers))
+        return object(), SimpleNamespace(status=200)
+
+    def paths(self) -> list[str]:
+        """Return what was asked for."""
+        return [path for path, _, _ in self.asked]
+
+
+def make_api(http: FakeHttp, credentials: Credentials | None = None) -> EtcdApi:
+    """Return a client of these answers."""
+    return EtcdApi(http, credentials)  # type: ignore[arg-type] # a fake
+
+
+@pytest.mark.parametrize(
+    ("status", "fault"),
+    [
+        (500, {"code": 2, "message": "anything"}),
+        (503, {"code": 14, "message": "no server"}),
+        (400, {"code": 4, "message": "deadline exceeded"}),
+        (429, {"code": 8, "message": "too many requests"}),
+        (400, {"code": 14, "message": "unavailable"}),
+        (400, {"code": 2, "message": "etcdserver: request timed out"}),
+        (400, {"code": 9, "message": "etcdserver: leader changed"}),
+        (200, {"error": {"grpc_code": 14, "message": "etcdserver: no leader"}}),
+    ],
+)
+def test_what_etcd_cant_do_now_is_asked_of_the_next_server(status: int, fault: dict[str, Any]) -> None:
+    """A momentary error isn't the caller's: the same call is made again, at another server."""
+    http = FakeHttp((status, fault))
+    assert make_api(http).call("kv/range", {}) == _HEADER
+    assert (http.paths(), http.moves) == (["kv/range"] * 2, 1)
+
+
+@pytest.mark.parametrize("code", [3, 7, 9, 13])
+def test_what_etcd_refuses_is_not_asked_again(code: int) -> None:
+    """An error for good is raised at once, with etcd's words."""
+    http = FakeHttp((400, {"code": code, "message": "etcdserver: permission denied"}))
+    with pytest.raises(StoreAccessError, match=r"etcd at etcd:2379: etcdserver: permission denied"):
+        make_api(http).call("kv/put", {})
+    assert (http.paths(), http.moves) == (["kv/put"], 0)
+
+
+def test_a_lease_is_revoked_by_its_number_and_may_be_gone() -> None:
+    """`revoke` asks etcd to end the lease; one that etcd doesn't know is no error."""
+    http = FakeHttp((200, _HEADER), (404, _LEASE_GONE))
+    for lease in (17, 18):
+        make_api(http).revoke(lease)
+    assert [(path, request) for path, request, _ in http.asked] == [
+        ("lease/revoke", {"ID": "17"}),
+        ("lease/revoke", {"ID": "18"}),
+    ]
+
+
+def test_a_node_that_is_dropped_loses_its_lease() -> None:
+    """Forgetting the beats of a node ends the lease on which its beat hangs; nodes without a beat cost nothing."""
+    http = FakeHttp()
+    store = EtcdV3JobStore(make_api(http), "j")
+    store.write_beat("dropped", b"1")
+    granted = http.asked[-1][1]["lease"]
+    there = {**_HEADER, "kvs": [{"key": http.asked[-1][1]["key"]}]}
+    http.answers, http.asked = [(200, there)], []
+    store.forget_beats(["dropped", "never there"])
+    assert [(path, request) for path, request, _ in http.asked[1:]] == [("lease/revoke", {"ID": granted})]
+
+
+def test_a_watch_after_the_first_takes_a_fresh_token() -> None:
+    """A watch that etcd ended may have had an old token: the next one asks for another."""
+    http = FakeHttp()
+    api = make_api(http, Credentials("user", "password"))
+    for _ in range(2):
+        api.watch("/d/", 1)
+    assert http.paths() == ["auth/authenticate", "watch", "auth/authenticate", "watch"]
+    assert [headers["Authorization"] for path, _, headers in http.asked if path == "watch"] == ["token 1", "token 3"]
+
+
+def test_an_old_token_is_replaced_once() -> None:
+    """Where the token has expired the call is made again with another one, which later calls use too."""
+    http = FakeHttp((401, {"code": 16, "message": "etcdserver: invalid auth token"}))
+    api = make_api(http, Credentials("user", "password"))
+    for _ in range(2):
+        api.call("kv/range", {})
+    assert http.paths() == ["auth/authenticate", "kv/range", "auth/authenticate", "kv/range", "kv/range"]
+    assert http.asked[-1][2] == {"Authorization": "token 3"}

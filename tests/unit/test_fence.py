@@ -1,0 +1,43 @@
+"""A node that is cut off stops its workers, where the user asks for it."""
+
+from __future__ import annotations
+
+from elastic_run.core import member
+from elastic_run.core.messages import STOPPED, Assignment, Card, Offer, Ready
+from elastic_run.core.rules import Rules
+from elastic_run.records import replace
+
+_OFFER = Offer("a", 1)
+_PLACE = Assignment(
+    round=3,
+    group_rank=0,
+    group_world_size=2,
+    base_rank=0,
+    world_size=2,
+    role_rank=0,
+    role_world_size=2,
+    master=_OFFER,
+    restart_count=0,
+    hosts=2,
+)
+
+
+def test_a_member_that_is_cut_off_ends_its_round() -> None:
+    """The agent is told to stop its workers, once; what became of them is said when the store answers again."""
+    begun, _ = member.begin("a", card=Card("a", 1, 1), rules=Rules(1, 2), offer=_OFFER, now=0.0)
+    running = replace(begun, state=member.RUNNING, place=_PLACE, next_slot=5, term=1, known_round=3)
+    halting, commands = member.decide(running, member.CutOff(6.2), 10.0)
+    assert member.Halted(3, "fenced", "no answer for 6 s") in commands
+    again, commands = member.decide(halting, member.CutOff(7.0), 10.8)
+    assert not [command for command in commands if isinstance(command, member.Halted)]
+    ready, _ = member.decide(again, member.WorkersGone(3, STOPPED, _OFFER), 11.0)
+    assert ready.state == member.READY
+    (fact,) = ready.outstanding
+    assert isinstance(fact, Ready)
+    assert (fact.outcome, fact.sequence) == (STOPPED, 1)
+
+
+def test_a_node_without_workers_has_nothing_to_stop() -> None:
+    """Where no round runs nothing follows."""
+    begun, _ = member.begin("a", card=Card("a", 1, 1), rules=Rules(1, 2), offer=_OFFER, now=0.0)
+    assert member.decide(begun, member.CutOff(6.0), 10.0) == (begun, ())

@@ -1,0 +1,121 @@
+"""How long an agent goes on without an answer of its store, to the second, on a clock of the test's own."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elastic_run.rendezvous.elastic import patience
+from elastic_run.rendezvous.elastic.affairs import Affairs
+from elastic_run.rendezvous.elastic.patience import Patience
+from elastic_run.rendezvous.elastic.session import Lost, Notice, Waiting
+from elastic_run.rendezvous.elastic.settings import read_settings
+from elastic_run.store.errors import REFUSED, SILENT, StoreConnectionError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+#: Seconds of the lease, and what the clock shows at the first failure.
+_LEASE = 6.0
+_BEGIN = 1000.0
+
+
+class Trial:
+    """A patience, and failures of its store at times of a clock that stands where the test sets it.
+
+    Args:
+        monkeypatch: Sets the clock.
+        dies_with_host: Whether the store is gone with the process that serves it.
+        successors: Whether another node may serve it then.
+        shows_waiting: Whether the agent has a line that it rewrites.
+        conf: Settings beside the lease.
+    """
+
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        *,
+        dies_with_host: bool = True,
+        successors: bool = False,
+        shows_waiting: bool = False,
+        conf: Mapping[str, object] | None = None,
+    ) -> None:
+        self.now = _BEGIN
+        monkeypatch.setattr(patience, "time", SimpleNamespace(monotonic=lambda: self.now))
+        given = {"keep_alive_interval": _LEASE / 3, "keep_alive_max_attempt": 3, "join_timeout": 600, **(conf or {})}
+        affairs = SimpleNamespace(
+            settings=read_settings("c10d", given),
+            backend=SimpleNamespace(
+                kind="c10d", name="n:1", dies_with_host=dies_with_host, successors=[("m", 1)] * successors
+            ),
+            answer_timeout=3.0,
+            shows_waiting=shows_waiting,
+            fenced_for=0.0,
+        )
+        self.patience = Patience(affairs)  # type: ignore[arg-type] # what it reads of them
+
+    def reach(self) -> None:
+        """Let the store answer."""
+        self.patience.recovered()
+
+    def fail(self, reason: str, at: float) -> Notice | Waiting | Lost | None:
+        """Let an attempt fail so many seconds after the first one."""
+        self.now = _BEGIN + at
+        return self.patience.failed(StoreConnectionError("it fails", reason), self.now)
+
+    def find_loss(self, reason: str) -> int:
+        """Return the second at which the store is given up, if an attempt fails each second from 0 on."""
+        return next(at for at in range(1000) if isinstance(self.fail(reason, float(at)), Lost))
+
+    def find_lines(self, reason: str, until: int) -> list[int]:
+        """Return the seconds at which the user is told."""
+        return [at for at in range(until) if isinstance(self.fail(reason, float(at)), Notice | Waiting)]
+
+
+@pytest.mark.parametrize(
+    ("reason", "successors", "lost_at"),
+    [
+        (SILENT, False, _LEASE + 60),  # a dark host may come back
+        (REFUSED, False, _LEASE + 5),  # its process is gone
+        (SILENT, True, _LEASE),
+        (REFUSED, True, 1),  # another node serves the store then
+    ],
+)
+def test_a_store_that_dies_with_its_host_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, reason: str, *, successors: bool, lost_at: float
+) -> None:
+    """A lease and a minute of silence, a lease and 5 s of refusals; with a successor a lease, and 1 s of refusals."""
+    trial = Trial(monkeypatch, successors=successors)
+    trial.reach()
+    assert trial.find_loss(reason) == lost_at
+
+
+def test_a_store_that_comes_back_by_itself_is_tried_for_the_join_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """etcd, or a directory, is waited for as long as other nodes are; so is a store that was never reached."""
+    for dies_with_host, was_reached in ((False, True), (True, False)):
+        trial = Trial(monkeypatch, dies_with_host=dies_with_host, conf={"join_timeout": 90})
+        if was_reached:
+            trial.reach()
+        assert trial.find_loss(REFUSED) == 90
+
+
+def test_the_user_is_told_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first line comes after 2 s, after a lease where the store answered before; the next ones every 10 s."""
+    assert Trial(monkeypatch).find_lines(SILENT, 40) == [2, 12, 22, 32]
+    reached = Trial(monkeypatch)
+    reached.reach()
+    assert reached.find_lines(SILENT, 40) == [6, 16, 26, 36]
+    assert Trial(monkeypatch, shows_waiting=True).find_lines(SILENT, 6) == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("conf", "timeout"),
+    [({}, 3.0), ({"heartbeat_timeout": 1.5}, 1.5), ({"read_timeout": 2}, 2.0), ({"heartbeat_timeout": 0.1}, 1.0)],
+)
+def test_an_answer_may_take_as_long_as_a_heartbeat(conf: dict[str, object], timeout: float) -> None:
+    """An answer takes `heartbeat_timeout` and `read_timeout` at most, half a lease, and may take a second."""
+    given = {"keep_alive_interval": _LEASE / 3, "keep_alive_max_attempt": 3, **conf}
+    affairs = SimpleNamespace(settings=read_settings("c10d", given))
+    assert Affairs.answer_timeout.fget(affairs) == timeout  # type: ignore[attr-defined] # a property of the class

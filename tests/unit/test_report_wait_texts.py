@@ -1,0 +1,90 @@
+"""What the rendezvous of several nodes tells the user."""
+
+from __future__ import annotations
+
+import pytest
+
+from elastic_run.core.join_command import JoinCommand
+from elastic_run.rendezvous.elastic.invitation import describe_invitation
+from elastic_run.report.wait_texts import (
+    describe_missing,
+    describe_spare,
+    describe_trouble,
+    missing_texts,
+    trouble_texts,
+)
+
+
+def test_missing_nodes() -> None:
+    """The line says how many of how many are there, who, and how long is left; not all of a thousand hosts."""
+    assert describe_missing(["a", "b"], 2, 3, 590.2) == "waiting: 2/3 nodes (a, b), 9:50 left"
+    hosts = list("abcdefghij")
+    assert describe_missing(hosts, 10, 16, None) == "waiting: 10/16 nodes (a, b, c, d, e, f, g, h …)"
+    assert describe_missing([], 0, 2, -1.0) == "waiting: 0/2 nodes, 0:00 left"
+
+
+def test_trouble_with_the_store() -> None:
+    """The line says which store, for how long and why, and how long is left."""
+    line = describe_trouble("a:29400", "nothing answers at 10.0.0.1:29400", 12.4, 61.0)
+    assert line == (
+        "waiting: the store at a:29400 can't be reached for 12 s: nothing answers at 10.0.0.1:29400, 1:01 left"
+    )
+
+
+def test_shorter_forms() -> None:
+    """Where there is little room hosts go first; how many nodes, what is wrong and how long is left stay."""
+    assert missing_texts(["a", "b"], 2, 3, 61.0) == (
+        "waiting: 2/3 nodes (a, b), 1:01 left",
+        "waiting: 2/3 nodes, 1:01 left",
+    )
+    assert trouble_texts("a:29400", "nothing answers at 10.0.0.1:29400", 12.4, 61.0, reason="no answer")[1:] == (
+        "waiting: store a:29400 for 12 s: no answer, 1:01 left",
+        "waiting: store: no answer, 1:01 left",
+    )
+
+
+def test_a_spare() -> None:
+    """A node that the job has no room for learns when its turn comes; another one, that it comes soon."""
+    assert describe_spare(5, 4) == "waiting: a spare, for when one of the job's 4 nodes is lost"
+    assert describe_spare(3, 4) == "waiting: the job runs, and will take this node in"
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ([], "--rdzv-conf=last_call_timeout=0"),
+        (["--rdzv-conf=join_timeout=9"], "--rdzv-conf=join_timeout=9,last_call_timeout=0"),
+        (["--rdzv_conf=last_call_timeout=9"], "--rdzv-conf=last_call_timeout=9"),
+        (["--rdzv_conf", "timeout=9"], "--rdzv-conf=timeout=9,last_call_timeout=0"),
+        (["--rdzv-c", "timeout=9"], "--rdzv-conf=timeout=9,last_call_timeout=0"),
+        (["--rdzv-backend=static", "--rdzv-id", "job"], "--rdzv-conf=last_call_timeout=0"),
+        (["--local-addr=192.0.2.7", "--node_rank", "0"], "--rdzv-conf=last_call_timeout=0"),
+        (["--nproc-per-node", "2", "-m"], "--rdzv-conf=last_call_timeout=0 --nproc-per-node 2 -m"),
+        (["--log-dir=/a b"], "--rdzv-conf=last_call_timeout=0 '--log-dir=/a b'"),
+        (["--rdzv-conf"], "--rdzv-conf=last_call_timeout=0"),
+    ],
+)
+def test_an_invitation_is_the_whole_command(flags: list[str], expected: str) -> None:
+    """The command for other nodes keeps the user's flags but for this node's own, and all agree on the last call."""
+    command = JoinCommand((), ("elastic-run",), tuple(flags), ("train", "--rdzv-id=7", "--node-rank", "9"))
+    line = describe_invitation("h:1", "job", command)
+    start = "elastic-run --rdzv-backend=c10d --rdzv-endpoint=h:1 --rdzv-id=job"
+    assert line == f"{start} {expected} train --rdzv-id=7 --node-rank 9"
+
+
+def test_an_invitation_is_quoted_for_a_shell() -> None:
+    """Each word comes through a shell as it was typed; the token and variables that stand in for flags go before."""
+    variables = ("PET_NNODES=1:2", "PET_LOG_DIR=/a b", "PET_RDZV_ID=x", "PET_RDZV_CONF=join_timeout=9", "PET_ROLE=")
+    command = JoinCommand(variables, ("elastic-run",), ("--run-path",), ("it's", "$HOME", "*"))
+    line = describe_invitation("[fd00::1]:29400", "a b", command, token=b"0f")
+    assert line == (
+        "ELASTIC_RUN_RDZV_TOKEN=0f PET_NNODES=1:2 PET_LOG_DIR='/a b' PET_ROLE= elastic-run --rdzv-backend=c10d "
+        "'--rdzv-endpoint=[fd00::1]:29400' '--rdzv-id=a b' --rdzv-conf=join_timeout=9,last_call_timeout=0 --run-path "
+        """'it'"'"'s' '$HOME' '*'"""
+    )
+
+
+def test_a_flag_wins_over_its_variable() -> None:
+    """The settings of the rendezvous are those that hold on this node."""
+    command = JoinCommand(("PET_RDZV_CONF=timeout=1",), ("elastic-run",), ("--rdzv-conf=timeout=2",), ("t.py",))
+    assert "--rdzv-conf=timeout=2,last_call_timeout=0 t.py" in describe_invitation("h:1", "job", command)

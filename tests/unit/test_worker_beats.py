@@ -1,0 +1,31 @@
+"""A worker's signs of life: how often they are written."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+from elastic_run.contract import ENV_HEARTBEAT_FILE
+from elastic_run.worker import beats
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+
+def test_beats_are_written_five_times_a_second(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of a thousand beats in a second five are written, with their number; the first one at once."""
+    file = tmp_path / "beats"
+    now = 0.0
+    monkeypatch.setenv(ENV_HEARTBEAT_FILE, str(file))
+    monkeypatch.setattr(beats, "_pulse", beats._Pulse())
+    monkeypatch.setattr(beats, "time", SimpleNamespace(monotonic=lambda: now))
+    seen: dict[str, float] = {}
+    for step in range(1000):
+        now = 50.0 + step / 1000
+        beats.heartbeat(step)
+        seen.setdefault(file.read_text(encoding="ascii").strip(), step / 1000)
+    assert [round(at, 1) for at in seen.values()] == [0.0, 0.2, 0.4, 0.6, 0.8]
+    assert next(iter(seen)) == "1 step=0"
+    assert all(f"{round(at * 1000) + 1} step={round(at * 1000)}" == line for line, at in seen.items())
