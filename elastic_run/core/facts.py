@@ -243,21 +243,23 @@ class Leave:
 class SeatDead:
     """An agent that had a seat in a round is dead: proved by its guardian, or by a newcomer on its host.
 
-    The seat leaves the quorum of one log only: the log whose last round is this one. Where the record says `offered`,
-    the agent may have been counted for a newer round by the log of that store, and so by no other log. Said any number
-    of times; of no node's sequence.
+    The round is the last that the agent was told of; the log of the store where the record says `offered` may have
+    counted it for a newer one, and no other log can. See `folding` for what becomes of its seat. Said any number of
+    times; of no node's sequence.
 
     Args:
+        node: The agent's id.
         round_id: The round's unique id, as the record has it; see `Assignment.round_id`.
         lineage: Of the round's job.
         round_index: The round's number.
         rank: The agent's group rank in the round: its seat.
         status: `running` from before the agent is told of the round; `offered` from before it first says in a store
-            that it is ready for another round.
+            that it is ready for another round, or anything in another store than the round's.
         store_id: The birth mark of that store, as text; "" with `running`.
         detail: One sentence for the user, or "".
     """
 
+    node: str
     round_id: str
     lineage: str
     round_index: int

@@ -6,6 +6,8 @@
 - A node that joins again tells which round it still runs. If that is the present one, nothing has changed; if it had
   followed the log beyond that round's slot and doesn't run it, the round has lost it; if it runs an older one, it is
   busy until its workers are gone.
+- A proof of death (`SeatDead`) makes the seat void, unless the log of another store may have counted it for a newer
+  round; then the seat is dead elsewhere (see `formation.has_majority`). The dead don't come back.
 - A node that runs any other round (of another job, or of a log that lost the majority) comes as a newcomer, busy until
   its workers are gone, and keeps nothing of it.
 """
@@ -17,6 +19,7 @@ from types import MappingProxyType
 from elastic_run.contract import EXIT_CODES, EXIT_RENDEZVOUS
 from elastic_run.core.codec import encode
 from elastic_run.core.job_state import (
+    DEAD_ELSEWHERE,
     HALTING,
     LIVE,
     MOVED,
@@ -167,8 +170,8 @@ class _Book:
         if rank is not None:
             self._seats = seats = self._seats if self._seats is not None else list(self._job.seats)
             seat = seats[rank]
-            status = VOID if seat.status == VOID else status  # for ever: the dead don't come back
-            seats[rank] = replace(seat, status=status, is_lost=seat.is_lost or is_lost)
+            is_kept = seat.status == VOID or (seat.status == DEAD_ELSEWHERE and status != VOID)
+            seats[rank] = replace(seat, status=seat.status if is_kept else status, is_lost=seat.is_lost or is_lost)
 
     def _take_seat(self, node: Node, rank: int | None) -> Node:
         """Return a node in its seat of the last round, if it has one: a seat has one holder for ever."""
@@ -179,16 +182,29 @@ class _Book:
         return replace(node, rank=rank)
 
     def _enter_seat_dead(self, fact: SeatDead) -> None:
-        """A seat is void in the log whose last round is the seat's, unless the agent may count in another store's."""
-        job = self._job
-        is_elsewhere = fact.status == SEAT_OFFERED and fact.store_id != job.store_id
-        if fact.round_id != job.round_id or is_elsewhere or not 0 <= fact.rank < len(job.seats):
+        rank = self._find_seat(fact)
+        if rank is None:
             return
-        holder = (self._seats or job.seats)[fact.rank].node
+        holder = (self._seats or self._job.seats)[rank].node
         if holder in self._nodes or holder in self._gone:
             clause = _CLAUSES[DIED]
             self._drop(holder, DIED, f"{clause}: {fact.detail}" if fact.detail else clause, sequence=LAST_SEQUENCE)
-        self._set_seat(fact.rank, VOID, is_lost=holder not in self._gone)
+        is_elsewhere = fact.status == SEAT_OFFERED and fact.store_id != self._job.store_id
+        self._set_seat(rank, DEAD_ELSEWHERE if is_elsewhere else VOID, is_lost=holder not in self._gone)
+
+    def _find_seat(self, fact: SeatDead) -> int | None:
+        """Return the seat in the last round of which a proof tells, or None.
+
+        An agent that has offered itself may have died before it was told that it had a seat in the last round. It was
+        not ready for another one then, so no log can have counted it for a round after that.
+        """
+        job = self._job
+        seats = self._seats or job.seats
+        if fact.round_id == job.round_id:
+            return fact.rank if 0 <= fact.rank < len(seats) else None
+        if fact.lineage != job.lineage or fact.round_index >= job.round or fact.status != SEAT_OFFERED:
+            return None
+        return next((rank for rank, seat in enumerate(seats) if seat.node == fact.node), None)
 
     def _next_order(self) -> int:
         self._set(order=self._job.order + 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from elastic_run.core.job_state import AWAITED, LIVE, RUNNING, UNKNOWN, Job, Node, Seat, forget_place
+from elastic_run.core.job_state import AWAITED, DEAD_ELSEWHERE, LIVE, RUNNING, UNKNOWN, Job, Node, Seat, forget_place
 from elastic_run.core.messages import Assignment
 from elastic_run.core.ranks import Candidate, assign_group_ranks, assign_worker_ranks
 from elastic_run.core.settlement import describe_lost
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _PAIR = 2
 #: Names that a line for the user holds.
 _SHOWN = 8
-_AWAY = frozenset((AWAITED, UNKNOWN))
+_AWAY = frozenset((AWAITED, UNKNOWN, DEAD_ELSEWHERE))
 
 
 def note_minimum(job: Job, rules: Rules, now: float) -> Job:
@@ -74,13 +74,17 @@ def has_majority(job: Job, rules: Rules) -> bool:
         rules: Its rules.
 
     Returns:
-        Whether more than half of the last round's seats that are not void have their holders here; always, where the
-        store can't move, or where all seats are void.
+        Whether more than half of the last round's seats that are not void have their holders here, or all but the dead;
+        always, where the store can't move, or where all seats are void.
     """
     quorum = job.quorum
     if not rules.has_successors or job.round == 0 or quorum == 0:
         return True
-    survivors = sum(seat.status == LIVE for seat in job.seats)
+    survivors = _count(job, LIVE)
+    dead = _count(job, DEAD_ELSEWHERE)
+    if survivors + dead == quorum and dead <= survivors:
+        # Dead nodes that another log may have counted are no majority there without one of those that are all here.
+        return True
     if quorum == _PAIR and survivors == 1:
         return rules.split == "continue"
     return 2 * survivors > quorum
@@ -90,11 +94,17 @@ def describe_majority(job: Job, rules: Rules) -> str:
     """Say which nodes of the last round are needed before another may form; "" where none are."""
     if has_majority(job, rules):
         return ""
-    here = sum(seat.status == LIVE for seat in job.seats)
+    here = _count(job, LIVE)
     away = [f"rank {rank}{_describe_holder(job, seat)}" for rank, seat in enumerate(job.seats) if seat.status in _AWAY]
     told = ", ".join([*away[:_SHOWN], *(["…"] if len(away) > _SHOWN else [])])
-    needed = job.quorum // 2 + 1
+    dead = _count(job, DEAD_ELSEWHERE)
+    alive = job.quorum - dead
+    needed = min(job.quorum // 2 + 1, alive) if dead <= alive else job.quorum // 2 + 1
     return f"{here} of the last round's {len(job.seats)} nodes are here, {needed} are needed; not here: {told}"
+
+
+def _count(job: Job, status: str) -> int:
+    return sum(seat.status == status for seat in job.seats)
 
 
 def _describe_holder(job: Job, seat: Seat) -> str:

@@ -41,6 +41,7 @@ MOVED = "moved"
 LIVE = "live"
 AWAITED = "awaited"
 UNKNOWN = "unknown"
+DEAD_ELSEWHERE = "dead_elsewhere"
 VOID = "void"
 
 #: Failures, restart times and attempts that are remembered.
@@ -115,7 +116,8 @@ class Seat:
     Args:
         node: Its holder, "" while it isn't known by name.
         status: `live` (the holder is here), `awaited` (unknown, and may still come from a store that was left),
-            `unknown` (it may live, also without this log), or `void` (it is known not to run anywhere).
+            `unknown` (it may live, also without this log), `dead_elsewhere` (it is dead, but another store's log may
+            have counted it for a newer round), or `void` (it is known not to run anywhere).
         is_lost: Whether the holder went before it was done, so that the round can't succeed.
     """
 
@@ -258,7 +260,7 @@ class Job:
 
     @property
     def quorum(self) -> int:
-        """The number of seats whose holders may run somewhere."""
+        """The number of seats whose holders may run somewhere, or were counted elsewhere before they died."""
         return sum(seat.status != VOID for seat in self.seats)
 
     @property

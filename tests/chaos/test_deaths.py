@@ -33,8 +33,8 @@ def test_every_sample_is_accounted_for(tmp_path: Path, kills_guardians: bool) ->
         Schedule(0.0, "after-halt", "twice"),
         Schedule(0.5, "after-join", "works"),
         Schedule(0.5, "before", "killed"),
-        # 3-after-ready-late and 10-after-join-wrong are to come back: the last proof comes after the others wait for a
-        # majority, and the job does not go on before join_timeout (python -m tests.chaos.schedules --only ...).
+        Schedule(3.0, "after-ready", "late"),
+        Schedule(10.0, "after-join", "wrong"),
     ],
     ids=str,
 )

@@ -137,7 +137,8 @@ class Player:
 
     def _seat_dead(self, rank: int, status: str, values: dict[str, Any]) -> SeatDead:
         number = values.get("round", self.job.round)
-        return SeatDead(self._find_round_id(number), _HERE, number, rank, status, values.get("store", ""))
+        store_id = values.get("store", "")
+        return SeatDead(values.get("node", ""), self._find_round_id(number), _HERE, number, rank, status, store_id)
 
     def _find_round_id(self, number: int) -> str:
         """Return the id of a round, of this log's where it has formed one of that number."""

@@ -286,7 +286,7 @@ class Bed:
         """Tell a proof of death in the store of a node."""
         self._enter_store(node)
         number = int(round_id.partition("/")[0])
-        self.facts.append(to_json(SeatDead(round_id, "", number, int(rank), status, store)))
+        self.facts.append(to_json(SeatDead("", round_id, "", number, int(rank), status, store)))
 
     def _change(self, node: str) -> None:
         self.values.clear()

@@ -104,6 +104,7 @@ class Agent(Host):
         self.connection = Connection(world, self)
         self.waits_since: float | None = None
         self.record: SeatDead | None = None
+        self.formed_in = ""
         self.predecessor = predecessor
         self.last_beat: int | None = None
         size = 1 + self.random.randrange(3)
@@ -221,14 +222,19 @@ class Agent(Host):
         """Write down in which store it says that it could be in another round, before it says so."""
         if (
             self.record is not None
-            and self.running is None
             and isinstance(fact, Join | Ready)
             and self.store is not None
+            and (
+                (isinstance(fact, Ready) and fact.round_id == self.record.round_id)
+                or self.store.birth != self.formed_in
+                or self.record.status == SEAT_OFFERED
+            )
         ):
             self.record = replace(self.record, status=SEAT_OFFERED, store_id=self.store.birth)
 
     def _start(self, place: Assignment) -> None:
-        self.record = SeatDead(place.round_id, place.lineage, place.round, place.group_rank, SEAT_RUNNING)
+        self.formed_in = "" if self.store is None else self.store.birth
+        self.record = SeatDead(self.node, place.round_id, place.lineage, place.round, place.group_rank, SEAT_RUNNING)
         self.world.oracle.note_formed(self, place)
         self.formed.append(place)
         self.running = place

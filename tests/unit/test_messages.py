@@ -20,7 +20,7 @@ FACTS = (
     messages.Failing("n", 2, 1, "1/1/n"),
     messages.Ready("n", 3, 1, "1/1/n", "failed", OFFER, {"exit_code": 1, "deep": [{"a": None}]}, "x", "y"),
     messages.Leave("n", messages.LAST_SEQUENCE, "died"),
-    messages.SeatDead("1/1/n", "n.1", 1, 0, "offered", "born 1", "killed"),
+    messages.SeatDead("n", "1/1/n", "n.1", 1, 0, "offered", "born 1", "killed"),
     messages.Failing("n", 2, 1, "1/1/n", is_consequence=True),
     messages.Moving("b:1", "told to stop"),
     Join("n", 1, Card("a", 7, 2, serves_store=True), RULES, OFFER, 5, Last("2/1/n", 2, 3, 4, 5, "n.1"), heard=7),
@@ -98,7 +98,8 @@ GARBAGE = {
         r"Ready.report must be Document \| None, not \[1\]",
     ),
     "seat": (
-        b'{"protocol":1,"kind":"seat_dead","round_id":"1/1/n","lineage":"n.1","round_index":1,"rank":0,"status":"x"}',
+        b'{"protocol":1,"kind":"seat_dead","node":"n","round_id":"1/1/n","lineage":"n.1","round_index":1,"rank":0,'
+        b'"status":"x"}',
         "SeatDead.status: 'x' is none of",
     ),
     "outcome": (json.dumps({**json.loads(messages.to_json(FACTS[3])), "outcome": "x"}).encode(), "'x' is none of"),

@@ -73,7 +73,7 @@ def test_nobody_knows_of_a_round() -> None:
 def test_a_fact_that_comes_once_more_hides_no_newer_one() -> None:
     """A connection broke, the fact was said again, and the first copy arrives after newer facts of its node."""
     former: list[Event] = [_join("a"), Leave("a", 3, "died")]
-    death = SeatDead("1/1/a", "a.1", 1, 0, "running")
+    death = SeatDead("a", "1/1/a", "a.1", 1, 0, "running")
     events: list[Event] = [_join("a"), _join("b"), death, _join("b")]
     assert leave_out_old(events, former) == [_join("b"), death]
 
@@ -104,7 +104,7 @@ def test_without_a_copy_rules_and_scripts_are_those_of_the_nodes_that_run() -> N
     events: list[Event] = [
         _join("x", rules=Rules(1, 3, max_restarts=7), script="other.py"),
         _join("a", last=_last(4), script="train.py"),
-        SeatDead("4/1/a", "a.1", 4, 1, "running"),
+        SeatDead("b", "4/1/a", "a.1", 4, 1, "running"),
     ]
     job = restate(View(None, _last(4)), None, events, begun=Job(heard=6, restart_count=2), now=5.0)
     assert (job.rules, job.round, job.heard, job.restart_count, job.lineage) == (RULES, 4, 6, 2, "a.1")

@@ -170,6 +170,7 @@ def describe_death(record: Record) -> list[Fact | SeatDead]:
     if seat is not None:
         facts.append(
             SeatDead(
+                node=record.node,
                 round_id=seat.round_id,
                 lineage=seat.lineage,
                 round_index=seat.round_index,

@@ -1,10 +1,9 @@
 """The record of one agent: which seat it has in which round, for whoever has to prove its death.
 
 Rules
-- A proved death leaves the quorum of a log as a void seat, and only of a log whose last round is the seat's
-  (`facts.SeatDead`). So the record must never be older than what the agent has said: it is written before the agent is
-  told of a round (`running`), and before the agent says in a store what may make the seat count for the next round
-  (`offered`, with the store's birth mark).
+- A proved death takes a seat out of the quorum of a log (`facts.SeatDead`). So the record must never be older than
+  what the agent has said: it is written before the agent is told of a round (`running`), and before the agent says in a
+  store what may make the seat count for the next round (`offered`, with the store's birth mark).
 - In the store where its round was formed a running agent may say again where it stands: only its `Ready` counts there.
 - The content is JSON with a format and a version, shorter than a page of memory and never made shorter: one write
   replaces it, so a process that is killed leaves the old content or the new one.
@@ -137,8 +136,9 @@ class SeatRecord:
         if seat is None:
             return
         is_ready = isinstance(fact, Ready) and fact.round_id == seat.round_id
-        is_elsewhere = isinstance(fact, Join) and fact.last is not None and store_id != self._formed_in
-        if is_ready or is_elsewhere:
+        # A running agent may say again where it stands in the store where its round was formed.
+        has_left = store_id != self._formed_in or seat.status == SEAT_OFFERED
+        if is_ready or (has_left and isinstance(fact, Join | Ready)):
             self._write(replace(seat, status=SEAT_OFFERED, store_id=store_id))
 
     def remove(self) -> None:
