@@ -98,8 +98,7 @@ GARBAGE = {
         r"Ready.report must be Document \| None, not \[1\]",
     ),
     "seat": (
-        b'{"protocol":1,"kind":"seat_dead","node":"n","round_id":"1/1/n","lineage":"n.1","round_index":1,"rank":0,'
-        b'"status":"x"}',
+        json.dumps({**json.loads(messages.to_json(FACTS[5])), "status": "x"}).encode(),
         "SeatDead.status: 'x' is none of",
     ),
     "outcome": (json.dumps({**json.loads(messages.to_json(FACTS[3])), "outcome": "x"}).encode(), "'x' is none of"),
