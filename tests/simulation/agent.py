@@ -105,6 +105,7 @@ class Agent(Host):
         self.waits_since: float | None = None
         self.record: SeatDead | None = None
         self.formed_in = ""
+        self.is_doomed = False
         self.predecessor = predecessor
         self.last_beat: int | None = None
         size = 1 + self.random.randrange(3)
@@ -231,6 +232,7 @@ class Agent(Host):
             )
         ):
             self.record = replace(self.record, status=SEAT_OFFERED, store_id=self.store.birth)
+            self.world.faults.note_offer(self)
 
     def _start(self, place: Assignment) -> None:
         self.formed_in = "" if self.store is None else self.store.birth

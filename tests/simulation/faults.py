@@ -24,6 +24,7 @@ LATE_WRITES = "writes that are carried out late, or again"
 CUTS = "partitions"
 PROOFS = "proofs of death that are late, repeated, or in the wrong store"
 BURSTS = "kills in a row"
+OFFERS = "agents that die after they have offered themselves for another round, before they are told of it"
 #: What the core does not hold yet: these kinds are left out of every run.
 KNOWN_BAD: frozenset[str] = frozenset((ROLLBACK,))
 
@@ -34,6 +35,8 @@ _LATER = 15.0
 _LATE_PROOF = 15.0
 #: Longest seconds between kills in a row.
 _BURST = 2.5
+#: Longest seconds for which a doomed agent lives after it has offered itself.
+_OFFERED = 1.0
 #: What the scripts of two jobs under one id are.
 _OTHER_SCRIPT = "other.py"
 
@@ -89,6 +92,7 @@ class Faults:
         everywhere += [self._suspend, self._suspend_coordinator] if self.has(SUSPEND) else []
         everywhere += [self._kill_some] if self.has(BURSTS) else []
         if self._world.rules.has_successors:
+            everywhere += [self._doom_some] * 3 if self.has(OFFERS) else []
             everywhere += [self._kill_server, self._stall_server, self._kill_server]
             everywhere += [self._cut, self._cut, self._cut_off] if self.has(CUTS) else []
         elif self.has(ROLLBACK) and self._random.random() < 0.3:
@@ -138,11 +142,25 @@ class Faults:
         for _ in range(self._random.randint(1, 2)):
             self._world.clockwork.at(self._world.clockwork.now + self._random.random() * _BURST, self._kill)
 
-    def kill(self, agent: Agent | None) -> None:
+    def _doom_some(self) -> None:
+        """Kill the server of the store, and some of the others when they next offer themselves."""
+        self._kill_server()
+        living = self._world.living
+        for agent in self._random.sample(living, min(len(living), self._random.randint(1, 2))):
+            agent.is_doomed = True
+
+    def note_offer(self, agent: Agent) -> None:
+        """Kill a doomed agent at this moment or soon: it is about to offer itself for another round."""
+        if agent.is_doomed:
+            agent.is_doomed = False
+            delay = self._random.choice((0.0, self._random.random() * _OFFERED))
+            self._world.clockwork.at(self._world.clockwork.now + delay, self.kill, agent, Proof((0.0,)))
+
+    def kill(self, agent: Agent | None, proof: Proof | None = None) -> None:
         """Kill an agent; its guardian may report it, and somebody may start another on its host."""
         if agent is None or not agent.is_alive:
             return
-        proof = self._draw_proof()
+        proof = proof or self._draw_proof()
         # Who starts anew on the host of a store, before the others have left that, finds nobody.
         self.has_hidden = self.has_hidden or agent.connection.serves_store
         self._world.say(f"{agent.node} is killed, {proof}")
