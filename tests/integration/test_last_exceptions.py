@@ -206,8 +206,8 @@ sys.exit("the data server is gone")
     assert not root["exception"]["is_certain"]
 
 
-def test_an_exception_that_passed_unread_is_said_to_be_unknown(launch: Launch, worker: Worker, tmp_path: Path) -> None:
-    """Where a flood went by uncopied the report says how much nobody has read, and names no exception."""
+def test_an_exception_within_a_flood_is_found(launch: Launch, worker: Worker, tmp_path: Path) -> None:
+    """Where an exception waits in the middle of a full pipe the report names it."""
     path = worker(f"""
 import fcntl, termios, traceback
 size = fcntl.fcntl(2, 1032)
@@ -226,5 +226,5 @@ sys.exit(1)
     os.kill(job.pid, signal.SIGCONT)
     assert job.wait_exit() == 1
     report = job.stderr.rpartition("-- elastic-run: ")[2]
-    assert "MiB of its stderr passed unread; an exception may stand there" in report
-    assert "ValueError" not in report
+    assert "ValueError: batch 17 is broken" in report
+    assert UNCERTAIN in report

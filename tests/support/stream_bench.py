@@ -95,11 +95,6 @@ class Reader(Sink):
         self.room -= len(taken)
         return len(taken)
 
-    def splice(self, pipe: int, count: int) -> int:
-        """Take what there is room for from a pipe that is never empty."""
-        del pipe
-        return self.write(b"." * count) if self.room else 0
-
 
 class Bench:
     """A stream and those who write to it."""

@@ -73,26 +73,6 @@ def test_patience_begins_when_the_console_has_taken_all(bench: Bench) -> None:
     assert bench.got == b"text\nother\n"
 
 
-def test_a_splice_waits_for_room(bench: Bench) -> None:
-    """While a console takes nothing of a splice nobody may write; then the one within its line goes on first.
-
-    Otherwise the loop would try again and again, and others would write within that line.
-    """
-    one, other = bench.pass_through(), bench.pass_through()
-    bench.reader.can_splice = True
-    bench.reader.room = 3
-    assert [one.splice(0, 10), one.splice(0, 10)] == [3, 0]
-    assert not one.is_ready
-    assert not other.is_ready
-    give(other, b"other\n")
-    one.when_clear(lambda: one.take(b"one\n"))
-    bench.loop.advance(1.0)
-    assert bench.got == b"..."
-    bench.reader.room = 1 << 30
-    bench.loop.drain()
-    assert bench.got == b"...one\nother\n"
-
-
 def test_a_turn_is_one_turn_of_the_loop(bench: Bench) -> None:
     """Whoever waits again when it is called, as a backlog does, lets the loop go on before it is called again."""
     source, order = Source(), list[str]()

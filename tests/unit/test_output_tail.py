@@ -180,13 +180,3 @@ def test_the_exception_of_a_large_file_is_found(tmp_path: Path, length: int) -> 
         assert exception is not None
         assert (exception.summary, exception.is_certain) == ("ValueError: x", False)
         assert parse_exception(read_tail(str(path), is_thorough=False).decode(errors="replace"), exitcode=1) is None
-
-
-def test_what_passed_unread_has_no_exception_before_it() -> None:
-    """An exception that stands before it says nothing, and how much it was is counted."""
-    tail = Tail()
-    tail.add(raised(_FRAMES, "ValueError: x\n").encode())
-    assert tail.has_exception
-    tail.skip(10_000)
-    tail.add(b"end\n")
-    assert (tail.read(), tail.unread, tail.has_exception) == (b"end\n", 10_000, False)

@@ -26,14 +26,11 @@ if TYPE_CHECKING:
     from elastic_run.agent.driver.worker_launch import LaunchedWorkers
     from elastic_run.core.rootcause import WorkerEnd
     from elastic_run.loop import Loop
-    from elastic_run.multiprocessing.errors import ErrorFile
     from elastic_run.multiprocessing.output.console import Console
 
 #: Signals that nobody sends to stop a process: a worker that ends so has failed, also while it is being stopped.
 _CRASHES = frozenset((-4, -5, -6, -7, -8, -11, -31))  # ILL, TRAP, ABRT, BUS, FPE, SEGV, SYS
 _ABORTED = -6
-#: Python's exit code for an exception that nobody caught.
-_UNCAUGHT = 1
 _LOST_STATUS = (
     "its exit status is unknown: this program ignores SIGCHLD, or other code of it collects every child (waitpid(-1))"
 )
@@ -199,18 +196,11 @@ class Round:
             restart_count=self.restart_count,
             was_stopped=was_stopped,
             exception=found.exception,
-            remark=_LOST_STATUS if self._has_lost_status(rank) else found.problem or self._say_unread(rank, found),
+            remark=_LOST_STATUS if self._has_lost_status(rank) else found.problem,
             error_file=error_file,
             stderr_tail=tuple(text.splitlines()[-20:]),
             log_file=log_file,
         )
-
-    def _say_unread(self, local_rank: int, found: ErrorFile) -> str:
-        """Say how much of a worker's stderr was not read, if its exception may stand there; or ""."""
-        unread = self.output.unread(local_rank)
-        if not unread or found.exception is not None or self._ended_at[local_rank][1] != _UNCAUGHT:
-            return ""
-        return f"{unread / (1 << 20):.1f} MiB of its stderr passed unread; an exception may stand there"
 
 
 def _with_timer(end: WorkerEnd) -> WorkerEnd:

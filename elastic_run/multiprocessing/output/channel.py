@@ -6,15 +6,12 @@ Rules
 - The end is an end of file (EIO on a pseudo-terminal whose last user is gone), or `finish`: the worker and all its
   descendants are dead by then, so what is in the pipe is all there will ever be, even if somebody holds it open. Such
   a stray gets EPIPE from then on.
-- What a flooding worker's outlet takes unchanged is spliced there, all but the end: that is read, for the tail. Behind
-  an exception everything is read: otherwise a later one could go by, and an old one be taken for the cause.
 """
 
 from __future__ import annotations
 
 import os
 
-from elastic_run import contract
 from elastic_run.multiprocessing.output.descriptors import bytes_in
 
 TYPE_CHECKING = False
@@ -28,8 +25,6 @@ if TYPE_CHECKING:
 READ_SIZE = 1 << 18
 #: No pseudo-terminal holds more than this, nor a pipe of ours, unless a worker has enlarged it.
 CAPACITY = 1 << 20
-#: It isn't worth the while to splice less.
-_SPLICED_LEAST = 1 << 16
 
 
 class Channel:
@@ -57,7 +52,6 @@ class Channel:
         self._outlet = outlet
         self._file = file
         self._tail = tail
-        self._is_flooded = False
         loop.add_reader(fd, self._on_readable)
 
     @property
@@ -90,12 +84,11 @@ class Channel:
             self._loop.remove_reader(self.fd)
             outlet.when_clear(self._resume)
             return
-        if not self._splice():
-            self._read()
+        self._read()
 
     def _resume(self) -> None:
         """Read once, so that those who wait take turns, and go on as soon as that is written."""
-        if self.is_open and not self._splice():
+        if self.is_open:
             self._read()
         outlet = self._outlet
         if not self.is_open or outlet is None:
@@ -104,19 +97,6 @@ class Channel:
             self._loop.add_reader(self.fd, self._on_readable)
         else:
             outlet.when_clear(self._resume)
-
-    def _splice(self) -> bool:
-        """Hand on what is in the pipe, but for its end; returns whether that is done, or will be soon."""
-        if not self._is_flooded or self._outlet is None or self._file is not None:
-            return False
-        count = bytes_in(self.fd) - contract.CAPTURE_BYTES
-        self._is_flooded = count >= _SPLICED_LEAST
-        if not self._is_flooded or (self._tail is not None and self._tail.has_exception):
-            return False
-        moved = self._outlet.splice(self.fd, count)
-        if moved and self._tail is not None:
-            self._tail.skip(moved)
-        return moved is not None
 
     def _read(self) -> int:
         """Read once; return how much there was."""
@@ -129,7 +109,6 @@ class Channel:
         if not data:
             self._end()
             return 0
-        self._is_flooded = len(data) == READ_SIZE
         if self._file is not None:
             self._file.write(data)
         if self._tail is not None:

@@ -44,11 +44,6 @@ _FRAME = b'  File "'
 _MOST_TORN = 4
 
 
-def has_traceback(text: bytes | bytearray) -> bool:
-    """Whether a traceback begins in a text."""
-    return text.rfind(_FIRST_LINE) >= 0
-
-
 def find_last(text: bytes | bytearray, end: int) -> int:
     """Return where the last traceback begins before a place, or -1.
 
@@ -173,10 +168,6 @@ class LastException:
         self._chain: list[_Traceback] = []
         #: The end of what was taken.
         self._before = b""
-
-    def __bool__(self) -> bool:
-        """Whether there was one."""
-        return bool(self._chain)
 
     def take(self, text: bytearray, end: int) -> None:
         """Take the next bytes of the stream.

@@ -73,11 +73,6 @@ class Outlet(Source):
         """Accept the next bytes; never fails, never blocks."""
         raise NotImplementedError
 
-    def splice(self, pipe: int, count: int) -> int | None:
-        """Accept the next bytes where they are, when it is ready; returns how many, see `Stream.splice`."""
-        del pipe, count
-        return None
-
     def end(self) -> None:
         """Accept that nothing follows."""
         self._on_clear = None
@@ -124,10 +119,6 @@ class PassThrough(Outlet):
         """Accept the next bytes."""
         self._pieces.append(data)
         self._pump()
-
-    def splice(self, pipe: int, count: int) -> int | None:
-        """Accept the next bytes where they are."""
-        return self._stream.splice(self, pipe, count)
 
     def _emit(self, piece: bytes) -> None:
         if self._stream.is_contended:

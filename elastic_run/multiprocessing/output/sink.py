@@ -9,10 +9,6 @@ O_NONBLOCK belongs to the open file description, which the user's shell and the 
 - socket: MSG_DONTWAIT for the single call;
 - regular file or other device: never blocks for long, so it is written directly. Opened again it would begin at
   offset 0, on top of what is there.
-
-What need not be looked at goes from pipe to pipe by splice(2), in a third of the time of reading and writing it. Not to
-a file: unlike write, splice moves its offset without the lock that all who share the open file take, so that two
-launchers under ``2> log``, or one and a worker's stdout, would write over each other.
 """
 
 from __future__ import annotations
@@ -36,12 +32,10 @@ class Sink:
 
     Args:
         fd: The descriptor.
-        can_splice: Whether it is a pipe.
     """
 
-    def __init__(self, fd: int, *, can_splice: bool = False) -> None:
+    def __init__(self, fd: int) -> None:
         self.fd = fd
-        self.can_splice = can_splice and hasattr(os, "splice")
 
     def write(self, data: bytes | bytearray | memoryview) -> int:
         """Write what fits.
@@ -57,25 +51,6 @@ class Sink:
             OSError: Nobody will ever read it.
         """
         return os.write(self.fd, data)
-
-    def splice(self, pipe: int, count: int) -> int:
-        """Move what fits from a pipe, uncopied; where that can't be, `can_splice` is false from then on.
-
-        Args:
-            pipe: The reading end, non-blocking.
-            count: Bytes, no more than are in it.
-
-        Returns:
-            How many were moved.
-        """
-        try:
-            # Before Linux 5.1 the modes of the pipes themselves were not looked at.
-            return os.splice(pipe, self.fd, count, flags=os.SPLICE_F_NONBLOCK)
-        except BlockingIOError:
-            return 0
-        except OSError:  # `write` fails too, and tells it
-            self.can_splice = False
-            return 0
 
     def close(self) -> None:
         """Close what is ours; harmless when it is closed."""
@@ -168,6 +143,6 @@ def open_sink(fd: int, on_loss: Callable[[OSError], None]) -> Sink:
         return FileSink(fd, on_loss)
     try:
         own = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-        return Sink(own, can_splice=stat.S_ISFIFO(mode))
+        return Sink(own)
     except OSError:
         return CautiousSink(fd)

@@ -12,8 +12,7 @@ Rules
 - On a terminal there may be a live line: one that stands below all others and is taken away before anything else is
   written. The cursor waits at its beginning, so that it can be erased also where a window that became narrower has
   broken it into several rows.
-- Queues are short (blocks below `QUEUE_LIMIT`, a source or two for each worker), so they are lists: a deque comes with
-  all of `collections`, for which the first line of a job would have to wait.
+- Queues are short (blocks below `QUEUE_LIMIT`, a source or two for each worker), so they are lists.
 - When the reader is gone (EPIPE, a hung-up terminal) the stream is closed: further data is dropped, told once.
 """
 
@@ -70,8 +69,6 @@ class Stream:
         self._is_mid_line = False
         self._is_service_due = False
         self._timer: Timer | None = None
-        #: Whether somebody waits to splice until all before is written.
-        self._is_choked = False
         self._has_live_line = False
         self.is_closed = False
 
@@ -79,7 +76,7 @@ class Stream:
     @property
     def is_full(self) -> bool:
         """Whether sources have to wait because the descriptor is slow."""
-        return self._queued >= QUEUE_LIMIT or self._is_choked
+        return self._queued >= QUEUE_LIMIT
 
     @property
     def is_idle(self) -> bool:
@@ -116,7 +113,7 @@ class Stream:
     def _is_overdue(self, holder: Source) -> bool:
         if self._held_bytes > holder.hold_limit:
             return True
-        return not self._queued and not self._is_choked and self._loop.now() - self._held_at >= holder.patience
+        return not self._queued and self._loop.now() - self._held_at >= holder.patience
 
     # --- writing ---------------------------------------------------------------------------------------------------
     def write(self, source: Source, data: bytes | memoryview, *, starts_line: bool) -> None:
@@ -148,35 +145,6 @@ class Stream:
             self._holder = source
             if self._waiting and self._held_bytes > source.hold_limit:
                 self._serve_soon()
-
-    def splice(self, source: Source, pipe: int, count: int) -> int | None:
-        """Move bytes from a pipe, uncopied, as many as fit; when nothing does, nobody may write until it does.
-
-        Args:
-            source: The one who writes; it has asked `may_write`. It holds the stream until it writes the end of a line.
-            pipe: The reading end.
-            count: Bytes, no more than are in it.
-
-        Returns:
-            How many bytes were moved; None where this isn't the way: read and write, up to the end of a line where
-            others wait.
-        """
-        if self._waiting or self.is_closed or not self._can_splice():
-            return None
-        self.hide_line()
-        moved = 0 if self._queue else self._sink.splice(pipe, count)
-        if moved:
-            self._is_mid_line = True
-            self._held_at = self._loop.now()
-            self._held_bytes = 0  # there will be lines among them
-            self._holder = source
-        elif self._can_splice():
-            self._is_choked = True
-            self._loop.add_writer(self._sink.fd, self._drain)
-        return moved if self._can_splice() else None
-
-    def _can_splice(self) -> bool:
-        return self._sink.can_splice
 
     def release(self, source: Source) -> None:
         """End a source's hold, wherever in a line it is."""
@@ -239,7 +207,6 @@ class Stream:
                 break
             del self._queue[0]
         if not self._queue:
-            self._is_choked = False
             self._held_at = self._loop.now()  # it is silent only from now on
             self._loop.remove_writer(self._sink.fd)
         if self._waiting and self._queued <= _QUEUE_LOW:
@@ -253,7 +220,6 @@ class Stream:
         self.is_closed = True
         self._queue.clear()
         self._queued = 0
-        self._is_choked = False
         self._holder = None
         self._loop.remove_writer(self._sink.fd)
         if self._waiting:

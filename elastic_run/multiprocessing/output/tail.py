@@ -3,8 +3,6 @@
 An exception may have a message of megabytes (all keys that a checkpoint lacks, a tensor), which stands behind its type
 and its frames. And when a program dies of one, its other threads, its exit handlers and the processes that it started
 write on. So a traceback that leaves the window is kept (`last_exception`) until there is another one.
-
-What goes by unread (see `Stream.splice`) is counted: an exception may stand there.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ from __future__ import annotations
 import os
 
 from elastic_run import contract
-from elastic_run.multiprocessing.output.last_exception import LastException, find_last, has_traceback
+from elastic_run.multiprocessing.output.last_exception import LastException, find_last
 
 #: Bytes of a log file that are looked at in any case, and that are read at once.
 _FILE_BYTES = 1 << 20
@@ -25,18 +23,13 @@ _FIRST_LINE_BYTES = 64
 
 
 class Tail:
-    """Keeps the end of what was added, `contract.CAPTURE_BYTES` of it, and the last exception.
+    """Keeps the end of what was added, `contract.CAPTURE_BYTES` of it, and the last exception."""
 
-    Attributes:
-        unread: Bytes of the stream that were not read.
-    """
-
-    __slots__ = ("_exception", "_pieces", "unread")
+    __slots__ = ("_exception", "_pieces")
 
     def __init__(self) -> None:
         self._pieces = bytearray()
         self._exception = LastException()
-        self.unread = 0
 
     def add(self, data: bytes) -> None:
         """Append data, and forget what is too old.
@@ -47,21 +40,6 @@ class Tail:
         self._pieces += data
         if len(self._pieces) > 2 * contract.CAPTURE_BYTES:  # not at every byte: moving the rest down costs
             self._forget()
-
-    @property
-    def has_exception(self) -> bool:
-        """Whether an exception was seen."""
-        return bool(self._exception) or has_traceback(self._pieces)
-
-    def skip(self, count: int) -> None:
-        """Count the next bytes of the stream as unread; what stands before them is no part of its end.
-
-        Args:
-            count: How many.
-        """
-        self._pieces.clear()
-        self._exception = LastException()
-        self.unread += count
 
     def read(self) -> bytes:
         """Return the end of the stream, and before it its last exception."""

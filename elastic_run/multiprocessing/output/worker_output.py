@@ -186,11 +186,6 @@ class WorkerOutput:
         path = self._wiring.redirects.get(local_rank)
         return b"" if path is None else read_tail(path, is_thorough=is_thorough)
 
-    def unread(self, local_rank: int) -> int:
-        """Return how many bytes of a worker's stderr were passed on unread."""
-        tail = self._tails.get(local_rank)
-        return 0 if tail is None else tail.unread
-
     def close(self) -> None:
         """Finish every worker, and close what they share."""
         for local_rank in (*self._channels,):

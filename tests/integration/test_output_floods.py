@@ -1,11 +1,10 @@
-"""A flooding worker's output that goes to a pipe, its lines unchanged, is spliced; nothing else is different then."""
+"""A worker that floods its stderr loses nothing, whatever the launcher's stderr is."""
 
 from __future__ import annotations
 
 import os
 import signal
 import subprocess
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,6 +14,7 @@ from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 _PIPE = 1 << 20
 _DATA = b"".join([b"%d\n" % number for number in range(200_000)])[:_PIPE]
@@ -25,12 +25,6 @@ def jobs(tmp_path: Path) -> Iterator[Jobs]:
     """Start jobs; what still runs at the end is killed."""
     with Jobs(tmp_path / "notes") as opened:
         yield opened
-
-
-def bytes_read(pid: int) -> int:
-    """Return how many bytes a process has read into its memory so far."""
-    text = Path(f"/proc/{pid}/io").read_text(encoding="ascii")
-    return int(text.partition("rchar: ")[2].split()[0])
 
 
 class Flood:
@@ -61,13 +55,7 @@ open({str(self._end)!r}).close()
         os.waitid(os.P_PID, self.job.pid, os.WSTOPPED)
         self._begin.write_bytes(b"")
         self._filled.read_bytes()
-        self._read_before = bytes_read(self.job.pid)
         self.job.send_signal(signal.SIGCONT)
-
-    @property
-    def bytes_read(self) -> int:
-        """How many bytes the launcher has read since it went on."""
-        return bytes_read(self.job.pid) - self._read_before
 
     def finish(self) -> None:
         """Let the worker end."""
@@ -75,14 +63,13 @@ open({str(self._end)!r}).close()
         finish(self.job)
 
 
-def test_a_flood_to_a_pipe_is_spliced(jobs: Jobs, tmp_path: Path) -> None:
-    """Most of what waits in a worker's pipe goes to the console's pipe uncopied, as it is, and its end is kept."""
+def test_a_flood_to_a_pipe(jobs: Jobs, tmp_path: Path) -> None:
+    """All that waits in a worker's pipe goes to the console's pipe, and its end is kept."""
     reading, writing = os.pipe()
     flood = Flood(jobs, tmp_path, writing)
     os.close(writing)
     with os.fdopen(reading, "rb") as reader:
         assert reader.read(len(_DATA)) == _DATA
-        assert flood.bytes_read < len(_DATA) // 2
         flood.finish()
         assert reader.read() == b""
     assert jobs.note("tail0") == _DATA[-65536:]
@@ -90,14 +77,13 @@ def test_a_flood_to_a_pipe_is_spliced(jobs: Jobs, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["wb", "ab"])
 def test_a_flood_to_a_file_is_written(jobs: Jobs, tmp_path: Path, mode: str) -> None:
-    """To a file it is written, at its offset or to its end: all of it went through the launcher."""
+    """To a file it is written, at its offset or to its end."""
     path = tmp_path / "out"
     with path.open(mode) as file:
         file.write(b"before\n")
         file.flush()
         flood = Flood(jobs, tmp_path, file.fileno())
         wait_until(lambda: path.stat().st_size >= len(_DATA) + 7)
-        assert flood.bytes_read >= len(_DATA)
         flood.finish()
     assert path.read_bytes() == b"before\n" + _DATA
     assert jobs.note("tail0") == _DATA[-65536:]
