@@ -31,7 +31,7 @@ _SINKS = ("pipe", "terminal", "file")
 #: Milliseconds that workers pause after each thousand lines of a long run: a reader that catches up has to wait for the
 #: rest of a line, as it has to with most programs.
 _PAUSE = 10
-_FIRST_LINE = "where workers leave no processor free, what reads the job's first line is imported when it comes"
+_FIRST_LINE = "what reads the output is imported while the workers boot"
 #: Seconds for which a reader stalls.
 _STALL = 10.0
 

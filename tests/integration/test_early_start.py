@@ -145,23 +145,6 @@ def test_what_workers_said_and_how_they_ended_before_anybody_listened(
     assert "ValueError: too early" in job.stderr
 
 
-@pytest.mark.parametrize("processors", [1, 2], ids=["taken", "free"])
-def test_a_first_line_waits_for_no_supervisor(launch: Launch, worker: Worker, tmp_path: Path, processors: int) -> None:
-    """What a worker writes first is on the console while the launcher still imports what comes next."""
-    path = worker("say('early')\nprint('and this', file=sys.stderr)\n" + OPEN_THE_GATE)
-    env = surroundings(tmp_path, SLOW_MODULE, ("heapq", "signal"))
-    allowed = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, sorted(allowed)[:processors])
-    try:
-        job = launch("--nproc-per-node=1", "--tee=1", path, env=env)
-    finally:
-        os.sched_setaffinity(0, allowed)
-    job.wait_line("early")
-    job.wait_line("and this")
-    (tmp_path / "gates" / "signal").open("w").close()
-    assert job.wait_exit() == 0
-
-
 def test_a_launcher_that_breaks_leaves_no_worker(launch: Launch, worker: Worker, tmp_path: Path) -> None:
     """When the launcher can't go on after it has started its workers, they end with it."""
     path = worker("say('pid', os.getpid())\n" + OPEN_THE_GATE + "while True:\n    signal.pause()\n")

@@ -9,7 +9,6 @@
 | `exit_codes` | the exit code and the name of each way in which a job can end |
 | `held_round` | a formed round that waits for its warm workers |
 | `job` | this node's part in a job of several nodes |
-| `output` | attaches prefixes, filters and log files to the workers' output |
 | `preload` | starts the templates of warm workers |
 | `rank_assignment` | the ranks of this node's workers in a round |
 | `round` | one round: its workers, their output, and how each ended |

@@ -12,7 +12,7 @@ import os
 import sys
 import time
 
-from elastic_run.agent.driver.output import listen
+from elastic_run.multiprocessing.output.prefix import render_prefix
 from elastic_run.multiprocessing.output.worker_output import WorkerOutput
 from elastic_run.multiprocessing.process.workers import Workers
 
@@ -69,7 +69,7 @@ class Round:
         self._report_exit = on_exit
         self._ended_at: dict[int, tuple[float, int, bool]] = {}
         self._failed_after: float | None = None
-        self.output = launched.output or WorkerOutput(loop, console, launched.wiring)
+        self.output = WorkerOutput(loop, console, launched.wiring)
         self.workers = Workers(loop, context.guardian, on_exit=self._on_exit, adopts=lambda: context.adopts_orphans)
 
     def watch(self) -> None:
@@ -85,10 +85,32 @@ class Round:
             self.workers.adopt(rank, pid, launched.born[pid], None if started is None else started.exit)
             if started is not None:
                 started.result.attach(self._loop)
-        if launched.output is None:
-            listen(self.output, self._context, launched, restart_count=self.restart_count)
+        self._listen()
         if launched.error is not None:
             raise launched.error
+
+    def _listen(self) -> None:
+        """Take the workers' output from now on, with prefixes and filters as the user asked for."""
+        group, logs = self._context.group, self._launched.logs
+        spec = group.spec
+        if logs is not None:
+            self.output.open_filtered(
+                logs.filtered_stdout if spec.duplicate_stdout_filters else "",
+                logs.filtered_stderr if spec.duplicate_stderr_filters else "",
+                stdout_filters=spec.duplicate_stdout_filters or (),
+                stderr_filters=spec.duplicate_stderr_filters or (),
+            )
+        self.output.attach({worker.local_rank: self._prefix(worker) for worker in group.workers})
+
+    def _prefix(self, worker: Worker) -> bytes:
+        return render_prefix(
+            self._context.options.prefix_template,
+            role_name=self._context.group.spec.role,
+            local_rank=worker.local_rank,
+            rank=worker.global_rank,
+            hostname=self._context.hostname,
+            restart_count=self.restart_count,
+        )
 
     def _on_exit(self, local_rank: int, exitcode: int) -> None:
         if self._has_lost_status(local_rank) and self._has_returned(local_rank):

@@ -81,9 +81,8 @@ class Supervisor:
         self._handler_error: Exception | None = None
         # Before anything is opened: a closed standard descriptor's number would go to the first file.
         ensure_standard_descriptors()
-        self._loop = Loop() if early_start is None else early_start.loop
-        self.console = Console(self._loop) if early_start is None else early_start.console
-        self._early_start = early_start
+        self._loop = Loop()
+        self.console = Console(self._loop)
         self._launched = None if early_start is None else early_start.launched
         self._round_join = (
             RoundJoin(self._group, self._options.worker_store) if early_start is None else early_start.round_join

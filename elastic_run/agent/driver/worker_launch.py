@@ -2,7 +2,7 @@
 
 Every import between the user's command and the first line of the last worker counts, so this module needs neither the
 loop nor the console. The modules that watch the workers and take their output are imported while the workers boot
-(`early_start`, `output`).
+(`early_start`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from elastic_run.agent.driver.context import AgentContext
     from elastic_run.multiprocessing.functions.launch import Functions, StartedFunction
     from elastic_run.multiprocessing.output.logs import LogsDest
-    from elastic_run.multiprocessing.output.worker_output import WorkerOutput
 
 
 class LaunchedWorkers:
@@ -42,7 +41,6 @@ class LaunchedWorkers:
         started: Monotonic seconds at the start.
         logs: Where their output goes, or None when that could not be laid out.
         wiring: Their streams.
-        output: Who listens to these already, or None.
         born: Start times in clock ticks, by pid; their keys are the processes.
         pids: Pids by local rank.
         functions: The function that they run and its arguments, or None for a command.
@@ -55,7 +53,6 @@ class LaunchedWorkers:
         "error",
         "functions",
         "logs",
-        "output",
         "pids",
         "started",
         "started_at",
@@ -68,7 +65,6 @@ class LaunchedWorkers:
         self.started = time.monotonic()
         self.logs: LogsDest | None = None
         self.wiring = Wiring(capture=capture)
-        self.output: WorkerOutput | None = None
         self.pids: dict[int, int] = {}
         self.born: dict[int, int] = {}
         self.functions: Functions | None = None
