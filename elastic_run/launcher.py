@@ -362,7 +362,8 @@ def _tell_ending(job_result: JobResult, console: Console) -> None:
 
     if job_result.log_dir:
         job_result.failure_file = write_failure_file(job_result, job_result.log_dir, console.say)
-    console.write(2, ("\n".join(render(job_result, color=_is_terminal(2))) + "\n").encode(errors="replace"))
+    lines = render(job_result, width=console.columns, color=_is_terminal(2))
+    console.write(2, ("\n".join(lines) + "\n").encode(errors="replace"))
     if job_result.root is not None:
         write_parent_error_file(job_result.root, os.environ)
 

@@ -42,20 +42,20 @@ _TEXTS: tuple[tuple[str, str], ...] = (
         r"DataLoader worker \(pid.*\) is killed by signal: Killed|DataLoader worker .*exited unexpectedly",
         (
             "A DataLoader process died, most often for lack of memory: use fewer DataLoader workers "
-            "(num_workers), and look for the OOM killer with: dmesg | grep -i oom"
+            "(num_workers), and look for the OOM killer with: `dmesg | grep -i oom`"
         ),
     ),
     (
         r"invalid device ordinal",
         (
             "There are more workers than visible GPUs: compare --nproc-per-node (gpu counts them) and "
-            "CUDA_VISIBLE_DEVICES with what nvidia-smi -L lists."
+            "CUDA_VISIBLE_DEVICES with what `nvidia-smi -L` lists."
         ),
     ),
     (
         r"Duplicate GPU detected",
         (
-            "Two ranks use one GPU: call torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before anything "
+            "Two ranks use one GPU: call `torch.cuda.set_device(int(os.environ['LOCAL_RANK']))` before anything "
             "else on CUDA, or use --virtual-local-rank."
         ),
     ),
@@ -74,12 +74,12 @@ _TEXTS: tuple[tuple[str, str], ...] = (
         r"^TimerExpired: ",
         (
             "The script set that deadline itself (timer.expires). A timer with signal=SIGABRT makes faulthandler show "
-            "where the worker hung; py-spy dump --pid shows it while it hangs."
+            "where the worker hung; `py-spy dump --pid` shows it while it hangs."
         ),
     ),
     (
         r"Cannot re-initialize CUDA in forked subprocess",
-        "CUDA was used before a fork: give the DataLoader multiprocessing_context='spawn', or use CUDA later.",
+        "CUDA was used before a fork: give the DataLoader `multiprocessing_context='spawn'`, or use CUDA later.",
     ),
     (
         r"NCCL.*unhandled cuda error|NCCL.*unhandled system error|ncclSystemError|ncclUnhandledCudaError",
@@ -103,7 +103,7 @@ _TEXTS: tuple[tuple[str, str], ...] = (
     (
         r"EADDRINUSE|[Aa]ddress already in use",
         (
-            "Another process has this port (ss -ltnp shows which). Leave --master-port away and a free one is "
+            "Another process has this port (`ss -ltnp` shows which). Leave --master-port away and a free one is "
             "taken; for a port of the program's own, choose another."
         ),
     ),
@@ -156,20 +156,23 @@ _TEXTS: tuple[tuple[str, str], ...] = (
     ),
     (
         r"No space left on device|Errno 28\b",
-        "A disk is full: df -h shows which (also /tmp and /dev/shm; df -i for inodes). TMPDIR moves temporary files.",
+        (
+            "A disk is full: `df -h` shows which (also /tmp and /dev/shm; `df -i` for inodes). TMPDIR moves "
+            "temporary files."
+        ),
     ),
-    (r"Disk quota exceeded|Errno 122\b", "Your disk quota is used up: quota -s shows which."),
+    (r"Disk quota exceeded|Errno 122\b", "Your disk quota is used up: `quota -s` shows which."),
     (
         r"Too many open files|Errno 24\b",
         (
-            "The limit of open files is reached: raise it with ulimit -n, or call "
-            "torch.multiprocessing.set_sharing_strategy('file_system')."
+            "The limit of open files is reached: raise it with `ulimit -n`, or call "
+            "`torch.multiprocessing.set_sharing_strategy('file_system')`."
         ),
     ),
     (
         r"can't start new thread|Resource temporarily unavailable",
         (
-            "The limit of processes and threads is reached: look at ulimit -u and the container's pids limit, "
+            "The limit of processes and threads is reached: look at `ulimit -u` and the container's pids limit, "
             "or use fewer DataLoader workers."
         ),
     ),
@@ -179,11 +182,11 @@ _TEXTS: tuple[tuple[str, str], ...] = (
     ),
     (
         r"before the\s+current process has finished its bootstrapping",
-        "The script starts processes while it is imported: put its code under if __name__ == '__main__':",
+        "The script starts processes while it is imported: put its code under `if __name__ == '__main__':`",
     ),
     (
         r"Expected to have finished reduction in the prior iteration",
-        "Some parameters got no gradient: DistributedDataParallel(..., find_unused_parameters=True) allows that.",
+        "Some parameters got no gradient: `DistributedDataParallel(..., find_unused_parameters=True)` allows that.",
     ),
     (
         r"Default process group has not been initialized",
@@ -194,7 +197,7 @@ _TEXTS: tuple[tuple[str, str], ...] = (
         "Something took the launcher's variables out of the environment: hand it on whole.",
     ),
     (r"^RecursionError", "A function calls itself without end: the trace shows which."),
-    (r"Permission denied|Errno 13\b", "The user that runs the job may not use that file: ls -l shows who may."),
+    (r"Permission denied|Errno 13\b", "The user that runs the job may not use that file: `ls -l` shows who may."),
 )
 _SIGNALS: dict[int, str] = {
     SIGBUS: (
@@ -211,8 +214,8 @@ _SIGNALS: dict[int, str] = {
     SIGINT: "Somebody else sent SIGINT, not elastic-run.",
     SIGHUP: "Somebody else sent SIGHUP, not elastic-run: a terminal was closed, or the scheduler did it.",
     SIGPIPE: "It wrote to a pipe that nobody reads any longer.",
-    SIGXCPU: "Its limit of CPU time is used up: look at ulimit -t and the scheduler's limits.",
-    SIGXFSZ: "It wrote a file larger than allowed: look at ulimit -f.",
+    SIGXCPU: "Its limit of CPU time is used up: look at `ulimit -t` and the scheduler's limits.",
+    SIGXFSZ: "It wrote a file larger than allowed: look at `ulimit -f`.",
     SIGSYS: "It made a system call that the sandbox forbids: look at the container's seccomp profile.",
 }
 _WARNINGS = (SIGUSR1, SIGUSR2)
@@ -223,7 +226,7 @@ _WARNED = (
 )
 _VERDICTS: dict[str, str] = {
     "not_executable": (
-        "Make it executable with chmod +x, let the job's user into the directories above it, leave --no-python away "
+        "Make it executable with `chmod +x`, let the job's user into the directories above it, leave --no-python away "
         "for a Python script, or see whether its file system is mounted noexec."
     ),
     "not_found": (
@@ -235,14 +238,14 @@ _VERDICTS: dict[str, str] = {
         "node out of use until it is rebooted."
     ),
     "cannot_start": (
-        "Look at the limits of processes, open files and memory: ulimit -a, and the container's or scheduler's."
+        "Look at the limits of processes, open files and memory: `ulimit -a`, and the container's or scheduler's."
     ),
     "internal_error": "Please report this, with the lines above and the command line.",
 }
 
 _LOG_DISK_FULL = (
     "The disk of the log directory is full, and a worker whose output is redirected there fails when it prints: "
-    "df -h shows the disk, --log-dir chooses another."
+    "`df -h` shows the disk, --log-dir chooses another."
 )
 
 
@@ -294,15 +297,17 @@ def _kill_advice(oom_kills: OomKills | None) -> str:
     if oom_kills is not None and oom_kills.machine:
         return (
             "The kernel's OOM killer was at work on this machine meanwhile, so memory ran out most likely: use "
-            "less, or ask for more. To be sure: dmesg | grep -i oom"
+            "less, or ask for more. To be sure: `dmesg | grep -i oom`"
         )
     if oom_kills is not None and oom_kills.machine == 0:
         return "Not the kernel's OOM killer: the scheduler, the container's runtime or a person sent SIGKILL."
-    return "Most often the kernel's OOM killer: dmesg | grep -i oom tells. Else the scheduler or a person sent SIGKILL."
+    return (
+        "Most often the kernel's OOM killer: `dmesg | grep -i oom` tells. Else the scheduler or a person sent SIGKILL."
+    )
 
 
 _MOST = 8 * 1024
 _CODES: dict[int, str] = {
-    126: "A program that the worker ran may not be executed: chmod +x, or a file system that is mounted noexec.",
+    126: "A program that the worker ran may not be executed: `chmod +x`, or a file system that is mounted noexec.",
     127: "A program that the worker ran was not found: check PATH and the names in the script.",
 }

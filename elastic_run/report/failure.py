@@ -1,8 +1,11 @@
-"""The closing report: at most 25 lines of 80 columns, in the order of a reader's questions.
+"""The closing report: at most 25 lines, as wide as the terminal, in the order of a reader's questions.
 
 Which worker failed first, how and when; its error message; what became of the other workers; the attempts before; the
 place of the logs; what to do. Every section has a maximum of lines, and the traceback, or the last lines of stderr,
 gets the lines that the other sections leave. All text of workers passes through `text.printable`.
+
+Paths and commands are neither cut nor broken, so that a reader can copy them. The terminal breaks a line that is too
+wide for that reason.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import time
 from elastic_run.core.rootcause import LAST_EXCEPTION, failure_signature
 from elastic_run.report.advice import advice
 from elastic_run.report.other_workers import other_worker_lines
-from elastic_run.report.text import columns, elide, printable, wrap
+from elastic_run.report.text import columns, elide, printable, shorten, wrap
 from elastic_run.report.wording import count, end_verb, exception_line, signal_name, span
 
 TYPE_CHECKING = False
@@ -22,12 +25,17 @@ if TYPE_CHECKING:
     from elastic_run.report.job_result import Attempt, JobResult
 
 MOST_LINES = 25
+#: Columns where stderr is no terminal; the fewest and the most on a terminal.
 WIDTH = 80
-_NARROWEST = 40
+_NARROWEST, _WIDEST = 60, 120
 _LABEL = 9
+#: Columns for which the maxima of lines below are made.
+_ROOM = WIDTH - _LABEL
 #: Lines of evidence that earn their place.
 _MOST_EVIDENCE = 12
 _MOST_STUCK = 3
+#: Columns of the program's name in the title.
+_MOST_NAME = 40
 #: Runs of attempts that failed in the same way, and lines of a message, that are shown.
 _MOST_RUNS = 3
 _MOST_MESSAGE = 3
@@ -68,7 +76,7 @@ def render(result: JobResult, *, width: int = WIDTH, color: bool = False) -> lis
 
     Args:
         result: The end of the job.
-        width: Columns of the terminal; more than 80 are not used.
+        width: Columns of the terminal; fewer than 60 count as 60, more than 120 as 120.
         color: Whether the terminal understands colours.
 
     Returns:
@@ -76,7 +84,7 @@ def render(result: JobResult, *, width: int = WIDTH, color: bool = False) -> lis
     """
     if result.verdict == "success":
         return []
-    width = max(_NARROWEST, min(width, WIDTH))
+    width = max(_NARROWEST, min(width, _WIDEST))
     room = width - _LABEL
     cause, rest = _cause(result, room), _rest(result, room)
     left = MOST_LINES - 1 - len(cause.lines)
@@ -84,7 +92,7 @@ def render(result: JobResult, *, width: int = WIDTH, color: bool = False) -> lis
     left -= sum(len(section.lines) for section in rest)
     lines = [_title(result, width, color=color)]
     for section in (cause, *_evidence(result.root, room, min(_MOST_EVIDENCE, left)), *rest):
-        lines += _margin(section, room, color=color)
+        lines += _margin(section, color=color)
     return lines
 
 
@@ -104,7 +112,7 @@ def _title(result: JobResult, width: int, *, color: bool) -> str:
 
 
 def _sentence(result: JobResult) -> str:
-    program = elide(printable(result.entrypoint or "the program"), 40, tail=0.7)
+    program = _name(printable(result.entrypoint or "the program"))
     if result.signal is not None:
         return f"{program} was stopped by {signal_name(result.signal)}"
     if result.verdict in _TITLES:
@@ -113,10 +121,15 @@ def _sentence(result: JobResult) -> str:
     return f"{program} failed{again}"
 
 
-def _margin(section: _Section, room: int, *, color: bool) -> list[str]:
+def _name(program: str) -> str:
+    """Return a name for the title; of a long path the last part."""
+    name = program.rstrip("/").rpartition("/")[2] if columns(program) > _MOST_NAME else program
+    return elide(name, _MOST_NAME, tail=0.7)
+
+
+def _margin(section: _Section, *, color: bool) -> list[str]:
     lines = []
-    for index, line in enumerate(section.lines):
-        text = elide(line, room)
+    for index, text in enumerate(section.lines):
         label = (section.label if index == 0 else "").ljust(_LABEL)
         if color and label.strip():
             label = f"{_BOLD}{label}{_PLAIN}"
@@ -128,29 +141,29 @@ def _margin(section: _Section, room: int, *, color: bool) -> list[str]:
 def _cause(result: JobResult, room: int) -> _Section:
     root = result.root
     if root is None:
-        return _Section("cause", wrap(printable(result.detail), room, 5) if result.detail else [])
+        return _Section("cause", _paragraph(printable(result.detail), room, 5) if result.detail else [])
     host = elide(printable(root.host), 30)
     first = wrap(f"rank {root.rank} on {host} (local rank {root.local_rank}, pid {root.pid}) {end_verb(root)}", room, 2)
     again = f", attempt {root.restart_count}" if root.restart_count else ""
-    first.append(f"at {_moment(root.ended_at)}, {span(root.uptime)} after its start{again}")
+    first += _paragraph(f"at {_moment(root.ended_at)}, {span(root.uptime)} after its start{again}", room, 1)
     if root.remark:
-        first.append(elide(printable(root.remark), room))
+        first += _paragraph(printable(root.remark), room, 1)
     if root.exception is not None and not root.exception.is_certain:
-        first.append(f"{LAST_EXCEPTION}:")
+        first += _paragraph(f"{LAST_EXCEPTION}:", room, 1)
     said = _exception(root.exception, room) if root.exception is not None else []
     return _Section("cause", first + said, marked=range(len(first), len(first) + len(said)))
 
 
 def _exception(exception: ExceptionText, room: int) -> list[str]:
-    lines = wrap(printable(exception_line(exception)), room, 3)
+    lines = _paragraph(printable(exception_line(exception)), room, 3)
     # What stands below an exception that isn't certain may be other output.
     more = [line for line in exception.message.splitlines()[1:] if line.strip() and exception.is_certain]
     if len(more) > _MOST_MESSAGE:
         more = [more[0], "...", more[-1]]
-    lines += [elide(printable(line), room) for line in more]
+    lines += [shorten(printable(line), room) for line in more]
     is_member = f"  | {exception.cause}" in exception.lines
     if exception.cause and not is_member:
-        lines += wrap(printable(f"caused by {exception.cause}"), room, 2)
+        lines += _paragraph(printable(f"caused by {exception.cause}"), room, 2)
     return lines
 
 
@@ -168,7 +181,7 @@ def _evidence(root: WorkerEnd | None, room: int, most: int) -> list[_Section]:
         most -= len(trace)
     if most > 0 and (not sections or root.certain_exception is None):
         tail = [printable(line) for line in root.stderr_tail[-200:]]
-        said = [elide(line, room) for line in tail if line.strip()][-min(most, _LAST_LINES if sections else most) :]
+        said = [shorten(line, room) for line in tail if line.strip()][-min(most, _LAST_LINES if sections else most) :]
         sections.append(_Section("stderr", said or ["(nothing was written)"]))
     return sections
 
@@ -178,19 +191,19 @@ def _rest(result: JobResult, room: int) -> list[_Section]:
     return [
         _Section(
             "others" if result.root is not None else "workers",
-            [elide(line, room, tail=0.0) for line in other_worker_lines(result.ends, result.root)],
+            [shorten(line, room, tail=0.0) for line in other_worker_lines(result.ends, result.root)],
         ),
         _Section("before", _attempts(result, room)),
         _Section("verdict", _detail(result, room)),
         _Section("stuck", _survivors(result.survivors, room)),
         _Section("logs", _logs(result, room)),
-        _Section("hint", wrap(hint, room, 3) if hint else []),
+        _Section("hint", _paragraph(hint, room, 3) if hint else []),
     ]
 
 
 def _detail(result: JobResult, room: int) -> list[str]:
     """Why there is no other attempt, where that isn't the cause itself."""
-    return wrap(printable(result.detail), room, 2) if result.detail and result.root is not None else []
+    return _paragraph(printable(result.detail), room, 2) if result.detail and result.root is not None else []
 
 
 def _attempts(result: JobResult, room: int) -> list[str]:
@@ -202,7 +215,7 @@ def _attempts(result: JobResult, room: int) -> list[str]:
             runs[-1][1].append(attempt)
         else:
             runs.append((text, [attempt]))
-    lines = [elide(f"{_attempt_numbers(run)}: {text}", room, tail=0.2) for text, run in runs]
+    lines = [shorten(f"{_attempt_numbers(run)}: {text}", room, tail=0.2) for text, run in runs]
     if len(lines) > _MOST_RUNS:
         lines = [lines[0], f"... ({max(len(result.attempts), result.restarts_used)} attempts in all)", lines[-1]]
     return lines
@@ -240,14 +253,18 @@ def _survivors(survivors: tuple[tuple[int, str], ...], room: int) -> list[str]:
 def _logs(result: JobResult, room: int) -> list[str]:
     if not result.log_dir:
         return ["none kept; --log-dir DIR -r 3 (or -t 3) keeps them"] if result.root is not None else []
-    # A path that is cut can't be opened: it may take a second line.
-    lines = wrap(printable(result.log_dir), room, 2)
     found = []
     if result.root is not None and result.root.log_file:
-        found.append(f"rank {result.root.rank}: {_inside(result.root.log_file, result.log_dir)}")
+        found.append(printable(f"rank {result.root.rank}: {_inside(result.root.log_file, result.log_dir)}"))
     if result.failure_file:
-        found.append(f"all of this: {_inside(result.failure_file, result.log_dir)}")
-    return lines + [elide(printable(line), room, tail=0.7) for line in ([", ".join(found)] if found else [])]
+        found.append(printable(f"all of this: {_inside(result.failure_file, result.log_dir)}"))
+    line = ", ".join(found)
+    return [printable(result.log_dir), *([line] if found and columns(line) <= room else found)]
+
+
+def _paragraph(text: str, room: int, most: int) -> list[str]:
+    """Break a text into as many lines as it needs where it would take `most` at 80 columns."""
+    return wrap(text, room, -(-most * _ROOM // room))
 
 
 def _inside(path: str, directory: str) -> str:

@@ -15,6 +15,12 @@ import unicodedata
 _LIMIT = 2 * 1024
 _ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
 _ELLIPSIS = "..."
+#: What readers copy: a command between backticks, and a word with a path or an address in it.
+_WHOLE = re.compile(
+    r"`[^`]{1,200}`\S*"
+    r"|(?<!\S)\S*[\"'](?:~|\.\.?)?/[^\"']*[\"']\S*"
+    r"|(?<!\S)(?:\S*[\"'(=:\[<,])?(?:~|\.\.?)?/\S*"
+)
 _SURROGATES = range(0xDC80, 0xDD00)
 
 
@@ -58,44 +64,73 @@ def elide(text: str, limit: int, *, tail: float = 0.4) -> str:
     """
     if columns(text) <= limit:
         return text
-    room = limit - len(_ELLIPSIS)
-    if room <= 0:
+    if limit <= len(_ELLIPSIS):
         return _head(text, limit)
-    end = _head(text[::-1], int(room * tail))[::-1].lstrip()
-    return f"{_head(text, room - columns(end)).rstrip()}{_ELLIPSIS}{end}"
+    start, end = _middle(text, limit, tail)
+    return f"{text[:start].rstrip()}{_ELLIPSIS}{text[end:]}"
 
 
-def wrap(text: str, width: int, most: int) -> list[str]:
-    """Break a text into lines.
+def shorten(text: str, limit: int, *, tail: float = 0.4) -> str:
+    """Shorten a text as `elide` does, but cut no path and no command.
 
     Args:
         text: A printable text.
-        width: Columns of a line.
+        limit: Columns that it should take.
+        tail: Part of them that is for its end.
+
+    Returns:
+        The text, wider than `limit` where a path or a command would be cut.
+    """
+    if columns(text) <= limit:
+        return text
+    start, end = _middle(text, limit, tail)
+    for whole in _WHOLE.finditer(text):
+        if whole.start() < end < whole.end():
+            end = whole.start()
+        if whole.start() < start < whole.end():
+            start = whole.end()
+    return text if start >= end else f"{text[:start].rstrip()}{_ELLIPSIS}{text[end:]}"
+
+
+def wrap(text: str, width: int, most: int) -> list[str]:
+    """Break a text into lines, but break no path and no command.
+
+    Args:
+        text: A printable text.
+        width: Columns of a line; a line that is a path or a command may be wider.
         most: Lines; the middle of a text that needs more is left out.
 
     Returns:
         At least one line.
     """
-    # More than twice what fits is never shown, and measuring takes time.
-    room = 2 * width * most
-    text = text.strip() if len(text) <= 2 * room else f"{text[:room].lstrip()}{text[-room:].rstrip()}"
+    text = text.strip()
     lines, limit = _break(text, width), width * most
-    while len(lines) > most:
+    while len(lines) > most and limit > 0:
         # Breaking between words wastes columns, so the text is shortened until it fits.
-        lines, limit = _break(elide(text, limit), width), limit - max(1, width // 8)
-    return lines
+        lines, limit = _break(shorten(text, limit), width), limit - max(1, width // 8)
+    return lines if len(lines) <= most else [*lines[: most - 1], " ".join(lines[most - 1 :])]
+
+
+def _middle(text: str, limit: int, tail: float) -> tuple[int, int]:
+    """Return where the part that doesn't fit begins and ends."""
+    room = max(0, limit - len(_ELLIPSIS))
+    end = _head(text[::-1], int(room * tail))[::-1].lstrip()
+    return len(_head(text, room - columns(end))), len(text) - len(end)
 
 
 def _break(text: str, width: int) -> list[str]:
     lines: list[str] = []
     while columns(text) > width:
         line = _head(text, width)
+        whole = next((found for found in _WHOLE.finditer(text) if found.start() < len(line) < found.end()), None)
         space = line.rfind(" ", 1)
-        if space > width // 3 and not text[len(line) : len(line) + 1].isspace():
+        if whole is not None:
+            line = text[: whole.start() or whole.end()]
+        elif space > width // 3 and not text[len(line) : len(line) + 1].isspace():
             line = line[:space]
         lines.append(line.rstrip())
         text = text[len(line) :].lstrip()
-    return [*lines, text]
+    return [*lines, text] if text or not lines else lines
 
 
 def _head(text: str, limit: int) -> str:

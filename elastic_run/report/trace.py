@@ -37,7 +37,7 @@ def trace_lines(exception: ExceptionText, *, width: int, most: int) -> list[str]
 
     Args:
         exception: The exception.
-        width: Columns of a line.
+        width: Columns of a line; a place is never cut.
         most: Lines that may be returned.
 
     Returns:
@@ -87,7 +87,7 @@ def _layout(frames: list[_Frame], chosen: set[int], width: int) -> list[str]:
     for index in sorted(chosen):
         if index != before + 1:
             lines.append("...")
-        lines.append(elide(frames[index].place, width, tail=0.75))
+        lines.append(frames[index].place)  # readers copy it
         lines += [f"  {elide(code, width - 2)}" for code in frames[index].code]
         before = index
     return lines

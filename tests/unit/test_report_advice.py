@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elastic_run.core.rootcause import ExceptionText
-from elastic_run.report import JobResult, OomKills
+from elastic_run.report import JobResult, OomKills, render
 from elastic_run.report.advice import advice
 from elastic_run.report.text import wrap
 from tests.support.job_results import captured, result, worker_end
@@ -65,6 +65,8 @@ def test_a_well_known_cause_has_its_remedy(job: JobResult, words: str) -> None:
     assert text is not None
     assert words in text
     assert "..." not in "".join(wrap(text, 71, 3)).replace("(..., find", "")
+    lines = render(job, width=60)
+    assert text.split() == " ".join(line[9:] for line in lines).split()[-len(text.split()) :]
 
 
 @pytest.mark.parametrize(

