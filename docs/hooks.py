@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from elastic_run.cli.flags import FLAGS
 from elastic_run.cli.help import render_markdown
 from elastic_run.contract import EXIT_CODES
-from elastic_run.core.supervision import TRANSITIONS
+from elastic_run.core.agent.machine import TRANSITIONS
 
 #: A word of code: browsers would break it at each hyphen (`--log-dir`).
 _WORD = re.compile(r"<code>([^<\s]{1,34})</code>")

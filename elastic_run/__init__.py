@@ -9,7 +9,7 @@ from elastic_run.lazy import lazy_names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from elastic_run.core.policy import RestartPolicy
+    from elastic_run.core.agent.restart_policy import RestartPolicy
     from elastic_run.launcher import LaunchConfig, elastic_launch, launch_agent
     from elastic_run.multiprocessing.errors import ChildFailedError, ProcessFailure, record
     from elastic_run.multiprocessing.functions.spawn import spawn
@@ -35,7 +35,7 @@ __version__ = "0.1.0"
 __getattr__ = lazy_names(
     __name__,
     {
-        "RestartPolicy": "core.policy",
+        "RestartPolicy": "core.agent.restart_policy",
         "LaunchConfig": "launcher",
         "elastic_launch": "launcher",
         "launch_agent": "launcher",

@@ -14,7 +14,7 @@ from elastic_run.agent.api import WorkerGroup, WorkerSpec
 from elastic_run.agent.driver.context import AgentContext, AgentOptions, parse_signals
 from elastic_run.agent.driver.early_start import start_early
 from elastic_run.cli.values import duration, one_signal, preloaded
-from elastic_run.core.policy import RestartPolicy
+from elastic_run.core.agent.restart_policy import RestartPolicy
 from elastic_run.errors import UsageError
 from elastic_run.lazy import lazy_names
 from elastic_run.multiprocessing.output.logs import DefaultLogsSpecs
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from elastic_run.agent.local_elastic_agent import LocalElasticAgent
     from elastic_run.cluster.numa import NumaOptions
-    from elastic_run.core.join_command import JoinCommand
+    from elastic_run.core.node.join_command import JoinCommand
     from elastic_run.multiprocessing.output.console import Console
     from elastic_run.multiprocessing.output.logs import LogsSpecs
     from elastic_run.report import JobResult

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from elastic_run.cli.flags import Flag
-    from elastic_run.core.join_command import JoinCommand
+    from elastic_run.core.node.join_command import JoinCommand
     from elastic_run.launcher import LaunchConfig
 
 __all__ = [
@@ -132,7 +132,7 @@ def _make_join_command(
     args: Namespace, flags: Sequence[Flag], command_words: Sequence[str], words: Sequence[str]
 ) -> JoinCommand:
     """Return this node's command line in the parts that the command for other nodes is made of."""
-    from elastic_run.core.join_command import JoinCommand  # noqa: PLC0415 - not for one node
+    from elastic_run.core.node.join_command import JoinCommand  # noqa: PLC0415 - not for one node
 
     given = [flag.variable for flag in flags if flag.variable in os.environ]
     program = len(words) - len(args.training_script_args) - 1

@@ -6,7 +6,7 @@ another node. In that case the agent ends them before the next round begins, and
 
 from __future__ import annotations
 
-from elastic_run.core import supervision
+from elastic_run.core.agent import machine as supervision
 from elastic_run.signals import SIGTERM
 
 TYPE_CHECKING = False
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from elastic_run.agent.driver.context import AgentContext
     from elastic_run.agent.driver.round import Round
-    from elastic_run.core.supervision import Event
+    from elastic_run.core.agent.machine import Event
     from elastic_run.multiprocessing.process.workers import Workers
 
 

@@ -14,7 +14,7 @@ from elastic_run.multiprocessing.errors.failures import NOT_AVAILABLE, ProcessFa
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from elastic_run.core.rootcause import WorkerEnd
+    from elastic_run.core.failure.root_cause import WorkerEnd
 
 
 def describe_failure(end: WorkerEnd) -> ProcessFailure:

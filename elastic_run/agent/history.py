@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 
 from elastic_run.agent.driver.exit_codes import exit_code, failure_of, is_disk_full, program_name
-from elastic_run.core import supervision
+from elastic_run.core.agent import machine as supervision
 from elastic_run.multiprocessing.process import process_table
 
 TYPE_CHECKING = False
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from elastic_run.agent.driver.context import AgentContext
     from elastic_run.agent.driver.round import Round
     from elastic_run.agent.senders import Senders
-    from elastic_run.core.policy import Failure
-    from elastic_run.core.rootcause import WorkerEnd
-    from elastic_run.core.supervision import Command
+    from elastic_run.core.agent.machine import Command
+    from elastic_run.core.agent.restart_policy import Failure
+    from elastic_run.core.failure.root_cause import WorkerEnd
     from elastic_run.rendezvous.elastic.session import Ended
     from elastic_run.report import Attempt, JobResult, OomKills
 
@@ -56,8 +56,8 @@ class History:
             self._oom_kills = self._count_oom_kills()
             import json  # noqa: F401, PLC0415
 
-            import elastic_run.core.consequences  # noqa: PLC0415
-            import elastic_run.core.traceback_text  # noqa: PLC0415
+            import elastic_run.core.failure.secondary_failures  # noqa: PLC0415
+            import elastic_run.core.failure.traceback_text  # noqa: PLC0415
             import elastic_run.multiprocessing.errors.error_file  # noqa: PLC0415
             import elastic_run.report.failure  # noqa: PLC0415
             import elastic_run.report.trace  # noqa: F401, PLC0415
@@ -79,7 +79,7 @@ class History:
         if not self._ends:
             return None
         self._add_senders()
-        from elastic_run.core.rootcause import find_root_cause  # noqa: PLC0415 - only after a failure
+        from elastic_run.core.failure.root_cause import find_root_cause  # noqa: PLC0415 - only after a failure
 
         self._root = find_root_cause(self._ends)
         return None if self._root is None else failure_of(self._root, ended.uptime)
@@ -110,7 +110,7 @@ class History:
     def _find_hidden_cause(self) -> WorkerEnd | None:
         if not self._ends:
             return None
-        from elastic_run.core.rootcause import find_hidden_cause  # noqa: PLC0415 - only after a failure
+        from elastic_run.core.failure.root_cause import find_hidden_cause  # noqa: PLC0415 - only after a failure
 
         return find_hidden_cause(self._ends)
 

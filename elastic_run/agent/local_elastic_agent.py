@@ -19,7 +19,7 @@ from elastic_run.agent.driver.supervisor import Supervisor
 from elastic_run.agent.simple_elastic_agent import SimpleElasticAgent, measured
 from elastic_run.agent.state import WorkerState
 from elastic_run.agent.steps import StepRecorder
-from elastic_run.core.policy import RestartPolicy
+from elastic_run.core.agent.restart_policy import RestartPolicy
 from elastic_run.lazy import lazy_names
 from elastic_run.utils.api import macros, safe_substitute
 

@@ -2,7 +2,7 @@
 
 - Nodes may have a script in different directories and at different mount points, and start in different working
   directories. So only the last part of a path counts, and files of one name count by their content
-  (`core.role_scripts`).
+  (`core.job.role_scripts`).
 - Nodes may name their interpreter differently. So an interpreter counts by the script, module or code that it runs.
 - The arguments of a script may differ by node, so they don't count.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 
 from elastic_run import contract
-from elastic_run.core.role_scripts import ScriptFile
+from elastic_run.core.job.role_scripts import ScriptFile
 from elastic_run.multiprocessing.process.interpreter import RUN_PATH_CODE, is_interpreters_name
 
 TYPE_CHECKING = False

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from elastic_run.cluster.numa import NumaOptions
-    from elastic_run.core.policy import RestartPolicy
+    from elastic_run.core.agent.restart_policy import RestartPolicy
     from elastic_run.launcher import LaunchConfig
     from elastic_run.multiprocessing.output.logs import LogsSpecs, Streams
 
@@ -250,7 +250,7 @@ def read_token(path: str | None, environ: Mapping[str, str]) -> bytes | None:
 
 
 def _restart_policy(args: Namespace) -> RestartPolicy:
-    from elastic_run.core.policy import RestartPolicy  # noqa: PLC0415 - after all checks
+    from elastic_run.core.agent.restart_policy import RestartPolicy  # noqa: PLC0415 - after all checks
 
     window_count, window_seconds = args.restart_window or (None, None)
     return RestartPolicy(

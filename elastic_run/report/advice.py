@@ -12,7 +12,7 @@ from elastic_run.report.wording import signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from elastic_run.core.rootcause import WorkerEnd
+    from elastic_run.core.failure.root_cause import WorkerEnd
     from elastic_run.report.job_result import JobResult
     from elastic_run.report.memory import OomKills
 

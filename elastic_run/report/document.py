@@ -11,7 +11,7 @@ import os
 import time
 
 from elastic_run import contract
-from elastic_run.core.rootcause import is_consequence
+from elastic_run.core.failure.root_cause import is_consequence
 from elastic_run.report.advice import advice
 from elastic_run.report.wording import signal_name
 
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from elastic_run.core.rootcause import ExceptionText, WorkerEnd
+    from elastic_run.core.failure.exception_text import ExceptionText
+    from elastic_run.core.failure.root_cause import WorkerEnd
     from elastic_run.report.job_result import Attempt, JobResult
 
 VERSION = 1

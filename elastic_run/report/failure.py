@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import time
 
-from elastic_run.core.rootcause import LAST_EXCEPTION, failure_signature
+from elastic_run.core.failure.root_cause import LAST_EXCEPTION, failure_signature
 from elastic_run.report.advice import advice
 from elastic_run.report.other_workers import other_worker_lines
 from elastic_run.report.text import columns, elide, printable, shorten, wrap
@@ -21,7 +21,8 @@ from elastic_run.report.wording import count, end_verb, exception_line, signal_n
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from elastic_run.core.rootcause import ExceptionText, WorkerEnd
+    from elastic_run.core.failure.exception_text import ExceptionText
+    from elastic_run.core.failure.root_cause import WorkerEnd
     from elastic_run.report.job_result import Attempt, JobResult
 
 MOST_LINES = 25

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from elastic_run.core.rootcause import WorkerEnd
+    from elastic_run.core.failure.root_cause import WorkerEnd
     from elastic_run.report.memory import OomKills
 
 

@@ -12,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from elastic_run.core.rootcause import WorkerEnd
+    from elastic_run.core.failure.root_cause import WorkerEnd
 
 #: Characters of an exception that a line shows.
 _EXCEPTION_LIMIT = 120

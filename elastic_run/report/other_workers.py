@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastic_run.core.rootcause import failure_signature, is_consequence
+from elastic_run.core.failure.root_cause import failure_signature, is_consequence
 from elastic_run.report.text import printable
 from elastic_run.report.wording import exception_line, exit_text, ranks, span
 
@@ -10,7 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from elastic_run.core.rootcause import WorkerEnd
+    from elastic_run.core.failure.root_cause import WorkerEnd
 
 #: Kinds of failure that get a line of their own.
 _MOST_KINDS = 2

@@ -6,7 +6,8 @@ is too long is cut. Long texts are cut before they are sent, because each node o
 
 from __future__ import annotations
 
-from elastic_run.core.rootcause import ExceptionText, WorkerEnd, severity
+from elastic_run.core.failure.exception_text import ExceptionText
+from elastic_run.core.failure.root_cause import WorkerEnd, severity
 from elastic_run.report.lines import failed
 
 TYPE_CHECKING = False
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from elastic_run.core.policy import Failure
+    from elastic_run.core.agent.restart_policy import Failure
 
 #: Lines of stderr and of a traceback that travel, and characters of each; the last ones tell.
 _LINES = 20

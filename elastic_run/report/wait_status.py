@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 
-from elastic_run.core import job_keys, member, messages
-from elastic_run.core.codec import MessageError
+from elastic_run.core.node import machine as member
+from elastic_run.core.protocol import job_keys, messages
+from elastic_run.core.protocol.codec import MessageError
 from elastic_run.rendezvous.elastic.session import Notice, Waiting
 from elastic_run.report.wait_texts import (
     FIRST,
@@ -24,7 +25,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elastic_run.core.messages import Status
+    from elastic_run.core.protocol.messages import Status
     from elastic_run.store.job_store import JobStore
 
 __all__ = ["WaitStatus"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elastic_run.core import job_keys, messages
+from elastic_run.core.protocol import job_keys, messages
 from elastic_run.store.c10d import C10dJobStore
 from elastic_run.store.errors import StoreConnectionError
 from tests.benchmarks.job import DEADLINE, BenchmarkError, Job

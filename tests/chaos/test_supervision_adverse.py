@@ -509,7 +509,7 @@ def test_a_worker_that_takes_long_to_give_back_its_memory_is_waited_for(launch: 
     # Its SIGKILL has no effect, which looks to the launcher as if the kernel took its time.
     code = (
         "from elastic_run.multiprocessing.process import process_table; process_table.kill_all = lambda *_: None; "
-        "from elastic_run.core import shutdown; shutdown.KILL_PATIENCE, shutdown._LOOK = 0.7, 0.1; "
+        "from elastic_run.core.agent import shutdown; shutdown.KILL_PATIENCE, shutdown._LOOK = 0.7, 0.1; "
         "from elastic_run.__main__ import main; main()"
     )
     flags = ("--standalone", "--nproc-per-node=2", "--shutdown-timeout=0", "--max-restarts=1")

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from elastic_run.contract import ENV_RECORD_DIR
-from elastic_run.core.job_keys import FACTS, HEAD
-from elastic_run.core.messages import Assignment, Head, Leave, Offer, SeatDead, read_fact, to_json
+from elastic_run.core.protocol.job_keys import FACTS, HEAD
+from elastic_run.core.protocol.messages import Assignment, Head, Leave, Offer, SeatDead, read_fact, to_json
 from elastic_run.rendezvous.elastic.deaths import Deaths, find_notice_limit, name_job
 from elastic_run.rendezvous.elastic.farewell import say_farewell
 from elastic_run.rendezvous.elastic.hosting import HostedStore

@@ -13,8 +13,8 @@ import pytest
 
 from elastic_run.cli.flags import FLAGS
 from elastic_run.contract import EXIT_CODES
-from elastic_run.core.rootcause import WorkerEnd, parse_exception
-from elastic_run.core.supervision import TRANSITIONS
+from elastic_run.core.agent.machine import TRANSITIONS
+from elastic_run.core.failure.root_cause import WorkerEnd, parse_exception
 from elastic_run.report import Attempt, JobResult, failure_document
 
 ROOT = Path(__file__).parents[2]

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.core.job_keys import HEAD, state_key
-from elastic_run.core.messages import read_head
-from elastic_run.core.policy import RestartPolicy
+from elastic_run.core.agent.restart_policy import RestartPolicy
+from elastic_run.core.protocol.job_keys import HEAD, state_key
+from elastic_run.core.protocol.messages import read_head
 from elastic_run.rendezvous.elastic.farewell import say_farewell
 from elastic_run.rendezvous.elastic.hosting import HostedStore
 from elastic_run.rendezvous.elastic.session import Ended, Formed, Halted, Lost, Setup

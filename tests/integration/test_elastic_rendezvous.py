@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.core.join_command import JoinCommand
-from elastic_run.core.policy import RestartPolicy
+from elastic_run.core.agent.restart_policy import RestartPolicy
+from elastic_run.core.node.join_command import JoinCommand
 from elastic_run.rendezvous import RendezvousClosedError, RendezvousParameters, get_rendezvous_handler
 from elastic_run.rendezvous.elastic.session import Ended, Formed, Halted, Notice, Refused, Setup
 from elastic_run.report import wait_status

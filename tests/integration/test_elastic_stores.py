@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.core.job_keys import FACTS, HEAD, STATUS, decision_key
-from elastic_run.core.messages import DIED, LAST_SEQUENCE, End, Leave, to_json
-from elastic_run.core.policy import RestartPolicy
+from elastic_run.core.agent.restart_policy import RestartPolicy
+from elastic_run.core.protocol.job_keys import FACTS, HEAD, STATUS, decision_key
+from elastic_run.core.protocol.messages import DIED, LAST_SEQUENCE, End, Leave, to_json
 from elastic_run.rendezvous import RendezvousParameters
 from elastic_run.rendezvous.elastic.session import Ended, Formed, Halted, Lost, Refused, Setup
 from elastic_run.store.c10d import C10dJobStore

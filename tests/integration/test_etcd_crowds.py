@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.core.policy import RestartPolicy
+from elastic_run.core.agent.restart_policy import RestartPolicy
 from elastic_run.rendezvous import RendezvousParameters
 from elastic_run.rendezvous.elastic.backends import SharedBackend
 from elastic_run.rendezvous.elastic.etcd_kinds import make_etcd_backend

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.core.policy import RestartPolicy
+from elastic_run.core.agent.restart_policy import RestartPolicy
 from elastic_run.rendezvous import RendezvousParameters
 from elastic_run.rendezvous.elastic.session import Ended, Formed, Halted, Notice, Setup
 from tests.support.etcd import Etcd

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.core.job_keys import FACTS
-from elastic_run.core.messages import Join, read_fact
-from elastic_run.core.policy import RestartPolicy
+from elastic_run.core.agent.restart_policy import RestartPolicy
+from elastic_run.core.protocol.job_keys import FACTS
+from elastic_run.core.protocol.messages import Join, read_fact
 from elastic_run.rendezvous import RendezvousParameters
 from elastic_run.rendezvous.elastic.session import Ended, Formed, Halted, Setup
 from elastic_run.store.c10d import C10dJobStore

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.core.job_keys import FACTS
+from elastic_run.core.protocol.job_keys import FACTS
 from tests.support.meeting import open_job_store, place
 from tests.support.sessions import free_port
 from tests.support.wait import DEADLINE, stretched

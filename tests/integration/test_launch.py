@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run import launch as legacy
-from elastic_run.core.join_command import JoinCommand
+from elastic_run.core.node.join_command import JoinCommand
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.core import job_keys
-from elastic_run.core.log_start import find_start
-from elastic_run.core.member_messages import EntryRead, EntryTrimmed
-from elastic_run.core.messages import LogStart, Warn, to_json
+from elastic_run.core.node.messages import EntryRead, EntryTrimmed
+from elastic_run.core.protocol import job_keys
+from elastic_run.core.protocol.log_start import find_start
+from elastic_run.core.protocol.messages import LogStart, Warn, to_json
 from elastic_run.rendezvous.elastic import log
 from elastic_run.store.file import FileJobStore
 from elastic_run.store.memory_job_store import JobSpace, MemoryJobStore

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.core.job_keys import FACTS
+from elastic_run.core.protocol.job_keys import FACTS
 from tests.support.etcd import Etcd
 from tests.support.hosts import virtual_hosts
 from tests.support.launch import ELASTIC_RUN

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.core.job_keys import FACTS
+from elastic_run.core.protocol.job_keys import FACTS
 from elastic_run.rendezvous.elastic.audience import HEARD
 from tests.support.etcd import Etcd
 from tests.support.meeting import open_job_store, place, wait_coordinated

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.core import job_keys
+from elastic_run.core.protocol import job_keys
 from elastic_run.store.authentication import ClientAuthentication
 from elastic_run.store.c10d import C10dJobStore
 from elastic_run.store.errors import StoreConnectionError

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.core.messages import PROTOCOL
+from elastic_run.core.protocol.messages import PROTOCOL
 from tests.support.meeting import place, wait_coordinated
 from tests.support.sessions import free_port
 
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 #: for the script of a node.
 RELEASE = """
 import elastic_run
-from elastic_run.core import codec, messages
+from elastic_run.core.protocol import codec
+from elastic_run.core.protocol import messages
 elastic_run.__version__ = {version!r}
 messages.PROTOCOL = {protocol}
 to_json = messages.encode

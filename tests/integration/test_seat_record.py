@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run.contract import ENV_RECORD_DIR
-from elastic_run.core.facts import SEAT_OFFERED, SEAT_RUNNING
-from elastic_run.core.messages import Assignment, Join, Last, Offer, Ready
+from elastic_run.core.protocol.facts import SEAT_OFFERED, SEAT_RUNNING
+from elastic_run.core.protocol.messages import Assignment, Join, Last, Offer, Ready
 from elastic_run.multiprocessing.process.guardian import Guardian
 from elastic_run.rendezvous.elastic import record_directory
 from elastic_run.rendezvous.elastic.deaths import Deaths

@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from elastic_run.core import coordination, formation, job_state
-from elastic_run.core.coordination import Job, Silent
-from elastic_run.core.messages import (
+from elastic_run.core.job import formation
+from elastic_run.core.job import machine as coordination
+from elastic_run.core.job import state as job_state
+from elastic_run.core.job.machine import Job, Silent
+from elastic_run.core.protocol.messages import (
     Card,
     Failing,
     Foreign,
@@ -34,7 +36,7 @@ from elastic_run.core.messages import (
 )
 
 if TYPE_CHECKING:
-    from elastic_run.core.folding import Event
+    from elastic_run.core.job.apply_facts import Event
 
 SCRIPTS = sorted((Path(__file__).parent / "coordination").glob("*.txt"))
 #: What another node's clock shows more than the one before.

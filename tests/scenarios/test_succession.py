@@ -24,13 +24,23 @@ from pathlib import Path
 
 import pytest
 
-from elastic_run.core import coordination
-from elastic_run.core import coordinator as office
-from elastic_run.core import member as membership
-from elastic_run.core.job_keys import HEAD, LOG_START, assignment_key, copy_key, decision_key, state_key
-from elastic_run.core.log_start import find_start, is_trimmed
-from elastic_run.core.messages import Card, Fact, LogStart, Moving, Offer, Rules, SeatDead, read_decision, to_json
-from elastic_run.core.state_document import identify
+from elastic_run.core.job import coordinator as office
+from elastic_run.core.job import machine as coordination
+from elastic_run.core.job.snapshot import identify
+from elastic_run.core.node import machine as membership
+from elastic_run.core.protocol.job_keys import HEAD, LOG_START, assignment_key, copy_key, decision_key, state_key
+from elastic_run.core.protocol.log_start import find_start, is_trimmed
+from elastic_run.core.protocol.messages import (
+    Card,
+    Fact,
+    LogStart,
+    Moving,
+    Offer,
+    Rules,
+    SeatDead,
+    read_decision,
+    to_json,
+)
 
 SCRIPTS = sorted((Path(__file__).parent / "succession").glob("*.txt"))
 

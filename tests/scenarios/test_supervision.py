@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from elastic_run.core import supervision
-from elastic_run.core.policy import Failure, RestartPolicy
-from elastic_run.core.shutdown import CAUSE_PATIENCE
+from elastic_run.core.agent import machine as supervision
+from elastic_run.core.agent.restart_policy import Failure, RestartPolicy
+from elastic_run.core.agent.shutdown import CAUSE_PATIENCE
 
 SCRIPTS = sorted((Path(__file__).parent / "supervision").glob("*.txt"))
 _FAILURE_FIELDS = ("exit_code", "signature", "uptime", "is_deterministic")

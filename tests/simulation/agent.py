@@ -1,6 +1,6 @@
 """One node of a simulated job: the driver's threads as generators, and workers that run, fail and stop.
 
-It does with `core.member` and `core.coordinator` what the real driver does, and as little else as possible.
+It does with `core.node.machine` and `core.job.coordinator` what the real driver does, and as little else as possible.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from elastic_run.core import member as membership
-from elastic_run.core.messages import (
+from elastic_run.core.failure.root_cause import CONSEQUENCE
+from elastic_run.core.node import machine as membership
+from elastic_run.core.protocol.messages import (
     DIED,
     DONE,
     FAILED,
@@ -27,7 +28,6 @@ from elastic_run.core.messages import (
     SeatDead,
     to_json,
 )
-from elastic_run.core.rootcause import CONSEQUENCE
 from elastic_run.records import replace
 from tests.simulation.clockwork import LOST, Clock, Host, StoreLost, Thread
 from tests.simulation.connection import Connection, Endpoint
@@ -38,7 +38,7 @@ from tests.simulation.threads import follow, run_errands, speak
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from elastic_run.core.messages import Assignment, Fact, Rules
+    from elastic_run.core.protocol.messages import Assignment, Fact, Rules
     from tests.simulation.store import Store
     from tests.simulation.world import World
 

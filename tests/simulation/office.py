@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from elastic_run.core import coordinator as office
-from elastic_run.core import member as membership
-from elastic_run.core.job_keys import HEAD, LOG_START, copy_key, state_key
+from elastic_run.core.job import coordinator as office
+from elastic_run.core.node import machine as membership
+from elastic_run.core.protocol.job_keys import HEAD, LOG_START, copy_key, state_key
 from tests.simulation.clockwork import StoreLost
 from tests.simulation.store import Pause, Request
 from tests.simulation.threads import create_slot, raise_start

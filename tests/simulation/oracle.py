@@ -6,9 +6,9 @@ import json
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from elastic_run.core import member as membership
-from elastic_run.core.role_scripts import RoleScript, describe_other_script
-from elastic_run.core.rules import describe_difference
+from elastic_run.core.job.config import describe_difference
+from elastic_run.core.job.role_scripts import RoleScript, describe_other_script
+from elastic_run.core.node import machine as membership
 from tests.simulation.logs import Log
 from tests.simulation.progress import Progress
 from tests.simulation.properties import (
@@ -26,7 +26,7 @@ from tests.simulation.rounds import Rounds
 from tests.simulation.store import SPOILT
 
 if TYPE_CHECKING:
-    from elastic_run.core.messages import Assignment
+    from elastic_run.core.protocol.messages import Assignment
     from tests.simulation.agent import Agent
     from tests.simulation.rounds import Round
     from tests.simulation.store import Store

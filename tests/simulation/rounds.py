@@ -15,7 +15,7 @@ from tests.simulation.properties import ASSIGNMENTS, BUDGET, ONE_ROUND, WORKERS_
 if TYPE_CHECKING:
     from typing import TypeAlias
 
-    from elastic_run.core.messages import Assignment
+    from elastic_run.core.protocol.messages import Assignment
     from tests.simulation.agent import Agent
 
     #: Lineage, number, unique id.

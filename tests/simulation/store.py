@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from elastic_run.core.log_start import is_trimmed
+from elastic_run.core.protocol.log_start import is_trimmed
 from tests.simulation.clockwork import LOST
 
 if TYPE_CHECKING:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from elastic_run.core import member as membership
-from elastic_run.core.codec import MessageError
-from elastic_run.core.job_keys import HEAD, LOG_START, assignment_key, copy_key, decision_key, state_key
-from elastic_run.core.log_start import find_start, is_trimmed
-from elastic_run.core.messages import LogStart, read_head, to_json
-from elastic_run.core.state_document import identify
+from elastic_run.core.job.snapshot import identify
+from elastic_run.core.node import machine as membership
+from elastic_run.core.protocol.codec import MessageError
+from elastic_run.core.protocol.job_keys import HEAD, LOG_START, assignment_key, copy_key, decision_key, state_key
+from elastic_run.core.protocol.log_start import find_start, is_trimmed
+from elastic_run.core.protocol.messages import LogStart, read_head, to_json
 from tests.simulation.clockwork import StoreLost
 from tests.simulation.store import SPOILT, Pause, Request
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from elastic_run.core.messages import Fact
+    from elastic_run.core.protocol.messages import Fact
     from tests.simulation.agent import Agent
     from tests.simulation.store import Store
 

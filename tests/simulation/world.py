@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from elastic_run.core.messages import DONE, FAILED, Rules
-from elastic_run.core.rules import describe_difference
+from elastic_run.core.job.config import describe_difference
+from elastic_run.core.protocol.messages import DONE, FAILED, Rules
 from tests.simulation.agent import Agent
 from tests.simulation.clockwork import Clock, Clockwork
 from tests.simulation.connection import Endpoint

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 
-from elastic_run.core import job_keys
+from elastic_run.core.protocol import job_keys
 from elastic_run.store.authentication import ClientAuthentication
 from elastic_run.store.c10d import C10dJobStore
 from elastic_run.store.errors import StoreConnectionError

@@ -14,7 +14,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from elastic_run.core.policy import RestartPolicy
+from elastic_run.core.agent.restart_policy import RestartPolicy
 from elastic_run.rendezvous import RendezvousParameters
 from elastic_run.rendezvous.elastic.session import Setup
 from tests.support.sessions import FAST, Node, handler_node, tcp_node

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from elastic_run.core.policy import RestartPolicy
+from elastic_run.core.agent.restart_policy import RestartPolicy
 from elastic_run.rendezvous import get_rendezvous_handler
 from elastic_run.rendezvous.elastic.backends import TcpBackend
 from elastic_run.rendezvous.elastic.handler import ElasticRendezvousHandler

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.core import coordinator as office
-from elastic_run.core import messages
-from elastic_run.core.messages import Card, Join, Offer, Ready, Rules
+from elastic_run.core.job import coordinator as office
+from elastic_run.core.protocol import messages
+from elastic_run.core.protocol.messages import Card, Join, Offer, Ready, Rules
 
 if TYPE_CHECKING:
-    from elastic_run.core.coordinator import Coordinator
+    from elastic_run.core.job.coordinator import Coordinator
 
 RULES = Rules(1, 2, max_restarts=1000, last_call_timeout=0.0, max_backoff=0.0, scale_up_delay=1e6)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from elastic_run.core import member
-from elastic_run.core.messages import STOPPED, Assignment, Card, Offer, Ready
-from elastic_run.core.rules import Rules
+from elastic_run.core.job.config import Rules
+from elastic_run.core.node import machine as member
+from elastic_run.core.protocol.messages import STOPPED, Assignment, Card, Offer, Ready
 from elastic_run.records import replace
 
 _OFFER = Offer("a", 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastic_run.core.liveness import Leases, interrupted, observe, watch
+from elastic_run.core.protocol.liveness import Leases, interrupted, observe, watch
 
 
 def test_a_node_that_does_not_beat_for_a_lease_is_silent() -> None:

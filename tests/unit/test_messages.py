@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from elastic_run.core import codec, messages
-from elastic_run.core.codec import MessageError
-from elastic_run.core.messages import Card, Join, Last, Offer, Rules
+from elastic_run.core.protocol import codec, messages
+from elastic_run.core.protocol.codec import MessageError
+from elastic_run.core.protocol.messages import Card, Join, Last, Offer, Rules
 
 CARD = Card("a", 7, 2)
 RULES = Rules(1, 4, no_restart_exit_codes=(3, 4))

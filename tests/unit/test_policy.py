@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_run.core.policy import Failure, GiveUp, Restart, RestartPolicy, decide_restart
+from elastic_run.core.agent.restart_policy import Failure, GiveUp, Restart, RestartPolicy, decide_restart
 
 SAME = "ValueError: x"
 NOW = 1000.0

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run import contract
-from elastic_run.core import supervision
-from elastic_run.core.policy import RestartPolicy
+from elastic_run.core.agent import machine as supervision
+from elastic_run.core.agent.restart_policy import RestartPolicy
 from elastic_run.launcher import LaunchConfig
 from elastic_run.multiprocessing.warm import messages
 from elastic_run.multiprocessing.warm.automatic_preload import choose_modules

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic_run.core.ranks import Candidate, WorkerRanks, assign_group_ranks, assign_worker_ranks
+from elastic_run.core.job.ranks import Candidate, WorkerRanks, assign_group_ranks, assign_worker_ranks
 
 _RANKS = st.none() | st.integers(-1, 7)
 

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.core import coordinator as office
-from elastic_run.core.job_keys import copy_key
-from elastic_run.core.job_state import AWAITED, LIVE, Job, Seat
-from elastic_run.core.messages import (
+from elastic_run.core.job import coordinator as office
+from elastic_run.core.job.snapshot import identify
+from elastic_run.core.job.state import AWAITED, LIVE, Job, Seat
+from elastic_run.core.job.view_change import View, find_view, is_behind, leave_out_old, may_go_on, restate
+from elastic_run.core.protocol.job_keys import copy_key
+from elastic_run.core.protocol.messages import (
     Card,
     Copy,
     End,
@@ -24,12 +26,10 @@ from elastic_run.core.messages import (
     SeatDead,
     to_json,
 )
-from elastic_run.core.recovery import View, find_view, is_behind, leave_out_old, may_go_on, restate
-from elastic_run.core.state_document import identify
 from elastic_run.records import replace
 
 if TYPE_CHECKING:
-    from elastic_run.core.folding import Event
+    from elastic_run.core.job.apply_facts import Event
 
 RULES = Rules(1, 3, has_successors=True)
 OFFER = Offer("n", 1)

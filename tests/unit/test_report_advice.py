@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_run.core.rootcause import ExceptionText
+from elastic_run.core.failure.exception_text import ExceptionText
 from elastic_run.report import JobResult, OomKills, render
 from elastic_run.report.advice import advice
 from elastic_run.report.text import wrap

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run import contract
-from elastic_run.core.rootcause import ExceptionText
+from elastic_run.core.failure.exception_text import ExceptionText
 from elastic_run.report import Attempt, JobResult, OomKills, render
 from elastic_run.report.text import columns
 from tests.support.job_results import NOON, STDERR, captured, result, stopped, worker_end

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from elastic_run.core.rootcause import ExceptionText
+from elastic_run.core.failure.exception_text import ExceptionText
 from elastic_run.report.text import columns, elide, printable, shorten, wrap
 from elastic_run.report.wording import count, end_verb, exception_line, exit_text, ranks, signal_name, span
 from tests.support.job_results import worker_end

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_run.core.join_command import JoinCommand
+from elastic_run.core.node.join_command import JoinCommand
 from elastic_run.rendezvous.elastic.invitation import describe_invitation
 from elastic_run.report.wait_texts import (
     describe_missing,

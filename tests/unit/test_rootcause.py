@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from elastic_run.core.rootcause import (
+from elastic_run.core.failure.exception_text import ExceptionText
+from elastic_run.core.failure.root_cause import (
     BARE_END,
     CONSEQUENCE,
     OWN_EXCEPTION,
-    ExceptionText,
     WorkerEnd,
     failure_signature,
     find_root_cause,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_run.core.messages import Rules
-from elastic_run.core.rules import describe_difference, describe_settled
+from elastic_run.core.job.config import describe_difference, describe_settled
+from elastic_run.core.protocol.messages import Rules
 
 JOB = Rules(1, 4)
 DIFFERENCES = {

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run.agent.script_name import find_script_file, name_script
-from elastic_run.core.role_scripts import RoleScript, ScriptFile, describe_other_script, settle_script
+from elastic_run.core.job.role_scripts import RoleScript, ScriptFile, describe_other_script, settle_script
 from elastic_run.multiprocessing.process.interpreter import RUN_PATH_CODE
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastic_run.core.shutdown import KILL_LIMIT, KILL_PATIENCE, LATE, Condition, Step, Stop, advance
+from elastic_run.core.agent.shutdown import KILL_LIMIT, KILL_PATIENCE, LATE, Condition, Step, Stop, advance
 
 GRACE = 10.0
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from elastic_run.contract import LOST_LINES
-from elastic_run.core.rootcause import ExceptionText, parse_exception
-from elastic_run.core.torn_names import TORN_MESSAGE
+from elastic_run.core.failure.root_cause import parse_exception
+from elastic_run.core.failure.torn_names import TORN_MESSAGE
 from elastic_run.multiprocessing.output.tail import Tail
+
+if TYPE_CHECKING:
+    from elastic_run.core.failure.exception_text import ExceptionText
 
 DATA = Path(__file__).parents[1] / "data" / "stderr"
 TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 3, in main\n    step()\n'

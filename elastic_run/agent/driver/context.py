@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from elastic_run.agent.api import WorkerGroup
     from elastic_run.agent.driver.timers import WorkerTimers
-    from elastic_run.core.join_command import JoinCommand
-    from elastic_run.core.policy import RestartPolicy
+    from elastic_run.core.agent.restart_policy import RestartPolicy
+    from elastic_run.core.node.join_command import JoinCommand
     from elastic_run.multiprocessing.output.logs import LogsSpecs
     from elastic_run.multiprocessing.warm.worker_pool import WorkerPool
 

@@ -7,13 +7,13 @@ import os
 import sys
 
 from elastic_run import contract
-from elastic_run.core import supervision
-from elastic_run.core.policy import Failure
+from elastic_run.core.agent import machine as supervision
+from elastic_run.core.agent.restart_policy import Failure
 from elastic_run.multiprocessing.process.interpreter import own_interpreter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from elastic_run.core.rootcause import WorkerEnd
+    from elastic_run.core.failure.root_cause import WorkerEnd
 
 #: As much as the kernel looks at (BINPRM_BUF_SIZE).
 _FIRST_LINE = 256
@@ -22,7 +22,7 @@ _EXIT_CODES = {name: code for code, name, _ in contract.EXIT_CODES if isinstance
 
 def failure_of(root: WorkerEnd, uptime: float) -> Failure:
     """Return a failure for the restart policy, of a round that lived `uptime` seconds."""
-    from elastic_run.core.rootcause import failure_signature, is_deterministic  # noqa: PLC0415 - only after a failure
+    from elastic_run.core.failure.root_cause import failure_signature, is_deterministic  # noqa: PLC0415 - only after a failure
 
     return Failure(
         exit_code=exit_code_of(root),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from elastic_run.core import supervision
+from elastic_run.core.agent import machine as supervision
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elastic_run.core.supervision import Event
+    from elastic_run.core.agent.machine import Event
     from elastic_run.multiprocessing.warm.worker_pool import WorkerPool
 
 

@@ -1,14 +1,14 @@
 """This node's part in a job of several nodes: decisions of the job come in as events, reports of this node go out.
 
 The session has threads of its own; everything here runs in the loop's thread. A round has two numbers: the job's, which
-the session uses, and the agent's own, which `core.supervision` counts. This module translates between them.
+the session uses, and the agent's own, which `core.agent.machine` counts. This module translates between them.
 """
 
 from __future__ import annotations
 
 from elastic_run.agent.driver.rank_assignment import assign_ranks
 from elastic_run.agent.script_name import find_script_file, name_script
-from elastic_run.core import supervision
+from elastic_run.core.agent import machine as supervision
 from elastic_run.rendezvous.elastic import session as sessions
 from elastic_run.rendezvous.errors import RendezvousConnectionError, RendezvousTimeoutError
 

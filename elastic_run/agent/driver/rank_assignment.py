@@ -95,7 +95,7 @@ def ask_for_ranks(
 
     store.set(_SIZE_KEY.format(group_rank), json.dumps([spec.role, size]))
     if group_rank == 0:
-        from elastic_run.core.ranks import assign_worker_ranks  # noqa: PLC0415 - ditto
+        from elastic_run.core.job.ranks import assign_worker_ranks  # noqa: PLC0415 - ditto
 
         told = [json.loads(store.get(_SIZE_KEY.format(rank))) for rank in range(group_world_size)]
         sizes = [(str(role), int(size)) for role, size in told]

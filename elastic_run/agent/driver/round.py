@@ -2,7 +2,7 @@
 
 Rules
 - The workers of a round are launched, watched, stopped and read once; the next round is a new object.
-- Nothing is decided here. `on_exit` and `on_gone` tell the supervisor, which asks `core.supervision`.
+- Nothing is decided here. `on_exit` and `on_gone` tell the supervisor, which asks `core.agent.machine`.
 - A worker counts as stopped, not as failed, if it ended after it was told to stop, in a way that a stop explains.
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from elastic_run.agent.api import Worker
     from elastic_run.agent.driver.context import AgentContext
     from elastic_run.agent.driver.worker_launch import LaunchedWorkers
-    from elastic_run.core.rootcause import WorkerEnd
+    from elastic_run.core.failure.root_cause import WorkerEnd
     from elastic_run.loop import Loop
     from elastic_run.multiprocessing.output.console import Console
 
@@ -143,7 +143,7 @@ class Round:
         _, exitcode, _ = self._ended_at[local_rank]
         if exitcode < 0 and exitcode != _ABORTED:
             return False  # lost peers make collectives raise, or abort
-        from elastic_run.core.rootcause import has_lost_rank  # noqa: PLC0415 - only after a failure
+        from elastic_run.core.failure.root_cause import has_lost_rank  # noqa: PLC0415 - only after a failure
 
         self.output.catch_up(local_rank)
         worker = next(worker for worker in self._context.group.workers if worker.local_rank == local_rank)
@@ -196,7 +196,7 @@ class Round:
         return any(_file(files, local_rank) and not _file(tees, local_rank) for files, tees in streams)
 
     def _end_of(self, worker: Worker, *, is_thorough: bool = True) -> WorkerEnd:
-        from elastic_run.core.rootcause import WorkerEnd  # noqa: PLC0415 - only after a failure
+        from elastic_run.core.failure.root_cause import WorkerEnd  # noqa: PLC0415 - only after a failure
         from elastic_run.multiprocessing.errors import find_exception  # noqa: PLC0415 - only after a failure
 
         rank = worker.local_rank

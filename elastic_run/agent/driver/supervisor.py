@@ -1,4 +1,4 @@
-"""The driver of one agent: brings events to `core.supervision` and performs its commands.
+"""The driver of one agent: brings events to `core.agent.machine` and performs its commands.
 
 Rules
 - Nothing is decided here. Every event goes through `_feed`, one at a time and in order.
@@ -22,8 +22,8 @@ from elastic_run.agent.driver.round_join import RoundJoin
 from elastic_run.agent.driver.watches import Watches
 from elastic_run.agent.driver.worker_launch import launch_workers
 from elastic_run.agent.senders import Senders
-from elastic_run.core import supervision
-from elastic_run.core.shutdown import CAUSE_PATIENCE, KILL_LIMIT
+from elastic_run.core.agent import machine as supervision
+from elastic_run.core.agent.shutdown import CAUSE_PATIENCE, KILL_LIMIT
 from elastic_run.loop import Loop
 from elastic_run.multiprocessing.output.console import Console
 from elastic_run.multiprocessing.process.descriptors import ensure_standard_descriptors
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from elastic_run.agent.driver.job import MultiNodeJob
     from elastic_run.agent.driver.worker_launch import LaunchedWorkers
     from elastic_run.agent.history import History
-    from elastic_run.core.policy import Failure
-    from elastic_run.core.supervision import Command, Event
+    from elastic_run.core.agent.machine import Command, Event
+    from elastic_run.core.agent.restart_policy import Failure
     from elastic_run.report import JobResult
     from elastic_run.timer.requests import FileTimerRequest
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 
 from elastic_run import contract
-from elastic_run.core.rootcause import ExceptionText
+from elastic_run.core.failure.exception_text import ExceptionText
 from elastic_run.multiprocessing.output.log_directories import make_temporary, random_name
 from elastic_run.multiprocessing.process.process_table import is_gone, read_stat
 from elastic_run.signals import signal_name

@@ -15,14 +15,15 @@ import os
 import stat
 
 from elastic_run.contract import ENV_ERROR_FILE
-from elastic_run.core.rootcause import LAST_EXCEPTION, ExceptionText, parse_exception
+from elastic_run.core.failure.exception_text import ExceptionText
+from elastic_run.core.failure.root_cause import LAST_EXCEPTION, parse_exception
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from elastic_run.core.rootcause import WorkerEnd
+    from elastic_run.core.failure.root_cause import WorkerEnd
 
 #: Bytes of an error.json that are read; our own `record` writes no larger one.
 _LIMIT = 4 * 1024 * 1024

@@ -14,7 +14,7 @@ import signal
 import threading
 
 from elastic_run.contract import LONGEST_TIME
-from elastic_run.core.shutdown import KILL_LIMIT, KILL_PATIENCE
+from elastic_run.core.agent.shutdown import KILL_LIMIT, KILL_PATIENCE
 from elastic_run.loop import Loop
 from elastic_run.multiprocessing.process import process_table
 from elastic_run.multiprocessing.process.guardian import Guardian

@@ -3,9 +3,9 @@
 Rules
 - A round is gone if no process of it lives: no worker, no process in a worker's session, no descendant that left the
   session (found by the launcher's token). Only then the caller is told, once.
-- `core.shutdown` decides when to signal which process; this module carries it out. The process group of a dead worker
-  has no leader to protect, so it gets the signal when the stop begins or when its leader ends. No process gets the
-  signal twice. A process outside the sessions whose parent lives is left to that parent (a launcher inside a worker
+- `core.agent.shutdown` decides when to signal which process; this module carries it out. The process group of a dead
+  worker has no leader to protect, so it gets the signal when the stop begins or when its leader ends. No process gets
+  the signal twice. A process outside the sessions whose parent lives is left to that parent (a launcher inside a worker
   tells its own workers).
 - The remaining processes are awaited through pidfds like the workers; without pidfds they are looked at every `_LOOK`.
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 
-from elastic_run.core import shutdown
+from elastic_run.core.agent import shutdown
 from elastic_run.loop import open_pidfd
 from elastic_run.multiprocessing.process import process_table
 

@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elastic_run.core.messages import Card, Offer, Rules
+    from elastic_run.core.protocol.messages import Card, Offer, Rules
     from elastic_run.rendezvous.elastic.backends import Backend
     from elastic_run.rendezvous.elastic.deaths import Deaths
     from elastic_run.rendezvous.elastic.membership import Membership

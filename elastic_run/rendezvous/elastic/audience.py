@@ -11,7 +11,7 @@ import json
 import logging
 import time
 
-from elastic_run.core import liveness
+from elastic_run.core.protocol import liveness
 from elastic_run.rendezvous.elastic.beats import BeatReader
 from elastic_run.store.errors import StoreError
 

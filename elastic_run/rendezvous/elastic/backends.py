@@ -16,7 +16,7 @@ import time
 from abc import ABC, abstractmethod
 from contextlib import suppress
 
-from elastic_run.core import job_keys
+from elastic_run.core.protocol import job_keys
 from elastic_run.rendezvous.elastic.addresses import (
     find_listening,
     find_local_address,

@@ -1,4 +1,4 @@
-"""Beats as `core.liveness` wants them.
+"""Beats as `core.protocol.liveness` wants them.
 
 Only a store that lets beats expire may say that a node has none any more. Elsewhere a beat that was there and isn't was
 overwritten by a stranger (or a server began anew): that says nothing of the node, which just ages until its next one.

@@ -1,4 +1,4 @@
-"""The copy of the job's state that this node keeps, for a store that knows nothing of the job (`core.recovery`).
+"""The copy of the job's state that this node keeps, for a store that knows nothing of the job (`core.job.view_change`).
 
 Rules
 - Every node of a small job keeps a copy where the store can move; of a large job only those that may serve the store,
@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import threading
 
-from elastic_run.core import job_keys
-from elastic_run.core.codec import MessageError
-from elastic_run.core.state_document import identify
+from elastic_run.core.job.snapshot import identify
+from elastic_run.core.protocol import job_keys
+from elastic_run.core.protocol.codec import MessageError
 from elastic_run.rendezvous.elastic.log import get_document
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from elastic_run.core.member import Member
-    from elastic_run.core.messages import Copy
+    from elastic_run.core.node.machine import Member
+    from elastic_run.core.protocol.messages import Copy
     from elastic_run.rendezvous.elastic.backends import Backend
     from elastic_run.store.job_store import JobStore
 

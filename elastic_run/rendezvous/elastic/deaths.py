@@ -15,9 +15,9 @@ import hashlib
 import os
 import threading
 
-from elastic_run.core import job_keys, messages
-from elastic_run.core.codec import MessageError
-from elastic_run.core.facts import SeatDead
+from elastic_run.core.protocol import job_keys, messages
+from elastic_run.core.protocol.codec import MessageError
+from elastic_run.core.protocol.facts import SeatDead
 from elastic_run.rendezvous.elastic.record_directory import RecordDirectory
 from elastic_run.rendezvous.elastic.seat_record import Record, SeatRecord, make_prefix, read_record
 
@@ -25,8 +25,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elastic_run.core.facts import Fact
-    from elastic_run.core.notes import Assignment
+    from elastic_run.core.protocol.documents import Assignment
+    from elastic_run.core.protocol.facts import Fact
     from elastic_run.rendezvous.elastic.backends import Backend
     from elastic_run.store.job_store import JobStore
 

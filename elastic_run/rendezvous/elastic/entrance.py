@@ -13,7 +13,8 @@ from __future__ import annotations
 import threading
 import time
 
-from elastic_run.core import member, messages
+from elastic_run.core.node import machine as member
+from elastic_run.core.protocol import messages
 from elastic_run.rendezvous.elastic.addresses import find_trouble, written
 from elastic_run.rendezvous.elastic.session import Formed
 from elastic_run.store.errors import StoreConnectionError
@@ -22,7 +23,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elastic_run.core.messages import Assignment, Offer
+    from elastic_run.core.protocol.messages import Assignment, Offer
     from elastic_run.rendezvous.elastic.affairs import Affairs
     from elastic_run.store.job_store import JobStore
 

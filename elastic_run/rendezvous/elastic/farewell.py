@@ -18,8 +18,8 @@ from __future__ import annotations
 import os
 import time
 
-from elastic_run.core import job_keys, messages
-from elastic_run.core.codec import MessageError, decode, encode
+from elastic_run.core.protocol import job_keys, messages
+from elastic_run.core.protocol.codec import MessageError, decode, encode
 from elastic_run.rendezvous.elastic.backends import TcpBackend
 from elastic_run.rendezvous.elastic.deaths import describe_death
 from elastic_run.rendezvous.elastic.kinds import make_backend
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-    from elastic_run.core.facts import Fact, SeatDead
+    from elastic_run.core.protocol.facts import Fact, SeatDead
     from elastic_run.rendezvous.elastic.backends import Backend
     from elastic_run.store.job_store import JobStore
 

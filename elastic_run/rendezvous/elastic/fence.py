@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 
-from elastic_run.core import member
+from elastic_run.core.node import machine as member
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from elastic_run.core.policy import RestartPolicy
+from elastic_run.core.agent.restart_policy import RestartPolicy
 from elastic_run.records import replace
 from elastic_run.rendezvous.api import RendezvousHandler
 from elastic_run.rendezvous.elastic.addresses import find_outward_address, names_loopback, written

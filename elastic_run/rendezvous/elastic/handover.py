@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 
-from elastic_run.core import job_keys, messages
+from elastic_run.core.protocol import job_keys, messages
 from elastic_run.rendezvous.elastic.addresses import written
 from elastic_run.rendezvous.elastic.session import Notice
 from elastic_run.store.errors import StoreError

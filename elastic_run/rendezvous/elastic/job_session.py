@@ -10,7 +10,8 @@ from __future__ import annotations
 import threading
 import time
 
-from elastic_run.core import member, messages
+from elastic_run.core.node import machine as member
+from elastic_run.core.protocol import messages
 from elastic_run.records import replace
 from elastic_run.rendezvous.elastic import audience, handover
 from elastic_run.rendezvous.elastic.addresses import find_listening

@@ -1,23 +1,23 @@
 """The log of decisions in a job store: its slots, and where it begins.
 
 Rules
-- A slot is read and created together with the start of the log, and counts only above it (`core.log_start`).
+- A slot is read and created together with the start of the log, and counts only above it (`core.protocol.log_start`).
 - A node that has created a slot below the start deletes it again. Every reader passes over it in any case.
 - The start is only ever raised, by compare-and-set, and before slots are deleted.
 """
 
 from __future__ import annotations
 
-from elastic_run.core import job_keys, messages
-from elastic_run.core.log_start import find_start, is_trimmed
-from elastic_run.core.member_messages import EntryRead, EntryTrimmed, HeadRead
+from elastic_run.core.node.messages import EntryRead, EntryTrimmed, HeadRead
+from elastic_run.core.protocol import job_keys, messages
+from elastic_run.core.protocol.log_start import find_start, is_trimmed
 from elastic_run.store.errors import StoreForgedError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import TypeAlias
 
-    from elastic_run.core.messages import Decision, LogStart
+    from elastic_run.core.protocol.messages import Decision, LogStart
     from elastic_run.store.job_store import JobStore
 
     Entry: TypeAlias = EntryRead | EntryTrimmed

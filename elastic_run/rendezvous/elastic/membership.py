@@ -1,4 +1,4 @@
-"""The one `core.member.Member` of a session, which several threads feed: one event at a time, commands in order.
+"""The one `core.node.machine.Member` of a session, which several threads feed: one event at a time, commands in order.
 
 Rules
 - `feed` decides under a lock, and hands on what is for the agent or the coordinator's thread, in the order of the
@@ -14,8 +14,8 @@ import threading
 import time
 from collections import deque
 
-from elastic_run.core import job_keys
-from elastic_run.core import member as core
+from elastic_run.core.node import machine as core
+from elastic_run.core.protocol import job_keys
 from elastic_run.rendezvous.elastic import log
 
 TYPE_CHECKING = False
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import TypeAlias
 
-    from elastic_run.core.messages import Fact, Offer
+    from elastic_run.core.protocol.messages import Fact, Offer
     from elastic_run.rendezvous.elastic.copies import StateCopy
     from elastic_run.store.job_store import JobStore
 
@@ -36,7 +36,7 @@ class Membership:
     """One node's member.
 
     Args:
-        begun: From `core.member.begin`.
+        begun: From `core.node.machine.begin`.
         perform: Called with every command that is for the agent or the coordinator's thread, one at a time; it must
             not block.
         on_facts: Called when there are facts to append.

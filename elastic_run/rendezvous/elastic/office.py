@@ -1,6 +1,6 @@
 """The coordinator's thread, on the node that was elected: reads facts and beats, writes decisions.
 
-What is decided is `core.coordinator`'s; here are its reads, its writes and its clock.
+What is decided is `core.job.coordinator`'s; here are its reads, its writes and its clock.
 
 Rules
 - Beats are read several times in a keep-alive interval, so that a silent node is seen soon after its lease is over.
@@ -17,9 +17,10 @@ import logging
 import os
 import time
 
-from elastic_run.core import coordinator as core
-from elastic_run.core import job_keys, member, messages
-from elastic_run.core.job_state import GATHERING
+from elastic_run.core.job import coordinator as core
+from elastic_run.core.job.state import GATHERING
+from elastic_run.core.node import machine as member
+from elastic_run.core.protocol import job_keys, messages
 from elastic_run.rendezvous.elastic import log
 from elastic_run.rendezvous.elastic.audience import AUDIENCE
 from elastic_run.rendezvous.elastic.beats import BeatReader
@@ -30,8 +31,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import threading
 
-    from elastic_run.core.coordinator import Coordinator, Proposal
-    from elastic_run.core.member import Coordinate
+    from elastic_run.core.job.coordinator import Coordinator, Proposal
+    from elastic_run.core.node.machine import Coordinate
     from elastic_run.rendezvous.elastic.affairs import Affairs
     from elastic_run.store.job_store import JobStore
 

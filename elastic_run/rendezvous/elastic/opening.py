@@ -6,8 +6,8 @@ import os
 import socket
 
 from elastic_run import __version__
-from elastic_run.core import messages
-from elastic_run.core.policy import RestartPolicy
+from elastic_run.core.agent.restart_policy import RestartPolicy
+from elastic_run.core.protocol import messages
 from elastic_run.rendezvous.elastic.affairs import Affairs
 from elastic_run.rendezvous.elastic.backends import TcpBackend
 from elastic_run.rendezvous.elastic.deaths import Deaths, name_job

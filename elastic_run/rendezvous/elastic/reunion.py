@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import time
 
-from elastic_run.core import job_keys, member, messages
-from elastic_run.core.codec import MessageError
+from elastic_run.core.node import machine as member
+from elastic_run.core.protocol import job_keys, messages
+from elastic_run.core.protocol.codec import MessageError
 from elastic_run.rendezvous.elastic.addresses import written
 from elastic_run.store.errors import StoreError
 

@@ -20,14 +20,14 @@ import logging
 import os
 import threading
 
-from elastic_run.core.codec import MessageError, decode, encode, from_document, register, to_document
-from elastic_run.core.facts import SEAT_OFFERED, SEAT_RUNNING, Join, Ready
+from elastic_run.core.protocol.codec import MessageError, decode, encode, from_document, register, to_document
+from elastic_run.core.protocol.facts import SEAT_OFFERED, SEAT_RUNNING, Join, Ready
 from elastic_run.records import dataclass, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from elastic_run.core.messages import Fact
-    from elastic_run.core.notes import Assignment
+    from elastic_run.core.protocol.documents import Assignment
+    from elastic_run.core.protocol.messages import Fact
     from elastic_run.rendezvous.elastic.record_directory import RecordDirectory
 
 _log = logging.getLogger(__name__)

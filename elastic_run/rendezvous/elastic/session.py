@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any, TypeAlias
 
-    from elastic_run.core.join_command import JoinCommand
-    from elastic_run.core.policy import RestartPolicy
-    from elastic_run.core.role_scripts import ScriptFile
+    from elastic_run.core.agent.restart_policy import RestartPolicy
+    from elastic_run.core.job.role_scripts import ScriptFile
+    from elastic_run.core.node.join_command import JoinCommand
     from elastic_run.store.worker_store import WorkerStore
 
     Document: TypeAlias = Mapping[str, Any]

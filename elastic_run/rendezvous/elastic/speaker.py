@@ -21,7 +21,8 @@ import math
 import os
 import time
 
-from elastic_run.core import job_keys, member, messages
+from elastic_run.core.node import machine as member
+from elastic_run.core.protocol import job_keys, messages
 from elastic_run.rendezvous.elastic.audience import say_heard
 from elastic_run.rendezvous.elastic.beats import BeatReader, BeatWriter
 from elastic_run.rendezvous.elastic.link import BIRTH

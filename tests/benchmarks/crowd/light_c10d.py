@@ -6,7 +6,7 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from elastic_run.core import job_keys
+from elastic_run.core.protocol import job_keys
 from elastic_run.rendezvous.elastic.link import BIRTH
 from elastic_run.store import authentication, c10d, wire
 from elastic_run.store.client import NOTHING

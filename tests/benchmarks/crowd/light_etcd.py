@@ -12,7 +12,7 @@ import math
 import secrets
 from typing import TYPE_CHECKING, Any
 
-from elastic_run.core import job_keys
+from elastic_run.core.protocol import job_keys
 from elastic_run.rendezvous.elastic.link import BIRTH
 from elastic_run.store.errors import StoreConnectionError
 from elastic_run.store.etcd_v3_api import encode, encode_key, end_of, parse_items, parse_news, range_request

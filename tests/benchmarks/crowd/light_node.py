@@ -2,9 +2,9 @@
 
 It says on the wire what a session's speaker and follower say, in their order: one connection reads the birth mark and
 the head, appends facts and beats, another waits for the next slot and reads assignments, and at last there is a look
-whether rank 0's store listens. What it decides is `core.member`'s; how its store is asked is said in `light_c10d` and
-`light_etcd`. A test holds the operations and bytes that a server sees against those of real sessions. It never gives
-up, and asks again only where it is told that the store can't answer now: a crowd that fares badly shows as time.
+whether rank 0's store listens. What it decides is `core.node.machine`'s; how its store is asked is said in `light_c10d`
+and `light_etcd`. A test holds the operations and bytes that a server sees against those of real sessions. It never
+gives up, and asks again only where it is told that the store can't answer now: a crowd that fares badly shows as time.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from abc import ABC, abstractmethod
 from collections import deque
 from typing import TYPE_CHECKING
 
-from elastic_run.core import job_keys, messages
-from elastic_run.core import member as core
+from elastic_run.core.node import machine as core
+from elastic_run.core.protocol import job_keys, messages
 from elastic_run.rendezvous.elastic.link import BIRTH
 from elastic_run.store.job_store import job_path
 from elastic_run.store.retreat import draw_fraction

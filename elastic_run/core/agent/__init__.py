@@ -1,0 +1,9 @@
+"""The machine of one agent; its driver is `elastic_run.agent.driver`.
+
+| module | what it holds |
+|---|---|
+| `machine` | the state machine of an agent: its table `TRANSITIONS`, `decide` |
+| `messages` | the machine's events and commands |
+| `restart_policy` | whether a failed round is restarted: budget, window, early failures, backoff |
+| `shutdown` | how a worker is stopped: which process gets which signal, and when |
+"""

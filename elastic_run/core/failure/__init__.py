@@ -1,0 +1,11 @@
+"""What went wrong with a worker. Imported after a failure, `root_cause` excepted.
+
+| module | what it holds |
+|---|---|
+| `exception_text` | an exception as a worker wrote it down |
+| `root_cause` | the end of a worker; which end is the root cause; whether two failures are the same |
+| `secondary_failures` | what torch writes on a rank whose peer has failed |
+| `torn_names` | the name of an exception in a line that other threads wrote into |
+| `traceback_blocks` | the forms in which an exception stands in a text |
+| `traceback_text` | the exception at the end of a worker's stderr |
+"""

@@ -1,0 +1,284 @@
+"""Which worker's failure was the first cause of all the others, and whether two failures are the same.
+
+Pure. A rank that fails takes its peers with it: they lose a connection or wait for a collective until it times out, and
+often they are the ones that shout. So failures are ranked before they are ordered by time:
+
+1. an exception of the program's own;
+2. an end without one: a signal, or a bare exit code;
+3. a consequence: a lost connection, a collective or a store that timed out.
+
+A worker that the agent had already told to stop is no cause, with one exception: where nothing but consequences is left
+and a stopped worker ended with an exception of its own, that one was first (its interpreter was still going down).
+A lone consequence is a cause: nobody else is there to blame.
+
+Imported by the agent before the first worker starts: cheap, and expressions are compiled on first use.
+"""
+
+from __future__ import annotations
+
+from elastic_run.contract import EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, EXIT_SIGNAL_BASE, EXIT_USAGE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from elastic_run.core.failure.exception_text import ExceptionText
+
+#: Severity of a failure, the cause first.
+OWN_EXCEPTION = 0
+BARE_END = 1
+CONSEQUENCE = 2
+
+SIGABRT = 6
+#: Stands before an exception of which the worker may not have died.
+LAST_EXCEPTION = "the last exception on its stderr, with more output after it"
+
+#: Errors of the program itself: they come back however often it is started.
+_DETERMINISTIC_TYPES = frozenset(
+    ("ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError", "TabError", "NameError")
+)
+#: What differs between two runs of the same failure: paths of temporary files, hex, and every number.
+_VARYING = r"0x[0-9a-fA-F]+|\b[0-9a-f]{8,}\b|/tmp/\S+|\d+(?:\.\d+)?(?:e[-+]?\d+)?"
+
+
+class WorkerEnd:
+    """How one worker ended.
+
+    Args:
+        rank: Its number in the job.
+        local_rank: Its number on its node.
+        role: Name of its role.
+        host: Name of its node.
+        pid: Its process.
+        exitcode: Its exit code, or minus the number of the signal that ended it.
+        ended_at: Wall clock, seconds since the epoch, for display and order.
+        uptime: Seconds that it lived.
+        restart_count: The attempt it belonged to.
+        was_stopped: Whether the agent had told it to stop before it ended.
+        exception: What it wrote down, or None.
+        error_file: Path of its error.json, or "".
+        stderr_tail: The last lines of its stderr.
+        log_file: Path of the file that holds its stderr, or "".
+        remark: A short clause for the report, such as that error.json could not be read, or "".
+    """
+
+    __slots__ = (
+        "ended_at",
+        "error_file",
+        "exception",
+        "exitcode",
+        "host",
+        "local_rank",
+        "log_file",
+        "pid",
+        "rank",
+        "remark",
+        "restart_count",
+        "role",
+        "stderr_tail",
+        "uptime",
+        "was_stopped",
+    )
+
+    def __init__(  # noqa: PLR0913 - a record
+        self,
+        *,
+        rank: int,
+        local_rank: int,
+        role: str,
+        host: str,
+        pid: int,
+        exitcode: int,
+        ended_at: float,
+        uptime: float,
+        restart_count: int = 0,
+        was_stopped: bool = False,
+        exception: ExceptionText | None = None,
+        error_file: str = "",
+        stderr_tail: tuple[str, ...] = (),
+        log_file: str = "",
+        remark: str = "",
+    ) -> None:
+        self.rank = rank
+        self.local_rank = local_rank
+        self.role = role
+        self.host = host
+        self.pid = pid
+        self.exitcode = exitcode
+        self.ended_at = ended_at
+        self.uptime = uptime
+        self.restart_count = restart_count
+        self.was_stopped = was_stopped
+        self.exception = exception
+        self.error_file = error_file
+        self.stderr_tail = stderr_tail
+        self.log_file = log_file
+        self.remark = remark
+
+    @property
+    def certain_exception(self) -> ExceptionText | None:
+        """The exception that it died of, or None: also where it is not certain that it did."""
+        return self.exception if self.exception is not None and self.exception.is_certain else None
+
+    @property
+    def signal(self) -> int | None:
+        """The signal that ended it, also where a shell between us and it said so by 128+n."""
+        if self.exitcode < 0:
+            return -self.exitcode
+        is_reported = EXIT_SIGNAL_BASE < self.exitcode <= EXIT_SIGNAL_BASE + 64
+        return self.exitcode - EXIT_SIGNAL_BASE if is_reported else None
+
+
+def parse_exception(text: str, *, exitcode: int | None = None) -> ExceptionText | None:
+    """Find the exception with which a program's stderr ends.
+
+    Args:
+        text: The end of its stderr; it may begin anywhere and hold anything.
+        exitcode: How the program ended, if known: one that was killed, or that chose an exit code of its own and wrote
+            on after a traceback, did not die of that traceback.
+
+    Returns:
+        The exception; of a program that ended with exit code 1 the last one, certain or not; or None.
+    """
+    from elastic_run.core.failure.traceback_text import find_exception  # noqa: PLC0415 - only after a failure
+
+    return find_exception(text, exitcode)
+
+
+def find_root_cause(ends: Sequence[WorkerEnd]) -> WorkerEnd | None:
+    """Return the worker whose failure came first, or None if none failed by itself.
+
+    Args:
+        ends: How the workers of one attempt ended.
+
+    Returns:
+        The root cause.
+    """
+    failed = [end for end in ends if end.exitcode != 0]
+    suspects = [end for end in failed if not end.was_stopped]
+    hidden = find_hidden_cause(ends) if suspects and all(map(is_consequence, suspects)) else None
+    if hidden is not None:
+        suspects.append(hidden)
+    return min(suspects, key=_order, default=None)
+
+
+def find_hidden_cause(ends: Sequence[WorkerEnd]) -> WorkerEnd | None:
+    """Return the worker that had failed by itself when its node was told to stop, or None.
+
+    Its interpreter was still going down, and the peers that it took with it were seen first. Only where nothing but
+    consequences is found in the whole job it is the cause.
+
+    Args:
+        ends: How the workers of one attempt ended.
+    """
+    hidden = [end for end in ends if end.exitcode != 0 and end.was_stopped and _failed_before_its_stop(end)]
+    return min(hidden, key=_order, default=None)
+
+
+def is_consequence(end: WorkerEnd) -> bool:
+    """Whether a failure looks like what other ranks see of a rank that died.
+
+    Args:
+        end: The failed worker.
+
+    Returns:
+        Whether somebody else is more likely the cause.
+    """
+    return severity(end) == CONSEQUENCE
+
+
+def has_lost_rank(end: WorkerEnd) -> bool:
+    """Whether a failure is what torch says of a rank that died; narrower than `is_consequence`.
+
+    For this one others are left running a moment longer, as one of them may have the cause. A connection that the
+    program itself had lost, to a database or for its data, stops them at once.
+
+    Args:
+        end: The failed worker.
+
+    Returns:
+        Whether the cause is another rank's.
+    """
+    if not is_consequence(end):
+        return False
+    from elastic_run.core.failure import secondary_failures  # noqa: PLC0415 - only after a failure that says something
+
+    return end.exception is None or secondary_failures.is_of_torch(end.exception.name)
+
+
+def severity(end: WorkerEnd) -> int:
+    """Rank a failure: `OWN_EXCEPTION`, `BARE_END` or `CONSEQUENCE`.
+
+    Args:
+        end: The failed worker.
+
+    Returns:
+        The smaller, the more likely the cause.
+    """
+    exception = end.exception
+    if exception is None and end.signal != SIGABRT:
+        return BARE_END
+    from elastic_run.core.failure import secondary_failures  # noqa: PLC0415 - only after a failure that says something
+
+    if exception is None:
+        return CONSEQUENCE if secondary_failures.is_lost_peer(end.stderr_tail) else BARE_END
+    if secondary_failures.is_consequence(exception.name, exception.message):
+        return CONSEQUENCE
+    return BARE_END if end.exitcode < 0 or not exception.is_certain else OWN_EXCEPTION
+
+
+def failure_signature(end: WorkerEnd) -> tuple[int | str, ...]:
+    """Return what two failures share when they are the same failure.
+
+    Args:
+        end: The failed worker.
+
+    Returns:
+        Exit code, type, message without what varies from run to run, and place; without an exception of which the
+        worker died for certain the exit code and the last line of stderr.
+    """
+    exception = end.certain_exception
+    if exception is not None:
+        return (end.exitcode, exception.type, _normalise(exception.message), exception.where)
+    return (end.exitcode, _normalise(_last_line(end)))
+
+
+def is_deterministic(end: WorkerEnd) -> bool:
+    """Whether a failure can't go away by itself: a missing module or program, a syntax error, wrong arguments.
+
+    Args:
+        end: The failed worker.
+
+    Returns:
+        Whether a restart is pointless.
+    """
+    if end.certain_exception is not None:
+        return end.certain_exception.name in _DETERMINISTIC_TYPES
+    if end.exitcode in (EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND):
+        return True
+    last = _last_line(end)
+    if end.exitcode == EXIT_USAGE:
+        return ": can't open file '" in last or ": error: " in last
+    return end.exitcode == 1 and ": No module named " in last
+
+
+def _failed_before_its_stop(end: WorkerEnd) -> bool:
+    if end.exception is None or severity(end) != OWN_EXCEPTION:
+        return False
+    from elastic_run.core.failure import secondary_failures  # noqa: PLC0415 - only after a failure that says something
+
+    return not secondary_failures.is_obedience(end.exception.type, end.exception.message)
+
+
+def _last_line(end: WorkerEnd) -> str:
+    return next((line for line in reversed(end.stderr_tail) if line.strip()), "")
+
+
+def _order(end: WorkerEnd) -> tuple[int, float, int]:
+    return (severity(end), end.ended_at, end.rank)
+
+
+def _normalise(text: str) -> str:
+    import re  # noqa: PLC0415 - not before something failed
+
+    return re.sub(_VARYING, "#", text[:4096].strip())

@@ -1,0 +1,17 @@
+"""The machine of a job, run by the node that coordinates it; its driver is in `elastic_run.rendezvous.elastic`.
+
+| module | what it holds |
+|---|---|
+| `apply_facts` | facts into the job's state: which nodes are there, what became of the round on each |
+| `config` | the job's settings: which of them all nodes must agree on, which the first node decides |
+| `coordinator` | the coordinator's side of the log: facts in, decisions out, one slot at a time |
+| `formation` | when a round is formed, and of which nodes |
+| `machine` | the policy of the job: `decide` gives the next decision |
+| `rank_claims` | two nodes with one fixed rank |
+| `ranks` | which node and which worker gets which rank |
+| `role_scripts` | which script the nodes of a role run |
+| `round_outcome` | what follows a round that has ended: a restart, a change of membership, the end of the job |
+| `snapshot` | the document of the job's state beside each decision, for the next coordinator |
+| `state` | the job's state |
+| `view_change` | how the log of a new store goes on from the copies that the nodes keep |
+"""

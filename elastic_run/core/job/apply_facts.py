@@ -1,0 +1,398 @@
+"""Facts into the job's state: who is there, what became of the round on each node. Decides nothing.
+
+- A fact counts once: its number must be above the last that its node said.
+- A node that went silent keeps its place in `gone`: when it is heard again it comes back, with its rank if no round was
+  formed meanwhile. A node that said `Leave` never comes back.
+- A node that joins again tells which round it still runs. If that is the present one, nothing has changed; if it had
+  followed the log beyond that round's slot and doesn't run it, the round has lost it; if it runs an older one, it is
+  busy until its workers are gone.
+- A proof of death (`SeatDead`) makes the seat void, unless the log of another store may have counted it for a newer
+  round; then the seat is dead elsewhere (see `formation.has_majority`). The dead don't come back.
+- A node that runs any other round (of another job, or of a log that lost the majority) comes as a newcomer, busy until
+  its workers are gone, and keeps nothing of it.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from elastic_run.contract import EXIT_CODES, EXIT_RENDEZVOUS
+from elastic_run.core.failure.root_cause import BARE_END, CONSEQUENCE
+from elastic_run.core.job.config import describe_difference
+from elastic_run.core.job.rank_claims import has_rival
+from elastic_run.core.job.role_scripts import describe_other_script, settle_script
+from elastic_run.core.job.state import (
+    DEAD_ELSEWHERE,
+    HALTING,
+    LIVE,
+    MOVED,
+    REFUSED,
+    REMEMBERED_GONE,
+    RUNNING,
+    SILENT,
+    UNKNOWN,
+    VOID,
+    WARNED,
+    Gone,
+    Job,
+    Node,
+    Refusal,
+    Root,
+    Seat,
+)
+from elastic_run.core.protocol.codec import encode
+from elastic_run.core.protocol.messages import (
+    BY_SIGNAL,
+    CANNOT_START,
+    DIED,
+    DONE,
+    FAILED,
+    LAST_SEQUENCE,
+    PROTOCOL,
+    SEAT_OFFERED,
+    STOPPED,
+    UNREACHABLE,
+    Failing,
+    Foreign,
+    Join,
+    Last,
+    Leave,
+    Ready,
+    SeatDead,
+)
+from elastic_run.records import dataclass, replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import TypeAlias, TypeGuard
+
+    from elastic_run.core.protocol.codec import Document
+    from elastic_run.core.protocol.messages import Card
+
+#: Bytes of a report that are kept, and of one of its values where it is longer.
+_REPORT_BYTES = 64 * 1024
+_VALUE_BYTES = 1024
+_SIGNATURE_LENGTH = 1024
+_ACTIVE = frozenset((RUNNING, WARNED, HALTING))
+_EXIT_CODES = {name: code for code, name, _ in EXIT_CODES if isinstance(code, int)}
+_CLAUSES = {BY_SIGNAL: "was told to stop", DIED: "its agent died", "unkillable": "has a process that can't be killed"}
+
+
+@dataclass(frozen=True, slots=True)
+class Silent:
+    """A node's lease ran out; it was not heard for so many seconds."""
+
+    node: str
+    seconds: float
+
+
+Event: TypeAlias = Join | Failing | Ready | Leave | Foreign | SeatDead | Silent
+
+
+def fold(job: Job, events: Iterable[Event], now: float) -> Job:
+    """Take facts in.
+
+    Args:
+        job: The state before.
+        events: In order.
+        now: Monotonic seconds.
+
+    Returns:
+        The state after, in the same phase.
+    """
+    book = None
+    for event in events:
+        book = book or _Book(job, now)
+        book.enter(event)
+    return job if book is None else book.close()
+
+
+def drop_refused(job: Job, name: str, detail: str) -> Job:
+    """Return the state without a node that is refused."""
+    book = _Book(job, 0.0)
+    book.drop_refused(name, detail)
+    return book.close()
+
+
+def verdict_exit_code(verdict: str) -> int:
+    """Return the exit code of a verdict that has one of its own, else 1."""
+    return _EXIT_CODES.get(verdict, 1)
+
+
+class _Book:
+    """A job's state while a batch of facts is entered; a thousand joins don't copy it a thousand times."""
+
+    def __init__(self, job: Job, now: float) -> None:
+        self._job = job
+        self._now = now
+        self._nodes = dict(job.nodes)
+        self._gone = dict(job.gone)
+        self._seats: list[Seat] | None = None  # a copy, made for the first change
+
+    def enter(self, event: Event) -> None:
+        if isinstance(event, Silent):
+            self._enter_silence(event)
+            return
+        if isinstance(event, SeatDead):
+            self._enter_seat_dead(event)
+            return
+        known = self._nodes.get(event.node) or self._gone.get(event.node)
+        if known is not None and event.sequence <= known.sequence:
+            return
+        if isinstance(event, Foreign):
+            self._refuse(event.node, f"it speaks protocol {event.protocol}, this job speaks {PROTOCOL}")
+        elif isinstance(event, Join):
+            self._enter_join(event)
+        elif isinstance(event, Failing):
+            self._enter_failing(event)
+        elif isinstance(event, Ready):
+            self._enter_ready(event)
+        else:
+            self._enter_leave(event)
+
+    def close(self) -> Job:
+        strangers = [name for name, gone in self._gone.items() if gone.was is None or not gone.was.is_member]
+        for name in strangers[: max(0, len(strangers) - REMEMBERED_GONE)]:
+            del self._gone[name]
+        if self._seats is not None:
+            self._set(seats=tuple(self._seats))
+        if not self._nodes and self._job.round == 0:
+            # Whoever comes next begins anew, with rules that may be better.
+            self._set(rules=None, scripts=())
+        return replace(self._job, nodes=MappingProxyType(self._nodes), gone=MappingProxyType(self._gone))
+
+    def _set(self, **changes: object) -> None:
+        self._job = replace(self._job, **changes)  # type: ignore[arg-type]  # names are checked by tests
+
+    # --- seats -------------------------------------------------------------------------------------------------------
+    def _set_seat(self, rank: int | None, status: str, *, is_lost: bool = False) -> None:
+        if rank is not None:
+            self._seats = seats = self._seats if self._seats is not None else list(self._job.seats)
+            seat = seats[rank]
+            is_kept = seat.status == VOID or (seat.status == DEAD_ELSEWHERE and status != VOID)
+            seats[rank] = replace(seat, status=seat.status if is_kept else status, is_lost=seat.is_lost or is_lost)
+
+    def _take_seat(self, node: Node, rank: int | None) -> Node:
+        """Return a node in its seat of the last round, if it has one: a seat has one holder for ever."""
+        self._seats = seats = self._seats if self._seats is not None else list(self._job.seats)
+        if rank is None or not 0 <= rank < len(seats) or seats[rank].node not in ("", node.node):
+            return replace(node, rank=None)
+        seats[rank] = replace(seats[rank], node=node.node, status=LIVE)
+        return replace(node, rank=rank)
+
+    def _enter_seat_dead(self, fact: SeatDead) -> None:
+        rank = self._find_seat(fact)
+        if rank is None:
+            return
+        holder = (self._seats or self._job.seats)[rank].node
+        if holder in self._nodes or holder in self._gone:
+            clause = _CLAUSES[DIED]
+            self._drop(holder, DIED, f"{clause}: {fact.detail}" if fact.detail else clause, sequence=LAST_SEQUENCE)
+        is_elsewhere = fact.status == SEAT_OFFERED and fact.store_id != self._job.store_id
+        self._set_seat(rank, DEAD_ELSEWHERE if is_elsewhere else VOID, is_lost=holder not in self._gone)
+
+    def _find_seat(self, fact: SeatDead) -> int | None:
+        """Return the seat in the last round of which a proof tells, or None.
+
+        An agent that has offered itself may have died before it was told that it had a seat in the last round. It was
+        not ready for another one then, so no log can have counted it for a round after that.
+        """
+        job = self._job
+        seats = self._seats or job.seats
+        if fact.round_id == job.round_id:
+            return fact.rank if 0 <= fact.rank < len(seats) else None
+        if fact.lineage != job.lineage or fact.round_index >= job.round or fact.status != SEAT_OFFERED:
+            return None
+        return next((rank for rank, seat in enumerate(seats) if seat.node == fact.node), None)
+
+    def _next_order(self) -> int:
+        self._set(order=self._job.order + 1)
+        return self._job.order
+
+    # --- joining -----------------------------------------------------------------------------------------------------
+    def _enter_join(self, fact: Join) -> None:
+        if self._job.rules is None:
+            self._set(rules=fact.rules, since=self._now)
+        rules, script = self._job.rules or fact.rules, fact.card.role_script
+        difference = describe_difference(rules, fact.rules) or describe_other_script(self._job.scripts, script)
+        if difference:
+            self._refuse(fact.node, difference)
+            return
+        self._set(scripts=settle_script(self._job.scripts, script))
+        if fact.heard > self._job.heard:
+            # No round gets a number again that a node knows, be it of another lineage.
+            self._set(heard=fact.heard)
+        node = self._nodes.get(fact.node) or self._welcome(fact)
+        node = self._place(node, fact)
+        node = replace(
+            node, card=_kept(fact.card), offer=fact.offer, sequence=fact.sequence, has_other_rules=fact.rules != rules
+        )
+        self._nodes[fact.node] = node
+        self._note_rank(node)
+
+    def _place(self, node: Node, fact: Join) -> Node:
+        """Return a node where it stands in the round that runs."""
+        if fact.last is not None and self._is_last(fact.last):
+            # Where the state was lost nobody knew whose this seat is.
+            node = self._take_seat(node, fact.last.rank)
+            if self._job.phase in _ACTIVE and node.rank is not None:
+                return replace(node, is_member=True, is_busy=False)
+        if node.is_member:
+            # Where it has read that the round was formed and doesn't run it, the round can't work.
+            is_stopped = fact.seen >= self._job.formed_slot
+            return replace(node, outcome=node.outcome or STOPPED) if is_stopped else node
+        if self._job.phase in _ACTIVE:
+            self._set_seat(node.rank, LIVE, is_lost=True)  # it has a seat in the round that runs, and doesn't run it
+        # It is about to read that the last round was formed with it. Until it has left that round, others may still use
+        # the workers' store that it offered for it.
+        is_to_read = node.rank is not None and fact.seen < self._job.formed_slot
+        return replace(node, is_busy=fact.last is not None or is_to_read)
+
+    def _note_rank(self, node: Node) -> None:
+        """Note that a node came with a fixed rank which another node has."""
+        if node.node not in self._job.rank_claims and has_rival(self._nodes.values(), node):
+            self._set(rank_claims=(*self._job.rank_claims, node.node))
+
+    def _is_last(self, last: Last) -> bool:
+        """Whether a round is the last that was formed, and not another log's of the same number."""
+        return last.round_id == self._job.round_id
+
+    def _is_present(self, last: Last) -> bool:
+        """Whether a round is the one that runs or is being stopped."""
+        return self._is_last(last) and self._job.phase in _ACTIVE
+
+    def _welcome(self, fact: Join) -> Node:
+        """Return a new node, or one that was silent for a while, as it was but for its membership."""
+        gone = self._gone.pop(fact.node, None)
+        if gone is None or gone.was is None:
+            order = self._next_order()
+            return Node(fact.node, _kept(fact.card), fact.offer, fact.sequence, arrived=order, arrived_at=self._now)
+        self._set_seat(gone.was.rank, LIVE)
+        is_same_round = gone.was.is_member and fact.last is not None and self._is_present(fact.last)
+        outcome = gone.was.outcome if is_same_round else ""
+        return replace(gone.was, is_member=False, arrived_at=self._now, failing=None, outcome=outcome)
+
+    def drop_refused(self, name: str, detail: str) -> None:
+        self._drop(name, REFUSED, detail, sequence=LAST_SEQUENCE)
+
+    def _refuse(self, name: str, detail: str) -> None:
+        self.drop_refused(name, detail)
+        self._set(refusals=(*self._job.refusals, Refusal(name, detail)))
+
+    # --- the round ---------------------------------------------------------------------------------------------------
+    def _enter_failing(self, fact: Failing) -> None:
+        node = self._nodes.get(fact.node)
+        if node is None:
+            return
+        node = replace(node, sequence=fact.sequence)
+        if node.is_member and fact.round_id == self._job.round_id and not node.outcome:
+            if node.failing is None:
+                node = replace(node, failing=self._next_order(), is_suspecting=fact.is_consequence)
+            else:
+                node = replace(node, is_suspecting=node.is_suspecting and fact.is_consequence)
+        self._nodes[fact.node] = node
+
+    def _enter_ready(self, fact: Ready) -> None:
+        known = self._nodes.get(fact.node)
+        node = known or self._return(fact.node)
+        if node is None:
+            return
+        is_last = fact.round_id == self._job.round_id
+        # Busy still where it speaks of an older round, and is about to read that the last one was formed with it.
+        was_busy = known is None or node.is_busy
+        is_busy = was_busy and node.rank is not None and not is_last and self._job.formed_slot >= 0
+        node = replace(node, sequence=fact.sequence, offer=fact.offer, is_busy=is_busy)
+        if node.is_member and is_last:
+            node = replace(node, outcome=fact.outcome, is_suspecting=_is_suspecting(node, fact))
+            self._weigh(node, fact)
+        self._nodes[fact.node] = node
+
+    def _return(self, name: str) -> Node | None:
+        """Take back a node that was silent for a while."""
+        gone = self._gone.get(name)
+        if gone is None or gone.reason not in (SILENT, MOVED) or gone.was is None:
+            return None
+        del self._gone[name]
+        self._set_seat(gone.was.rank, LIVE)
+        return gone.was
+
+    def _weigh(self, node: Node, fact: Ready) -> None:
+        """Note what a node reports of a failure, if it is a likelier cause than what is known."""
+        is_hidden = fact.outcome == STOPPED and fact.report is not None
+        if fact.outcome not in (FAILED, UNREACHABLE, CANNOT_START) and not is_hidden:
+            return
+        root = _read_report(fact, node.failing if node.failing is not None else self._next_order())
+        if is_hidden:
+            self._set(hidden=self._job.hidden or root)
+        elif fact.outcome == CANNOT_START and self._job.ending is None:
+            self._set(ending=root)
+        elif self._job.root is None or (root.severity, root.order) < (self._job.root.severity, self._job.root.order):
+            self._set(root=root)
+
+    # --- going -------------------------------------------------------------------------------------------------------
+    def _enter_leave(self, fact: Leave) -> None:
+        clause = _CLAUSES.get(fact.reason, fact.reason)
+        detail = f"{clause}: {fact.detail}" if fact.detail else clause
+        self._drop(fact.node, fact.reason, detail, sequence=LAST_SEQUENCE)
+
+    def _enter_silence(self, event: Silent) -> None:
+        node = self._nodes.get(event.node)
+        if node is not None:
+            self._drop(event.node, SILENT, f"silent for {event.seconds:.1f} s", sequence=node.sequence)
+
+    def _drop(self, name: str, reason: str, detail: str, *, sequence: int) -> None:
+        node = self._nodes.pop(name, None)
+        before = self._gone.pop(name, None)
+        was = node if node is not None or before is None else before.was
+        self._gone[name] = Gone(name, sequence, reason, detail, was)
+        if was is not None:
+            # One that says itself that it goes runs nowhere else. Of one that is silent, or whose agent died, only the
+            # proof with its seat's record says so: the last round that it was in may be another log's.
+            is_lost = was.is_member and was.outcome != DONE
+            self._set_seat(was.rank, UNKNOWN if reason in (SILENT, DIED) else VOID, is_lost=is_lost)
+
+
+def _is_suspecting(node: Node, fact: Ready) -> bool:
+    """Whether a node that failed knows of consequences only; one that had said otherwise may not know better now."""
+    report = fact.report or {}
+    is_certain = node.failing is not None and not node.is_suspecting
+    return fact.outcome == FAILED and not is_certain and report.get("severity") == CONSEQUENCE
+
+
+def _read_report(fact: Ready, order: int) -> Root:
+    report = fact.report or {}
+    code, uptime, severity = report.get("exit_code"), report.get("uptime"), report.get("severity")
+    signature = report.get("signature")
+    own = {UNREACHABLE: "rendezvous", CANNOT_START: fact.verdict or "cannot_start"}.get(fact.outcome, "")
+    fallback = EXIT_RENDEZVOUS if fact.outcome == UNREACHABLE else verdict_exit_code(own)
+    return Root(
+        node=fact.node,
+        # Who could not reach the master's node may see no more than that it died.
+        severity=CONSEQUENCE if fact.outcome == UNREACHABLE else severity if _is_integer(severity) else BARE_END,
+        order=order,
+        exit_code=code if _is_integer(code) and code != 0 else fallback,
+        signature=None if signature is None else encode({"": signature}).decode("ascii")[:_SIGNATURE_LENGTH],
+        is_deterministic=report.get("is_deterministic") is True,
+        uptime=float(uptime) if isinstance(uptime, int | float) else 0.0,
+        verdict=own,
+        detail=fact.detail,
+        report=_cut(fact.report),
+    )
+
+
+def _cut(report: Document | None) -> Document | None:
+    """Return a report without its long values where it is too long to be carried to every node."""
+    if report is None or len(encode(report)) <= _REPORT_BYTES:
+        return report
+    short = {name: value for name, value in report.items() if len(encode({name: value})) <= _VALUE_BYTES}
+    return short if len(encode(short)) <= _REPORT_BYTES else {}
+
+
+def _is_integer(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _kept(card: Card) -> Card:
+    """Return what the state keeps of a card: the script's file is kept once for its role."""
+    return card if card.script_file is None else replace(card, script_file=None)

@@ -1,0 +1,692 @@
+"""The elected node's side of the log: facts in, decisions out, one slot at a time. No I/O in here.
+
+The driver's loop, on a thread and a connection of its own, from `member.Coordinate` to `member.StopCoordinating`:
+
+1. `take_office` with the state document that the command names (None where it names none, b"" where it is gone). After
+   `has_lost_state` read the facts that are there, and `skip` them. While it `wants` a copy of the state, which a node
+   has put into this store, read that and feed `take_copy`. Then `read` the facts behind `coordinator.position`,
+   again and again, waiting no longer than until `coordinator.wait_until`, and feed what came, also where that is
+   nothing: `receive`. At each keep-alive interval read the beats of `coordinator.watched`, feed `observe`, and write
+   `notes`. Could not read for a while: `interrupted`.
+2. While `propose` gives a `Proposal`: write its `documents`, create its slot, and `settle` with the value that is there
+   then, and with where the log begins, which is read with the slot or after it. What `settle` returns beside may be
+   dropped: the job goes on without it. Its `log_start` is raised before its keys are deleted. When they were deleted
+   say `tidied`; until then the next `settle` names them again. Where the connection breaks, open another and do all of
+   the same proposal again. Before `notes` are written, `check` what lies there: another term may have begun.
+3. `coordinator.is_over`: stop. The office is lost or given back, or the job has ended. Where it `is_deposed`, tell the
+   member (`TermEnded`).
+
+A host's word that its store moves (`Moving`) is one of the facts: a `Move` follows, and the office is over.
+
+In a log that tells of no round yet nothing is decided before it is known what the nodes know (`view_change`). Until
+then the state document names the first fact, and whoever succeeds reads all of them again.
+
+A decision and the state after it are one: the state document is written first, under a key that only this term uses,
+and counts from the moment in which the slot is created. So a successor goes on from exactly what was decided, and folds
+the facts behind the position that the state names once more.
+
+Longer than a page on purpose: half of it says what the functions take and give, and the rest is one record's life.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from elastic_run.core.job import machine as coordination
+from elastic_run.core.job.apply_facts import fold, verdict_exit_code
+from elastic_run.core.job.formation import assign, describe_majority
+from elastic_run.core.job.machine import Job, Silent
+from elastic_run.core.job.snapshot import Formation, State, make_state, read_state, write_state
+from elastic_run.core.job.state import GATHERING, HALTING, RUNNING, WARNED
+from elastic_run.core.job.view_change import find_view, is_behind, leave_out_old, may_go_on, restate
+from elastic_run.core.protocol import liveness
+from elastic_run.core.protocol.codec import MessageError
+from elastic_run.core.protocol.job_keys import HEAD, STATUS, assignment_key, copy_key, decision_key, state_key
+from elastic_run.core.protocol.liveness import Leases
+from elastic_run.core.protocol.log_start import find_start
+from elastic_run.core.protocol.messages import (
+    LOSS,
+    Claim,
+    End,
+    Form,
+    Halt,
+    Head,
+    Join,
+    LogStart,
+    Move,
+    Moving,
+    Recall,
+    Recovered,
+    Refuse,
+    Resign,
+    Rules,
+    read_decision,
+    read_fact,
+    read_head,
+    to_json,
+)
+from elastic_run.records import dataclass, field, replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import TypeAlias
+
+    from elastic_run.core.job.apply_facts import Event
+    from elastic_run.core.job.view_change import View
+    from elastic_run.core.protocol.liveness import Beat
+    from elastic_run.core.protocol.messages import Copy, Fact, SeatDead, Warn
+
+    Pending: TypeAlias = Form | Warn | Halt | Refuse | End | Resign | Move | Recall | Recovered
+
+#: Slots of the log that are kept for those who read slowly.
+KEPT_SLOTS = 64
+#: Rounds whose assignments are kept.
+KEPT_ROUNDS = 2
+#: Leases for which nodes that know of a round may come before a job is founded in a successor's store, or before the
+#: nodes that wait for a majority are told to stop their workers: each may have noticed the loss a lease late.
+_PATIENCE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A decision to write.
+
+    Args:
+        slot: The slot to create.
+        documents: Key to value: to be written before the slot is created.
+        entry: What to create.
+    """
+
+    slot: int
+    documents: Mapping[str, bytes]
+    entry: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Cleanup:
+    """What follows a slot that was created; none of it is needed for the job to go on.
+
+    Args:
+        documents: Key to value: to be written.
+        log_start: Where the log begins from now on, or None for where it does already: to be raised before `deleted`.
+        deleted: Keys that nobody needs any more.
+        trimmed: Facts up to this position of the stream are no longer needed, or None.
+    """
+
+    documents: Mapping[str, bytes]
+    deleted: tuple[str, ...]
+    trimmed: int | None
+    log_start: LogStart | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Coordinator:
+    """What the coordinator knows.
+
+    Attributes:
+        node: This node.
+        term: Its term.
+        slot: The next free slot, as far as it knows.
+        job: The state as of the facts that were read and the decision that is pending.
+        leases: When it last heard of each node.
+        kept_slots: Slots of the log that it keeps.
+        began: Monotonic seconds of the beginning.
+        patience: Leases for which nodes that know of a round may come before a job is founded.
+        first: Of the stream of facts: whoever succeeds reads from here while the log tells of no round.
+        events: What was heard since then, as long as the log tells of no round.
+        copies: The copies of the state that were read, None for garbage.
+        wants: The copy to read, or None.
+        view: The state that it would go on from, while the majority is missing, or None.
+        due: Monotonic seconds at which it looks again while the log tells of no round, or None.
+        has_halted: Whether those who wait for a majority were told to stop their workers.
+        position: Of the stream of facts: all up to here was folded.
+        oldest: The oldest slot that may still be there.
+        raised: The start of the log, as far as this term has raised it.
+        formations: Rounds whose assignments are kept, the latest last.
+        state_slot: Whose state document is the newest, -1 for none.
+        state_term: Its term.
+        litter: Keys to delete, as far as it knows: nobody needs them any more.
+        known_restarts: The restarts that its node had heard of when it took office.
+        pending: The decision that is being written, or None.
+        parting: The last decision, to be written after the pending one, or None.
+        complaint: What was wrong with the last garbage among the facts, "" for none; for one line of the log.
+        is_over: Whether its office is over.
+        is_deposed: Whether it is over because another term decides, which this node's member may not know yet.
+    """
+
+    node: str
+    term: int
+    slot: int
+    job: Job
+    leases: Leases
+    kept_slots: int = KEPT_SLOTS
+    began: float = 0.0
+    patience: int = 0
+    first: int = 0
+    events: tuple[Event, ...] = ()
+    copies: Mapping[Copy, Job | None] = field(default_factory=lambda: MappingProxyType({}))
+    wants: Copy | None = None
+    view: Job | None = None
+    due: float | None = None
+    has_halted: bool = False
+    position: int = 0
+    oldest: int = 0
+    raised: int = 0
+    formations: tuple[Formation, ...] = ()
+    state_slot: int = -1
+    state_term: int = 0
+    litter: tuple[str, ...] = ()
+    known_restarts: int = 0
+    pending: Pending | None = None
+    parting: Resign | Move | None = None
+    complaint: str = ""
+    is_over: bool = False
+    is_deposed: bool = False
+
+    @property
+    def watched(self) -> tuple[str, ...]:
+        """The nodes whose beats are to be read."""
+        return tuple(self.job.nodes)
+
+    @property
+    def wait_until(self) -> float | None:
+        """Monotonic seconds until which to wait for facts at most, None for any time."""
+        return coordination.next_at(self.job) if self.due is None else self.due
+
+    @property
+    def settled_position(self) -> int:
+        """Of the stream of facts: nobody reads those before it again."""
+        return self.position if self.job.round else self.first
+
+
+def take_office(  # noqa: PLR0913 - what a node knows of the job
+    node: str,
+    *,
+    term: int,
+    slot: int,
+    state: bytes | None,
+    now: float,
+    jitter: float = 0.0,
+    is_successor: bool = False,
+    known_round: int = 0,
+    newest_round: int = 0,
+    known_restarts: int = 0,
+    silent: str = "",
+    last_beat: Beat | None = None,
+    store_id: str = "",
+    kept_slots: int = KEPT_SLOTS,
+) -> Coordinator:
+    """Begin a term.
+
+    Args:
+        node: This node.
+        term: The term.
+        slot: The slot of the claim.
+        state: The state document to go on from; b"" where there should be one, None where there can't be.
+        now: Monotonic seconds.
+        jitter: A random number in [0, 1).
+        is_successor: Whether the job may have been in another store before this one.
+        known_round: The newest round that this node has heard of; no other gets its number again.
+        newest_round: The newest of this log's job that it knows: the state is old where it doesn't know that round.
+        known_restarts: The restarts that it has heard of: they count where the state is lost, or is an older copy.
+        silent: The coordinator before, where this node has missed its beats for a lease, else "".
+        last_beat: The last of them: it gets no other lease, unless it has beaten since.
+        store_id: The birth mark of the store.
+        kept_slots: Slots of the log that are kept for those who read slowly.
+
+    Returns:
+        The coordinator; where the state is garbage, with a `complaint`, and it asks all nodes where they stand.
+    """
+    leases = Leases(0.0) if last_beat is None else Leases(0.0, MappingProxyType({silent: last_beat}))
+    # A node claims a term but once, in whatever store: nobody founds another job under this name.
+    begun = replace(coordination.begin(), heard=known_round, lineage=f"{node}.{term}")
+    patience = _PATIENCE if is_successor else 0
+    fresh = Coordinator(node, term, slot + 1, begun, leases, kept_slots, began=now, patience=patience)
+    if state is not None:
+        try:
+            found, job = read_state(state, now)
+        except MessageError as error:
+            fresh = replace(
+                fresh,
+                patience=1,
+                pending=Recall(term, str(error)),
+                complaint=f"the state of the job is lost: {error}",
+            )
+        else:
+            fresh = _go_on(fresh, found, job)
+            if newest_round > job.round > 0:
+                fresh = _ask_anew(fresh, now)
+    restarts = max(fresh.job.restart_count, known_restarts)
+    job = replace(fresh.job, term=term, slot=slot + 1, coordinator=node, store_id=store_id, restart_count=restarts)
+    coordinator = replace(fresh, job=job, known_restarts=known_restarts)
+    return coordinator if coordinator.pending is not None else _decide(coordinator, (), now, jitter)
+
+
+def has_lost_state(coordinator: Coordinator) -> bool:
+    """Whether the state was garbage and nobody was asked yet: facts up to now are then to be passed over (`skip`)."""
+    return isinstance(coordinator.pending, Recall)
+
+
+def skip(coordinator: Coordinator, position: int) -> Coordinator:
+    """Pass facts over: what they say is half a story, and whoever is there is about to tell the whole.
+
+    Args:
+        coordinator: What it knows.
+        position: Of the stream: the first fact that counts comes behind it.
+
+    Returns:
+        What it knows now.
+    """
+    return replace(coordinator, position=position, first=position)
+
+
+def take_copy(coordinator: Coordinator, data: bytes | None, *, now: float, jitter: float) -> Coordinator:
+    """Take in the copy of the state that is wanted.
+
+    Args:
+        coordinator: What it knows.
+        data: What lies at the `copy_key` of `wants`: the copy, garbage, or None.
+        now: Monotonic seconds.
+        jitter: A random number in [0, 1).
+
+    Returns:
+        What it knows now; with a complaint if the copy is garbage.
+    """
+    copy, job, complaint = coordinator.wants, None, coordinator.complaint
+    if copy is None:
+        return coordinator
+    try:
+        _, job = read_state(data or b"", now)
+    except MessageError as error:
+        complaint = f"{copy_key(copy)}: {error}"
+    copies = MappingProxyType({**coordinator.copies, copy: job})
+    coordinator = replace(coordinator, copies=copies, wants=None, complaint=complaint)
+    return coordinator if coordinator.pending is not None else _decide(coordinator, (), now, jitter)
+
+
+def receive(
+    coordinator: Coordinator, entries: Sequence[bytes], position: int, *, now: float, jitter: float
+) -> Coordinator:
+    """Fold facts, or the time that has passed. While a decision is pending nothing is taken in, nor is it lost.
+
+    Args:
+        coordinator: What it knows.
+        entries: What was read; garbage among it is left out.
+        position: Of the stream, behind the last of them.
+        now: Monotonic seconds.
+        jitter: A random number in [0, 1).
+
+    Returns:
+        What it knows now.
+    """
+    if coordinator.pending is not None or coordinator.is_over:
+        return coordinator
+    facts: list[Fact | SeatDead] = []
+    moving = None
+    complaint = coordinator.complaint
+    for entry in entries:
+        try:
+            fact = read_fact(entry)
+        except MessageError as error:
+            complaint = str(error)
+        else:
+            if isinstance(fact, Moving):
+                moving = fact
+            else:
+                facts.append(fact)
+    coordinator = replace(coordinator, position=position, complaint=complaint)
+    coordinator = _decide(coordinator, facts, now, jitter)
+    return coordinator if moving is None else _part(coordinator, Move(coordinator.term, moving.endpoint, moving.detail))
+
+
+def observe(coordinator: Coordinator, beats: Mapping[str, int | None], *, now: float, jitter: float) -> Coordinator:
+    """Take in beats.
+
+    Args:
+        coordinator: What it knows.
+        beats: Of the nodes that are `watched`; see `liveness.observe`.
+        now: Monotonic seconds.
+        jitter: A random number in [0, 1).
+
+    Returns:
+        What it knows now.
+    """
+    if coordinator.pending is not None or coordinator.is_over:
+        return coordinator
+    leases, silent = liveness.observe(coordinator.leases, beats, now)
+    events: list[Event] = [Silent(node, leases.age(node, now)) for node in silent]
+    return _decide(replace(coordinator, leases=leases), events, now, jitter)
+
+
+def interrupted(coordinator: Coordinator, now: float) -> Coordinator:
+    """Start all leases anew: the store could not be read for a while.
+
+    Args:
+        coordinator: What it knows.
+        now: Monotonic seconds.
+
+    Returns:
+        What it knows now.
+    """
+    return replace(coordinator, leases=liveness.interrupted(coordinator.leases, now))
+
+
+def propose(coordinator: Coordinator, now: float) -> Proposal | None:
+    """Return the decision that is to be written next, or None.
+
+    Args:
+        coordinator: What it knows.
+        now: Monotonic seconds.
+
+    Returns:
+        The proposal; the same decision until it is settled.
+    """
+    pending = coordinator.pending
+    if pending is None or coordinator.is_over:
+        return None
+    slot, term = coordinator.slot, pending.term
+    documents = {state_key(slot, term): _write_state(coordinator, now)}
+    if isinstance(pending, Form):
+        assignments = assign(coordinator.job)
+        documents.update({assignment_key(slot, term, node): to_json(place) for node, place in assignments.items()})
+    return Proposal(slot, documents, to_json(pending))
+
+
+def settle(coordinator: Coordinator, winner: bytes | None, *, now: float, jitter: float) -> tuple[Coordinator, Cleanup]:
+    """Go on after the slot of the proposal was created, by this node or another.
+
+    Args:
+        coordinator: What it knows.
+        winner: The value that is in the slot; None where the slot was trimmed: this node was stopped for so long.
+        now: Monotonic seconds.
+        jitter: A random number in [0, 1).
+
+    Returns:
+        What it knows now, and what to clean up.
+    """
+    pending = coordinator.pending
+    if pending is None or coordinator.is_over:
+        return coordinator, Cleanup({}, (), None)
+    if winner == to_json(pending):
+        return _settle_own(coordinator, pending, now, jitter)
+    proposal = propose(coordinator, now)
+    useless = tuple(proposal.documents) if proposal is not None else ()
+    after = replace(coordinator, litter=(*coordinator.litter, *useless))
+    # Otherwise a void entry: garbage, or the last breath of a term that is over. The decision goes into the next slot.
+    is_deposed = winner is None or _ends_office(winner, coordinator.term)
+    after = _depose(after) if is_deposed else _try_next_slot(after)
+    return after, _clean_up(after, {}, None)
+
+
+def tidied(coordinator: Coordinator) -> Coordinator:
+    """Take in that the keys of the last `Cleanup` were deleted.
+
+    Args:
+        coordinator: What it knows.
+
+    Returns:
+        What it knows now.
+    """
+    return replace(coordinator, litter=(), raised=coordinator.oldest)
+
+
+def check(coordinator: Coordinator, head: bytes | None, log_start: bytes | None) -> Coordinator:
+    """Look whether another term decides: this node may have been stopped, and its slots may be trimmed.
+
+    Args:
+        coordinator: What it knows.
+        head: What lies at `HEAD`, or None.
+        log_start: What lies at `LOG_START`, or None.
+
+    Returns:
+        What it knows now; its office is over where a later term has written either of them.
+    """
+    start = find_start(log_start)
+    terms = [_read_term(head), 0 if start is None else start.term]
+    is_behind = start is not None and start.slot > coordinator.slot
+    return _depose(coordinator) if is_behind or max(terms) > coordinator.term else coordinator
+
+
+def resign(coordinator: Coordinator) -> Coordinator:
+    """Give the office back in order: a `Resign` follows what is pending, then the office is over.
+
+    Args:
+        coordinator: What it knows.
+
+    Returns:
+        What it knows now.
+    """
+    return _part(coordinator, Resign(coordinator.term, coordinator.node))
+
+
+def notes(coordinator: Coordinator, now: float) -> dict[str, bytes]:
+    """Return the documents beside the log: `head` for who comes late, `status` for who waits.
+
+    Args:
+        coordinator: What it knows.
+        now: Monotonic seconds.
+
+    Returns:
+        Key to value. `head` is to be written at every keep-alive interval, since a coordinator that was stopped may
+        have overwritten it with an older one.
+    """
+    documents = {STATUS: to_json(coordination.describe(coordinator.view or coordinator.job, now))}
+    if coordinator.pending is None:
+        documents[HEAD] = _write_head(coordinator)
+    return documents
+
+
+def _decide(coordinator: Coordinator, events: Sequence[Event], now: float, jitter: float) -> Coordinator:
+    if coordinator.job.round == 0:
+        folded = _watch(coordinator, fold(coordinator.job, events, now), now)
+        events = leave_out_old(events, folded.events)
+        coordinator = replace(folded, events=(*folded.events, *events), due=None, view=None)
+        view = find_view(coordinator.events, [copy for copy, job in coordinator.copies.items() if job is None])
+        if view is not None:
+            return _recover(coordinator, view, now)
+        founds_at = _after_leases(coordinator, coordinator.patience)
+        if now < founds_at:
+            return replace(coordinator, due=founds_at, pending=coordinator.parting)
+        events = ()
+    elif is_behind(coordinator.job, coordinator.term, events):
+        return _ask_anew(replace(coordinator, leases=liveness.watch(coordinator.leases, {}, now)), now)
+    step = coordination.decide(coordinator.job, events, now=now, jitter=jitter)
+    return replace(_watch(coordinator, step.job, now), pending=step.decision or coordinator.parting)
+
+
+def _ask_anew(coordinator: Coordinator, now: float) -> Coordinator:
+    """Ask all nodes where they stand: the job went on in another store, and this log is older than what they know."""
+    former = coordinator.job
+    begun = replace(
+        coordination.begin(),
+        term=former.term,
+        slot=former.slot,
+        coordinator=former.coordinator,
+        store_id=former.store_id,
+        heard=former.heard,
+        restart_count=former.restart_count,
+        lineage=f"{coordinator.node}.{coordinator.term}",
+    )
+    return replace(
+        coordinator,
+        job=begun,
+        began=now,
+        patience=1,
+        first=coordinator.position,
+        has_halted=False,
+        pending=Recall(coordinator.term, "the job went on in another store"),
+    )
+
+
+def _watch(coordinator: Coordinator, job: Job, now: float) -> Coordinator:
+    leases = coordinator.leases if job.rules is None else replace(coordinator.leases, lease=job.rules.lease)
+    return replace(coordinator, job=job, leases=liveness.watch(leases, job.nodes, now))
+
+
+def _after_leases(coordinator: Coordinator, count: int) -> float:
+    rules = coordinator.job.rules
+    return coordinator.began + (0.0 if rules is None else count * rules.lease)
+
+
+def _recover(coordinator: Coordinator, view: View, now: float) -> Coordinator:
+    """Go on from what the nodes know of their job, as soon as a majority of its last round is here."""
+    copy = view.copy
+    if copy is not None and copy not in coordinator.copies:
+        return replace(coordinator, wants=copy)
+    copied = None if copy is None else coordinator.copies[copy]
+    job = restate(view, copied, coordinator.events, begun=coordinator.job, now=now)
+    rules, waited = job.rules or Rules(1, 1), now - coordinator.began
+    if may_go_on(job, rules, waited):
+        term = max(coordinator.term, 0 if copy is None else copy.term + 1)
+        # Not all members may have read that the round was warned or halted: it is said again in this log.
+        if job.phase in (WARNED, HALTING):
+            job = replace(job, phase=RUNNING, until=None, halt_reason="")
+        job = replace(job, term=term, since=coordinator.began)
+        recovered = Recovered(term, coordinator.node, job.round, job.round_id, job.restart_count, job.lineage)
+        return replace(_watch(coordinator, job, now), pending=recovered)
+    return _await_majority(coordinator, replace(job, phase=GATHERING, since=coordinator.began), rules, waited)
+
+
+def _await_majority(coordinator: Coordinator, view: Job, rules: Rules, waited: float) -> Coordinator:
+    """Wait for a majority: its workers run on for two leases, then those here are told to stop theirs."""
+    coordinator = replace(coordinator, view=view, pending=coordinator.parting)
+    halts_after = _PATIENCE * rules.lease
+    if not rules.has_successors:
+        return replace(coordinator, due=coordinator.began + rules.lease)
+    if waited >= rules.join_timeout:
+        detail = f"{describe_majority(view, rules)} within {rules.join_timeout:g} s"
+        verdict = "nodes_lost"
+        return replace(coordinator, pending=End(coordinator.term, verdict, verdict_exit_code(verdict), detail))
+    if waited >= halts_after and not coordinator.has_halted:
+        halt = Halt(coordinator.term, view.round, LOSS, describe_majority(view, rules))
+        return replace(coordinator, pending=halt, has_halted=True)
+    due = rules.join_timeout if coordinator.has_halted else min(halts_after, rules.join_timeout)
+    return replace(coordinator, due=coordinator.began + due)
+
+
+def _settle_own(coordinator: Coordinator, pending: Pending, now: float, jitter: float) -> tuple[Coordinator, Cleanup]:
+    slot, term = coordinator.slot, pending.term
+    litter = [*coordinator.litter]
+    if coordinator.events and coordinator.job.round:
+        litter += {copy_key(event.copy) for event in coordinator.events if isinstance(event, Join) and event.copy}
+        coordinator = replace(coordinator, events=(), copies=MappingProxyType({}), due=None)
+    if coordinator.state_slot >= 0:
+        litter.append(state_key(coordinator.state_slot, coordinator.state_term))
+    formations = coordinator.formations
+    if isinstance(pending, Form):
+        formations = (*formations, _make_formation(coordinator))
+        for old in formations[:-KEPT_ROUNDS]:
+            litter += [assignment_key(old.slot, old.term, node) for node in old.nodes]
+        formations = formations[-KEPT_ROUNDS:]
+    oldest = max(coordinator.oldest, slot - coordinator.kept_slots + 1)
+    litter += [decision_key(old) for old in range(coordinator.oldest, oldest)]
+    is_over = isinstance(pending, End | Resign | Move)
+    after = replace(
+        coordinator,
+        term=term,
+        slot=slot + 1,
+        job=replace(coordinator.job, slot=slot + 1),
+        oldest=oldest,
+        formations=formations,
+        state_slot=slot,
+        state_term=term,
+        litter=tuple(litter),
+        pending=None,
+        is_over=is_over,
+    )
+    cleanup = _clean_up(after, {HEAD: _write_head(after)}, coordinator.settled_position)
+    return (after if is_over else _decide(after, (), now, jitter)), cleanup
+
+
+def _clean_up(coordinator: Coordinator, documents: Mapping[str, bytes], trimmed: int | None) -> Cleanup:
+    is_raised = coordinator.raised >= coordinator.oldest
+    start = None if is_raised else LogStart(coordinator.oldest, coordinator.term)
+    return Cleanup(documents, coordinator.litter, trimmed, start)
+
+
+def _depose(coordinator: Coordinator) -> Coordinator:
+    return replace(coordinator, is_over=True, is_deposed=True)
+
+
+def _read_term(head: bytes | None) -> int:
+    try:
+        return 0 if head is None else read_head(head).term
+    except MessageError:
+        return 0
+
+
+def _make_formation(coordinator: Coordinator) -> Formation:
+    job = coordinator.job
+    nodes = tuple(node.node for node in job.members)
+    return Formation(coordinator.slot, coordinator.term, nodes, job.restart_count)
+
+
+def _try_next_slot(coordinator: Coordinator) -> Coordinator:
+    slot = coordinator.slot + 1
+    is_form = isinstance(coordinator.pending, Form)
+    job = replace(coordinator.job, slot=slot, formed_slot=slot if is_form else coordinator.job.formed_slot)
+    return replace(coordinator, slot=slot, job=job)
+
+
+def _part(coordinator: Coordinator, parting: Resign | Move) -> Coordinator:
+    return replace(coordinator, parting=parting, pending=coordinator.pending or parting)
+
+
+def _ends_office(winner: bytes, term: int) -> bool:
+    try:
+        decision = read_decision(winner)
+    except MessageError:
+        return False
+    # Any other decision of this very term would be another coordinator of it: that can't be, and we'd be the wrong one.
+    return decision.term > term if isinstance(decision, Claim) else decision.term == term
+
+
+def _write_state(coordinator: Coordinator, now: float) -> bytes:
+    formations = coordinator.formations
+    if isinstance(coordinator.pending, Form):
+        formations = (*formations, _make_formation(coordinator))
+    state = make_state(
+        coordinator.job,
+        now,
+        position=coordinator.settled_position,
+        oldest=coordinator.oldest,
+        formations=formations,
+        patience=coordinator.patience,
+    )
+    return write_state(state)
+
+
+def _go_on(fresh: Coordinator, found: State, job: Job) -> Coordinator:
+    return replace(
+        fresh,
+        job=job,
+        patience=found.patience,
+        first=found.position,
+        position=found.position,
+        oldest=found.oldest,
+        formations=found.formations,
+        state_slot=found.slot,
+        state_term=found.term,
+    )
+
+
+def _write_head(coordinator: Coordinator) -> bytes:
+    job = coordinator.job
+    formation = coordinator.formations[-1] if coordinator.formations else Formation(-1, 0, ())
+    return to_json(
+        Head(
+            slot=coordinator.slot - 1,
+            term=coordinator.term,
+            coordinator=coordinator.node,
+            round=job.round,
+            form_slot=formation.slot,
+            form_term=formation.term,
+            is_running=job.phase in (RUNNING, WARNED),
+            state_slot=coordinator.state_slot,
+            state_term=coordinator.state_term,
+            restart_count=max(formation.restart_count, coordinator.known_restarts),
+            lineage=job.lineage if job.round else "",  # until then it may be another's that goes on here
+            round_id=job.round_id,
+        )
+    )

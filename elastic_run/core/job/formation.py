@@ -1,0 +1,198 @@
+"""When a round is formed, of whom, and where each of its members stands."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from elastic_run.core.job.ranks import Candidate, assign_group_ranks, assign_worker_ranks
+from elastic_run.core.job.round_outcome import describe_lost
+from elastic_run.core.job.state import AWAITED, DEAD_ELSEWHERE, LIVE, RUNNING, UNKNOWN, Job, Node, Seat, forget_place
+from elastic_run.core.protocol.messages import Assignment
+from elastic_run.records import replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from elastic_run.core.protocol.messages import Rules
+
+_PAIR = 2
+#: Names that a line for the user holds.
+_SHOWN = 8
+_AWAY = frozenset((AWAITED, UNKNOWN, DEAD_ELSEWHERE))
+
+
+def note_minimum(job: Job, rules: Rules, now: float) -> Job:
+    """Start the last call when enough nodes for a first round are there, and call it off when they no longer are.
+
+    Args:
+        job: The state before.
+        rules: Its rules.
+        now: Monotonic seconds.
+
+    Returns:
+        The state after.
+    """
+    is_enough = len(job.waiting) >= rules.min_nodes
+    if is_enough == (job.min_reached_at is not None):
+        return job
+    return replace(job, min_reached_at=now if is_enough else None)
+
+
+def last_call_ends(job: Job, rules: Rules) -> float | None:
+    """Return when a first round is formed of whoever is there, or None."""
+    if job.round > 0 or job.min_reached_at is None:
+        return None
+    return job.min_reached_at + rules.last_call_timeout
+
+
+def is_formable(job: Job, rules: Rules, now: float) -> bool:
+    """Whether a round is to be formed now, of the nodes that wait.
+
+    Args:
+        job: The state, gathering.
+        rules: Its rules.
+        now: Monotonic seconds.
+
+    Returns:
+        Whether.
+    """
+    count = len(job.waiting)
+    if count < rules.min_nodes or not has_majority(job, rules):
+        return False
+    if job.round > 0 or count >= rules.max_nodes:
+        return True
+    ends = last_call_ends(job, rules)
+    return ends is not None and now >= ends
+
+
+def has_majority(job: Job, rules: Rules) -> bool:
+    """Whether the nodes that are cut off from here, if any, can't form a round of their own.
+
+    Args:
+        job: The state, gathering.
+        rules: Its rules.
+
+    Returns:
+        Whether more than half of the last round's seats that are not void have their holders here, or all but the dead;
+        always, where the store can't move, or where all seats are void.
+    """
+    quorum = job.quorum
+    if not rules.has_successors or job.round == 0 or quorum == 0:
+        return True
+    survivors = _count(job, LIVE)
+    dead = _count(job, DEAD_ELSEWHERE)
+    if survivors + dead == quorum and dead <= survivors:
+        # Dead nodes that another log may have counted are no majority there without one of those that are all here.
+        return True
+    if quorum == _PAIR and survivors == 1:
+        return rules.split == "continue"
+    return 2 * survivors > quorum
+
+
+def describe_majority(job: Job, rules: Rules) -> str:
+    """Say which nodes of the last round are needed before another may form; "" where none are."""
+    if has_majority(job, rules):
+        return ""
+    here = _count(job, LIVE)
+    away = [f"rank {rank}{_describe_holder(job, seat)}" for rank, seat in enumerate(job.seats) if seat.status in _AWAY]
+    told = ", ".join([*away[:_SHOWN], *(["…"] if len(away) > _SHOWN else [])])
+    dead = _count(job, DEAD_ELSEWHERE)
+    alive = job.quorum - dead
+    needed = min(job.quorum // 2 + 1, alive) if dead <= alive else job.quorum // 2 + 1
+    return f"{here} of the last round's {len(job.seats)} nodes are here, {needed} are needed; not here: {told}"
+
+
+def _count(job: Job, status: str) -> int:
+    return sum(seat.status == status for seat in job.seats)
+
+
+def _describe_holder(job: Job, seat: Seat) -> str:
+    gone = job.gone.get(seat.node)
+    return "" if gone is None or gone.was is None else f" ({gone.was.card.host})"
+
+
+def form(job: Job, rules: Rules, now: float) -> Job:
+    """Form a round of the nodes that wait: survivors first, then in order of joining.
+
+    Args:
+        job: The state, gathering.
+        rules: Its rules.
+        now: Monotonic seconds.
+
+    Returns:
+        The state, running.
+    """
+    chosen = sorted(job.waiting, key=lambda node: (node.rank is None, node.arrived))[: rules.max_nodes]
+    chosen.sort(key=lambda node: node.arrived)
+    ranks = assign_group_ranks([Candidate(node.node, node.rank, node.card.preferred_rank) for node in chosen])
+    number = max(job.round, job.heard) + 1
+    return replace(
+        job,
+        phase=RUNNING,
+        nodes=MappingProxyType({name: _place(node, ranks.get(name)) for name, node in job.nodes.items()}),
+        gone=MappingProxyType({name: forget_place(gone) for name, gone in job.gone.items()}),
+        round=number,
+        round_id=f"{number}/{job.term}/{job.coordinator}",
+        formed_slot=job.slot,
+        seats=tuple(Seat(name, LIVE) for name in ranks),
+        since=now,
+        min_reached_at=None,
+        until=None,
+        halt_reason="",
+        news=_tell_news(job, [node for node in chosen if node.rank is None]),
+        root=None,
+        hidden=None,
+    )
+
+
+def _tell_news(job: Job, newcomers: Sequence[Node]) -> str:
+    """Say what is new since the last round."""
+    if job.round == 0:
+        return ""
+    lost = ", ".join(describe_lost(job))
+    new = ", ".join(node.card.host for node in newcomers[:_SHOWN])
+    told = (job.news, f"without {lost}" if lost else "", f"with {new}" if new else "")
+    return "; ".join(text for text in told if text)
+
+
+def assign(job: Job) -> Mapping[str, Assignment]:
+    """Return what each member of the round that was just formed needs to know.
+
+    Args:
+        job: The state after `form`.
+
+    Returns:
+        Node to assignment.
+    """
+    members = sorted(job.members, key=_rank)
+    sizes = [(member.card.role, member.card.local_world_size) for member in members]
+    world_size = sum(size for _, size in sizes)
+    hosts = len({member.card.host for member in members})
+    return {
+        member.node: Assignment(
+            round=job.round,
+            group_rank=_rank(member),
+            group_world_size=len(members),
+            base_rank=place.base_rank,
+            world_size=world_size,
+            role_rank=place.role_rank,
+            role_world_size=place.role_world_size,
+            master=members[0].offer,
+            restart_count=job.restart_count,
+            hosts=hosts,
+            news=job.news,
+            lineage=job.lineage,
+            round_id=job.round_id,
+            rules=job.rules if member.has_other_rules else None,
+        )
+        for member, place in zip(members, assign_worker_ranks(sizes), strict=True)
+    }
+
+
+def _rank(node: Node) -> int:
+    return -1 if node.rank is None else node.rank
+
+
+def _place(node: Node, rank: int | None) -> Node:
+    return replace(node, rank=rank, is_member=rank is not None, failing=None, outcome="", is_suspecting=False)

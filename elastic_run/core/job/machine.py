@@ -1,0 +1,355 @@
+"""The policy of a whole job, as its coordinator applies it: facts and time in, one decision after another out.
+
+Pure (law 3): `decide(job, events, now=, jitter=) -> Step(job, decision)`. At most one decision a step, because a
+decision is written to the log together with the state after it: a successor goes on from exactly there. After a
+decision was written, decide again with no events: another may follow from the state alone.
+
+Rules
+- Gathering: nobody runs. The first round forms when max nodes are there, or min and the last call is over; every later
+  one at once, when min are there (and, where the store can move, more than half of the last round's members).
+- A round that loses a worker or a node is halted; what follows is settled when it has stopped on every node that is
+  still there (`round_outcome`), because only then the cause is known.
+- Where all that failed look as if they had lost a peer, and somebody still runs, the cause is awaited for a moment: who
+  has it may be cleaning up, and would be told to stop before it says what was wrong. A lost node ends that wait.
+- A node that comes to a running round waits `scale_up_delay` for others, then the round makes way; not when one of its
+  members is done already, not when it is full, and no more often than the rules allow.
+- All members done, and nobody warned or halted: success. A member that goes after it was done changes nothing.
+- `TRANSITIONS` is the whole machine. A step that isn't in it raises.
+"""
+
+from __future__ import annotations
+
+import math
+
+from elastic_run.core.agent.shutdown import CAUSE_PATIENCE
+from elastic_run.core.job import formation
+from elastic_run.core.job.apply_facts import Event, Silent, drop_refused, fold, verdict_exit_code
+from elastic_run.core.job.rank_claims import counts_at, describe_dispute, find_disputes
+from elastic_run.core.job.round_outcome import change_allowed_at, describe_lost, end_with, settle
+from elastic_run.core.job.state import (
+    ENDED,
+    GATHERING,
+    HALTING,
+    PAUSING,
+    RUNNING,
+    WARNED,
+    Job,
+    Node,
+    give_up_awaited,
+)
+from elastic_run.core.protocol.messages import (
+    BY_SIGNAL,
+    DONE,
+    FAILED,
+    FAILURE,
+    JOIN,
+    LEAVE,
+    LOSS,
+    STOPPED,
+    UNKILLABLE,
+    UNREACHABLE,
+    End,
+    Form,
+    Halt,
+    Refuse,
+    Rules,
+    Status,
+    Warn,
+)
+from elastic_run.records import dataclass, replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import TypeAlias
+
+__all__ = ["TRANSITIONS", "IllegalTransitionError", "Job", "Silent", "Step", "begin", "decide", "describe", "next_at"]
+
+Decision: TypeAlias = Form | Warn | Halt | Refuse | End
+
+#: (phase, kind of the decision or None for a step without one) -> the phases that may follow.
+TRANSITIONS: dict[tuple[str, type[Decision] | None], tuple[str, ...]] = {
+    (GATHERING, None): (GATHERING,),
+    (GATHERING, Form): (RUNNING,),
+    (GATHERING, End): (ENDED,),
+    (GATHERING, Refuse): (GATHERING,),
+    (RUNNING, None): (RUNNING, GATHERING, PAUSING),
+    (RUNNING, Warn): (WARNED,),
+    (RUNNING, Halt): (HALTING,),
+    (RUNNING, End): (ENDED,),
+    (RUNNING, Refuse): (RUNNING,),
+    (WARNED, None): (WARNED, GATHERING, PAUSING),
+    (WARNED, Halt): (HALTING,),
+    (WARNED, End): (ENDED,),
+    (WARNED, Refuse): (WARNED,),
+    (HALTING, None): (HALTING, GATHERING, PAUSING),
+    (HALTING, End): (ENDED,),
+    (HALTING, Refuse): (HALTING,),
+    (PAUSING, None): (PAUSING, GATHERING),
+    (PAUSING, Refuse): (PAUSING,),
+}
+
+#: Names that a line for the user holds.
+_SHOWN = 8
+_TROUBLES = frozenset((FAILED, UNREACHABLE, STOPPED))
+
+
+class IllegalTransitionError(Exception):
+    """A step that isn't in `TRANSITIONS`: a defect."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What follows: the state, and the decision to write with it, or None."""
+
+    job: Job
+    decision: Decision | None = None
+
+
+def begin() -> Job:
+    """Return the state of a job of which nobody has heard yet."""
+    return Job()
+
+
+def decide(job: Job, events: Iterable[Event], *, now: float, jitter: float = 0.0) -> Step:
+    """Take in what has happened, and decide at most one thing.
+
+    Args:
+        job: The state.
+        events: Facts and silences, in order; none for the time alone.
+        now: Monotonic seconds.
+        jitter: A random number in [0, 1), for the pause before a restart.
+
+    Returns:
+        The state after, and the decision.
+
+    Raises:
+        IllegalTransitionError: A defect.
+    """
+    if job.phase == ENDED:
+        return Step(job)
+    step = Step(fold(job, events, now))
+    while step.decision is None:
+        before = step.job
+        step = _advance(before, now, jitter)
+        kind = None if step.decision is None else type(step.decision)
+        if step.job.phase not in TRANSITIONS.get((before.phase, kind), ()):
+            message = f"{kind.__name__ if kind else 'a step'} led from {before.phase} to {step.job.phase}"
+            raise IllegalTransitionError(message)
+        if step.job.phase == before.phase:
+            break
+    return step
+
+
+def next_at(job: Job) -> float | None:
+    """Return when time alone may bring the next decision.
+
+    Args:
+        job: The state, after `decide` gave no decision.
+
+    Returns:
+        Monotonic seconds, or None where only a fact or a silence can.
+    """
+    rules = job.rules
+    if rules is None:
+        return None
+    times = [_awaited_until(job, rules)] if job.is_awaiting else []
+    times += [counts_at(node, rules) for node, _ in find_disputes(job)]
+    if job.phase == GATHERING:
+        times += [job.since + rules.join_timeout]
+        ends = formation.last_call_ends(job, rules)
+        times += [] if ends is None or job.is_awaiting else [ends]
+    elif job.phase in (WARNED, PAUSING) and job.until is not None:
+        times += [job.until]
+    elif job.phase == RUNNING:
+        times += [_scale_up_at(job, rules) if job.until is None else job.until]
+    return min((time for time in times if time < math.inf), default=None)
+
+
+def describe(job: Job, now: float) -> Status:
+    """Return who is there, for the lines of those who wait.
+
+    Args:
+        job: The state.
+        now: Monotonic seconds.
+
+    Returns:
+        The status.
+    """
+    rules = job.rules or Rules(1, 1)
+    left = None
+    if job.phase == GATHERING:
+        ends = formation.last_call_ends(job, rules)
+        left = max(0.0, (job.since + rules.join_timeout if ends is None else ends) - now)
+    return Status(
+        phase=job.phase,
+        round=job.round,
+        min_nodes=rules.min_nodes,
+        max_nodes=rules.max_nodes,
+        present=len(job.nodes),
+        hosts=_hosts(job),
+        lost=describe_lost(job, _SHOWN),
+        seconds_left=left,
+        missing_majority=formation.describe_majority(job, rules) if job.phase == GATHERING else "",
+    )
+
+
+def _advance(job: Job, now: float, jitter: float) -> Step:  # noqa: PLR0911 - one per phase
+    if job.refusals:
+        refusal = job.refusals[0]
+        return Step(replace(job, refusals=job.refusals[1:]), Refuse(job.term, refusal.node, refusal.detail))
+    rules = job.rules
+    if rules is None:
+        return Step(job)
+    if job.rank_claims:
+        job, decision = _settle_ranks(job, rules, now)
+        if decision is not None:
+            return Step(job, decision)
+    if job.is_awaiting and now >= _awaited_until(job, rules):
+        job = give_up_awaited(job)
+    if job.phase == GATHERING:
+        return _advance_gathering(job, rules, now)
+    if job.phase == PAUSING:
+        is_over = job.until is None or now >= job.until
+        return Step(replace(job, phase=GATHERING, since=now, until=None) if is_over else job)
+    if job.ending is not None:
+        return _end(job, end_with(job, job.ending, job.ending.verdict, job.ending.detail))
+    if any(not member.outcome for member in job.members) or job.is_awaiting:
+        return Step(job) if job.phase == HALTING else _watch_round(job, rules, now)
+    return _conclude(job, rules, now, jitter)
+
+
+def _awaited_until(job: Job, rules: Rules) -> float:
+    """Return when those who have not come are given up: each may have noticed a lease late that the store was lost."""
+    return job.since + (2 if rules.has_successors else 1) * rules.lease
+
+
+def _settle_ranks(job: Job, rules: Rules, now: float) -> tuple[Job, Refuse | End | None]:
+    """Refuse a node whose fixed rank another node has; before the first round nobody knows which of them is right."""
+    disputes = find_disputes(job)
+    job = replace(job, rank_claims=tuple(node.node for node, _ in disputes))
+    due = [(node, rival) for node, rival in disputes if now >= counts_at(node, rules)]
+    if not due:
+        return job, None
+    node, rival = due[0]
+    detail = describe_dispute(node, rival)
+    if job.round == 0:
+        end = End(job.term, "refused", verdict_exit_code("refused"), detail, None, job.attempts)
+        return replace(job, phase=ENDED, rank_claims=()), end
+    return drop_refused(job, node.node, detail), Refuse(job.term, node.node, detail)
+
+
+def _advance_gathering(job: Job, rules: Rules, now: float) -> Step:
+    job = formation.note_minimum(job, rules, now)
+    is_disputed = bool(job.rank_claims) and job.round == 0
+    if formation.is_formable(job, rules, now) and not job.is_awaiting and not is_disputed:
+        after = formation.form(job, rules, now)
+        world_size = sum(member.card.local_world_size for member in after.members)
+        return Step(after, Form(job.term, after.round, after.restart_count, len(after.seats), world_size, job.lineage))
+    if now >= job.since + rules.join_timeout:
+        return _end(job, _give_up_waiting(job, rules))
+    return Step(job)
+
+
+def _watch_round(job: Job, rules: Rules, now: float) -> Step:
+    """Decide about a round of which something still runs, and should."""
+    failing = [node for node in job.members if node.failing is not None or node.outcome in _TROUBLES]
+    is_certain = not all(node.is_suspecting for node in failing)
+    if failing and not is_certain and not job.has_lost:
+        until = now + CAUSE_PATIENCE
+        until = until if job.until is None else min(job.until, until)
+        if now < until:
+            return Step(replace(job, until=until))
+    if failing and (is_certain or not job.has_lost):
+        first = min(failing, key=lambda node: (node.is_suspecting, node.failing is None, node.failing or 0))
+        reason = FAILURE if any(node.outcome != STOPPED for node in failing) else LEAVE
+        return _halt(job, reason, _describe_trouble(first))
+    if job.has_lost:
+        return _halt(job, _loss_reason(job), _losses(job))
+    if job.phase == WARNED:
+        is_over = job.until is None or now >= job.until
+        return _halt(job, JOIN, _newcomers(job)) if is_over else Step(job)
+    return _make_way(job, rules, now) if now >= _scale_up_at(job, rules) else Step(job)
+
+
+def _describe_trouble(node: Node) -> str:
+    if node.outcome == STOPPED:
+        return f"{node.card.host} has stopped"
+    if node.outcome == UNREACHABLE:
+        return f"{node.card.host} can't reach rank 0's store"
+    return f"a worker failed on {node.card.host}"
+
+
+def _loss_reason(job: Job) -> str:
+    lost = [gone for gone in job.gone_members if gone.was is not None and gone.was.outcome != DONE]
+    return LEAVE if lost and all(gone.reason in (BY_SIGNAL, UNKILLABLE) for gone in lost) else LOSS
+
+
+def _conclude(job: Job, rules: Rules, now: float, jitter: float) -> Step:
+    """Decide what follows a round of which nothing runs any more."""
+    if job.phase != HALTING and job.has_lost:
+        # Who is lost may live, and run the round for ever if the log doesn't say that it is over.
+        return _halt(job, _loss_reason(job), _losses(job))
+    is_done = all(member.outcome == DONE for member in job.members)
+    if job.phase == RUNNING and is_done:
+        return _end(job, End(job.term, "success", 0, _describe_leavers(job), None, job.attempts, len(job.seats)))
+    settled = settle(job, rules, now=now, jitter=jitter)
+    return Step(settled.job) if settled.end is None else _end(settled.job, settled.end)
+
+
+def _make_way(job: Job, rules: Rules, now: float) -> Step:
+    if rules.scale_up_grace <= 0:
+        return _halt(job, JOIN, _newcomers(job))
+    after = replace(job, phase=WARNED, since=now, until=now + rules.scale_up_grace)
+    return Step(after, Warn(job.term, job.round))
+
+
+def _scale_up_at(job: Job, rules: Rules) -> float:
+    """Return when a running round makes way for those who wait; infinity for never."""
+    members = job.members
+    is_full = len(members) >= rules.max_nodes
+    if is_full or job.is_awaiting or not job.waiting or any(member.outcome for member in members):
+        return math.inf
+    return max(min(node.arrived_at for node in job.waiting) + rules.scale_up_delay, change_allowed_at(job, rules))
+
+
+def _halt(job: Job, reason: str, detail: str) -> Step:
+    after = replace(job, phase=HALTING, until=None, halt_reason=reason)
+    return Step(after, Halt(job.term, job.round, reason, detail))
+
+
+def _end(job: Job, end: End) -> Step:
+    return Step(replace(job, phase=ENDED), end)
+
+
+def _give_up_waiting(job: Job, rules: Rules) -> End:
+    count, waited = len(job.waiting), f"{rules.join_timeout:g} s"
+    verdict = "rendezvous" if job.round == 0 else "nodes_lost"
+    if job.round == 0:
+        detail = f"{count} of at least {rules.min_nodes} nodes came within {waited}: {', '.join(_hosts(job))}"
+    elif count >= rules.min_nodes:
+        detail = f"{formation.describe_majority(job, rules)} within {waited}"
+    else:
+        detail = f"{count} of at least {rules.min_nodes} nodes are left, and no replacement came within {waited}"
+    lost = describe_lost(job, _SHOWN)
+    if lost:
+        detail = f"{detail}; lost: {', '.join(lost)}"
+    return End(job.term, verdict, verdict_exit_code(verdict), detail, None, job.attempts)
+
+
+def _describe_leavers(job: Job) -> str:
+    left = describe_lost(job, _SHOWN)
+    return f"gone after their workers were done: {', '.join(left)}" if left else ""
+
+
+def _losses(job: Job) -> str:
+    # Of a round that was adopted from those who run it the others are not known by name.
+    return ", ".join(describe_lost(job, _SHOWN)) or "not all of its nodes were heard of again"
+
+
+def _newcomers(job: Job) -> str:
+    return ", ".join(node.card.host for node in job.waiting[:_SHOWN])
+
+
+def _hosts(job: Job) -> tuple[str, ...]:
+    return tuple(node.card.host for node in list(job.nodes.values())[:_SHOWN])

@@ -1,0 +1,53 @@
+"""Two nodes with one fixed rank (`--node-rank` of the static backend): the user's mistake, or a node that came again.
+
+A node that was started again may come before its former self is known to be lost. So a claim to a rank that another
+node has counts only when both have lived for a lease. Until then no first round is formed.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from elastic_run.core.job.config import Rules
+    from elastic_run.core.job.state import Job, Node
+
+
+def has_rival(nodes: Iterable[Node], node: Node) -> bool:
+    """Whether a node that came before has the fixed rank of another."""
+    return _find_rival(nodes, node) is not None
+
+
+def find_disputes(job: Job) -> list[tuple[Node, Node]]:
+    """Return the nodes that claim a fixed rank, each with the node that has it; both are there."""
+    claimants = [job.nodes[name] for name in job.rank_claims if name in job.nodes]
+    pairs = [(node, _find_rival(job.nodes.values(), node)) for node in claimants]
+    return [(node, rival) for node, rival in pairs if rival is not None]
+
+
+def counts_at(node: Node, rules: Rules) -> float:
+    """Return when a claim counts: a rival that is dead would have been found silent before."""
+    return node.arrived_at + rules.lease + rules.keep_alive_interval
+
+
+def describe_dispute(node: Node, rival: Node) -> str:
+    """Say which nodes have one rank, in a clause for the user."""
+    both = " and ".join(f"{one.card.host} (pid {one.card.pid})" for one in (rival, node))
+    return f"--node-rank={node.card.preferred_rank} was given to two nodes: {both}"
+
+
+def _find_rival(nodes: Iterable[Node], node: Node) -> Node | None:
+    card = node.card
+    if not card.has_fixed_rank:
+        return None
+    return next(
+        (
+            other
+            for other in nodes
+            if other.card.has_fixed_rank
+            and other.card.preferred_rank == card.preferred_rank
+            and other.arrived < node.arrived
+        ),
+        None,
+    )

@@ -1,0 +1,95 @@
+"""Which script the nodes of each role run: they must agree, or two jobs have met under one id.
+
+The first node of a role that names its script settles it. A node that names none (a release before this, an agent
+written for torch) is taken in. What a script's name is, so that honest nodes agree, says `agent.script_name`.
+
+Two files of one name are one script where they have one path, since a file may be changed while a job runs, or one
+content, since nodes may have it in different directories. Else they are two: every other project has a `train.py`.
+"""
+
+from __future__ import annotations
+
+from elastic_run.core.protocol.codec import register
+from elastic_run.records import dataclass
+
+#: Roles whose scripts are remembered.
+_REMEMBERED = 64
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class ScriptFile:
+    """The file of a script on a node.
+
+    Args:
+        path: Its absolute path.
+        digest: Of its content.
+    """
+
+    path: str
+    digest: str
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class RoleScript:
+    """The script of a role.
+
+    Args:
+        role: The role.
+        script: Its name, "" for unknown.
+        file: Where the first node of the role has it; None for a module, a function or a file that can't be read.
+    """
+
+    role: str
+    script: str
+    file: ScriptFile | None = None
+
+
+def describe_other_script(scripts: tuple[RoleScript, ...], own: RoleScript) -> str:
+    """Tell in what a node's script differs from that of the other nodes of its role.
+
+    Args:
+        scripts: Of the job.
+        own: The node's.
+
+    Returns:
+        A clause for the node's user with both, or "" where they agree.
+    """
+    known = _find(scripts, own.role)
+    if not own.script or known is None or _are_one(known, own):
+        return ""
+    here, there = own.script, known.script
+    if here == there and own.file is not None and known.file is not None:
+        here, there = own.file.path, known.file.path
+    return (
+        f"the script of role {own.role!r} is {here!r} here and {there!r} in the job: nodes of one role run the same "
+        "script, and each job needs an --rdzv-id of its own"
+    )
+
+
+def settle_script(scripts: tuple[RoleScript, ...], own: RoleScript) -> tuple[RoleScript, ...]:
+    """Remember a role's script, instead of a former one that is another.
+
+    Args:
+        scripts: Of the job.
+        own: A node's.
+
+    Returns:
+        The job's scripts.
+    """
+    known = _find(scripts, own.role)
+    if not own.script or (known is not None and _are_one(known, own)):
+        return scripts
+    others = (other for other in scripts if other.role != own.role)
+    return (*others, own)[-_REMEMBERED:]
+
+
+def _are_one(one: RoleScript, other: RoleScript) -> bool:
+    if one.script != other.script or one.file is None or other.file is None:
+        return one.script == other.script
+    return one.file.path == other.file.path or one.file.digest == other.file.digest
+
+
+def _find(scripts: tuple[RoleScript, ...], role: str) -> RoleScript | None:
+    return next((known for known in scripts if known.role == role), None)

@@ -1,0 +1,164 @@
+"""What a round that has stopped everywhere means: a restart, a change of membership, or the end of the job."""
+
+from __future__ import annotations
+
+import math
+from types import MappingProxyType
+
+from elastic_run.core.agent.restart_policy import GiveUp, decide_restart
+from elastic_run.core.failure.root_cause import CONSEQUENCE
+from elastic_run.core.job.apply_facts import verdict_exit_code
+from elastic_run.core.job.ranks import assign_worker_ranks
+from elastic_run.core.job.state import AWAITED, GATHERING, PAUSING, REMEMBERED, Job, PastFailure, Root, remember
+from elastic_run.core.protocol.messages import DONE, End
+from elastic_run.records import dataclass, replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from elastic_run.core.protocol.messages import Rules
+
+#: Characters of what a node says of its failure in a line.
+_SUMMARY_LENGTH = 200
+#: Names that a line for the user holds.
+_SHOWN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What follows: the state, gathering or pausing, or the end."""
+
+    job: Job
+    end: End | None = None
+
+
+def settle(job: Job, rules: Rules, *, now: float, jitter: float) -> Settled:
+    """Decide what follows a round of which nothing lives any more.
+
+    Args:
+        job: The state; every member is ready or gone.
+        rules: Its rules.
+        now: Monotonic seconds.
+        jitter: A random number in [0, 1).
+
+    Returns:
+        What follows.
+    """
+    root = job.root
+    if root is not None and root.severity >= CONSEQUENCE and job.hidden is not None:
+        root = job.hidden
+    if root is None or (job.has_lost and root.severity >= CONSEQUENCE):
+        return _settle_change(job, rules, now)
+    return _settle_failure(job, rules, root, now=now, jitter=jitter)
+
+
+def change_allowed_at(job: Job, rules: Rules) -> float:
+    """Return from when on the membership may change once more; infinity for never."""
+    count = rules.membership_count
+    if count is None or len(job.changes) < count:
+        return -math.inf
+    if count == 0 or rules.membership_seconds is None:
+        return math.inf
+    return job.changes[-count] + rules.membership_seconds
+
+
+def describe_lost(job: Job, limit: int = 8) -> tuple[str, ...]:
+    """Return a clause for each member that the last round has lost, the latest first; not for who may yet come."""
+    lost = [
+        gone
+        for gone in job.gone.values()
+        if gone.was is not None and gone.was.rank is not None and job.seats[gone.was.rank].status != AWAITED
+    ]
+    return tuple(f"{gone.was.card.host} ({gone.detail})" for gone in lost[: -limit - 1 : -1] if gone.was is not None)
+
+
+def end_with(job: Job, root: Root, verdict: str, detail: str) -> End:
+    """Return the end of a job whose cause is known."""
+    return End(
+        term=job.term,
+        verdict=verdict,
+        exit_code=root.exit_code if verdict in ("worker_failed", root.verdict) else verdict_exit_code(verdict),
+        detail=detail,
+        root=root.report,
+        attempts=job.attempts,
+    )
+
+
+def _settle_change(job: Job, rules: Rules, now: float) -> Settled:
+    if job.has_lost and now < change_allowed_at(job, rules):
+        per = "" if rules.membership_seconds is None else f" per {rules.membership_seconds:g} s"
+        detail = f"more than {rules.membership_count} changes of membership{per}; lost: {', '.join(describe_lost(job))}"
+        report = None if job.root is None else job.root.report
+        code = verdict_exit_code("nodes_lost")
+        return Settled(job, End(job.term, "nodes_lost", code, detail, report, job.attempts))
+    kept = (*job.changes, now)[-(rules.membership_count or 1) :]
+    return Settled(_clear(replace(job, changes=kept, news=""), GATHERING, now))
+
+
+def _settle_failure(job: Job, rules: Rules, root: Root, *, now: float, jitter: float) -> Settled:
+    past = PastFailure(root.exit_code, root.signature, root.is_deterministic, root.uptime)
+    failures = (*job.failures, past)[-REMEMBERED:]
+    # Restarts that are too old to be remembered count, and are out of every window.
+    past_failures = [failure.failure for failure in failures]
+    answer = decide_restart(rules.policy, past_failures, job.restart_times, now, jitter, used=job.restart_count)
+    if isinstance(answer, GiveUp):
+        own = root.verdict if answer.verdict == "worker_failed" else ""
+        detail = "; ".join(text for text in (answer.detail or root.detail, _describe_early(job, root)) if text)
+        return Settled(job, end_with(job, root, own or answer.verdict, detail))
+    kept = max(REMEMBERED, rules.window_count or 0)
+    job = replace(
+        job,
+        restart_count=job.restart_count + 1,
+        restart_times=(*job.restart_times, now)[-kept:],
+        failures=failures,
+        attempts=remember(job.attempts, root.report),
+        news=_summary(root),
+    )
+    if answer.delay > 0:
+        return Settled(replace(_clear(job, PAUSING, now), until=now + answer.delay))
+    return Settled(_clear(job, GATHERING, now))
+
+
+def _describe_early(job: Job, root: Root) -> str:
+    """Name the nodes whose workers ended well, where the others knew no more than that they had lost a peer."""
+    if root.severity < CONSEQUENCE:
+        return ""
+    gone = [gone.was for gone in job.gone_members if gone.was is not None]
+    members = sorted([*job.members, *gone], key=lambda node: -1 if node.rank is None else node.rank)
+    places = assign_worker_ranks([(node.card.role, node.card.local_world_size) for node in members])
+    done = [
+        f"{node.card.host} ({_ranks(place.base_rank, node.card.local_world_size)})"
+        for node, place in zip(members, places, strict=True)
+        if node.outcome == DONE
+    ]
+    hosts = ", ".join(done[:_SHOWN])
+    return f"all workers on {hosts} had ended with code 0: did they leave the loop early?" if done else ""
+
+
+def _ranks(first: int, count: int) -> str:
+    return f"rank {first}" if count == 1 else f"ranks {first}-{first + count - 1}"
+
+
+def _summary(root: Root) -> str:
+    summary = None if root.report is None else root.report.get("summary")
+    return summary[:_SUMMARY_LENGTH] if isinstance(summary, str) else ""
+
+
+def _clear(job: Job, phase: str, now: float) -> Job:
+    """Leave the round behind; its survivors keep their ranks."""
+    nodes = {
+        name: replace(node, is_member=False, failing=None, outcome="") if node.is_member else node
+        for name, node in job.nodes.items()
+    }
+    gone = {
+        name: replace(gone, was=replace(gone.was, is_member=False)) if gone.was is not None else gone
+        for name, gone in job.gone.items()
+    }
+    return replace(
+        job,
+        phase=phase,
+        nodes=MappingProxyType(nodes),
+        gone=MappingProxyType(gone),
+        since=now,
+        until=None,
+        min_reached_at=None,
+    )

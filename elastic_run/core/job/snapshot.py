@@ -1,0 +1,117 @@
+"""The document that lies beside each decision: the job's state after it, for whoever succeeds the coordinator.
+
+It was read from a store that strangers may write to, so it may be garbage. No agent dies of that (`read_state` raises):
+the workers run on, every node is asked to say again where it stands, and the log recovers from that (`view_change`).
+Restarts count on: every node remembers how many it has heard of. What only the state knew is lost: the causes of
+earlier attempts, when restarts and changes of membership were, and so how many of them fall into a window.
+"""
+
+from __future__ import annotations
+
+from elastic_run.core.job.state import Job, job_from_document, job_to_document
+from elastic_run.core.protocol.codec import Document, MessageError, decode, encode, from_document, register, to_document
+from elastic_run.core.protocol.messages import PROTOCOL, Copy, is_spoken
+from elastic_run.records import dataclass
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    Read: TypeAlias = "tuple[State, Job]"
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class Formation:
+    """Where a round was formed, whose assignments lie there, and the restarts of the job until then."""
+
+    slot: int
+    term: int
+    nodes: tuple[str, ...]
+    restart_count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The state document.
+
+    Args:
+        term: Of its writer.
+        slot: Of the decision.
+        position: Of the stream: all facts up to here are in.
+        oldest: The oldest slot that may still be there.
+        formations: Those whose assignments are kept, the latest last.
+        patience: Leases for which nodes that know of a round may come before a job is founded.
+        job: See `state.job_to_document`.
+    """
+
+    term: int
+    slot: int
+    position: int
+    oldest: int
+    formations: tuple[Formation, ...]
+    job: Document
+    patience: int = 0
+
+
+def read_state(data: bytes, now: float) -> Read:
+    """Read what a coordinator before left.
+
+    Args:
+        data: The document, or garbage.
+        now: Monotonic seconds of this node.
+
+    Returns:
+        The document, and the job's state in it.
+
+    Raises:
+        MessageError: It is garbage.
+    """
+    if not data:
+        message = "nothing is there"
+        raise MessageError(message)
+    document = decode(data)
+    if not is_spoken(document.get("protocol")):
+        message = f"the state of the job is in protocol {document.get('protocol')}, this node speaks {PROTOCOL}"
+        raise MessageError(message)
+    state = from_document(State, document)
+    return state, job_from_document(state.job, now)
+
+
+def identify(data: bytes) -> Copy:
+    """Return which copy of the state a document is.
+
+    Args:
+        data: The document, or garbage.
+
+    Raises:
+        MessageError: It is garbage.
+    """
+    document = decode(data)
+    job = document.get("job")
+    named = {**job, "term": document.get("term"), "slot": document.get("slot")} if isinstance(job, dict) else {}
+    return from_document(Copy, named)
+
+
+def write_state(state: State) -> bytes:
+    """Return a state document as it is stored."""
+    return encode({"protocol": PROTOCOL, **to_document(state)})
+
+
+def make_state(
+    job: Job, now: float, *, position: int, oldest: int, formations: tuple[Formation, ...], patience: int = 0
+) -> State:
+    """Return the document of a decision that goes into the job's slot.
+
+    Args:
+        job: The state after the decision.
+        now: Monotonic seconds.
+        position: Of the stream of facts.
+        oldest: The oldest slot that may still be there.
+        formations: Those whose assignments are kept, the latest last.
+        patience: Leases for which nodes that know of a round may come before a job is founded.
+
+    Returns:
+        The document.
+    """
+    return State(job.term, job.slot, position, oldest, formations, job_to_document(job, now), patience)

@@ -1,0 +1,440 @@
+"""What the coordinator knows of its job: one frozen record, which is also the snapshot for whoever succeeds it.
+
+Bounded: figures of the last failures, causes of the last attempts, and those nodes that are gone which may be heard of
+again. Times are monotonic seconds of the coordinator; in a document they are relative to the moment of its writing,
+so that another node's clock can go on from there (law 4).
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from elastic_run.core.agent.restart_policy import Failure
+from elastic_run.core.job.role_scripts import RoleScript  # noqa: TC001 - importing it registers it as a field
+from elastic_run.core.protocol.codec import Document, MessageError, encode, from_document, register, to_document
+from elastic_run.core.protocol.messages import (
+    DONE,
+    Card,
+    Offer,
+    Rules,
+)
+from elastic_run.records import dataclass, field, replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+GATHERING = "gathering"
+RUNNING = "running"
+WARNED = "warned"
+HALTING = "halting"
+PAUSING = "pausing"
+ENDED = "ended"
+PHASES = (GATHERING, RUNNING, WARNED, HALTING, PAUSING, ENDED)
+
+# Why a node is gone, beside the reasons of its `Leave`.
+SILENT = "silent"
+REFUSED = "refused"
+MOVED = "moved"
+
+# What is known of a seat in the last round.
+LIVE = "live"
+AWAITED = "awaited"
+UNKNOWN = "unknown"
+DEAD_ELSEWHERE = "dead_elsewhere"
+VOID = "void"
+
+#: Failures, restart times and attempts that are remembered.
+REMEMBERED = 64
+#: Bytes of all remembered attempts together, as JSON.
+REMEMBERED_BYTES = 256 * 1024
+#: Nodes that are gone and may be heard of again.
+REMEMBERED_GONE = 256
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node that is there.
+
+    Args:
+        node: Its id.
+        card: Who it is.
+        offer: Where its workers' store of the next round listens.
+        sequence: Number of the last fact that it said.
+        arrived: Its place in the order of joining.
+        arrived_at: When it joined.
+        rank: Its group rank in the last round, which is its seat, or None.
+        is_member: Whether it belongs to the round that runs or is being stopped.
+        is_busy: Whether it still runs workers of an older round.
+        failing: Place of its first sign of failure in the order of facts, or None.
+        outcome: How the round ended on it, "" while it runs.
+        is_suspecting: Whether all that is known to have failed on it look as if they had lost a peer.
+        has_other_rules: Whether it was told rules that are not the job's, and has not taken the job's yet.
+    """
+
+    node: str
+    card: Card
+    offer: Offer
+    sequence: int
+    arrived: int
+    arrived_at: float
+    rank: int | None = None
+    is_member: bool = False
+    is_busy: bool = False
+    failing: int | None = None
+    outcome: str = ""
+    is_suspecting: bool = False
+    has_other_rules: bool = False
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """A node that is no longer there.
+
+    Args:
+        node: Its id.
+        sequence: Number of the last fact that it said; nothing up to this is heard any more.
+        reason: `silent`, `refused`, `moved` (it has not followed the store yet), or that of its `Leave`.
+        detail: A clause for the user.
+        was: What it was, or None where it never was one of the job's.
+    """
+
+    node: str
+    sequence: int
+    reason: str
+    detail: str
+    was: Node | None = None
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A place in the last round; its index among the seats is the group rank.
+
+    Args:
+        node: Its holder, "" while it isn't known by name.
+        status: `live` (the holder is here), `awaited` (unknown, and may still come from a store that was left),
+            `unknown` (it may live, also without this log), `dead_elsewhere` (it is dead, but another store's log may
+            have counted it for a newer round), or `void` (it is known not to run anywhere).
+        is_lost: Whether the holder went before it was done, so that the round can't succeed.
+    """
+
+    node: str = ""
+    status: str = AWAITED
+    is_lost: bool = False
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class Root:
+    """The likeliest cause of a round's failure so far, as the node that had it reported it.
+
+    Args:
+        node: That node.
+        severity: See `core.failure.root_cause`; the smaller, the likelier.
+        order: Place of the node's first sign of failure in the order of facts.
+        exit_code: 128+n for a signal.
+        signature: Equal for two failures that look the same; None for unknown.
+        is_deterministic: Whether it can't go away by itself.
+        uptime: Seconds that the round lived.
+        verdict: What the job ends with if it isn't tried again; "" for the restart policy's.
+        detail: One sentence for the user, or "".
+        report: The whole report, or None.
+    """
+
+    node: str
+    severity: int
+    order: int
+    exit_code: int
+    signature: str | None
+    is_deterministic: bool
+    uptime: float
+    verdict: str = ""
+    detail: str = ""
+    report: Document | None = None
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class PastFailure:
+    """What the restart policy needs to know of a failed round; see `core.agent.restart_policy.Failure`."""
+
+    exit_code: int
+    signature: str | None
+    is_deterministic: bool
+    uptime: float
+
+    @property
+    def failure(self) -> Failure:
+        """The same in the policy's words."""
+        return Failure(
+            exit_code=self.exit_code,
+            signature=self.signature,
+            is_deterministic=self.is_deterministic,
+            uptime=self.uptime,
+        )
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A node that is to be told that it is not taken in, and why."""
+
+    node: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """The state of a job.
+
+    Args:
+        term: The coordinator's term.
+        slot: Where its next decision goes.
+        coordinator: The coordinator's node.
+        store_id: The birth mark of the store in which the log is.
+        phase: One of the phases above.
+        rules: The first joiner's, None before.
+        nodes: Who is there, by id.
+        gone: Who was, by id, the latest last.
+        order: The number of facts that needed a place in an order.
+        round: The last round that was formed, 0 for none.
+        round_id: Its unique id: number, term and coordinator.
+        heard: The highest number of a round of which any node here has heard, of whatever job.
+        formed_slot: The slot in which it was, -1 for none.
+        seats: Its configuration: one seat for each group rank.
+        restart_count: Restarts so far.
+        since: When the phase began.
+        min_reached_at: When enough nodes for the first round were there, or None.
+        until: When the pause, the grace or the wait for the cause of a failure ends, or None.
+        halt_reason: Why the round was halted, "" while it was not.
+        news: What made the next round necessary, or, once it was formed, this one; for the user.
+        root: The likeliest cause of this round's failure so far, or None.
+        hidden: What a node reports that was already going down when it was told to stop, or None; the cause where all
+            else is a consequence.
+        ending: What a node reported that ends the job at once, or None.
+        refusals: Nodes that are still to be told.
+        failures: The last failed rounds, oldest first.
+        restart_times: When the last restarts were decided.
+        changes: When the membership changed, as far as the rules still ask for it.
+        attempts: The causes of the attempts before, oldest first.
+        lineage: What tells its rounds from those of another job that has begun in the same place; see
+            `facts.is_related`.
+        scripts: What each role runs, as the first of its nodes said.
+        rank_claims: Nodes that came with a fixed rank which another node had; see `rank_claims`.
+    """
+
+    term: int = 0
+    slot: int = 0
+    coordinator: str = ""
+    store_id: str = ""
+    phase: str = GATHERING
+    rules: Rules | None = None
+    nodes: Mapping[str, Node] = field(default_factory=lambda: MappingProxyType({}))
+    gone: Mapping[str, Gone] = field(default_factory=lambda: MappingProxyType({}))
+    order: int = 0
+    round: int = 0
+    round_id: str = ""
+    heard: int = 0
+    formed_slot: int = -1
+    seats: tuple[Seat, ...] = ()
+    restart_count: int = 0
+    since: float = 0.0
+    min_reached_at: float | None = None
+    until: float | None = None
+    halt_reason: str = ""
+    news: str = ""
+    root: Root | None = None
+    hidden: Root | None = None
+    ending: Root | None = None
+    refusals: tuple[Refusal, ...] = ()
+    failures: tuple[PastFailure, ...] = ()
+    restart_times: tuple[float, ...] = ()
+    changes: tuple[float, ...] = ()
+    attempts: tuple[Document, ...] = ()
+    lineage: str = ""
+    scripts: tuple[RoleScript, ...] = ()
+    rank_claims: tuple[str, ...] = ()
+
+    @property
+    def quorum(self) -> int:
+        """The number of seats whose holders may run somewhere, or were counted elsewhere before they died."""
+        return sum(seat.status != VOID for seat in self.seats)
+
+    @property
+    def is_awaiting(self) -> bool:
+        """Whether a seat's holder may still come from a store that was left."""
+        return any(seat.status == AWAITED for seat in self.seats)
+
+    @property
+    def has_lost(self) -> bool:
+        """Whether the round has lost a holder that was not done."""
+        return any(seat.is_lost for seat in self.seats)
+
+    @property
+    def members(self) -> tuple[Node, ...]:
+        """The nodes of the round that runs or is being stopped, as far as they are there."""
+        return tuple(node for node in self.nodes.values() if node.is_member)
+
+    @property
+    def gone_members(self) -> tuple[Gone, ...]:
+        """The nodes of that round that are gone."""
+        return tuple(gone for gone in self.gone.values() if gone.was is not None and gone.was.is_member)
+
+    @property
+    def waiting(self) -> tuple[Node, ...]:
+        """The nodes that could be in the next round and are not in this one."""
+        return tuple(node for node in self.nodes.values() if not node.is_member and not node.is_busy)
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class _Snapshot:
+    """A `Job` in JSON's types, with times relative to the moment of writing."""
+
+    term: int
+    phase: str
+    rules: Rules | None
+    nodes: tuple[Node, ...]
+    gone: tuple[Gone, ...]
+    order: int
+    round: int
+    round_id: str
+    heard: int
+    formed_slot: int
+    seats: tuple[Seat, ...]
+    restart_count: int
+    since: float
+    min_reached_at: float | None
+    until: float | None
+    halt_reason: str
+    news: str
+    root: Root | None
+    hidden: Root | None
+    ending: Root | None
+    refusals: tuple[Refusal, ...]
+    failures: tuple[PastFailure, ...]
+    restart_times: tuple[float, ...]
+    changes: tuple[float, ...]
+    attempts: tuple[Document, ...]
+    lineage: str = ""
+    scripts: tuple[RoleScript, ...] = ()
+    rank_claims: tuple[str, ...] = ()
+
+
+def job_to_document(job: Job, now: float) -> Document:
+    """Return the job's state for a successor.
+
+    Args:
+        job: The state.
+        now: Monotonic seconds.
+
+    Returns:
+        A document of JSON's types.
+    """
+    job = _shift(job, -now)
+    names = (name for name in _Snapshot.__slots__ if name not in ("nodes", "gone"))
+    values = {name: getattr(job, name) for name in names}
+    return to_document(_Snapshot(nodes=tuple(job.nodes.values()), gone=tuple(job.gone.values()), **values))
+
+
+def job_from_document(document: object, now: float) -> Job:
+    """Return the state that a coordinator before left.
+
+    Args:
+        document: What `job_to_document` gave, or garbage.
+        now: Monotonic seconds of this node.
+
+    Returns:
+        The state, as if no time had passed since.
+
+    Raises:
+        MessageError: It is garbage.
+    """
+    snapshot = from_document(_Snapshot, document)
+    if snapshot.phase not in PHASES:
+        message = f"_Snapshot.phase: {snapshot.phase!r} is none of {', '.join(PHASES)}"
+        raise MessageError(message)
+    names = (name for name in _Snapshot.__slots__ if name not in ("nodes", "gone"))
+    values = {name: getattr(snapshot, name) for name in names}
+    nodes = MappingProxyType({node.node: node for node in snapshot.nodes})
+    gone = MappingProxyType({gone.node: gone for gone in snapshot.gone})
+    return _shift(Job(nodes=nodes, gone=gone, **values), now)
+
+
+def move(job: Job, now: float) -> Job:
+    """Return the state as it goes on in another store, to which every node has yet to come.
+
+    But the one in whose agent the old store lived: it went silent with it, and its lease is over. Should it be there
+    all the same, it comes back as any other that was silent.
+
+    Args:
+        job: A copy of the state that was left in the old store.
+        now: Monotonic seconds.
+
+    Returns:
+        The state there.
+    """
+    return replace(
+        job,
+        nodes=MappingProxyType({}),
+        gone=MappingProxyType({**job.gone, **{name: _leave_behind(node) for name, node in job.nodes.items()}}),
+        seats=tuple(_await_holder(seat, job) for seat in job.seats),
+        formed_slot=-1,
+        since=now,
+    )
+
+
+def _await_holder(seat: Seat, job: Job) -> Seat:
+    node = job.nodes.get(seat.node)
+    if node is None:
+        return seat
+    if not node.card.serves_store:
+        return replace(seat, status=AWAITED)
+    return replace(seat, status=UNKNOWN, is_lost=node.is_member and node.outcome != DONE)
+
+
+def _leave_behind(node: Node) -> Gone:
+    if node.card.serves_store:
+        return Gone(node.node, node.sequence, SILENT, "silent, and with it the store that it served", node)
+    return Gone(node.node, node.sequence, MOVED, "did not follow the store", node)
+
+
+def give_up_awaited(job: Job) -> Job:
+    """Return the state in which nobody is awaited any more: those who have not come may live elsewhere."""
+
+    def give_up(seat: Seat) -> Seat:
+        gone = job.gone.get(seat.node)
+        is_done = gone is not None and gone.was is not None and gone.was.outcome == DONE
+        return replace(seat, status=UNKNOWN, is_lost=not is_done)
+
+    return replace(job, seats=tuple(give_up(seat) if seat.status == AWAITED else seat for seat in job.seats))
+
+
+def forget_place(gone: Gone) -> Gone:
+    """Return a node that is gone without its place in the last round: another round is there now."""
+    return gone if gone.was is None else replace(gone, was=replace(gone.was, is_member=False, rank=None))
+
+
+def remember(attempts: tuple[Document, ...], report: Document | None) -> tuple[Document, ...]:
+    """Add the cause of an attempt, and forget the oldest where they are too many or too long."""
+    kept = [*attempts, report] if report is not None else list(attempts)
+    sizes = [len(encode(attempt)) for attempt in kept]
+    while len(kept) > REMEMBERED or sum(sizes) > REMEMBERED_BYTES:
+        del kept[0], sizes[0]
+    return tuple(kept)
+
+
+def _shift(job: Job, offset: float) -> Job:
+    nodes = {name: replace(node, arrived_at=node.arrived_at + offset) for name, node in job.nodes.items()}
+    return replace(
+        job,
+        nodes=MappingProxyType(nodes),
+        since=job.since + offset,
+        min_reached_at=None if job.min_reached_at is None else job.min_reached_at + offset,
+        until=None if job.until is None else job.until + offset,
+        restart_times=tuple(time + offset for time in job.restart_times),
+        changes=tuple(time + offset for time in job.changes),
+    )

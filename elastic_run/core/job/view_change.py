@@ -1,0 +1,186 @@
+"""View change: how the log of a store in which nothing was decided yet goes on from what the nodes know.
+
+The store that had the log is lost, or the job's state in it. Every node says where it stands (`Join`): the round that
+it runs or has run last, and which copy of the state it keeps.
+
+Rules
+- The newest copy counts: of the highest round, then term, then slot. A round that a node has run and no copy knows has
+  as many seats as that node says, whose holders are not known by name until they come.
+- The log goes on (`Recovered`) when the holders of more than half of the round's seats that are not void are here: no
+  other log can then go on from this round as well. Where the store can't move no other log exists, and a lease is
+  enough to wait for them.
+- Nobody knows of a round: the job is founded. In a successor's store, and after the state was lost, nodes that know of
+  a round have some leases of time to come first.
+- A log that tells of a round, but is older than what a node knows, goes on in the same way: the nodes left its store,
+  the job went on in another one, and they are back.
+- Rounds go on with the next number, and the term is above every one from which the log goes on.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import MappingProxyType
+
+from elastic_run.core.job.apply_facts import Silent, fold
+from elastic_run.core.job.formation import has_majority
+from elastic_run.core.job.role_scripts import settle_script
+from elastic_run.core.job.state import RUNNING, Job, Seat, forget_place, move
+from elastic_run.core.protocol.messages import Join, SeatDead
+from elastic_run.records import dataclass, replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+
+    from elastic_run.core.job.apply_facts import Event
+    from elastic_run.core.protocol.messages import Copy, Last, Rules
+
+__all__ = ["View", "find_view", "is_behind", "leave_out_old", "may_go_on", "restate"]
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The newest that the nodes here know of their job.
+
+    Args:
+        copy: The newest copy of its state, or None.
+        last: The newest round that a node has run, where no copy knows of it, else None.
+    """
+
+    copy: Copy | None
+    last: Last | None
+
+
+def leave_out_old(events: Iterable[Event], former: Iterable[Event]) -> list[Event]:
+    """Leave out facts that came once more, after newer ones of their nodes.
+
+    Args:
+        events: What was heard now.
+        former: All that was heard before.
+
+    Returns:
+        The events that count.
+    """
+    heard: dict[str, int] = {}
+    kept = []
+    for is_new, event in [*((False, event) for event in former), *((True, event) for event in events)]:
+        if not isinstance(event, SeatDead | Silent):
+            if event.sequence <= heard.get(event.node, 0):
+                continue
+            heard[event.node] = event.sequence
+        if is_new:
+            kept.append(event)
+    return kept
+
+
+def is_behind(job: Job, term: int, events: Iterable[Event]) -> bool:
+    """Tell whether a log is older than what a node knows of the same job, which went on in another store meanwhile.
+
+    Args:
+        job: The state as of this log.
+        term: The log's present term.
+        events: What was heard now.
+    """
+    joins = [event for event in events if isinstance(event, Join)]
+    copies = [join.copy for join in joins if join.copy is not None and join.copy.lineage == job.lineage]
+    lasts = [join.last for join in joins if join.last is not None and join.last.lineage == job.lineage]
+    is_copied = any((copy.round, copy.term) > (job.round, term) for copy in copies)
+    return is_copied or any(last.round > job.round for last in lasts)
+
+
+def find_view(events: Iterable[Event], unreadable: Collection[Copy] = ()) -> View | None:
+    """Find the newest that the nodes know.
+
+    Args:
+        events: All that was heard in this store.
+        unreadable: Copies that turned out to be garbage.
+
+    Returns:
+        The view of the job that most of them know, or None where nobody knows of a round.
+    """
+    joins = {event.node: event for event in events if isinstance(event, Join)}.values()
+    copies = [join.copy for join in joins if join.copy is not None and join.copy not in unreadable]
+    lasts = [join.last for join in joins if join.last is not None]
+    counts = Counter([*(copy.lineage for copy in copies), *(last.lineage for last in lasts)])
+    if not counts:
+        return None
+    lineage = max(counts, key=lambda name: (counts[name], name))
+    copy = max((copy for copy in copies if copy.lineage == lineage), key=lambda copy: copy.order, default=None)
+    last = max((last for last in lasts if last.lineage == lineage), key=lambda last: last.round, default=None)
+    is_known = last is None or (copy is not None and copy.round >= last.round)
+    return View(copy, None if is_known else last)
+
+
+def restate(view: View, copied: Job | None, events: Sequence[Event], *, begun: Job, now: float) -> Job:
+    """Return the state of the job as the nodes know it, with all that was heard of them in this store.
+
+    Args:
+        view: What to go on from.
+        copied: The state in the view's copy, or None without one.
+        events: All that was heard in this store.
+        begun: The state of a job that is founded here: coordinator and store are taken from it.
+        now: Monotonic seconds.
+
+    Returns:
+        The state.
+    """
+    job = Job(lineage=begun.lineage) if copied is None else move(copied, now)
+    if view.last is not None:
+        job = _adopt(job, view.last, now)
+    for event in events:
+        if job.rules is None and isinstance(event, Join) and event.last == view.last:
+            job = replace(job, rules=event.rules)
+        if copied is None and isinstance(event, Join) and event.last is not None:
+            job = replace(job, scripts=settle_script(job.scripts, event.card.role_script))
+    job = replace(
+        job,
+        term=begun.term,
+        coordinator=begun.coordinator,
+        store_id=begun.store_id,
+        slot=begun.slot,
+        heard=max(job.heard, begun.heard),
+        restart_count=max(job.restart_count, begun.restart_count),
+    )
+    return fold(job, _keep_latest(events), now)
+
+
+def may_go_on(job: Job, rules: Rules, waited: float) -> bool:
+    """Tell whether the log may go on from a state.
+
+    Args:
+        job: The state, of `restate`.
+        rules: Its rules.
+        waited: Seconds since the first coordinator here began to wait for the nodes.
+    """
+    if rules.has_successors:
+        return has_majority(job, rules)
+    return waited >= rules.lease or not job.is_awaiting
+
+
+def _adopt(job: Job, last: Last, now: float) -> Job:
+    """Take over a round that was formed after the copy of the state was made."""
+    return replace(
+        job,
+        phase=RUNNING,
+        since=now,
+        gone=MappingProxyType({name: forget_place(gone) for name, gone in job.gone.items()}),
+        round=last.round,
+        round_id=last.round_id,
+        lineage=last.lineage,
+        formed_slot=-1,
+        seats=(Seat(),) * last.nodes,
+        until=None,
+        restart_count=max(job.restart_count, last.restart_count),
+        halt_reason="",
+        news="",
+        root=None,
+        hidden=None,
+    )
+
+
+def _keep_latest(events: Sequence[Event]) -> list[Event]:
+    """Leave out what a node said before it last said where it stands."""
+    latest = {event.node: index for index, event in enumerate(events) if isinstance(event, Join)}
+    return [
+        event for index, event in enumerate(events) if isinstance(event, SeatDead) or index >= latest.get(event.node, 0)
+    ]

@@ -1,0 +1,487 @@
+"""What a member makes of the log and of the store: rounds, halts, the end, and who coordinates."""
+
+from __future__ import annotations
+
+import math
+from types import MappingProxyType
+
+from elastic_run.core.job.config import describe_settled
+from elastic_run.core.node.messages import (
+    Append,
+    Appended,
+    AssignmentRead,
+    Beaten,
+    Coordinate,
+    CoordinatorBeatRead,
+    CreateEntry,
+    CutOff,
+    Ended,
+    EntryRead,
+    EntryTrimmed,
+    Event,
+    FetchAssignment,
+    Formed,
+    Halted,
+    HandOver,
+    HeadRead,
+    Interrupted,
+    Leaving,
+    MovedTo,
+    PrepareRejoin,
+    ReadHead,
+    Reconnected,
+    Refused,
+    RejoinPrepared,
+    Settled,
+    StopCoordinating,
+    StoreChanged,
+    TermEnded,
+    Unreadable,
+    Warned,
+    WorkersFailing,
+    WorkersGone,
+)
+from elastic_run.core.node.reports import Words
+from elastic_run.core.node.state import (
+    BEGINNING,
+    FENCED,
+    HALTING,
+    JUMP,
+    LEAVING,
+    OVER,
+    READY,
+    REPLACED,
+    RUNNING,
+    WAITING,
+)
+from elastic_run.core.protocol import liveness
+from elastic_run.core.protocol.codec import MessageError
+from elastic_run.core.protocol.job_keys import HEAD, LOG_START
+from elastic_run.core.protocol.log_start import find_start
+from elastic_run.core.protocol.messages import (
+    LOSS,
+    Assignment,
+    Claim,
+    End,
+    Form,
+    Halt,
+    Head,
+    Leave,
+    LogStart,
+    Move,
+    Recall,
+    Recovered,
+    Refuse,
+    Resign,
+    UnknownProtocolError,
+    Warn,
+    is_related,
+    read_assignment,
+    read_decision,
+    read_head,
+)
+from elastic_run.records import replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any, ClassVar
+
+    from elastic_run.core.job.config import Rules
+
+
+class Book(Words):
+    """A member while any event is entered."""
+
+    def enter(self, event: Event) -> None:
+        """Take an event in."""
+        self._ENTRIES[type(event)](self, event)
+
+    # --- the store ---------------------------------------------------------------------------------------------------
+    def _enter_reconnected(self, _: Reconnected) -> None:
+        self._set(claimed=-1, leases=liveness.interrupted(self.member.leases, self._now))
+        self.commands += [Append(fact) for fact in self.member.outstanding]
+        self.commands.append(ReadHead())
+        if self.member.fetching is not None:
+            self.commands.append(FetchAssignment(*self.member.fetching))
+
+    def _enter_interrupted(self, _: Interrupted) -> None:
+        self._set(leases=liveness.interrupted(self.member.leases, self._now))
+
+    def _enter_cut_off(self, event: CutOff) -> None:
+        if self.member.state == RUNNING:
+            self._halt(Halted(self._round, FENCED, f"no answer for {event.seconds:.0f} s"))
+
+    def _enter_beaten(self, event: Beaten) -> None:
+        gap = self._now - self.member.beaten_at
+        self._set(beaten_at=self._now)
+        if self.member.state == BEGINNING or self.member.needs_head:
+            self.commands.append(ReadHead())
+        is_late = gap > self.member.rules.lease / 2
+        if (event.was_dropped or is_late) and self.member.state != BEGINNING:
+            # Others may have taken this node for lost. A machine that was suspended sees no gap on its own clock.
+            self.commands.append(ReadHead())
+            self._announce()
+
+    def _enter_coordinator_beat(self, event: CoordinatorBeatRead) -> None:
+        if event.node != self.member.watched:
+            return
+        leases, silent = liveness.observe(self.member.leases, {event.node: event.value}, self._now)
+        self._set(leases=leases)
+        if silent:
+            self._set(is_vacant=True)
+        elif self.member.trusted_slot == self.member.next_slot:
+            # The entry that `head` names has not come yet: it may be an old `head` that names a slot which is gone.
+            self.commands.append(ReadHead())
+
+    def _enter_store_changed(self, event: StoreChanged) -> None:
+        member = self.member
+        self._set(
+            next_slot=None,
+            needs_head=False,
+            trusted_slot=-1,
+            term=0,
+            floor=max(member.floor, member.term),
+            claimed=-1,
+            claims_from=self._now,
+            state_slot=-1,
+            state_term=0,
+            has_view=False,
+            copy=None,
+            is_preparing=True,
+            known_round=self._round,
+            heard=max(member.heard, member.known_round),
+            card=replace(member.card, serves_store=event.serves_store),
+            fetching=None,
+            outstanding=tuple(fact for fact in member.outstanding if isinstance(fact, Leave)),
+        )
+        self._change_coordinator("")
+        self.commands += [Append(fact) for fact in self.member.outstanding]
+        self.commands.append(ReadHead())
+        self.commands.append(PrepareRejoin())
+
+    def _enter_rejoin_prepared(self, event: RejoinPrepared) -> None:
+        self._set(copy=event.copy, is_preparing=False)
+        if event.offer is not None and self.member.state in (BEGINNING, WAITING, READY):
+            gone = self.member.gone
+            self._set(offer=event.offer, gone=None if gone is None else replace(gone, offer=event.offer))
+        self._announce()
+
+    # --- the log -----------------------------------------------------------------------------------------------------
+    def _enter_head(self, event: HeadRead) -> None:
+        head, start = self._read_head(event.head), self._read_start(event.log_start)
+        if head is not None and (start is None or head.slot >= start.slot):
+            if self._leads_on(head) or self._is_behind(start):
+                self._jump(head)
+            self._set(needs_head=False)
+        elif start is not None:
+            if self._is_behind(start):
+                self._begin_at(start)
+        elif self.member.next_slot is None:
+            if event.log_start is not None:
+                return  # slots were trimmed, nobody knows which: to begin at 0 might found a second job
+            self._set(next_slot=0)
+        if self.member.state == BEGINNING:
+            self._set(state=WAITING)
+            self._say_join()
+
+    def _read_head(self, data: bytes | None) -> Head | None:
+        try:
+            return None if data is None else read_head(data)
+        except MessageError as error:
+            self.commands.append(Unreadable(HEAD, str(error)))
+            return None
+
+    def _read_start(self, data: bytes | None) -> LogStart | None:
+        start = find_start(data)
+        if data is not None and start is None:
+            self.commands.append(Unreadable(LOG_START, f"{data[:40]!r} is not where a log begins"))
+        return start
+
+    def _is_behind(self, start: LogStart | None) -> bool:
+        """Whether the slot that it waits for was trimmed, or it waits for none yet."""
+        return start is not None and (self.member.next_slot is None or self.member.next_slot < start.slot)
+
+    def _leads_on(self, head: Head) -> bool:
+        """Whether this node is to go on from the slot that `head` names, and not from the one that it waits for."""
+        next_slot = self.member.next_slot
+        return (
+            next_slot is None
+            or head.slot - next_slot >= JUMP
+            or (self.member.needs_head and head.slot >= next_slot)
+            or self._is_stuck(head)
+        )
+
+    def _begin_at(self, start: LogStart) -> None:
+        """Go on from the oldest slot that is kept: no `head` says where the log stands."""
+        self._set(next_slot=start.slot, trusted_slot=-1, term=start.term, state_slot=-1, state_term=0)
+        self._look_for_head()
+        self._announce()
+
+    def _look_for_head(self) -> None:
+        """Give a coordinator that lives a lease to say where the log stands, before this node claims its office."""
+        claims_from = max(self.member.claims_from, self._now + self.member.rules.lease)
+        self._set(needs_head=True, claims_from=claims_from)
+        self._change_coordinator("")
+
+    def _is_stuck(self, head: Head) -> bool:
+        """Whether it waits for a slot that an old `head` named."""
+        return self.member.trusted_slot == self.member.next_slot and head.slot > self.member.trusted_slot
+
+    def _jump(self, head: Head) -> None:
+        """Go on from the newest slot, and make up for what the slots between said."""
+        is_first = self.member.state == BEGINNING
+        self._set(
+            next_slot=head.slot,
+            trusted_slot=head.slot,
+            term=head.term,
+            state_slot=head.state_slot,
+            state_term=head.state_term,
+            has_view=head.round > 0,
+        )
+        # A node that has left this store, and is back, coordinates here no more.
+        is_former = head.coordinator == self.member.node and not self.member.is_coordinator
+        self._change_coordinator("" if is_former else head.coordinator)
+        self._learn_job(head.lineage, head.restart_count, head.round, head.round_id)
+        if is_first:
+            self._set(known_round=head.round)
+        elif head.round > self.member.known_round:
+            if not head.is_running:
+                self._set(halt=Halt(head.term, head.round, LOSS))
+            self._learn_round(head.round, head.form_slot, head.form_term)
+        else:
+            if not head.is_running and head.round == self._round:
+                self._learn_halt(Halt(head.term, head.round, LOSS))
+            self._announce()
+
+    def _enter_trimmed(self, event: EntryTrimmed) -> None:
+        if event.slot == self.member.next_slot:
+            self.commands.append(ReadHead())
+
+    def _enter_term_ended(self, event: TermEnded) -> None:
+        if self.member.is_coordinator and self.member.term <= event.term:
+            self._look_for_head()
+            self.commands.append(ReadHead())
+            self._announce()
+
+    def _enter_entry(self, event: EntryRead) -> None:
+        if event.slot != self.member.next_slot:
+            return
+        is_trusted = event.slot == self.member.trusted_slot
+        self._set(next_slot=event.slot + 1)
+        try:
+            decision = read_decision(event.value)
+        except UnknownProtocolError as error:
+            if self.member.term == 0 or is_trusted:
+                self._finish(Refused(str(error)))
+            return
+        except MessageError:
+            return
+        if isinstance(decision, Claim):
+            is_valid = decision.term > self.member.term
+        elif isinstance(decision, Recovered):
+            is_valid = decision.term >= self.member.term > 0
+        else:
+            is_valid = decision.term == self.member.term
+        if not is_valid and not is_trusted:
+            return
+        self._set(term=decision.term)
+        if isinstance(decision, Claim):
+            self._learn_coordinator(decision, event.slot)
+            return
+        self._set(state_slot=event.slot, state_term=decision.term)
+        # Whoever decides is there, whatever its beats say.
+        self._change_coordinator(self.member.coordinator)
+        self._learn(decision, event.slot)
+
+    def _learn(
+        self, decision: Resign | Form | Warn | Halt | Refuse | Recall | Recovered | Move | End, slot: int
+    ) -> None:
+        if isinstance(decision, Form | Recovered):
+            self._learn_form(decision, slot)
+        elif isinstance(decision, Warn):
+            self._learn_warning(decision)
+        elif isinstance(decision, Halt):
+            self._learn_halt(decision)
+        elif isinstance(decision, Refuse):
+            if decision.node == self.member.node:
+                self._finish(Refused(decision.detail))
+        elif isinstance(decision, Recall):
+            self._set(has_view=False, copy=None, is_preparing=True)
+            self.commands.append(PrepareRejoin())
+        elif isinstance(decision, End):
+            self._finish(Ended(decision))
+        else:
+            self._learn_parting(decision)
+
+    def _learn_form(self, decision: Form | Recovered, slot: int) -> None:
+        self._set(has_view=True, copy=None)
+        if isinstance(decision, Recovered):
+            self._set(known_round=max(self.member.known_round, decision.round))
+            self._learn_job(decision.lineage, decision.restart_count, decision.round, decision.round_id)
+            return
+        self._learn_job(decision.lineage, decision.restart_count)
+        if decision.round > self.member.known_round:
+            self._learn_round(decision.round, slot, decision.term)
+
+    def _learn_parting(self, decision: Resign | Move) -> None:
+        self._change_coordinator("")
+        if isinstance(decision, Move):
+            # This log is over; `StoreChanged` says from when on the other may be claimed.
+            self._set(claims_from=math.inf)
+            self.commands.append(MovedTo(decision.endpoint, decision.detail))
+
+    def _finish(self, last: Refused | Ended) -> None:
+        self._change_coordinator("")
+        self._set(state=OVER, outstanding=())
+        self.commands.append(last)
+
+    def _learn_coordinator(self, claim: Claim, slot: int) -> None:
+        silent = self.member.coordinator if self.member.is_vacant else ""
+        last_beat = self.member.leases.beats.get(silent)
+        self._change_coordinator(claim.node)
+        if claim.node != self.member.node or self.member.is_coordinator:
+            return
+        self._set(is_coordinator=True)
+        member = self.member
+        self.commands.append(
+            Coordinate(
+                member.term,
+                slot,
+                member.state_slot,
+                member.state_term,
+                known_round=max(member.heard, member.known_round),
+                newest_round=self._newest_round,
+                known_restarts=member.known_restarts,
+                silent=silent,
+                last_beat=last_beat,
+            )
+        )
+        if member.state == LEAVING:
+            self.commands.append(HandOver())
+
+    @property
+    def _newest_round(self) -> int:
+        """The newest round of this log's job that this node runs, has run last, or keeps a copy of."""
+        place, copy = self.member.place, self.member.copy
+        known = [(place.lineage, place.round)] if place is not None else []
+        known += [(copy.lineage, copy.round)] if copy is not None else []
+        return max((number for lineage, number in known if lineage == self.member.lineage), default=0)
+
+    def _change_coordinator(self, node: str) -> None:
+        if self.member.is_coordinator and node != self.member.node:
+            self._set(is_coordinator=False)
+            self.commands.append(StopCoordinating())
+        watched = (node,) if node else ()
+        leases = replace(self.member.leases, beats=MappingProxyType({}))
+        self._set(coordinator=node, is_vacant=not node, leases=liveness.watch(leases, watched, self._now))
+
+    def _learn_job(self, lineage: str, restart_count: int, number: int = 0, round_id: str = "") -> None:
+        """Learn whose log this is, and its last round; another round of the same number is nobody's here.
+
+        A round of a higher number is newer than this log: the coordinator lets the log go on from it.
+        """
+        member = self.member
+        if is_related(lineage, member.lineage):
+            known_restarts = max(member.known_restarts, restart_count)
+            self._set(lineage=lineage or member.lineage, known_restarts=known_restarts)
+            is_other = member.place is not None and self._round == number > 0 and member.place.round_id != round_id
+        else:
+            self._set(lineage=lineage, known_restarts=restart_count)
+            is_other = True
+        if is_other and member.state == RUNNING:
+            self._set(is_replaced=True)
+            self._halt(Halted(self._round, REPLACED))
+        elif is_other and member.state == READY:
+            self.leave_round()
+
+    # --- rounds ------------------------------------------------------------------------------------------------------
+    def _learn_round(self, number: int, slot: int, term: int) -> None:
+        self._set(known_round=number)
+        if self.member.state in (RUNNING, HALTING):
+            if self.member.state == RUNNING:
+                self._halt(Halted(self._round, REPLACED))
+            return
+        if self.member.state != LEAVING:
+            self._set(fetching=(slot, term))
+            self.commands.append(FetchAssignment(slot, term))
+
+    def _enter_assignment(self, event: AssignmentRead) -> None:
+        if self.member.fetching != (event.slot, event.term) or self.member.state == LEAVING:
+            return
+        self._set(fetching=None)
+        place = _read_assignment(event.value)
+        if place is None or place.round != self.member.known_round:
+            self._set(state=WAITING, place=None, gone=None, is_failing=False, is_due=False)
+            self._say_join()
+            return
+        self._set(state=RUNNING, place=place, is_replaced=False, is_failing=False, gone=None)
+        if place.rules is not None:
+            self._take_rules(place.rules)
+        self.commands.append(Formed(place))
+        if self.member.is_due:
+            self._announce()
+        if self.member.warned == place.round:
+            self.commands.append(Warned(place.round))
+        if self.member.halt is not None:
+            self._learn_halt(self.member.halt)
+
+    def _take_rules(self, rules: Rules) -> None:
+        """Go by the job's rules from now on, also where this node has to tell them to others."""
+        detail = describe_settled(rules, self.member.rules)
+        self._set(rules=rules)
+        if detail:
+            self.commands.append(Settled(detail))
+
+    def _learn_warning(self, warn: Warn) -> None:
+        self._set(warned=warn.round)
+        if self.member.state == RUNNING and self._round == warn.round:
+            self.commands.append(Warned(warn.round))
+
+    def _learn_halt(self, halt: Halt) -> None:
+        # The store may have moved before this node could hear of the round in which the job went on without it.
+        self._set(halt=halt, known_round=max(self.member.known_round, halt.round))
+        if self.member.state == RUNNING and self._round <= halt.round:
+            reason = halt.reason if self._round == halt.round else REPLACED
+            self._halt(Halted(self._round, reason, halt.detail))
+
+    def _halt(self, halted: Halted) -> None:
+        self._set(state=HALTING)
+        self.commands.append(halted)
+
+    # --- the office --------------------------------------------------------------------------------------------------
+    def claim(self) -> None:
+        """Claim the office of the coordinator where nobody holds it."""
+        member = self.member
+        is_able = member.state not in (BEGINNING, LEAVING, OVER) and self._now >= member.claims_from
+        if not is_able or not member.is_vacant or member.next_slot in (None, member.claimed):
+            return
+        self._set(claimed=member.next_slot)
+        term = max(member.term, member.floor) + 1
+        self.commands.append(CreateEntry(member.next_slot, Claim(term, member.node)))
+
+    _ENTRIES: ClassVar[Mapping[type, Callable[[Book, Any], None]]] = {
+        HeadRead: _enter_head,
+        EntryRead: _enter_entry,
+        EntryTrimmed: _enter_trimmed,
+        AssignmentRead: _enter_assignment,
+        WorkersFailing: Words.enter_failing,
+        WorkersGone: Words.enter_gone,
+        Leaving: Words.enter_leaving,
+        Appended: Words.enter_appended,
+        Reconnected: _enter_reconnected,
+        Beaten: _enter_beaten,
+        CoordinatorBeatRead: _enter_coordinator_beat,
+        Interrupted: _enter_interrupted,
+        CutOff: _enter_cut_off,
+        TermEnded: _enter_term_ended,
+        StoreChanged: _enter_store_changed,
+        RejoinPrepared: _enter_rejoin_prepared,
+    }
+
+
+def _read_assignment(data: bytes | None) -> Assignment | None:
+    try:
+        return None if data is None else read_assignment(data)
+    except MessageError:
+        return None

@@ -1,0 +1,169 @@
+"""What a member says: its agent's events become facts, which are said again where they may have been missed."""
+
+from __future__ import annotations
+
+from operator import attrgetter
+
+from elastic_run.core.node.messages import (
+    Append,
+    Appended,
+    Command,
+    HandOver,
+    Leaving,
+    WorkersFailing,
+    WorkersGone,
+)
+from elastic_run.core.node.state import BEGINNING, HALTING, LEAVING, READY, RUNNING, WAITING, Member
+from elastic_run.core.protocol.messages import (
+    Fact,
+    Failing,
+    Join,
+    Last,
+    Leave,
+    Ready,
+    is_related,
+)
+
+
+class Words:
+    """A member while one event is entered, and the commands that follow from it."""
+
+    def __init__(self, member: Member, now: float) -> None:
+        self.member = _copy(member)
+        self.commands: list[Command] = []
+        self._now = now
+
+    def _set(self, **changes: object) -> None:
+        for name, value in changes.items():
+            object.__setattr__(self.member, name, value)
+
+    # --- what the agent says -----------------------------------------------------------------------------------------
+    def enter_failing(self, event: WorkersFailing) -> None:
+        """A worker has failed."""
+        is_news = not self.member.is_failing or (self.member.is_suspecting and not event.is_consequence)
+        if self.member.state not in (RUNNING, HALTING) or self._round != event.round or not is_news:
+            return
+        self._set(is_failing=True, is_suspecting=event.is_consequence)
+        self._say_failing()
+
+    def enter_gone(self, event: WorkersGone) -> None:
+        """No process of the round lives any more."""
+        if self.member.state not in (RUNNING, HALTING) or self._round != event.round:
+            return
+        self._set(offer=event.offer)
+        if event.round < self.member.known_round or self.member.is_replaced or self._is_of_another_job:
+            self.leave_round()
+        else:
+            self._set(state=READY, gone=event)
+            self._say_ready(event)
+
+    def leave_round(self) -> None:
+        """Join as a newcomer: the job went on without this node."""
+        self._set(state=WAITING, place=None, gone=None, is_failing=False)
+        self._say_join()
+
+    def enter_leaving(self, event: Leaving) -> None:
+        """The agent goes."""
+        if self.member.state == LEAVING:
+            return
+        self._set(state=LEAVING)
+        self._say(Leave(self.member.node, self._next_sequence(), event.reason, event.detail))
+        if self.member.is_coordinator:
+            self.commands.append(HandOver())
+
+    # --- facts -------------------------------------------------------------------------------------------------------
+    @property
+    def _round(self) -> int:
+        return 0 if self.member.place is None else self.member.place.round
+
+    @property
+    def _is_of_another_job(self) -> bool:
+        """Whether the round that it runs, or has run, is of another job than the one whose log it follows."""
+        place = self.member.place
+        return place is not None and not is_related(place.lineage, self.member.lineage)
+
+    def _next_sequence(self) -> int:
+        self._set(sequence=self.member.sequence + 1)
+        return self.member.sequence
+
+    def _say(self, fact: Fact) -> None:
+        self._set(outstanding=(*self.member.outstanding, fact))
+        self.commands.append(Append(fact))
+
+    def _say_join(self) -> None:
+        member, place = self.member, self.member.place
+        if member.is_preparing:
+            return  # the workers' store that it offered in another store may be in use: it says `Join` with another one
+        last = None
+        if place is not None:
+            last = Last(
+                round_id=place.round_id,
+                round=place.round,
+                rank=place.group_rank,
+                nodes=place.group_world_size,
+                restart_count=place.restart_count,
+                lineage=place.lineage,
+            )
+        self._say(
+            Join(
+                node=member.node,
+                sequence=self._next_sequence(),
+                card=member.card,
+                rules=member.rules,
+                offer=member.offer,
+                seen=-1 if member.next_slot is None else member.next_slot - 1,
+                last=last,
+                heard=max(member.heard, member.known_round),
+                copy=member.copy,
+            )
+        )
+
+    def _say_failing(self) -> None:
+        round_id = "" if self.member.place is None else self.member.place.round_id
+        self._say(Failing(self.member.node, self._next_sequence(), self._round, round_id, self.member.is_suspecting))
+
+    def _say_ready(self, gone: WorkersGone) -> None:
+        self._say(
+            Ready(
+                self.member.node,
+                self._next_sequence(),
+                gone.round,
+                "" if self.member.place is None else self.member.place.round_id,
+                gone.outcome,
+                gone.offer,
+                gone.report,
+                gone.verdict,
+                gone.detail,
+            )
+        )
+
+    def _announce(self) -> None:
+        """Say again all that the coordinator has to know of this node."""
+        if self.member.state in (BEGINNING, LEAVING) or self.member.is_preparing:
+            return
+        if self.member.fetching is not None:
+            # Whether it belongs to the new round is known in a moment.
+            self._set(is_due=True)
+            return
+        self._set(is_due=False)
+        self._say_join()
+        if self.member.gone is not None:
+            self._say_ready(self.member.gone)
+        elif self.member.is_failing:
+            self._say_failing()
+
+    def enter_appended(self, event: Appended) -> None:
+        """A fact has arrived."""
+        self._set(outstanding=tuple(fact for fact in self.member.outstanding if fact.sequence > event.sequence))
+
+
+def _copy(member: Member) -> Member:
+    """Return a copy that one event may change in place; `replace` would cost ten times as much at every beat."""
+    copy = object.__new__(Member)
+    for put, value in zip(_PUTS, _values_of(member), strict=True):
+        put(copy, value)
+    return copy
+
+
+_values_of = attrgetter(*Member.__slots__)
+_PUTS = tuple(vars(Member)[name].__set__ for name in Member.__slots__)

@@ -1,0 +1,129 @@
+"""What a member of a job knows: one frozen record; see `machine`."""
+
+from __future__ import annotations
+
+from elastic_run.records import dataclass
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from elastic_run.core.node.messages import (
+        WorkersGone,
+    )
+    from elastic_run.core.protocol.liveness import Leases
+    from elastic_run.core.protocol.messages import (
+        Assignment,
+        Card,
+        Copy,
+        Fact,
+        Halt,
+        Offer,
+        Rules,
+    )
+
+BEGINNING = "beginning"
+WAITING = "waiting"
+RUNNING = "running"
+HALTING = "halting"
+READY = "ready"
+LEAVING = "leaving"
+OVER = "over"
+
+#: Why a round ends on a node that the job went on without.
+REPLACED = "replaced"
+#: Why a round ends on a node that is cut off from its job.
+FENCED = "fenced"
+#: Slots that a reader may be behind before it jumps to the newest; fewer than the coordinator keeps.
+JUMP = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """What one node knows.
+
+    Attributes:
+        node: Its id.
+        card: Who it is.
+        rules: The job's rules as it was told.
+        offer: Where its workers' store of the next round listens.
+        leases: When it last heard of the coordinator.
+        state: One of the states above.
+        next_slot: The slot of the log to wait for, or None while it isn't known.
+        needs_head: Whether it follows the log without having read a `head` that fits: it asks again at every beat.
+        trusted_slot: The slot that counts whatever its term: the one that `head` named; -1 for none.
+        term: The present term, 0 for none.
+        floor: The highest term of a store that was left; the next claim is above it.
+        coordinator: The present coordinator, "" for none.
+        is_vacant: Whether there is none, or it seems to be gone.
+        is_coordinator: Whether this node is the coordinator.
+        claimed: The slot in which it last tried to claim, -1 for none.
+        has_view: Whether the log tells of a round, so that its state documents are worth a copy.
+        copy: Which copy of the state it has put into this store, or None.
+        claims_from: Monotonic seconds from which on it may claim.
+        state_slot: Whose state document is the newest, -1 for none.
+        state_term: Its term.
+        place: Its assignment in the round that it runs or has just run, or None.
+        known_round: The newest round that it has heard of.
+        lineage: Of the job whose log it follows, "" before its first round; see `facts.is_related`.
+        heard: The newest round that it had heard of in a store that it left.
+        known_restarts: The restarts of the whole job that it has heard of; should the state be lost, they still count.
+        fetching: Slot and term of the round whose assignment it waits for, or None.
+        is_preparing: Whether it waits for `RejoinPrepared`, and says nowhere where it stands until then.
+        is_due: Whether it is to say again where it stands, as soon as that assignment is there.
+        warned: The newest round that was warned.
+        halt: The newest halt, or None.
+        is_replaced: Whether the log goes on without the round that it runs or has just run.
+        is_failing: Whether it has said that its round fails.
+        is_suspecting: Whether it has said so only of workers that may have lost a peer.
+        gone: What it has said of the end of its round, or None.
+        sequence: Number of its last fact.
+        outstanding: Facts that the store has not confirmed, in order.
+        beaten_at: When the store last took a beat of it.
+    """
+
+    node: str
+    card: Card
+    rules: Rules
+    offer: Offer
+    leases: Leases
+    beaten_at: float
+    state: str = BEGINNING
+    next_slot: int | None = None
+    needs_head: bool = False
+    trusted_slot: int = -1
+    term: int = 0
+    floor: int = 0
+    coordinator: str = ""
+    is_vacant: bool = True
+    is_coordinator: bool = False
+    claimed: int = -1
+    has_view: bool = False
+    copy: Copy | None = None
+    claims_from: float = 0.0
+    state_slot: int = -1
+    state_term: int = 0
+    place: Assignment | None = None
+    known_round: int = 0
+    lineage: str = ""
+    heard: int = 0
+    known_restarts: int = 0
+    fetching: tuple[int, int] | None = None
+    is_preparing: bool = False
+    is_due: bool = False
+    warned: int = 0
+    halt: Halt | None = None
+    is_replaced: bool = False
+    is_failing: bool = False
+    is_suspecting: bool = False
+    gone: WorkersGone | None = None
+    sequence: int = 0
+    outstanding: tuple[Fact, ...] = ()
+
+    @property
+    def watched(self) -> str:
+        """Whose beat is to be read at every keep-alive interval, "" for nobody's."""
+        return "" if self.is_coordinator or self.state == OVER else self.coordinator
+
+    @property
+    def has_left(self) -> bool:
+        """Whether its last word was heard: nothing keeps the agent any longer."""
+        return self.state == OVER or (self.state == LEAVING and not self.outstanding)

@@ -1,0 +1,150 @@
+"""What the coordinator decides: the entries of the job's log, each with its writer's term."""
+
+from __future__ import annotations
+
+from elastic_run.records import dataclass
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    from elastic_run.core.protocol.codec import Document
+
+# Reasons to halt a round.
+FAILURE = "failure"
+LOSS = "loss"
+LEAVE = "leave"
+JOIN = "join"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The node is the coordinator of this term."""
+
+    term: int
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resign:
+    """The coordinator of this term goes in order; anybody may claim the next."""
+
+    term: int
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A round begins; each of its members finds its assignment beside this slot.
+
+    Args:
+        term: The coordinator's.
+        round: Number of the round; it only grows.
+        restart_count: Restarts of the whole job so far.
+        nodes: The number of members.
+        world_size: The number of workers.
+        lineage: Of the job; see `facts.is_related`.
+    """
+
+    term: int
+    round: int
+    restart_count: int
+    nodes: int
+    world_size: int
+    lineage: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Warn:
+    """The workers of the round will be stopped for a change of membership."""
+
+    term: int
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Halt:
+    """The workers of the round are to be stopped: `failure`, `loss`, `leave` or `join`."""
+
+    term: int
+    round: int
+    reason: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """A node is not taken in; the job goes on without it."""
+
+    term: int
+    node: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Recall:
+    """The state of the job is lost: every node is to say again where it stands.
+
+    Args:
+        term: The coordinator's.
+        detail: What was wrong with the state.
+    """
+
+    term: int
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """The log of this store goes on from what a majority of the last round knew; see `job.view_change`.
+
+    Args:
+        term: From now on; above that of any decision from which the log goes on.
+        node: The coordinator.
+        round: The last round that was formed.
+        round_id: Its unique id; a node that runs another round is no member.
+        restart_count: Restarts of the whole job so far.
+        lineage: Of the job; see `facts.is_related`.
+    """
+
+    term: int
+    node: str
+    round: int
+    round_id: str
+    restart_count: int
+    lineage: str
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """The store moves to another host; the log goes on there."""
+
+    term: int
+    endpoint: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The job is over; nothing is decided after this.
+
+    Args:
+        term: The coordinator's.
+        verdict: A name of `contract.EXIT_CODES`.
+        exit_code: What every agent exits with.
+        detail: One sentence for the user, or "".
+        root: The report of the root cause, or None.
+        attempts: The root causes of the attempts before, oldest first.
+        nodes: The number of nodes in the last round; 0 where it isn't told.
+    """
+
+    term: int
+    verdict: str
+    exit_code: int
+    detail: str = ""
+    root: Document | None = None
+    attempts: tuple[Document, ...] = ()
+    nodes: int = 0
+
+
+Decision: TypeAlias = Claim | Resign | Form | Warn | Halt | Refuse | Recall | Recovered | Move | End

@@ -1,0 +1,126 @@
+"""What the coordinator writes beside the log: places in a round, where the log stands, who is there."""
+
+from __future__ import annotations
+
+from elastic_run.core.job.config import Rules  # noqa: TC001 - ditto
+from elastic_run.core.protocol.facts import Offer  # noqa: TC001 - importing it registers it as a field
+from elastic_run.records import dataclass
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """One node's place in a round; the fields are `rendezvous.elastic.session.Formed`'s.
+
+    Args:
+        round: Number of the round.
+        group_rank: The node's rank among the nodes.
+        group_world_size: The number of nodes.
+        base_rank: Global rank of its first worker.
+        world_size: The number of workers.
+        role_rank: Rank of its first worker among those of its role.
+        role_world_size: The number of workers of its role.
+        master: Where rank 0's node listens.
+        restart_count: Restarts of the whole job so far.
+        hosts: The number of different host names in the round.
+        news: What made the round necessary, for the user; "" for the first.
+        lineage: Of the job; see `facts.is_related`.
+        round_id: The round's unique id. Its number is not: two logs may each form a round of one number.
+        rules: The job's, for a node that was told others; None for all others.
+    """
+
+    round: int
+    group_rank: int
+    group_world_size: int
+    base_rank: int
+    world_size: int
+    role_rank: int
+    role_world_size: int
+    master: Offer
+    restart_count: int
+    hosts: int
+    news: str = ""
+    lineage: str = ""
+    round_id: str = ""
+    rules: Rules | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Where the log stands: a hint for who comes late or slept through a trim.
+
+    Args:
+        slot: The newest slot, whose entry is valid.
+        term: Of the coordinator that wrote this.
+        coordinator: The node that does.
+        round: The last round that was formed, 0 for none.
+        form_slot: The slot in which it was, -1 for none.
+        form_term: The term in which it was.
+        is_running: Whether it was neither halted nor ended since.
+        state_slot: The slot whose state document is the newest, -1 for none.
+        state_term: Its term.
+        restart_count: Restarts of the whole job when that round was formed, or that are known where it isn't.
+        lineage: Of the job, "" before its first round; see `facts.is_related`.
+        round_id: The unique id of that round.
+    """
+
+    slot: int
+    term: int
+    coordinator: str
+    round: int
+    form_slot: int
+    form_term: int
+    is_running: bool
+    state_slot: int
+    state_term: int
+    restart_count: int = 0
+    lineage: str = ""
+    round_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LogStart:
+    """Where the log begins. The document is raised before slots are deleted, and is never lowered.
+
+    A slot below it was decided once and trimmed: an entry that appears there later is void, whoever writes it.
+
+    Args:
+        slot: The oldest slot that may still be there.
+        term: Of the coordinator that wrote this. Entries of older terms count for nothing to a reader who begins here.
+    """
+
+    slot: int
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Who is there, for the line that waiting agents show.
+
+    Args:
+        phase: Of the job.
+        round: The last round that was formed, 0 for none.
+        min_nodes: Of the rules.
+        max_nodes: Of the rules.
+        present: The number of nodes there.
+        hosts: The host names of the first of them.
+        lost: What happened to those that are missing, a clause each.
+        seconds_left: Until the job ends for want of nodes, or begins with those that are there; None if neither.
+        missing_majority: Which nodes of the last round are needed before another round may form; "" for none.
+    """
+
+    phase: str
+    round: int
+    min_nodes: int
+    max_nodes: int
+    present: int
+    hosts: tuple[str, ...]
+    lost: tuple[str, ...]
+    seconds_left: float | None
+    missing_majority: str = ""
+
+
+Note: TypeAlias = Assignment | Head | LogStart | Status

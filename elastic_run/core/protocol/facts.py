@@ -1,0 +1,319 @@
+"""What agents say to their coordinator: who they are, what became of a round on them, that they go.
+
+Each fact carries its node and a number that grows per node, so that one that was said twice (a reply was lost) counts
+once.
+"""
+
+from __future__ import annotations
+
+from elastic_run.core.job.config import Rules  # noqa: TC001 - importing it registers it as a field
+from elastic_run.core.job.role_scripts import RoleScript, ScriptFile
+from elastic_run.core.protocol.codec import Document, MessageError, register
+from elastic_run.records import dataclass
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+#: The sequence number of a node's last word, said by its guardian, who can't know how many there were.
+LAST_SEQUENCE = 1 << 53
+
+# Outcomes of a round on one node.
+DONE = "done"
+FAILED = "failed"
+STOPPED = "stopped"
+CANNOT_START = "cannot_start"
+UNREACHABLE = "unreachable"
+OUTCOMES = frozenset((DONE, FAILED, STOPPED, CANNOT_START, UNREACHABLE))
+
+# Reasons to leave.
+BY_SIGNAL = "signal"
+DIED = "died"
+UNKILLABLE = "unkillable"
+
+# What the record of a dead agent says that it did last.
+SEAT_RUNNING = "running"
+SEAT_OFFERED = "offered"
+_SEAT_STATUSES = frozenset((SEAT_RUNNING, SEAT_OFFERED))
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class Card:
+    """Who a node is.
+
+    Args:
+        host: Its name, for display.
+        pid: Its agent's process, for display.
+        local_world_size: Workers on it.
+        role: Their role.
+        preferred_rank: The group rank that its user asked for, or None.
+        version: Its release of elastic-run, for display.
+        serves_store: Whether the job's store lives in its agent: where the store is gone, so is the node.
+        script: What its workers run, by a name that is the same on all nodes of its role; "" where it isn't told.
+        script_file: The file of that name on this node, or None.
+        has_fixed_rank: Whether `preferred_rank` is no wish: no other node may have it.
+    """
+
+    host: str
+    pid: int
+    local_world_size: int
+    role: str = "default"
+    preferred_rank: int | None = None
+    version: str = ""
+    serves_store: bool = False
+    script: str = ""
+    script_file: ScriptFile | None = None
+    has_fixed_rank: bool = False
+
+    def __post_init__(self) -> None:
+        if self.local_world_size < 1:
+            message = f"Card: {self.local_world_size} workers make no sense"
+            raise MessageError(message)
+
+    @property
+    def role_script(self) -> RoleScript:
+        """What its role runs, as this node says."""
+        return RoleScript(self.role, self.script, self.script_file)
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Where a node listens already for its workers' store of the next round, should it become rank 0.
+
+    Args:
+        host: The address that other nodes use.
+        port: The port.
+        use_agent_store: Whether its agent serves the store; False if its worker of rank 0 does.
+    """
+
+    host: str
+    port: int
+    use_agent_store: bool = True
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class Last:
+    """The round that a node still runs when it joins (again).
+
+    Args:
+        round_id: Its unique id; see `Assignment.round_id`.
+        round: Its number.
+        rank: The node's group rank in it.
+        nodes: The number of its members.
+        restart_count: Restarts of the whole job until then.
+        lineage: Of the job that formed it; see `is_related`.
+    """
+
+    round_id: str
+    round: int
+    rank: int
+    nodes: int
+    restart_count: int
+    lineage: str = ""
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Which copy of the job's state a node keeps: the one beside the newest decision that it has followed.
+
+    Args:
+        lineage: Of the job.
+        round: The last round that was formed.
+        term: The term of the decision.
+        slot: The slot of the decision.
+    """
+
+    lineage: str
+    round: int
+    term: int
+    slot: int
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        """What tells the newer of two copies of one job, whatever stores their logs were in."""
+        return self.round, self.term, self.slot
+
+    def is_older_than(self, other: Copy | None) -> bool:
+        """Whether another copy of the same job is newer."""
+        return other is not None and other.lineage == self.lineage and self.order < other.order
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Here I am; said again whenever the node can't be sure that the coordinator counts it in.
+
+    Args:
+        node: The node.
+        sequence: Number of this fact among the node's.
+        card: Who it is.
+        rules: The job's rules as it was told.
+        offer: Where its workers' store of the next round listens.
+        seen: The newest slot of the log that the node has followed, -1 for none.
+        last: The round that it still runs, or None.
+        heard: The newest round that it has heard of, in whatever store: the next one has a higher number.
+        copy: The copy of the state that it has put into this store, or None; see `job.view_change`.
+    """
+
+    node: str
+    sequence: int
+    card: Card
+    rules: Rules
+    offer: Offer
+    seen: int = -1
+    last: Last | None = None
+    heard: int = 0
+    copy: Copy | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failing:
+    """A worker of the node ended with a failure.
+
+    Args:
+        node: The node.
+        sequence: Number of this fact among the node's.
+        round: The round.
+        round_id: Its unique id: another log may have formed a round of this number.
+        is_consequence: Whether all that failed there so far look as if they had lost a peer: its others run on then,
+            for the cause may be theirs. Said again without this when a failure of another kind follows.
+    """
+
+    node: str
+    sequence: int
+    round: int
+    round_id: str
+    is_consequence: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """No process of the round lives on the node any more.
+
+    Args:
+        node: The node.
+        sequence: Number of this fact among the node's.
+        round: The round.
+        round_id: Its unique id: another log may have formed a round of this number.
+        outcome: One of `OUTCOMES`.
+        offer: Where its workers' store of the next round listens.
+        report: The node's root cause where it failed: `exit_code`, `signature`, `is_deterministic`, `uptime` and
+            `severity` are read, the rest is carried to every node.
+        verdict: For `cannot_start`: a name of `contract.EXIT_CODES`.
+        detail: One sentence for the user, or "".
+    """
+
+    node: str
+    sequence: int
+    round: int
+    round_id: str
+    outcome: str
+    offer: Offer
+    report: Document | None = None
+    verdict: str = ""
+    detail: str = ""
+
+    def __post_init__(self) -> None:
+        if self.outcome not in OUTCOMES:
+            message = f"Ready.outcome: {self.outcome!r} is none of {', '.join(sorted(OUTCOMES))}"
+            raise MessageError(message)
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """The node goes, and never comes back under this id.
+
+    Args:
+        node: The node.
+        sequence: Number of this fact among the node's; `LAST_SEQUENCE` where its guardian says it.
+        reason: `signal`, `died` or `unkillable`.
+        detail: One sentence for the user, or "".
+    """
+
+    node: str
+    sequence: int
+    reason: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SeatDead:
+    """An agent that had a seat in a round is dead: proved by its guardian, or by a newcomer on its host.
+
+    The round is the last that the agent was told of; the log of the store where the record says `offered` may have
+    counted it for a newer one, and no other log can. See `job.apply_facts` for what becomes of its seat. Said any
+    number of times; of no node's sequence.
+
+    Args:
+        node: The agent's id.
+        round_id: The round's unique id, as the record has it; see `Assignment.round_id`.
+        lineage: Of the round's job.
+        round_index: The round's number.
+        rank: The agent's group rank in the round: its seat.
+        status: `running` from before the agent is told of the round; `offered` from before it first says in a store
+            that it is ready for another round, or anything in another store than the round's.
+        store_id: The birth mark of that store, as text; "" with `running`.
+        detail: One sentence for the user, or "".
+    """
+
+    node: str
+    round_id: str
+    lineage: str
+    round_index: int
+    rank: int
+    status: str
+    store_id: str = ""
+    detail: str = ""
+
+    def __post_init__(self) -> None:
+        if self.status not in _SEAT_STATUSES:
+            message = f"SeatDead.status: {self.status!r} is none of {', '.join(sorted(_SEAT_STATUSES))}"
+            raise MessageError(message)
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """A fact in a protocol that this release doesn't speak; never sent, only read.
+
+    Args:
+        node: Who said it.
+        sequence: Number of this fact among the node's.
+        protocol: What that node speaks.
+    """
+
+    node: str
+    sequence: int
+    protocol: int
+
+
+@dataclass(frozen=True, slots=True)
+class Moving:
+    """The host of the store goes, and the store with it; of no node's sequence, since the host says it but once.
+
+    Args:
+        endpoint: Where the store goes on, "" for nowhere.
+        detail: One sentence for the user.
+    """
+
+    endpoint: str
+    detail: str
+
+
+def is_related(one: str, other: str) -> bool:
+    """Tell whether two rounds may be of the same job, whatever stores it went through.
+
+    Where a store is lost, and those who were there are out of reach, others may begin the job anew in the next one. The
+    numbers of its rounds begin anew, too, so that a round needs more than its number to be known by.
+
+    Args:
+        one: A lineage: a name that the first coordinator of a job gives it, and which goes with its state; "" where a
+            release wrote it that knows none.
+        other: Another.
+    """
+    return one == other or not one or not other
+
+
+Fact: TypeAlias = Join | Failing | Ready | Leave | Foreign

@@ -1,0 +1,45 @@
+"""Where the log begins: how a slot that was trimmed is kept from being decided a second time.
+
+Rules
+- A coordinator raises the document at `job_keys.LOG_START` before it deletes slots. The document only ever grows.
+- Every reader and every writer of a slot reads the document together with the slot, or after it. A slot below the start
+  is void: it was decided once, and its second entry comes from a node that was stopped meanwhile.
+- So a coordinator that slept through a trim decides nothing: its own read shows it, and so does every reader's.
+- Garbage at that key counts as nothing, since without a token any stranger can write it. The coordinator writes the
+  document again when it next trims.
+"""
+
+from __future__ import annotations
+
+from elastic_run.core.protocol.codec import MessageError
+from elastic_run.core.protocol.messages import LogStart, read_log_start
+
+__all__ = ["find_start", "is_trimmed"]
+
+
+def find_start(raw: bytes | None) -> LogStart | None:
+    """Return where the log begins.
+
+    Args:
+        raw: What lies at `job_keys.LOG_START`, or None.
+
+    Returns:
+        The document; None if nothing was trimmed yet, or the value is garbage.
+    """
+    if raw is None:
+        return None
+    try:
+        return read_log_start(raw)
+    except MessageError:
+        return None
+
+
+def is_trimmed(slot: int, raw: bytes | None) -> bool:
+    """Tell whether a slot was decided and trimmed before.
+
+    Args:
+        slot: Its number.
+        raw: What lies at `job_keys.LOG_START`, or None; read with the slot or after it.
+    """
+    start = find_start(raw)
+    return start is not None and slot < start.slot

@@ -1,0 +1,273 @@
+"""What the agents of a job say to each other through its store: facts, decisions, assignments.
+
+- Every message is a JSON object with the `protocol` that its sender speaks and its `kind`.
+- Facts are what agents saw; each carries its node and a number that grows per node, so that one that was said twice (a
+  reply was lost) counts once. Decisions are what the coordinator made of them; each carries the coordinator's term.
+- A node is known by an id that is unique per agent run. Host names and addresses are shown and dialled, never compared.
+- Nothing here says what follows from a message: that is `job.machine` (facts) and `node.machine` (decisions).
+"""
+
+from __future__ import annotations
+
+from elastic_run.core.job.config import Rules
+from elastic_run.core.protocol.codec import Document, MessageError, decode, encode, from_document, to_document
+from elastic_run.core.protocol.decisions import (
+    FAILURE,
+    JOIN,
+    LEAVE,
+    LOSS,
+    Claim,
+    Decision,
+    End,
+    Form,
+    Halt,
+    Move,
+    Recall,
+    Recovered,
+    Refuse,
+    Resign,
+    Warn,
+)
+from elastic_run.core.protocol.documents import (
+    Assignment,
+    Head,
+    LogStart,
+    Note,
+    Status,
+)
+from elastic_run.core.protocol.facts import (
+    BY_SIGNAL,
+    CANNOT_START,
+    DIED,
+    DONE,
+    FAILED,
+    LAST_SEQUENCE,
+    OUTCOMES,
+    SEAT_OFFERED,
+    SEAT_RUNNING,
+    STOPPED,
+    UNKILLABLE,
+    UNREACHABLE,
+    Card,
+    Copy,
+    Fact,
+    Failing,
+    Foreign,
+    Join,
+    Last,
+    Leave,
+    Moving,
+    Offer,
+    Ready,
+    SeatDead,
+    is_related,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import TypeVar
+
+    Message = TypeVar("Message")
+
+__all__ = [
+    "BY_SIGNAL",
+    "CANNOT_START",
+    "DIED",
+    "DONE",
+    "FAILED",
+    "FAILURE",
+    "JOIN",
+    "LAST_SEQUENCE",
+    "LEAVE",
+    "LOSS",
+    "OUTCOMES",
+    "PROTOCOL",
+    "SEAT_OFFERED",
+    "SEAT_RUNNING",
+    "STOPPED",
+    "UNKILLABLE",
+    "UNREACHABLE",
+    "Assignment",
+    "Card",
+    "Claim",
+    "Copy",
+    "Decision",
+    "End",
+    "Fact",
+    "Failing",
+    "Foreign",
+    "Form",
+    "Halt",
+    "Head",
+    "Join",
+    "Last",
+    "Leave",
+    "LogStart",
+    "MessageError",
+    "Move",
+    "Moving",
+    "Note",
+    "Offer",
+    "Ready",
+    "Recall",
+    "Recovered",
+    "Refuse",
+    "Resign",
+    "Rules",
+    "SeatDead",
+    "Status",
+    "UnknownProtocolError",
+    "Warn",
+    "is_related",
+    "is_spoken",
+    "read_assignment",
+    "read_decision",
+    "read_fact",
+    "read_head",
+    "read_log_start",
+    "read_status",
+    "to_json",
+]
+
+
+#: Raised by one with each change of what a message means. A release speaks its own protocol, and understands that of
+#: the one before and of the one after it, so that a job can be upgraded node by node: what a neighbour can't do
+#: without takes two steps.
+PROTOCOL = 1
+
+_FACTS: Mapping[str, type[Join | Failing | Ready | Leave | SeatDead | Moving]] = {
+    "join": Join,
+    "failing": Failing,
+    "ready": Ready,
+    "leave": Leave,
+    "seat_dead": SeatDead,
+    "moving": Moving,
+}
+_DECISIONS: Mapping[str, type[Decision]] = {
+    "claim": Claim,
+    "resign": Resign,
+    "form": Form,
+    "warn": Warn,
+    "halt": Halt,
+    "refuse": Refuse,
+    "recall": Recall,
+    "recovered": Recovered,
+    "move": Move,
+    "end": End,
+}
+_NOTES: Mapping[str, type[Note]] = {
+    "assignment": Assignment,
+    "head": Head,
+    "log_start": LogStart,
+    "status": Status,
+}
+_KINDS: Mapping[type, str] = {kind: name for table in (_FACTS, _DECISIONS, _NOTES) for name, kind in table.items()}
+
+
+def is_spoken(protocol: object) -> bool:
+    """Tell whether this release understands a protocol: its own, or a neighbour's.
+
+    Args:
+        protocol: What a message says that its sender speaks.
+    """
+    return isinstance(protocol, int) and not isinstance(protocol, bool) and abs(protocol - PROTOCOL) <= 1
+
+
+class UnknownProtocolError(MessageError):
+    """A message in a protocol that this release doesn't speak.
+
+    Args:
+        protocol: The protocol.
+    """
+
+    def __init__(self, protocol: int) -> None:
+        super().__init__(f"protocol {protocol} is spoken there, {PROTOCOL} here: use the same release of elastic-run")
+        self.protocol = protocol
+
+
+def to_json(message: Fact | SeatDead | Moving | Decision | Note) -> bytes:
+    """Return a message as it is stored.
+
+    Args:
+        message: What to say.
+
+    Returns:
+        JSON; equal messages give equal bytes.
+    """
+    return encode({"protocol": PROTOCOL, "kind": _KINDS[type(message)], **to_document(message)})
+
+
+def read_fact(data: bytes) -> Fact | SeatDead | Moving:
+    """Read a fact.
+
+    Args:
+        data: An entry of the stream of facts; it may be garbage.
+
+    Returns:
+        The fact; `Foreign` where its node speaks another protocol.
+
+    Raises:
+        MessageError: It is garbage.
+    """
+    try:
+        document = _open(data)
+    except UnknownProtocolError as error:
+        return from_document(Foreign, {**decode(data), "protocol": error.protocol})
+    return from_document(_kind(_FACTS, document), document)
+
+
+def read_decision(data: bytes) -> Decision:
+    """Read a decision.
+
+    Args:
+        data: An entry of the log; it may be garbage.
+
+    Returns:
+        The decision.
+
+    Raises:
+        UnknownProtocolError: It was made by a release that speaks another protocol.
+        MessageError: It is garbage.
+    """
+    document = _open(data)
+    return from_document(_kind(_DECISIONS, document), document)
+
+
+def read_assignment(data: bytes) -> Assignment:
+    """Read an assignment; raises `MessageError` as `read_decision`."""
+    return from_document(Assignment, _open(data))
+
+
+def read_head(data: bytes) -> Head:
+    """Read the hint where the log stands; raises `MessageError` as `read_decision`."""
+    return from_document(Head, _open(data))
+
+
+def read_log_start(data: bytes) -> LogStart:
+    """Read where the log begins; raises `MessageError` as `read_decision`."""
+    return from_document(LogStart, _open(data))
+
+
+def read_status(data: bytes) -> Status:
+    """Read who is there; raises `MessageError` as `read_decision`."""
+    return from_document(Status, _open(data))
+
+
+def _open(data: bytes) -> Document:
+    document = decode(data)
+    protocol = document.get("protocol")
+    if not isinstance(protocol, int) or isinstance(protocol, bool):
+        message = f"a message without a protocol: {data[:80]!r}"
+        raise MessageError(message)
+    if not is_spoken(protocol):
+        raise UnknownProtocolError(protocol)
+    return document
+
+
+def _kind(table: Mapping[str, type[Message]], document: Document) -> type[Message]:
+    kind = table.get(str(document.get("kind")))
+    if kind is None:
+        message = f"kind {document.get('kind')!r} is none of {', '.join(table)}"
+        raise MessageError(message)
+    return kind
