@@ -123,6 +123,7 @@ def _worker(end: WorkerEnd) -> dict[str, Any]:
         "remark": end.remark,
         "error_file": end.error_file,
         "log_file": end.log_file,
+        "stderr_target": end.stderr_target,
         "stderr_tail": [_cut(line, _LINE_LIMIT) for line in end.stderr_tail[-_TAIL:]],
     }
 

@@ -183,8 +183,14 @@ def _evidence(root: WorkerEnd | None, room: int, most: int) -> list[_Section]:
     if most > 0 and (not sections or root.certain_exception is None):
         tail = [printable(line) for line in root.stderr_tail[-200:]]
         said = [shorten(line, room) for line in tail if line.strip()][-min(most, _LAST_LINES if sections else most) :]
-        sections.append(_Section("stderr", said or ["(nothing was written)"]))
+        sections.append(_Section("stderr", said or _without_stderr(root, room)))
     return sections
+
+
+def _without_stderr(root: WorkerEnd, room: int) -> list[str]:
+    if not root.stderr_target:
+        return ["(nothing was written)"]
+    return _paragraph(printable(f"(not captured: it went to {root.stderr_target})"), room, 2)
 
 
 def _rest(result: JobResult, room: int) -> list[_Section]:

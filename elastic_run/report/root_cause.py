@@ -25,7 +25,7 @@ _MESSAGE_LENGTH = 2000
 _PLAIN = (
     *("rank", "local_rank", "pid", "exitcode", "restart_count"),
     *("ended_at", "uptime"),
-    *("role", "host", "error_file", "log_file", "remark"),
+    *("role", "host", "error_file", "log_file", "remark", "stderr_target"),
 )
 
 
@@ -85,6 +85,7 @@ def decode_root_cause(document: Mapping[str, Any] | None) -> WorkerEnd | None:
         error_file=_text(end.get("error_file")),
         log_file=_text(end.get("log_file")),
         remark=_text(end.get("remark")),
+        stderr_target=_text(end.get("stderr_target")),
         exception=_exception(end.get("exception")),
         stderr_tail=_lines(end.get("stderr_tail")),
     )

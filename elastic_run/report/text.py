@@ -21,6 +21,8 @@ _WHOLE = re.compile(
     r"|(?<!\S)\S*[\"'](?:~|\.\.?)?/[^\"']*[\"']\S*"
     r"|(?<!\S)(?:\S*[\"'(=:\[<,])?(?:~|\.\.?)?/\S*"
 )
+#: Paths and commands of a text's middle that are kept.
+_MOST_KEPT = 2
 _SURROGATES = range(0xDC80, 0xDD00)
 
 
@@ -71,7 +73,7 @@ def elide(text: str, limit: int, *, tail: float = 0.4) -> str:
 
 
 def shorten(text: str, limit: int, *, tail: float = 0.4) -> str:
-    """Shorten a text as `elide` does, but cut no path and no command.
+    """Shorten a text as `elide` does, but cut no path and no command, and keep the first two of the middle.
 
     Args:
         text: A printable text.
@@ -89,7 +91,10 @@ def shorten(text: str, limit: int, *, tail: float = 0.4) -> str:
             end = whole.start()
         if whole.start() < start < whole.end():
             start = whole.end()
-    return text if start >= end else f"{text[:start].rstrip()}{_ELLIPSIS}{text[end:]}"
+    if start >= end:
+        return text
+    kept = [found[0] for found in _WHOLE.finditer(text, start, end) if found.end() < end][:_MOST_KEPT]
+    return _ELLIPSIS.join((text[:start].rstrip(), *kept, text[end:]))
 
 
 def wrap(text: str, width: int, most: int) -> list[str]:

@@ -197,8 +197,8 @@ def test_stopped_terminal(terminal: Terminal, start: Start, tmp_path: Path) -> N
 
 def test_a_terminal_that_may_not_be_opened_again(terminal: Terminal, start: Start, tmp_path: Path) -> None:
     """Where the terminal belongs to another user the launcher still never blocks, and nothing is lost."""
-    os.chown(os.ttyname(terminal._slave), 65534, 65534)
-    Path(os.ttyname(terminal._slave)).chmod(0o600)
+    os.chown(os.ttyname(terminal.slave), 65534, 65534)
+    Path(os.ttyname(terminal.slave)).chmod(0o600)
     start(WRITE_MUCH, prepare='set -- setpriv --bounding-set=-all --inh-caps=-all "$@";')
     check_that_nobody_blocks(terminal, tmp_path)
 
@@ -230,9 +230,9 @@ open({str(tmp_path / "done")!r}, "w")
     terminal.wait_output("ready")
     process = terminal.process
     assert process is not None
-    os.close(terminal._slave)
+    os.close(terminal.slave)
     os.close(terminal.master)
-    terminal.master, terminal._slave = os.openpty()
+    terminal.master, terminal.slave = os.openpty()
     with go.open("w"):
         pass
     assert process.wait(60) == 0

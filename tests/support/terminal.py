@@ -31,7 +31,7 @@ class Terminal:
     """
 
     def __init__(self, *, rows: int = 24, columns: int = 80) -> None:
-        self.master, self._slave = os.openpty()
+        self.master, self.slave = os.openpty()
         self.output = bytearray()
         self.process: subprocess.Popen[bytes] | None = None
         self.resize(rows, columns)
@@ -55,7 +55,7 @@ class Terminal:
         program: Sequence[str] = ELASTIC_RUN,
     ) -> subprocess.Popen[bytes]:
         """Start a launcher in the terminal, in the foreground of a new session."""
-        slave = self._slave
+        slave = self.slave
         self.process = subprocess.Popen(
             [*program, *map(str, arguments)],
             env=clean_environment(env),
@@ -106,7 +106,7 @@ class Terminal:
             kill_processes([self.process.pid, *descendants_of(self.process.pid)])
             self.process.wait(DEADLINE)
         os.close(self.master)
-        os.close(self._slave)
+        os.close(self.slave)
 
     def _read(self, timeout: float) -> bool:
         """Read what is there within `timeout` seconds, and tell whether there was anything."""

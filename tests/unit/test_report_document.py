@@ -69,6 +69,7 @@ def test_the_document_has_exactly_the_keys_of_version_1() -> None:
         "error_file": "",
         "log_file": "",
         "stderr_tail": [],
+        "stderr_target": "",
     }
     attempt = document["attempts"][0]
     assert set(attempt) == {"restart_count", "started_at", "started_at_utc", "uptime", "root_cause"}

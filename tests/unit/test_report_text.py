@@ -89,6 +89,7 @@ def test_a_long_text_is_broken_between_words(text: str, width: int, most: int, e
         ("can't open /a/b.py: there is no such file", 24, "can't open /a/b.py:...uch file"),
         ("one two three four five of /some/where/x.py", 20, "one two thr.../some/where/x.py"),
         ("look at `ulimit -n` and raise it, if you may", 20, "look at `ulimit -n`...ou may"),
+        ("one two three /a/b four five /c/d six seven /e/f nine", 16, "one two t.../a/b.../c/d...nine"),
         ("ratio 3/4 of the words that stand here", 16, "ratio 3/4...here"),
         ("tcp://[::1]:29400 can't be reached from here", 16, "tcp://[::1]:29400...here"),
     ],

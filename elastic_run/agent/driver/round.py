@@ -221,6 +221,7 @@ class Round:
             remark=_LOST_STATUS if self._has_lost_status(rank) else found.problem,
             error_file=error_file,
             stderr_tail=tuple(text.splitlines()[-20:]),
+            stderr_target=self.output.uncaptured_target(rank),
             log_file=log_file,
         )
 

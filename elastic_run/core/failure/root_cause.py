@@ -58,6 +58,7 @@ class WorkerEnd:
         exception: What it wrote down, or None.
         error_file: Path of its error.json, or "".
         stderr_tail: The last lines of its stderr.
+        stderr_target: Where its stderr went if the agent has not seen it, or "".
         log_file: Path of the file that holds its stderr, or "".
         remark: A short clause for the report, such as that error.json could not be read, or "".
     """
@@ -76,6 +77,7 @@ class WorkerEnd:
         "restart_count",
         "role",
         "stderr_tail",
+        "stderr_target",
         "uptime",
         "was_stopped",
     )
@@ -96,6 +98,7 @@ class WorkerEnd:
         exception: ExceptionText | None = None,
         error_file: str = "",
         stderr_tail: tuple[str, ...] = (),
+        stderr_target: str = "",
         log_file: str = "",
         remark: str = "",
     ) -> None:
@@ -112,6 +115,7 @@ class WorkerEnd:
         self.exception = exception
         self.error_file = error_file
         self.stderr_tail = stderr_tail
+        self.stderr_target = stderr_target
         self.log_file = log_file
         self.remark = remark
 

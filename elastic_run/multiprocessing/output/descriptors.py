@@ -127,6 +127,26 @@ def is_out_of_descriptors(error: OSError) -> bool:
     return error.errno in (errno.EMFILE, errno.ENFILE)
 
 
+def describe_descriptor(fd: int) -> str:
+    """Describe where one of the launcher's own streams leads, for a sentence.
+
+    Args:
+        fd: 1 or 2.
+
+    Returns:
+        Such as ``elastic-run's stderr, /dev/pts/3``.
+    """
+    name = f"elastic-run's {'stdout' if fd == STDOUT else 'stderr'}"
+    try:
+        place = os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        return name
+    kind = place.partition(":")[0]
+    if kind in ("pipe", "socket"):
+        return f"{name}, a {kind}"
+    return f"{name}, {place!r}" if " " in place else f"{name}, {place}"
+
+
 def is_same_file(first: int, second: int) -> bool:
     """Whether two descriptors lead to the same place.
 

@@ -14,6 +14,7 @@ from elastic_run.multiprocessing.output.descriptors import (
     STDERR,
     STDOUT,
     copy_window_size,
+    describe_descriptor,
     is_log,
     is_out_of_descriptors,
     open_log,
@@ -185,6 +186,13 @@ class WorkerOutput:
             return self._tails[local_rank].read()
         path = self._wiring.redirects.get(local_rank)
         return b"" if path is None else read_tail(path, is_thorough=is_thorough)
+
+    def uncaptured_target(self, local_rank: int) -> str:
+        """Return where a worker's stderr went if neither a pipe nor a log file has kept its end, or an empty string."""
+        if local_rank in self._tails:
+            return ""
+        path = self._wiring.redirects.get(local_rank, "")
+        return describe_descriptor(STDERR) if not path else path if path == os.devnull else ""
 
     def close(self) -> None:
         """Finish every worker, and close what they share."""
