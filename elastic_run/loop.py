@@ -127,10 +127,6 @@ class Loop:
     def call_at(self, when: float, callback: Callable[[], None]) -> Timer:
         """Call once the clock has reached a time.
 
-        Args:
-            when: Monotonic time in seconds.
-            callback: What to call.
-
         Returns:
             The timer, which can be cancelled.
         """

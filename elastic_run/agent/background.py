@@ -20,12 +20,7 @@ if TYPE_CHECKING:
 
 
 class Background:
-    """The background processes of one agent's last round.
-
-    Args:
-        context: What the rounds of one agent share.
-        say: Tells the user one line.
-    """
+    """The background processes of one agent's last round."""
 
     def __init__(self, context: AgentContext, say: Callable[[str], None]) -> None:
         self._context = context
@@ -41,11 +36,7 @@ class Background:
         return self._ending is not None
 
     def keep(self, ended: Round) -> None:
-        """Leave a round's background processes alone for now.
-
-        Args:
-            ended: The round; its output is still open.
-        """
+        """Leave a round's background processes alone for now."""
         self._workers = ended.workers
         try:
             own = ended.output.leave(is_exec=self._context.guardian.is_exec)
@@ -54,12 +45,7 @@ class Background:
             self._say(f"nobody passes on what background processes write from now on: {error.strerror}")
 
     def takes(self, event: Event, feed: Callable[[Event], None]) -> bool:
-        """Whether an event waits until the background processes have ended; no round begins before that.
-
-        Args:
-            event: What has happened.
-            feed: Gets the event later.
-        """
+        """Whether an event waits until the background processes have ended; no round begins before that."""
         if isinstance(event, supervision.RoundFormed) and self._workers is not None:
             self._feed = feed
             self._end()
@@ -69,11 +55,7 @@ class Background:
         return True
 
     def conclude(self, *, is_success: bool) -> None:
-        """Let them live on after a success, and name them; end them otherwise.
-
-        Args:
-            is_success: Whether the whole job has succeeded.
-        """
+        """Let them live on after a success, and name them; end them otherwise."""
         if self._workers is None:
             return
         if not is_success:

@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 def describe_failure(end: WorkerEnd) -> ProcessFailure:
     """Return a worker's failure.
 
-    Args:
-        end: What became of the worker.
-
     Returns:
         The failure. Its message is what the worker recorded; else its exception as stderr had it, in the same form;
         else a sentence.
@@ -43,14 +40,7 @@ def _say(end: WorkerEnd) -> object:
 
 
 def add_timer(failure: ProcessFailure) -> ProcessFailure:
-    """Add to a failure which timer ended the worker, if one did; that can be asked for once.
-
-    Args:
-        failure: The failure; is changed.
-
-    Returns:
-        The failure.
-    """
+    """Add to a failure which timer ended the worker, if one did; that can be asked for once."""
     if "elastic_run.timer.expiries" in sys.modules:
         from elastic_run.timer import expiries  # noqa: PLC0415 - only where timers are used
 

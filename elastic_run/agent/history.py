@@ -31,13 +31,7 @@ _LAST_ATTEMPTS = 63
 
 
 class History:
-    """The rounds of a job so far.
-
-    Args:
-        context: What the rounds of one agent share.
-        senders: Where the launcher's signals came from.
-        say: Tells the user one line.
-    """
+    """The rounds of a job so far."""
 
     def __init__(self, context: AgentContext, senders: Senders, say: Callable[[str], None]) -> None:
         self._context = context
@@ -65,10 +59,6 @@ class History:
     def add_round(self, ended: Round, survivors: list[int]) -> Failure | None:
         """Add a round that is over, and read the traces that its workers left.
 
-        Args:
-            ended: The round.
-            survivors: Pids that SIGKILL could not end.
-
         Returns:
             What the restart policy needs to know of its failure, or None without one.
         """
@@ -93,11 +83,7 @@ class History:
                 end.remark = lines.passed_on(-end.exitcode, self._senders.find(-end.exitcode))
 
     def root_cause_document(self, failure: Failure | None) -> dict[str, Any] | None:
-        """Return the last round's failure on this node as a document for the other nodes, or None.
-
-        Args:
-            failure: What `add_round` returned for it.
-        """
+        """Return the last round's failure on this node as a document for the other nodes, or None."""
         root = self._root
         if root is None:
             root = self._find_hidden_cause()
@@ -183,12 +169,7 @@ class History:
             del self._attempts[1:-_LAST_ATTEMPTS]
 
     def conclude(self, finish: supervision.Finish, agent: supervision.Agent) -> JobResult:
-        """Return how the job ended.
-
-        Args:
-            finish: How it ended.
-            agent: What the agent knows at the end.
-        """
+        """Return how the job ended."""
         from elastic_run.report import JobResult  # noqa: PLC0415
 
         context, spec = self._context, self._context.group.spec

@@ -162,11 +162,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         return result
 
     def request_stop(self, number: int) -> None:
-        """Stop as if this signal had come; may be called from any thread.
-
-        Args:
-            number: The signal.
-        """
+        """Stop as if this signal had come; may be called from any thread."""
         self._stop_signal = number
         if self._supervisor is not None:
             self._supervisor.request_stop(number)
@@ -207,9 +203,6 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     def supervise(self, early_start: EarlyStart | None = None) -> Supervisor:
         """Make the supervisor of this agent, for a caller that needs its console after the run; the caller closes it.
-
-        Args:
-            early_start: The first round, if its workers were started already.
 
         Returns:
             The supervisor, not yet running.

@@ -32,10 +32,6 @@ _READ = 4 << 20
 def name_script(entrypoint: object, args: Sequence[object]) -> str:
     """Name the workers' program.
 
-    Args:
-        entrypoint: A command, or a function.
-        args: Its arguments.
-
     Returns:
         ``train.py``, ``-m package.train``, ``program`` or a function's qualified name.
     """
@@ -47,10 +43,6 @@ def name_script(entrypoint: object, args: Sequence[object]) -> str:
 
 def find_script_file(entrypoint: object, args: Sequence[object]) -> ScriptFile | None:
     """Find the file that the workers run.
-
-    Args:
-        entrypoint: A command, or a function.
-        args: Its arguments.
 
     Returns:
         The file; None for a module, code, a function, a directory, or a file that can't be read.

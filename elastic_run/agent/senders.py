@@ -30,12 +30,7 @@ class Senders:
         self._senders: dict[int, str] = {}
 
     def note(self, number: int, found: SignalInfo | None) -> None:
-        """Take note of a signal that came.
-
-        Args:
-            number: The signal.
-            found: What the kernel tells of it, or None.
-        """
+        """Take note of a signal that came."""
         self._senders[number] = "" if found is None else _describe(found)
 
     def find(self, number: int) -> str:

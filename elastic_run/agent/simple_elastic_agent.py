@@ -49,14 +49,7 @@ class _Duration:
 
 
 def measured(method: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Publish how each call of a step ends and how long it takes, as `metrics.prof`, which is imported by the call.
-
-    Args:
-        method: The step.
-
-    Returns:
-        The step, measured.
-    """
+    """Publish how each call of a step ends and how long it takes, as `metrics.prof`, which is imported by the call."""
 
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         from elastic_run.metrics import prof  # noqa: PLC0415

@@ -41,12 +41,7 @@ _RUN = "SimpleElasticAgent.run"
 
 
 class StepRecorder:
-    """Publishes the steps of one agent.
-
-    Args:
-        agent: Builds the events, and knows its worker group and its remaining restarts.
-        remaining_restarts: Returns how many restarts are left now.
-    """
+    """Publishes the steps of one agent."""
 
     def __init__(self, agent: SimpleElasticAgent, remaining_restarts: Callable[[], int]) -> None:
         self._agent = agent
@@ -57,12 +52,7 @@ class StepRecorder:
         self._started = time.monotonic()
 
     def record(self, step: str, duration_ms: float) -> None:
-        """Publish a step of a round.
-
-        Args:
-            step: One of this module's constants.
-            duration_ms: How long it took, in milliseconds.
-        """
+        """Publish a step of a round."""
         if self._spec.event_log_handler != "null" and step in {RENDEZVOUS, ASSIGN_WORKER_RANKS, START}:
             self._record_event(step, duration_ms)
         for name in _METHODS.get(step, ()):
@@ -77,11 +67,7 @@ class StepRecorder:
             self.put_state("failed")
 
     def put_state(self, state: str) -> None:
-        """Publish the state of the worker group, once for each state that a round comes to.
-
-        Args:
-            state: `healthy`, `failed` or `succeeded`.
-        """
+        """Publish the state of the worker group, once for each state that a round comes to."""
         if state == self._state:
             return
         self._state = state
@@ -90,11 +76,7 @@ class StepRecorder:
         _put(f"workers.{self._spec.role}.{state}", 1)
 
     def put_run(self, *, is_success: bool) -> None:
-        """Publish the end of the agent's run.
-
-        Args:
-            is_success: Whether it has returned a result, be it the workers' failure; False for an exception.
-        """
+        """Publish the end of the agent's run."""
         _put_call(_RUN, (time.monotonic() - self._started) * 1000, is_success=is_success)
 
     def _record_event(self, step: str, duration_ms: float) -> None:

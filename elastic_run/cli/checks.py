@@ -33,16 +33,7 @@ _MACROS = ("${local_rank}", "$local_rank")
 
 
 def check_arguments(args: Namespace, worker_count: int, environ: Mapping[str, str]) -> None:
-    """Check what the flags say together, and against this machine.
-
-    Args:
-        args: The command line.
-        worker_count: Workers on this node.
-        environ: The environment.
-
-    Raises:
-        UsageError: The job can't be started as asked for.
-    """
+    """Check what the flags say together, and against this machine."""
     _check_rendezvous(args)
     _check_ranks(args, worker_count)
     _check_signals(args)
@@ -55,13 +46,7 @@ def check_arguments(args: Namespace, worker_count: int, environ: Mapping[str, st
 
 
 def name_source(message: str, args: Namespace, environ: Mapping[str, str]) -> str:
-    """Put the variable in front of a message instead of the flag, where the value comes from the environment.
-
-    Args:
-        message: A finding, which begins with the flag and a colon.
-        args: The command line.
-        environ: The environment.
-    """
+    """Put the variable in front of a message instead of the flag, where the value comes from the environment."""
     flag, colon, rest = message.partition(":")
     dest = flag[2:].replace("-", "_")
     variable = contract.ENV_FLAG_PREFIX + dest.upper()
@@ -71,12 +56,7 @@ def name_source(message: str, args: Namespace, environ: Mapping[str, str]) -> st
 
 
 def find_notices(args: Namespace, environ: Mapping[str, str]) -> list[str]:
-    """Find what the user should know though the job can run: a sentence each.
-
-    Args:
-        args: The command line, as given.
-        environ: The environment.
-    """
+    """Find what the user should know though the job can run: a sentence each."""
     notices = [*_unused_flags(args), *_interpreter_notices(args, environ), *_token_notices(args, environ)]
     if args.run_path and environ.get(contract.ENV_PYTHON_EXEC):
         notices.append(f"{contract.ENV_PYTHON_EXEC} is not used with --run-path: workers run {own_interpreter()}")

@@ -29,11 +29,7 @@ _TORCHS_LOGS_SPECS = "torch.distributed.elastic.multiprocessing:DefaultLogsSpecs
 
 
 def complete_arguments(args: Namespace) -> None:
-    """Give a namespace from a foreign parser, such as torch's, the flags that it doesn't have.
-
-    Args:
-        args: The command line.
-    """
+    """Give a namespace from a foreign parser, such as torch's, the flags that it doesn't have."""
     for flag in FLAGS:
         if not flag.prints_text and not hasattr(args, flag.dest):
             setattr(args, flag.dest, flag.default)
@@ -43,9 +39,6 @@ def choose_rendezvous(args: Namespace) -> None:
     """Fill in the rendezvous of a job for which the user named none, and the default port of the static one.
 
     One node meets itself. For several this one serves a c10d store, and tells how the others join.
-
-    Args:
-        args: The command line.
     """
     if args.standalone or (node_range(args.nnodes)[1] == 1 and not names_rendezvous(args)):
         args.nnodes = "1:1"
@@ -61,21 +54,13 @@ def choose_rendezvous(args: Namespace) -> None:
 
 
 def hosts_rendezvous(args: Namespace) -> bool:
-    """Whether this node serves the place where several nodes meet, since the user named none.
-
-    Args:
-        args: The command line, as given.
-    """
+    """Whether this node serves the place where several nodes meet, since the user named none."""
     is_first = not args.node_rank and args.master_addr == "127.0.0.1"
     return is_first and node_range(args.nnodes)[1] > 1 and not names_rendezvous(args)
 
 
 def names_rendezvous(args: Namespace) -> bool:
-    """Whether the user said how, or where, the nodes meet.
-
-    Args:
-        args: The command line.
-    """
+    """Whether the user said how, or where, the nodes meet."""
     return bool(args.rdzv_backend != "static" or args.rdzv_endpoint or args.master_port)
 
 
@@ -89,22 +74,14 @@ def unique_id() -> str:
 
 
 def get_rdzv_endpoint(args: Namespace) -> str:
-    """Return the endpoint; for the static backend the master's address and port stand in for it.
-
-    Args:
-        args: The command line.
-    """
+    """Return the endpoint; for the static backend the master's address and port stand in for it."""
     if args.rdzv_backend == "static" and not args.rdzv_endpoint:
         return f"{args.master_addr}:{args.master_port}"
     return str(args.rdzv_endpoint)
 
 
 def get_use_env(args: Namespace) -> bool:
-    """Whether workers learn their local rank from the environment only: always, but at the legacy front door.
-
-    Args:
-        args: The command line.
-    """
+    """Whether workers learn their local rank from the environment only: always, but at the legacy front door."""
     return bool(getattr(args, "use_env", True))
 
 
@@ -174,10 +151,6 @@ def make_config(
 
 def make_command(args: Namespace, environ: Mapping[str, str]) -> tuple[str, list[str]]:
     """Return the program of the workers and its arguments.
-
-    Args:
-        args: The command line.
-        environ: The environment, for PYTHON_EXEC.
 
     Raises:
         UsageError: --no-python and -m are both given.

@@ -62,11 +62,7 @@ workers; by default it is the interpreter that runs elastic-run.
 
 
 def render_help(flags: Sequence[Flag]) -> str:
-    """Return the text of --help: the most used flags and examples.
-
-    Args:
-        flags: The flags of the command.
-    """
+    """Return the text of --help: the most used flags and examples."""
     by_name = {flag.name: flag for flag in flags}
     paragraphs = [_USAGE, _render_group("Most used flags", [by_name[name] for name in MOST_USED])]
     examples = "\n".join(f"  {command}\n      {text}" for command, text in EXAMPLES)
@@ -76,11 +72,7 @@ def render_help(flags: Sequence[Flag]) -> str:
 
 
 def render_all_help(flags: Sequence[Flag]) -> str:
-    """Return the text of --help-all: all flags by group, and the exit codes.
-
-    Args:
-        flags: The flags of the command.
-    """
+    """Return the text of --help-all: all flags by group, and the exit codes."""
     paragraphs = [_USAGE, _RULES]
     groups = dict.fromkeys(flag.group for flag in flags)
     paragraphs += [_render_group(group, [flag for flag in flags if flag.group == group]) for group in groups]
@@ -143,9 +135,6 @@ def render_markdown(flags: Sequence[Flag]) -> str:
     """Return the reference of the command line in Markdown: a section for each flag.
 
     Sections rather than a table: in a narrow table words break, and a `|` in a value would have to be escaped.
-
-    Args:
-        flags: The flags of the command.
     """
     groups = dict.fromkeys(flag.group for flag in flags)
     sections = ["\n\n".join(_render_section(flag) for flag in flags if flag.group == group) for group in groups]

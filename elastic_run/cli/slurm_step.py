@@ -23,15 +23,7 @@ if TYPE_CHECKING:
 
 
 def check_step(args: Namespace, environ: Mapping[str, str]) -> None:
-    """Refuse flags by which the launchers of one step would not become one job.
-
-    Args:
-        args: The command line.
-        environ: The environment.
-
-    Raises:
-        UsageError: They would each start a job, or two of one node would share one job's place.
-    """
+    """Refuse flags by which the launchers of one step would not become one job."""
     # A launcher inside a worker is no task of the step. A plug-in may have its own way to count nodes.
     if contract.ENV_RUN_ID in environ or args.standalone or args.rdzv_backend not in BUILT_IN_BACKENDS:
         return

@@ -323,13 +323,7 @@ def switch(text: str) -> bool:
 
 
 def nearest(text: str, known: Iterable[str], translate: Mapping[str, str] | None = None) -> str:
-    """Return ``, did you mean 'x'?`` for the name that a wrong one looks like, or nothing.
-
-    Args:
-        text: The wrong name.
-        known: The right ones.
-        translate: What to suggest for each of them; None for the name itself.
-    """
+    """Return ``, did you mean 'x'?`` for the name that a wrong one looks like, or nothing."""
     import difflib  # noqa: PLC0415 - only on the way to an error
 
     found = difflib.get_close_matches(text, list(known), n=1)

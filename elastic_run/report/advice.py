@@ -255,9 +255,6 @@ def advice(result: JobResult, *, oom_kills: OomKills | None = None) -> str | Non
     Args:
         result: The end of the job.
         oom_kills: What the OOM killer did meanwhile; None for what the ending says of it.
-
-    Returns:
-        One or two sentences, or None.
     """
     if result.root is None:
         return None if result.signal is not None else _VERDICTS.get(result.verdict)

@@ -34,9 +34,6 @@ _TAIL = 100
 def failure_document(result: JobResult) -> dict[str, Any]:
     """Return the result of a job as a document for JSON.
 
-    Args:
-        result: The end of the job.
-
     Returns:
         The document, version 1.
     """
@@ -67,11 +64,6 @@ def failure_document(result: JobResult) -> dict[str, Any]:
 
 def write_failure_file(result: JobResult, directory: str, say: Callable[[str], None] | None = None) -> str:
     """Write failure.json into a directory: the whole file, or none.
-
-    Args:
-        result: The end of the job.
-        directory: Where it goes.
-        say: Is given one line where the file can't be written.
 
     Returns:
         Its path, or "" where it could not be written.

@@ -24,10 +24,6 @@ _COMMAND_LIMIT = 60
 def failed(root: WorkerEnd, host: str = "") -> str:
     """Say which worker failed, after how long and of what.
 
-    Args:
-        root: The worker that failed first.
-        host: Its node, where there are several.
-
     Returns:
         A clause.
     """
@@ -55,9 +51,6 @@ def restarting(
         max_restarts: Restarts in the whole job; 0 where only a window limits them.
         pause: Seconds until then.
         window: `--restart-window` as the user gave it, or "".
-
-    Returns:
-        The line.
     """
     when = f" in {span(pause)}" if pause > 0 else ""
     limit = f" of {max_restarts}" if max_restarts > 0 else ""
@@ -67,47 +60,19 @@ def restarting(
 
 
 def awaiting_cause(seconds: float) -> str:
-    """Say why the workers are not stopped yet.
-
-    Args:
-        seconds: How long that may last.
-
-    Returns:
-        The line.
-    """
+    """Say why the workers are not stopped yet."""
     return f"a worker has lost a peer: up to {span(seconds)} for the worker that has the cause to say so"
 
 
 def stopping(number: int, size: int, grace: float, *, sender: str = "") -> str:
-    """Say that a signal stops the job.
-
-    Args:
-        number: The signal.
-        size: Workers on this node.
-        grace: Seconds that they get.
-        sender: Where the signal came from, or "" where that isn't known.
-
-    Returns:
-        The line.
-    """
+    """Say that a signal stops the job."""
     hint = "; Ctrl-C again kills them now" if signal_name(number) == "SIGINT" else ""
     origin = f" from {printable(sender)}" if sender else ""
     return f"{signal_name(number)} received{origin}: stopping {count(size, 'worker')}, up to {grace:g} s{hint}"
 
 
 def offered(number: int, sender: str, told: Sequence[int], *, size: int, has_workers: bool) -> str:
-    """Say which workers have got a signal that no flag names.
-
-    Args:
-        number: The signal.
-        sender: Where it came from, or "" where that isn't known.
-        told: Ranks of the workers that handle it, and have got it.
-        size: Workers on this node.
-        has_workers: Whether any of them runs.
-
-    Returns:
-        The line.
-    """
+    """Say which workers have got a signal that no flag names."""
     signal = f"{signal_name(number)} from {printable(sender)}" if sender else signal_name(number)
     if not told:
         return f"{signal}: {'no worker handles it' if has_workers else 'no worker runs'}: nothing was sent"
@@ -116,62 +81,27 @@ def offered(number: int, sender: str, told: Sequence[int], *, size: int, has_wor
 
 
 def passed_on(number: int, sender: str) -> str:
-    """Say of a worker that died of a signal that it got the signal from this launcher.
-
-    Args:
-        number: The signal.
-        sender: Where the launcher has it from, or "" where that isn't known.
-
-    Returns:
-        A clause.
-    """
+    """Say of a worker that died of a signal that it got the signal from this launcher."""
     return f"elastic-run passed on the {signal_name(number)} that it got{f' from {sender}' if sender else ''}"
 
 
 def sent_by(number: int, sender: str) -> str:
-    """Say where the signal came from that stopped the job.
-
-    Args:
-        number: The signal.
-        sender: Where it came from.
-
-    Returns:
-        A clause.
-    """
+    """Say where the signal came from that stopped the job."""
     return f"{signal_name(number)} came from {sender}"
 
 
 def hurrying() -> str:
-    """Say that the user asked twice.
-
-    Returns:
-        The line.
-    """
+    """Say that the user asked twice."""
     return "asked again: killing the workers now"
 
 
 def failure_file_not_written(directory: str, reason: str) -> str:
-    """Say that failure.json is missing and why.
-
-    Args:
-        directory: Where it would stand.
-        reason: What the system said.
-
-    Returns:
-        The line.
-    """
+    """Say that failure.json is missing and why."""
     return f"failure.json could not be written to {directory}: {reason}"
 
 
 def background(processes: list[tuple[int, str]]) -> str:
-    """Say which background processes live on after a success.
-
-    Args:
-        processes: Pid and command line of each.
-
-    Returns:
-        The line.
-    """
+    """Say which background processes live on after a success."""
     from elastic_run.report.text import elide, printable  # noqa: PLC0415 - rarely
 
     named = [f"pid {pid} ({elide(printable(command), _COMMAND_LIMIT)})" for pid, command in processes[:_NAMED]]

@@ -31,9 +31,6 @@ class OomKills:
     def since(self, before: OomKills) -> OomKills:
         """Return the kills between an earlier reading and this one.
 
-        Args:
-            before: The earlier reading.
-
         Returns:
             The difference; None where either reading is.
         """
@@ -41,14 +38,7 @@ class OomKills:
 
 
 def read_oom_kills(read: Callable[[str], str] | None = None) -> OomKills:
-    """Read the counters of the OOM killer.
-
-    Args:
-        read: Returns a file's text or raises OSError; None for the real files.
-
-    Returns:
-        The counters now.
-    """
+    """Read the counters of the OOM killer."""
     read = read or _read
     return OomKills(_group_kills(read), _counter(read, "/proc/vmstat"))
 

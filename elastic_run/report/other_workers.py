@@ -22,10 +22,6 @@ SIGKILL = 9
 def other_worker_lines(ends: Sequence[WorkerEnd], root: WorkerEnd | None) -> list[str]:
     """Describe the workers that are not the root cause.
 
-    Args:
-        ends: How the workers ended.
-        root: The one that is told elsewhere, or None.
-
     Returns:
         At most six lines, the failures first.
     """

@@ -32,10 +32,6 @@ _PLAIN = (
 def encode_root_cause(root: WorkerEnd, failure: Failure) -> dict[str, Any]:
     """Return the root cause of a failed round on this node as a document.
 
-    Args:
-        root: The node's root cause.
-        failure: What the restart policy looks at.
-
     Returns:
         A JSON-able document: the policy's fields, and the whole end under `end`.
     """
@@ -64,11 +60,7 @@ def encode_root_cause(root: WorkerEnd, failure: Failure) -> dict[str, Any]:
 
 
 def decode_root_cause(document: Mapping[str, Any] | None) -> WorkerEnd | None:
-    """Return the worker's end in a document of `encode_root_cause`, or None where there is none.
-
-    Args:
-        document: From another node.
-    """
+    """Return the worker's end in a document of `encode_root_cause`, or None where there is none."""
     end = document.get("end") if document is not None else None
     if not isinstance(end, dict):
         return None

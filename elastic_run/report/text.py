@@ -29,9 +29,6 @@ _SURROGATES = range(0xDC80, 0xDD00)
 def printable(text: str) -> str:
     r"""Return a text in one line without anything that a terminal would obey.
 
-    Args:
-        text: Any text; of a very long one only the two ends are kept.
-
     Returns:
         The text, with control characters written as `\x1b` and line ends as spaces.
     """
@@ -42,14 +39,7 @@ def printable(text: str) -> str:
 
 
 def columns(text: str) -> int:
-    """Return the columns that a printable text takes.
-
-    Args:
-        text: The text.
-
-    Returns:
-        Its width in a terminal.
-    """
+    """Return the columns that a printable text takes."""
     return len(text) if text.isascii() else sum(_width(character) for character in text)
 
 
@@ -60,9 +50,6 @@ def elide(text: str, limit: int, *, tail: float = 0.4) -> str:
         text: A printable text.
         limit: Columns that it may take.
         tail: Part of them that is for its end.
-
-    Returns:
-        The text, at most so wide.
     """
     if columns(text) <= limit:
         return text

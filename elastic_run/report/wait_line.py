@@ -38,12 +38,7 @@ _MINUTE = 60
 
 
 class WaitLine:
-    """The line.
-
-    Args:
-        loop: The agent's loop.
-        console: The launcher's stderr.
-    """
+    """The line."""
 
     def __init__(self, loop: Loop, console: Console) -> None:
         self._loop = loop

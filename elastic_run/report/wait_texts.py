@@ -58,15 +58,7 @@ def missing_texts(hosts: Sequence[str], present: int, wanted: int, left: float |
 
 
 def trouble_texts(store: str, trouble: str, silent_for: float, left: float | None, *, reason: str) -> tuple[str, ...]:
-    """Return the forms of `describe_trouble`, the longest first.
-
-    Args:
-        store: The store's name.
-        trouble: What is wrong.
-        silent_for: Seconds.
-        left: Seconds until the wait is given up, or None.
-        reason: What is wrong, in two words of `store.errors`.
-    """
+    """Return the forms of `describe_trouble`, the longest first."""
     end = _describe_left(left)
     return (
         describe_trouble(store, trouble, silent_for, left),
@@ -76,15 +68,7 @@ def trouble_texts(store: str, trouble: str, silent_for: float, left: float | Non
 
 
 def describe_spare(present: int, wanted: int) -> str:
-    """Say that the job runs, and this node isn't in it.
-
-    Args:
-        present: The number of nodes that are there, this one among them.
-        wanted: The number of nodes that the job takes at most.
-
-    Returns:
-        One line.
-    """
+    """Say that the job runs, and this node isn't in it."""
     if present > wanted:
         return f"waiting: a spare, for when one of the job's {wanted} nodes is lost"
     return "waiting: the job runs, and will take this node in"

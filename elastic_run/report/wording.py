@@ -26,9 +26,6 @@ _DAY = 86400
 def signal_name(number: int) -> str:
     """Return a signal's name.
 
-    Args:
-        number: Of the signal.
-
     Returns:
         `SIGTERM`, `SIGRTMIN+3`, or `signal 99` where there is no such signal.
     """
@@ -43,9 +40,6 @@ def signal_name(number: int) -> str:
 def exit_text(end: WorkerEnd) -> str:
     """Say how a worker ended.
 
-    Args:
-        end: The worker's end.
-
     Returns:
         `exit code 1`, `SIGKILL`, or `exit code 137 (128+9: SIGKILL)`.
     """
@@ -59,9 +53,6 @@ def exit_text(end: WorkerEnd) -> str:
 def end_verb(end: WorkerEnd) -> str:
     """Return the verb that follows a worker's name: how it ended.
 
-    Args:
-        end: The worker's end.
-
     Returns:
         `was killed by SIGSEGV` or `failed with exit code 1`.
     """
@@ -69,14 +60,7 @@ def end_verb(end: WorkerEnd) -> str:
 
 
 def exception_line(exception: ExceptionText) -> str:
-    """Return an exception in one line: type and the message's first line that says anything.
-
-    Args:
-        exception: The exception.
-
-    Returns:
-        The line, of any length.
-    """
+    """Return an exception in one line: type and the message's first line that says anything."""
     first = next((line.strip() for line in exception.message.splitlines() if line.strip()), "")
     first = _CPP_PLACE.sub("", first, count=1)
     return f"{exception.type}: {first}" if first else exception.type
@@ -84,9 +68,6 @@ def exception_line(exception: ExceptionText) -> str:
 
 def span(seconds: float) -> str:
     """Return a span of time, as exact as it matters.
-
-    Args:
-        seconds: Its length.
 
     Returns:
         `0.03 s`, `12.3 s`, `4 min 02 s`, `3 h 07 min`, or `2 d 4 h`.
@@ -107,9 +88,6 @@ def span(seconds: float) -> str:
 def ranks(numbers: Iterable[int]) -> str:
     """Return a list of ranks, runs of them shortened.
 
-    Args:
-        numbers: The ranks.
-
     Returns:
         `rank 3`, `ranks 0-2, 4, 6-7`, or `ranks 0, 2, 4, ... (50 in all)`.
     """
@@ -128,10 +106,6 @@ def ranks(numbers: Iterable[int]) -> str:
 
 def count(number: int, noun: str) -> str:
     """Return a number and its noun.
-
-    Args:
-        number: How many.
-        noun: Of what, in the singular.
 
     Returns:
         `1 worker` or `8 workers`.

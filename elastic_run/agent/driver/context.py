@@ -92,11 +92,6 @@ class AgentOptions:
 class AgentContext:
     """What the rounds of one agent share.
 
-    Args:
-        group: The workers.
-        logs_specs: Where their output goes.
-        options: What the user asked for.
-
     Attributes:
         adopts_orphans: Whether orphans of the workers' descendants come to this process.
         worker_limit: The workers' soft limit of descriptors, where this process has raised its own; else None.
@@ -210,14 +205,7 @@ class AgentContext:
             self._announced = True
 
     def serve_timers(self, envs: Mapping[int, dict[str, str]]) -> None:
-        """Make the pipe of the workers' timers where the user asks for it, and tell the workers of it.
-
-        Args:
-            envs: The workers' variables; one is added.
-
-        Raises:
-            OSError: The pipe can't be made.
-        """
+        """Make the pipe of the workers' timers where the user asks for it, and tell the workers of it."""
         if os.environ.get(contract.ENV_ENABLE_FILE_TIMER) != "1":
             return
         if self.timers is None:

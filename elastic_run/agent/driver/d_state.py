@@ -19,14 +19,7 @@ _LOOKS = 4
 
 
 class DStateWatch:
-    """Calls once when a process has been in uninterruptible sleep for too long.
-
-    Args:
-        loop: The agent's loop.
-        timeout: Seconds in state D that are too long.
-        pids: Gives the processes to look at.
-        on_stuck: Called with the pid.
-    """
+    """Calls once when a process has been in uninterruptible sleep for too long."""
 
     def __init__(
         self, loop: Loop, timeout: float, *, pids: Callable[[], Iterable[int]], on_stuck: Callable[[int], None]

@@ -27,9 +27,6 @@ class EarlyStart:
 def start_early(context: AgentContext) -> EarlyStart | None:
     """Start the first round's workers, if nothing has to be waited for: neither other nodes, nor a template's imports.
 
-    Args:
-        context: What the rounds of one agent share.
-
     Returns:
         The round. None where the supervisor begins with it; it also tells the user if the round can't be joined.
     """

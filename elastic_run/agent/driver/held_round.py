@@ -13,12 +13,7 @@ if TYPE_CHECKING:
 
 
 class HeldRound:
-    """Keeps a round back while its workers are forked.
-
-    Args:
-        worker_pool: The agent's warm workers.
-        begin: Called with the round that begins.
-    """
+    """Keeps a round back while its workers are forked."""
 
     def __init__(self, worker_pool: WorkerPool, begin: Callable[[supervision.RoundFormed], None]) -> None:
         self._worker_pool = worker_pool

@@ -45,13 +45,7 @@ _HALTS = {
 
 
 def make_setup(spec: WorkerSpec, options: AgentOptions, *, shows_waiting: bool = False) -> sessions.Setup:
-    """Return the description of this node's workers and of the user's options for the rendezvous.
-
-    Args:
-        spec: The workers.
-        options: What the user asked for.
-        shows_waiting: Whether what is waited for is shown in one line that is rewritten.
-    """
+    """Return the description of this node's workers and of the user's options for the rendezvous."""
     count, length = options.membership_window or (None, None)
     return sessions.Setup(
         local_world_size=spec.local_world_size,
@@ -118,13 +112,7 @@ class MultiNodeJob:
         self._has_left = False
 
     def join(self) -> None:
-        """Join the job.
-
-        Raises:
-            ValueError: The rendezvous can't work with what the user said.
-            PortTakenError: The port that the user fixed is taken.
-            OSError: The system refuses a socket.
-        """
+        """Join the job."""
         handler: Any = self._group.spec.rdzv_handler
         setup = make_setup(self._group.spec, self._options, shows_waiting=self._console.has_live_line)
         session: Session = handler.open_session(setup)
@@ -147,20 +135,12 @@ class MultiNodeJob:
             guardian.say_at_end(_FAREWELL_MODULE, json.dumps(document), document["seconds"])
 
     def report_failing(self, *, is_consequence: bool) -> None:
-        """Say that a worker of the current round has failed.
-
-        Args:
-            is_consequence: Whether all that failed so far look as if they had lost a peer.
-        """
+        """Say that a worker of the current round has failed."""
         if self._session is not None:
             self._session.report_failing(self._job_round, is_consequence=is_consequence)
 
     def report_ready(self, command: supervision.ReportReady, report: dict[str, Any] | None) -> None:
         """Say that the round is over on this node.
-
-        Args:
-            command: How.
-            report: The root cause on this node, or None.
 
         Raises:
             OSError: The next round's store can't be opened.

@@ -27,17 +27,7 @@ def assign_ranks(
     role_rank: int,
     role_world_size: int,
 ) -> None:
-    """Give a group's workers their ranks.
-
-    Args:
-        group: Its workers are changed.
-        group_rank: Number of this node.
-        group_world_size: The number of nodes.
-        base_rank: Global rank of this node's first worker.
-        world_size: The number of workers.
-        role_rank: Rank of this node's first worker among those of its role.
-        role_world_size: The number of workers of its role.
-    """
+    """Give a group's workers their ranks."""
     group.group_rank, group.group_world_size = group_rank, group_world_size
     for worker in group.workers:
         worker.global_rank = base_rank + worker.local_rank
@@ -46,15 +36,7 @@ def assign_ranks(
 
 
 def exchange_ranks(group: WorkerGroup, found: Any) -> None:  # noqa: ANN401 - a foreign handler's class
-    """Give a group's workers their ranks in a round of which only the nodes' ranks are known.
-
-    Args:
-        group: Its workers are changed.
-        found: What `next_rendezvous` returned: store, rank and world_size.
-
-    Raises:
-        Exception: Whatever the round's store raises when a node doesn't tell in time.
-    """
+    """Give a group's workers their ranks in a round of which only the nodes' ranks are known."""
     place = ask_for_ranks(found.store, found.rank, found.world_size, group.spec)
     base_rank, world_size, role_rank, role_world_size = place
     assign_ranks(
@@ -75,12 +57,6 @@ def ask_for_ranks(
     spec: WorkerSpec,
 ) -> tuple[int, int, int, int]:
     """Find out where a node's workers stand among all.
-
-    Args:
-        store: The round's store.
-        group_rank: Number of this node.
-        group_world_size: The number of nodes.
-        spec: This node's workers.
 
     Returns:
         Global rank of the first worker, number of workers, rank of the first among its role, size of the role.

@@ -37,17 +37,7 @@ _LOST_STATUS = (
 
 
 class Round:
-    """The workers of one round.
-
-    Args:
-        context: What the rounds of one agent share.
-        launched: The round's workers.
-        loop: The agent's loop.
-        console: The launcher's stdout and stderr.
-        number: The round's number, from 0.
-        restart_count: Restarts so far.
-        on_exit: Called with (local rank, exit code) for every worker that ends.
-    """
+    """The workers of one round."""
 
     def __init__(
         self,
@@ -135,11 +125,7 @@ class Round:
         return started.result.kind == VALUE
 
     def is_consequence(self, local_rank: int) -> bool:
-        """Whether a worker that has just failed looks as if it had lost a peer; asked only after a failure.
-
-        Args:
-            local_rank: Its number on this node.
-        """
+        """Whether a worker that has just failed looks as if it had lost a peer; asked only after a failure."""
         _, exitcode, _ = self._ended_at[local_rank]
         if exitcode < 0 and exitcode != _ABORTED:
             return False  # lost peers make collectives raise, or abort

@@ -58,24 +58,14 @@ class RoundJoin:
         return self._group.spec.rdzv_handler.use_agent_store if self.store is None else self.store.use_agent_store
 
     def serve(self, loop: Loop, say: Callable[[str], None]) -> None:
-        """Serve the store of this round and of all later rounds.
-
-        Args:
-            loop: The agent's loop.
-            say: Tells the user one line.
-        """
+        """Serve the store of this round and of all later rounds."""
         self._loop = loop
         self._say = say
         if self.store is not None:
             self.store.serve(loop)
 
     def offer_store(self) -> None:
-        """Open a fresh store for the next round, and give its address to the rendezvous.
-
-        Raises:
-            PortTakenError: The port that the user fixed is taken.
-            OSError: The system refuses.
-        """
+        """Open a fresh store for the next round, and give its address to the rendezvous."""
         offer = getattr(self._group.spec.rdzv_handler, "offer_worker_store", None)
         if offer is not None:
             store = self.renew_store()
@@ -112,12 +102,6 @@ class RoundJoin:
 
         Args:
             host: The numeric address at which it listens; empty for all interfaces.
-
-        Returns:
-            The store; `close_former_store` ends the other one.
-
-        Raises:
-            OSError: The system refuses.
         """
         self.close_former_store()
         self._former, self.store = self.store, None
@@ -140,13 +124,6 @@ class RoundJoin:
 
         Args:
             host: The numeric address at which it listens where none was open before; empty for all interfaces.
-
-        Returns:
-            The store; served if `serve` was called.
-
-        Raises:
-            PortTakenError: The port that the user fixed is taken.
-            OSError: The system refuses.
         """
         if self.store is not None and not self._use_torch_store:
             self.store = self.store.renew()

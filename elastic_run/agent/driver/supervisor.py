@@ -150,11 +150,7 @@ class Supervisor:
         self._loop.call_soon_threadsafe(lambda: self._feed(supervision.Signalled(number)))
 
     def run(self) -> JobResult:
-        """Run to the end.
-
-        Returns:
-            What happened, for the report.
-        """
+        """Run to the end."""
         self._watch_signals()
         try:
             self._guardian_keeper.start()

@@ -194,10 +194,6 @@ def start_timer_server(
 ) -> tuple[FileTimerServer, str]:
     """Serve timers in a thread, for an agent that has no loop.
 
-    Args:
-        run_id: Id of the job.
-        on_event: Called with the name of an event and the request that it is about, or None.
-
     Returns:
         The server, which has to be stopped, and the path of its pipe.
 
@@ -217,16 +213,7 @@ def start_timer_server(
 
 
 def watchdog_event(event: Event, name: str, request: FileTimerRequest | None) -> Event:
-    """Make torch's event of a timer.
-
-    Args:
-        event: An event of the agent, with what all of them say; is changed.
-        name: What happened.
-        request: The timer's request, or None.
-
-    Returns:
-        The event.
-    """
+    """Make torch's event of a timer."""
     import json  # noqa: PLC0415 - events are rare
 
     details = {"watchdog_event": name}
@@ -244,10 +231,6 @@ def watchdog_event(event: Event, name: str, request: FileTimerRequest | None) ->
 
 def timer_exception(pid: int, said: ExceptionText | None) -> ExceptionText | None:
     """Return the exception that ended a worker, for the report.
-
-    Args:
-        pid: The worker.
-        said: What it wrote down itself; the stack of a worker that got SIGABRT is worth showing.
 
     Returns:
         The timer that expired, if one did; else what it said.

@@ -18,14 +18,7 @@ if TYPE_CHECKING:
 
 
 class WaitingNodesWatch:
-    """Asks one handler, until nodes wait or it is closed.
-
-    Args:
-        loop: The agent's loop.
-        handler: The rendezvous.
-        interval: Seconds between two looks.
-        on_waiting: Called once, on the loop.
-    """
+    """Asks one handler, until nodes wait or it is closed."""
 
     def __init__(self, loop: Loop, handler: RendezvousHandler, interval: float, on_waiting: Callable[[], None]) -> None:
         self._loop = loop

@@ -57,9 +57,6 @@ class ErrorFile:
 def read_error_file(path: str) -> ErrorFile:
     """Read a worker's error.json.
 
-    Args:
-        path: Where it would be; "" for nowhere.
-
     Returns:
         What stands in it; nothing and no problem where there is none.
     """
@@ -98,12 +95,7 @@ def find_exception(error_file: str, stderr: str, exitcode: int) -> ErrorFile:
 
 
 def write_parent_error_file(root: WorkerEnd, environ: Mapping[str, str]) -> None:
-    """Tell a launcher above this one about the root cause, if it asked by TORCHELASTIC_ERROR_FILE.
-
-    Args:
-        root: The worker that failed first.
-        environ: This process's environment.
-    """
+    """Tell a launcher above this one about the root cause, if it asked by TORCHELASTIC_ERROR_FILE."""
     path = environ.get(ENV_ERROR_FILE)
     if not path:
         return
@@ -120,14 +112,7 @@ def write_parent_error_file(root: WorkerEnd, environ: Mapping[str, str]) -> None
 
 
 def compose_error(root: WorkerEnd) -> dict[str, Any]:
-    """Return the content of an error.json for a worker that left none.
-
-    Args:
-        root: What became of the worker.
-
-    Returns:
-        The same structure, from what its stderr or its exit has told.
-    """
+    """Return the content of an error.json for a worker that left none."""
     exception = root.exception
     if exception is not None:
         said = f"{exception.name}: {exception.message}"

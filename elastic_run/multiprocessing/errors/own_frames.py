@@ -12,14 +12,7 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 def skip_own_frames(error: BaseException) -> TracebackType | None:
-    """Return an exception's traceback without the frames at its beginning that are ours.
-
-    Args:
-        error: The exception that is being handled.
-
-    Returns:
-        The traceback; the whole of it where all frames are ours.
-    """
+    """Return an exception's traceback without the frames at its beginning that are ours."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
         trace = trace.tb_next

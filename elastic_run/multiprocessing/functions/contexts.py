@@ -52,11 +52,6 @@ class RunProcsResult:
 def validate_full_rank(mapping: Mapping[int, Any], nprocs: int, what: str) -> None:
     """Refuse a map whose keys are not exactly the local ranks.
 
-    Args:
-        mapping: The map.
-        nprocs: Number of processes.
-        what: What it maps to, for the message.
-
     Raises:
         RuntimeError: Ranks are missing, or there are others.
     """
@@ -222,11 +217,7 @@ def _stop_signals() -> list[int]:
 
 
 def raise_signal_exception(number: int, _frame: FrameType | None) -> None:
-    """Answer a stop signal by an exception in the main thread.
-
-    Args:
-        number: The signal.
-    """
+    """Answer a stop signal by an exception in the main thread."""
     name = signal.Signals(number)
     message = f"Process {os.getpid()} got signal: {number} ({name.name})"
     raise SignalException(message, name)

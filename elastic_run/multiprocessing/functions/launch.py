@@ -53,11 +53,7 @@ _UNKNOWN_EXIT_CODE = 255
 
 
 class ServedExit:
-    """The end of a process that is the fork server's child.
-
-    Args:
-        popen: multiprocessing's handle of it.
-    """
+    """The end of a process that is the fork server's child."""
 
     __slots__ = ("_popen", "descriptor")
 
@@ -79,14 +75,7 @@ class ServedExit:
 
 
 class StartedFunction:
-    """A function worker that runs.
-
-    Args:
-        pid: Its process.
-        result: What it will answer.
-        start_pipe: The pipe at which it waits.
-        served: How its end is seen where it is not our child, or None.
-    """
+    """A function worker that runs."""
 
     __slots__ = ("_start_pipe", "exit", "pid", "result")
 
@@ -114,10 +103,6 @@ class StartedFunction:
 def read_value(result: ResultReader, rank: int) -> Any:  # noqa: ANN401 - whatever the function returned
     """Return the value of a worker's function.
 
-    Args:
-        result: Its finished result.
-        rank: Its number, for the message.
-
     Returns:
         The value; None where it ended without returning, by `os._exit(0)`.
 
@@ -135,13 +120,6 @@ def read_value(result: ResultReader, rank: int) -> Any:  # noqa: ANN401 - whatev
 
 class Functions:
     """A function and its arguments for each worker, ready to be started.
-
-    Args:
-        function: The function.
-        args: Its arguments by local rank.
-        start_method: `spawn`, `fork` or `forkserver`.
-        is_recorded: See `FunctionWorker`.
-        daemon: As of `multiprocessing.Process`.
 
     Raises:
         TypeError: The function can't be called.
@@ -184,14 +162,6 @@ class Functions:
         self, local_rank: int, options: SpawnOptions, *, on_fork: Callable[[], None] | None = None
     ) -> StartedFunction:
         """Start one worker, up to the call of its function: that waits for `StartedFunction.begin`.
-
-        Args:
-            local_rank: Which.
-            options: With what it is started.
-            on_fork: Gives up what is the launcher's, in a forked worker.
-
-        Returns:
-            The worker.
 
         Raises:
             OSError: The system refuses a process or a descriptor.

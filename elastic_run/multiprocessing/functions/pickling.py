@@ -29,11 +29,7 @@ _REFUSALS = (pickle.PicklingError, AttributeError, TypeError)
 
 
 class _ChildPickler:
-    """The object that multiprocessing asks, during pickling for a child, which descriptors the child gets.
-
-    Args:
-        is_served: Whether the child is the fork server's, which numbers them anew.
-    """
+    """The object that multiprocessing asks, during pickling for a child, which descriptors the child gets."""
 
     def __init__(self, *, is_served: bool) -> None:
         self.descriptors: list[int] = []
@@ -53,7 +49,7 @@ class _ChildPickler:
 
 
 def pickle_for_child(*things: object, is_served: bool = False) -> tuple[bytes, list[int]]:
-    """Pickle as multiprocessing does for a child.
+    """Pickle things, one after the other, as multiprocessing does for a child.
 
     Args:
         things: What is pickled, one after the other.
@@ -75,9 +71,6 @@ def pickle_for_child(*things: object, is_served: bool = False) -> tuple[bytes, l
 def refuse_method(start_method: str) -> None:
     """Refuse a start method that there isn't, or that the program can't use any more.
 
-    Args:
-        start_method: The method.
-
     Raises:
         ValueError: There is no such start method.
         RuntimeError: A device is initialised that a forked worker couldn't use.
@@ -98,14 +91,7 @@ def refuse_method(start_method: str) -> None:
 
 
 def refuse_without_interpreter(start_method: str) -> None:
-    """Refuse a start method that executes an interpreter in a program that has none.
-
-    Args:
-        start_method: The method.
-
-    Raises:
-        RuntimeError: `sys.executable` is a program that embeds Python, and no interpreter stands beside its library.
-    """
+    """Refuse a start method that executes an interpreter in a program that has none."""
     if is_frozen() or find_interpreter():
         return
     message = (
@@ -116,14 +102,7 @@ def refuse_without_interpreter(start_method: str) -> None:
 
 
 def refuse_uncallable(function: object) -> None:
-    """Refuse an object that can't be called.
-
-    Args:
-        function: The function.
-
-    Raises:
-        TypeError: It is none.
-    """
+    """Refuse an object that can't be called."""
     if not callable(function):
         kind = type(function)
         message = f"{function!r} (of type {kind.__module__}.{kind.__qualname__}) is neither a function nor a command"
@@ -131,11 +110,7 @@ def refuse_uncallable(function: object) -> None:
 
 
 def refuse_unguarded_main() -> None:
-    """Refuse to launch in a worker that is importing its main module.
-
-    Raises:
-        RuntimeError: This is such a worker.
-    """
+    """Refuse to launch in a worker that is importing its main module."""
     if getattr(process.current_process(), "_inheriting", False):
         message = (
             "this program launches workers while it is being imported by one: put the launch below "
@@ -145,15 +120,7 @@ def refuse_unguarded_main() -> None:
 
 
 def refuse_local(function: Callable[..., Any], start_method: str) -> None:
-    """Refuse a function that a fresh interpreter can't find by name.
-
-    Args:
-        function: The function, or a functools.partial of one.
-        start_method: How its processes are started, for the message.
-
-    Raises:
-        PicklingError: It is such a function.
-    """
+    """Refuse a function that a fresh interpreter can't find by name."""
     inner: Any = getattr(function, "func", function)  # of functools.partial
     name = str(getattr(inner, "__qualname__", ""))
     what = ""
@@ -185,11 +152,6 @@ def _unreachable_main(main: object) -> str:
 
 def refuse_unsendable(worker: FunctionWorker, rank: int, start_method: str) -> None:
     """Pickle a worker's function and arguments one by one, so that the message names the object that can't be pickled.
-
-    Args:
-        worker: The worker.
-        rank: Its local rank, for the message.
-        start_method: How it is started.
 
     Raises:
         PicklingError: One can't be pickled; depending on the object AttributeError or TypeError, as pickle has it.

@@ -68,13 +68,7 @@ class ProcessGroup:
         return dict(self._workers.pids)
 
     def adopt(self, local_rank: int, pid: int, started: StartedFunction | None = None) -> None:
-        """Take charge of a process that was just started; before `serve`.
-
-        Args:
-            local_rank: Its number.
-            pid: Its process.
-            started: What is known of a function worker, or None.
-        """
+        """Take charge of a process that was just started; before `serve`."""
         born = process_table.start_time(pid)
         self.guardian.watch(pid, born)
         if started is not None:
@@ -99,11 +93,7 @@ class ProcessGroup:
         self._on_end.append(call)
 
     def start_guardian(self) -> None:
-        """Start the guardian, before the first process.
-
-        Raises:
-            OSError: The system refuses a process.
-        """
+        """Start the guardian, before the first process."""
         self._guardian_keeper.start()
 
     def serve(self) -> None:
@@ -126,25 +116,12 @@ class ProcessGroup:
         return self._is_gone or len(self.ended) == len(self._workers.pids) or any(self.ended.values())
 
     def wait(self, is_done: Callable[[], bool], timeout: float | None = None) -> bool:
-        """Wait for a change of `ended` that makes a condition true.
-
-        Args:
-            is_done: The condition.
-            timeout: Seconds, or None for any time.
-
-        Returns:
-            Whether it is true.
-        """
+        """Wait for a change of `ended` that makes a condition true."""
         with self._news:
             return self._news.wait_for(is_done, None if timeout is None else min(timeout, LONGEST_TIME))
 
     def stop(self, number: int = signal.SIGTERM, grace: float = 30.0) -> None:
-        """Stop every process with all its descendants, and wait until they are gone; harmless when they are.
-
-        Args:
-            number: The signal that they get first.
-            grace: Seconds until SIGKILL.
-        """
+        """Stop every process with all its descendants, and wait until they are gone; harmless when they are."""
         grace = min(grace, LONGEST_TIME)
         self.loop.call_soon_threadsafe(lambda: self._stop(number, grace))
         if self._thread.ident is not None:  # it was refused otherwise, and nothing is left

@@ -31,9 +31,6 @@ def open_result_pipe() -> tuple[int, int]:
 
     Returns:
         The launcher's end, non-blocking, and the worker's; both closed on exec.
-
-    Raises:
-        OSError: There are no descriptors left.
     """
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
@@ -42,11 +39,6 @@ def open_result_pipe() -> tuple[int, int]:
 
 def send_result(fd: int, kind: bytes, payload: bytes) -> None:
     """Write a result, and close the pipe.
-
-    Args:
-        fd: The worker's end; blocking.
-        kind: `VALUE` or `TRACEBACK`.
-        payload: What is to be told.
 
     Raises:
         BrokenPipeError: The launcher is gone.
@@ -74,11 +66,7 @@ def _write(fd: int, data: bytes) -> None:
 
 
 class ResultReader:
-    """The launcher's end of a worker's result.
-
-    Args:
-        fd: From `open_result_pipe`; owned by this object from now on.
-    """
+    """The launcher's end of a worker's result."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -86,11 +74,7 @@ class ResultReader:
         self._loop: Loop | None = None
 
     def attach(self, loop: Loop) -> None:
-        """Read whenever something is there.
-
-        Args:
-            loop: Runs in the thread that calls `finish`.
-        """
+        """Read whenever something is there."""
         self._loop = loop
         loop.add_reader(self._fd, self._on_readable)
 

@@ -30,13 +30,7 @@ _GRACE = 30.0
 
 
 class ProcessException(Exception):  # noqa: N818 - torch's name
-    """A process failed.
-
-    Args:
-        msg: What happened.
-        error_index: The process's index.
-        error_pid: Its pid.
-    """
+    """A process failed."""
 
     def __init__(self, msg: str, error_index: int, error_pid: int) -> None:
         super().__init__(msg)
@@ -75,12 +69,7 @@ class ProcessExitedException(ProcessException):
 
 
 class SpawnedProcess:
-    """One of the processes, with the attributes of a started `multiprocessing.Process`.
-
-    Args:
-        group: All of them.
-        index: Which one.
-    """
+    """One of the processes, with the attributes of a started `multiprocessing.Process`."""
 
     def __init__(self, group: ProcessGroup, index: int) -> None:
         self._group = group
@@ -117,14 +106,7 @@ class SpawnedProcess:
 
 
 class ProcessContext:
-    """Processes that run.
-
-    Args:
-        group: The processes.
-
-    Attributes:
-        processes: They, by index.
-    """
+    """Processes that run."""
 
     def __init__(self, group: ProcessGroup) -> None:
         self._group = group

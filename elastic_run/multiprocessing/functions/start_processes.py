@@ -27,20 +27,7 @@ if TYPE_CHECKING:
 
 
 class MultiprocessContext(GroupContext):
-    """Processes that call a function.
-
-    Args:
-        name: See `PContext`.
-        entrypoint: The function.
-        args: See `PContext`.
-        envs: See `PContext`.
-        start_method: `start_process`, `fork` or `forkserver`.
-        logs_specs: See `PContext`.
-        log_line_prefixes: See `PContext`.
-        numa_options: How processes are bound to CPUs, or None.
-        duplicate_stdout_filters: See `PContext`.
-        duplicate_stderr_filters: See `PContext`.
-    """
+    """Processes that call a function."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - torch's signature
         self,
@@ -98,17 +85,6 @@ class MultiprocessContext(GroupContext):
 
 class SubprocessContext(GroupContext):
     """Processes that run a command.
-
-    Args:
-        name: See `PContext`.
-        entrypoint: The command.
-        args: See `PContext`; they become strings.
-        envs: See `PContext`.
-        logs_specs: See `PContext`.
-        log_line_prefixes: See `PContext`.
-        numa_options: How processes are bound to CPUs, or None.
-        duplicate_stdout_filters: See `PContext`.
-        duplicate_stderr_filters: See `PContext`.
 
     Attributes:
         subprocess_handlers: The processes that were started, by local rank.

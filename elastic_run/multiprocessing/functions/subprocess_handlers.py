@@ -17,16 +17,7 @@ __all__ = ["StartedProcess", "SubprocessHandler"]
 
 
 class StartedProcess:
-    """A process that was started.
-
-    Args:
-        group: The process group that watches it.
-        local_rank: Its number there.
-        args: The command and its arguments.
-
-    Attributes:
-        pid: Its process id.
-    """
+    """A process that was started."""
 
     def __init__(self, group: ProcessGroup, local_rank: int, args: tuple[str, ...]) -> None:
         self._group = group
@@ -45,12 +36,6 @@ class StartedProcess:
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for the end.
-
-        Args:
-            timeout: Seconds, or None for any time.
-
-        Returns:
-            The exit code.
 
         Raises:
             subprocess.TimeoutExpired: The process still runs.
@@ -76,23 +61,13 @@ class StartedProcess:
 
 
 class SubprocessHandler:
-    """A process and its local rank.
-
-    Args:
-        group: The process group that watches it.
-        local_rank: Its number there.
-        args: The command and its arguments.
-    """
+    """A process and its local rank."""
 
     def __init__(self, group: ProcessGroup, local_rank: int, args: tuple[str, ...]) -> None:
         self.local_rank_id = local_rank
         self.proc = StartedProcess(group, local_rank, args)
 
     def close(self, death_sig: signal.Signals | None = None) -> None:
-        """Send a signal to the process and its group, unless it has ended.
-
-        Args:
-            death_sig: The signal; None for SIGTERM.
-        """
+        """Send a signal to the process and its group, unless it has ended."""
         if self.proc.returncode is None:
             os.killpg(self.proc.pid, death_sig or signal.SIGTERM)

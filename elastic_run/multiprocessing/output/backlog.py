@@ -21,11 +21,7 @@ if TYPE_CHECKING:
 
 
 class Backlog:
-    """A queue of bytes that stand in a log file.
-
-    Args:
-        file: The file; each piece is written to it before it is added here.
-    """
+    """A queue of bytes that stand in a log file."""
 
     def __init__(self, file: LogFile) -> None:
         self._file = file
@@ -55,11 +51,7 @@ class Backlog:
         return self._fd >= 0
 
     def add(self, data: bytes) -> None:
-        """Append what was just written to the file.
-
-        Args:
-            data: It.
-        """
+        """Append what was just written to the file."""
         if not self.is_sound:
             self._pieces.append(data)
             return
@@ -83,9 +75,6 @@ class Backlog:
 
     def take(self, size: int) -> bytes:
         """Take from the front.
-
-        Args:
-            size: How many bytes at most, more than 0.
 
         Returns:
             The bytes, at least one; nothing may wait any more.

@@ -28,15 +28,7 @@ CAPACITY = 1 << 20
 
 
 class Channel:
-    """The launcher's side of a stream that a worker writes.
-
-    Args:
-        loop: The agent's loop.
-        fd: The reading end, non-blocking; owned by the channel.
-        outlet: Where it is shown, or None.
-        file: Where it is kept, or None.
-        tail: Remembers its end, or None.
-    """
+    """The launcher's side of a stream that a worker writes."""
 
     def __init__(
         self,

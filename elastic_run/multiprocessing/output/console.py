@@ -27,11 +27,7 @@ class Launcher(Source):
 
 
 class Console:
-    """Owner of descriptors 1 and 2.
-
-    Args:
-        loop: The agent's loop.
-    """
+    """Owner of descriptors 1 and 2."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
@@ -67,11 +63,7 @@ class Console:
             stream.wait(launcher, lambda: stream.write(launcher, data, starts_line=True))
 
     def say(self, text: str) -> None:
-        """Write one line of the launcher to stderr.
-
-        Args:
-            text: The line, without the program's name and without a newline.
-        """
+        """Write one line of the launcher to stderr."""
         self.write(STDERR, f"elastic-run: {text}\n".encode(errors="replace"))
 
     # --- a line that is rewritten ----------------------------------------------------------------------------------
@@ -98,9 +90,6 @@ class Console:
 
     def show_line(self, text: str) -> bool:
         """Show a line on stderr's terminal until something else is written there, or another one is shown.
-
-        Args:
-            text: The line, narrower than `columns`, without a newline.
 
         Returns:
             Whether it could be shown.

@@ -28,9 +28,6 @@ def open_pipe(*, is_large: bool) -> tuple[int, int]:
 
     Returns:
         The reading end, non-blocking, and the writing end; both closed on exec.
-
-    Raises:
-        OSError: There are no descriptors left.
     """
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
@@ -44,9 +41,6 @@ def open_pipe(*, is_large: bool) -> tuple[int, int]:
 
 def open_terminal(model: int) -> tuple[int, int]:
     """Open a raw pseudo-terminal.
-
-    Args:
-        model: A terminal; its window size is copied.
 
     Returns:
         The reading end, non-blocking, and the worker's end; both closed on exec.
@@ -68,12 +62,7 @@ def open_terminal(model: int) -> tuple[int, int]:
 
 
 def copy_window_size(model: int, terminal: int) -> None:
-    """Give a terminal the window size of another; does nothing when one is gone.
-
-    Args:
-        model: The terminal that has the size.
-        terminal: The one that gets it.
-    """
+    """Give a terminal the window size of another; does nothing when one is gone."""
     import termios  # noqa: PLC0415 - only on a terminal
 
     try:
@@ -84,11 +73,7 @@ def copy_window_size(model: int, terminal: int) -> None:
 
 
 def bytes_in(pipe: int) -> int:
-    """Return how many bytes are in a pipe.
-
-    Args:
-        pipe: Its reading end.
-    """
+    """Return how many bytes are in a pipe."""
     import termios  # noqa: PLC0415 - only where a worker floods
 
     return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
@@ -97,12 +82,6 @@ def bytes_in(pipe: int) -> int:
 def open_log(path: str) -> int:
     """Open a file to append to, made when it isn't there.
 
-    Args:
-        path: Its path; a device is welcome.
-
-    Returns:
-        A descriptor, closed on exec.
-
     Raises:
         OSError: It can't be opened.
     """
@@ -110,20 +89,12 @@ def open_log(path: str) -> int:
 
 
 def is_log(path: str) -> bool:
-    """Whether a path of torch's `LogsDest` is that of a log file: an empty one is the console, the null device nothing.
-
-    Args:
-        path: It.
-    """
+    """Whether a path of `LogsDest` is that of a log file: an empty one is the console, the null device nothing."""
     return path not in ("", os.devnull)
 
 
 def is_out_of_descriptors(error: OSError) -> bool:
-    """Whether an error says nothing of the file that was opened, but that no other could be opened either.
-
-    Args:
-        error: What the system answered.
-    """
+    """Whether an error says nothing of the file that was opened, but that no other could be opened either."""
     return error.errno in (errno.EMFILE, errno.ENFILE)
 
 
@@ -152,10 +123,6 @@ def is_same_file(first: int, second: int) -> bool:
 
     Two openings of one regular file (``> log 2> log``) do: each has an offset of its own, so whoever wrote through
     both would overwrite the one's bytes with the other's.
-
-    Args:
-        first: An open descriptor.
-        second: Another.
     """
     one, other = os.fstat(first), os.fstat(second)
     return (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)

@@ -16,10 +16,6 @@ class FilteredCopy:
     """Writes the lines that contain any of some texts to a file, each after its rank's prefix.
 
     Of a line longer than the limit (see `outlet.Lines`) the first part decides.
-
-    Args:
-        file: Where they go.
-        filters: The texts.
     """
 
     def __init__(self, file: LogFile, filters: Iterable[str]) -> None:
@@ -29,13 +25,7 @@ class FilteredCopy:
         self._inside: dict[object, bool] = {}
 
     def take(self, source: object, prefix: bytes, data: bytes) -> None:
-        """Look through the next lines of a source.
-
-        Args:
-            source: Whose they are.
-            prefix: Stands in front of every line.
-            data: Whole lines, or a part of a long one.
-        """
+        """Look through the next lines of a source."""
         text = b""
         if source in self._inside:
             end = data.find(b"\n") + 1 or len(data)
@@ -49,11 +39,7 @@ class FilteredCopy:
             self._file.write(text)
 
     def end(self, source: object) -> None:
-        """End a source's unfinished line.
-
-        Args:
-            source: It has nothing more to say.
-        """
+        """End a source's unfinished line."""
         if self._inside.pop(source, False):
             self._file.write(b"\n")
 

@@ -45,22 +45,12 @@ _MOST_TORN = 4
 
 
 def find_last(text: bytes | bytearray, end: int) -> int:
-    """Return where the last traceback begins before a place, or -1.
-
-    Args:
-        text: It may go on after the place.
-        end: The place.
-    """
+    """Return where the last traceback begins before a place, or -1."""
     return text.rfind(_FIRST_LINE, 0, end + len(_FIRST_LINE) - 1)
 
 
 class _Traceback:
-    """One traceback: the lines of its frames, without those that other threads write between them, then its message.
-
-    Args:
-        prefix: What stands before its first line in the same line.
-        is_group: Whether it is an exception group's.
-    """
+    """One traceback: the lines of its frames, without those that other threads write between them, then its message."""
 
     __slots__ = (
         *("_inner", "_is_adjacent", "_line", "_lost", "_lost_lines"),
@@ -170,12 +160,7 @@ class LastException:
         self._before = b""
 
     def take(self, text: bytearray, end: int) -> None:
-        """Take the next bytes of the stream.
-
-        Args:
-            text: They, and what follows them.
-            end: How many of them are taken.
-        """
+        """Take the next bytes of the stream."""
         start = 0
         if find_last(text, end) >= 0:
             start = self._take_tracebacks(text, end)

@@ -45,9 +45,6 @@ def make_new(directory: str, name: str) -> str:
 def make_temporary(prefix: str) -> str | None:
     """Make a private directory in which a file can be written.
 
-    Args:
-        prefix: What its name begins with.
-
     Returns:
         Its path, or None where there is no such place: temporary directories may be read-only, or full.
     """

@@ -17,12 +17,7 @@ if TYPE_CHECKING:
 
 
 class LogFile:
-    """An open file that takes all it can.
-
-    Args:
-        fd: The descriptor, owned by this object from now on.
-        on_loss: Called once, at the first failure.
-    """
+    """An open file that takes all it can."""
 
     __slots__ = ("_on_loss", "fd", "lost")
 
@@ -32,11 +27,7 @@ class LogFile:
         self._on_loss: Callable[[OSError], None] | None = on_loss
 
     def write(self, data: bytes | memoryview) -> None:
-        """Append data, or count it as lost.
-
-        Args:
-            data: Any bytes.
-        """
+        """Append data, or count it as lost."""
         done = 0
         try:
             if self.lost:

@@ -41,11 +41,7 @@ _NEWLINE = 10
 
 
 class Outlet(Source):
-    """Where a channel's bytes go.
-
-    Args:
-        stream: The console's stream.
-    """
+    """Where a channel's bytes go."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream

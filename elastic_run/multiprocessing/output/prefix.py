@@ -24,9 +24,6 @@ def render_prefix(
         rank: Its number in the job.
         hostname: This node's name.
         restart_count: Restarts of the job so far.
-
-    Returns:
-        The prefix. Names that aren't known stay in it as they are.
     """
     values = {
         "role_name": role_name,

@@ -43,15 +43,8 @@ class Source:
 def leave(sources: Sequence[Source], *, is_exec: bool) -> int:
     """Start the process that passes on what comes; returns when it has its descriptors.
 
-    Args:
-        sources: The streams; the caller's descriptors stay open.
-        is_exec: Start a fresh interpreter rather than a fork.
-
     Returns:
         Its session.
-
-    Raises:
-        OSError: The system refuses a process.
     """
     interpreter = ""
     if is_exec:

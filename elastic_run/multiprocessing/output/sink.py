@@ -28,20 +28,13 @@ _TERMINAL_STEP = 128
 
 
 class Sink:
-    """A non-blocking descriptor of our own.
-
-    Args:
-        fd: The descriptor.
-    """
+    """A non-blocking descriptor of our own."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
 
     def write(self, data: bytes | bytearray | memoryview) -> int:
         """Write what fits.
-
-        Args:
-            data: Any bytes.
 
         Returns:
             How many of them were taken, at least one.

@@ -47,13 +47,7 @@ class Source:
 
 
 class Stream:
-    """The queue and the order of one descriptor of the console.
-
-    Args:
-        loop: The agent's loop.
-        sink: Where the bytes go.
-        on_closed: Called once when nobody will read any more.
-    """
+    """The queue and the order of one descriptor of the console."""
 
     def __init__(self, loop: Loop, sink: Sink, on_closed: Callable[[OSError], None]) -> None:
         self._loop = loop
@@ -93,14 +87,7 @@ class Stream:
         return self._holder is source
 
     def may_write(self, source: Source) -> bool:
-        """Whether it is a source's turn.
-
-        Args:
-            source: The one who asks.
-
-        Returns:
-            False when it has to `wait`.
-        """
+        """Whether it is a source's turn."""
         if self.is_closed:
             return True
         if self.is_full:

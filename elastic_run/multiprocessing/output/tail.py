@@ -32,11 +32,7 @@ class Tail:
         self._exception = LastException()
 
     def add(self, data: bytes) -> None:
-        """Append data, and forget what is too old.
-
-        Args:
-            data: The next bytes of the stream.
-        """
+        """Append data, and forget what is too old."""
         self._pieces += data
         if len(self._pieces) > 2 * contract.CAPTURE_BYTES:  # not at every byte: moving the rest down costs
             self._forget()

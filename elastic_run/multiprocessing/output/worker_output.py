@@ -40,13 +40,7 @@ _LINES_TOTAL = 1 << 24
 
 
 class WorkerOutput:
-    """The output of one round's workers.
-
-    Args:
-        loop: The agent's loop.
-        console: The launcher's stdout and stderr.
-        wiring: The workers' streams; its lines are taken over by `attach`.
-    """
+    """The output of one round's workers."""
 
     def __init__(self, loop: Loop, console: Console, wiring: Wiring) -> None:
         self._loop = loop
@@ -67,17 +61,7 @@ class WorkerOutput:
     def open_filtered(
         self, stdout: str, stderr: str, *, stdout_filters: Iterable[str], stderr_filters: Iterable[str]
     ) -> None:
-        """Copy tee'd lines that contain a text into files; to be called before `attach`.
-
-        Args:
-            stdout: File for lines of stdout, or an empty string.
-            stderr: File for lines of stderr, or an empty string.
-            stdout_filters: Any of these texts, for stdout.
-            stderr_filters: Any of these texts, for stderr.
-
-        Raises:
-            OSError: There are no descriptors left.
-        """
+        """Copy tee'd lines that contain a text into files; to be called before `attach`."""
         for fd, path, filters in ((STDOUT, stdout, stdout_filters), (STDERR, stderr, stderr_filters)):
             if not is_log(path):
                 continue
@@ -93,11 +77,7 @@ class WorkerOutput:
                 self._copies[fd] = FilteredCopy(self._log_file(file, path), filters)
 
     def attach(self, prefixes: Mapping[int, bytes]) -> None:
-        """Listen to every worker that is wired, from now on.
-
-        Args:
-            prefixes: What stands in front of every tee'd line, by local rank.
-        """
+        """Listen to every worker that is wired, from now on."""
         for path, error in self._wiring.losses:
             self._tell_loss(path, error)
         self._tees = sum(line.purpose == TEED for lines in self._wiring.lines.values() for line in lines)
@@ -153,9 +133,6 @@ class WorkerOutput:
     def leave(self, *, is_exec: bool) -> list[int]:
         """Let another process pass on what background processes write from now on; call it before `close`.
 
-        Args:
-            is_exec: Whether that process is a fresh interpreter rather than a fork.
-
         Returns:
             The session of that process; empty where none is needed.
         """
@@ -176,12 +153,7 @@ class WorkerOutput:
             channel.finish()
 
     def tail(self, local_rank: int, *, is_thorough: bool = True) -> bytes:
-        """Return the end of a worker's stderr, as `Tail` keeps it; all there is after `finish`.
-
-        Args:
-            local_rank: Its number on this node.
-            is_thorough: See `read_tail`.
-        """
+        """Return the end of a worker's stderr, as `Tail` keeps it; all there is after `finish`."""
         if local_rank in self._tails:
             return self._tails[local_rank].read()
         path = self._wiring.redirects.get(local_rank)

@@ -44,11 +44,7 @@ def allowed_descriptors() -> int:
 
 
 def open_unnamed() -> int:
-    """Open a file that has no name; it is gone when its last descriptor is, which is closed on exec.
-
-    Raises:
-        OSError: The system refuses one.
-    """
+    """Open a file that has no name; it is gone when its last descriptor is, which is closed on exec."""
     try:
         return os.memfd_create("elastic-run")
     except (AttributeError, OSError):

@@ -80,22 +80,11 @@ class Guardian:
         self._waiting = bytearray()
 
     def attach(self, loop: Loop) -> None:
-        """Let a loop tell the guardian what its pipe has no room for now.
-
-        Args:
-            loop: The agent's.
-        """
+        """Let a loop tell the guardian what its pipe has no room for now."""
         self._loop = loop
 
     def start(self) -> int:
-        """Start it, or start another one after it died; it learns what its predecessor knew.
-
-        Returns:
-            Its pid.
-
-        Raises:
-            OSError: The system refuses a process.
-        """
+        """Start it, or start another one after it died; it learns what its predecessor knew."""
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
         # A second guardian that stands in is let go when the new one knows all: the launcher may be killed in between.
@@ -183,11 +172,7 @@ class Guardian:
         self._send(self._farewell)
 
     def hold(self, path: str) -> None:
-        """Let it hold a shared lock on a file until the launcher's workers are gone.
-
-        Args:
-            path: The file.
-        """
+        """Let it hold a shared lock on a file until the launcher's workers are gone."""
         self._held = f"hold {os.fsencode(path).hex()}"
         self._send(self._held)
 

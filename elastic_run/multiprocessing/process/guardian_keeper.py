@@ -23,13 +23,7 @@ _FAREWELL = 2.0
 
 
 class GuardianKeeper:
-    """Starts the guardian again when it dies.
-
-    Args:
-        loop: The agent's loop.
-        guardian: The guardian.
-        say: Tells the user one line.
-    """
+    """Starts the guardian again when it dies."""
 
     def __init__(self, loop: Loop, guardian: Guardian, *, say: Callable[[str], None]) -> None:
         self._loop = loop
@@ -40,11 +34,7 @@ class GuardianKeeper:
         self._is_over = False
 
     def start(self) -> None:
-        """Watch the guardian; start it unless that was done already.
-
-        Raises:
-            OSError: The system refuses a process.
-        """
+        """Watch the guardian; start it unless that was done already."""
         self._guardian.attach(self._loop)
         self._watch(self._guardian.pid or self._guardian.start())
 

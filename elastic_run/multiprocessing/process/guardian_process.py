@@ -195,14 +195,7 @@ class _Orders:
 
 
 class _Launcher:
-    """The launcher as its guardians see it: the pipe with its orders, and its end.
-
-    Args:
-        pipe: Read end of its pipe.
-        pid: Its pid.
-        token: What its descendants carry in their environment.
-        since: Its start time in clock ticks.
-    """
+    """The launcher as its guardians see it: the pipe with its orders, and its end."""
 
     __slots__ = ("orders", "pid", "pidfd", "pipe", "since", "token")
 
@@ -244,11 +237,7 @@ class _Launcher:
             second.tell(chunk)
 
     def clean_up(self, on_swept: Callable[[], None]) -> None:
-        """Kill what it has left, remove its directory, and tell its job.
-
-        Args:
-            on_swept: Called when nothing is left, before the job is told.
-        """
+        """Kill what it has left, remove its directory, and tell its job."""
         orders = self.orders
         if not orders.is_over:
             if orders.expected_stderr is not None:
@@ -277,11 +266,7 @@ class _Second:
         self._pipe = -1
 
     def start(self, launcher: _Launcher) -> None:
-        """Fork it; where the system refuses that, one guardian has to do.
-
-        Args:
-            launcher: What both watch.
-        """
+        """Fork it; where the system refuses that, one guardian has to do."""
         reading, writing = os.pipe()
         first = os.getpid()
         signals.ignore_signal(signals.SIGCHLD)  # it leaves no zombie should it be killed
@@ -313,14 +298,7 @@ class _Second:
 
 
 def stand_guard(pipe: int, launcher: int, token: str, since: int) -> None:
-    """Wait for the launcher's end, and clean up after it unless it said farewell.
-
-    Args:
-        pipe: Read end of the launcher's pipe.
-        launcher: The launcher's pid.
-        token: What the launcher's descendants carry in their environment.
-        since: Start time of the launcher in clock ticks.
-    """
+    """Wait for the launcher's end, and clean up after it unless it said farewell."""
     watched = _Launcher(pipe, launcher, token, since)
     second = _Second()
     if not watched.wait_end(_ALONE):
@@ -335,13 +313,7 @@ def stand_guard(pipe: int, launcher: int, token: str, since: int) -> None:
 
 
 def _stand_behind(first: int, pipe: int, launcher: _Launcher) -> None:
-    """Be the second guardian.
-
-    Args:
-        first: Pid of the first one, this process's parent.
-        pipe: Read end of its pipe.
-        launcher: What both watch.
-    """
+    """Be the second guardian."""
     signals.default_signal(signals.SIGCHLD)
     os.setpgid(0, 0)
     _set_process_title(f"second guardian of {launcher.pid}", "second guardian")

@@ -21,9 +21,6 @@ __all__ = ["HeldSignals"]
 class HeldSignals:
     """Holds signals back; does nothing outside the main thread, where Python answers none.
 
-    Args:
-        numbers: The signals.
-
     Attributes:
         handlers: What answered each before `hold`.
     """

@@ -44,9 +44,6 @@ def is_interpreter(path: str) -> bool:
     """Whether a program is an interpreter, as far as its name, or that of the file behind a link, tells.
 
     This program itself is none where it is frozen, whatever its name.
-
-    Args:
-        path: Of the program.
     """
     if is_frozen() and path == sys.executable:
         return False
@@ -55,11 +52,7 @@ def is_interpreter(path: str) -> bool:
 
 
 def is_interpreters_name(name: str) -> bool:
-    """Whether a file's name is an interpreter's.
-
-    Args:
-        name: Without its directory.
-    """
+    """Whether a file's name is an interpreter's."""
     for beginning in _NAMES:
         if name.startswith(beginning):
             rest = name[len(beginning) :].lstrip("0123456789.")

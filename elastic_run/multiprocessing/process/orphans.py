@@ -10,11 +10,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def become_subreaper() -> bool:
-    """Make this process a subreaper.
-
-    Returns:
-        Whether it is one now.
-    """
+    """Make this process a subreaper."""
     try:
         # Not ctypes, which takes 9 ms to import; this is the part of it that calls.
         import _ctypes  # noqa: PLC0415 - not before the first worker

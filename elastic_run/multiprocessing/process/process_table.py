@@ -57,9 +57,6 @@ class ProcessStat:
 def read_stat(pid: int | str) -> ProcessStat | None:
     """Read a process's state.
 
-    Args:
-        pid: A pid, or "self".
-
     Returns:
         The state, or None when there is no such process or no /proc.
     """
@@ -156,23 +153,13 @@ def find_survivors(
 
 
 def find_descendants(sessions: Collection[int], *, since: int) -> list[int]:
-    """Find the living processes of some sessions, and their descendants as far as the parents between them live.
-
-    Args:
-        sessions: The sessions.
-        since: Start time in clock ticks; older processes don't count.
-    """
+    """Find the living processes of some sessions, and their descendants as far as the parents between them live."""
     living = _read_living(since)
     return [*_with_descendants({pid for pid, stat in living.items() if stat.session in sessions}, living)]
 
 
 def find_orphans(session: int, *, since: int) -> list[int]:
-    """Find children of this process in other sessions than its own: it started them, or they came to it.
-
-    Args:
-        session: This process's session.
-        since: Start time in clock ticks; older processes don't count.
-    """
+    """Find children of this process in other sessions than its own: it started them, or they came to it."""
     me = os.getpid()
     return [pid for pid, stat in _read_living(since).items() if stat.parent == me and stat.session != session]
 
@@ -212,11 +199,6 @@ def _writes_to(pid: int, outputs: Collection[tuple[int, int]]) -> bool:
 
 def find_sessions_by_stderr(device: int, inode: int, *, since: int) -> dict[int, int]:
     """Find the sessions of processes that have a pipe or a terminal as stderr.
-
-    Args:
-        device: Number of its file system.
-        inode: Its number there.
-        since: Start time in clock ticks; sessions with an older leader don't count.
 
     Returns:
         When their leaders were born, in clock ticks, by session.

@@ -70,14 +70,7 @@ class Workers:
         self._released_at: float | None = None
 
     def adopt(self, local_rank: int, pid: int, born: int, served: ServedExit | None = None) -> None:
-        """Take charge of a worker that was just started.
-
-        Args:
-            local_rank: Its number on this node.
-            pid: Its process, a child of this one and the leader of a session.
-            born: Its start time in clock ticks.
-            served: How its end is seen where it is a fork server's child, or None.
-        """
+        """Take charge of a worker that was just started."""
         self._born[pid] = born
         self.pids[local_rank] = pid
         self.alive.add(local_rank)
@@ -93,9 +86,6 @@ class Workers:
 
     def offer(self, number: int) -> list[int]:
         """Send a signal to the workers that have a handler for it; it would end the other workers.
-
-        Args:
-            number: The signal.
 
         Returns:
             Their local ranks.
@@ -124,11 +114,7 @@ class Workers:
         self._advance()
 
     def release(self, on_released: Callable[[list[int]], None]) -> None:
-        """Let what the workers, which have all ended, left in the background live on, but for what is about to end.
-
-        Args:
-            on_released: Called once, with the pids of what lives on (usually none).
-        """
+        """Let what the workers, which have all ended, left in the background live on, but for what is about to end."""
         self._on_gone = on_released
         self._released_at = self._loop.now() + _HELPERS_PATIENCE
         self._timer = self._loop.call_at(self._released_at, self._look_again)

@@ -95,20 +95,12 @@ class EnvironmentWatch:
         return {"reads": self._reads, "copiers": self._copiers if self._is_copied() else []}
 
     def add(self, report: dict[str, Any]) -> None:
-        """Add the observations of another process.
-
-        Args:
-            report: Its watch's.
-        """
+        """Add the observations of another process."""
         self._reads.update(report["reads"])
         self._others_copiers += report["copiers"]
 
     def find_hazard(self, own: Collection[str] = ()) -> str:
-        """Return what workers would miss, as the end of a sentence about a module; empty for nothing.
-
-        Args:
-            own: More variables that each worker has its own of, among those that are watched.
-        """
+        """Return what workers would miss, as the end of a sentence about a module; empty for nothing."""
         for name, reader in self._reads.items():
             if name in _WORKERS_OWN or name in own:
                 return f"reads {name}, which each worker has its own of (in {reader})"

@@ -46,11 +46,7 @@ _SHARED = "which all workers would share"
 
 
 class ImportWatch:
-    """Sees what Python's own start and imports leave in this process; make it before them, and `close` it afterwards.
-
-    Attributes:
-        environment: What they read.
-    """
+    """Sees what Python's start and imports leave in this process; make it before them, and `close` it afterwards."""
 
     def __init__(self) -> None:
         # What Python opens is closed on exec: the rest was there from the beginning.
@@ -63,12 +59,7 @@ class ImportWatch:
         self.environment.close()
 
     def find_hazard(self, own: Collection[int] = (), *, variables: Collection[str] = ()) -> str:
-        """Return what can't be forked, as the end of a sentence about a module; empty for nothing.
-
-        Args:
-            own: Descriptors that are elastic-run's.
-            variables: See `EnvironmentWatch.find_hazard`.
-        """
+        """Return what can't be forked, as the end of a sentence about a module; empty for nothing."""
         return (
             _find_threads()
             or _find_gpu()

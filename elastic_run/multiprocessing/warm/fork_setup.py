@@ -53,12 +53,7 @@ class TemplateStart:
 
 
 def begin_session(stdout: int, stderr: int) -> None:
-    """Begin a worker's session, with its streams.
-
-    Args:
-        stdout: Becomes descriptor 1.
-        stderr: Becomes descriptor 2.
-    """
+    """Begin a worker's session, with its streams."""
     os.setsid()
     os.dup2(stdout, 1)
     os.dup2(stderr, 2)
@@ -67,11 +62,7 @@ def begin_session(stdout: int, stderr: int) -> None:
 
 
 def start_by_exec(document: dict[str, Any]) -> None:
-    """Become a worker by exec, in this process; never returns.
-
-    Args:
-        document: The worker's `env` and `argv`, all of both, in bytes.
-    """
+    """Become a worker by exec, in this process; never returns."""
     from elastic_run import signals  # noqa: PLC0415 - most workers need none
 
     for number in signals.IGNORED_BY_PYTHON:

@@ -17,10 +17,6 @@ def measure_sharing(workers: Collection[int], templates: Collection[int]) -> int
     """Return the bytes that workers don't need since they are forks; 0 where the kernel doesn't tell.
 
     Files that are mapped, such as libraries, are shared by any processes and don't count.
-
-    Args:
-        workers: Their pids.
-        templates: Pids of their templates, which need memory of their own.
     """
     sample = list(workers)[:_SAMPLE]
     seen = [memory for memory in map(_read_memory, sample) if memory is not None]

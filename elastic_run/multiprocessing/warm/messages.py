@@ -27,11 +27,7 @@ _BYTE_ORDER = sys.byteorder
 
 
 def open_pair() -> tuple[_socket.socket, _socket.socket]:
-    """Open two connected sockets, closed on exec: the agent's own, which doesn't block, and the other's.
-
-    Raises:
-        OSError: There are no descriptors left.
-    """
+    """Open two connected sockets, closed on exec: the agent's own, which doesn't block, and the other's."""
     ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET | _socket.SOCK_CLOEXEC)
     ours.setblocking(False)  # noqa: FBT003 - the function's own signature
     return ours, theirs
@@ -66,9 +62,6 @@ def send(channel: _socket.socket, document: dict[str, Any], descriptors: Sequenc
 def receive(channel: _socket.socket) -> tuple[dict[str, Any], list[int]] | None:
     """Receive a document, waiting for one where the channel blocks.
 
-    Args:
-        channel: From `open_pair`.
-
     Returns:
         The document and the descriptors that came with it, closed on exec; None when the other end is gone.
 
@@ -91,14 +84,7 @@ def receive(channel: _socket.socket) -> tuple[dict[str, Any], list[int]] | None:
 
 
 def put_into_file(document: dict[str, Any]) -> int:
-    """Put a document of any size into a file without a name.
-
-    Returns:
-        Its descriptor, closed on exec.
-
-    Raises:
-        OSError: The system refuses one.
-    """
+    """Put a document of any size into a file without a name."""
     from elastic_run.multiprocessing.process.descriptors import open_unnamed  # noqa: PLC0415 - a template needs none
 
     descriptor = open_unnamed()

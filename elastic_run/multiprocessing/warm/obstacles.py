@@ -24,11 +24,7 @@ _OPTIONS_WITH_VALUE = ("-X", "-W")
 
 
 def find_obstacle(argv: Sequence[str]) -> str:
-    """Return why workers with a command line can't be forks of a template, or an empty string.
-
-    Args:
-        argv: The workers' command line, macros not replaced yet.
-    """
+    """Return why workers with a command line can't be forks of a template, or an empty string."""
     program = argv[0]
     if not _is_this_interpreter(program):
         own = own_interpreter() or sys.executable

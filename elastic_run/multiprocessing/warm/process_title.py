@@ -44,11 +44,7 @@ class ProcessTitle:
         self._write(words.encode()[: max(0, self._size - 1)], name.encode())
 
     def show_command(self, argv: Sequence[str]) -> None:
-        """Show a command line, and the name that this process began with.
-
-        Args:
-            argv: Its words.
-        """
+        """Show a command line, and the name that this process began with."""
         self._write(b"".join(os.fsencode(word) + b"\0" for word in argv)[: self._size], self._comm)
 
     def _write(self, text: bytes, name: bytes) -> None:

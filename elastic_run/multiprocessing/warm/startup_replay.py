@@ -32,11 +32,7 @@ _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(__file__
 
 
 class StartupReplay:
-    """The process that runs Python's own start again; made in the line of our .pth file.
-
-    Raises:
-        OSError: The system refuses a process.
-    """
+    """The process that runs Python's own start again; made in the line of our .pth file."""
 
     def __init__(self) -> None:
         self._channel, theirs = reversed(messages.open_pair())
@@ -65,11 +61,7 @@ def _count_options() -> int:
 
 
 def replay_startup(descriptor: int) -> None:
-    """Go through Python's own start under watch, and end.
-
-    Args:
-        descriptor: The socket to the template.
-    """
+    """Go through Python's own start under watch, and end."""
     import site  # noqa: PLC0415 - under -S it does nothing by itself
 
     channel = messages.adopt(descriptor)

@@ -32,11 +32,7 @@ _HOLDERS = _Holders()
 
 
 class Subreaper:
-    """Makes this process a subreaper, and restores the former setting.
-
-    Raises:
-        OSError: Not on this system.
-    """
+    """Makes this process a subreaper, and restores the former setting."""
 
     def __init__(self) -> None:
         try:
@@ -49,11 +45,7 @@ class Subreaper:
         self._read()  # it fails here, or never
 
     def begin(self, holder: int) -> None:
-        """Take the children of descendants that end.
-
-        Args:
-            holder: The template for whose helper that is.
-        """
+        """Take the children of descendants that end."""
         with _HOLDERS.lock:
             if not _HOLDERS.templates:
                 _HOLDERS.before = self._read()

@@ -52,13 +52,7 @@ def begin() -> None:
 
 
 class _Hook:
-    """Waits for the program, and stops there.
-
-    Args:
-        channel: To the agent.
-        watch: What Python's own start does since the .pth file's line.
-        startup_replay: What it did before, or None where that was nothing.
-    """
+    """Waits for the program, and stops there."""
 
     #: Let coverage and debuggers see what is imported in here, as they would in a worker.
     __cantrace__ = True
@@ -96,14 +90,7 @@ class _Hook:
 
 
 class Template:
-    """The main program of the template process.
-
-    Args:
-        channel: To the agent.
-        watch: Begun before anything of the user's.
-        kind: What Python is about to run: `file`, `module`, `command` or `stdin`.
-        program: Its path, name or text.
-    """
+    """The main program of the template process."""
 
     def __init__(self, channel: _socket.socket, watch: ImportWatch, *, kind: str, program: str) -> None:
         self._channel = channel
@@ -114,11 +101,7 @@ class Template:
         self._template_start = fork_setup.TemplateStart(program if kind == "file" else "")
 
     def serve(self, startup_replay: StartupReplay | None) -> None:
-        """Import, then fork on demand; returns in a worker only.
-
-        Args:
-            startup_replay: Of what ran before the watch began, or None where that was nothing.
-        """
+        """Import, then fork on demand; returns in a worker only."""
         self._title.show("elastic-run: template", "template")
         order = messages.receive(self._channel)
         if order is None or not self._has_fit_start(startup_replay, order[0]["own"]) or not self._import(**order[0]):

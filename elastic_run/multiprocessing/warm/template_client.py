@@ -56,12 +56,6 @@ class Fork:
     def start(self, argv: Sequence[str], env: Mapping[str, str], *, stdout: int, stderr: int) -> bool:
         """Let it become a worker.
 
-        Args:
-            argv: Its command line.
-            env: Its whole environment.
-            stdout: Descriptor that it gets as 1.
-            stderr: Descriptor that it gets as 2.
-
         Returns:
             Whether it was there to hear it.
         """
@@ -140,9 +134,6 @@ class TemplateClient:
             own: Variables that each worker has its own of, besides those that it always has.
             affinity: Logical CPUs to run on, or None to inherit.
             mask: Signals that the workers begin with blocked, or None to inherit what this thread blocks.
-
-        Raises:
-            OSError: The system refuses a process.
         """
         channel, theirs = messages.open_pair()
         try:
@@ -170,11 +161,7 @@ class TemplateClient:
             self._watch(self.pid, self._ended)
 
     def order(self, count: int) -> None:
-        """Have forks made until so many wait.
-
-        Args:
-            count: How many.
-        """
+        """Have forks made until so many wait."""
         self._wanted = max(0, count - len(self.forks) - len(self._ordered))
         self._order_next()
 

@@ -93,20 +93,12 @@ class WorkerPool:
         Args:
             argv: The workers' command line, or one of them.
             env: Their environment, without what differs from worker to worker.
-
-        Raises:
-            OSError: The system refuses a process.
         """
         self._argv, self._env, self._directory = argv, dict(env), os.stat(os.curdir)
         self._start_templates()
 
     def attach(self, loop: Loop, say: Callable[[str], None]) -> None:
-        """Listen to the templates from now on.
-
-        Args:
-            loop: The agent's loop.
-            say: Tells the user one line.
-        """
+        """Listen to the templates from now on."""
         self._loop, self._say = loop, say
         for line in self._unsaid:
             say(line)
@@ -159,13 +151,6 @@ class WorkerPool:
         self, local_rank: int, argv: Sequence[str], env: Mapping[str, str], *, stdout: int, stderr: int
     ) -> int | None:
         """Let a fork that waits become a worker.
-
-        Args:
-            local_rank: Its number on this node.
-            argv: Its command line.
-            env: Its whole environment.
-            stdout: Descriptor that it gets as 1.
-            stderr: Descriptor that it gets as 2.
 
         Returns:
             Its pid; None where there is no such fork, so that the worker has to be started by exec.
