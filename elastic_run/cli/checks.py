@@ -433,11 +433,22 @@ def _has_macro(name: str) -> bool:
 def _script_hint(name: str) -> str:
     if os.path.isfile(name + ".py"):
         return f", did you mean {name + '.py'!r}?"
-    if not name.endswith(".py") and all(part.isidentifier() for part in name.split(".")):
+    if not name.endswith(".py") and _is_module(name):
         return f", did you mean -m {name}?"
     directory, base = os.path.split(name)
+    wanted = base.removesuffix(".py").lower()
     try:
-        found = nearest(base, [entry for entry in os.listdir(directory or os.curdir) if entry.endswith(".py")])
+        with os.scandir(directory or os.curdir) as entries:
+            scripts = [entry.name for entry in entries if entry.name.endswith(".py") and entry.is_file()]
     except OSError:
         return ""
-    return found
+    known = {script[:-3].lower(): os.path.join(directory, script) for script in scripts}
+    return nearest(wanted, known, translate=known)
+
+
+def _is_module(name: str) -> bool:
+    """Whether a module of this name lies where `-m` looks for it, as a file or a directory; nothing is imported."""
+    parts = name.split(".")
+    places = [os.path.join(place or os.curdir, *parts) for place in (os.curdir, *sys.path)]
+    is_name = all(part.isidentifier() for part in parts)
+    return is_name and any(os.path.isfile(place + ".py") or os.path.isdir(place) for place in places)

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from elastic_run.cli.flags import Flag
 
 #: How argparse's message about a missing script begins, unless somebody has translated it.
+#: Letters of a wrong flag from which it may be the beginning of a right one with a typing error.
+_SHORTEST_START = 5
 _SCRIPT_IS_MISSING = "the following arguments are required"
 _SCRIPT_MISSING_MESSAGE = "no script given: elastic-run [flags] SCRIPT [arguments] (see --help)"
 #: How its message about a switch with a value begins.
@@ -245,11 +247,15 @@ def _find_unknown(words: Sequence[str], flags: Sequence[Flag]) -> str | None:
 
 
 def _describe_unknown(word: str, flags: Sequence[Flag]) -> str:
-    """A wrong flag is often the right one cut short (--nprocs), so beginnings count too."""
+    """A wrong flag is often a part of the right one (--nprocs, --endpoint), so whole words and beginnings count too."""
     name = word.partition("=")[0]
     wanted = name.replace("_", "-").lstrip("-")
     names = {flag.name[2:]: flag.name for flag in flags}
-    known = {text[: len(wanted)]: flag for text, flag in names.items()} | names
+    parts = [flag for text, flag in names.items() if f"-{wanted}-" in f"-{text}-"]
+    if len(parts) == 1:
+        return f"unknown flag {name}, did you mean {parts[0]!r}? (see --help)"
+    starts = {text[: len(wanted)]: flag for text, flag in names.items()} if len(wanted) >= _SHORTEST_START else {}
+    known = starts | names
     hint = nearest(wanted, known, translate=known)
     return f"unknown flag {name}{hint} (see --help)"
 

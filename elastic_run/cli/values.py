@@ -322,9 +322,13 @@ def switch(text: str) -> bool:
         raise ValueError(message) from None
 
 
+#: Similarity from which one name may be meant by another, as difflib counts it: a typing error in four letters.
+_NEAR = 0.75
+
+
 def nearest(text: str, known: Iterable[str], translate: Mapping[str, str] | None = None) -> str:
     """Return ``, did you mean 'x'?`` for the name that a wrong one looks like, or nothing."""
     import difflib  # noqa: PLC0415 - only on the way to an error
 
-    found = difflib.get_close_matches(text, list(known), n=1)
+    found = difflib.get_close_matches(text, list(known), n=1, cutoff=_NEAR)
     return f", did you mean {(translate or {}).get(found[0], found[0])!r}?" if found else ""

@@ -45,10 +45,12 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     (tmp_path / "train.py").write_text("", encoding="utf-8")
+    (tmp_path / "shm.py").touch()
     (tmp_path / "tool").write_text("#!/bin/sh\n", encoding="utf-8")
     (tmp_path / "tool").chmod(0o755)
     (tmp_path / "plain").write_text("", encoding="utf-8")
     (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "module.py").touch()
     (tmp_path / "application").mkdir()
     (tmp_path / "application/__main__.py").write_text("", encoding="utf-8")
     return tmp_path
@@ -144,6 +146,40 @@ def test_what_cannot_be_started_is_answered_in_one_line(
     assert err.startswith(f"elastic-run: error: {named}")
     assert err.count("\n") == 1
     assert err.endswith("\n")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [
+        ("--foo train.py", ""),
+        ("--f0rw train.py", ""),
+        ("--verbose train.py", ""),
+        ("--logdir=x train.py", "--log-dir"),
+        ("--endpoint=x train.py", "--rdzv-endpoint"),
+        ("--restarts=3 train.py", "--max-restarts"),
+        ("--timeout=3 train.py", ""),
+        ("nosuch.py", ""),
+        ("nosuch", ""),
+        ("init.py", ""),
+        ("Train.py", "train.py"),
+        ("trian", "train.py"),
+        ("train1.py", "train.py"),
+        ("package/modul.py", "package/module.py"),
+        ("package/train.py", ""),
+        ("--rdzv-backend=local2 train.py", "local"),
+        ("--rdzv-backend=file train.py", ""),
+        ("--signals-to-handle=SIGFOO train.py", ""),
+        ("--rdzv-backend=c10d --rdzv-conf=read=1 --rdzv-endpoint=h --nnodes=2 --rdzv-id=x train.py", ""),
+        ("--rdzv-backend=c10d --rdzv-conf=tineout=1 --rdzv-endpoint=h --nnodes=2 --rdzv-id=x train.py", "timeout"),
+    ],
+)
+def test_only_a_near_name_is_suggested(wrong: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A suggestion is a name that a typing error, another case or a part of it could have become, or there is none."""
+    with pytest.raises(SystemExit):
+        run_command(wrong.split())
+    err = capsys.readouterr().err
+    assert ("did you mean" in err) == bool(meant)
+    assert f"did you mean {meant!r}?" in err or not meant
 
 
 @pytest.mark.parametrize("words", [["private/train.py"], ["--no-python", "private/train.py"]])
