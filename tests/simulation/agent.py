@@ -59,10 +59,12 @@ class Proof:
     Args:
         delays: When its guardian says so, in true seconds after it; never, late, or twice.
         is_misled: Whether it says so at the first endpoint, wherever the job is.
+        is_heard: Whether no partition keeps it from any store: the guardian has other ways than the agent had.
     """
 
     delays: tuple[float, ...] = ()
     is_misled: bool = False
+    is_heard: bool = False
 
 
 class Agent(Host):
@@ -306,7 +308,7 @@ class Agent(Host):
 
     def _prove(self, proof: Proof) -> None:
         """Let its guardian say at all endpoints that it is dead, or only at the first."""
-        ghost = Host(self.clockwork, self.clock, self.name)
+        ghost = Host(self.clockwork, self.clock, f"guardian of {self.name}" if proof.is_heard else self.name)
         for endpoint in self.world.endpoints[: 1 if proof.is_misled else None]:
             Thread(ghost, _say_farewell(self, endpoint), self._perform_for_ghost)
 

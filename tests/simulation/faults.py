@@ -92,7 +92,7 @@ class Faults:
         everywhere += [self._suspend, self._suspend_coordinator] if self.has(SUSPEND) else []
         everywhere += [self._kill_some] if self.has(BURSTS) else []
         if self._world.rules.has_successors:
-            everywhere += [self._doom_some] * 3 if self.has(OFFERS) else []
+            everywhere += [self._doom_some, self._doom_some, self._divide_and_doom] if self.has(OFFERS) else []
             everywhere += [self._kill_server, self._stall_server, self._kill_server]
             everywhere += [self._cut, self._cut, self._cut_off] if self.has(CUTS) else []
         elif self.has(ROLLBACK) and self._random.random() < 0.3:
@@ -149,12 +149,28 @@ class Faults:
         for agent in self._random.sample(living, min(len(living), self._random.randint(1, 2))):
             agent.is_doomed = True
 
+    def _divide_and_doom(self) -> None:
+        """Kill the server, divide the others into two parts with an endpoint each, and doom some of one part."""
+        world, random = self._world, self._random
+        self._kill_server()
+        hosts = sorted({agent.name for agent in world.living})
+        endpoints = [endpoint.host for endpoint in world.endpoints if endpoint.host in hosts]
+        if len(endpoints) < 2:
+            return
+        one, other = random.sample(endpoints, 2)
+        some = {one, *(host for host in hosts if host not in (one, other) and random.random() < 0.6)}
+        pairs = {(here, there) for here in hosts for there in hosts if (here in some) != (there in some)}
+        self._pull(pairs, random.uniform(5.0, 25.0))
+        doomed = [agent for agent in world.living if agent.name in some and agent.name != one]
+        for agent in random.sample(doomed, min(len(doomed), random.randint(1, 2))):
+            agent.is_doomed = True
+
     def note_offer(self, agent: Agent) -> None:
         """Kill a doomed agent at this moment or soon: it is about to offer itself for another round."""
         if agent.is_doomed:
             agent.is_doomed = False
             delay = self._random.choice((0.0, self._random.random() * _OFFERED))
-            self._world.clockwork.at(self._world.clockwork.now + delay, self.kill, agent, Proof((0.0,)))
+            self._world.clockwork.at(self._world.clockwork.now + delay, self.kill, agent, Proof((0.0,), is_heard=True))
 
     def kill(self, agent: Agent | None, proof: Proof | None = None) -> None:
         """Kill an agent; its guardian may report it, and somebody may start another on its host."""
@@ -323,9 +339,11 @@ class Faults:
         pairs = {(one, other) for one in hosts for other in hosts if one in some and other not in some}
         self._pull(pairs | {(other, one) for one, other in pairs} if self._random.random() < 0.8 else pairs)
 
-    def _pull(self, pairs: set[tuple[str, str]]) -> None:
+    def _pull(self, pairs: set[tuple[str, str]], seconds: float | None = None) -> None:
         world = self._world
-        until = world.clockwork.now + self._random.choice((3.0, 8.0, 20.0)) * self._random.random()
+        if seconds is None:
+            seconds = self._random.choice((3.0, 8.0, 20.0)) * self._random.random()
+        until = world.clockwork.now + seconds
         world.network.cuts |= pairs
         self.has_hidden = True
         world.say(
