@@ -7,6 +7,7 @@
 | `functions` | functions as workers; `start_processes` and `spawn` |
 | `output` | capture, log files, tee, prefixes, the launcher's console |
 | `process` | processes of the operating system: start, find, stop, guard |
+| `starter` | starts one worker: streams, variables, exec or function |
 | `warm` | workers that are forks of a template (`--preload`) |
 """
 

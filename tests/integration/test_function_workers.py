@@ -52,6 +52,20 @@ def test_values_by_rank(method: str, program: Program, host: Host) -> None:
 
 
 @all_methods
+def test_workers_do_not_get_the_jobs_secret(method: str, program: Program, host: Host) -> None:
+    """The secret that the nodes of a job share is not in a worker's environment, which it may print."""
+    path = program(
+        "def work(): return os.environ.get('ELASTIC_RUN_RDZV_TOKEN')",
+        """
+        os.environ["ELASTIC_RUN_RDZV_TOKEN"] = "a secret"
+        assert launch(work) == {0: None, 1: None}
+        """,
+    )
+    job = host(path, method)
+    assert job.wait_exit() == 0, job.stderr
+
+
+@all_methods
 def test_large_results_and_arguments(method: str, program: Program, host: Host) -> None:
     """Arguments of 20 MB and results of 100 MB of each worker go through, side by side."""
     path = program(

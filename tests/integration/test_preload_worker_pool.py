@@ -284,7 +284,6 @@ def test_where_a_template_cant_be_started_there_is_none(monkeypatch: pytest.Monk
         group=SimpleNamespace(spec=spec),
         options=SimpleNamespace(affinities={0: frozenset(os.sched_getaffinity(0))}),
         guardian=Guardian(is_exec=True),
-        inherited_token="",
         worker_pool=None,
         mask=None,
     )

@@ -2,7 +2,7 @@
 
 Run as ``python -m tests.support.output_job SPEC``, a JSON object:
 - ``workers``: for each ``code``, and ``streams``, the keyword arguments of `Wiring.open` and its ``prefix``;
-- ``capture``: as of `Wiring`; ``filters``: keyword arguments of `WorkerOutput.open_filtered`;
+- ``capture``: as of `Wiring`; ``filters``: ``stdout`` and ``stderr``, files, and for each its ``_filters``;
 - ``notes``: a directory. It gets ``pid`` and ``pid<rank>`` at the start, ``usr1`` whenever the loop sees SIGUSR1, and
   ``tail<rank>`` and the process's ``status`` at the end;
 - ``say``: a line that the launcher says when all workers have ended, before what is left is flushed.
@@ -19,6 +19,7 @@ from typing import Any
 
 from elastic_run.loop import Loop
 from elastic_run.multiprocessing.output.console import Console
+from elastic_run.multiprocessing.output.logs import LogsDest
 from elastic_run.multiprocessing.output.wiring import Wiring
 from elastic_run.multiprocessing.output.worker_output import WorkerOutput
 from elastic_run.multiprocessing.process.descriptors import ensure_standard_descriptors
@@ -43,7 +44,9 @@ class Job:
         self.loop.watch_signals([signal.SIGUSR1], lambda _: self.note("usr1", b""))
         self.loop.watch_signals([signal.SIGWINCH], lambda _: self.output.resize())
         if "filters" in self.spec:
-            self.output.open_filtered(**self.spec["filters"])
+            filters = self.spec["filters"]
+            logs = LogsDest(filtered_stdout=filters["stdout"], filtered_stderr=filters["stderr"])
+            self.output.open_filtered(logs, filters["stdout_filters"], filters["stderr_filters"])
         for rank, worker in enumerate(self.spec["workers"]):
             self.start(rank, worker)
         self.output.attach(self.prefixes)

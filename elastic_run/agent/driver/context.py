@@ -105,7 +105,6 @@ class AgentContext:
         "group",
         "guardian",
         "hostname",
-        "inherited_token",
         "logs_specs",
         "mask",
         "options",
@@ -123,8 +122,6 @@ class AgentContext:
         self.run_id = group.spec.rdzv_handler.get_run_id()
         # With torch in it (under compat) this process is somebody's, and too large to be copied.
         self.guardian = Guardian(is_exec=not options.is_whole_process or "torch" in sys.modules)
-        outer = os.environ.get(contract.ENV_TOKEN)
-        self.inherited_token = f"{outer}:{self.guardian.token}" if outer else self.guardian.token
         self.timers: WorkerTimers | None = None
         self.worker_pool: WorkerPool | None = None
         self._announced = False

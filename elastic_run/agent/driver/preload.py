@@ -6,6 +6,7 @@ import os
 
 from elastic_run import contract
 from elastic_run.loop import Loop
+from elastic_run.multiprocessing.process.fork_exec import inherited_environment
 from elastic_run.multiprocessing.warm.obstacles import find_obstacle
 from elastic_run.multiprocessing.warm.worker_pool import WorkerPool
 from elastic_run.utils import macros
@@ -60,14 +61,12 @@ def _start(context: AgentContext, modules: list[str], argv: list[str]) -> Worker
 
 def _common_environment(context: AgentContext) -> dict[str, str]:
     """Return the variables that are the same for all workers."""
-    env = {
-        **os.environ,
-        contract.ENV_TOKEN: context.inherited_token,
+    return {
+        **inherited_environment(),
+        contract.ENV_TOKEN: context.guardian.worker_token,
         # Of the workers' variables the one that is the same for all and that torch reads.
         contract.ENV_NCCL_ASYNC_ERROR_HANDLING: os.environ.get(contract.ENV_NCCL_ASYNC_ERROR_HANDLING, "1"),
     }
-    env.pop(contract.ENV_RDZV_TOKEN, None)
-    return env
 
 
 def _end(worker_pool: WorkerPool) -> None:

@@ -70,11 +70,10 @@ class Round:
             ValueError: Ditto.
         """
         launched = self._launched
-        for rank, pid in launched.pids.items():
-            started = launched.started_functions.get(rank)
-            self.workers.adopt(rank, pid, launched.born[pid], None if started is None else started.exit)
-            if started is not None:
-                started.result.attach(self._loop)
+        for rank, started in launched.workers.items():
+            self.workers.adopt(rank, started)
+            if started.function is not None:
+                started.function.result.attach(self._loop)
         self._listen()
         if launched.error is not None:
             raise launched.error
@@ -84,12 +83,7 @@ class Round:
         group, logs = self._context.group, self._launched.logs
         spec = group.spec
         if logs is not None:
-            self.output.open_filtered(
-                logs.filtered_stdout if spec.duplicate_stdout_filters else "",
-                logs.filtered_stderr if spec.duplicate_stderr_filters else "",
-                stdout_filters=spec.duplicate_stdout_filters or (),
-                stderr_filters=spec.duplicate_stderr_filters or (),
-            )
+            self.output.open_filtered(logs, spec.duplicate_stdout_filters, spec.duplicate_stderr_filters)
         self.output.attach({worker.local_rank: self._prefix(worker) for worker in group.workers})
 
     def _prefix(self, worker: Worker) -> bytes:
@@ -116,13 +110,13 @@ class Round:
 
     def _has_returned(self, local_rank: int) -> bool:
         """Whether a worker's function has returned, which its value tells; False for a command."""
-        started = self._launched.started_functions.get(local_rank)
-        if started is None:
+        function = self._launched.workers[local_rank].function
+        if function is None:
             return False
         from elastic_run.multiprocessing.functions.results import VALUE  # noqa: PLC0415 - imported by now
 
-        started.result.finish()
-        return started.result.kind == VALUE
+        function.result.finish()
+        return function.result.kind == VALUE
 
     def is_consequence(self, local_rank: int) -> bool:
         """Whether a worker that has just failed looks as if it had lost a peer; asked only after a failure."""
@@ -150,8 +144,9 @@ class Round:
         for rank in self.workers.pids:
             self.output.finish(rank)
         self.output.close()
-        for started in self._launched.started_functions.values():
-            started.result.finish()
+        for started in self._launched.workers.values():
+            if started.function is not None:
+                started.function.result.finish()
         if self._launched.functions is not None:
             self._launched.functions.close()
         if not any(exitcode for _, exitcode, _ in self._ended_at.values()):
@@ -165,13 +160,17 @@ class Round:
         Raises:
             UnpicklingError: This process can't make a value of what a worker sent.
         """
-        if not self._launched.started_functions:
+        if self._launched.functions is None:
             return {}
         from elastic_run.multiprocessing.functions.launch import read_value  # noqa: PLC0415 - imported by now
 
         ranks = {worker.local_rank: worker.global_rank for worker in self._context.group.workers}
-        started = self._launched.started_functions
-        return {ranks[local]: read_value(started[local].result, ranks[local]) for local in sorted(started)}
+        functions = {local: started.function for local, started in sorted(self._launched.workers.items())}
+        return {
+            ranks[local]: read_value(function.result, ranks[local])
+            for local, function in functions.items()
+            if function is not None
+        }
 
     def is_redirected(self, local_rank: int) -> bool:
         """Whether a worker writes into a log file by itself, with no pipe between."""

@@ -11,7 +11,6 @@ A process group here is the set of processes of one call; a POSIX process group 
 | `process_group` | processes that a loop in a thread of its own watches |
 | `results` | the pipe that brings a function's return value or traceback |
 | `spawn` | `elastic_run.spawn`, in the manner of torch.multiprocessing.spawn |
-| `spawn_options` | with what one process is started |
 | `start_processes` | `start_processes`, and its contexts of functions and commands |
 | `subprocess_handlers` | a process of `SubprocessContext`, as torch shows it |
 | `worker` | what happens in the process of a function worker |

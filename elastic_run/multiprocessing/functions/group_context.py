@@ -10,22 +10,20 @@ import abc
 import os
 import signal
 
-from elastic_run import contract
 from elastic_run.multiprocessing.errors import ProcessFailure
 from elastic_run.multiprocessing.functions.contexts import PContext, RunProcsResult
-from elastic_run.multiprocessing.functions.spawn_options import SpawnOptions
-from elastic_run.multiprocessing.output.descriptors import is_log
 from elastic_run.multiprocessing.output.wiring import Wiring
-from elastic_run.multiprocessing.process.descriptors import ensure_standard_descriptors, inheritable_descriptors
+from elastic_run.multiprocessing.process.descriptors import ensure_standard_descriptors
+from elastic_run.multiprocessing.starter import WorkerStarter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
 
     from elastic_run.cluster.numa import NumaOptions
     from elastic_run.multiprocessing.functions.process_group import ProcessGroup
     from elastic_run.multiprocessing.output.console import Console
+    from elastic_run.multiprocessing.starter import StartedWorker
 
 #: Seconds that processes get to stop when one of them has failed, as with torch.
 _GRACE = 30
@@ -63,12 +61,11 @@ class GroupContext(PContext):
             group.serve()
 
     def _start_all(self, group: ProcessGroup, wiring: Wiring) -> None:
-        affinities = self._affinities()
-        closed = inheritable_descriptors()
+        starter = WorkerStarter(group.guardian, wiring, self._logs, self._affinities())
         try:
             group.start_guardian()
             for rank in range(self.nprocs):
-                self._start_one(group, wiring, rank, affinities.get(rank), closed)
+                group.adopt(rank, self._launch(starter, group, rank))
         finally:
             self._listen(group, wiring)
 
@@ -79,33 +76,6 @@ class GroupContext(PContext):
 
         return worker_affinities(self._numa_options, self.nprocs)
 
-    def _start_one(
-        self, group: ProcessGroup, wiring: Wiring, rank: int, affinity: frozenset[int] | None, closed: list[int]
-    ) -> None:
-        stdout, stderr = wiring.open(
-            rank,
-            stdout=self.stdouts[rank],
-            stderr=self.stderrs[rank],
-            tee_stdout=self._is_teed(self._logs.tee_stdouts, rank),
-            tee_stderr=self._is_teed(self._logs.tee_stderrs, rank),
-        )
-        env = {**self._environments[rank], contract.ENV_TOKEN: group.guardian.token}
-        outer = os.environ.get(contract.ENV_TOKEN)
-        if outer:
-            env[contract.ENV_TOKEN] = f"{outer}:{group.guardian.token}"
-        replaced = [fd for fd, path in ((1, self.stdouts[rank]), (2, self.stderrs[rank])) if path]
-        try:
-            options = SpawnOptions(
-                env, stdout=stdout, stderr=stderr, replaced=replaced, affinity=affinity, closed=closed
-            )
-            self._launch(group, rank, options, lambda: _close_all(wiring.launcher_ends()))
-        finally:
-            wiring.started(rank)
-
-    @staticmethod
-    def _is_teed(tees: dict[int, str], rank: int) -> bool:
-        return is_log(tees.get(rank, ""))
-
     def _listen(self, group: ProcessGroup, wiring: Wiring) -> None:
         if not any(wiring.lines.values()):
             return
@@ -114,12 +84,7 @@ class GroupContext(PContext):
 
         console = Console(group.loop)
         output = WorkerOutput(group.loop, console, wiring)
-        output.open_filtered(
-            self._logs.filtered_stdout if self._filters[0] else "",
-            self._logs.filtered_stderr if self._filters[1] else "",
-            stdout_filters=self._filters[0],
-            stderr_filters=self._filters[1],
-        )
+        output.open_filtered(self._logs, *self._filters)
         prefixes = self._prefixes or {rank: f"[{self.name}{rank}]:" for rank in range(self.nprocs)}
         output.attach({rank: prefix.encode(errors="surrogateescape") for rank, prefix in prefixes.items()})
 
@@ -139,8 +104,8 @@ class GroupContext(PContext):
         """Refuse functions and arguments that can't be started, before the first process starts."""
 
     @abc.abstractmethod
-    def _launch(self, group: ProcessGroup, local_rank: int, options: SpawnOptions, on_fork: Callable[[], None]) -> None:
-        """Start one process, and give it to the group; in a fork, `on_fork` is to be called."""
+    def _launch(self, starter: WorkerStarter, group: ProcessGroup, local_rank: int) -> StartedWorker:
+        """Start one process."""
 
     def _wait_news(self, timeout: float | None, period: float) -> None:  # noqa: ARG002 - nothing is looked at
         group = self._group
@@ -209,11 +174,6 @@ def _read_environment(env: dict[str, Any], rank: int) -> dict[str, str]:
             raise ValueError(message)
         found[key] = text
     return found
-
-
-def _close_all(descriptors: list[int]) -> None:
-    for fd in descriptors:
-        os.close(fd)
 
 
 def _flush(console: Console, group: ProcessGroup) -> None:

@@ -37,6 +37,7 @@ from elastic_run.multiprocessing.functions.worker import ForkSetup, FunctionWork
 from elastic_run.multiprocessing.process import fork_exec
 from elastic_run.multiprocessing.process.descriptors import open_unnamed
 from elastic_run.multiprocessing.process.interpreter import find_interpreter, is_frozen
+from elastic_run.records import dataclass
 from elastic_run.signals import block_signals, restore_signals, set_wakeup_fd
 
 TYPE_CHECKING = False
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
     from typing import Any
 
-    from elastic_run.multiprocessing.functions.spawn_options import SpawnOptions
+    from elastic_run.multiprocessing.process.spawn_options import SpawnOptions
 
 #: What a forked worker writes when it no longer holds anything of the launcher's.
 _READY = b"+"
@@ -74,30 +75,35 @@ class ServedExit:
         return _UNKNOWN_EXIT_CODE if code is None else int(code)
 
 
+@dataclass(slots=True)
 class StartedFunction:
-    """A function worker that runs."""
+    """A function worker that runs.
 
-    __slots__ = ("_start_pipe", "exit", "pid", "result")
+    Args:
+        pid: Its process.
+        result: What it will answer.
+        start_pipe: The pipe at which it waits.
+        exit: How its end is seen where it is not our child, or None.
+    """
 
-    def __init__(self, pid: int, result: ResultReader, start_pipe: int, served: ServedExit | None = None) -> None:
-        self.pid = pid
-        self.result = result
-        self.exit = served
-        self._start_pipe = start_pipe
+    pid: int
+    result: ResultReader
+    start_pipe: int
+    exit: ServedExit | None = None
 
     def give_up(self) -> None:
         """Let it end without having called its function: this process can't watch it."""
-        os.close(self._start_pipe)
+        os.close(self.start_pipe)
         self.result.close()
 
     def begin(self) -> None:
         """Let it call its function: the guardian knows of it now."""
         try:
-            os.write(self._start_pipe, _BEGIN)
+            os.write(self.start_pipe, _BEGIN)
         except BrokenPipeError:
             pass  # it has ended already, and its exit code will tell
         finally:
-            os.close(self._start_pipe)
+            os.close(self.start_pipe)
 
 
 def read_value(result: ResultReader, rank: int) -> Any:  # noqa: ANN401 - whatever the function returned
@@ -204,7 +210,7 @@ class Functions:
             kept = sorted({*kept, file, worker.result, worker.start_pipe, *(() if tracker is None else (tracker,))})
             pid = fork_exec.start_process(
                 argv,
-                {**os.environ, **options.env},
+                {**fork_exec.inherited_environment(), **options.env},
                 stdout=options.stdout,
                 stderr=options.stderr,
                 affinity=options.affinity,

@@ -16,7 +16,6 @@ import threading
 from elastic_run.contract import LONGEST_TIME
 from elastic_run.core.agent.shutdown import KILL_LIMIT, KILL_PATIENCE
 from elastic_run.loop import Loop
-from elastic_run.multiprocessing.process import process_table
 from elastic_run.multiprocessing.process.guardian import Guardian
 from elastic_run.multiprocessing.process.guardian_keeper import GuardianKeeper
 from elastic_run.multiprocessing.process.workers import Workers
@@ -25,8 +24,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elastic_run.multiprocessing.functions.launch import StartedFunction
     from elastic_run.multiprocessing.functions.results import ResultReader
+    from elastic_run.multiprocessing.starter import StartedWorker
 
 #: Seconds beyond all others that the thread gets to answer.
 _MOMENT = 5.0
@@ -67,21 +66,20 @@ class ProcessGroup:
         """Pids by local rank."""
         return dict(self._workers.pids)
 
-    def adopt(self, local_rank: int, pid: int, started: StartedFunction | None = None) -> None:
+    def adopt(self, local_rank: int, started: StartedWorker) -> None:
         """Take charge of a process that was just started; before `serve`."""
-        born = process_table.start_time(pid)
-        self.guardian.watch(pid, born)
-        if started is not None:
-            self.results[local_rank] = started.result
-            started.result.attach(self.loop)
+        function = started.function
+        if function is not None:
+            self.results[local_rank] = function.result
+            function.result.attach(self.loop)
         try:
-            self._workers.adopt(local_rank, pid, born, None if started is None else started.exit)
+            self._workers.adopt(local_rank, started)
         except OSError:
-            if started is not None:
-                started.give_up()
+            if function is not None:
+                function.give_up()
             raise
-        if started is not None:
-            started.begin()
+        if function is not None:
+            function.begin()
 
     def abandon(self) -> None:
         """Let go of the group in a forked worker."""

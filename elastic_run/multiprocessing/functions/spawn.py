@@ -12,13 +12,12 @@ from __future__ import annotations
 import os
 import signal
 
-from elastic_run import contract
 from elastic_run.multiprocessing.functions.launch import Functions
 from elastic_run.multiprocessing.functions.process_group import ProcessGroup
 from elastic_run.multiprocessing.functions.results import TRACEBACK
-from elastic_run.multiprocessing.functions.spawn_options import SpawnOptions
-from elastic_run.multiprocessing.process.descriptors import inheritable_descriptors
+from elastic_run.multiprocessing.output.wiring import Wiring
 from elastic_run.multiprocessing.process.held_signals import HeldSignals
+from elastic_run.multiprocessing.starter import WorkerStarter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -235,15 +234,11 @@ def _start(functions: Functions, nprocs: int, *, is_daemon: bool, on_fork: Calla
         on_fork()
 
     group.at_end(functions.close)
-    outer = os.environ.get(contract.ENV_TOKEN)
-    token = f"{outer}:{group.guardian.token}" if outer else group.guardian.token
-    closed = inheritable_descriptors()
+    starter = WorkerStarter(group.guardian, Wiring(capture=False))
     try:
         group.start_guardian()
         for index in range(nprocs):
-            options = SpawnOptions({contract.ENV_TOKEN: token}, closed=closed)
-            started = functions.start(index, options, on_fork=leave)
-            group.adopt(index, started.pid, started)
+            group.adopt(index, starter.start_function(functions, index, {}, on_fork=leave))
     except BaseException:
         group.serve()
         group.stop(signal.SIGKILL, 0.0)

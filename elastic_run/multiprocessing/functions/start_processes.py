@@ -6,7 +6,6 @@ function worker ends with exit code 0 without having returned, its result is Non
 
 from __future__ import annotations
 
-import os
 import signal
 
 from elastic_run.multiprocessing.functions.contexts import validate_full_rank
@@ -21,9 +20,9 @@ if TYPE_CHECKING:
     from elastic_run.multiprocessing.functions.contexts import PContext
     from elastic_run.multiprocessing.functions.launch import Functions
     from elastic_run.multiprocessing.functions.process_group import ProcessGroup
-    from elastic_run.multiprocessing.functions.spawn_options import SpawnOptions
     from elastic_run.multiprocessing.functions.subprocess_handlers import SubprocessHandler
     from elastic_run.multiprocessing.output.logs import LogsSpecs
+    from elastic_run.multiprocessing.starter import StartedWorker, WorkerStarter
 
 
 class MultiprocessContext(GroupContext):
@@ -62,20 +61,18 @@ class MultiprocessContext(GroupContext):
         entrypoint: Any = self.entrypoint
         self._functions = Functions(entrypoint, self.args, self.start_method)
 
-    def _launch(self, group: ProcessGroup, local_rank: int, options: SpawnOptions, on_fork: Callable[[], None]) -> None:
+    def _launch(self, starter: WorkerStarter, group: ProcessGroup, local_rank: int) -> StartedWorker:
         if self._functions is None:
             message = f"{self.name} was not prepared"
             raise AssertionError(message)
 
         def give_up() -> None:
             group.abandon()
-            on_fork()
             self._reset_signals()
 
         if not group.pids:
             group.at_end(self._functions.close)
-        started = self._functions.start(local_rank, options, on_fork=give_up)
-        group.adopt(local_rank, started.pid, started)
+        return starter.start_function(self._functions, local_rank, self._environments[local_rank], on_fork=give_up)
 
     def _values(self, group: ProcessGroup) -> dict[int, Any]:
         from elastic_run.multiprocessing.functions.launch import read_value  # noqa: PLC0415 - ditto
@@ -115,19 +112,14 @@ class SubprocessContext(GroupContext):
         self._numa_options = numa_options
         self.subprocess_handlers: dict[int, SubprocessHandler] = {}
 
-    def _launch(self, group: ProcessGroup, local_rank: int, options: SpawnOptions, on_fork: Callable[[], None]) -> None:  # noqa: ARG002 - an exec
+    def _launch(self, starter: WorkerStarter, group: ProcessGroup, local_rank: int) -> StartedWorker:
         from elastic_run.multiprocessing.functions.subprocess_handlers import SubprocessHandler  # noqa: PLC0415 - ditto
-        from elastic_run.multiprocessing.process.fork_exec import start_process  # noqa: PLC0415 - not for functions
 
         args: Any = self.args[local_rank]  # ("file") is a text, not a tuple, and torch's documentation has it
         argv = [str(self.entrypoint), *map(str, args if isinstance(args, tuple | list) else (args,))]
-        env = {**os.environ, **options.env}
-        group.guardian.expect(options.stderr)
-        pid = start_process(
-            argv, env, stdout=options.stdout, stderr=options.stderr, affinity=options.affinity, closed=options.closed
-        )
-        group.adopt(local_rank, pid)
-        self.subprocess_handlers[local_rank] = SubprocessHandler(group, local_rank, tuple(argv))
+        started = starter.start_command(local_rank, argv, self._environments[local_rank])
+        self.subprocess_handlers[local_rank] = SubprocessHandler(group, local_rank, started.pid, tuple(argv))
+        return started
 
     def _blamed(self, group: ProcessGroup, failed: list[int]) -> list[int]:
         """Return the ranks that count as failed: after a failure the stopped processes count too, as with torch."""

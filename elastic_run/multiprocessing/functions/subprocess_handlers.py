@@ -19,11 +19,11 @@ __all__ = ["StartedProcess", "SubprocessHandler"]
 class StartedProcess:
     """A process that was started."""
 
-    def __init__(self, group: ProcessGroup, local_rank: int, args: tuple[str, ...]) -> None:
+    def __init__(self, group: ProcessGroup, local_rank: int, pid: int, args: tuple[str, ...]) -> None:
         self._group = group
         self._local_rank = local_rank
         self.args = args
-        self.pid = group.pids[local_rank]
+        self.pid = pid
 
     @property
     def returncode(self) -> int | None:
@@ -63,9 +63,9 @@ class StartedProcess:
 class SubprocessHandler:
     """A process and its local rank."""
 
-    def __init__(self, group: ProcessGroup, local_rank: int, args: tuple[str, ...]) -> None:
+    def __init__(self, group: ProcessGroup, local_rank: int, pid: int, args: tuple[str, ...]) -> None:
         self.local_rank_id = local_rank
-        self.proc = StartedProcess(group, local_rank, args)
+        self.proc = StartedProcess(group, local_rank, pid, args)
 
     def close(self, death_sig: signal.Signals | None = None) -> None:
         """Send a signal to the process and its group, unless it has ended."""

@@ -22,18 +22,18 @@ from multiprocessing.context import Process
 
 from elastic_run import contract
 from elastic_run.multiprocessing.functions.results import TRACEBACK, VALUE, send_result
+from elastic_run.records import dataclass
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Mapping
     from typing import Any
 
 #: The exit code of a program that was interrupted, as shells have it.
 _INTERRUPTED = 128 + 2
-#: The launcher's secret, which no worker needs.
-_SECRETS = (contract.ENV_RDZV_TOKEN,)
 
 
+@dataclass(frozen=True, slots=True)
 class ForkSetup:
     """The steps by which a forked process becomes a worker; an exec'd process needs none of them.
 
@@ -45,19 +45,10 @@ class ForkSetup:
         affinity: Logical CPUs to run on, or None.
     """
 
-    __slots__ = ("affinity", "env", "replaced", "streams")
-
-    def __init__(
-        self,
-        env: dict[str, str],
-        streams: tuple[Any, Any],
-        replaced: Collection[int] = (),
-        affinity: frozenset[int] | None = None,
-    ) -> None:
-        self.env = env
-        self.streams = streams
-        self.replaced = replaced
-        self.affinity = affinity
+    env: Mapping[str, str]
+    streams: tuple[Any, Any]
+    replaced: Collection[int] = ()
+    affinity: frozenset[int] | None = None
 
     def perform(self) -> None:
         """Begin a session, take the streams, the variables and the CPUs."""
@@ -72,8 +63,7 @@ class ForkSetup:
         for target in self.replaced:
             _redirect_stream(target)
         os.environ.update(self.env)
-        for name in _SECRETS:
-            os.environ.pop(name, None)
+        os.environ.pop(contract.ENV_RDZV_TOKEN, None)  # as in `fork_exec.inherited_environment`
         if self.affinity is not None:
             os.sched_setaffinity(0, self.affinity)
 

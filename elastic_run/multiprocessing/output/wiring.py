@@ -29,6 +29,7 @@ from elastic_run.multiprocessing.output.descriptors import (
     open_pipe,
     open_terminal,
 )
+from elastic_run.records import dataclass
 
 #: What a line is for.
 CAPTURED = "captured"
@@ -39,6 +40,7 @@ MUTED = "muted"
 _LARGE_PIPES = 16
 
 
+@dataclass(slots=True)
 class Line:
     """The launcher's end of one stream of a worker.
 
@@ -51,17 +53,12 @@ class Line:
         is_terminal: Whether it is a pseudo-terminal.
     """
 
-    __slots__ = ("fd", "file", "is_terminal", "path", "purpose", "reading")
-
-    def __init__(
-        self, fd: int, purpose: str, reading: int, *, file: int = -1, path: str = "", is_terminal: bool = False
-    ) -> None:
-        self.fd = fd
-        self.purpose = purpose
-        self.reading = reading
-        self.file = file
-        self.path = path
-        self.is_terminal = is_terminal
+    fd: int
+    purpose: str
+    reading: int
+    file: int = -1
+    path: str = ""
+    is_terminal: bool = False
 
 
 class Wiring:

@@ -26,11 +26,12 @@ from elastic_run.multiprocessing.output.wiring import CAPTURED, TEED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping, Sequence
 
     from elastic_run.loop import Loop
     from elastic_run.multiprocessing.output.console import Console
     from elastic_run.multiprocessing.output.filters import FilteredCopy
+    from elastic_run.multiprocessing.output.logs import LogsDest
     from elastic_run.multiprocessing.output.wiring import Line, Wiring
 
 #: A tee'd line that is longer is written in parts. All unfinished lines together stay below `_LINES_TOTAL`.
@@ -59,11 +60,16 @@ class WorkerOutput:
 
     # --- when the workers are wired --------------------------------------------------------------------------------
     def open_filtered(
-        self, stdout: str, stderr: str, *, stdout_filters: Iterable[str], stderr_filters: Iterable[str]
+        self, logs: LogsDest, stdout_filters: Sequence[str] | None, stderr_filters: Sequence[str] | None
     ) -> None:
-        """Copy tee'd lines that contain a text into files; to be called before `attach`."""
-        for fd, path, filters in ((STDOUT, stdout, stdout_filters), (STDERR, stderr, stderr_filters)):
-            if not is_log(path):
+        """Copy tee'd lines that contain any of some texts into the files of `logs`; to be called before `attach`.
+
+        Raises:
+            OSError: There are no descriptors left.
+        """
+        wanted = ((STDOUT, logs.filtered_stdout, stdout_filters), (STDERR, logs.filtered_stderr, stderr_filters))
+        for fd, path, filters in wanted:
+            if not filters or not is_log(path):
                 continue
             try:
                 file = open_log(path)

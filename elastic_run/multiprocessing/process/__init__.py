@@ -11,5 +11,6 @@
 | `interpreter` | which program runs Python code in a process of its own |
 | `orphans` | makes this process a subreaper |
 | `process_table` | reads /proc: finds and signals what is left of a worker |
+| `spawn_options` | with what one process is started |
 | `workers` | the worker processes of one round: exits, signals, stopping |
 """

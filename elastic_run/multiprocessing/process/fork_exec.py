@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 
+from elastic_run import contract
 from elastic_run.multiprocessing.process.descriptors import allowed_descriptors
 from elastic_run.signals import IGNORED_BY_PYTHON, SIGCHLD, block_signals
 
@@ -89,6 +90,11 @@ def start_process(  # noqa: PLR0913 - what a process can be given
         _limit_descriptors(own_limit)
         for copy in copies.values():
             os.close(copy)
+
+
+def inherited_environment() -> dict[str, str]:
+    """Return what a worker inherits of this process's environment: all but the agents' secret, as it may print it."""
+    return {name: value for name, value in os.environ.items() if name != contract.ENV_RDZV_TOKEN}
 
 
 def _copy(kept: Iterable[int]) -> dict[int, int]:

@@ -34,6 +34,7 @@ import os
 import stat
 import sys
 
+from elastic_run import contract
 from elastic_run.multiprocessing.process import process_table
 from elastic_run.multiprocessing.process.guardian_process import become_daemon, stand_guard
 from elastic_run.multiprocessing.process.interpreter import find_interpreter
@@ -56,6 +57,7 @@ class Guardian:
 
     Attributes:
         token: What the launcher's workers carry in their environment.
+        worker_token: The value of that variable: the token behind those of the launchers above this one.
         pid: The guardian's pid; 0 before it was started.
         spared: Sessions that belong to no round, so that a round's end leaves them alone; they end with the launcher.
         own_sessions: Sessions of the guardians, and of the process that passes on the output of background processes.
@@ -64,6 +66,8 @@ class Guardian:
 
     def __init__(self, *, is_exec: bool) -> None:
         self.token = f"{os.getpid():x}-{os.urandom(8).hex()}"
+        outer = os.environ.get(contract.ENV_TOKEN)
+        self.worker_token = f"{outer}:{self.token}" if outer else self.token
         self.is_exec = is_exec
         self.pid = 0
         self.spared: set[int] = set()

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from elastic_run.loop import Loop, Timer
     from elastic_run.multiprocessing.functions.launch import ServedExit
     from elastic_run.multiprocessing.process.guardian import Guardian
+    from elastic_run.multiprocessing.starter import StartedWorker
 
 #: Seconds between two looks at leftovers that can't be waited for (a case of law 2's list).
 _LOOK = 0.01
@@ -69,9 +70,11 @@ class Workers:
         self._watched: dict[int, int] = {}
         self._released_at: float | None = None
 
-    def adopt(self, local_rank: int, pid: int, born: int, served: ServedExit | None = None) -> None:
+    def adopt(self, local_rank: int, started: StartedWorker) -> None:
         """Take charge of a worker that was just started."""
-        self._born[pid] = born
+        pid = started.pid
+        served = None if started.function is None else started.function.exit
+        self._born[pid] = started.born
         self.pids[local_rank] = pid
         self.alive.add(local_rank)
         if served is None:

@@ -1,0 +1,30 @@
+"""The options with which the process of one worker is started, be it a command's or a function's."""
+
+from __future__ import annotations
+
+from elastic_run.records import dataclass
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class SpawnOptions:
+    """The options with which one process is started.
+
+    Args:
+        env: Variables on top of those that it inherits.
+        stdout: Descriptor that it gets as 1.
+        stderr: Descriptor that it gets as 2.
+        replaced: Those of 1 and 2 that go to a file or a prefix, so that Python's own stream has to go there too.
+        affinity: Logical CPUs to run on, or None to inherit.
+        closed: Descriptors that it must not inherit, from `inheritable_descriptors`; a fork inherits them.
+    """
+
+    env: Mapping[str, str]
+    stdout: int = 1
+    stderr: int = 2
+    replaced: Sequence[int] = ()
+    affinity: frozenset[int] | None = None
+    closed: Sequence[int] = ()

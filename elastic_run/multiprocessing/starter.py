@@ -1,0 +1,152 @@
+"""Starts one worker: its streams, variables and CPUs, exec or function, and the word to the guardian.
+
+The agent, `start_processes` and `spawn` start every worker through this module. On the way to the first worker it needs
+neither the loop nor multiprocessing.
+"""
+
+from __future__ import annotations
+
+import os
+
+from elastic_run import contract
+from elastic_run.multiprocessing.output.descriptors import is_log
+from elastic_run.multiprocessing.process import process_table
+from elastic_run.multiprocessing.process.descriptors import inheritable_descriptors
+from elastic_run.multiprocessing.process.fork_exec import inherited_environment, start_process
+from elastic_run.multiprocessing.process.spawn_options import SpawnOptions
+from elastic_run.records import dataclass, field
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from elastic_run.multiprocessing.functions.launch import Functions, StartedFunction
+    from elastic_run.multiprocessing.output.logs import LogsDest
+    from elastic_run.multiprocessing.output.wiring import Wiring
+    from elastic_run.multiprocessing.process.guardian import Guardian
+
+
+@dataclass(frozen=True, slots=True)
+class StartedWorker:
+    """A worker that runs, of which the guardian knows.
+
+    Args:
+        pid: Its process, the leader of a session.
+        born: Its start time in clock ticks.
+        function: What is known of a function worker, or None for a command.
+    """
+
+    pid: int
+    born: int
+    function: StartedFunction | None = None
+
+
+@dataclass(slots=True)
+class WorkerStarter:
+    """Starts the workers of one round.
+
+    Args:
+        guardian: Is told of each worker.
+        wiring: Opens their streams.
+        logs: Where their output goes; None for this process's own streams.
+        affinities: Logical CPUs by local rank.
+        mask: Signals that commands begin with blocked, or None for those that this thread blocks.
+        descriptor_limit: The commands' soft limit of descriptors, or None for this process's own.
+        closed: Descriptors that the workers must not inherit.
+        inherited: Variables that the workers inherit.
+    """
+
+    guardian: Guardian
+    wiring: Wiring
+    logs: LogsDest | None = None
+    affinities: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    mask: frozenset[int] | None = None
+    descriptor_limit: int | None = None
+    closed: Sequence[int] = field(default_factory=inheritable_descriptors)
+    inherited: Mapping[str, str] = field(default_factory=inherited_environment)
+
+    def start_command(
+        self,
+        local_rank: int,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        *,
+        take_fork: Callable[..., int | None] | None = None,
+    ) -> StartedWorker:
+        """Start a command.
+
+        Args:
+            local_rank: Its number on this node.
+            argv: The program and its arguments.
+            env: Variables on top of those that it inherits.
+            take_fork: Starts it as a fork of a template instead, where one waits; see `WorkerPool.start_worker`.
+
+        Raises:
+            OSError: The program can't be executed, or the system refuses a process or a descriptor.
+        """
+        options = self._options(local_rank, env)
+        try:
+            self.guardian.expect(options.stderr)
+            whole_env = {**self.inherited, **options.env}
+            pid = take_fork and take_fork(local_rank, argv, whole_env, stdout=options.stdout, stderr=options.stderr)
+            if not pid:
+                pid = start_process(
+                    argv,
+                    whole_env,
+                    stdout=options.stdout,
+                    stderr=options.stderr,
+                    affinity=options.affinity,
+                    descriptor_limit=self.descriptor_limit,
+                    closed=options.closed,
+                    mask=self.mask,
+                )
+        finally:
+            self.wiring.started(local_rank)
+        return self._tell_guardian(pid)
+
+    def start_function(
+        self, functions: Functions, local_rank: int, env: Mapping[str, str], *, on_fork: Callable[[], None]
+    ) -> StartedWorker:
+        """Start a function's process; `StartedFunction.begin` lets it call the function.
+
+        Args:
+            functions: The function and its arguments.
+            local_rank: Its number on this node.
+            env: Variables on top of those that it inherits.
+            on_fork: Gives up what is the launcher's, in a worker that is forked.
+
+        Raises:
+            OSError: The system refuses a process or a descriptor.
+        """
+        options = self._options(local_rank, env)
+
+        def give_up() -> None:
+            on_fork()
+            for fd in self.wiring.launcher_ends():
+                os.close(fd)
+
+        try:
+            started = functions.start(local_rank, options, on_fork=give_up)
+        finally:
+            self.wiring.started(local_rank)
+        return self._tell_guardian(started.pid, started)
+
+    def _options(self, rank: int, env: Mapping[str, str]) -> SpawnOptions:
+        own = {**env, contract.ENV_TOKEN: self.guardian.worker_token}
+        if self.logs is None:
+            return SpawnOptions(own, closed=self.closed)
+        logs = self.logs
+        stdout, stderr = self.wiring.open(
+            rank,
+            stdout=logs.stdouts[rank],
+            stderr=logs.stderrs[rank],
+            tee_stdout=is_log(logs.tee_stdouts.get(rank, "")),
+            tee_stderr=is_log(logs.tee_stderrs.get(rank, "")),
+        )
+        replaced = [fd for fd, paths in ((1, logs.stdouts), (2, logs.stderrs)) if paths[rank]]
+        return SpawnOptions(own, stdout, stderr, replaced, self.affinities.get(rank), self.closed)
+
+    def _tell_guardian(self, pid: int, function: StartedFunction | None = None) -> StartedWorker:
+        born = process_table.start_time(pid)
+        self.guardian.watch(pid, born)
+        return StartedWorker(pid, born, function)
