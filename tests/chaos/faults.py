@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from tests.chaos.job import PORT
 from tests.support.guardians import wait_guardians
-from tests.support.processes import kill_processes
+from tests.support.processes import catches, kill_processes
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
@@ -120,7 +120,11 @@ def stop_guardian_and_kill_agent(scene: Scene) -> None:
 
 def signal_agent(scene: Scene) -> None:
     """Send the node's elastic-run a signal that no flag names and no worker handles."""
-    scene.node.agent.send(signal.SIGUSR1 if _is_even(scene) else signal.SIGUSR2)
+    number = signal.SIGUSR1 if _is_even(scene) else signal.SIGUSR2
+    agent = scene.node.agent
+    # One that was started again just now may be an interpreter still, which every such signal kills.
+    wait_until(lambda: catches(agent.pid, number, ("SigCgt", "SigBlk")), deadline=30, what="handler of the agent")
+    agent.send(number)
     _last(scene)
 
 

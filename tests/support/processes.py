@@ -8,6 +8,10 @@ import re
 import signal
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 from tests.support.wait import DEADLINE, wait_until
 
@@ -105,14 +109,20 @@ def descendants_of(pid: int) -> list[int]:
     return found
 
 
-def catches(pid: int, number: int) -> bool:
-    """Whether a process has a handler for a signal."""
+def catches(pid: int, number: int, fields: Sequence[str] = ("SigCgt",)) -> bool:
+    """Whether a process has a handler for a signal.
+
+    Args:
+        pid: The process.
+        number: The signal.
+        fields: Which sets of signals of /proc/PID/status count.
+    """
     try:
         status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
     except OSError:
         return False
-    caught = next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt"))
-    return bool(int(caught, 16) >> (number - 1) & 1)
+    caught = [line.split()[1] for line in status.splitlines() if line.startswith(tuple(fields))]
+    return any(int(each, 16) >> (number - 1) & 1 for each in caught)
 
 
 def switches_within(pid: int, seconds: float) -> int:
