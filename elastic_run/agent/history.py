@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from elastic_run.core.agent.machine import Command
     from elastic_run.core.agent.restart_policy import Failure
     from elastic_run.core.failure.root_cause import WorkerEnd
-    from elastic_run.rendezvous.elastic.session import Ended
+    from elastic_run.rendezvous.session import Ended
     from elastic_run.report import Attempt, JobResult, OomKills
 
 

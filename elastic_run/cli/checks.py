@@ -188,7 +188,7 @@ def _check_shared_store(args: Namespace) -> None:
 def _check_rendezvous_settings(args: Namespace) -> None:
     if not args.rdzv_conf or args.rdzv_backend not in (*_SHARED_BACKENDS, "c10d", "static"):
         return
-    from elastic_run.rendezvous.elastic.settings import read_settings  # noqa: PLC0415 - most jobs have none
+    from elastic_run.rendezvous.settings import read_settings  # noqa: PLC0415 - most jobs have none
     from elastic_run.rendezvous.utils import parse_rendezvous_config  # noqa: PLC0415
 
     try:

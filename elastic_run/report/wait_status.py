@@ -12,7 +12,7 @@ import math
 from elastic_run.core.node import machine as member
 from elastic_run.core.protocol import job_keys, messages
 from elastic_run.core.protocol.codec import MessageError
-from elastic_run.rendezvous.elastic.session import Notice, Waiting
+from elastic_run.rendezvous.session import Notice, Waiting
 from elastic_run.report.wait_texts import (
     FIRST,
     INTERVAL,

@@ -27,8 +27,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elastic_run.rendezvous.elastic.backends import TcpBackend
-from elastic_run.rendezvous.elastic.deaths import name_job
+from elastic_run.rendezvous.elastic.backend.tcp import TcpBackend
+from elastic_run.rendezvous.elastic.node_death.proofs import name_job
 from tests.chaos.deaths import RECOVERY, assert_no_conflicts, open_job
 from tests.chaos.job import PORT
 from tests.support.guardians import wait_guardians
@@ -51,8 +51,8 @@ _MOMENT = 12.0
 #: Tells the job of a death, by a record at $1.
 _TELL = """
 import json, sys
-from elastic_run.rendezvous.elastic.farewell import say_farewell
-say_farewell(json.loads(sys.argv[1]))
+from elastic_run.rendezvous.elastic.node_death.notice import send_death_notice
+send_death_notice(json.loads(sys.argv[1]))
 """
 
 
@@ -169,7 +169,7 @@ def _tell(job: ManyNodeJob, record: bytes, directory: Path, *, is_wrong: bool) -
     """Tell the job of the first death by a copy of its record, wherever its store is."""
     document = json.loads(record)
     if is_wrong:
-        document["seat"].update(status="offered", store_id="born elsewhere")
+        document["seat"].update(status="offered", store_id="store elsewhere")
     copy = directory / "record"
     copy.write_text(json.dumps(document), encoding="ascii")
     places = [(node.host.name, PORT) for node in job.nodes]

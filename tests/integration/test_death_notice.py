@@ -14,12 +14,12 @@ import pytest
 from elastic_run.contract import ENV_RECORD_DIR
 from elastic_run.core.protocol.job_keys import FACTS, HEAD
 from elastic_run.core.protocol.messages import Assignment, Head, Leave, Offer, SeatDead, read_fact, to_json
-from elastic_run.rendezvous.elastic.deaths import Deaths, find_notice_limit, name_job
-from elastic_run.rendezvous.elastic.farewell import say_farewell
-from elastic_run.rendezvous.elastic.hosting import HostedStore
-from elastic_run.rendezvous.elastic.kinds import make_backend
-from elastic_run.rendezvous.elastic.link import BIRTH
-from elastic_run.rendezvous.elastic.settings import read_settings
+from elastic_run.rendezvous.elastic.backend.factory import make_backend
+from elastic_run.rendezvous.elastic.backend.hosting import HostedStore
+from elastic_run.rendezvous.elastic.node_death.notice import send_death_notice
+from elastic_run.rendezvous.elastic.node_death.proofs import DeathProofs, find_notice_limit, name_job
+from elastic_run.rendezvous.elastic.store_connection import STORE_ID
+from elastic_run.rendezvous.settings import read_settings
 from elastic_run.store.listener import open_public_listener
 from tests.support.etcd import Etcd
 from tests.support.sessions import free_port
@@ -28,7 +28,7 @@ from tests.support.wait import wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from elastic_run.rendezvous.elastic.backends import Backend
+    from elastic_run.rendezvous.elastic.backend.base import Backend
     from elastic_run.store.job_store import JobStore
 
 TOKEN = b"secret of the nodes"
@@ -64,12 +64,12 @@ class Dead:
     ) -> None:
         settings = read_settings(kind, config or {})
         self.backend: Backend = make_backend(kind, endpoint, "job", settings, is_host=False, secret=secret)
-        self.deaths = Deaths(name_job(self.backend))
+        self.deaths = DeathProofs(name_job(self.backend))
         self.deaths.open("victim")
         stack.callback(self.deaths.close, is_over=True)
         offer = Offer("127.0.0.1", 1)
         self.deaths.note_round(
-            Assignment(3, 1, 3, 1, 3, 1, 3, offer, 0, 3, lineage="red", round_id="3/1/c"), b"born where it was"
+            Assignment(3, 1, 3, 1, 3, 1, 3, offer, 0, 3, lineage="red", round_id="3/1/c"), b"store where it was"
         )
 
     def document(self, seconds: float = _SECONDS) -> dict[str, Any]:
@@ -84,7 +84,7 @@ class Dead:
 
     def start_notice(self) -> threading.Thread:
         """Let its guardian tell the job, in a thread."""
-        thread = threading.Thread(target=say_farewell, args=(self.document(),), daemon=True)
+        thread = threading.Thread(target=send_death_notice, args=(self.document(),), daemon=True)
         thread.start()
         return thread
 
@@ -128,7 +128,7 @@ def test_every_endpoint_is_told(stack: ExitStack) -> None:
     ports = [free_port() for _ in range(3)]
     serve(stack, ports[1])
     store = open_at(stack, ports[1])
-    store.create(BIRTH, b"born second")
+    store.create(STORE_ID, b"store second")
     dead = Dead(stack, "c10d", ",".join(f"127.0.0.1:{port}" for port in ports))
     notice = dead.start_notice()
     assert wait_until(lambda: is_told(read_all(store)))
@@ -145,7 +145,7 @@ def test_a_store_that_comes_later_is_told_too(stack: ExitStack) -> None:
     serve(stack, ports[1])
     store = open_at(stack, ports[1])
     assert read_all(store) == []
-    store.create(BIRTH, b"born late")
+    store.create(STORE_ID, b"store late")
     wait_until(lambda: is_told(read_all(store)))
     form_newer_round(store)
     notice.join(_SECONDS / 2)
@@ -157,7 +157,7 @@ def test_a_store_is_told_again_when_its_log_has_come_to_the_round(stack: ExitSta
     ports = [free_port() for _ in range(2)]
     serve(stack, ports[0])
     store = open_at(stack, ports[0])
-    store.create(BIRTH, b"born first")
+    store.create(STORE_ID, b"store first")
     dead = Dead(stack, "c10d", ",".join(f"127.0.0.1:{port}" for port in ports))
     notice = dead.start_notice()
     wait_until(lambda: len(read_all(store)) == 2)
@@ -174,11 +174,11 @@ def test_a_notice_ends_though_nobody_listens(stack: ExitStack) -> None:
     ports = [free_port() for _ in range(2)]
     dead = Dead(stack, "c10d", ",".join(f"127.0.0.1:{port}" for port in ports))
     begun = time.monotonic()
-    say_farewell(dead.document(seconds=1.0))
+    send_death_notice(dead.document(seconds=1.0))
     assert time.monotonic() - begun >= 1.0
     alone = Dead(stack, "c10d", f"127.0.0.1:{ports[0]}")
     with pytest.raises(ConnectionError):
-        say_farewell(alone.document(seconds=600.0))
+        send_death_notice(alone.document(seconds=600.0))
 
 
 def test_a_notice_takes_two_leases_and_ten_seconds() -> None:
@@ -191,7 +191,7 @@ def test_a_store_with_a_token_is_told(stack: ExitStack) -> None:
     ports = [free_port() for _ in range(2)]
     serve(stack, ports[1], TOKEN)
     store = open_at(stack, ports[1], TOKEN)
-    store.create(BIRTH, b"born sealed")
+    store.create(STORE_ID, b"store sealed")
     dead = Dead(stack, "c10d", ",".join(f"127.0.0.1:{port}" for port in ports), secret=TOKEN)
     notice = dead.start_notice()
     wait_until(lambda: is_told(read_all(store)))
@@ -207,8 +207,8 @@ def test_etcd_is_told(stack: ExitStack, kind: str) -> None:
     config = {} if kind == "etcd-v3" else {"protocol": "http"}
     dead = Dead(stack, kind, f"127.0.0.1:{etcd.endpoints[0].port}", config=config)
     store = stack.enter_context(dead.backend.open(_SECONDS))
-    store.create(BIRTH, b"born there")
-    say_farewell(dead.document())
+    store.create(STORE_ID, b"store there")
+    send_death_notice(dead.document())
     facts = read_all(store)
     assert len(facts) == 2
     assert is_told(facts)
@@ -218,8 +218,8 @@ def test_a_file_is_told(stack: ExitStack, tmp_path: Path) -> None:
     """So is a store in a file."""
     dead = Dead(stack, "c10d", str(tmp_path / "store"), config={"store_type": "file"})
     store = stack.enter_context(dead.backend.open(_SECONDS))
-    store.create(BIRTH, b"born there")
-    say_farewell(dead.document())
+    store.create(STORE_ID, b"store there")
+    send_death_notice(dead.document())
     assert is_told(read_all(store))
 
 
@@ -227,13 +227,13 @@ def test_without_a_readable_record_only_the_node_is_named(stack: ExitStack, tmp_
     """A record that is garbage, of another node, or gone proves no seat's death; the node's death is told still."""
     dead = Dead(stack, "c10d", str(tmp_path / "store"), config={"store_type": "file"})
     store = stack.enter_context(dead.backend.open(_SECONDS))
-    store.create(BIRTH, b"born there")
+    store.create(STORE_ID, b"store there")
     garbage = tmp_path / "garbage"
     garbage.write_bytes(b"\x00rubbish")
     other = Path(os.environ[ENV_RECORD_DIR]) / "other"
     other.write_bytes(Path(dead.deaths.path).read_bytes().replace(b"victim", b"wictim"))
     for record in (garbage, other, tmp_path / "gone"):
-        say_farewell({**dead.document(), "record": str(record)})
+        send_death_notice({**dead.document(), "record": str(record)})
     facts = read_all(store)
     assert [type(fact) for fact in facts] == [Leave] * 3
     assert {fact.node for fact in facts if isinstance(fact, Leave)} == {"victim"}

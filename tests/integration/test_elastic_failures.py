@@ -14,9 +14,9 @@ import pytest
 from elastic_run.core.agent.restart_policy import RestartPolicy
 from elastic_run.core.protocol.job_keys import HEAD, state_key
 from elastic_run.core.protocol.messages import read_head
-from elastic_run.rendezvous.elastic.farewell import say_farewell
-from elastic_run.rendezvous.elastic.hosting import HostedStore
-from elastic_run.rendezvous.elastic.session import Ended, Formed, Halted, Lost, Setup
+from elastic_run.rendezvous.elastic.backend.hosting import HostedStore
+from elastic_run.rendezvous.elastic.node_death.notice import send_death_notice
+from elastic_run.rendezvous.session import Ended, Formed, Halted, Lost, Setup
 from elastic_run.store.c10d import C10dJobStore
 from elastic_run.store.listener import open_public_listener
 from tests.support.sessions import FAST, NodeProcess, free_port, tcp_node
@@ -58,13 +58,13 @@ def test_a_guardian_tells_of_a_death_at_once(stack: ExitStack) -> None:
     port = free_port()
     host = stack.enter_context(tcp_node(port, (2, 2), is_host=True))
     victim = stack.enter_context(NodeProcess(port, (2, 2)))
-    farewell = victim.wait_line("farewell").partition(" ")[2]
+    notice = victim.wait_line("death_notice").partition(" ")[2]
     victim.wait_line("Formed")
     host.wait_for(Formed)
     victim.process.kill()
     victim.process.wait()
     begin = time.monotonic()
-    say_farewell(json.loads(farewell))
+    send_death_notice(json.loads(notice))
     assert host.wait_for(Halted).reason in ("loss", "leave")
     assert time.monotonic() - begin < stretched(_LEASE / 2)
 

@@ -13,7 +13,7 @@ import pytest
 from elastic_run.core.agent.restart_policy import RestartPolicy
 from elastic_run.core.node.join_command import JoinCommand
 from elastic_run.rendezvous import RendezvousClosedError, RendezvousParameters, get_rendezvous_handler
-from elastic_run.rendezvous.elastic.session import Ended, Formed, Halted, Notice, Refused, Setup
+from elastic_run.rendezvous.session import Ended, Formed, Halted, Notice, Refused, Setup
 from elastic_run.report import wait_status
 from elastic_run.store.client import StoreClient
 from tests.support.sessions import FAST, Node, free_port, handler_node, tcp_node
@@ -66,7 +66,7 @@ def test_a_node_that_leaves_is_replaced_by_a_spare(enter: Callable[[Node], Node]
     nodes = [enter(tcp_node(port, (2, 2), setup=setup)) for _ in range(2)]
     ranks = {node.wait_for(Formed).group_rank: node for node in nodes}
     spare = enter(tcp_node(port, (2, 2), setup=setup))
-    leaver = ranks[1] if not ranks[1].session._affairs.backend.is_host else ranks[0]  # type: ignore[attr-defined]
+    leaver = ranks[1] if not ranks[1].session._context.backend.is_host else ranks[0]  # type: ignore[attr-defined]
     stayer = next(node for node in nodes if node is not leaver)
     leaver.session.leave("signal", "told to stop")
     leaver.close()

@@ -12,7 +12,7 @@ from elastic_run.core.agent.restart_policy import RestartPolicy
 from elastic_run.core.protocol.job_keys import FACTS, HEAD, STATUS, decision_key
 from elastic_run.core.protocol.messages import DIED, LAST_SEQUENCE, End, Leave, to_json
 from elastic_run.rendezvous import RendezvousParameters
-from elastic_run.rendezvous.elastic.session import Ended, Formed, Halted, Lost, Refused, Setup
+from elastic_run.rendezvous.session import Ended, Formed, Halted, Lost, Refused, Setup
 from elastic_run.store.c10d import C10dJobStore
 from elastic_run.store.etcd_v3_api import EtcdApi
 from tests.support.etcd import Etcd

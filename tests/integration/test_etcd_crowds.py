@@ -13,11 +13,11 @@ import pytest
 
 from elastic_run.core.agent.restart_policy import RestartPolicy
 from elastic_run.rendezvous import RendezvousParameters
-from elastic_run.rendezvous.elastic.backends import SharedBackend
-from elastic_run.rendezvous.elastic.etcd_kinds import make_etcd_backend
-from elastic_run.rendezvous.elastic.link import Link
-from elastic_run.rendezvous.elastic.session import Ended, Formed, Halted, Lost, Refused, Setup
-from elastic_run.rendezvous.elastic.settings import read_settings
+from elastic_run.rendezvous.elastic.backend.base import SharedBackend
+from elastic_run.rendezvous.elastic.backend.etcd import make_etcd_backend
+from elastic_run.rendezvous.elastic.store_connection import StoreConnection
+from elastic_run.rendezvous.session import Ended, Formed, Halted, Lost, Refused, Setup
+from elastic_run.rendezvous.settings import read_settings
 from elastic_run.store.errors import SILENT, UNREADY, StoreConnectionError
 from elastic_run.store.etcd_v3_api import EtcdApi
 from elastic_run.store.http_client import Endpoint, HttpClient
@@ -214,7 +214,7 @@ def test_late_answers_are_waited_for_longer_the_next_time(stack: ExitStack, back
     endpoint = f"127.0.0.1:{late.port}"
     made = make_etcd_backend(backend, [("127.0.0.1", late.port)], "job", settings, endpoint=endpoint, secret=None)
     assert isinstance(made, SharedBackend)
-    link = Link(made, 0.5, threading.Event(), longest_timeout=_LEASE)
+    link = StoreConnection(made, 0.5, threading.Event(), longest_timeout=_LEASE)
     stack.callback(link.drop)
     with pytest.raises(StoreConnectionError) as caught:
         link.store.get(["d/0"])

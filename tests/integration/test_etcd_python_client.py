@@ -12,8 +12,8 @@ import etcd
 import pytest
 from torch.distributed.elastic.rendezvous import RendezvousParameters, etcd_rendezvous, etcd_rendezvous_backend
 
-from elastic_run.rendezvous.elastic.etcd_kinds import make_etcd_backend
-from elastic_run.rendezvous.elastic.settings import read_settings
+from elastic_run.rendezvous.elastic.backend.etcd import make_etcd_backend
+from elastic_run.rendezvous.settings import read_settings
 from elastic_run.store.errors import StoreAccessError
 from elastic_run.store.etcd_v2 import EtcdV2JobStore
 from elastic_run.store.etcd_v2_api import EtcdV2Api

@@ -10,7 +10,7 @@ import pytest
 
 from elastic_run.core.agent.restart_policy import RestartPolicy
 from elastic_run.rendezvous import RendezvousParameters
-from elastic_run.rendezvous.elastic.session import Ended, Formed, Halted, Notice, Setup
+from elastic_run.rendezvous.session import Ended, Formed, Halted, Notice, Setup
 from tests.support.etcd import Etcd
 from tests.support.sessions import FAST, Node, handler_node
 from tests.support.wait import wait_until
@@ -64,7 +64,7 @@ def test_a_node_whose_store_answers_is_left_alone(stack: ExitStack) -> None:
     etcd = stack.enter_context(Etcd())
     nodes = _start(stack, etcd, "lease", "lease")
     begun = time.monotonic()
-    wait_until(lambda: all(node.session._affairs.heard_at > begun + 2 * _LEASE for node in nodes))  # type: ignore[attr-defined]
+    wait_until(lambda: all(node.session._context.last_heartbeat_at > begun + 2 * _LEASE for node in nodes))  # type: ignore[attr-defined]
     for node in nodes:
         node.done()
     assert {node.wait_for(Ended).verdict for node in nodes} == {"success"}

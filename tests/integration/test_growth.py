@@ -12,8 +12,8 @@ import pytest
 
 from elastic_run.core.agent.restart_policy import RestartPolicy
 from elastic_run.rendezvous import RendezvousParameters
-from elastic_run.rendezvous.elastic.link import Link
-from elastic_run.rendezvous.elastic.session import Formed, Setup
+from elastic_run.rendezvous.elastic.store_connection import StoreConnection
+from elastic_run.rendezvous.session import Formed, Setup
 from elastic_run.store.c10d import C10dJobStore
 from elastic_run.store.sealed import SealedStore
 from tests.support.job_stores import file, memory, our_server, torch_libuv
@@ -58,7 +58,7 @@ def links() -> int:
     """Return the number of connections of all sessions of this process, open or not."""
     gc.collect()
     # Not isinstance: that asks the objects themselves, and torch has some that warn.
-    return sum(issubclass(type(one), Link) for one in gc.get_objects())
+    return sum(issubclass(type(one), StoreConnection) for one in gc.get_objects())
 
 
 def beat(port: int, node: Node) -> None:
@@ -207,8 +207,8 @@ def test_an_office_that_ended_has_no_connection(stack: ExitStack) -> None:
     node = stack.enter_context(tcp_node(free_port(), (1, 2), is_host=True, conf=CONF, setup=SETUP))
     node.wait_for(Formed)
     session = node.session
-    before = len(session._affairs.links)  # type: ignore[attr-defined]
-    office = session._offices[-1]  # type: ignore[attr-defined]
-    office.stop()
-    office.join(10)
-    wait_until(lambda: len(session._affairs.links) == before - 1)  # type: ignore[attr-defined]
+    before = len(session._context.connections)  # type: ignore[attr-defined]
+    term = session._terms[-1]  # type: ignore[attr-defined]
+    term.stop()
+    term.join(10)
+    wait_until(lambda: len(session._context.connections) == before - 1)  # type: ignore[attr-defined]

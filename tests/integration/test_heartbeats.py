@@ -12,7 +12,7 @@ from elastic_run.core.agent.restart_policy import RestartPolicy
 from elastic_run.core.protocol.job_keys import FACTS
 from elastic_run.core.protocol.messages import Join, read_fact
 from elastic_run.rendezvous import RendezvousParameters
-from elastic_run.rendezvous.elastic.session import Ended, Formed, Halted, Setup
+from elastic_run.rendezvous.session import Ended, Formed, Halted, Setup
 from elastic_run.store.c10d import C10dJobStore
 from tests.support.etcd import Etcd
 from tests.support.sessions import FAST, Node, NodeProcess, free_port, handler_node, tcp_node
@@ -68,8 +68,8 @@ def _wait_dropped(node: Node, others: int) -> None:
     """Wait until the coordinator, which lives in a node, has dropped all but so many."""
 
     def is_dropped() -> bool:
-        offices = node.session._offices  # type: ignore[attr-defined]
-        coordinator = offices[-1]._coordinator if offices else None
+        terms = node.session._terms  # type: ignore[attr-defined]
+        coordinator = terms[-1]._coordinator if terms else None
         return coordinator is not None and len(coordinator.job.nodes) == others
 
     wait_until(is_dropped)

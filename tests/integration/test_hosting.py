@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from elastic_run.rendezvous.elastic.hosting import HostedStore
+from elastic_run.rendezvous.elastic.backend.hosting import HostedStore
 from elastic_run.store.client import StoreClient
 from elastic_run.store.errors import StoreConnectionError
 from elastic_run.store.listener import open_listener

@@ -215,9 +215,9 @@ def test_a_key_that_was_deleted_is_waited_for(store: JobStore, other: JobStore) 
 
 def test_who_follows_a_key_waits_for_its_neighbours(store: JobStore, other: JobStore) -> None:
     """To follow a key returns it, or None; waits for its neighbours find those that were there, and those to come."""
-    assert other.follow("d/birth") is None
-    store.write({"d/birth": b"born", "d/0": b"zero"})
-    assert other.follow("d/birth") == b"born"
+    assert other.follow("d/store_id") is None
+    store.write({"d/store_id": b"born", "d/0": b"zero"})
+    assert other.follow("d/store_id") == b"born"
     assert other.wait("d/0", DEADLINE) == b"zero"
     thread, got = _begin_wait(other, "d/1")
     store.create("d/1", b"one")
@@ -225,8 +225,8 @@ def test_who_follows_a_key_waits_for_its_neighbours(store: JobStore, other: JobS
     assert got == [b"one"]
     store.delete(["d/0"])
     assert other.wait("d/0", _SHORT) is None
-    store.write({"d/birth": b"born again"})
-    assert other.follow("d/birth") == b"born again"
+    store.write({"d/store_id": b"store again"})
+    assert other.follow("d/store_id") == b"store again"
     assert other.wait("d/1", DEADLINE) == b"one"
 
 

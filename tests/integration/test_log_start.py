@@ -13,7 +13,7 @@ from elastic_run.core.node.messages import EntryRead, EntryTrimmed
 from elastic_run.core.protocol import job_keys
 from elastic_run.core.protocol.log_start import find_start
 from elastic_run.core.protocol.messages import LogStart, Warn, to_json
-from elastic_run.rendezvous.elastic import log
+from elastic_run.rendezvous.elastic import decision_log
 from elastic_run.store.file import FileJobStore
 from elastic_run.store.memory_job_store import JobSpace, MemoryJobStore
 from elastic_run.store.sealed import SealedStore
@@ -29,17 +29,17 @@ def test_a_trimmed_slot_is_never_decided_again(kind: str) -> None:
     """A coordinator that slept through a trim is told so, its entry goes, and no reader takes it for a decision."""
     with STORES[kind]() as opener, opener("job") as store, opener("job") as sleeper:
         first, second = Warn(1, 1), Warn(2, 2)
-        assert log.create_entry(store, 3, first) == EntryRead(3, to_json(first))
-        assert log.wait_entry(sleeper, 3, DEADLINE) == EntryRead(3, to_json(first))
-        log.raise_start(store, LogStart(4, 2))
+        assert decision_log.create_entry(store, 3, first) == EntryRead(3, to_json(first))
+        assert decision_log.wait_entry(sleeper, 3, DEADLINE) == EntryRead(3, to_json(first))
+        decision_log.raise_start(store, LogStart(4, 2))
         store.delete([job_keys.decision_key(3)])
-        assert log.create_entry(sleeper, 3, second) == EntryTrimmed(3)
+        assert decision_log.create_entry(sleeper, 3, second) == EntryTrimmed(3)
         assert store.get([job_keys.decision_key(3)]) == [None]
         sleeper.create(job_keys.decision_key(3), to_json(second))  # it was stopped before it could look
-        assert log.wait_entry(store, 3, 0.0) == EntryTrimmed(3)
-        assert log.wait_entry(sleeper, 3, DEADLINE) == EntryTrimmed(3)
-        assert log.create_entry(sleeper, 4, second) == EntryRead(4, to_json(second))
-        log.raise_start(sleeper, LogStart(2, 1))
+        assert decision_log.wait_entry(store, 3, 0.0) == EntryTrimmed(3)
+        assert decision_log.wait_entry(sleeper, 3, DEADLINE) == EntryTrimmed(3)
+        assert decision_log.create_entry(sleeper, 4, second) == EntryRead(4, to_json(second))
+        decision_log.raise_start(sleeper, LogStart(2, 1))
         assert find_start(store.get([job_keys.LOG_START])[0]) == LogStart(4, 2)
 
 
@@ -48,10 +48,10 @@ def test_the_start_is_written_again_where_a_stranger_has_hidden_it() -> None:
     space = JobSpace()
     plain, store = MemoryJobStore(space), SealedStore(MemoryJobStore(space), b"secret")
     plain.write({job_keys.LOG_START: to_json(LogStart(9, 9)), job_keys.HEAD: b"forged too"})
-    head = log.read_head(store)
-    assert (head.head, head.log_start) == (log.FORGED, log.FORGED)
-    log.raise_start(store, LogStart(4, 2))
-    assert find_start(log.read_head(store).log_start) == LogStart(4, 2)
+    head = decision_log.read_head(store)
+    assert (head.head, head.log_start) == (decision_log.FORGED, decision_log.FORGED)
+    decision_log.raise_start(store, LogStart(4, 2))
+    assert find_start(decision_log.read_head(store).log_start) == LogStart(4, 2)
 
 
 def test_a_writer_that_was_stopped_lowers_no_start_of_a_stream(tmp_path: Path) -> None:

@@ -157,12 +157,12 @@ def test_another_script_with_static_ranks_is_refused(launch: Launch, worker: Wor
 #: Runs the launcher, which serves the store at once, but joins the job only when somebody writes to a pipe.
 LATE_HOST = """
 import os
-from elastic_run.rendezvous.elastic import speaker
-run = speaker.Speaker.run
+from elastic_run.rendezvous.elastic import sender
+run = sender.Sender.run
 def wait_and_run(self):
     open(os.environ["GATE"]).close()
     run(self)
-speaker.Speaker.run = wait_and_run
+sender.Sender.run = wait_and_run
 from elastic_run import __main__
 __main__.main()
 """

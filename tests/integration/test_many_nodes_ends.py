@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run.core.protocol.job_keys import FACTS
-from elastic_run.rendezvous.elastic.audience import HEARD
+from elastic_run.rendezvous.elastic.exit_barrier import EXIT_BARRIER
 from tests.support.etcd import Etcd
 from tests.support.meeting import open_job_store, place, wait_coordinated
 from tests.support.processes import children_of
@@ -89,7 +89,7 @@ def test_an_agent_that_lingers_goes_when_told_to(launch: Launch, worker: Worker,
             wait_until(lambda: done.exists() and len(children_of(other.pid)) == 1, what="only a guardian left there")
             wait_fact(store, b'"ready"')
             other.send(signal.SIGSTOP)
-        assert len(store.read(HEARD, 0, DEADLINE)[0]) == 1
+        assert len(store.read(EXIT_BARRIER, 0, DEADLINE)[0]) == 1
     host.wait_line(r"the job is over; staying up to \d+ s for those who have not heard it yet: \S+$")
     host.send(signal.SIGTERM)
     begun = time.monotonic()

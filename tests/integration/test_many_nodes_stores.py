@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run.core.protocol.job_keys import decision_key
-from elastic_run.rendezvous.elastic.kinds import make_backend
-from elastic_run.rendezvous.elastic.settings import read_settings
+from elastic_run.rendezvous.elastic.backend.factory import make_backend
+from elastic_run.rendezvous.settings import read_settings
 from tests.support.etcd import ROOT, Certificates, Etcd, make_certificates
 from tests.support.wait import DEADLINE, stretched
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run.rendezvous import RendezvousParameters
-from elastic_run.rendezvous.elastic.session import Ended, Formed, Lost
+from elastic_run.rendezvous.session import Ended, Formed, Lost
 from tests.support.etcd import Etcd
 from tests.support.sessions import FAST, free_port, handler_node, tcp_node
 from tests.support.wait import stretched

@@ -9,7 +9,7 @@ import pytest
 
 from elastic_run.core.agent.restart_policy import RestartPolicy
 from elastic_run.rendezvous import RendezvousParameters
-from elastic_run.rendezvous.elastic.session import Ended, Formed, Notice, Setup
+from elastic_run.rendezvous.session import Ended, Formed, Notice, Setup
 from elastic_run.store.errors import RESTORED, StoreConnectionError
 from elastic_run.store.etcd_v2 import EtcdV2JobStore
 from elastic_run.store.etcd_v2_api import EtcdV2Api

@@ -18,25 +18,25 @@ from elastic_run.contract import ENV_RECORD_DIR
 from elastic_run.core.protocol.facts import SEAT_OFFERED, SEAT_RUNNING
 from elastic_run.core.protocol.messages import Assignment, Join, Last, Offer, Ready
 from elastic_run.multiprocessing.process.guardian import Guardian
-from elastic_run.rendezvous.elastic import record_directory
-from elastic_run.rendezvous.elastic.deaths import Deaths
-from elastic_run.rendezvous.elastic.record_directory import RecordDirectory
-from elastic_run.rendezvous.elastic.seat_record import Record, SeatRecord, make_prefix, read_record
+from elastic_run.rendezvous.elastic.node_death import record_directory
+from elastic_run.rendezvous.elastic.node_death.proofs import DeathProofs
+from elastic_run.rendezvous.elastic.node_death.record_directory import RecordDirectory
+from elastic_run.rendezvous.elastic.node_death.seat_record import Record, SeatRecord, make_prefix, read_record
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 JOB = "job of a test"
-HOME, AWAY = b"born 1", b"born 2"
+HOME, AWAY = b"store 1", b"store 2"
 _OFFER = Offer("127.0.0.1", 1)
 _HEAD = b'{"format": "elastic-run seat record", "version": 1, "boot": "b", '
 
 #: Makes a record, says so, and waits to be killed.
 _AGENT = """
 import sys
-from elastic_run.rendezvous.elastic.deaths import Deaths
-deaths = Deaths(sys.argv[1])
+from elastic_run.rendezvous.elastic.node_death.proofs import DeathProofs
+deaths = DeathProofs(sys.argv[1])
 deaths.open("victim")
 print(deaths.path, flush=True)
 sys.stdin.read()
@@ -112,7 +112,7 @@ def test_a_network_file_system_has_no_records(
     """Where other machines may not see a lock a node goes on without a record, and says so in one line."""
     monkeypatch.setenv(ENV_RECORD_DIR, str(tmp_path))
     monkeypatch.setattr(record_directory, "_find_file_system", lambda _: "nfs4")
-    deaths = Deaths(JOB)
+    deaths = DeathProofs(JOB)
     with caplog.at_level(logging.DEBUG, logger="elastic_run"):
         deaths.open("node")
     deaths.note_round(make_assignment(), HOME)
@@ -125,7 +125,7 @@ def test_an_unwritable_directory_is_not_fatal(tmp_path: Path, monkeypatch: pytes
     """A place that is no directory costs the record, not the job."""
     (tmp_path / "file").write_text("")
     monkeypatch.setenv(ENV_RECORD_DIR, str(tmp_path / "file"))
-    deaths = Deaths(JOB)
+    deaths = DeathProofs(JOB)
     deaths.open("node")
     assert deaths.path == ""
     deaths.close(is_over=False)
@@ -145,12 +145,12 @@ def test_the_seat_follows_what_the_agent_is_told_and_says(directory: RecordDirec
     record.note_fact(join, AWAY)
     elsewhere = read(record.path).seat
     assert elsewhere is not None
-    assert (elsewhere.status, elsewhere.store_id) == (SEAT_OFFERED, "born 2")
+    assert (elsewhere.status, elsewhere.store_id) == (SEAT_OFFERED, "store 2")
     record.note_round(make_assignment(4), AWAY)
     record.note_fact(Ready("node", 3, 4, "4/1/c", "stopped", _OFFER), AWAY)
     ready = read(record.path).seat
     assert ready is not None
-    assert (ready.round_index, ready.status, ready.store_id) == (4, SEAT_OFFERED, "born 2")
+    assert (ready.round_index, ready.status, ready.store_id) == (4, SEAT_OFFERED, "store 2")
     record.close()
 
 
@@ -178,7 +178,7 @@ def test_only_a_dead_agents_record_is_taken() -> None:
     """While an agent lives nobody speaks for it; once it was killed the next agent on its machine does."""
     agent, path = start_agent()
     try:
-        deaths = Deaths(JOB)
+        deaths = DeathProofs(JOB)
         deaths.open("newcomer")
         assert not deaths.found
         agent.kill()
@@ -197,7 +197,7 @@ def test_two_newcomers_do_not_share_a_record() -> None:
     """One of two agents that come at once speaks for the dead one; when it dies too, the other does for both."""
     agent, _ = start_agent()
     end(agent)
-    first, second = Deaths(JOB), Deaths(JOB)
+    first, second = DeathProofs(JOB), DeathProofs(JOB)
     first.open("first")
     second.open("second")
     assert [len(first.found), len(second.found)] == [1, 0]
@@ -214,7 +214,7 @@ def test_a_guardian_holds_the_record() -> None:
     pid = guardian.start()
     guardian.hold(path)
     try:
-        deaths = Deaths(JOB)
+        deaths = DeathProofs(JOB)
         deaths.open("newcomer")
         wait_until(lambda: _is_open_in(pid, path), what="the guardian's descriptor")
         os.kill(pid, signal.SIGSTOP)
@@ -230,7 +230,7 @@ def test_a_guardian_holds_the_record() -> None:
         os.waitpid(pid, 0)
 
 
-def _look(deaths: Deaths) -> list[Record]:
+def _look(deaths: DeathProofs) -> list[Record]:
     deaths.look()
     return deaths.found
 
@@ -265,7 +265,7 @@ def test_a_strange_record_is_named_and_proves_nothing(
     assert directory is not None
     name = make_prefix(JOB) + "strange"
     os.close(directory.create(name, content.replace(b'"J"', json.dumps(JOB).encode())))
-    deaths = Deaths(JOB)
+    deaths = DeathProofs(JOB)
     said: list[str] = []
     deaths.say = said.append
     deaths.open("newcomer")

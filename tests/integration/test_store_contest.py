@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.rendezvous.elastic import backends
-from elastic_run.rendezvous.elastic.backends import TcpBackend
+from elastic_run.rendezvous.elastic.backend import tcp
+from elastic_run.rendezvous.elastic.backend.tcp import TcpBackend
 from elastic_run.store.errors import REFUSED, StoreConnectionError
 from elastic_run.store.listener import PortTakenError, open_listeners
 from tests.support.sessions import free_port
@@ -53,7 +53,7 @@ def test_a_refused_agent_tries_again_while_nobody_listens(
     monkeypatch: pytest.MonkeyPatch, *, is_host: bool | None
 ) -> None:
     """An agent whose address was refused serves the store all the same if no other process listens there."""
-    monkeypatch.setattr(backends, "open_listeners", Refusals(3).open_listeners)
+    monkeypatch.setattr(tcp, "open_listeners", Refusals(3).open_listeners)
     with closing(make_backend(free_port(), is_host=is_host)) as backend:
         backend.prepare()
         assert backend.is_host
@@ -62,7 +62,7 @@ def test_a_refused_agent_tries_again_while_nobody_listens(
 
 def test_an_agent_that_was_refused_for_long_serves_once_the_port_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     """An agent whose port another program has, without listening, serves the store when it finds the port free."""
-    monkeypatch.setattr(backends, "_CONTEST", 0.01)
+    monkeypatch.setattr(tcp, "_CONTEST", 0.01)
     port = free_port()
     with closing(make_backend(port)) as backend:
         with socket.socket() as other:
@@ -78,7 +78,7 @@ def test_an_agent_that_was_refused_for_long_serves_once_the_port_is_free(monkeyp
 
 def test_an_agent_that_reached_the_store_never_serves_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """An agent that was refused, and reached the store, doesn't serve an empty one when the store's host is gone."""
-    monkeypatch.setattr(backends, "_CONTEST", 0.01)
+    monkeypatch.setattr(tcp, "_CONTEST", 0.01)
     port = free_port()
     with closing(make_backend(port)) as later:
         with closing(make_backend(port)) as first:
@@ -118,7 +118,7 @@ def test_one_of_two_serves_when_both_were_refused(monkeypatch: pytest.MonkeyPatc
             raise PortTakenError(port, None)
         return open_listeners(hosts, port)
 
-    monkeypatch.setattr(backends, "open_listeners", refuse_both)
+    monkeypatch.setattr(tcp, "open_listeners", refuse_both)
     port = free_port()
     with closing(make_backend(port)) as one, closing(make_backend(port)) as other:
         threads = [threading.Thread(target=agent.prepare) for agent in (one, other)]

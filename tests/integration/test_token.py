@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from elastic_run.rendezvous.elastic.session import Ended, Formed
+from elastic_run.rendezvous.session import Ended, Formed
 from elastic_run.store import wire
 from elastic_run.store.authentication import ClientAuthentication
 from elastic_run.store.c10d import C10dJobStore
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 TOKEN = "3c1f9b0c the job's own"  # noqa: S105 - of no job
 GIVEN = {"ELASTIC_RUN_RDZV_TOKEN": TOKEN}
-_KEY = b"/elastic-run/j/k/d/birth"
+_KEY = b"/elastic-run/j/k/d/store_id"
 _MIB = 1 << 20
 
 
@@ -219,7 +219,7 @@ def test_lost_connections_are_proved_anew() -> None:
     with contextlib.ExitStack() as stack:
         nodes = [stack.enter_context(tcp_node(port, (2, 2), secret=TOKEN.encode())) for _ in range(2)]
         assert {node.wait_for(Formed).group_world_size for node in nodes} == {2}
-        broken = [link.store for node in nodes for link in node.session._affairs.links]  # type: ignore[attr-defined]
+        broken = [connection.store for node in nodes for connection in node.session._context.connections]  # type: ignore[attr-defined]
         for store in broken:
             store.close()
         for node in nodes:
@@ -237,11 +237,11 @@ def test_silent_strangers_do_not_keep_the_host() -> None:
         with contextlib.ExitStack() as strangers:
             for _ in range(50):
                 strangers.enter_context(socket.create_connection(("localhost", port)))
-            hosted = nodes[0].session._affairs.backend.hosted or nodes[1].session._affairs.backend.hosted  # type: ignore[attr-defined]
+            hosted = nodes[0].session._context.backend.hosted or nodes[1].session._context.backend.hosted  # type: ignore[attr-defined]
             wait_until(lambda: len(hosted._server._connections) > 50)
             store = C10dJobStore("localhost", port, "job", authentication=ClientAuthentication(TOKEN.encode()))
             with store:
-                assert store.get(["d/birth"]) != [None]
+                assert store.get(["d/store_id"]) != [None]
             for node in nodes:
                 node.done()
             begun = time.monotonic()

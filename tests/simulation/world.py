@@ -119,7 +119,7 @@ class World:
         return [Endpoint(f"n{index}") for index in range(self.random.randint(2, most))]
 
     def _make_store(self, server: Agent | None = None) -> Store:
-        birth = f"born {len(self.stores)}"
+        birth = f"store {len(self.stores)}"
         store = Store(
             self.clockwork, self.random, self.network, note_slot=self.oracle.note_slot, birth=birth, server=server
         )

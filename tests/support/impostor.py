@@ -41,7 +41,7 @@ _SILENT = 2000
 _CHALLENGE_ANSWER = wire.U64.size + wire.NONCE_SIZE + wire.PROOF_SIZE
 _SERVER = """
 import sys
-from elastic_run.rendezvous.elastic.hosting import HostedStore
+from elastic_run.rendezvous.elastic.backend.hosting import HostedStore
 from elastic_run.store.listener import open_listener, raise_descriptor_limit
 raise_descriptor_limit()
 store = HostedStore(open_listener(), serves_workers=sys.argv[2] == "shared", token=sys.argv[1].encode())

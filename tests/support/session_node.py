@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from elastic_run.core.agent.restart_policy import RestartPolicy
 from elastic_run.rendezvous import RendezvousParameters
-from elastic_run.rendezvous.elastic.session import Setup
+from elastic_run.rendezvous.session import Setup
 from tests.support.sessions import FAST, Node, handler_node, tcp_node
 from tests.support.wait import wait_until
 
@@ -50,7 +50,7 @@ def main() -> None:
 
     node._deliver = tell  # type: ignore[method-assign]
     node.start()
-    sys.stdout.write(f"farewell {json.dumps(node.session.farewell())}\n")
+    sys.stdout.write(f"death_notice {json.dumps(node.session.death_notice())}\n")
     sys.stdout.flush()
     wait_until(lambda: node.is_waiting)
     sys.stdout.write("waiting\n")

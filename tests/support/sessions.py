@@ -19,12 +19,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 from elastic_run.core.agent.restart_policy import RestartPolicy
 from elastic_run.rendezvous import get_rendezvous_handler
-from elastic_run.rendezvous.elastic.backends import TcpBackend
-from elastic_run.rendezvous.elastic.handler import ElasticRendezvousHandler
-from elastic_run.rendezvous.elastic.hosting import open_public_listener
-from elastic_run.rendezvous.elastic.opening import open_session
-from elastic_run.rendezvous.elastic.session import Ended, Formed, Halted, Lost, Notice, Offer, Refused, Setup, Warned
-from elastic_run.rendezvous.elastic.settings import read_settings
+from elastic_run.rendezvous.elastic.backend.hosting import open_public_listener
+from elastic_run.rendezvous.elastic.backend.tcp import TcpBackend
+from elastic_run.rendezvous.elastic.handler import ElasticRendezvousHandler, open_session
+from elastic_run.rendezvous.session import Ended, Formed, Halted, Lost, Notice, Offer, Refused, Setup, Warned
+from elastic_run.rendezvous.settings import read_settings
 from tests.support.wait import DEADLINE, DeadlinePassedError
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from elastic_run.rendezvous import RendezvousParameters
-    from elastic_run.rendezvous.elastic.session import Session, SessionEvent
+    from elastic_run.rendezvous.session import Session, SessionEvent
 
 E = TypeVar("E", Ended, Formed, Halted, Lost, Notice, Refused, Warned)
 
@@ -118,8 +117,8 @@ class Node:
     @property
     def is_waiting(self) -> bool:
         """Whether it has said that it joins, and the store has heard it."""
-        membership = self.session._affairs.membership  # type: ignore[attr-defined]
-        return membership is not None and membership.member.sequence > 0 and membership.next_fact is None
+        member_driver = self.session._context.member_driver  # type: ignore[attr-defined]
+        return member_driver is not None and member_driver.member.sequence > 0 and member_driver.next_fact is None
 
     # --- what the agent does -------------------------------------------------------------------------------------
     @property
@@ -269,7 +268,7 @@ class NodeProcess:
                 stream.close()
 
     def say(self, line: str) -> None:
-        """Give an order: `done`, `fail`, `leave`, `close`, `farewell`."""
+        """Give an order: `done`, `fail`, `leave`, `close`, `death_notice`."""
         assert self.process.stdin is not None
         self.process.stdin.write(f"{line}\n")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_run.rendezvous.elastic.beats import BeatWriter
+from elastic_run.rendezvous.elastic.heartbeats import HeartbeatWriter
 from elastic_run.store.errors import StoreConnectionError
 from elastic_run.store.memory_job_store import JobSpace, MemoryJobStore
 
@@ -17,7 +17,7 @@ def space() -> JobSpace:
 
 def test_a_node_that_is_known_is_not_dropped(space: JobSpace) -> None:
     """The first beat and those after it find nothing amiss, over whatever connection."""
-    writer = BeatWriter("n")
+    writer = HeartbeatWriter("n")
     assert writer.is_first
     assert [writer.write(MemoryJobStore(space)) for _ in range(3)] == [False] * 3
     assert not writer.is_first
@@ -25,7 +25,7 @@ def test_a_node_that_is_known_is_not_dropped(space: JobSpace) -> None:
 
 def test_a_node_that_was_dropped_comes_back(space: JobSpace) -> None:
     """A node whose beat was removed hears it once, and is there again."""
-    writer, store = BeatWriter("n"), MemoryJobStore(space)
+    writer, store = HeartbeatWriter("n"), MemoryJobStore(space)
     writer.write(store)
     store.forget_beats(["n"])
     assert writer.write(store)
@@ -35,7 +35,7 @@ def test_a_node_that_was_dropped_comes_back(space: JobSpace) -> None:
 
 def test_a_node_that_goes_leaves_no_beat_behind(space: JobSpace) -> None:
     """A node that has said that it goes doesn't beat again once its beat was removed."""
-    writer, store = BeatWriter("n"), MemoryJobStore(space)
+    writer, store = HeartbeatWriter("n"), MemoryJobStore(space)
     writer.write(store)
     assert not writer.write(store, comes_back=False)
     store.forget_beats(["n"])
@@ -45,7 +45,7 @@ def test_a_node_that_goes_leaves_no_beat_behind(space: JobSpace) -> None:
 
 def test_an_outage_hides_no_answer(space: JobSpace) -> None:
     """A node that heard that it was dropped, and could not beat again, still tells so over the next connection."""
-    writer, store = BeatWriter("n"), MemoryJobStore(space)
+    writer, store = HeartbeatWriter("n"), MemoryJobStore(space)
     writer.write(store)
     store.forget_beats(["n"])
     beat = store.write_beat

@@ -29,11 +29,11 @@ ALLOWED: dict[str, set[str]] = {
     "store": {"contract", "core", "loop", "utils"},
     "multiprocessing": {"contract", "core", "loop", "utils", "events", "metrics", "cluster.numa"},
     "report": {"contract", "core", "loop", "utils", "multiprocessing.output"}
-    | {"store.job_store", "rendezvous.elastic.session"},
+    | {"store.job_store", "rendezvous.session"},
     "rendezvous": {"contract", "core", "loop", "store", "utils", "events", "report.wait_status", "report.wait_texts"},
     "cluster": {"contract", "core", "utils", "slurm_variables"},
     "agent": {"contract", "core", "loop", "store", "multiprocessing", "report", "cluster", "events", "metrics", "utils"}
-    | {"timer", "rendezvous.api", "rendezvous.errors", "rendezvous.elastic.session"},
+    | {"timer", "rendezvous.api", "rendezvous.errors", "rendezvous.session"},
     "worker": {"contract", "slurm_variables"},
 }
 #: What the command line's modules leave to the launcher, which alone sees all.

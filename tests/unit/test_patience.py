@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.rendezvous.elastic import patience
-from elastic_run.rendezvous.elastic.affairs import Affairs
-from elastic_run.rendezvous.elastic.patience import Patience
-from elastic_run.rendezvous.elastic.session import Lost, Notice, Waiting
-from elastic_run.rendezvous.elastic.settings import read_settings
+from elastic_run.rendezvous.elastic import retry_deadline
+from elastic_run.rendezvous.elastic.context import SessionContext
+from elastic_run.rendezvous.elastic.retry_deadline import RetryDeadline
+from elastic_run.rendezvous.session import Lost, Notice, Waiting
+from elastic_run.rendezvous.settings import read_settings
 from elastic_run.store.errors import REFUSED, SILENT, StoreConnectionError
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Trial:
         conf: Mapping[str, object] | None = None,
     ) -> None:
         self.now = _BEGIN
-        monkeypatch.setattr(patience, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(retry_deadline, "time", SimpleNamespace(monotonic=lambda: self.now))
         given = {"keep_alive_interval": _LEASE / 3, "keep_alive_max_attempt": 3, "join_timeout": 600, **(conf or {})}
         affairs = SimpleNamespace(
             settings=read_settings("c10d", given),
@@ -54,7 +54,7 @@ class Trial:
             shows_waiting=shows_waiting,
             fenced_for=0.0,
         )
-        self.patience = Patience(affairs)  # type: ignore[arg-type] # what it reads of them
+        self.patience = RetryDeadline(affairs)  # type: ignore[arg-type] # what it reads of them
 
     def reach(self) -> None:
         """Let the store answer."""
@@ -118,4 +118,4 @@ def test_an_answer_may_take_as_long_as_a_heartbeat(conf: dict[str, object], time
     """An answer takes `heartbeat_timeout` and `read_timeout` at most, half a lease, and may take a second."""
     given = {"keep_alive_interval": _LEASE / 3, "keep_alive_max_attempt": 3, **conf}
     affairs = SimpleNamespace(settings=read_settings("c10d", given))
-    assert Affairs.answer_timeout.fget(affairs) == timeout  # type: ignore[attr-defined] # a property of the class
+    assert SessionContext.answer_timeout.fget(affairs) == timeout  # type: ignore[attr-defined] # a property of the class

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elastic_run.rendezvous.elastic.handler import ElasticRendezvousHandler
-from elastic_run.rendezvous.elastic.settings import read_settings
+from elastic_run.rendezvous.settings import read_settings
 
 
 class FakeRounds:

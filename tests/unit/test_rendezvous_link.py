@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.rendezvous.elastic.backends import Backend
-from elastic_run.rendezvous.elastic.link import Link
+from elastic_run.rendezvous.elastic.backend.base import Backend
+from elastic_run.rendezvous.elastic.store_connection import StoreConnection
 from elastic_run.store.errors import FULL, REFUSED, SILENT, UNREADY, StoreConnectionError, StoreTimeoutError
 from elastic_run.store.memory_job_store import JobSpace, MemoryJobStore
 
@@ -62,13 +62,13 @@ class NotingEvent(threading.Event):
         return False
 
 
-def make_link(draw: Callable[[], float] = lambda: 1.0) -> tuple[Link, FakeBackend, NotingEvent]:
+def make_link(draw: Callable[[], float] = lambda: 1.0) -> tuple[StoreConnection, FakeBackend, NotingEvent]:
     """Return a link, its backend, and what notes its pauses."""
     backend, closing = FakeBackend(), NotingEvent()
-    return Link(backend, _FIRST, closing, longest_timeout=_LONGEST, draw=draw), backend, closing
+    return StoreConnection(backend, _FIRST, closing, longest_timeout=_LONGEST, draw=draw), backend, closing
 
 
-def fail(link: Link, backend: FakeBackend, failure: StoreError, times: int) -> None:
+def fail(link: StoreConnection, backend: FakeBackend, failure: StoreError, times: int) -> None:
     """Let so many attempts fail."""
     backend.failure = failure
     for _ in range(times):
@@ -127,7 +127,7 @@ def test_a_store_without_room_is_told() -> None:
     """Each attempt that meets a full store gives its line to the session, and no other failure does."""
     told: list[str] = []
     backend = FakeBackend()
-    link = Link(backend, _FIRST, NotingEvent(), on_full=told.append)
+    link = StoreConnection(backend, _FIRST, NotingEvent(), on_full=told.append)
     fail(link, backend, StoreConnectionError("", REFUSED), 2)
     assert told == []
     fail(link, backend, StoreConnectionError("takes no more", FULL), 2)

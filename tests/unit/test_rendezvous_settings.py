@@ -8,7 +8,7 @@ import pytest
 
 from elastic_run.rendezvous import RendezvousParameters
 from elastic_run.rendezvous.elastic.handler import create_handler
-from elastic_run.rendezvous.elastic.settings import read_settings
+from elastic_run.rendezvous.settings import read_settings
 
 
 def test_defaults() -> None:

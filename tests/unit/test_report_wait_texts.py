@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elastic_run.core.node.join_command import JoinCommand
-from elastic_run.rendezvous.elastic.invitation import describe_invitation
+from elastic_run.rendezvous.join_command import describe_join_command
 from elastic_run.report.wait_texts import (
     describe_missing,
     describe_spare,
@@ -67,7 +67,7 @@ def test_a_spare() -> None:
 def test_an_invitation_is_the_whole_command(flags: list[str], expected: str) -> None:
     """The command for other nodes keeps the user's flags but for this node's own, and all agree on the last call."""
     command = JoinCommand((), ("elastic-run",), tuple(flags), ("train", "--rdzv-id=7", "--node-rank", "9"))
-    line = describe_invitation("h:1", "job", command)
+    line = describe_join_command("h:1", "job", command)
     start = "elastic-run --rdzv-backend=c10d --rdzv-endpoint=h:1 --rdzv-id=job"
     assert line == f"{start} {expected} train --rdzv-id=7 --node-rank 9"
 
@@ -76,7 +76,7 @@ def test_an_invitation_is_quoted_for_a_shell() -> None:
     """Each word comes through a shell as it was typed; the token and variables that stand in for flags go before."""
     variables = ("PET_NNODES=1:2", "PET_LOG_DIR=/a b", "PET_RDZV_ID=x", "PET_RDZV_CONF=join_timeout=9", "PET_ROLE=")
     command = JoinCommand(variables, ("elastic-run",), ("--run-path",), ("it's", "$HOME", "*"))
-    line = describe_invitation("[fd00::1]:29400", "a b", command, token=b"0f")
+    line = describe_join_command("[fd00::1]:29400", "a b", command, token=b"0f")
     assert line == (
         "ELASTIC_RUN_RDZV_TOKEN=0f PET_NNODES=1:2 PET_LOG_DIR='/a b' PET_ROLE= elastic-run --rdzv-backend=c10d "
         "'--rdzv-endpoint=[fd00::1]:29400' '--rdzv-id=a b' --rdzv-conf=join_timeout=9,last_call_timeout=0 --run-path "
@@ -87,4 +87,4 @@ def test_an_invitation_is_quoted_for_a_shell() -> None:
 def test_a_flag_wins_over_its_variable() -> None:
     """The settings of the rendezvous are those that hold on this node."""
     command = JoinCommand(("PET_RDZV_CONF=timeout=1",), ("elastic-run",), ("--rdzv-conf=timeout=2",), ("t.py",))
-    assert "--rdzv-conf=timeout=2,last_call_timeout=0 t.py" in describe_invitation("h:1", "job", command)
+    assert "--rdzv-conf=timeout=2,last_call_timeout=0 t.py" in describe_join_command("h:1", "job", command)

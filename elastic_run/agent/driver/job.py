@@ -9,7 +9,7 @@ from __future__ import annotations
 from elastic_run.agent.driver.rank_assignment import assign_ranks
 from elastic_run.agent.script_name import find_script_file, name_script
 from elastic_run.core.agent import machine as supervision
-from elastic_run.rendezvous.elastic import session as sessions
+from elastic_run.rendezvous import session as sessions
 from elastic_run.rendezvous.errors import RendezvousConnectionError, RendezvousTimeoutError
 
 TYPE_CHECKING = False
@@ -23,16 +23,14 @@ if TYPE_CHECKING:
     from elastic_run.loop import Loop
     from elastic_run.multiprocessing.output.console import Console
     from elastic_run.multiprocessing.process.guardian import Guardian
-    from elastic_run.rendezvous.elastic.session import Session, SessionEvent
     from elastic_run.rendezvous.errors import RendezvousError
+    from elastic_run.rendezvous.session import Session, SessionEvent
     from elastic_run.report.wait_line import WaitLine
 
 #: Seconds that the last words of an agent may take where nobody waits for it to linger.
 _LAST_WORDS = 3.0
 #: Seconds for the loop to open a store, which never blocks.
 _OPENING = 10.0
-#: Its `say_farewell` tells a job that a node is gone.
-_FAREWELL_MODULE = "elastic_run.rendezvous.elastic.farewell"
 
 #: Why the job stops a round, by the reasons of `session.Halted`; a failure's detail says it all.
 _HALTS = {
@@ -124,15 +122,15 @@ class MultiNodeJob:
         """Whether other nodes are in the current round."""
         return (self._group.group_world_size or 1) > 1
 
-    def entrust_farewell(self, guardian: Guardian) -> None:
+    def entrust_death_notice(self, guardian: Guardian) -> None:
         """Let the guardian tell the job should this agent die."""
         import json  # noqa: PLC0415 - not for one node
 
-        document = None if self._session is None else self._session.farewell()
+        document = None if self._session is None else self._session.death_notice()
         if document is not None:
             if document["record"]:
                 guardian.hold(document["record"])
-            guardian.say_at_end(_FAREWELL_MODULE, json.dumps(document), document["seconds"])
+            guardian.say_at_end(document["module"], json.dumps(document), document["seconds"])
 
     def report_failing(self, *, is_consequence: bool) -> None:
         """Say that a worker of the current round has failed."""
@@ -188,7 +186,7 @@ class MultiNodeJob:
                 self._loop.call_soon_threadsafe(lambda: None)  # wakes the loop
 
         # In a thread: while this node stays for the others, a signal must be heard.
-        threading.Thread(target=close, name="farewell", daemon=True).start()
+        threading.Thread(target=close, name="close session", daemon=True).start()
         self._loop.run_until(lambda: is_closed.is_set() or is_hurried(), self._loop.now() + timeout + _LAST_WORDS)
 
     def _open_offer(self, session: Session, host: str) -> sessions.Offer:

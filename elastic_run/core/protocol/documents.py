@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """One node's place in a round; the fields are `rendezvous.elastic.session.Formed`'s.
+    """One node's place in a round; the fields are `rendezvous.session.Formed`'s.
 
     Args:
         round: Number of the round.

@@ -21,9 +21,9 @@ Rules
   before the start.
 - Messages are lines: `|DEVICE INODE` the next worker's stderr, `+PID BORN` a worker's session began (BORN: its start
   time), `-PID` it is gone, `dir HEX` a temporary directory, `hold HEX` a file to hold the lock on,
-  `farewell MODULE SECONDS HEX` whose `say_farewell` is to be called with which document and may take how long, `keep`
-  nothing is to be killed any more, `forget` every session told so far, `bye`. They are told in order, so a torn line
-  can only be the last one.
+  `notice MODULE SECONDS HEX` whose `send_death_notice` is to be called with which document and may take how long,
+  `keep` nothing is to be killed any more, `forget` every session told so far, `bye`. They are told in order, so a torn
+  line can only be the last one.
 - Nothing waits for the guardian: orders that the pipe has no room for (it was stopped) wait here, and where there are
   many, what holds now is told instead.
 """
@@ -77,7 +77,7 @@ class Guardian:
         self._outputs: dict[int, tuple[int, int]] = {}
         self._expected: tuple[int, int] | None = None
         self._directory = ""
-        self._farewell = ""
+        self._death_notice = ""
         self._held = ""
         self._is_over = False
         self._loop: Loop | None = None
@@ -98,7 +98,7 @@ class Guardian:
         # They wait for it in the pipe: a launcher that is killed while it starts leaves no directory.
         if self._directory:
             self.remove_at_end(self._directory)
-        for order in filter(None, (self._held, self._farewell)):
+        for order in filter(None, (self._held, self._death_notice)):
             self._send(order)
         try:
             own = (reader, self.token, since)
@@ -168,12 +168,12 @@ class Guardian:
         """Tell it whom to tell of the launcher's death.
 
         Args:
-            module: Name of a module with a function `say_farewell`.
+            module: Name of a module with a function `send_death_notice`.
             document: Its argument, as JSON.
             seconds: How long the function may take.
         """
-        self._farewell = f"farewell {module} {seconds:.0f} {document.encode().hex()}"
-        self._send(self._farewell)
+        self._death_notice = f"notice {module} {seconds:.0f} {document.encode().hex()}"
+        self._send(self._death_notice)
 
     def hold(self, path: str) -> None:
         """Let it hold a shared lock on a file until the launcher's workers are gone."""
@@ -221,7 +221,7 @@ class Guardian:
     def _tell_anew(self, last: str) -> None:
         """Replace the orders that wait by what holds now; the first may have been written in part."""
         directory = [f"dir {os.fsencode(self._directory).hex()}"] if self._directory else []
-        told = list(filter(None, (self._held, self._farewell)))
+        told = list(filter(None, (self._held, self._death_notice)))
         expected = [last] if last.startswith("|") else []
         orders = ["forget", *directory, *told, *self._sessions_and_end(), *expected]
         begun = self._waiting.index(b"\n") + 1

@@ -109,9 +109,9 @@ class _Orders:
     """What the launcher has told so far."""
 
     __slots__ = (
+        "death_notice",
         "directory",
         "expected_stderr",
-        "farewell",
         "held",
         "is_cleaning",
         "is_dismissed",
@@ -127,7 +127,7 @@ class _Orders:
         self.outputs: dict[int, tuple[int, int]] = {}
         self.expected_stderr: tuple[int, int] | None = None
         self.directory = ""
-        self.farewell: tuple[str, float, bytes] | None = None
+        self.death_notice: tuple[str, float, bytes] | None = None
         self.held = -1
         self.is_dismissed = False
         self.is_cleaning = False
@@ -139,7 +139,7 @@ class _Orders:
     def limit(self) -> float:
         """Seconds that the first guardian has for what it does now; 0 before the launcher's end."""
         if self.is_swept:
-            return _MARGIN + (0.0 if self.farewell is None else self.farewell[1])
+            return _MARGIN + (0.0 if self.death_notice is None else self.death_notice[1])
         return _CLEAN_UP if self.is_cleaning else 0.0
 
     def release(self) -> None:
@@ -186,9 +186,9 @@ class _Orders:
             self.is_over = True
         elif line.startswith(b"dir "):
             self.directory = os.fsdecode(bytes.fromhex(line[4:].decode()))
-        elif line.startswith(b"farewell "):
+        elif line.startswith(b"notice "):
             _, module, seconds, document = line.decode().split()
-            self.farewell = module, float(seconds), bytes.fromhex(document)
+            self.death_notice = module, float(seconds), bytes.fromhex(document)
         elif line.startswith(b"hold "):
             self.release()
             self.held = _hold(bytes.fromhex(line[5:].decode()))
@@ -251,10 +251,10 @@ class _Launcher:
             shutil.rmtree(orders.directory, ignore_errors=True)
         orders.release()
         on_swept()
-        if orders.farewell is not None:
-            module, _, document = orders.farewell
+        if orders.death_notice is not None:
+            module, _, document = orders.death_notice
             _set_process_title(f"{_NOTICE} of {self.pid}", "death notice")
-            _say_farewell(module, document)
+            _send_death_notice(module, document)
 
 
 class _Second:
@@ -377,13 +377,13 @@ def _hold(path: bytes) -> int:
     return fd
 
 
-def _say_farewell(module: str, document: bytes) -> None:
+def _send_death_notice(module: str, document: bytes) -> None:
     """Tell the job; it finds out by itself, later, if that can't be done."""
     import importlib  # noqa: PLC0415 - only after a disaster
     import json  # noqa: PLC0415
 
     try:
-        importlib.import_module(module).say_farewell(json.loads(document))
+        importlib.import_module(module).send_death_notice(json.loads(document))
     except Exception:  # noqa: BLE001 - nobody is left to be told
         return
 

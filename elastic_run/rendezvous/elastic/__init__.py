@@ -1,7 +1,50 @@
-"""The rendezvous of a job on several nodes: one coordinator over a store, everybody else follows its decisions.
+"""The rendezvous of a job on several nodes: one node coordinates, over a store; all nodes follow its decisions.
 
-Every decision is made in `elastic_run.core`; here are the threads, the store and the clock that it needs. One file, one
-noun: `session` is the interface to the agent, `handler` builds it, `follower`, `speaker` and `coordinator` are the
-threads of one agent, `hosting` serves a c10d store on this node, `farewell` is what a guardian says of a dead agent,
-and `deaths` what the next agent on its machine says.
+Every decision is made in `elastic_run.core`; here are the threads, the store connections and the clock that it needs.
+
+| module | what it holds |
+|---|---|
+| `addresses` | endpoints, this machine's addresses, whether a port can be reached |
+| `backend` | where the job's store is, how to open it, how this node serves it |
+| `context` | what the threads of one session share |
+| `coordinator_thread` | the coordinator thread: reads facts and heartbeats, writes decisions |
+| `decision_log` | the log of decisions in the store: reading and creating its slots, raising its start |
+| `exit_barrier` | waits at the end: until all is sent, until all nodes know the verdict, until the store has moved |
+| `handler` | the rendezvous handler, which makes the session |
+| `heartbeats` | writing this node's heartbeats, reading those of others |
+| `job_session` | the session: starts the threads, performs the member's commands |
+| `log_reader` | the log reader thread: waits for the next decision |
+| `member_driver` | drives `core.node.machine`, one event at a time, for all threads |
+| `node_death` | proofs that an agent is dead: seat records, the guardian's notice |
+| `partition` | a node that is cut off: it stops its workers (`--fence-after`), and finds the other nodes again |
+| `retry_deadline` | how long the store is tried while it does not answer, and what the user is told |
+| `round_admission` | from a round in the log to the agent: is rank 0's store reachable? |
+| `sender` | the sender thread: opens the store, writes facts and heartbeats |
+| `state_copy` | this node's copy of the job's state, for a store that knows nothing of the job |
+| `store_connection` | one thread's connection to the store, opened again when it breaks |
+
+Threads of one session, what each owns, and what passes between them::
+
+      agent's loop                      one session                                       the job's store
+    ┌──────────────┐  reports   ┌─────────────────────────────┐
+    │ agent.driver │ ─────────> │        member driver        │   facts, heartbeats
+    │     .job     │            │ core.node.machine, a lock;  │ <──── sender ──────────────>  facts, beats/…
+    │              │ <───────── │ one event at a time,        │                │ picks the endpoint; reads
+    └──────────────┘   events   │ commands in their order     │                │ the coordinator's heartbeat
+            ^                   │                             │   decisions
+            │                   │                             │ <──── log reader ──────────>  decision slots
+            │                   └─────────────────────────────┘
+            │                      │ round formed      │ term begins, ends
+            │                      v                   v
+            └──────── round admission            coordinator thread ────────────────────────>  facts, slots,
+                      (one thread a round)       core.job.coordinator                          heartbeats, state
+
+- The **sender** owns the choice of the endpoint, the store's id, the heartbeats and the retry deadline. It starts the
+  log reader, and another one for each store that the session comes to.
+- The **log reader** owns only its connection. It feeds each slot to the member driver.
+- The **coordinator thread** runs while this node coordinates; it owns the coordinator's state (`core.job.coordinator`).
+- **Round admission** has a thread for each round, until rank 0's store was seen to be reachable.
+- The **fence** thread runs with ``--fence-after`` only; it owns nothing and feeds `CutOff`.
+- Each thread has a connection of its own. Another thread may only interrupt it.
+- Events for the agent form one queue, in the order of the decisions (`context`).
 """

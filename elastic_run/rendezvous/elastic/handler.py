@@ -7,29 +7,35 @@ formed by `next_rendezvous`, what happens to it meanwhile shows in `num_nodes_wa
 from __future__ import annotations
 
 import os
+import socket
 
+from elastic_run import __version__
 from elastic_run.core.agent.restart_policy import RestartPolicy
+from elastic_run.core.protocol import messages
 from elastic_run.records import replace
 from elastic_run.rendezvous.api import RendezvousHandler
 from elastic_run.rendezvous.elastic.addresses import find_outward_address, names_loopback, written
-from elastic_run.rendezvous.elastic.backends import TcpBackend
-from elastic_run.rendezvous.elastic.invitation import describe_invitation
-from elastic_run.rendezvous.elastic.kinds import DEFAULT_PORTS, make_backend
-from elastic_run.rendezvous.elastic.opening import open_session
-from elastic_run.rendezvous.elastic.session import Setup
-from elastic_run.rendezvous.elastic.settings import read_settings
+from elastic_run.rendezvous.elastic.backend.factory import DEFAULT_PORTS, make_backend
+from elastic_run.rendezvous.elastic.backend.hosting import HostedWorkerStore
+from elastic_run.rendezvous.elastic.backend.tcp import TcpBackend
+from elastic_run.rendezvous.elastic.context import SessionContext
+from elastic_run.rendezvous.elastic.job_session import JobSession
+from elastic_run.rendezvous.elastic.node_death.proofs import DeathProofs, name_job
+from elastic_run.rendezvous.join_command import describe_join_command
+from elastic_run.rendezvous.session import Setup
+from elastic_run.rendezvous.settings import read_settings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from elastic_run.rendezvous.api import RendezvousInfo, RendezvousParameters
-    from elastic_run.rendezvous.elastic.backends import Backend
-    from elastic_run.rendezvous.elastic.plain import PlainRounds
-    from elastic_run.rendezvous.elastic.session import Session
-    from elastic_run.rendezvous.elastic.settings import Settings
+    from elastic_run.rendezvous.elastic.backend.base import Backend
+    from elastic_run.rendezvous.session import Session
+    from elastic_run.rendezvous.settings import Settings
+    from elastic_run.rendezvous.torch_rounds import TorchStyleRounds
 
-__all__ = ["ElasticRendezvousHandler", "create_handler"]
+__all__ = ["ElasticRendezvousHandler", "create_handler", "open_session"]
 
 #: What torch's command line puts where the user gave no --rdzv-id.
 _NO_RUN_ID = ("", "none")
@@ -56,7 +62,7 @@ class ElasticRendezvousHandler(RendezvousHandler):
         self._settings = settings
         self._run_id = run_id
         self._hosts_anywhere = hosts_anywhere
-        self._rounds: PlainRounds | None = None
+        self._rounds: TorchStyleRounds | None = None
         self._is_shut = False
 
     # --- sessions ------------------------------------------------------------------------------------------------
@@ -96,7 +102,7 @@ class ElasticRendezvousHandler(RendezvousHandler):
         """Return what tells the user how others join, once it is known where the store is."""
 
         def describe(host: str, port: int) -> str:
-            line = describe_invitation(written(host, port), self._run_id, setup.join_command, token=fresh_token)
+            line = describe_join_command(written(host, port), self._run_id, setup.join_command, token=fresh_token)
             others = "other nodes"
             if names_loopback(host):
                 why = "--local-addr is loopback" if self._params.local_addr else "this host has no other address"
@@ -152,9 +158,9 @@ class ElasticRendezvousHandler(RendezvousHandler):
             RendezvousStateError: This node is not taken in.
         """
         if self._rounds is None:
-            from elastic_run.rendezvous.elastic.plain import PlainRounds  # noqa: PLC0415 - for agents not ours
+            from elastic_run.rendezvous.torch_rounds import TorchStyleRounds  # noqa: PLC0415 - for agents not ours
 
-            self._rounds = PlainRounds(self.open_session(_plain_setup()))
+            self._rounds = TorchStyleRounds(self.open_session(_torch_style_setup()))
         return self._rounds.next_round()
 
     def is_closed(self) -> bool:
@@ -183,7 +189,7 @@ class ElasticRendezvousHandler(RendezvousHandler):
         return True
 
 
-def _plain_setup() -> Setup:
+def _torch_style_setup() -> Setup:
     """Return what is known of an agent that says nothing: it counts its restarts by itself."""
     # Without a token, since torch's methods have no way to show one that was made here.
     return Setup(local_world_size=1, policy=RestartPolicy(_NO_LIMIT, max_backoff=0.0), token=b"")
@@ -247,3 +253,87 @@ def _check_static(params: RendezvousParameters, settings: Settings) -> None:
     if backend.successors:
         message = f"rendezvous endpoint {params.endpoint!r}: 'static' knows one endpoint, rank 0's"
         raise ValueError(message)
+
+
+def open_session(
+    backend: Backend,
+    settings: Settings,
+    setup: Setup,
+    *,
+    min_nodes: int,
+    max_nodes: int,
+    local_addr: str | None = None,
+    describe_join: Callable[[str, int], str] | None = None,
+) -> Session:
+    """Make the session of one agent run; nothing is said to the store before its `start`.
+
+    Args:
+        backend: The job's store.
+        settings: Of the rendezvous.
+        setup: What the agent knows.
+        min_nodes: Smallest number of nodes to run with.
+        max_nodes: Largest number of nodes to run with.
+        local_addr: The address that others are to use; None for that of the interface that reaches the store.
+        describe_join: Says how others join, once the store is there at a host and a port; None where they know.
+
+    Returns:
+        The session.
+    """
+    host = socket.gethostname()
+    context = SessionContext(
+        node=f"{host}_{os.getpid()}_{os.urandom(4).hex()}",
+        card=_make_card(host, setup),
+        rules=_make_rules(settings, setup, min_nodes, max_nodes, has_successors=bool(backend.successors)),
+        settings=settings,
+        backend=backend,
+        local_addr=local_addr or "",
+        death_proofs=DeathProofs(name_job(backend)),
+        shows_waiting=setup.shows_waiting,
+    )
+    shares_server = isinstance(backend, TcpBackend) and backend.serves_workers
+    session = JobSession(context, shares_server=shares_server, describe_join=describe_join, is_fenced=setup.is_fenced)
+    session.offers_store = not shares_server
+    if isinstance(backend, TcpBackend) and backend.serves_workers and backend.hosted is not None:
+        session.worker_store = HostedWorkerStore(backend.hosted, backend.endpoint[0])
+    return session
+
+
+def _make_card(host: str, setup: Setup) -> messages.Card:
+    return messages.Card(
+        host=host,
+        pid=os.getpid(),
+        local_world_size=setup.local_world_size,
+        role=setup.role,
+        preferred_rank=setup.preferred_rank,
+        version=__version__,
+        script=setup.script,
+        script_file=setup.script_file,
+        has_fixed_rank=setup.has_fixed_rank,
+    )
+
+
+def _make_rules(
+    settings: Settings, setup: Setup, min_nodes: int, max_nodes: int, *, has_successors: bool
+) -> messages.Rules:
+    policy = setup.policy or RestartPolicy()
+    return messages.Rules(
+        min_nodes=min_nodes,
+        max_nodes=max_nodes,
+        max_restarts=policy.max_restarts,
+        window_count=policy.window_count,
+        window_seconds=policy.window_seconds,
+        min_uptime=policy.min_uptime,
+        no_restart_exit_codes=tuple(sorted(policy.no_restart_exit_codes)),
+        max_backoff=policy.max_backoff,
+        join_timeout=settings.join_timeout,
+        last_call_timeout=settings.last_call_timeout,
+        keep_alive_interval=settings.keep_alive_interval,
+        keep_alive_max_attempt=settings.keep_alive_max_attempt,
+        scale_up_delay=setup.scale_up_delay,
+        scale_up_grace=setup.scale_up_grace,
+        membership_count=setup.membership_count,
+        membership_seconds=setup.membership_seconds,
+        exit_barrier_timeout=setup.exit_barrier_timeout,
+        has_successors=has_successors,
+        split=setup.split,
+    )

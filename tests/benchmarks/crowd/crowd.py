@@ -16,11 +16,11 @@ import threading
 from typing import TYPE_CHECKING
 
 from elastic_run.loop import Loop
-from elastic_run.rendezvous.elastic import opening
-from elastic_run.rendezvous.elastic.hosting import open_public_listener
-from elastic_run.rendezvous.elastic.kinds import make_backend
-from elastic_run.rendezvous.elastic.session import Formed, Lost, Offer, Refused, Setup
-from elastic_run.rendezvous.elastic.settings import read_settings
+from elastic_run.rendezvous.elastic import handler
+from elastic_run.rendezvous.elastic.backend.factory import make_backend
+from elastic_run.rendezvous.elastic.backend.hosting import open_public_listener
+from elastic_run.rendezvous.session import Formed, Lost, Offer, Refused, Setup
+from elastic_run.rendezvous.settings import read_settings
 from elastic_run.store.listener import raise_descriptor_limit
 from tests.benchmarks.crowd.counting import Tally, say
 from tests.benchmarks.crowd.host import wait_joined
@@ -28,7 +28,7 @@ from tests.benchmarks.crowd.light_c10d import LightC10dNode
 from tests.benchmarks.crowd.light_etcd import LightEtcdNode
 
 if TYPE_CHECKING:
-    from elastic_run.rendezvous.elastic.session import SessionEvent
+    from elastic_run.rendezvous.session import SessionEvent
 
 #: Per node.
 _WORKERS = 8
@@ -40,7 +40,7 @@ def run_light(backend: str, endpoint: str, run_id: str, nodes: int, first: int, 
     host, port = endpoint.split(":")
     tally = Tally(count)
     make_node = LightEtcdNode if backend == "etcd-v3" else LightC10dNode
-    rules = opening._make_rules(
+    rules = handler._make_rules(
         read_settings(backend, {"join_timeout": "600"}), Setup(_WORKERS), nodes, nodes, has_successors=False
     )
     loop = Loop()
@@ -72,7 +72,7 @@ def run_real(backend: str, endpoint: str, run_id: str, nodes: int, count: int) -
     listener = open_public_listener(0)
     offer = Offer("127.0.0.1", listener.getsockname()[1], use_agent_store=True)
     sessions = [
-        opening.open_session(
+        handler.open_session(
             make_backend(backend, endpoint, run_id, settings, secret=token),
             settings,
             Setup(_WORKERS),

@@ -13,18 +13,18 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from elastic_run.rendezvous.elastic.backends import TcpBackend
-from elastic_run.rendezvous.elastic.hosting import HostedStore
-from elastic_run.rendezvous.elastic.opening import open_session
-from elastic_run.rendezvous.elastic.session import Formed, Lost, Offer, Refused, Setup
-from elastic_run.rendezvous.elastic.settings import read_settings
+from elastic_run.rendezvous.elastic.backend.hosting import HostedStore
+from elastic_run.rendezvous.elastic.backend.tcp import TcpBackend
+from elastic_run.rendezvous.elastic.handler import open_session
+from elastic_run.rendezvous.session import Formed, Lost, Offer, Refused, Setup
+from elastic_run.rendezvous.settings import read_settings
 from elastic_run.store.listener import open_public_listener, raise_descriptor_limit
 from tests.benchmarks.crowd.counting import count_traffic, say
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
-    from elastic_run.rendezvous.elastic.affairs import Affairs
-    from elastic_run.rendezvous.elastic.session import Session, SessionEvent
+    from elastic_run.rendezvous.elastic.context import SessionContext
+    from elastic_run.rendezvous.session import Session, SessionEvent
 
 
 def main() -> None:
@@ -62,9 +62,9 @@ def main() -> None:
 
 def wait_joined(session: Session) -> None:
     """Wait until the store has the join of a session."""
-    affairs: Affairs = session._affairs  # type: ignore[attr-defined] # a benchmark may look inside
-    wait_until(lambda: affairs.membership is not None and affairs.membership.member.sequence > 0)
-    wait_until(lambda: not affairs.has_more_to_say)
+    affairs: SessionContext = session._context  # type: ignore[attr-defined] # a benchmark may look inside
+    wait_until(lambda: affairs.member_driver is not None and affairs.member_driver.member.sequence > 0)
+    wait_until(lambda: not affairs.has_unsent)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from elastic_run.core.protocol import job_keys
-from elastic_run.rendezvous.elastic.link import BIRTH
+from elastic_run.rendezvous.elastic.store_connection import STORE_ID
 from elastic_run.store import authentication, c10d, wire
 from elastic_run.store.client import NOTHING
 from elastic_run.store.memory_job_store import JobSpace, MemoryJobStore
@@ -77,7 +77,7 @@ class LightC10dNode(LightNode):
         return int(beat) if beat is not None and beat.isdigit() else None
 
     def _begin_following(self) -> Asking[None]:
-        yield self._look([f"k/{BIRTH}"])
+        yield self._look([f"k/{STORE_ID}"])
 
     def _wait(self, key: str) -> Asking[bytes]:
         yield Question(wire.encode(wire.WAIT, 1, self._key(f"k/{key}")), (BYTE,))

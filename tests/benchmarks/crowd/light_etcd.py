@@ -13,7 +13,7 @@ import secrets
 from typing import TYPE_CHECKING, Any
 
 from elastic_run.core.protocol import job_keys
-from elastic_run.rendezvous.elastic.link import BIRTH
+from elastic_run.rendezvous.elastic.store_connection import STORE_ID
 from elastic_run.store.errors import StoreConnectionError
 from elastic_run.store.etcd_v3_api import encode, encode_key, end_of, parse_items, parse_news, range_request
 from elastic_run.store.http_messages import encode as encode_request
@@ -80,7 +80,7 @@ class LightEtcdNode(LightNode):
         return int(answer["header"]["revision"]) if parse_items(answer) else None
 
     def _begin_following(self) -> Asking[None]:
-        directory = self._key(BIRTH).rpartition("/")[0] + "/"
+        directory = self._key(STORE_ID).rpartition("/")[0] + "/"
         order = {"sort_order": "ASCEND", "sort_target": "CREATE"}
         answer = yield from self._call("kv/range", range_request(directory, end_of(directory), **order))
         self._mirror: dict[str, bytes] = {}

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from elastic_run.core.node import machine as core
 from elastic_run.core.protocol import job_keys, messages
-from elastic_run.rendezvous.elastic.link import BIRTH
+from elastic_run.rendezvous.elastic.store_connection import STORE_ID
 from elastic_run.store.job_store import job_path
 from elastic_run.store.retreat import draw_fraction
 from tests.benchmarks.crowd.exchange import Exchange
@@ -99,7 +99,7 @@ class LightNode(ABC):
     def _speak(self) -> Script:
         yield from self._open()
         # The first node was here: the store has a birth mark. Nothing is trimmed within one round.
-        _, head, _ = yield from self._get([BIRTH, job_keys.HEAD, job_keys.LOG_START])
+        _, head, _ = yield from self._get([STORE_ID, job_keys.HEAD, job_keys.LOG_START])
         self._begin(head)
         yield from self._say_facts()
         self._on_joined()

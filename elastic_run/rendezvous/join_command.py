@@ -14,7 +14,7 @@ import shlex
 from elastic_run import contract
 from elastic_run.core.node.join_command import JoinCommand
 
-__all__ = ["describe_invitation"]
+__all__ = ["describe_join_command"]
 
 #: All nodes of a job must agree on it: the first one starts with the fewest nodes.
 _NO_LAST_CALL = "last_call_timeout=0"
@@ -25,7 +25,9 @@ _VARIABLES = {contract.ENV_FLAG_PREFIX + flag[2:].replace("-", "_").upper(): fla
 _NO_COMMAND = JoinCommand((), ("elastic-run",), (), ("...",))
 
 
-def describe_invitation(endpoint: str, run_id: str, command: JoinCommand | None, *, token: bytes | None = None) -> str:
+def describe_join_command(
+    endpoint: str, run_id: str, command: JoinCommand | None, *, token: bytes | None = None
+) -> str:
     """Return the command for other nodes, as one line for a shell.
 
     Args:

@@ -1,4 +1,4 @@
-"""The deaths that this node can prove to its job: those of agents that ran on this machine before it.
+"""The death_proofs that this node can prove to its job: those of agents that ran on this machine before it.
 
 Rules
 - A record whose exclusive lock this node has got is of a dead agent: it is told to each store that this node comes to,
@@ -18,8 +18,8 @@ import threading
 from elastic_run.core.protocol import job_keys, messages
 from elastic_run.core.protocol.codec import MessageError
 from elastic_run.core.protocol.facts import SeatDead
-from elastic_run.rendezvous.elastic.record_directory import RecordDirectory
-from elastic_run.rendezvous.elastic.seat_record import Record, SeatRecord, make_prefix, read_record
+from elastic_run.rendezvous.elastic.node_death.record_directory import RecordDirectory
+from elastic_run.rendezvous.elastic.node_death.seat_record import Record, SeatRecord, make_prefix, read_record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
     from elastic_run.core.protocol.documents import Assignment
     from elastic_run.core.protocol.facts import Fact
-    from elastic_run.rendezvous.elastic.backends import Backend
+    from elastic_run.rendezvous.elastic.backend.base import Backend
     from elastic_run.store.job_store import JobStore
 
-__all__ = ["Deaths", "describe_death", "find_notice_limit", "name_job"]
+__all__ = ["DeathProofs", "death_facts", "find_notice_limit", "name_job"]
 
 #: Characters of a job's name in a record.
 _SHOWN = 64
@@ -39,7 +39,7 @@ _LEASES = 2
 _FURTHER = 10.0
 
 
-class Deaths:
+class DeathProofs:
     """This node's own record, and those of dead agents that it has found.
 
     Args:
@@ -104,12 +104,12 @@ class Deaths:
             self._unreadable.add(path)
             self.say(f"the seat record {path} can't be used, so it proves no agent's death: {error}")
 
-    def tell(self, store: JobStore, birth: bytes | None, known_round: int) -> None:
-        """Tell a store of the deaths that it was not told of yet, or only before its log knew of this round.
+    def tell(self, store: JobStore, store_id: bytes | None, known_round: int) -> None:
+        """Tell a store of the death_proofs that it was not told of yet, or only before its log knew of this round.
 
         Args:
             store: The store.
-            birth: Its birth mark.
+            store_id: Its id.
             known_round: The newest round that its log has told this node of.
 
         Raises:
@@ -118,20 +118,20 @@ class Deaths:
         with self._lock:
             found = {name: record for name, (_, record) in self._found.items()}
         for name, record in found.items():
-            if self._told.get(name) != (birth, known_round):
-                for fact in describe_death(record):
+            if self._told.get(name) != (store_id, known_round):
+                for fact in death_facts(record):
                     store.append(job_keys.FACTS, messages.to_json(fact))
-                self._told[name] = birth, known_round
+                self._told[name] = store_id, known_round
 
-    def note_fact(self, fact: Fact, birth: bytes | None) -> None:
+    def note_fact(self, fact: Fact, store_id: bytes | None) -> None:
         """Note in this node's record what it is about to say; see `SeatRecord.note_fact`."""
         if self._own is not None:
-            self._own.note_fact(fact, birth)
+            self._own.note_fact(fact, store_id)
 
-    def note_round(self, assignment: Assignment, birth: bytes | None) -> None:
+    def note_round(self, assignment: Assignment, store_id: bytes | None) -> None:
         """Note in this node's record the round that its agent is about to be told; the dead of before count no more."""
         if self._own is not None:
-            self._own.note_round(assignment, birth)
+            self._own.note_round(assignment, store_id)
         self._let_go(is_over=True)
 
     def close(self, *, is_over: bool) -> None:
@@ -159,7 +159,7 @@ class Deaths:
                 os.close(fd)
 
 
-def describe_death(record: Record) -> list[Fact | SeatDead]:
+def death_facts(record: Record) -> list[Fact | SeatDead]:
     """Return what is to be said of a dead agent.
 
     Args:

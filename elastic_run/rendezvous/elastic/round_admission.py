@@ -16,7 +16,7 @@ import time
 from elastic_run.core.node import machine as member
 from elastic_run.core.protocol import messages
 from elastic_run.rendezvous.elastic.addresses import find_trouble, written
-from elastic_run.rendezvous.elastic.session import Formed
+from elastic_run.rendezvous.session import Formed
 from elastic_run.store.errors import StoreConnectionError
 
 TYPE_CHECKING = False
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from elastic_run.core.protocol.messages import Assignment, Offer
-    from elastic_run.rendezvous.elastic.affairs import Affairs
+    from elastic_run.rendezvous.elastic.context import SessionContext
     from elastic_run.store.job_store import JobStore
 
-__all__ = ["Entrance"]
+__all__ = ["RoundAdmission"]
 
 #: Seconds to reach rank 0's store.
 _REACH = 5.0
@@ -35,11 +35,11 @@ _REACH = 5.0
 _KEPT = 2
 
 
-class Entrance:
+class RoundAdmission:
     """Lets the agent into its rounds.
 
     Args:
-        affairs: What the session's threads share.
+        context: What the session's threads share.
         feed: Feeds the member.
         offer: Returns where this node's store of the next round listens.
         shares_server: Whether workers and agents share one server.
@@ -47,13 +47,13 @@ class Entrance:
 
     def __init__(
         self,
-        affairs: Affairs,
+        context: SessionContext,
         *,
         feed: Callable[[member.Event], None],
         offer: Callable[[], Offer],
         shares_server: bool = False,
     ) -> None:
-        self._affairs = affairs
+        self._context = context
         self._feed = feed
         self._offer = offer
         self._shares_server = shares_server
@@ -72,7 +72,7 @@ class Entrance:
         if assignment.group_rank == 0 and not self._shares_server:
             self._admit(assignment)
         else:
-            self._affairs.spawn(f"way into round {assignment.round}", lambda: self._look(assignment))
+            self._context.spawn(f"way into round {assignment.round}", lambda: self._look(assignment))
 
     def has_withdrawn(self, number: int) -> bool:
         """Answer for a round that is to be stopped, if the agent never heard of it.
@@ -102,31 +102,31 @@ class Entrance:
 
     def _share_server(self, assignment: Assignment) -> str | None:
         """Empty the workers' half as rank 0, or wait until rank 0 has done so; returns what is wrong, or None."""
-        affairs = self._affairs
-        birth = affairs.birth
-        link = affairs.make_link(lambda: birth)
-        if assignment.group_rank == 0 and affairs.backend.hosted is not None:
-            affairs.backend.hosted.reset()
+        context = self._context
+        store_id = context.store_id
+        connection = context.make_connection(lambda: store_id)
+        if assignment.group_rank == 0 and context.backend.hosted is not None:
+            context.backend.hosted.reset()
         deadline = time.monotonic() + _REACH
         key = f"open/{assignment.round}"
         try:
             while True:
                 try:
                     if assignment.group_rank == 0:
-                        self._open(link.store, key)
-                    elif link.store.wait(key, _REACH) is None:
+                        self._open(connection.store, key)
+                    elif connection.store.wait(key, _REACH) is None:
                         return "rank 0 does not begin the round"
                 except StoreConnectionError as error:
                     # Emptying the workers' half also closes connections that have not yet shown whose they are.
-                    if time.monotonic() >= deadline or affairs.closing.is_set():
+                    if time.monotonic() >= deadline or context.closing.is_set():
                         return str(error)
-                    link.drop()
-                    link.pause(error)
+                    connection.drop()
+                    connection.pause(error)
                 else:
                     return None
         finally:
-            link.drop()
-            affairs.links.remove(link)
+            connection.drop()
+            context.connections.remove(connection)
 
     def _open(self, store: JobStore, key: str) -> None:
         """Say that a round may begin, and forget who was told so long ago: nobody waits there any more."""
@@ -143,7 +143,7 @@ class Entrance:
         trouble = find_trouble(master.host, master.port, _REACH)
         if trouble is None:
             return None
-        here = f"{self._affairs.card.host} ({self._affairs.local_addr})"
+        here = f"{self._context.card.host} ({self._context.local_addr})"
         return f"{here} can't reach the store of rank 0 at {written(master.host, master.port)}: {trouble}"
 
     def _admit(self, assignment: Assignment) -> None:
@@ -153,8 +153,8 @@ class Entrance:
                 return
             self._awaited = None
             # In its place before a halt of the round can come; told without the lock.
-            self._affairs.post(_formed(assignment))
-        self._affairs.tell_agent()
+            self._context.post(_formed(assignment))
+        self._context.tell_agent()
 
     def _refuse(self, assignment: Assignment, detail: str) -> None:
         """Say that this node's workers were not started, since the way is closed."""

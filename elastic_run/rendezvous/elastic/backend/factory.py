@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from elastic_run.rendezvous.elastic.addresses import parse_endpoints
-from elastic_run.rendezvous.elastic.backends import SharedBackend, TcpBackend
+from elastic_run.rendezvous.elastic.backend.base import SharedBackend
+from elastic_run.rendezvous.elastic.backend.tcp import TcpBackend
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from elastic_run.rendezvous.elastic.backends import Backend
-    from elastic_run.rendezvous.elastic.settings import Settings
+    from elastic_run.rendezvous.elastic.backend.base import Backend
+    from elastic_run.rendezvous.settings import Settings
     from elastic_run.store.job_store import JobStore
 
 __all__ = ["DEFAULT_PORTS", "make_backend"]
@@ -50,7 +51,7 @@ def make_backend(
     if kind == "static":
         is_host = settings.rank == 0 if is_host is None else is_host
         return TcpBackend(kind, run_id, endpoints, is_host=is_host, secret=secret, serves_workers=True)
-    from elastic_run.rendezvous.elastic.etcd_kinds import make_etcd_backend  # noqa: PLC0415 - imported when used
+    from elastic_run.rendezvous.elastic.backend.etcd import make_etcd_backend  # noqa: PLC0415 - imported when used
 
     return make_etcd_backend(kind, endpoints, run_id, settings, endpoint=endpoint, secret=secret)
 

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import time
 
-from elastic_run.rendezvous.elastic.session import Lost, Notice, Waiting
+from elastic_run.rendezvous.session import Lost, Notice, Waiting
 from elastic_run.report.wait_texts import FIRST, INTERVAL, LIVE_INTERVAL, describe_trouble, trouble_texts
 from elastic_run.store.errors import REFUSED, SILENT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from elastic_run.rendezvous.elastic.affairs import Affairs
+    from elastic_run.rendezvous.elastic.context import SessionContext
     from elastic_run.store.errors import StoreError
 
 #: Seconds after which a host that refuses connections is gone, where another takes over.
@@ -28,15 +28,15 @@ REFUSED_FOR = 5.0
 DARK_FOR = 60.0
 
 
-class Patience:
+class RetryDeadline:
     """One agent's patience with its store.
 
     Args:
-        affairs: What the session's threads share.
+        context: What the session's threads share.
     """
 
-    def __init__(self, affairs: Affairs) -> None:
-        self._affairs = affairs
+    def __init__(self, context: SessionContext) -> None:
+        self._context = context
         self._since: float | None = None
         self._refused_since: float | None = None
         self._last_line: float | None = None
@@ -50,7 +50,7 @@ class Patience:
     @property
     def time_left(self) -> float:
         """Seconds until the store is given up, should it not answer before; any number while it answers."""
-        return self._affairs.settings.join_timeout if self._since is None else self._left(time.monotonic())
+        return self._context.settings.join_timeout if self._since is None else self._left(time.monotonic())
 
     @property
     def attempt_limit(self) -> float:
@@ -75,7 +75,7 @@ class Patience:
         self._since = self._last_line = self._refused_since = None
         self._was_reached = True
         self._has_moved = False
-        return f"the store at {self._affairs.backend.name} {verb} after {silent_for:.0f} s" if was_told else ""
+        return f"the store at {self._context.backend.name} {verb} after {silent_for:.0f} s" if was_told else ""
 
     def restart(self) -> None:
         """Begin anew: another endpoint is tried from now on."""
@@ -95,37 +95,37 @@ class Patience:
         """
         now = time.monotonic()
         reason, trouble = getattr(error, "reason", SILENT), getattr(error, "cause", str(error))
-        if self._affairs.fenced_for:
+        if self._context.fenced_for:
             trouble = (
-                f"{trouble}; the workers were stopped after {self._affairs.fenced_for:.0f} s (--fence-after=lease)"
+                f"{trouble}; the workers were stopped after {self._context.fenced_for:.0f} s (--fence-after=lease)"
             )
         if self._since is None:
             # The wait for the answer counts, unless this process was stopped meanwhile: that says nothing of the store.
-            self._since = max(asked_at, now - self._affairs.answer_timeout)
+            self._since = max(asked_at, now - self._context.answer_timeout)
             self._last_line = None
         self._refused_since = (self._refused_since or now) if reason == REFUSED else None
         left = self._left(now)
         if left <= 0:
             return self._lost(now, trouble)
-        interval = LIVE_INTERVAL if self._affairs.shows_waiting else INTERVAL
-        quiet_for = self._affairs.settings.lease if self._was_reached else min(FIRST, interval)
+        interval = LIVE_INTERVAL if self._context.shows_waiting else INTERVAL
+        quiet_for = self._context.settings.lease if self._was_reached else min(FIRST, interval)
         if now - (self._last_line or self._since + quiet_for - interval) < interval:
             return None
         self._last_line = now
-        name, since, until = self._affairs.backend.name, self._since, now + left
-        if not self._affairs.shows_waiting:
+        name, since, until = self._context.backend.name, self._since, now + left
+        if not self._context.shows_waiting:
             return Notice(describe_trouble(name, trouble, now - since, left))
         return Waiting(
             lambda at: trouble_texts(name, trouble, at - since, until - at, reason=reason), is_for_nodes=False
         )
 
     def _left(self, now: float) -> float:
-        settings = self._affairs.settings
+        settings = self._context.settings
         since = self._since or now
         left = since + settings.join_timeout - now
-        if not self._was_reached or not self._affairs.backend.dies_with_host:
+        if not self._was_reached or not self._context.backend.dies_with_host:
             return left
-        if self._affairs.backend.successors and not self._has_moved:
+        if self._context.backend.successors and not self._has_moved:
             left = min(left, since + settings.lease - now)
             return left if self._refused_since is None else min(left, self._refused_since + GONE_AFTER - now)
         left = min(left, since + settings.lease + DARK_FOR - now)
@@ -135,10 +135,10 @@ class Patience:
 
     def _lost(self, now: float, trouble: str) -> Lost:
         silent_for = now - (self._since or now)
-        name = self._affairs.backend.name
+        name = self._context.backend.name
         if not self._was_reached:
             return Lost("rendezvous", f"the store at {name} could not be reached for {silent_for:.0f} s: {trouble}")
-        backend = self._affairs.backend
+        backend = self._context.backend
         gone = "; the node that served it is gone" if backend.dies_with_host else ""
         if gone and backend.kind == "c10d" and not backend.successors:
             gone += "; with several endpoints (--rdzv-endpoint=a,b,c) the job goes on at the next one"

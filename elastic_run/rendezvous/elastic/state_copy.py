@@ -15,13 +15,13 @@ import threading
 from elastic_run.core.job.snapshot import identify
 from elastic_run.core.protocol import job_keys
 from elastic_run.core.protocol.codec import MessageError
-from elastic_run.rendezvous.elastic.log import get_document
+from elastic_run.rendezvous.elastic.decision_log import get_document
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from elastic_run.core.node.machine import Member
     from elastic_run.core.protocol.messages import Copy
-    from elastic_run.rendezvous.elastic.backends import Backend
+    from elastic_run.rendezvous.elastic.backend.base import Backend
     from elastic_run.store.job_store import JobStore
 
 __all__ = ["StateCopy"]

@@ -2,10 +2,10 @@
 
 Rules
 - A connection belongs to one thread; another thread may only `interrupt` it, which wakes whoever waits in it.
-- A store that was emptied, or moved, is another store under the same name. Only the speaker may meet it first, because
-  then all has to be said again; the others take a connection only to the store that they know by its birth mark.
+- A store that was emptied, or moved, is another store under the same name. Only the sender may meet it first, because
+  then all has to be said again; the others take a connection only to the store that they know by its id.
 - Opening waits a moment between two attempts, for as long as the session lives: when to give up is decided in one
-  place only, by the speaker, which beats and so knows best whether the store answers.
+  place only, by the sender, which beats and so knows best whether the store answers.
 - A store that is slow since many ask must not be asked more often for that. So the moments grow, and are of random
   length; and where no answer came in time the next attempt waits for it twice as long, up to a lease.
 """
@@ -21,15 +21,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elastic_run.rendezvous.elastic.backends import Backend
+    from elastic_run.rendezvous.elastic.backend.base import Backend
     from elastic_run.store.errors import StoreError
     from elastic_run.store.job_store import JobStore
 
-__all__ = ["BIRTH", "Link"]
+__all__ = ["STORE_ID", "StoreConnection"]
 
-#: Key of the store's birth mark: the first agent's, who came to it when it was empty. It lies beside the decisions: who
-#: looks at it follows those next.
-BIRTH = "d/birth"
+#: Key of the store's id. The first agent that comes to an empty store writes it. It lies beside the decisions, because
+#: an agent that reads it follows those next.
+STORE_ID = "d/store_id"
 #: Seconds between two attempts at most: the first time, any time, and where nobody listens: that costs nobody anything,
 #: and the store may be there any moment.
 _PAUSE = 0.1
@@ -39,20 +39,20 @@ _REFUSED_PAUSE = 0.4
 _SHORTEST_TIMEOUT = 0.8
 
 
-class Link:
+class StoreConnection:
     """A thread's connection.
 
     Args:
         backend: The store.
         timeout: Seconds for one attempt to open it, and for one answer.
         closing: Set when the session ends.
-        expected_birth: Returns the birth mark that the store must have; None (instead of a function) takes any.
+        expected_store_id: Returns the id that the store must have; None (instead of a function) takes any.
         longest_timeout: What `timeout` may grow to while the store is silent.
         draw: Returns a random number from 0 to 1.
         on_full: Called with a line for the user whenever the store had no room for the connection.
 
     Attributes:
-        birth: The birth mark of the store that the connection was last opened to.
+        store_id: The id of the store that the connection was last opened to.
         time_left: Returns the seconds after which the store is given up, or the user is to be told of a first failure:
             no attempt to open it takes longer.
     """
@@ -62,15 +62,15 @@ class Link:
         backend: Backend,
         timeout: float,
         closing: threading.Event,
-        expected_birth: Callable[[], bytes | None] | None = None,
+        expected_store_id: Callable[[], bytes | None] | None = None,
         *,
         longest_timeout: float = 0.0,
         draw: Callable[[], float] = draw_fraction,
         on_full: Callable[[str], None] | None = None,
     ) -> None:
-        self.birth: bytes | None = None
+        self.store_id: bytes | None = None
         self.time_left: Callable[[], float] | None = None
-        self._expected_birth = expected_birth
+        self._expected_store_id = expected_store_id
         self._backend = backend
         self._first_timeout = self._timeout = timeout
         self._longest_timeout = longest_timeout
@@ -112,14 +112,14 @@ class Link:
             timeout = min(timeout, max(_SHORTEST_TIMEOUT, self.time_left()))
         self._is_hurried = timeout < self._first_timeout
         opened = self._backend.open(timeout)
-        if self._expected_birth is None:
+        if self._expected_store_id is None:
             return opened
         try:
-            self.birth = opened.follow(BIRTH)
+            self.store_id = opened.follow(STORE_ID)
         except BaseException:
             opened.close()
             raise
-        if self.birth is None or self.birth != self._expected_birth():
+        if self.store_id is None or self.store_id != self._expected_store_id():
             opened.close()
             message = f"the store at {self._backend.name} is not the one that it was"
             raise StoreConnectionError(message)

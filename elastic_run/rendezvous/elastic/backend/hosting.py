@@ -166,7 +166,7 @@ class HostedWorkerStore(WorkerStore):
     def renew(self) -> WorkerStore:
         """Return this same store: its port is fixed.
 
-        It isn't emptied yet, since workers of other nodes may still use it: `Entrance` does that for the next round.
+        It isn't emptied yet, since workers of other nodes may still use it: `RoundAdmission` empties it later.
         """
         return self
 

@@ -3,7 +3,7 @@
 Rules
 - A proved death takes a seat out of the quorum of a log (`facts.SeatDead`). So the record must never be older than
   what the agent has said: it is written before the agent is told of a round (`running`), and before the agent says in a
-  store what may make the seat count for the next round (`offered`, with the store's birth mark).
+  store what may make the seat count for the next round (`offered`, with the store's id).
 - In the store where its round was formed a running agent may say again where it stands: only its `Ready` counts there.
 - The content is JSON with a format and a version, shorter than a page of memory and never made shorter: one write
   replaces it, so a process that is killed leaves the old content or the new one.
@@ -28,7 +28,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from elastic_run.core.protocol.documents import Assignment
     from elastic_run.core.protocol.messages import Fact
-    from elastic_run.rendezvous.elastic.record_directory import RecordDirectory
+    from elastic_run.rendezvous.elastic.node_death.record_directory import RecordDirectory
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class RecordedSeat:
         round_index: Its number.
         rank: The agent's group rank in it.
         status: `running` or `offered`.
-        store_id: The birth mark of the store that it was last offered in, as text; "" while it runs.
+        store_id: The id of the store that it was last offered in, as text; "" while it runs.
     """
 
     lineage: str
@@ -115,24 +115,24 @@ class SeatRecord:
         """Where it is; "" when it was given up."""
         return os.path.join(self._directory.path, self._name) if self._fd >= 0 else ""
 
-    def note_round(self, assignment: Assignment, birth: bytes | None) -> None:
+    def note_round(self, assignment: Assignment, store_id: bytes | None) -> None:
         """Note the seat in a round, before the agent is told of the round.
 
         Args:
             assignment: The node's place in it.
-            birth: The birth mark of the store whose log has formed it.
+            store_id: The id of the store whose log has formed it.
         """
-        self._formed_in = _to_text(birth)
+        self._formed_in = _to_text(store_id)
         self._write(RecordedSeat(assignment.lineage, assignment.round_id, assignment.round, assignment.group_rank))
 
-    def note_fact(self, fact: Fact, birth: bytes | None) -> None:
+    def note_fact(self, fact: Fact, said_in: bytes | None) -> None:
         """Note a fact that may make the seat count for the next round, before the fact is said.
 
         Args:
             fact: The fact.
-            birth: The birth mark of the store in which it is said.
+            said_in: The id of the store in which it is said.
         """
-        seat, store_id = self._record.seat, _to_text(birth)
+        seat, store_id = self._record.seat, _to_text(said_in)
         if seat is None:
             return
         is_ready = isinstance(fact, Ready) and fact.round_id == seat.round_id
@@ -222,5 +222,5 @@ def read_boot_id() -> str:
         return file.read().strip()
 
 
-def _to_text(birth: bytes | None) -> str:
-    return (birth or b"").decode("ascii", "replace")
+def _to_text(store_id: bytes | None) -> str:
+    return (store_id or b"").decode("ascii", "replace")

@@ -10,8 +10,7 @@ from __future__ import annotations
 import threading
 
 from elastic_run.rendezvous.api import RendezvousInfo, RendezvousStoreInfo
-from elastic_run.rendezvous.elastic.hosting import HostedStore
-from elastic_run.rendezvous.elastic.session import Ended, Formed, Halted, Lost, Offer, Refused, Warned
+from elastic_run.rendezvous.elastic.backend.hosting import HostedStore
 from elastic_run.rendezvous.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -20,17 +19,18 @@ from elastic_run.rendezvous.errors import (
     RendezvousTimeoutError,
 )
 from elastic_run.rendezvous.round_store import open_round_store
+from elastic_run.rendezvous.session import Ended, Formed, Halted, Lost, Offer, Refused, Warned
 from elastic_run.store.listener import open_listeners
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from elastic_run.rendezvous.elastic.session import Session, SessionEvent
+    from elastic_run.rendezvous.session import Session, SessionEvent
     from elastic_run.store.client import StoreClient
 
-__all__ = ["PlainRounds"]
+__all__ = ["TorchStyleRounds"]
 
 
-class PlainRounds:
+class TorchStyleRounds:
     """The rounds of one plain handler.
 
     Args:

@@ -21,13 +21,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import TypeAlias
 
-    from elastic_run.rendezvous.elastic.affairs import Affairs
+    from elastic_run.rendezvous.elastic.context import SessionContext
+    from elastic_run.rendezvous.elastic.member_driver import MemberDriver
     from elastic_run.store.job_store import JobStore
 
     #: How far a job has come in a store; the greater, the further.
     Progress: TypeAlias = tuple[int, bool]
 
-__all__ = ["Reunion"]
+__all__ = ["PartitionRecovery"]
 
 #: Seconds between two looks, and for one endpoint to answer.
 _INTERVAL = 2.0
@@ -35,15 +36,15 @@ _ANSWER = 1.0
 _NOTHING: Progress = (-1, False)
 
 
-class Reunion:
+class PartitionRecovery:
     """One node's look-out for the others.
 
     Args:
-        affairs: What the session's threads share.
+        context: What the session's threads share.
     """
 
-    def __init__(self, affairs: Affairs) -> None:
-        self._affairs = affairs
+    def __init__(self, context: SessionContext) -> None:
+        self._context = context
         self._next_look = 0.0
         self._waits_since: float | None = None
 
@@ -56,17 +57,17 @@ class Reunion:
         Returns:
             The endpoint, as it was written, or None to stay.
         """
-        backend, now = self._affairs.backend, time.monotonic()
+        backend, now = self._context.backend, time.monotonic()
         if not (backend.is_host and backend.others and self._is_waiting):
             self._waits_since = None
             return None
         self._waits_since = self._waits_since or now
-        if now < max(self._next_look, self._waits_since + self._affairs.settings.lease):
+        if now < max(self._next_look, self._waits_since + self._context.settings.lease):
             return None
         here = _read_progress(store)
         best, place = here, None
         for index, endpoint in enumerate(backend.others):
-            if time.monotonic() - now > self._affairs.settings.lease / 3:
+            if time.monotonic() - now > self._context.settings.lease / 3:
                 break  # this thread beats, too
             there = self._look_at(endpoint)
             is_first = there == here and there != _NOTHING and index < backend.rank and place is None
@@ -79,12 +80,12 @@ class Reunion:
 
     @property
     def _is_waiting(self) -> bool:
-        membership = self._affairs.membership
-        return membership is not None and membership.member.state in (member.WAITING, member.READY)
+        member_driver = self._context.member_driver
+        return member_driver is not None and member_driver.member.state in (member.WAITING, member.READY)
 
     def _look_at(self, endpoint: tuple[str, int]) -> Progress:
         try:
-            with self._affairs.backend.look_at(endpoint, _ANSWER) as store:
+            with self._context.backend.look_at(endpoint, _ANSWER) as store:
                 return _read_progress(store)
         except StoreError:
             return _NOTHING
@@ -99,3 +100,30 @@ def _read_progress(store: JobStore) -> Progress:
     except MessageError:
         return _NOTHING
     return head.round, head.is_running
+
+
+class Fence:
+    """Watches over the beats of one node.
+
+    Args:
+        context: What the session's threads share.
+        member_driver: The node's member.
+    """
+
+    def __init__(self, context: SessionContext, member_driver: MemberDriver) -> None:
+        self._context = context
+        self._member_driver = member_driver
+
+    def run(self) -> None:
+        """Watch until the session ends."""
+        context, lease = self._context, self._context.settings.lease
+        while not (context.closing.is_set() or context.is_over.is_set()):
+            silent_for = time.monotonic() - context.last_heartbeat_at
+            if silent_for >= lease:
+                self._stop_workers(silent_for)
+            context.closing.wait(lease - silent_for if silent_for < lease else context.settings.keep_alive_interval)
+
+    def _stop_workers(self, silent_for: float) -> None:
+        if self._member_driver.member.state == member.RUNNING:
+            self._context.fenced_for = silent_for
+            self._member_driver.feed(member.CutOff(silent_for))

@@ -3,8 +3,8 @@
 Rules
 - `feed` decides under a lock, and hands on what is for the agent or the coordinator's thread, in the order of the
   decisions. A callback may feed again; its commands come after those before it.
-- What needs the store is left for whoever has a connection: facts for the speaker (`next_fact`), everything else as an
-  errand for the first thread that comes by (`run_errands`). An errand whose connection broke goes back to the queue.
+- What needs the store is left for whoever has a connection: facts for the sender (`next_fact`), everything else as an
+  task for the first thread that comes by (`run_store_tasks`). An task whose connection broke goes back to the queue.
 - What was read of a store that the session no longer lives with is dropped: the log there is another one.
 """
 
@@ -16,7 +16,7 @@ from collections import deque
 
 from elastic_run.core.node import machine as core
 from elastic_run.core.protocol import job_keys
-from elastic_run.rendezvous.elastic import log
+from elastic_run.rendezvous.elastic import decision_log
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from elastic_run.core.protocol.messages import Fact, Offer
-    from elastic_run.rendezvous.elastic.copies import StateCopy
+    from elastic_run.rendezvous.elastic.state_copy import StateCopy
     from elastic_run.store.job_store import JobStore
 
-    Errand: TypeAlias = core.ReadHead | core.CreateEntry | core.FetchAssignment | core.PrepareRejoin
+    StoreTask: TypeAlias = core.ReadHead | core.CreateEntry | core.FetchAssignment | core.PrepareRejoin
 
-__all__ = ["Membership"]
+__all__ = ["MemberDriver"]
 
 
-class Membership:
+class MemberDriver:
     """One node's member.
 
     Args:
@@ -43,7 +43,7 @@ class Membership:
         copy: This node's copy of the job's state.
         renew_offer: Opens another workers' store of the next round, and returns where it listens; None where that is
             not for this node to choose.
-        birth: The birth mark of the store.
+        store_id: The id of the store.
     """
 
     def __init__(
@@ -54,11 +54,11 @@ class Membership:
         on_facts: Callable[[], None],
         copy: StateCopy,
         renew_offer: Callable[[], Offer | None],
-        birth: bytes | None = None,
+        store_id: bytes | None = None,
     ) -> None:
         self.copy = copy
         self._renew_offer = renew_offer
-        self._birth = birth
+        self._store_id = store_id
         self._member, commands = begun
         self._perform = perform
         self._on_facts = on_facts
@@ -66,7 +66,7 @@ class Membership:
         self._changed = threading.Condition(self._lock)
         self._commands: deque[core.Command] = deque(commands)
         self._is_performing = False
-        self._errands: deque[Errand] = deque()
+        self._tasks: deque[StoreTask] = deque()
         with self._lock:
             self._hand_on_all()
 
@@ -81,15 +81,15 @@ class Membership:
             self._commands.extend(commands)
             self._hand_on_all()
 
-    def feed_from(self, birth: bytes | None, event: core.Event) -> None:
+    def feed_from(self, store_id: bytes | None, event: core.Event) -> None:
         """Feed what was read of a store, unless that is no longer the job's.
 
         Args:
-            birth: The birth mark of the store that it was read of.
+            store_id: The id of the store that it was read of.
             event: What was read.
         """
         with self._lock:
-            if birth == self._birth:
+            if store_id == self._store_id:
                 self.feed(event)
 
     def take_head(self, head: core.HeadRead) -> None:
@@ -99,19 +99,19 @@ class Membership:
             head: What was read.
         """
         with self._lock:
-            self._errands = deque(errand for errand in self._errands if not isinstance(errand, core.ReadHead))
+            self._tasks = deque(task for task in self._tasks if not isinstance(task, core.ReadHead))
             self.feed(head)
 
-    def change_store(self, birth: bytes, *, serves_store: bool) -> None:
+    def change_store(self, store_id: bytes, *, serves_store: bool) -> None:
         """Go on in another store, which knows nothing of the job.
 
         Args:
-            birth: Its birth mark.
+            store_id: Its id.
             serves_store: Whether this node serves the store.
         """
         with self._lock:
-            self._birth = birth
-            self._errands.clear()
+            self._store_id = store_id
+            self._tasks.clear()
             self.feed(core.StoreChanged(serves_store=serves_store))
 
     def _hand_on_all(self) -> None:
@@ -122,7 +122,7 @@ class Membership:
             while self._commands:
                 command = self._commands.popleft()
                 if isinstance(command, core.ReadHead | core.CreateEntry | core.FetchAssignment | core.PrepareRejoin):
-                    self._errands.append(command)
+                    self._tasks.append(command)
                 elif isinstance(command, core.Append):
                     self._on_facts()
                 else:
@@ -156,38 +156,38 @@ class Membership:
             self._changed.wait_for(lambda: self._member.next_slot is not None, timeout)
             return self._member.next_slot
 
-    def run_errands(self, store: JobStore, birth: bytes | None) -> None:
+    def run_store_tasks(self, store: JobStore, store_id: bytes | None) -> None:
         """Do what the member wants of the store, by a connection of the calling thread.
 
         Args:
             store: The connection.
-            birth: The birth mark of the store that it leads to.
+            store_id: The id of the store that it leads to.
 
         Raises:
             StoreConnectionError: It broke; what was not done is left for another.
         """
-        while (errand := self._take_errand(birth)) is not None:
+        while (task := self._take_task(store_id)) is not None:
             try:
-                event = self._run(store, errand)
+                event = self._run(store, task)
             except BaseException:
                 with self._lock:
-                    if birth == self._birth:
-                        self._errands.appendleft(errand)
+                    if store_id == self._store_id:
+                        self._tasks.appendleft(task)
                 raise
-            self.feed_from(birth, event)
+            self.feed_from(store_id, event)
 
-    def _take_errand(self, birth: bytes | None) -> Errand | None:
+    def _take_task(self, store_id: bytes | None) -> StoreTask | None:
         with self._lock:
-            return self._errands.popleft() if self._errands and birth == self._birth else None
+            return self._tasks.popleft() if self._tasks and store_id == self._store_id else None
 
-    def _run(self, store: JobStore, errand: Errand) -> core.Event:
-        if isinstance(errand, core.CreateEntry):
-            return log.create_entry(store, errand.slot, errand.claim)
-        if isinstance(errand, core.FetchAssignment):
+    def _run(self, store: JobStore, task: StoreTask) -> core.Event:
+        if isinstance(task, core.CreateEntry):
+            return decision_log.create_entry(store, task.slot, task.claim)
+        if isinstance(task, core.FetchAssignment):
             self.copy.keep(store, self._member)
-            key = job_keys.assignment_key(errand.slot, errand.term, self._member.node)
-            return core.AssignmentRead(errand.slot, errand.term, log.get_document(store, key))
-        if isinstance(errand, core.PrepareRejoin):
+            key = job_keys.assignment_key(task.slot, task.term, self._member.node)
+            return core.AssignmentRead(task.slot, task.term, decision_log.get_document(store, key))
+        if isinstance(task, core.PrepareRejoin):
             is_idle = self._member.state in (core.BEGINNING, core.WAITING, core.READY)
             return core.RejoinPrepared(self.copy.offer(store), self._renew_offer() if is_idle else None)
-        return log.read_head(store)
+        return decision_log.read_head(store)

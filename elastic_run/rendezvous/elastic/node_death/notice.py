@@ -1,15 +1,15 @@
 """What a guardian says when its agent died: this node is gone. So the others needn't wait for its lease to run out.
 
 Rules
-- The agent writes the document beforehand (`Session.farewell`). The guardian is another process, which imports this
+- The agent writes the document beforehand (`Session.death_notice`). The guardian is another process, which imports this
   module when nothing is left to kill. What the agent did last stands in its seat record, which is read only now.
 - A job with several endpoints may be at any of them, and it may be between two stores. So each endpoint is tried again
   and again, for two leases and 10 s, and each store that is found there is told, again when its log has come to another
   round. The job needs no more telling when a log has formed a newer round than the dead agent's.
 - A store at one endpoint that refuses is gone, and the job with it, unless it is etcd or a file: that is tried again.
-- Facts are for the coordinator's ears. So where the agent that died was the coordinator, its office is given back as
+- Facts are for the coordinator's ears. So where the agent that died was the coordinator, its thread is given back as
   well, as it would have done itself: by an entry of its own term behind its last one, with the state as of that. It
-  decides nothing any more, so there are no two who could; and where another has claimed the office already, its entry
+  decides nothing any more, so there are no two who could; and where another has claimed the thread already, its entry
   is there.
 """
 
@@ -20,13 +20,13 @@ import time
 
 from elastic_run.core.protocol import job_keys, messages
 from elastic_run.core.protocol.codec import MessageError, decode, encode
-from elastic_run.rendezvous.elastic.backends import TcpBackend
-from elastic_run.rendezvous.elastic.deaths import describe_death
-from elastic_run.rendezvous.elastic.kinds import make_backend
-from elastic_run.rendezvous.elastic.link import BIRTH
-from elastic_run.rendezvous.elastic.log import create_entry
-from elastic_run.rendezvous.elastic.seat_record import Record, read_record
-from elastic_run.rendezvous.elastic.settings import read_settings
+from elastic_run.rendezvous.elastic.backend.factory import make_backend
+from elastic_run.rendezvous.elastic.backend.tcp import TcpBackend
+from elastic_run.rendezvous.elastic.decision_log import create_entry
+from elastic_run.rendezvous.elastic.node_death.proofs import death_facts
+from elastic_run.rendezvous.elastic.node_death.seat_record import Record, read_record
+from elastic_run.rendezvous.elastic.store_connection import STORE_ID
+from elastic_run.rendezvous.settings import read_settings
 from elastic_run.store.errors import REFUSED, StoreAccessError, StoreError
 
 TYPE_CHECKING = False
@@ -35,28 +35,28 @@ if TYPE_CHECKING:
     from typing import Any
 
     from elastic_run.core.protocol.facts import Fact, SeatDead
-    from elastic_run.rendezvous.elastic.backends import Backend
+    from elastic_run.rendezvous.elastic.backend.base import Backend
     from elastic_run.store.job_store import JobStore
 
-__all__ = ["say_farewell"]
+__all__ = ["send_death_notice"]
 
 #: Seconds to reach one store, and for each of its answers.
 _ANSWER = 2.0
 #: Seconds between two rounds of attempts.
 _PAUSE = 0.5
-#: Entries after which there is no office any more, or another's.
+#: Entries after which there is no thread any more, or another's.
 _LAST = (messages.Claim, messages.Resign, messages.Move, messages.End)
 
 
-def say_farewell(document: Mapping[str, Any]) -> None:
+def send_death_notice(document: Mapping[str, Any]) -> None:
     """Tell a job that one of its nodes died.
 
     Args:
-        document: What `Session.farewell` returned.
+        document: What `Session.death_notice` returned.
 
     Raises:
         StoreError: The one store there is refuses us, or is gone.
-        ValueError: The document is not one of `Session.farewell`'s.
+        ValueError: The document is not one of `Session.death_notice`'s.
     """
     record = _read_last(document["record"], document["job"], document["node"])
     settings = read_settings(document["backend"], document["conf"])
@@ -103,7 +103,7 @@ class _Notice:
         self._endpoints: Sequence[tuple[str, int] | None] = (None,)
         if isinstance(backend, TcpBackend) and backend.others:
             self._endpoints = (backend.endpoint, *backend.others)
-        self._facts: Sequence[Fact | SeatDead] = describe_death(record)
+        self._facts: Sequence[Fact | SeatDead] = death_facts(record)
         self._told: set[tuple[bytes, int]] = set()
 
     def tell(self) -> bool:
@@ -133,17 +133,17 @@ class _Notice:
         return is_gone or isinstance(error, StoreAccessError)
 
     def _tell_store(self, store: JobStore) -> bool:
-        birth = store.get([BIRTH])[0]
-        if birth is None:
+        store_id = store.get([STORE_ID])[0]
+        if store_id is None:
             return False  # no agent has come to it yet: it may be emptied
         seat, head = self._record.seat, _read_head(store)
-        place = birth, 0 if head is None else head.round
+        place = store_id, 0 if head is None else head.round
         if place not in self._told:
             for fact in self._facts:
                 store.append(job_keys.FACTS, messages.to_json(fact))
             self._told.add(place)
             if head is not None:
-                _give_office_back(store, self._record.node, head)
+                _resign_for(store, self._record.node, head)
         if seat is None:
             return True  # no quorum counts it
         return head is not None and head.lineage == seat.lineage and head.round > seat.round_index
@@ -156,7 +156,7 @@ def _read_head(store: JobStore) -> messages.Head | None:
         return None
 
 
-def _give_office_back(store: JobStore, node: str, head: messages.Head) -> None:
+def _resign_for(store: JobStore, node: str, head: messages.Head) -> None:
     try:
         last = _find_last(store, node, head)
         state = None if last is None else store.get([last[1]])[0]
@@ -172,7 +172,7 @@ def _give_office_back(store: JobStore, node: str, head: messages.Head) -> None:
 
 
 def _find_last(store: JobStore, node: str, head: messages.Head) -> tuple[int, str] | None:
-    """Return the slot behind the node's last entry, and the key of the state as of that; None without an office."""
+    """Return the slot behind the node's last entry, and the key of the state as of that; None without an thread."""
     slot, state_key = head.slot + 1, job_keys.state_key(head.state_slot, head.state_term)
     while (raw := store.get([job_keys.decision_key(slot)])[0]) is not None:
         decision = messages.read_decision(raw)

@@ -8,7 +8,7 @@ Rules
   records: two machines, or two virtual machines, might not see each other's locks.
 - /dev/shm comes first. It is memory, so a record that is found there is never older than what its agent wrote last; all
   containers of a Kubernetes pod share it, and it is empty after a reboot.
-- The directory belongs to one user, and nobody else may enter it. Symbolic links are not followed.
+- The directory belongs to one user, and nobody else may enter it. Symbolic connections are not followed.
 - Nothing here is fatal: where there is no such directory the node has no record, and its death is not proved.
 """
 

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
     from elastic_run.store.job_store import JobStore
 
-__all__ = ["BeatReader", "BeatWriter"]
+__all__ = ["HeartbeatReader", "HeartbeatWriter"]
 
 
-class BeatWriter:
+class HeartbeatWriter:
     """Writes the beats of one node into one store, over whatever connection.
 
     Args:
@@ -59,7 +59,7 @@ class BeatWriter:
         return was_dropped
 
 
-class BeatReader:
+class HeartbeatReader:
     """Reads beats, and remembers the last of each node."""
 
     def __init__(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastic_run.rendezvous.elastic.backends import SharedBackend
+from elastic_run.rendezvous.elastic.backend.base import SharedBackend
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
-    from elastic_run.rendezvous.elastic.settings import Settings
+    from elastic_run.rendezvous.settings import Settings
     from elastic_run.store.etcd_v3_api import Pass
     from elastic_run.store.http_client import Credentials, HttpClient
     from elastic_run.store.job_store import JobStore

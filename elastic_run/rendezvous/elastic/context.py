@@ -7,25 +7,25 @@ import threading
 from collections import deque
 
 from elastic_run.records import dataclass, field
-from elastic_run.rendezvous.elastic.link import Link
-from elastic_run.rendezvous.elastic.session import Ended, Lost, Notice, Refused
+from elastic_run.rendezvous.elastic.store_connection import StoreConnection
+from elastic_run.rendezvous.session import Ended, Lost, Notice, Refused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from elastic_run.core.protocol.messages import Card, Offer, Rules
-    from elastic_run.rendezvous.elastic.backends import Backend
-    from elastic_run.rendezvous.elastic.deaths import Deaths
-    from elastic_run.rendezvous.elastic.membership import Membership
-    from elastic_run.rendezvous.elastic.session import SessionEvent
-    from elastic_run.rendezvous.elastic.settings import Settings
+    from elastic_run.rendezvous.elastic.backend.base import Backend
+    from elastic_run.rendezvous.elastic.member_driver import MemberDriver
+    from elastic_run.rendezvous.elastic.node_death.proofs import DeathProofs
+    from elastic_run.rendezvous.session import SessionEvent
+    from elastic_run.rendezvous.settings import Settings
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Affairs:
+class SessionContext:
     """What the threads of one session share.
 
     Args:
@@ -35,25 +35,25 @@ class Affairs:
         settings: Of its rendezvous.
         backend: The job's store.
         local_addr: The address that others use, empty until it is known.
-        deaths: This node's seat record, and the deaths that it can prove.
+        death_proofs: This node's seat record, and the death_proofs that it can prove.
         shows_waiting: Whether the agent shows what is waited for in one line that it rewrites.
         offer: Where the next round's workers' store listens, as the agent said.
-        membership: The node's member, None until the store was reached.
-        birth: The birth mark of the store that the session lives with.
-        move_to: Where the store goes on, as its host said before it went; the speaker goes there.
-        heard_at: Monotonic seconds at which the last beat was sent that the store has confirmed.
+        member_driver: The node's member, None until the store was reached.
+        store_id: The id of the store that the session lives with.
+        failover_to: Where the store goes on, as its host said before it went; the sender goes there.
+        last_heartbeat_at: Monotonic seconds at which the last beat was sent that the store has confirmed.
         fenced_for: Seconds without such a beat after which the workers were stopped, 0.0 while they were not.
         is_leaving: Whether the agent said that it goes.
         closing: Set when the threads are to end.
         is_over: Set when the last event was delivered.
-        wake: Wakes the speaker.
-        has_spoken: Set whenever the store has confirmed what was to be said.
-        has_moved: Set when the coordinator has told that the store moves.
-        has_heard_the_end: Whether the others know that this node knows the verdict.
+        wake: Wakes the sender.
+        has_sent: Set whenever the store has confirmed what was to be said.
+        has_failed_over: Set when the coordinator has told that the store moves.
+        has_passed_exit_barrier: Whether the others know that this node knows the verdict.
         is_lost: Whether the store was given up.
         has_told_full: Whether the user knows that the store has no room for another connection of this node.
         deliver_to_agent: What the agent gave `start`.
-        links: The threads' connections.
+        connections: The threads' connections.
     """
 
     node: str
@@ -62,25 +62,25 @@ class Affairs:
     settings: Settings
     backend: Backend
     local_addr: str
-    deaths: Deaths
+    death_proofs: DeathProofs
     shows_waiting: bool = False
     offer: Offer | None = None
-    membership: Membership | None = None
-    birth: bytes | None = None
-    move_to: str | None = None
-    heard_at: float = 0.0
+    member_driver: MemberDriver | None = None
+    store_id: bytes | None = None
+    failover_to: str | None = None
+    last_heartbeat_at: float = 0.0
     fenced_for: float = 0.0
     is_leaving: bool = False
     closing: threading.Event = field(default_factory=threading.Event)
     is_over: threading.Event = field(default_factory=threading.Event)
     wake: threading.Event = field(default_factory=threading.Event)
-    has_spoken: threading.Event = field(default_factory=threading.Event)
-    has_moved: threading.Event = field(default_factory=threading.Event)
-    has_heard_the_end: bool = False
+    has_sent: threading.Event = field(default_factory=threading.Event)
+    has_failed_over: threading.Event = field(default_factory=threading.Event)
+    has_passed_exit_barrier: bool = False
     is_lost: bool = False
     has_told_full: bool = False
     deliver_to_agent: Callable[[SessionEvent], None] = lambda _: None
-    links: list[Link] = field(default_factory=list)
+    connections: list[StoreConnection] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _events: deque[SessionEvent] = field(default_factory=deque)
     _is_delivering: bool = False
@@ -113,45 +113,45 @@ class Affairs:
         thread.start()
         return thread
 
-    def make_link(self, expected_birth: Callable[[], bytes | None] | None = None) -> Link:
+    def make_connection(self, expected_store_id: Callable[[], bytes | None] | None = None) -> StoreConnection:
         """Return a thread's connection, not yet open; `close` interrupts it.
 
         Args:
-            expected_birth: See `Link`.
+            expected_store_id: See `StoreConnection`.
         """
-        link = Link(
+        connection = StoreConnection(
             self.backend,
             self.answer_timeout,
             self.closing,
-            expected_birth,
+            expected_store_id,
             longest_timeout=self.settings.lease,
             on_full=self._tell_full,
         )
-        self.links.append(link)
-        return link
+        self.connections.append(connection)
+        return connection
 
     def _tell_full(self, text: str) -> None:
         """Tell the user once that a thread has no connection, since the store is full. The sender tells of its own."""
-        if not self.has_told_full and self.membership is not None:
+        if not self.has_told_full and self.member_driver is not None:
             self.has_told_full = True
             self.deliver(Notice(text))
 
     @property
-    def open_links(self) -> int:
+    def open_connections(self) -> int:
         """The number of connections that this session has at the moment."""
-        return sum(link.is_open for link in self.links)
+        return sum(connection.is_open for connection in self.connections)
 
     @property
-    def has_more_to_say(self) -> bool:
+    def has_unsent(self) -> bool:
         """Whether there is something that the store has not confirmed, and may still confirm."""
-        if self.membership is None or self.is_lost:
+        if self.member_driver is None or self.is_lost:
             return False
-        is_silent = self.is_over.is_set() and not self.has_heard_the_end
-        return is_silent or self.membership.next_fact is not None
+        is_silent = self.is_over.is_set() and not self.has_passed_exit_barrier
+        return is_silent or self.member_driver.next_fact is not None
 
     def member_state(self) -> str | None:
         """Return the state of the node's member, None before the store was reached."""
-        return None if self.membership is None else self.membership.member.state
+        return None if self.member_driver is None else self.member_driver.member.state
 
     def deliver(self, event: SessionEvent) -> None:
         """Tell the agent, after what it was to be told before; one event at a time.

@@ -60,7 +60,7 @@ class Setup:
         policy: The restart policy; all nodes must have the same.
         scale_up_delay: Seconds from a node's arrival at a running round until the round makes way for it.
         scale_up_grace: Seconds from the warning of the workers until they are stopped for it; 0 for no warning.
-        membership_count: Membership changes per window, or None for any number.
+        membership_count: MemberDriver changes per window, or None for any number.
         membership_seconds: Length of that window in seconds, or None.
         exit_barrier_timeout: Seconds for which an agent lingers after the end, for the others to read the verdict.
         split: What the survivor of two nodes does in a job with successors: `stop` or `continue`.
@@ -306,8 +306,8 @@ class Session(ABC):
         """
 
     @abstractmethod
-    def farewell(self) -> dict[str, Any] | None:
-        """Return what a guardian needs to tell the job that this node died (see `farewell.say_farewell`).
+    def death_notice(self) -> dict[str, Any] | None:
+        """Return what a guardian needs to tell the job that this node died (see `elastic.node_death.notice`).
 
         Returns:
             A JSON-able document, or None where the backend doesn't need or can't have one.

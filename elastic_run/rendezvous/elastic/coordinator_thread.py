@@ -21,9 +21,9 @@ from elastic_run.core.job import coordinator as core
 from elastic_run.core.job.state import GATHERING
 from elastic_run.core.node import machine as member
 from elastic_run.core.protocol import job_keys, messages
-from elastic_run.rendezvous.elastic import log
-from elastic_run.rendezvous.elastic.audience import AUDIENCE
-from elastic_run.rendezvous.elastic.beats import BeatReader
+from elastic_run.rendezvous.elastic import decision_log
+from elastic_run.rendezvous.elastic.exit_barrier import EXIT_BARRIER_NODES
+from elastic_run.rendezvous.elastic.heartbeats import HeartbeatReader
 from elastic_run.report.wait_texts import FIRST
 from elastic_run.store.errors import StoreAccessError, StoreError
 
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
     from elastic_run.core.job.coordinator import Coordinator, Proposal
     from elastic_run.core.node.machine import Coordinate
-    from elastic_run.rendezvous.elastic.affairs import Affairs
+    from elastic_run.rendezvous.elastic.context import SessionContext
     from elastic_run.store.job_store import JobStore
 
-__all__ = ["Office"]
+__all__ = ["CoordinatorThread"]
 
 #: Looks at the beats in a keep-alive interval.
 _LOOKS = 4
@@ -46,50 +46,50 @@ _LONGEST_WAIT = 30.0
 _log = logging.getLogger(__name__)
 
 
-class Office:
+class CoordinatorThread:
     """One term of this node as the coordinator.
 
     Args:
-        affairs: What the session's threads share.
+        context: What the session's threads share.
         command: What the member said: the term, and where its state is.
 
     Attributes:
-        has_ended: Whether it was this office that ended the job.
+        has_ended: Whether this thread has ended the job.
     """
 
-    def __init__(self, affairs: Affairs, command: Coordinate) -> None:
+    def __init__(self, context: SessionContext, command: Coordinate) -> None:
         self.has_ended = False
-        self._affairs = affairs
+        self._context = context
         self._command = command
-        self._birth = birth = affairs.birth
-        self._link = affairs.make_link(lambda: birth)
+        self._store_id = store_id = context.store_id
+        self._connection = context.make_connection(lambda: store_id)
         self._coordinator: Coordinator | None = None
         self._next_look = 0.0
         self._has_listened = False
         self._next_notes = 0.0
         self._last_look = time.monotonic()
         self._complaint = ""
-        self._beats = BeatReader()
+        self._beats = HeartbeatReader()
         self._known: set[str] = set()  # nodes that may have beats in the store
         self._restores = 0
         self._is_stopped = False
         self._is_resigning = False
-        # While the last entry of this office is written, and what it leaves behind removed: who sees it stops us.
-        self._is_parting = False
+        # While the last entry of the term is written and garbage is removed: a reader of that entry stops this thread.
+        self._is_final_decision = False
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Begin."""
-        self._thread = self._affairs.spawn(f"coordinator of term {self._command.term}", self._run)
+        self._thread = self._context.spawn(f"coordinator of term {self._command.term}", self._run)
 
     def stop(self) -> None:
-        """End without a word: the office is another's, or the job is over."""
+        """End without a word: another node coordinates, or the job is over."""
         self._is_stopped = True
-        if not self._is_parting:
-            self._link.interrupt()
+        if not self._is_final_decision:
+            self._connection.interrupt()
 
     def resign(self) -> None:
-        """Give the office back, once all that this node has said was taken in."""
+        """End the term, once all that this node has sent was taken in."""
         self._is_resigning = True
 
     def join(self, timeout: float) -> None:
@@ -101,35 +101,35 @@ class Office:
     def _run(self) -> None:
         while not self._is_over:
             try:
-                self._turn(self._link.store)
+                self._turn(self._connection.store)
             except StoreAccessError as error:
-                # The speaker, which is refused as well, tells the agent.
+                # The sender, which is refused as well, tells the agent.
                 _log.warning("elastic-run: the coordinator of term %d stops: %s", self._command.term, error)
                 break
             except StoreError as error:
-                self._link.drop()
-                self._is_parting = False
+                self._connection.drop()
+                self._is_final_decision = False
                 if not self._is_over:
-                    self._link.pause(error)
-                    self._forgive()
-        self._link.drop()
-        self._affairs.links.remove(self._link)
-        if self._coordinator is not None and self._coordinator.is_deposed and self._affairs.membership is not None:
-            self._affairs.membership.feed_from(self._birth, member.TermEnded(self._coordinator.term))
+                    self._connection.pause(error)
+                    self._restart_leases()
+        self._connection.drop()
+        self._context.connections.remove(self._connection)
+        if self._coordinator is not None and self._coordinator.is_deposed and self._context.member_driver is not None:
+            self._context.member_driver.feed_from(self._store_id, member.TermEnded(self._coordinator.term))
 
     @property
     def _is_over(self) -> bool:
         is_over = self._coordinator is not None and self._coordinator.is_over
-        return is_over or self._is_stopped or self._affairs.is_lost or self._affairs.closing.is_set()
+        return is_over or self._is_stopped or self._context.is_lost or self._context.closing.is_set()
 
-    def _forgive(self) -> None:
+    def _restart_leases(self) -> None:
         now = self._last_look = time.monotonic()
         if self._coordinator is not None:
             self._coordinator = core.interrupted(self._coordinator, now)
 
     def _turn(self, store: JobStore) -> None:
         """Write what is decided; then read beats if that is due, else wait for facts."""
-        coordinator = self._coordinator or self._take_office(store)
+        coordinator = self._coordinator or self._start_term(store)
         if store.restores != self._restores:
             # Facts may have come that lie before the position now. Those that were folded already don't count twice.
             self._restores = store.restores
@@ -139,7 +139,7 @@ class Office:
         now = time.monotonic()
         proposal = core.propose(coordinator, now)
         if coordinator.wants is not None and proposal is None:
-            copy = log.get_document(store, job_keys.copy_key(coordinator.wants))
+            copy = decision_log.get_document(store, job_keys.copy_key(coordinator.wants))
             self._coordinator = core.take_copy(coordinator, copy, now=now, jitter=_jitter())
             self._complain()
         elif proposal is not None:
@@ -149,27 +149,27 @@ class Office:
         else:
             self._coordinator = self._listen(store, coordinator, now)
 
-    def _take_office(self, store: JobStore) -> Coordinator:
+    def _start_term(self, store: JobStore) -> Coordinator:
         command = self._command
         state, key = None, ""
         if command.state_slot >= 0:
             key = job_keys.state_key(command.state_slot, command.state_term)
             # Nothing where something should be: a stranger has deleted it, or its signature is wrong.
-            state = log.get_document(store, key) or b""
+            state = decision_log.get_document(store, key) or b""
         coordinator = core.take_office(
-            self._affairs.node,
+            self._context.node,
             term=command.term,
             slot=command.slot,
             state=state,
             now=time.monotonic(),
             jitter=_jitter(),
-            is_successor=self._affairs.backend.rank > 0,
+            is_successor=self._context.backend.rank > 0,
             known_round=command.known_round,
             newest_round=command.newest_round,
             known_restarts=command.known_restarts,
             silent=command.silent,
             last_beat=command.last_beat,
-            store_id="" if self._birth is None else self._birth.decode(),
+            store_id="" if self._store_id is None else self._store_id.decode(),
         )
         if core.has_lost_state(coordinator):
             position, entries = 0, [b""]
@@ -189,11 +189,11 @@ class Office:
         documents = dict(proposal.documents)
         decision = messages.read_decision(proposal.entry)
         if isinstance(decision, messages.End):
-            documents[AUDIENCE] = json.dumps(list(coordinator.watched)).encode()
+            documents[EXIT_BARRIER_NODES] = json.dumps(list(coordinator.watched)).encode()
             self.has_ended = True
         store.write(documents)
-        self._is_parting = isinstance(decision, messages.End | messages.Resign | messages.Move)
-        entry = log.create_entry(store, proposal.slot, decision)
+        self._is_final_decision = isinstance(decision, messages.End | messages.Resign | messages.Move)
+        entry = decision_log.create_entry(store, proposal.slot, decision)
         winner = None if isinstance(entry, member.EntryTrimmed) else entry.value
         coordinator, cleanup = core.settle(coordinator, winner, now=time.monotonic(), jitter=_jitter())
         # Settled, whatever happens to the connection now: the rest may be dropped.
@@ -201,18 +201,18 @@ class Office:
         if cleanup.documents:
             store.write(cleanup.documents)
         if cleanup.log_start is not None:
-            log.raise_start(store, cleanup.log_start)
+            decision_log.raise_start(store, cleanup.log_start)
         if cleanup.deleted:
             store.delete(cleanup.deleted)
             coordinator = self._coordinator = core.tidied(coordinator)
         if cleanup.trimmed is not None:
             store.trim(job_keys.FACTS, cleanup.trimmed)
-        self._is_parting = False
+        self._is_final_decision = False
         return coordinator
 
     def _look(self, store: JobStore, coordinator: Coordinator, now: float) -> Coordinator:
         """Read the beats of all nodes; now and then write who is there."""
-        interval = self._affairs.settings.keep_alive_interval
+        interval = self._context.settings.keep_alive_interval
         if now - self._last_look > 2 * interval:
             coordinator = core.interrupted(coordinator, now)
         watched = coordinator.watched
@@ -224,7 +224,7 @@ class Office:
         coordinator = core.observe(coordinator, beats, now=now, jitter=_jitter())
         if now >= self._next_notes:
             self._next_notes = now + notes_pause
-            there = log.read_head(store)
+            there = decision_log.read_head(store)
             coordinator = core.check(coordinator, there.head, there.log_start)
             if not coordinator.is_over:
                 store.write(core.notes(coordinator, now))
@@ -235,7 +235,7 @@ class Office:
 
         Nodes that wait are to know soon who is there, also in a job with a long keep-alive interval.
         """
-        interval = self._affairs.settings.keep_alive_interval
+        interval = self._context.settings.keep_alive_interval
         if coordinator.job.phase != GATHERING:
             return interval / _LOOKS, interval
         return min(interval, FIRST) / _LOOKS, min(interval, FIRST) if coordinator.job.nodes else 0.0
@@ -257,7 +257,7 @@ class Office:
         if coordinator.wait_until is not None:
             until = min(until, coordinator.wait_until)
         # Before it resigns it takes in what this node has said, and decides what follows from it.
-        is_last = self._is_resigning and self._has_said_all
+        is_last = self._is_resigning and self._has_sent_all
         timeout = 0.0 if is_last else max(0.0, until - now)
         entries, position = store.read(job_keys.FACTS, coordinator.position, timeout)
         # A node that has said that it goes is not to be found silent instead.
@@ -278,9 +278,9 @@ class Office:
             )
 
     @property
-    def _has_said_all(self) -> bool:
-        membership = self._affairs.membership
-        return membership is None or membership.next_fact is None
+    def _has_sent_all(self) -> bool:
+        member_driver = self._context.member_driver
+        return member_driver is None or member_driver.next_fact is None
 
 
 def _jitter() -> float:

@@ -1,19 +1,13 @@
-"""Where a job's store is, and how to open it: one `Backend` per agent, whatever kind of store it is.
+"""A job's store over TCPStore's protocol: who serves it, how to open it, which endpoint is next.
 
-Rules
-- `open` may be called by any thread, for a connection of its own.
-- An agent may serve the store itself (`is_host`): with c10d where the endpoint is an address of this machine, with
-  static on rank 0. Then it reaches it by loopback: no name, no network is between them.
-- Of several agents that may serve the store at one address, one serves it and the others connect to it. Linux may
-  refuse all of them if they begin to listen at the same moment: a refused agent tries again while nobody listens there.
-- Modules of a store are imported when it is used.
+Of several agents that may serve the store at one address, one serves it and the others connect to it. Linux may refuse
+all of them if they begin to listen at the same moment: a refused agent tries again while nobody listens there.
 """
 
 # ruff: noqa: D102 - Backend says what the methods promise
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from contextlib import suppress
 
 from elastic_run.core.protocol import job_keys
@@ -27,23 +21,22 @@ from elastic_run.rendezvous.elastic.addresses import (
     names_loopback,
     written,
 )
-from elastic_run.rendezvous.elastic.hosting import HostedStore
+from elastic_run.rendezvous.elastic.backend.base import LOOK_UP, Backend, describe_backend, sign
+from elastic_run.rendezvous.elastic.backend.hosting import HostedStore
 from elastic_run.store.errors import UNRESOLVED, StoreConnectionError, StoreError
 from elastic_run.store.listener import PortTakenError, open_listeners
 from elastic_run.store.retreat import Retreat
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Sequence
     from typing import Any
 
     from elastic_run.store.authentication import ClientAuthentication
     from elastic_run.store.job_store import JobStore
 
-__all__ = ["Backend", "SharedBackend", "TcpBackend"]
+__all__ = ["TcpBackend"]
 
-#: Seconds for a name server to say whether the endpoint is this machine, and which interface reaches it.
-_LOOK_UP = 3.0
 #: The same where the look-up is made again until the store was reached; within the time of the first waiting line.
 _FIRST_LOOK_UP = 1.5
 #: Seconds for a successor to show that it serves the store already.
@@ -52,117 +45,6 @@ _LIVING = 1.0
 _CONTEST = 1.0
 _FIRST_PAUSE = 0.005
 _LONGEST_PAUSE = 0.1
-
-
-class Backend(ABC):
-    """A job's store, as one agent reaches it.
-
-    Attributes:
-        kind: The name of the backend, such as `c10d`.
-        run_id: The job.
-        name: The store for messages.
-        hosted: The store that this agent serves, or None.
-        notice: What the user is to be told of where it is served; empty for nothing.
-        dies_with_host: Whether the store is gone for good once nobody listens there any more.
-        doubt: What the user may have got wrong, should nobody come; for the lines that say who is missing.
-    """
-
-    kind: str
-    run_id: str
-    name: str
-    hosted: HostedStore | None = None
-    notice = ""
-    dies_with_host = False
-    doubt = ""
-
-    @property
-    def successors(self) -> Sequence[tuple[str, int]]:
-        """The endpoints that take over when this one is gone, in their order."""
-        return ()
-
-    @property
-    def others(self) -> Sequence[tuple[str, int]]:
-        """All endpoints but this one, as the user ordered them."""
-        return ()
-
-    @property
-    def rank(self) -> int:
-        """The place of this endpoint in that order."""
-        return 0
-
-    @property
-    def is_host(self) -> bool:
-        """Whether this agent serves the store."""
-        return self.hosted is not None
-
-    @property
-    def port(self) -> int:
-        """The port at which this agent serves the store, 0 if it doesn't."""
-        return 0 if self.hosted is None else self.hosted.port
-
-    @abstractmethod
-    def prepare(self) -> None:
-        """Serve the store if it is for this agent to do so; may take seconds, where a name is looked up.
-
-        Raises:
-            PortTakenError: The user said that this agent serves the store, and another process has the port.
-            OSError: The system refuses the port.
-            ValueError: Another node has what the user gave this one.
-        """
-
-    @abstractmethod
-    def open(self, timeout: float) -> JobStore:
-        """Open a connection for one thread.
-
-        Args:
-            timeout: Seconds to try, and for each answer later.
-
-        Raises:
-            StoreConnectionError: The store can't be reached; the reason says why.
-            StoreAccessError: It refuses us.
-        """
-
-    def advance(self, endpoint: str = "") -> bool:  # noqa: ARG002 - most stores have no successors
-        """Go on at another endpoint from now on; `prepare` comes next.
-
-        Args:
-            endpoint: Which, as it was written; empty for the next one.
-
-        Returns:
-            Whether there is one that was not tried in vain since the store answered last.
-        """
-        return False
-
-    def look_at(self, endpoint: tuple[str, int], timeout: float) -> JobStore:
-        """Open a connection to what may be served at another endpoint; for one look, close it soon.
-
-        Args:
-            endpoint: One of `others`.
-            timeout: Seconds, also for each answer.
-
-        Raises:
-            StoreConnectionError: Nothing is there.
-        """
-        message = f"a store of kind {self.kind!r} has one endpoint, not {endpoint} as well, for {timeout} s"
-        raise StoreConnectionError(message)
-
-    @property
-    def is_successor(self) -> bool:
-        """Whether this machine may have to serve the store later; may take seconds, where a name is looked up."""
-        return False
-
-    @abstractmethod
-    def find_local_address(self) -> str:
-        """Return the address of the interface that reaches the store."""
-
-    @abstractmethod
-    def describe(self) -> dict[str, Any]:
-        """Return what another process needs to open the store, JSON-able: `farewell` reads it."""
-
-    def close(self) -> None:
-        """Stop serving the store, if this agent does."""
-        if self.hosted is not None:
-            self.hosted.close()
 
 
 class TcpBackend(Backend):
@@ -276,7 +158,7 @@ class TcpBackend(Backend):
         served there already is proof.
         """
         host = self.endpoint[0]
-        if names_loopback(host) or find_whether_own_host(host, _LOOK_UP) is not False:
+        if names_loopback(host) or find_whether_own_host(host, LOOK_UP) is not False:
             return
         self.doubt = f"this node has rank 0, but {host} is no address of this machine: is --node-rank missing?"
         try:
@@ -311,7 +193,7 @@ class TcpBackend(Backend):
         return False
 
     def _host(self, host: str, port: int) -> None:
-        found = find_listening(host, _LOOK_UP)
+        found = find_listening(host, LOOK_UP)
         listener, *further = open_listeners(found.hosts, port)
         self._own_host = next(iter(found.hosts), find_loopback())
         port = listener.getsockname()[1]
@@ -342,7 +224,7 @@ class TcpBackend(Backend):
 
     @property
     def is_successor(self) -> bool:
-        return any(is_own_host(host, _LOOK_UP) for host, _ in self._endpoints)
+        return any(is_own_host(host, LOOK_UP) for host, _ in self._endpoints)
 
     def open(self, timeout: float) -> JobStore:
         is_known = self._was_reached or self.hosted is not None
@@ -357,7 +239,7 @@ class TcpBackend(Backend):
         self._was_reached = True
         self._is_undecided = False
         self._passed = 0
-        return _seal(store, self._secret)
+        return sign(store, self._secret)
 
     def _connect(self, timeout: float, *, tries_again: bool) -> JobStore:
         from elastic_run.store.c10d import C10dJobStore  # noqa: PLC0415 - imported when used
@@ -383,78 +265,15 @@ class TcpBackend(Backend):
         store = C10dJobStore(
             *endpoint, self.run_id, timeout=timeout, tries_again=False, authentication=self._authenticate()
         )
-        return _seal(store, self._secret)
+        return sign(store, self._secret)
 
     def find_local_address(self) -> str:
         host = self.endpoint[0]
         if names_loopback(host) and self._is_host is not False:
             # Only agents of this machine can come to the store there, so nobody else needs to reach their workers'.
-            return next(iter(find_listening(host, _LOOK_UP).hosts), find_loopback())
-        return find_local_address(*self.endpoint, _LOOK_UP)
+            return next(iter(find_listening(host, LOOK_UP).hosts), find_loopback())
+        return find_local_address(*self.endpoint, LOOK_UP)
 
     def describe(self) -> dict[str, Any]:
         endpoints = (self.endpoint, *(one for one in self._endpoints if one != self.endpoint))
-        return _describe(self, ",".join(written(*endpoint) for endpoint in endpoints), {}, self._secret)
-
-
-class SharedBackend(Backend):
-    """A store that somebody else serves: etcd, or a file that all nodes see.
-
-    Args:
-        kind: Name of the backend.
-        run_id: The job.
-        endpoint: As the user wrote it.
-        conf: The settings that the store reads, as the user gave them.
-        host: A host and port by which to find out our own address; None where there is none.
-        open_store: Opens a connection within so many seconds.
-        secret: What the members of the job share, or None.
-    """
-
-    def __init__(
-        self,
-        kind: str,
-        run_id: str,
-        endpoint: str,
-        *,
-        conf: Mapping[str, Any],
-        host: tuple[str, int] | None,
-        open_store: Callable[[float], JobStore],
-        secret: bytes | None = None,
-    ) -> None:
-        self.kind = kind
-        self.run_id = run_id
-        self.name = endpoint
-        self._conf = conf
-        self._host = host
-        self._open_store = open_store
-        self._secret = secret
-
-    def prepare(self) -> None:
-        """Nothing to do: somebody else serves it."""
-
-    def open(self, timeout: float) -> JobStore:
-        return _seal(self._open_store(timeout), self._secret)
-
-    def find_local_address(self) -> str:
-        return find_local_address(*(self._host or (find_loopback(), 1)), _LOOK_UP)
-
-    def describe(self) -> dict[str, Any]:
-        return _describe(self, self.name, self._conf, self._secret)
-
-
-def _describe(backend: Backend, endpoint: str, conf: Mapping[str, Any], secret: bytes | None) -> dict[str, Any]:
-    return {
-        "backend": backend.kind,
-        "run_id": backend.run_id,
-        "endpoint": endpoint,
-        "conf": {key: str(value) for key, value in conf.items()},
-        "secret": None if secret is None else secret.hex(),
-    }
-
-
-def _seal(store: JobStore, secret: bytes | None) -> JobStore:
-    if secret is None:
-        return store
-    from elastic_run.store.sealed import SealedStore  # noqa: PLC0415 - imported when used
-
-    return SealedStore(store, secret)
+        return describe_backend(self, ",".join(written(*endpoint) for endpoint in endpoints), {}, self._secret)

@@ -1,0 +1,205 @@
+"""Where a job's store is, and how to open it: one `Backend` per agent, whatever kind of store it is.
+
+Rules
+- `open` may be called by any thread, for a connection of its own.
+- An agent may serve the store itself (`is_host`): with c10d where the endpoint is an address of this machine, with
+  static on rank 0. Then it reaches it by loopback: no name, no network is between them.
+- Modules of a store are imported when it is used.
+"""
+
+# ruff: noqa: D102 - Backend says what the methods promise
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from elastic_run.rendezvous.elastic.addresses import find_local_address, find_loopback
+from elastic_run.store.errors import StoreConnectionError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
+
+    from elastic_run.rendezvous.elastic.backend.hosting import HostedStore
+    from elastic_run.store.job_store import JobStore
+
+__all__ = ["LOOK_UP", "Backend", "SharedBackend", "describe_backend", "sign"]
+
+#: Seconds for a name server to say whether the endpoint is this machine, and which interface reaches it.
+LOOK_UP = 3.0
+
+
+class Backend(ABC):
+    """A job's store, as one agent reaches it.
+
+    Attributes:
+        kind: The name of the backend, such as `c10d`.
+        run_id: The job.
+        name: The store for messages.
+        hosted: The store that this agent serves, or None.
+        notice: What the user is to be told of where it is served; empty for nothing.
+        dies_with_host: Whether the store is gone for good once nobody listens there any more.
+        doubt: What the user may have got wrong, should nobody come; for the lines that say who is missing.
+    """
+
+    kind: str
+    run_id: str
+    name: str
+    hosted: HostedStore | None = None
+    notice = ""
+    dies_with_host = False
+    doubt = ""
+
+    @property
+    def successors(self) -> Sequence[tuple[str, int]]:
+        """The endpoints that take over when this one is gone, in their order."""
+        return ()
+
+    @property
+    def others(self) -> Sequence[tuple[str, int]]:
+        """All endpoints but this one, as the user ordered them."""
+        return ()
+
+    @property
+    def rank(self) -> int:
+        """The place of this endpoint in that order."""
+        return 0
+
+    @property
+    def is_host(self) -> bool:
+        """Whether this agent serves the store."""
+        return self.hosted is not None
+
+    @property
+    def port(self) -> int:
+        """The port at which this agent serves the store, 0 if it doesn't."""
+        return 0 if self.hosted is None else self.hosted.port
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Serve the store if it is for this agent to do so; may take seconds, where a name is looked up.
+
+        Raises:
+            PortTakenError: The user said that this agent serves the store, and another process has the port.
+            OSError: The system refuses the port.
+            ValueError: Another node has what the user gave this one.
+        """
+
+    @abstractmethod
+    def open(self, timeout: float) -> JobStore:
+        """Open a connection for one thread.
+
+        Args:
+            timeout: Seconds to try, and for each answer later.
+
+        Raises:
+            StoreConnectionError: The store can't be reached; the reason says why.
+            StoreAccessError: It refuses us.
+        """
+
+    def advance(self, endpoint: str = "") -> bool:  # noqa: ARG002 - most stores have no successors
+        """Go on at another endpoint from now on; `prepare` comes next.
+
+        Args:
+            endpoint: Which, as it was written; empty for the next one.
+
+        Returns:
+            Whether there is one that was not tried in vain since the store answered last.
+        """
+        return False
+
+    def look_at(self, endpoint: tuple[str, int], timeout: float) -> JobStore:
+        """Open a connection to what may be served at another endpoint; for one look, close it soon.
+
+        Args:
+            endpoint: One of `others`.
+            timeout: Seconds, also for each answer.
+
+        Raises:
+            StoreConnectionError: Nothing is there.
+        """
+        message = f"a store of kind {self.kind!r} has one endpoint, not {endpoint} as well, for {timeout} s"
+        raise StoreConnectionError(message)
+
+    @property
+    def is_successor(self) -> bool:
+        """Whether this machine may have to serve the store later; may take seconds, where a name is looked up."""
+        return False
+
+    @abstractmethod
+    def find_local_address(self) -> str:
+        """Return the address of the interface that reaches the store."""
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """Return what another process needs to open the store, JSON-able: `node_death.notice` reads it."""
+
+    def close(self) -> None:
+        """Stop serving the store, if this agent does."""
+        if self.hosted is not None:
+            self.hosted.close()
+
+
+class SharedBackend(Backend):
+    """A store that somebody else serves: etcd, or a file that all nodes see.
+
+    Args:
+        kind: Name of the backend.
+        run_id: The job.
+        endpoint: As the user wrote it.
+        conf: The settings that the store reads, as the user gave them.
+        host: A host and port by which to find out our own address; None where there is none.
+        open_store: Opens a connection within so many seconds.
+        secret: What the members of the job share, or None.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        run_id: str,
+        endpoint: str,
+        *,
+        conf: Mapping[str, Any],
+        host: tuple[str, int] | None,
+        open_store: Callable[[float], JobStore],
+        secret: bytes | None = None,
+    ) -> None:
+        self.kind = kind
+        self.run_id = run_id
+        self.name = endpoint
+        self._conf = conf
+        self._host = host
+        self._open_store = open_store
+        self._secret = secret
+
+    def prepare(self) -> None:
+        """Nothing to do: somebody else serves it."""
+
+    def open(self, timeout: float) -> JobStore:
+        return sign(self._open_store(timeout), self._secret)
+
+    def find_local_address(self) -> str:
+        return find_local_address(*(self._host or (find_loopback(), 1)), LOOK_UP)
+
+    def describe(self) -> dict[str, Any]:
+        return describe_backend(self, self.name, self._conf, self._secret)
+
+
+def describe_backend(backend: Backend, endpoint: str, conf: Mapping[str, Any], secret: bytes | None) -> dict[str, Any]:
+    """Return what another process needs to open the same store; see `Backend.describe`."""
+    return {
+        "backend": backend.kind,
+        "run_id": backend.run_id,
+        "endpoint": endpoint,
+        "conf": {key: str(value) for key, value in conf.items()},
+        "secret": None if secret is None else secret.hex(),
+    }
+
+
+def sign(store: JobStore, secret: bytes | None) -> JobStore:
+    """Return the store, which signs what is written if the job has a secret."""
+    if secret is None:
+        return store
+    from elastic_run.store.sealed import SealedStore  # noqa: PLC0415 - imported when used
+
+    return SealedStore(store, secret)

@@ -1,0 +1,164 @@
+"""Who has to hear the verdict before the store goes: waiting for the others, and saying that one has heard.
+
+Each agent puts its name into a stream once it knows the verdict. The agent that serves the store, or that is to remove
+the job from a store of somebody else's, waits until all who lived when the job ended are in it; those whose beats stop
+meanwhile are not waited for. Who waits for longer than a moment says so: its user sees an agent that doesn't end.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+
+from elastic_run.core.protocol import job_keys, liveness, messages
+from elastic_run.rendezvous.elastic.addresses import written
+from elastic_run.rendezvous.elastic.heartbeats import HeartbeatReader
+from elastic_run.rendezvous.session import Notice
+from elastic_run.store.errors import StoreError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from elastic_run.rendezvous.elastic.context import SessionContext
+    from elastic_run.store.job_store import JobStore
+
+__all__ = ["EXIT_BARRIER", "EXIT_BARRIER_NODES", "pass_exit_barrier", "wait_exit_barrier", "wait_sent"]
+
+_log = logging.getLogger(__name__)
+
+#: Seconds after which a node says that it stays for others, and how many of them it names.
+_MOMENT = 1.0
+_NAMED = 4
+
+#: Seconds for the coordinator to tell the others; when it left with this node, the next one must be elected first.
+_TELL = 2.0
+#: Seconds for the others to hang up.
+_HANG_UP = 1.0
+
+#: Key: who lived when the job ended. Its coordinator writes it before it ends the job.
+EXIT_BARRIER_NODES = "exit_barrier_nodes"
+#: Stream: who knows the verdict.
+EXIT_BARRIER = "exit_barrier"
+
+
+def pass_exit_barrier(store: JobStore, node: str) -> None:
+    """Say that a node knows the verdict.
+
+    Args:
+        store: The job's store.
+        node: The node.
+
+    Raises:
+        StoreConnectionError: The store can't be reached.
+    """
+    store.append(EXIT_BARRIER, node.encode())
+
+
+def wait_sent(context: SessionContext, deadline: float) -> None:
+    """Wait until the store has confirmed all that this node had to say.
+
+    Args:
+        context: What the session's threads share.
+        deadline: Monotonic seconds.
+    """
+    while True:
+        # Cleared before it is asked, so that what is confirmed in between is seen.
+        context.has_sent.clear()
+        if not context.has_unsent:
+            return
+        context.wake.set()
+        left = deadline - time.monotonic()
+        if left <= 0 or not context.has_sent.wait(left):
+            return
+
+
+def wait_exit_barrier(context: SessionContext, deadline: float, *, removes_job: bool) -> None:
+    """Wait until every node that lived when the job ended knows how.
+
+    Args:
+        context: What the session's threads share.
+        deadline: Monotonic seconds.
+        removes_job: Whether to remove the job from the store then.
+    """
+    try:
+        with context.backend.open(context.answer_timeout) as store:
+            _wait(store, context, deadline)
+            if removes_job:
+                store.remove_job()
+    except StoreError:
+        return  # it has gone already: nobody can hear anything there
+
+
+def _wait(store: JobStore, context: SessionContext, deadline: float) -> None:
+    missing = set(_read_nodes(store)) - {context.node}
+    leases = liveness.watch(liveness.Leases(context.settings.lease), missing, time.monotonic())
+    reader = HeartbeatReader()
+    position = 0
+    tell_at = time.monotonic() + _MOMENT
+    while missing:
+        now = time.monotonic()
+        if now >= deadline:
+            return
+        if now >= tell_at:
+            tell_at = deadline
+            _log.warning("%s", _describe_stay(missing, deadline - now))
+        pause = min(context.settings.keep_alive_interval, min(deadline, tell_at) - now)
+        entries, position = store.read(EXIT_BARRIER, position, pause)
+        missing -= {entry.decode(errors="replace") for entry in entries}
+        leases, silent = liveness.observe(leases, reader.read(store, sorted(missing)), time.monotonic())
+        missing -= set(silent)
+
+
+def _read_nodes(store: JobStore) -> list[str]:
+    raw = store.get([EXIT_BARRIER_NODES])[0]
+    try:
+        found = json.loads(raw) if raw is not None else []
+    except ValueError:
+        return []
+    return [node for node in found if isinstance(node, str)] if isinstance(found, list) else []
+
+
+def _describe_stay(missing: set[str], left: float) -> str:
+    # A node's id begins with its host's name (`handler.open_session`).
+    hosts = sorted(node.rsplit("_", 2)[0] for node in missing)
+    names = ", ".join(hosts[:_NAMED]) + (" …" if len(hosts) > _NAMED else "")
+    return f"elastic-run: the job is over; staying up to {left:.0f} s for those who have not heard it yet: {names}"
+
+
+# --- the host of the store goes before the end --------------------------------------------------------------------
+def describe_failover(context: SessionContext) -> str:
+    """Say what becomes of the job when this node, which was refused, goes; "" where it doesn't serve the store."""
+    if not context.backend.is_host:
+        return ""
+    successors = context.backend.successors
+    what = f"the store moves to {written(*successors[0])}" if successors else "the job of the other nodes ends with it"
+    return f"; this node serves the job's store: {what}"
+
+
+def fail_over(context: SessionContext, deadline: float, *, is_refused: bool = False) -> None:
+    """Hand the store over.
+
+    Args:
+        context: What the session's threads share.
+        deadline: Monotonic seconds.
+        is_refused: Whether this node goes because it was refused, and not because it was told to stop.
+    """
+    hosted = context.backend.hosted
+    if hosted is None or hosted.wait_alone(context.open_connections, 0.0):
+        return  # nobody is left to be told
+    successors = context.backend.successors
+    endpoint = written(*successors[0]) if successors else ""
+    host, name = context.card.host, context.backend.name
+    why = "was not taken into the job" if is_refused else "was told to stop"
+    detail = f"the node that served the store at {name} ({host}) {why}"
+    if not endpoint:
+        detail += ", and the job ends with it: the endpoint lists no successor (--rdzv-endpoint=a,b,c)"
+        context.deliver(Notice("this node serves the job's store: the job ends with it"))
+    try:
+        with context.backend.open(context.answer_timeout) as store:
+            store.append(job_keys.FACTS, messages.to_json(messages.Moving(endpoint, detail)))
+    except StoreError:
+        return
+    now = time.monotonic()
+    context.has_failed_over.wait(max(0.0, min(_TELL, deadline - now)))
+    hosted.wait_alone(context.open_connections, max(0.0, min(_HANG_UP, deadline - time.monotonic())))
