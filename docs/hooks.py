@@ -69,8 +69,8 @@ def exit_codes_table() -> str:
 def transitions_table() -> str:
     """Return every legal step of the state machine as a table."""
     rows = [
-        f"| {state} | {event.__name__} | {' or '.join(followers)} |"
-        for (state, event), followers in TRANSITIONS.items()
+        f"| {state} | {event.__name__} | {' or '.join(transition.after)} |"
+        for (state, event), transition in TRANSITIONS.items()
     ]
     return "\n".join(["| in state | on event | goes to |", "|---|---|---|", *rows])
 
@@ -97,14 +97,14 @@ def state_drawing() -> str:
 
 def _states() -> list[str]:
     found = dict.fromkeys(state for state, _ in TRANSITIONS)
-    found.update(dict.fromkeys(after for followers in TRANSITIONS.values() for after in followers))
+    found.update(dict.fromkeys(after for transition in TRANSITIONS.values() for after in transition.after))
     return list(found)
 
 
 def _edges(states: list[str]) -> list[Edge]:
     events: dict[tuple[str, str], list[str]] = {}
-    for (state, event), followers in TRANSITIONS.items():
-        for after in followers:
+    for (state, event), transition in TRANSITIONS.items():
+        for after in transition.after:
             if after != state:
                 events.setdefault((state, after), []).append(event.__name__)
     return [Edge(states.index(start), states.index(end), names) for (start, end), names in events.items()]

@@ -6,7 +6,7 @@ another node. In that case the agent ends them before the next round begins, and
 
 from __future__ import annotations
 
-from elastic_run.core.agent import machine as supervision
+from elastic_run.core.agent import messages
 from elastic_run.signals import SIGTERM
 
 TYPE_CHECKING = False
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from elastic_run.agent.driver.context import AgentContext
     from elastic_run.agent.driver.round import Round
-    from elastic_run.core.agent.machine import Event
+    from elastic_run.core.agent.messages import Event
     from elastic_run.multiprocessing.process.workers import Workers
 
 
@@ -46,10 +46,10 @@ class Background:
 
     def takes(self, event: Event, feed: Callable[[Event], None]) -> bool:
         """Whether an event waits until the background processes have ended; no round begins before that."""
-        if isinstance(event, supervision.RoundFormed) and self._workers is not None:
+        if isinstance(event, messages.RoundFormed) and self._workers is not None:
             self._feed = feed
             self._end()
-        if self._ending is None or isinstance(event, (supervision.Signalled, supervision.JobOver)):
+        if self._ending is None or isinstance(event, (messages.Signalled, messages.JobOver)):
             return False
         self._waiting.append(event)
         return True

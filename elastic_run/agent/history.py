@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 
 from elastic_run.agent.driver.exit_codes import exit_code, failure_of, is_disk_full, program_name
-from elastic_run.core.agent import machine as supervision
+from elastic_run.core.agent import machine, messages
 from elastic_run.multiprocessing.process import process_table
 
 TYPE_CHECKING = False
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from elastic_run.agent.driver.context import AgentContext
     from elastic_run.agent.driver.round import Round
     from elastic_run.agent.senders import Senders
-    from elastic_run.core.agent.machine import Command
+    from elastic_run.core.agent.messages import Command
     from elastic_run.core.agent.restart_policy import Failure
     from elastic_run.core.failure.root_cause import WorkerEnd
     from elastic_run.rendezvous.session import Ended
@@ -122,7 +122,7 @@ class History:
         if self._root is not None and not own:
             self._ends = (self._root, *self._ends)
 
-    def tell(self, before: supervision.Agent, after: supervision.Agent, commands: tuple[Command, ...]) -> None:
+    def tell(self, before: machine.Agent, after: machine.Agent, commands: tuple[Command, ...]) -> None:
         """Tell the user of a change in one line while the job goes on; the report tells the end."""
         from elastic_run.report import lines  # noqa: PLC0415 - only when there is something to say
 
@@ -130,11 +130,11 @@ class History:
         is_own_restart = after.restart_count > before.restart_count and not after.follows_job
         if is_own_restart and self._root is not None:
             self._remember_attempt(self._root)
-            pause = next((command.delay for command in commands if isinstance(command, supervision.Pause)), 0.0)
+            pause = next((command.delay for command in commands if isinstance(command, messages.Pause)), 0.0)
             policy = options.policy
             window = "" if policy.window_count is None else f"{policy.window_count} in {policy.window_seconds:g} s"
             say(lines.restarting(self._root, size, after.restart_count, policy.max_restarts, pause, window=window))
-        elif after.signal is not None and before.signal is None and after.state == supervision.STOPPING:
+        elif after.signal is not None and before.signal is None and after.state == machine.STOPPING:
             sender = self._senders.find(after.signal)
             say(lines.stopping(after.signal, size, options.shutdown_timeout, sender=sender))
         elif after.is_hurried and not before.is_hurried:
@@ -168,7 +168,7 @@ class History:
             # Of a job that restarts for months the first attempt and the last ones.
             del self._attempts[1:-_LAST_ATTEMPTS]
 
-    def conclude(self, finish: supervision.Finish, agent: supervision.Agent) -> JobResult:
+    def conclude(self, finish: messages.Finish, agent: machine.Agent) -> JobResult:
         """Return how the job ended."""
         from elastic_run.report import JobResult  # noqa: PLC0415
 

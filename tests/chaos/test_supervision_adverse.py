@@ -267,9 +267,9 @@ def test_a_defect_of_ours_stops_the_workers_with_grace(worker: Worker, tmp_path:
     host = _host(
         tmp_path,
         f"""
-from elastic_run.agent.driver import supervisor
-def broken(self): raise RuntimeError("defect")
-supervisor.Supervisor._resize = broken
+from elastic_run.agent.driver.signal_watch import SignalWatch
+def broken(self, number): raise RuntimeError("defect")
+SignalWatch._on_resize = broken
 import threading
 threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGWINCH)).start()
 try:

@@ -52,9 +52,9 @@ def test_the_state_diagram_is_the_table_of_the_code(site: Path) -> None:
     """The architecture page draws every state and lists every transition."""
     page = (site / "architecture.html").read_text(encoding="utf-8")
     drawing = page[page.index("<svg viewBox") : page.index("</svg>", page.index("<svg viewBox"))]
-    for (state, event), followers in TRANSITIONS.items():
+    for (state, event), transition in TRANSITIONS.items():
         assert f">{state}</tspan>" in drawing
-        assert f"{state} {event.__name__} {' or '.join(followers)}" in read(site / "architecture.html")
+        assert f"{state} {event.__name__} {' or '.join(transition.after)}" in read(site / "architecture.html")
 
 
 def test_the_pages_load_nothing_from_elsewhere(site: Path) -> None:

@@ -58,12 +58,12 @@ def test_resizing_reaches_the_workers(terminal: Terminal, start: Start, tmp_path
 #: A launcher whose window is resized when its workers run, and it doesn't hear of it yet.
 _RESIZED_EARLY = """
 import fcntl, runpy, struct, sys, termios
-from elastic_run.agent.driver.supervisor import Supervisor
-watch = Supervisor._watch_signals
-def watch_late(self):
+from elastic_run.agent.driver.signal_watch import SignalWatch
+begin = SignalWatch.begin
+def begin_late(self):
     fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 44, 77, 0, 0))
-    watch(self)
-Supervisor._watch_signals = watch_late
+    begin(self)
+SignalWatch.begin = begin_late
 sys.argv = ["elastic_run", *sys.argv[1:]]
 runpy.run_module("elastic_run", run_name="__main__")
 """

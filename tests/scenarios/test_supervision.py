@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from elastic_run.core.agent import machine as supervision
+from elastic_run.core.agent import machine, messages
 from elastic_run.core.agent.restart_policy import Failure, RestartPolicy
 from elastic_run.core.agent.shutdown import CAUSE_PATIENCE
+from elastic_run.records import replace
 
 SCRIPTS = sorted((Path(__file__).parent / "supervision").glob("*.txt"))
 _FAILURE_FIELDS = ("exit_code", "signature", "uptime", "is_deterministic")
@@ -34,14 +35,14 @@ def _value(text: str) -> object:
         return text
 
 
-def _make_agent(words: list[str]) -> supervision.Agent:
+def _make_agent(words: list[str]) -> machine.Agent:
     values = _values(words)
     size = values.pop("workers", 2)
     patience = values.pop("patience", CAUSE_PATIENCE)
     follows_job = values.pop("follows_job", False) is True
     forwarded = values.pop("forward", None)
     assert isinstance(size, int)
-    return supervision.Agent(
+    return machine.Agent(
         policy=RestartPolicy(**values),  # type: ignore[arg-type]
         local_world_size=size,
         follows_job=follows_job,
@@ -50,25 +51,25 @@ def _make_agent(words: list[str]) -> supervision.Agent:
     )
 
 
-def _make_event(name: str, values: dict[str, object]) -> supervision.Event:
-    kind = getattr(supervision, name)
+def _make_event(name: str, values: dict[str, object]) -> messages.Event:
+    kind = getattr(messages, name)
     if name == "GroupGone":
         fields = {field: values.pop(field) for field in _FAILURE_FIELDS if field in values}
         values["failure"] = Failure(**fields) if fields else None  # type: ignore[arg-type]
     if name == "JobOver":
-        values = {"finish": supervision.Finish(**values)}  # type: ignore[arg-type]
+        values = {"finish": messages.Finish(**values)}  # type: ignore[arg-type]
     event = kind(**values)
-    assert isinstance(event, supervision.Event)
+    assert isinstance(event, messages.Event)
     return event
 
 
-def _describe(command: supervision.Command) -> str:
-    names: tuple[str, ...] = type(command).__slots__
+def _describe(command: messages.Command) -> str:
+    names: list[str] = sorted(type(command).__slots__)
     slots = [name for name in names if getattr(command, name) not in ("", None)]
     return f"{type(command).__name__}({', '.join(f'{slot}={getattr(command, slot)!r}' for slot in slots)})"
 
 
-def _trace(agent: supervision.Agent, commands: tuple[supervision.Command, ...]) -> str:
+def _trace(agent: machine.Agent, commands: tuple[messages.Command, ...]) -> str:
     return "  ".join([f"    {agent.state}", *map(_describe, commands)])
 
 
@@ -82,7 +83,7 @@ def play(script: str) -> str:
             continue
         lines.append(line)
         if line.startswith("agent"):
-            agent, commands = supervision.begin(_make_agent(line.split()[1:]))
+            agent, commands = machine.begin(_make_agent(line.split()[1:]))
             lines.append(_trace(agent, commands))
         elif line.startswith("> "):
             assert agent is not None
@@ -90,9 +91,9 @@ def play(script: str) -> str:
             values = _values(words)
             now = float(values.pop("at", now))  # type: ignore[arg-type]
             try:
-                agent, commands = supervision.decide(agent, _make_event(name, values), now, 0.5)
+                agent, commands = machine.decide(agent, _make_event(name, values), now, 0.5)
                 lines.append(_trace(agent, commands))
-            except supervision.IllegalTransitionError as error:
+            except machine.IllegalTransitionError as error:
                 lines.append(f"    illegal: {error}")
     return "\n".join(lines) + "\n"
 
@@ -125,26 +126,25 @@ def test_every_transition_is_told() -> None:
             elif line.startswith("agent"):
                 event = ""
     allowed = {
-        (state, event.__name__, after) for (state, event), afters in supervision.TRANSITIONS.items() for after in afters
+        (state, event.__name__, after)
+        for (state, event), transition in machine.TRANSITIONS.items()
+        for after in transition.after
     }
     assert allowed <= seen
 
 
 def test_a_step_that_is_not_in_the_table_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reaction that leads to a state which the table does not name is refused."""
-    table: dict[tuple[str, type[supervision.Event]], tuple[str, ...]] = {
-        **supervision.TRANSITIONS,
-        (supervision.JOINING, supervision.RoundFormed): (),
-    }
-    monkeypatch.setattr(supervision, "TRANSITIONS", table)
-    agent = supervision.Agent(policy=RestartPolicy(), local_world_size=1)
-    with pytest.raises(supervision.IllegalTransitionError, match="from joining to running"):
-        supervision.decide(agent, supervision.RoundFormed(0), 0.0)
+    step = (machine.JOINING, messages.RoundFormed)
+    monkeypatch.setitem(machine.TRANSITIONS, step, replace(machine.TRANSITIONS[step], after=()))
+    agent = machine.Agent(policy=RestartPolicy(), local_world_size=1)
+    with pytest.raises(machine.IllegalTransitionError, match="from joining to running"):
+        machine.decide(agent, messages.RoundFormed(0), 0.0)
 
 
 def test_news_are_restarts_stops_and_hurry() -> None:
     """Only what the user wants to know while the job goes on is news."""
-    agent = supervision.Agent(policy=RestartPolicy(), local_world_size=1)
-    assert not supervision.has_news(agent, agent.replace(state=supervision.RUNNING))
+    agent = machine.Agent(policy=RestartPolicy(), local_world_size=1)
+    assert not machine.has_news(agent, agent.replace(state=machine.RUNNING))
     for change in ({"restart_count": 1}, {"signal": 15}, {"is_hurried": True}):
-        assert supervision.has_news(agent, agent.replace(**change))
+        assert machine.has_news(agent, agent.replace(**change))

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run import contract
-from elastic_run.core.agent import machine as supervision
+from elastic_run.core.agent import machine
+from elastic_run.core.agent.messages import Finish, RoundFailed
 from elastic_run.core.agent.restart_policy import RestartPolicy
 from elastic_run.launcher import LaunchConfig
 from elastic_run.multiprocessing.warm import messages
@@ -80,25 +81,25 @@ def test_the_users_site_is_not_always_read(
 @pytest.mark.parametrize(
     ("stop_reason", "changes", "expected"),
     [
-        (supervision.AFTER_FAILURE, {}, True),
-        (supervision.AFTER_FAILURE, {"restart_count": 1}, False),
-        (supervision.AFTER_FAILURE, {"restart_count": 1, "follows_job": True}, True),
-        (supervision.AFTER_HALT, {"restart_count": 1}, True),
-        (supervision.AFTER_SUCCESS, {}, False),
-        (supervision.AFTER_SIGNAL, {"follows_job": True}, False),
-        (supervision.AFTER_FAILURE, {"ending": supervision.Finish("unkillable_worker")}, False),
+        (machine.AFTER_FAILURE, {}, True),
+        (machine.AFTER_FAILURE, {"restart_count": 1}, False),
+        (machine.AFTER_FAILURE, {"restart_count": 1, "follows_job": True}, True),
+        (machine.AFTER_HALT, {"restart_count": 1}, True),
+        (machine.AFTER_SUCCESS, {}, False),
+        (machine.AFTER_SIGNAL, {"follows_job": True}, False),
+        (machine.AFTER_FAILURE, {"ending": Finish("unkillable_worker")}, False),
         (
-            supervision.AFTER_FAILURE,
-            {"start_failure": supervision.RoundFailed(0, verdict="cannot_start", detail="")},
+            machine.AFTER_FAILURE,
+            {"start_failure": RoundFailed(0, verdict="cannot_start", detail="")},
             False,
         ),
     ],
 )
 def test_what_may_start_again(stop_reason: str, changes: dict[str, object], *, expected: bool) -> None:
     """A next generation is worth preparing after a failure with budget left, and when the job decides."""
-    agent = supervision.Agent(policy=RestartPolicy(1), local_world_size=2)
-    stopping = agent.replace(state=supervision.STOPPING, stop_reason=stop_reason, **changes)
-    assert supervision.may_start_again(stopping) is expected
+    agent = machine.Agent(policy=RestartPolicy(1), local_world_size=2)
+    stopping = agent.replace(state=machine.STOPPING, stop_reason=stop_reason, **changes)
+    assert machine.may_start_again(stopping) is expected
 
 
 def make_package(path: Path, size: int) -> None:

@@ -7,7 +7,7 @@ import os
 import sys
 
 from elastic_run import contract
-from elastic_run.core.agent import machine as supervision
+from elastic_run.core.agent import messages
 from elastic_run.core.agent.restart_policy import Failure
 from elastic_run.multiprocessing.process.interpreter import own_interpreter
 
@@ -32,17 +32,17 @@ def failure_of(root: WorkerEnd, uptime: float) -> Failure:
     )
 
 
-def start_failed(number: int, error: Exception, program: str) -> supervision.RoundFailed:
+def start_failed(number: int, error: Exception, program: str) -> messages.RoundFailed:
     """Return the event that says that a program could not be started."""
     if isinstance(error, OSError) and error.errno == errno.ENOEXEC:
         detail = f"{program} is not in a format that can be executed: a script needs a first line such as #!/bin/bash"
-        return supervision.RoundFailed(number, verdict="not_executable", detail=detail)
+        return messages.RoundFailed(number, verdict="not_executable", detail=detail)
     is_program = getattr(error, "filename", None) in (None, program)
     if isinstance(error, FileNotFoundError) and is_program:
-        return supervision.RoundFailed(number, verdict="not_found", detail=f"{program}: {_name_missing(program)}")
+        return messages.RoundFailed(number, verdict="not_found", detail=f"{program}: {_name_missing(program)}")
     if isinstance(error, PermissionError) and is_program:
-        return supervision.RoundFailed(number, verdict="not_executable", detail=_name_denied(program, error.filename))
-    return supervision.RoundFailed(number, verdict="cannot_start", detail=f"{program} can't be started: {error}")
+        return messages.RoundFailed(number, verdict="not_executable", detail=_name_denied(program, error.filename))
+    return messages.RoundFailed(number, verdict="cannot_start", detail=f"{program} can't be started: {error}")
 
 
 def _name_denied(program: str, path: object) -> str:
@@ -86,7 +86,7 @@ def exit_code_of(root: WorkerEnd) -> int:
     return root.exitcode if root.exitcode >= 0 else contract.EXIT_SIGNAL_BASE - root.exitcode
 
 
-def exit_code(finish: supervision.Finish, root: WorkerEnd | None) -> int:
+def exit_code(finish: messages.Finish, root: WorkerEnd | None) -> int:
     """Return the launcher's exit code; see `contract.EXIT_CODES`."""
     if finish.exit_code is not None:
         return finish.exit_code

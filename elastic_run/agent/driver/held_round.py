@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from elastic_run.core.agent import machine as supervision
+from elastic_run.core.agent import messages
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elastic_run.core.agent.machine import Event
+    from elastic_run.core.agent.messages import Event
     from elastic_run.multiprocessing.warm.worker_pool import WorkerPool
 
 
 class HeldRound:
     """Keeps a round back while its workers are forked."""
 
-    def __init__(self, worker_pool: WorkerPool, begin: Callable[[supervision.RoundFormed], None]) -> None:
+    def __init__(self, worker_pool: WorkerPool, begin: Callable[[messages.RoundFormed], None]) -> None:
         self._worker_pool = worker_pool
         self._begin = begin
-        self._round: supervision.RoundFormed | None = None
+        self._round: messages.RoundFormed | None = None
 
     def takes(self, event: Event) -> bool:
         """Whether an event is held back or dropped during the wait; other events may end the wait.
@@ -26,15 +26,15 @@ class HeldRound:
         Args:
             event: What has happened. The verdict finds no round begun; what else concerns the round comes after it.
         """
-        if isinstance(event, supervision.Signalled):
+        if isinstance(event, messages.Signalled):
             return False
-        if isinstance(event, supervision.RoundFormed) and not self._worker_pool.is_settled:
+        if isinstance(event, messages.RoundFormed) and not self._worker_pool.is_settled:
             self._round = event
             self._worker_pool.await_settled(self._release)
             return True
-        if self._round is None or isinstance(event, supervision.JobOver):
+        if self._round is None or isinstance(event, messages.JobOver):
             return False
-        if isinstance(event, supervision.RoundWarned):
+        if isinstance(event, messages.RoundWarned):
             return True  # nobody runs who could be warned
         self._release()
         return False

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from elastic_run.agent.driver.rank_assignment import assign_ranks
 from elastic_run.agent.script_name import find_script_file, name_script
-from elastic_run.core.agent import machine as supervision
+from elastic_run.core.agent import messages
 from elastic_run.rendezvous import session as sessions
 from elastic_run.rendezvous.errors import RendezvousConnectionError, RendezvousTimeoutError
 
@@ -88,7 +88,7 @@ class MultiNodeJob:
         round_join: RoundJoin,
         *,
         loop: Loop,
-        feed: Callable[[supervision.Event], None],
+        feed: Callable[[messages.Event], None],
         console: Console,
     ) -> None:
         self.ended: sessions.Ended | None = None
@@ -137,7 +137,7 @@ class MultiNodeJob:
         if self._session is not None:
             self._session.report_failing(self._job_round, is_consequence=is_consequence)
 
-    def report_ready(self, command: supervision.ReportReady, report: dict[str, Any] | None) -> None:
+    def report_ready(self, command: messages.ReportReady, report: dict[str, Any] | None) -> None:
         """Say that the round is over on this node.
 
         Raises:
@@ -231,10 +231,10 @@ class MultiNodeJob:
             self._take_place(event)
         elif isinstance(event, sessions.Warned):
             self._say("new nodes wait: telling the workers, which will be stopped soon")
-            self._feed(supervision.RoundWarned(self._number(event.round)))
+            self._feed(messages.RoundWarned(self._number(event.round)))
         elif isinstance(event, sessions.Halted):
             self._say(f"stopping the workers: {_describe_halt(event)}")
-            self._feed(supervision.RoundHalted(self._number(event.round)))
+            self._feed(messages.RoundHalted(self._number(event.round)))
         elif isinstance(event, sessions.Ended):
             self.ended = event
             if event.verdict == "success":
@@ -277,7 +277,7 @@ class MultiNodeJob:
 
     def _end(self, verdict: str, detail: str, exit_code: int | None = None) -> None:
         self._end_wait()
-        self._feed(supervision.JobOver(supervision.Finish(verdict, detail=detail, exit_code=exit_code)))
+        self._feed(messages.JobOver(messages.Finish(verdict, detail=detail, exit_code=exit_code)))
 
     def _number(self, job_round: int) -> int:
         """Return the agent's number of a round; -1, a past number, if the round isn't the current one."""
@@ -303,7 +303,7 @@ class MultiNodeJob:
             role_rank=place.role_rank,
             role_world_size=place.role_world_size,
         )
-        self._feed(supervision.RoundFormed(self._round, restart_count=place.restart_count))
+        self._feed(messages.RoundFormed(self._round, restart_count=place.restart_count))
 
 
 def _describe_spare(nodes: int) -> str:

@@ -2,8 +2,7 @@
 
 Rules
 - Nothing is decided here. Every event goes through `_feed`, one at a time and in order.
-- All work happens in the loop's thread. A rendezvous that blocks (a foreign handler) waits in a thread of its own, so
-  that the agent answers a signal at any moment.
+- All work happens in the loop's thread, but for a rendezvous that blocks (`joining`).
 - Signals need the main thread. In another thread, the program around us stops the agent through
   `SimpleElasticAgent._shutdown`.
 """
@@ -17,20 +16,19 @@ from collections import deque
 
 from elastic_run.agent import steps
 from elastic_run.agent.background import Background
+from elastic_run.agent.driver.joining import Joining
 from elastic_run.agent.driver.round import Round
 from elastic_run.agent.driver.round_join import RoundJoin
+from elastic_run.agent.driver.signal_watch import SignalWatch
 from elastic_run.agent.driver.watches import Watches
 from elastic_run.agent.driver.worker_launch import launch_workers
 from elastic_run.agent.senders import Senders
-from elastic_run.core.agent import machine as supervision
+from elastic_run.core.agent import machine, messages
 from elastic_run.core.agent.shutdown import CAUSE_PATIENCE, KILL_LIMIT
 from elastic_run.loop import Loop
 from elastic_run.multiprocessing.output.console import Console
 from elastic_run.multiprocessing.process.descriptors import ensure_standard_descriptors
 from elastic_run.multiprocessing.process.guardian_keeper import GuardianKeeper
-from elastic_run.rendezvous.errors import RendezvousGracefulExitError, is_kind
-from elastic_run.signals import SIGTERM, restore_signals
-from elastic_run.store.listener import PortTakenError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,7 +41,7 @@ if TYPE_CHECKING:
     from elastic_run.agent.driver.job import MultiNodeJob
     from elastic_run.agent.driver.worker_launch import LaunchedWorkers
     from elastic_run.agent.history import History
-    from elastic_run.core.agent.machine import Command, Event
+    from elastic_run.core.agent.messages import Command, Event
     from elastic_run.core.agent.restart_policy import Failure
     from elastic_run.report import JobResult
     from elastic_run.timer.requests import FileTimerRequest
@@ -76,9 +74,7 @@ class Supervisor:
         self._group = context.group
         self._options = context.options
         self._on_step = on_step
-        self._joined_at = 0.0
         self._stopped_at = 0.0
-        self._handler_error: Exception | None = None
         # Before anything is opened: a closed standard descriptor's number would go to the first file.
         ensure_standard_descriptors()
         self._loop = Loop()
@@ -89,10 +85,9 @@ class Supervisor:
         )
         self._round_join.serve(self._loop, self.console.say)
         self._guardian_keeper = GuardianKeeper(self._loop, context.guardian, say=self.console.say)
-        self._signals_seen = 0
         self._senders = Senders()
         self._job = self._find_job()
-        self._agent = supervision.Agent(
+        self._agent = machine.Agent(
             policy=self._options.policy,
             local_world_size=self._group.spec.local_world_size,
             forwarded=frozenset(self._options.forwarded),
@@ -104,7 +99,7 @@ class Supervisor:
             context,
             is_polled=self._job is None and not self._round_join.is_immediate,
             say=self.console.say,
-            on_stuck=lambda number: self._feed(supervision.WorkerStuck(number)),
+            on_stuck=lambda number: self._feed(messages.WorkerStuck(number)),
             on_waiting_nodes=self._stop_for_waiting_nodes,
             on_timer=on_timer,
         )
@@ -115,9 +110,33 @@ class Supervisor:
         self._is_reaping = False
         self._round: Round | None = None
         self._lazy_history: History | None = None
-        self._finish: supervision.Finish | None = None
+        self._finish: messages.Finish | None = None
         self._held_round = self._hold_rounds()
         self._background = Background(context, self.console.say)
+        self._joining = Joining(context, self._round_join, self._job, loop=self._loop, feed=self._feed)
+        self._signals = SignalWatch(
+            self._loop,
+            context,
+            self._senders,
+            feed=self._feed,
+            hurry=self._background.hurry,
+            current_round=lambda: self._round,
+            history=lambda: self._history,
+        )
+        self._performers: dict[type[Command], Callable[[Any], None]] = {
+            messages.Join: self._perform_join,
+            messages.StartWorkers: self._perform_start_workers,
+            messages.StopWorkers: self._perform_stop_workers,
+            messages.Hurry: self._perform_hurry,
+            messages.Forward: self._perform_forward,
+            messages.Pause: self._perform_pause,
+            messages.AwaitCause: self._perform_await_cause,
+            messages.Warn: self._perform_warn,
+            messages.ReportFailing: self._perform_report_failing,
+            messages.ReportReady: self._perform_report_ready,
+            messages.Leave: self._perform_leave,
+            messages.Finish: self._perform_finish,
+        }
 
     def _hold_rounds(self) -> HeldRound | None:
         """With warm workers, let rounds wait until they are there."""
@@ -147,19 +166,19 @@ class Supervisor:
 
     def request_stop(self, number: int) -> None:
         """Stop as if this signal had come; may be called from any thread."""
-        self._loop.call_soon_threadsafe(lambda: self._feed(supervision.Signalled(number)))
+        self._loop.call_soon_threadsafe(lambda: self._feed(messages.Signalled(number)))
 
     def run(self) -> JobResult:
         """Run to the end."""
-        self._watch_signals()
+        self._signals.begin()
         try:
             self._guardian_keeper.start()
         except OSError as error:
             detail = f"the guardian process can't be started: {error.strerror}"
-            self._finish = supervision.Finish("cannot_start", detail=detail)
+            self._finish = messages.Finish("cannot_start", detail=detail)
             return self._conclude()
         try:
-            self._agent, commands = supervision.begin(self._agent)
+            self._agent, commands = machine.begin(self._agent)
             self._perform_all(commands)
             self._loop.run_until(self._is_finished)
         except BaseException as error:
@@ -176,7 +195,7 @@ class Supervisor:
     @property
     def rendezvous_error(self) -> Exception | None:
         """The error that prevented a round: the job's, or the exception of a foreign handler."""
-        return self._handler_error if self._job is None else self._job.error
+        return self._joining.handler_error if self._job is None else self._job.error
 
     def return_values(self) -> dict[int, Any]:
         """Return the values of the workers' functions in the last round by global rank; empty for commands."""
@@ -185,7 +204,7 @@ class Supervisor:
     def _conclude(self) -> JobResult:
         if self._job is not None and self._job.ended is not None:
             self._history.add_verdict(self._job.ended)
-        return self._history.conclude(self._finish or supervision.Finish("internal_error"), self._agent)
+        return self._history.conclude(self._finish or messages.Finish("internal_error"), self._agent)
 
     def _is_finished(self) -> bool:
         return self._finish is not None and not self._background.is_ending
@@ -194,17 +213,17 @@ class Supervisor:
         if self._round is None and self._job is None:
             return  # nothing was started, and nobody would answer
         number = signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM
-        self._feed(supervision.Signalled(number))
+        self._feed(messages.Signalled(number))
         patience = self._options.shutdown_timeout + KILL_LIMIT + _MOMENT
         self._loop.run_until(self._is_finished, self._loop.now() + patience)
 
     def close(self) -> None:
         """Give back everything: store, temporary files, guardian, console, signal handlers."""
         self._is_closing = True
-        before = self._signals_seen
+        before = self._signals.seen
         try:
             if self._job is not None:
-                self._job.close(self._options.exit_barrier_timeout, is_hurried=lambda: self._signals_seen > before)
+                self._job.close(self._options.exit_barrier_timeout, is_hurried=lambda: self._signals.seen > before)
             self._round_join.close()
             self._watches.close()
             self._context.clean_up(is_failure=self._finish is not None and self._finish.verdict == "worker_failed")
@@ -225,53 +244,9 @@ class Supervisor:
         """Wait for a slow reader of the output, but not after a stop signal, nor when one comes while closing."""
         is_stopped = self._finish is not None and self._finish.signal is not None
         self._loop.run_until(
-            lambda: self.console.is_idle or self._signals_seen > signals_before,
+            lambda: self.console.is_idle or self._signals.seen > signals_before,
             self._loop.now() + _MOMENT if is_stopped else None,
         )
-
-    # --- signals -----------------------------------------------------------------------------------------------------
-    def _watch_signals(self) -> None:
-        options = self._options
-        try:
-            self._loop.watch_signals((*options.signals, *options.unnamed_signals), self._on_signal)
-            self._loop.watch_signals(options.forwarded, self._on_forwarded)
-            self._loop.watch_signals(options.offered, self._on_offered)
-            if options.is_whole_process and not self._loop.find_senders() and self._context.mask is not None:
-                restore_signals(self._context.mask)
-            self._loop.watch_signals((signal.SIGWINCH,), lambda _: self._resize())
-            if self._options.is_whole_process:
-                # Inherited as ignored it would make the kernel throw the workers' exit codes away.
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            else:
-                self._loop.keep_exits()
-        except ValueError:
-            # Not the main thread: the program we run in has the signals.
-            pass
-
-    def _on_signal(self, number: int) -> None:
-        self._signals_seen += 1
-        self._senders.note(number, self._loop.senders.get(number))
-        self._background.hurry()
-        is_named = number in self._options.signals
-        self._feed(supervision.Signalled(number, number if is_named else SIGTERM))
-
-    def _on_forwarded(self, number: int) -> None:
-        self._senders.note(number, self._loop.senders.get(number))
-        self._feed(supervision.Signalled(number))
-
-    def _on_offered(self, number: int) -> None:
-        """Pass a signal on to the workers that handle it; in no state that changes anything else."""
-        self._senders.note(number, self._loop.senders.get(number))
-        told = [] if self._round is None else self._round.workers.offer(number)
-        if told:
-            self._senders.passed_on.add(number)
-        ranks = [worker.global_rank for worker in self._group.workers if worker.local_rank in told]
-        has_workers = self._round is not None and bool(self._round.workers.alive)
-        self._history.tell_offered(number, ranks, has_workers=has_workers)
-
-    def _resize(self) -> None:
-        if self._round is not None:
-            self._round.output.resize()
 
     # --- events and commands ---------------------------------------------------------------------------------------
     def _feed(self, event: Event) -> None:
@@ -289,8 +264,8 @@ class Supervisor:
             while self._events:
                 jitter = int.from_bytes(os.urandom(2), "big") / 65536
                 before = self._agent
-                self._agent, commands = supervision.decide(before, self._events.popleft(), self._loop.now(), jitter)
-                if supervision.has_news(before, self._agent):
+                self._agent, commands = machine.decide(before, self._events.popleft(), self._loop.now(), jitter)
+                if machine.has_news(before, self._agent):
                     self._history.tell(before, self._agent, commands)
                 self._perform_all(commands)
         finally:
@@ -307,102 +282,59 @@ class Supervisor:
 
     def _perform_all(self, commands: tuple[Command, ...]) -> None:
         for command in commands:
-            self._perform(command)
+            self._performers[type(command)](command)
 
-    def _perform(self, command: Command) -> None:
-        if isinstance(command, supervision.Join):
-            self._join(command)
-        elif isinstance(command, supervision.StartWorkers):
-            self._start_workers(command)
-        elif isinstance(command, supervision.StopWorkers):
-            self._stop_workers(command)
-        elif isinstance(command, supervision.Hurry) and self._round is not None:
-            self._round.workers.hurry()
-        elif isinstance(command, supervision.Forward):
-            self._senders.passed_on.add(command.signal)
-            self._forward(command.signal)
-        elif isinstance(command, supervision.Pause):
-            number = command.round
-            self._loop.call_later(command.delay, lambda: self._feed(supervision.PauseOver(number)))
-        elif isinstance(command, supervision.AwaitCause):
-            self._await_cause(command)
-        elif isinstance(command, supervision.Finish):
-            self._finish = command
-            self._background.conclude(is_success=command.verdict == "success")
-        elif self._job is not None:
-            self._tell_job(self._job, command)
-
-    def _forward(self, number: int) -> None:
+    def _perform_hurry(self, _: messages.Hurry) -> None:
         if self._round is not None:
-            self._round.workers.forward(number)
+            self._round.workers.hurry()
 
-    def _tell_job(self, job: MultiNodeJob, command: Command) -> None:
-        if isinstance(command, supervision.ReportFailing):
-            job.report_failing(is_consequence=command.is_consequence)
-            if command.is_consequence and not self._agent.running and job.has_others:
-                # All of this node have failed: the worker that has the cause is on another, which is not stopped yet.
-                self._history.tell_awaiting_cause(CAUSE_PATIENCE)
-        elif isinstance(command, supervision.Leave):
-            job.leave(command.reason)
-        elif isinstance(command, supervision.ReportReady):
-            try:
-                job.report_ready(command, self._history.root_cause_document(self._failure))
-            except OSError as error:
-                self._feed(supervision.JobOver(supervision.Finish("cannot_start", detail=str(error))))
-        elif isinstance(command, supervision.Warn) and self._options.scale_up_signal:
-            self._forward(self._options.scale_up_signal)
+    def _perform_forward(self, command: messages.Forward) -> None:
+        self._senders.passed_on.add(command.signal)
+        self._signals.forward(command.signal)
 
-    # --- joining ---------------------------------------------------------------------------------------------------
-    def _join(self, command: supervision.Join) -> None:
-        self._joined_at = self._loop.now()
-        if self._launched is not None:
-            self._feed(supervision.RoundFormed(command.round))
+    def _perform_pause(self, command: messages.Pause) -> None:
+        self._loop.call_later(command.delay, lambda: self._feed(messages.PauseOver(command.round)))
+
+    def _perform_await_cause(self, command: messages.AwaitCause) -> None:
+        self._history.tell_awaiting_cause(command.delay)
+        self._loop.call_later(command.delay, lambda: self._feed(messages.PatienceOver(command.round)))
+
+    def _perform_finish(self, command: messages.Finish) -> None:
+        self._finish = command
+        self._background.conclude(is_success=command.verdict == "success")
+
+    def _perform_join(self, command: messages.Join) -> None:
+        self._joining.begin(command.round, is_joined=self._launched is not None)
+
+    # --- what the job is told --------------------------------------------------------------------------------------
+    def _perform_warn(self, _: messages.Warn) -> None:
+        if self._options.scale_up_signal:
+            self._signals.forward(self._options.scale_up_signal)
+
+    def _perform_leave(self, command: messages.Leave) -> None:
+        if self._job is not None:
+            self._job.leave(command.reason)
+
+    def _perform_report_failing(self, command: messages.ReportFailing) -> None:
+        if self._job is None:
+            return
+        self._job.report_failing(is_consequence=command.is_consequence)
+        if command.is_consequence and not self._agent.running and self._job.has_others:
+            # All of this node have failed: the worker that has the cause is on another, which is not stopped yet.
+            self._history.tell_awaiting_cause(CAUSE_PATIENCE)
+
+    def _perform_report_ready(self, command: messages.ReportReady) -> None:
+        if self._job is None:
             return
         try:
-            if self._job is not None:
-                self._job.join()
-                self._job.entrust_death_notice(self._context.guardian)
-                return
-            self._round_join.offer_store()
-        except PortTakenError as error:
-            self._feed(
-                supervision.RoundFailed(
-                    command.round, verdict="usage", detail=self._round_join.describe_taken_port(error)
-                )
-            )
-            return
-        except ValueError as error:
-            self._feed(supervision.RoundFailed(command.round, verdict="usage", detail=str(error)))
-            return
+            self._job.report_ready(command, self._history.root_cause_document(self._failure))
         except OSError as error:
-            self._feed(supervision.RoundFailed(command.round, verdict="cannot_start", detail=str(error)))
-            return
-        if self._round_join.is_immediate:
-            self._rendezvous(command.round)
-        else:
-            import threading  # noqa: PLC0415 - only for handlers that block
-
-            threading.Thread(target=self._rendezvous, args=(command.round,), daemon=True).start()
-
-    def _rendezvous(self, number: int) -> None:
-        """Ask the handler, in whatever thread this is, and bring the answer to the loop's thread."""
-        event: Event
-        if not self._round_join.is_immediate and self._context.mask is not None:
-            restore_signals(self._context.mask)  # what a plug-in starts here must not begin with signals blocked
-        try:
-            self._round_join.take_place()
-            event = supervision.RoundFormed(number)
-        except Exception as error:  # noqa: BLE001 - a plug-in's; torch's classes of errors are not ours
-            self._handler_error = error
-            is_exit = is_kind(error, RendezvousGracefulExitError)
-            detail = str(error) if is_exit else f"{type(error).__name__}: {error}"
-            event = supervision.RoundFailed(number, verdict="success" if is_exit else "rendezvous", detail=detail)
-        self._loop.call_soon_threadsafe(lambda: self._feed(event))
+            self._feed(messages.JobOver(messages.Finish("cannot_start", detail=str(error))))
 
     # --- the round's workers ---------------------------------------------------------------------------------------
-    def _start_workers(self, command: supervision.StartWorkers) -> None:
+    def _perform_start_workers(self, command: messages.StartWorkers) -> None:
         number = command.round
-        self._tell_step(steps.RENDEZVOUS, self._joined_at)
+        self._tell_step(steps.RENDEZVOUS, self._joining.began_at)
         # The rendezvous has brought the ranks of all nodes with it.
         self._on_step(steps.ASSIGN_WORKER_RANKS, 0.0)
         launched = self._take_launched() or self._launch()
@@ -439,21 +371,16 @@ class Supervisor:
     def _on_exit(self, number: int, local_rank: int, exitcode: int) -> None:
         # Whose failure it is matters only where somebody else is left whose it may be.
         has_others = self._job is not None or self._agent.running != {local_rank}
-        is_asked = exitcode != 0 and has_others and self._agent.state == supervision.RUNNING
+        is_asked = exitcode != 0 and has_others and self._agent.state == machine.RUNNING
         current = self._round if is_asked else None
         self._feed(
-            supervision.WorkerExited(
+            messages.WorkerExited(
                 number,
                 local_rank=local_rank,
                 exitcode=exitcode,
                 is_consequence=current is not None and current.is_consequence(local_rank),
             )
         )
-
-    def _await_cause(self, command: supervision.AwaitCause) -> None:
-        number = command.round
-        self._history.tell_awaiting_cause(command.delay)
-        self._loop.call_later(command.delay, lambda: self._feed(supervision.PatienceOver(number)))
 
     def _begin_to_reap(self) -> None:
         """Collect orphans, which come to PID 1, and to a subreaper, as the command is from now on.
@@ -491,23 +418,23 @@ class Supervisor:
             self._history.prepare()
 
     def _stop_for_waiting_nodes(self, number: int) -> None:
-        if self._agent.state == supervision.RUNNING:
+        if self._agent.state == machine.RUNNING:
             self.console.say("stopping the workers: nodes wait to join")
-        self._feed(supervision.RoundHalted(number))
+        self._feed(messages.RoundHalted(number))
 
     def _tell_step(self, step: str, began_at: float) -> None:
         self._on_step(step, (self._loop.now() - began_at) * 1000)
 
-    def _stop_workers(self, command: supervision.StopWorkers) -> None:
+    def _perform_stop_workers(self, command: messages.StopWorkers) -> None:
         self._watches.end_round()
         self._stopped_at = self._loop.now()
         if self._round is not None:
-            is_success = self._agent.stop_reason == supervision.AFTER_SUCCESS
+            is_success = self._agent.stop_reason == machine.AFTER_SUCCESS
             if is_success and not self._options.kill_background:
                 self._round.workers.release(self._on_released)
             else:
                 self._round.workers.stop(command.signal, self._options.shutdown_timeout, self._on_gone)
-        if self._context.worker_pool is not None and supervision.may_start_again(self._agent):
+        if self._context.worker_pool is not None and machine.may_start_again(self._agent):
             self._context.worker_pool.prepare()
 
     def _on_released(self, background: list[int]) -> None:
@@ -522,6 +449,6 @@ class Supervisor:
         self._failure = self._history.add_round(current, survivors)
         if self._failure is not None:
             self._on_step(steps.FAILED, 0.0)
-        if self._agent.stop_reason != supervision.AFTER_SUCCESS:
+        if self._agent.stop_reason != machine.AFTER_SUCCESS:
             self._tell_step(steps.STOP, self._stopped_at)
-        self._feed(supervision.GroupGone(current.number, failure=self._failure, is_unkillable=bool(survivors)))
+        self._feed(messages.GroupGone(current.number, failure=self._failure, is_unkillable=bool(survivors)))

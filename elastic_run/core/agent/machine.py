@@ -12,9 +12,8 @@ Rules
 - A signal wins over a restart and over a failure that is still being cleaned up, never over a success.
 - In a job of several nodes the agent decides on none of this (`follows_job`): it tells the job what became of its
   round, waits (again `JOINING`), and does what the job has decided. A signal is its own: it leaves.
-- `TRANSITIONS` is the whole machine. A step that isn't in it raises. docs/architecture.md draws it from here.
-
-Longer than a page on purpose: a third of it are names for those who import from here, the rest is one machine.
+- `TRANSITIONS` is the machine: for each state and event the function that answers, and the states that may follow. A
+  step that isn't in it raises. docs/architecture.md draws it from here.
 """
 
 from __future__ import annotations
@@ -54,56 +53,12 @@ from elastic_run.core.agent.messages import (
 )
 from elastic_run.core.agent.restart_policy import Failure, GiveUp, RestartPolicy, decide_restart, has_budget
 from elastic_run.core.agent.shutdown import CAUSE_PATIENCE
+from elastic_run.records import dataclass, replace
 
-__all__ = [
-    "AFTER_FAILURE",
-    "AFTER_HALT",
-    "AFTER_SIGNAL",
-    "AFTER_SUCCESS",
-    "BY_SIGNAL",
-    "CANNOT_START",
-    "DONE",
-    "ENDED",
-    "FAILED",
-    "JOINING",
-    "PAUSING",
-    "RUNNING",
-    "STOPPED",
-    "STOPPING",
-    "TRANSITIONS",
-    "UNKILLABLE",
-    "Agent",
-    "AwaitCause",
-    "Command",
-    "Event",
-    "Finish",
-    "Forward",
-    "GroupGone",
-    "Hurry",
-    "IllegalTransitionError",
-    "JobOver",
-    "Join",
-    "Leave",
-    "PatienceOver",
-    "Pause",
-    "PauseOver",
-    "ReportFailing",
-    "ReportReady",
-    "RoundFailed",
-    "RoundFormed",
-    "RoundHalted",
-    "RoundWarned",
-    "Signalled",
-    "StartWorkers",
-    "StopWorkers",
-    "Warn",
-    "WorkerExited",
-    "WorkerStuck",
-    "begin",
-    "decide",
-    "has_news",
-    "may_start_again",
-]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
 
 JOINING = "joining"
 RUNNING = "running"
@@ -124,38 +79,11 @@ SIGTERM = 15
 REMEMBERED_FAILURES = 64
 
 
-#: (state, event) -> the states that may follow.
-TRANSITIONS: dict[tuple[str, type[Event]], tuple[str, ...]] = {
-    (JOINING, RoundFormed): (RUNNING,),
-    (JOINING, RoundFailed): (ENDED,),
-    (JOINING, JobOver): (ENDED,),
-    (JOINING, Signalled): (JOINING, ENDED),
-    (RUNNING, WorkerExited): (RUNNING, STOPPING),
-    (RUNNING, PatienceOver): (STOPPING,),
-    (RUNNING, WorkerStuck): (STOPPING,),
-    (RUNNING, RoundFailed): (STOPPING,),
-    (RUNNING, RoundWarned): (RUNNING,),
-    (RUNNING, RoundHalted): (STOPPING,),
-    (RUNNING, JobOver): (STOPPING,),
-    (RUNNING, Signalled): (RUNNING, STOPPING),
-    (STOPPING, WorkerExited): (STOPPING,),
-    (STOPPING, PatienceOver): (STOPPING,),
-    (STOPPING, WorkerStuck): (STOPPING,),
-    (STOPPING, RoundFailed): (STOPPING,),
-    (STOPPING, RoundWarned): (STOPPING,),
-    (STOPPING, RoundHalted): (STOPPING,),
-    (STOPPING, JobOver): (STOPPING,),
-    (STOPPING, Signalled): (STOPPING,),
-    (STOPPING, GroupGone): (JOINING, PAUSING, ENDED),
-    (PAUSING, PauseOver): (JOINING,),
-    (PAUSING, Signalled): (PAUSING, ENDED),
-}
-
-
 class IllegalTransitionError(Exception):
     """An event came in a state in which it can't: a defect of the driver or of the table."""
 
 
+@dataclass(frozen=True, slots=True)
 class Agent:
     """What one agent knows.
 
@@ -165,66 +93,54 @@ class Agent:
         forwarded: Signals that are passed on to the workers and stop nothing.
         follows_job: Whether a job of several nodes decides what follows a round.
         patience: Seconds for which the cause is awaited where it may be a worker's that still runs.
+        running: Local ranks of the workers that run.
+        failures: Failed rounds, oldest first, as many as the pause depends on.
+        restart_times: Monotonic seconds of the restarts in the policy's window.
+        stop_reason: Why the round is being stopped, or "".
+        signal: The signal that ends this agent, or None.
+        interrupts: SIGINTs so far.
+        start_failure: Why the round has no workers, or not all, or None.
+        ending: How the agent ends when its workers are gone, where that is known, or None.
     """
 
-    __slots__ = (
-        "awaits_cause",
-        "ending",
-        "failures",
-        "follows_job",
-        "forwarded",
-        "interrupts",
-        "is_hurried",
-        "local_world_size",
-        "patience",
-        "policy",
-        "restart_count",
-        "restart_times",
-        "round",
-        "running",
-        "signal",
-        "start_failure",
-        "state",
-        "stop_reason",
-    )
+    policy: RestartPolicy
+    local_world_size: int
+    forwarded: frozenset[int] = frozenset()
+    follows_job: bool = False
+    patience: float = CAUSE_PATIENCE
+    state: str = JOINING
+    round: int = 0
+    running: frozenset[int] = frozenset()
+    failures: tuple[Failure, ...] = ()
+    restart_times: tuple[float, ...] = ()
+    restart_count: int = 0
+    awaits_cause: bool = False
+    stop_reason: str = ""
+    signal: int | None = None
+    interrupts: int = 0
+    is_hurried: bool = False
+    start_failure: RoundFailed | None = None
+    ending: Finish | None = None
 
-    def __init__(
-        self,
-        *,
-        policy: RestartPolicy,
-        local_world_size: int,
-        forwarded: frozenset[int] = frozenset(),
-        follows_job: bool = False,
-        patience: float = CAUSE_PATIENCE,
-    ) -> None:
-        self.policy = policy
-        self.local_world_size = local_world_size
-        self.forwarded = forwarded
-        self.follows_job = follows_job
-        self.patience = patience
-        self.state = JOINING
-        self.round = 0
-        self.running: frozenset[int] = frozenset()
-        self.failures: tuple[Failure, ...] = ()
-        self.restart_times: tuple[float, ...] = ()
-        self.restart_count = 0
-        self.awaits_cause = False
-        self.stop_reason = ""
-        self.signal: int | None = None
-        self.interrupts = 0
-        self.is_hurried = False
-        self.start_failure: RoundFailed | None = None
-        self.ending: Finish | None = None
-
-    def replace(self, **changes: object) -> Agent:
+    def replace(self, **changes: Any) -> Agent:  # noqa: ANN401 - values of any field
         """Return a copy with some fields changed."""
-        copy = Agent(policy=self.policy, local_world_size=self.local_world_size, forwarded=self.forwarded)
-        for name in self.__slots__:
-            setattr(copy, name, changes.get(name, getattr(self, name)))
-        return copy
+        return replace(self, **changes)
 
 
 Decision = tuple[Agent, tuple[Command, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """What follows an event in a state.
+
+    Args:
+        react: Takes the agent, the event, monotonic seconds and the random number of `decide`.
+        after: The states that may follow.
+    """
+
+    react: Callable[[Agent, Any, float, float], Decision]
+    after: tuple[str, ...]
 
 
 def begin(agent: Agent) -> Decision:
@@ -250,12 +166,12 @@ def decide(agent: Agent, event: Event, now: float, jitter: float = 0.0) -> Decis
     is_past = event.round is not None and event.round != agent.round
     if is_past or agent.state == ENDED:
         return agent, ()
-    allowed = TRANSITIONS.get((agent.state, type(event)))
-    if allowed is None:
+    transition = TRANSITIONS.get((agent.state, type(event)))
+    if transition is None:
         message = f"{type(event).__name__} in state {agent.state}"
         raise IllegalTransitionError(message)
-    after, commands = _react(agent, event, now, jitter)
-    if after.state not in allowed:
+    after, commands = transition.react(agent, event, now, jitter)
+    if after.state not in transition.after:
         message = f"{type(event).__name__} led from {agent.state} to {after.state}"
         raise IllegalTransitionError(message)
     return after, commands
@@ -279,58 +195,82 @@ def has_news(before: Agent, after: Agent) -> bool:
     )
 
 
-def _react(agent: Agent, event: Event, now: float, jitter: float) -> Decision:  # noqa: PLR0911 - one per event
-    if isinstance(event, Signalled):
-        return _on_signal(agent, event)
-    if isinstance(event, WorkerExited):
-        return _on_exit(agent, event)
-    if isinstance(event, GroupGone):
-        return _on_group_gone(agent, event, now, jitter)
-    if isinstance(event, RoundFormed):
-        return _on_formed(agent, event)
-    if isinstance(event, (RoundFailed, WorkerStuck)):
-        return _on_round_failed(agent, event)
-    if isinstance(event, PatienceOver):
-        return _stop(agent, AFTER_FAILURE)
-    if isinstance(event, (RoundWarned, RoundHalted, JobOver)):
-        return _on_job(agent, event)
-    return agent.replace(state=JOINING), (Join(agent.round, agent.restart_count),)
-
-
-def _on_formed(agent: Agent, event: RoundFormed) -> Decision:
+# --- joining and pausing ---------------------------------------------------------------------------------------------
+def _start_round(agent: Agent, event: RoundFormed, *_: float) -> Decision:
     restarts = agent.restart_count if event.restart_count is None else event.restart_count
     running = frozenset(range(agent.local_world_size))
     agent = agent.replace(state=RUNNING, running=running, restart_count=restarts, awaits_cause=False)
     return agent, (StartWorkers(agent.round),)
 
 
-def _on_round_failed(agent: Agent, event: RoundFailed | WorkerStuck) -> Decision:
-    if isinstance(event, WorkerStuck):
-        # A fresh worker would fight the wedged one for its device, so there is no restart.
-        after, commands = _stop(agent, AFTER_FAILURE)
-        return after.replace(ending=Finish("unkillable_worker")), commands
-    if agent.state == JOINING:
-        return agent.replace(state=ENDED), (Finish(event.verdict, detail=event.detail),)
+def _end_without_round(agent: Agent, event: RoundFailed, *_: float) -> Decision:
+    return agent.replace(state=ENDED), (Finish(event.verdict, detail=event.detail),)
+
+
+def _end_with_job(agent: Agent, event: JobOver, *_: float) -> Decision:
+    return agent.replace(state=ENDED), (event.finish,)
+
+
+def _end_by_signal(agent: Agent, event: Signalled, *_: float) -> Decision:
+    if event.number in agent.forwarded:
+        return agent, ()
+    finish = Finish("signal", signal=event.number)
+    return agent.replace(state=ENDED, signal=event.number), (*_leave_by_signal(agent), finish)
+
+
+def _join_again(agent: Agent, *_: object) -> Decision:
+    return agent.replace(state=JOINING), (Join(agent.round, agent.restart_count),)
+
+
+# --- running ---------------------------------------------------------------------------------------------------------
+def _stop(agent: Agent, reason: str, signal: int = SIGTERM) -> Decision:
+    if agent.state == STOPPING:
+        return agent, ()
+    return agent.replace(state=STOPPING, stop_reason=reason), (StopWorkers(signal),)
+
+
+def _stop_after_patience(agent: Agent, *_: object) -> Decision:
+    return _stop(agent, AFTER_FAILURE)
+
+
+def _give_up_stuck(agent: Agent, *_: object) -> Decision:
+    # A fresh worker would fight the wedged one for its device, so there is no restart.
+    after, commands = _stop(agent, AFTER_FAILURE)
+    return after.replace(ending=Finish("unkillable_worker")), commands
+
+
+def _stop_after_start_failure(agent: Agent, event: RoundFailed, *_: float) -> Decision:
     # Some workers may run already: they go first, then the job ends.
     after, commands = _stop(agent, AFTER_FAILURE)
     return after.replace(start_failure=agent.start_failure or event), commands
 
 
-def _on_job(agent: Agent, event: RoundWarned | RoundHalted | JobOver) -> Decision:
-    if isinstance(event, RoundWarned):
-        return agent, (Warn(),) if agent.state == RUNNING else ()
-    if isinstance(event, RoundHalted):
-        return _stop(agent, AFTER_FAILURE if agent.awaits_cause else AFTER_HALT)
-    if agent.state == JOINING:
-        return agent.replace(state=ENDED), (event.finish,)
+def _warn(agent: Agent, *_: object) -> Decision:
+    return agent, (Warn(),)
+
+
+def _halt(agent: Agent, *_: object) -> Decision:
+    return _stop(agent, AFTER_FAILURE if agent.awaits_cause else AFTER_HALT)
+
+
+def _stop_with_job(agent: Agent, event: JobOver, *_: float) -> Decision:
     after, commands = _stop(agent, AFTER_HALT)
     return after.replace(ending=event.finish), commands
 
 
-def _on_exit(agent: Agent, event: WorkerExited) -> Decision:
-    agent = agent.replace(running=agent.running - {event.local_rank})
-    if agent.state == STOPPING:
-        return agent, ()
+def _stop_by_signal(agent: Agent, event: Signalled, *_: float) -> Decision:
+    if event.number in agent.forwarded:
+        return agent, (Forward(event.number),)
+    after, commands = _stop(_count_interrupt(agent, event), AFTER_SIGNAL, event.told)
+    return after.replace(signal=event.number), (*_leave_by_signal(agent), *commands)
+
+
+def _without(agent: Agent, event: WorkerExited) -> Agent:
+    return agent.replace(running=agent.running - {event.local_rank})
+
+
+def _on_exit(agent: Agent, event: WorkerExited, *_: float) -> Decision:
+    agent = _without(agent, event)
     if event.exitcode != 0:
         return _on_failure(agent, event)
     if not agent.running:
@@ -350,27 +290,29 @@ def _on_failure(agent: Agent, event: WorkerExited) -> Decision:
     return after, (*report, *commands)
 
 
-def _stop(agent: Agent, reason: str, signal: int = SIGTERM) -> Decision:
-    if agent.state == STOPPING:
-        return agent, ()
-    return agent.replace(state=STOPPING, stop_reason=reason), (StopWorkers(signal),)
+# --- stopping --------------------------------------------------------------------------------------------------------
+def _stay(agent: Agent, *_: object) -> Decision:
+    return agent, ()
 
 
-def _on_signal(agent: Agent, event: Signalled) -> Decision:
+def _count_exit(agent: Agent, event: WorkerExited, *_: float) -> Decision:
+    return _without(agent, event), ()
+
+
+def _leave_by_signal(agent: Agent) -> tuple[Command, ...]:
+    """Tell the job once that this node goes."""
+    return (Leave(BY_SIGNAL),) if agent.follows_job and agent.signal is None else ()
+
+
+def _count_interrupt(agent: Agent, event: Signalled) -> Agent:
+    return agent.replace(interrupts=agent.interrupts + (event.number == SIGINT))
+
+
+def _on_signal_while_stopping(agent: Agent, event: Signalled, *_: float) -> Decision:
     if event.number in agent.forwarded:
-        return agent, (Forward(event.number),) if agent.state == RUNNING else ()
-    agent = agent.replace(interrupts=agent.interrupts + (event.number == SIGINT))
-    leave = (Leave(BY_SIGNAL),) if agent.follows_job and agent.signal is None else ()
-    if agent.state in (JOINING, PAUSING):
-        finish = Finish("signal", signal=event.number)
-        return agent.replace(state=ENDED, signal=event.number), (*leave, finish)
-    if agent.state == RUNNING:
-        after, commands = _stop(agent, AFTER_SIGNAL, event.told)
-        return after.replace(signal=event.number), (*leave, *commands)
-    return _on_signal_while_stopping(agent, event, leave)
-
-
-def _on_signal_while_stopping(agent: Agent, event: Signalled, leave: tuple[Command, ...]) -> Decision:
+        return agent, ()
+    leave = _leave_by_signal(agent)
+    agent = _count_interrupt(agent, event)
     has_verdict = agent.follows_job and agent.ending is not None
     is_success = agent.stop_reason == AFTER_SUCCESS
     if is_success and agent.follows_job:
@@ -442,3 +384,31 @@ def _after_failure(agent: Agent, failure: Failure, now: float, jitter: float) ->
     if answer.delay > 0:
         return agent.replace(state=PAUSING), (Pause(agent.round, answer.delay),)
     return agent, (Join(agent.round, agent.restart_count),)
+
+
+#: The machine: (state, event) -> the function that answers, and the states that may follow.
+TRANSITIONS: dict[tuple[str, type[Event]], Transition] = {
+    (JOINING, RoundFormed): Transition(_start_round, (RUNNING,)),
+    (JOINING, RoundFailed): Transition(_end_without_round, (ENDED,)),
+    (JOINING, JobOver): Transition(_end_with_job, (ENDED,)),
+    (JOINING, Signalled): Transition(_end_by_signal, (JOINING, ENDED)),
+    (RUNNING, WorkerExited): Transition(_on_exit, (RUNNING, STOPPING)),
+    (RUNNING, PatienceOver): Transition(_stop_after_patience, (STOPPING,)),
+    (RUNNING, WorkerStuck): Transition(_give_up_stuck, (STOPPING,)),
+    (RUNNING, RoundFailed): Transition(_stop_after_start_failure, (STOPPING,)),
+    (RUNNING, RoundWarned): Transition(_warn, (RUNNING,)),
+    (RUNNING, RoundHalted): Transition(_halt, (STOPPING,)),
+    (RUNNING, JobOver): Transition(_stop_with_job, (STOPPING,)),
+    (RUNNING, Signalled): Transition(_stop_by_signal, (RUNNING, STOPPING)),
+    (STOPPING, WorkerExited): Transition(_count_exit, (STOPPING,)),
+    (STOPPING, PatienceOver): Transition(_stay, (STOPPING,)),
+    (STOPPING, WorkerStuck): Transition(_give_up_stuck, (STOPPING,)),
+    (STOPPING, RoundFailed): Transition(_stop_after_start_failure, (STOPPING,)),
+    (STOPPING, RoundWarned): Transition(_stay, (STOPPING,)),
+    (STOPPING, RoundHalted): Transition(_stay, (STOPPING,)),
+    (STOPPING, JobOver): Transition(_stop_with_job, (STOPPING,)),
+    (STOPPING, Signalled): Transition(_on_signal_while_stopping, (STOPPING,)),
+    (STOPPING, GroupGone): Transition(_on_group_gone, (JOINING, PAUSING, ENDED)),
+    (PAUSING, PauseOver): Transition(_join_again, (JOINING,)),
+    (PAUSING, Signalled): Transition(_end_by_signal, (PAUSING, ENDED)),
+}

@@ -1,9 +1,8 @@
-"""What the state machine of one agent is told, and what it answers: the words of `machine`.
-
-Plain classes with slots, since a single node's launcher imports them while its workers boot.
-"""
+"""What the state machine of one agent is told, and what it answers: the words of `machine`."""
 
 from __future__ import annotations
+
+from elastic_run.records import dataclass, field
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,15 +19,15 @@ BY_SIGNAL = "signal"
 UNKILLABLE = "unkillable"
 
 
+# --- events ----------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
 class Event:
     """Something that happened; `round` is None where it belongs to no round."""
 
-    __slots__ = ("round",)
-
-    def __init__(self, round: int | None = None) -> None:  # noqa: A002 - the field's word
-        self.round = round
+    round: int | None
 
 
+@dataclass(frozen=True, slots=True)
 class RoundFormed(Event):
     """The rendezvous gave this node its place in a round.
 
@@ -37,24 +36,18 @@ class RoundFormed(Event):
         restart_count: Restarts of the job so far, where the job counts them; None where this agent does.
     """
 
-    __slots__ = ("restart_count",)
-
-    def __init__(self, round: int, *, restart_count: int | None = None) -> None:  # noqa: A002
-        super().__init__(round)
-        self.restart_count = restart_count
+    restart_count: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
 class RoundFailed(Event):
     """The rendezvous ended without a round, or the workers could not be started."""
 
-    __slots__ = ("detail", "verdict")
-
-    def __init__(self, round: int, *, verdict: str, detail: str) -> None:  # noqa: A002
-        super().__init__(round)
-        self.verdict = verdict
-        self.detail = detail
+    verdict: str
+    detail: str
 
 
+@dataclass(frozen=True, slots=True)
 class WorkerExited(Event):
     """A worker ended by itself or because it was told to.
 
@@ -65,157 +58,134 @@ class WorkerExited(Event):
         is_consequence: Whether it failed as those do who lose a peer, so that the cause may be somebody else's.
     """
 
-    __slots__ = ("exitcode", "is_consequence", "local_rank")
-
-    def __init__(self, round: int, *, local_rank: int, exitcode: int, is_consequence: bool = False) -> None:  # noqa: A002
-        super().__init__(round)
-        self.local_rank = local_rank
-        self.exitcode = exitcode
-        self.is_consequence = is_consequence
+    local_rank: int
+    exitcode: int
+    is_consequence: bool = False
 
 
+@dataclass(frozen=True, slots=True)
 class GroupGone(Event):
     """No process of the round lives any more, or what lives can't be killed."""
 
-    __slots__ = ("failure", "is_unkillable")
-
-    def __init__(self, round: int, *, failure: Failure | None, is_unkillable: bool = False) -> None:  # noqa: A002
-        super().__init__(round)
-        self.failure = failure
-        self.is_unkillable = is_unkillable
+    failure: Failure | None
+    is_unkillable: bool = False
 
 
+@dataclass(frozen=True, slots=True)
 class WorkerStuck(Event):
     """A worker was in uninterruptible sleep for longer than the user allows."""
 
-    __slots__ = ()
 
-
+@dataclass(frozen=True, slots=True)
 class Signalled(Event):
     """The launcher got a signal.
 
     Args:
         number: The signal.
-        told: The signal that the workers get first when it stops them; by default the same.
+        replacement: The signal that the workers get first in its place when it stops them, or None.
     """
 
-    __slots__ = ("number", "told")
+    round: int | None = field(default=None, init=False)
+    number: int
+    replacement: int | None = None
 
-    def __init__(self, number: int, told: int | None = None) -> None:
-        super().__init__(None)
-        self.told = number if told is None else told
-        self.number = number
+    @property
+    def told(self) -> int:
+        """The signal that the workers get first when it stops them."""
+        return self.number if self.replacement is None else self.replacement
 
 
+@dataclass(frozen=True, slots=True)
 class PatienceOver(Event):
     """The cause of what failed has been awaited for long enough."""
 
-    __slots__ = ()
 
-
+@dataclass(frozen=True, slots=True)
 class PauseOver(Event):
     """The pause before a restart has passed."""
 
-    __slots__ = ()
 
-
+@dataclass(frozen=True, slots=True)
 class RoundWarned(Event):
     """The job will stop the round for a change of its nodes: the workers are told first."""
 
-    __slots__ = ()
 
-
+@dataclass(frozen=True, slots=True)
 class RoundHalted(Event):
     """The job stops the round: another node's worker failed, or a node came or went."""
 
-    __slots__ = ()
 
-
+@dataclass(frozen=True, slots=True)
 class JobOver(Event):
     """The job has come to its verdict, or can't be followed any more."""
 
-    __slots__ = ("finish",)
-
-    def __init__(self, finish: Finish) -> None:
-        super().__init__(None)
-        self.finish = finish
+    round: int | None = field(default=None, init=False)
+    finish: Finish
 
 
+# --- commands --------------------------------------------------------------------------------------------------------
 class Command:
     """Something for the driver to do."""
 
     __slots__ = ()
 
 
+@dataclass(frozen=True, slots=True)
 class Join(Command):
     """Ask the rendezvous for a place in the next round."""
 
-    __slots__ = ("restart_count", "round")
-
-    def __init__(self, round: int, restart_count: int) -> None:  # noqa: A002
-        self.round = round
-        self.restart_count = restart_count
+    round: int
+    restart_count: int
 
 
+@dataclass(frozen=True, slots=True)
 class StartWorkers(Command):
     """Start this node's workers of the round that was formed."""
 
-    __slots__ = ("round",)
-
-    def __init__(self, round: int) -> None:  # noqa: A002
-        self.round = round
+    round: int
 
 
+@dataclass(frozen=True, slots=True)
 class StopWorkers(Command):
     """Stop every process of the round: `signal` first, SIGKILL at the end of the grace period."""
 
-    __slots__ = ("signal",)
-
-    def __init__(self, signal: int) -> None:
-        self.signal = signal
+    signal: int
 
 
+@dataclass(frozen=True, slots=True)
 class Hurry(Command):
     """Send SIGKILL now."""
 
-    __slots__ = ()
 
-
+@dataclass(frozen=True, slots=True)
 class Forward(Command):
     """Pass a signal on to the workers; nothing is stopped."""
 
-    __slots__ = ("signal",)
-
-    def __init__(self, signal: int) -> None:
-        self.signal = signal
+    signal: int
 
 
+@dataclass(frozen=True, slots=True)
 class Pause(Command):
     """Bring `PauseOver` after `delay` seconds."""
 
-    __slots__ = ("delay", "round")
-
-    def __init__(self, round: int, delay: float) -> None:  # noqa: A002
-        self.round = round
-        self.delay = delay
+    round: int
+    delay: float
 
 
+@dataclass(frozen=True, slots=True)
 class AwaitCause(Command):
     """Bring `PatienceOver` after `delay` seconds."""
 
-    __slots__ = ("delay", "round")
-
-    def __init__(self, round: int, delay: float) -> None:  # noqa: A002
-        self.round = round
-        self.delay = delay
+    round: int
+    delay: float
 
 
+@dataclass(frozen=True, slots=True)
 class Warn(Command):
     """Tell the workers that they will be stopped soon."""
 
-    __slots__ = ()
 
-
+@dataclass(frozen=True, slots=True)
 class ReportFailing(Command):
     """Tell the job at once that a worker of the round has failed; how, follows when all of them are gone.
 
@@ -224,13 +194,11 @@ class ReportFailing(Command):
         is_consequence: Whether all that failed so far look as if they had lost a peer.
     """
 
-    __slots__ = ("is_consequence", "round")
-
-    def __init__(self, round: int, *, is_consequence: bool = False) -> None:  # noqa: A002
-        self.round = round
-        self.is_consequence = is_consequence
+    round: int
+    is_consequence: bool = False
 
 
+@dataclass(frozen=True, slots=True)
 class ReportReady(Command):
     """Tell the job that no process of the round lives on this node, and wait for what it decides.
 
@@ -241,24 +209,20 @@ class ReportReady(Command):
         detail: For `CANNOT_START`: one sentence.
     """
 
-    __slots__ = ("detail", "outcome", "round", "verdict")
-
-    def __init__(self, round: int, outcome: str, *, verdict: str = "", detail: str = "") -> None:  # noqa: A002
-        self.round = round
-        self.outcome = outcome
-        self.verdict = verdict
-        self.detail = detail
+    round: int
+    outcome: str
+    verdict: str = ""
+    detail: str = ""
 
 
+@dataclass(frozen=True, slots=True)
 class Leave(Command):
     """Tell the job that this node goes, and why: `BY_SIGNAL` or `UNKILLABLE`."""
 
-    __slots__ = ("reason",)
-
-    def __init__(self, reason: str) -> None:
-        self.reason = reason
+    reason: str
 
 
+@dataclass(frozen=True, slots=True)
 class Finish(Command):
     """The job is over on this node.
 
@@ -269,12 +233,7 @@ class Finish(Command):
         exit_code: What the job has decided on, or None to take it from the verdict and this node's root cause.
     """
 
-    __slots__ = ("detail", "exit_code", "signal", "verdict")
-
-    def __init__(
-        self, verdict: str, *, detail: str = "", signal: int | None = None, exit_code: int | None = None
-    ) -> None:
-        self.verdict = verdict
-        self.detail = detail
-        self.signal = signal
-        self.exit_code = exit_code
+    verdict: str
+    detail: str = ""
+    signal: int | None = None
+    exit_code: int | None = None

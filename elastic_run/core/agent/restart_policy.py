@@ -11,6 +11,8 @@ Pure: time and randomness come in as arguments. The rules, in the order in which
 
 from __future__ import annotations
 
+from elastic_run.records import dataclass
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,6 +24,7 @@ DETERMINISTIC_EARLY = 60.0
 FIRST_PAUSE = 0.1
 
 
+@dataclass(slots=True)
 class RestartPolicy:
     """What the user said about restarts.
 
@@ -34,36 +37,15 @@ class RestartPolicy:
         max_backoff: Longest pause before a restart in seconds; 0 for none.
     """
 
-    __slots__ = ("max_backoff", "max_restarts", "min_uptime", "no_restart_exit_codes", "window_count", "window_seconds")
-
-    def __init__(
-        self,
-        max_restarts: int = 0,
-        *,
-        window_count: int | None = None,
-        window_seconds: float | None = None,
-        min_uptime: float | None = None,
-        no_restart_exit_codes: frozenset[int] = frozenset(),
-        max_backoff: float = 30.0,
-    ) -> None:
-        self.max_restarts = max_restarts
-        self.window_count = window_count
-        self.window_seconds = window_seconds
-        self.min_uptime = min_uptime
-        self.no_restart_exit_codes = no_restart_exit_codes
-        self.max_backoff = max_backoff
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, RestartPolicy) and all(
-            getattr(self, name) == getattr(other, name) for name in self.__slots__
-        )
-
-    __hash__ = None  # type: ignore[assignment]  # it can be changed, so it can't be a key
-
-    def __repr__(self) -> str:
-        return f"RestartPolicy({', '.join(f'{name}={getattr(self, name)!r}' for name in self.__slots__)})"
+    max_restarts: int = 0
+    window_count: int | None = None
+    window_seconds: float | None = None
+    min_uptime: float | None = None
+    no_restart_exit_codes: frozenset[int] = frozenset()
+    max_backoff: float = 30.0
 
 
+@dataclass(frozen=True, slots=True)
 class Failure:
     """One failed round, as far as the policy cares.
 
@@ -74,26 +56,20 @@ class Failure:
         uptime: Seconds that the round lived.
     """
 
-    __slots__ = ("exit_code", "is_deterministic", "signature", "uptime")
-
-    def __init__(
-        self, *, exit_code: int, signature: object = None, is_deterministic: bool = False, uptime: float = 0.0
-    ) -> None:
-        self.exit_code = exit_code
-        self.signature = signature
-        self.is_deterministic = is_deterministic
-        self.uptime = uptime
+    exit_code: int
+    signature: object = None
+    is_deterministic: bool = False
+    uptime: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
 class Restart:
     """Try again after a pause of `delay` seconds."""
 
-    __slots__ = ("delay",)
-
-    def __init__(self, delay: float) -> None:
-        self.delay = delay
+    delay: float
 
 
+@dataclass(frozen=True, slots=True)
 class GiveUp:
     """End the job.
 
@@ -102,11 +78,8 @@ class GiveUp:
         detail: One sentence for the user; empty when the budget is simply used up.
     """
 
-    __slots__ = ("detail", "verdict")
-
-    def __init__(self, verdict: str, detail: str = "") -> None:
-        self.verdict = verdict
-        self.detail = detail
+    verdict: str
+    detail: str = ""
 
 
 def decide_restart(

@@ -13,7 +13,7 @@ to save a checkpoint still needs them. So within the one grace period of a stop
 
 from __future__ import annotations
 
-from elastic_run.records import dataclass
+from elastic_run.records import dataclass, field, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ class Condition:
     cpu: int
 
 
+@dataclass(frozen=True, slots=True)
 class Stop:
     """One stop of a round's workers, as far as it has gone.
 
@@ -57,35 +58,17 @@ class Stop:
         grace: Seconds until SIGKILL.
     """
 
-    __slots__ = (
-        "conditions",
-        "grace",
-        "group_told",
-        "killed_at",
-        "leader_told",
-        "progress_at",
-        "signal",
-        "started_at",
-    )
-
-    def __init__(self, *, started_at: float, signal: int, grace: float) -> None:
-        self.started_at = started_at
-        self.signal = signal
-        self.grace = grace
-        self.leader_told = False
-        self.group_told = False
-        self.killed_at: float | None = None
-        self.conditions: Mapping[int, Condition] = {}
-        self.progress_at: Mapping[int, float] = {}
-
-    def replace(self, **changes: object) -> Stop:
-        """Return a copy with some fields changed."""
-        copy = Stop(started_at=self.started_at, signal=self.signal, grace=self.grace)
-        for name in self.__slots__:
-            setattr(copy, name, changes.get(name, getattr(self, name)))
-        return copy
+    started_at: float
+    signal: int
+    grace: float
+    leader_told: bool = False
+    group_told: bool = False
+    killed_at: float | None = None
+    conditions: Mapping[int, Condition] = field(default_factory=dict)
+    progress_at: Mapping[int, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
 class Step:
     """What to do now.
 
@@ -97,22 +80,11 @@ class Step:
         next_at: Monotonic seconds at which to ask again, or None.
     """
 
-    __slots__ = ("give_up", "kill", "next_at", "tell_groups", "tell_leaders")
-
-    def __init__(
-        self,
-        *,
-        tell_leaders: bool = False,
-        tell_groups: bool = False,
-        kill: bool = False,
-        give_up: bool = False,
-        next_at: float | None = None,
-    ) -> None:
-        self.tell_leaders = tell_leaders
-        self.tell_groups = tell_groups
-        self.kill = kill
-        self.give_up = give_up
-        self.next_at = next_at
+    tell_leaders: bool = False
+    tell_groups: bool = False
+    kill: bool = False
+    give_up: bool = False
+    next_at: float | None = None
 
 
 def advance(
@@ -139,11 +111,11 @@ def advance(
         return _await_end(stop, stop.killed_at, conditions or {}, now)
     kill_at = stop.started_at + stop.grace
     if is_hurried or now >= kill_at:
-        return stop.replace(leader_told=True, group_told=True, killed_at=now), Step(kill=True, next_at=now + _LOOK)
+        return replace(stop, leader_told=True, group_told=True, killed_at=now), Step(kill=True, next_at=now + _LOOK)
     late_at = stop.started_at + stop.grace * LATE
     tell_leaders = not stop.leader_told
     tell_groups = not stop.group_told and (not leaders_alive or now >= late_at)
-    after = stop.replace(leader_told=True, group_told=stop.group_told or tell_groups)
+    after = replace(stop, leader_told=True, group_told=stop.group_told or tell_groups)
     return after, Step(
         tell_leaders=tell_leaders and leaders_alive,
         tell_groups=tell_groups,
@@ -160,5 +132,5 @@ def _await_end(stop: Stop, killed_at: float, conditions: Mapping[int, Condition]
         progress_at[pid] = now if is_moving else stop.progress_at.get(pid, killed_at)
     last = max(progress_at.values(), default=killed_at)
     give_up_at = min(last + KILL_PATIENCE, killed_at + KILL_LIMIT)
-    after = stop.replace(conditions=conditions, progress_at=progress_at)
+    after = replace(stop, conditions=conditions, progress_at=progress_at)
     return after, Step(give_up=now >= give_up_at, next_at=min(now + _LOOK, give_up_at))

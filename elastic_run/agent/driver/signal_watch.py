@@ -1,0 +1,110 @@
+"""Answers the launcher's signals: one that stops the job, one that is passed on, one that only some workers handle."""
+
+from __future__ import annotations
+
+import signal
+
+from elastic_run.core.agent.messages import Signalled
+from elastic_run.signals import SIGTERM, restore_signals
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from elastic_run.agent.driver.context import AgentContext
+    from elastic_run.agent.driver.round import Round
+    from elastic_run.agent.history import History
+    from elastic_run.agent.senders import Senders
+    from elastic_run.core.agent.messages import Event
+    from elastic_run.loop import Loop
+
+
+class SignalWatch:
+    """Watches the signals of one agent.
+
+    Args:
+        loop: The agent's loop.
+        context: What the user asked for.
+        senders: Is told where each signal came from.
+        feed: Takes the machine's events.
+        hurry: Called at each signal that stops the job.
+        current_round: Returns the round that runs, or None.
+        history: Returns the agent's history.
+
+    Attributes:
+        seen: How many signals that stop the job have come.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        context: AgentContext,
+        senders: Senders,
+        *,
+        feed: Callable[[Event], None],
+        hurry: Callable[[], None],
+        current_round: Callable[[], Round | None],
+        history: Callable[[], History],
+    ) -> None:
+        self.seen = 0
+        self._loop = loop
+        self._context = context
+        self._senders = senders
+        self._feed = feed
+        self._hurry = hurry
+        self._current_round = current_round
+        self._history = history
+
+    def begin(self) -> None:
+        """Watch from now on; does nothing outside the main thread, where the program around us has the signals."""
+        options, loop = self._context.options, self._loop
+        try:
+            loop.watch_signals((*options.signals, *options.unnamed_signals), self._on_stop)
+            loop.watch_signals(options.forwarded, self._on_forwarded)
+            loop.watch_signals(options.offered, self._on_offered)
+            if options.is_whole_process and not loop.find_senders() and self._context.mask is not None:
+                restore_signals(self._context.mask)
+            loop.watch_signals((signal.SIGWINCH,), self._on_resize)
+            if options.is_whole_process:
+                # Inherited as ignored it would make the kernel throw the workers' exit codes away.
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            else:
+                loop.keep_exits()
+        except ValueError:
+            pass  # not the main thread
+
+    def forward(self, number: int) -> None:
+        """Pass a signal on to the workers."""
+        current = self._current_round()
+        if current is not None:
+            current.workers.forward(number)
+
+    def _note(self, number: int) -> None:
+        self._senders.note(number, self._loop.senders.get(number))
+
+    def _on_stop(self, number: int) -> None:
+        self.seen += 1
+        self._note(number)
+        self._hurry()
+        is_named = number in self._context.options.signals
+        self._feed(Signalled(number, None if is_named else SIGTERM))
+
+    def _on_forwarded(self, number: int) -> None:
+        self._note(number)
+        self._feed(Signalled(number))
+
+    def _on_offered(self, number: int) -> None:
+        """Pass a signal on to the workers that handle it; in no state that changes anything else."""
+        self._note(number)
+        current = self._current_round()
+        told = [] if current is None else current.workers.offer(number)
+        if told:
+            self._senders.passed_on.add(number)
+        ranks = [worker.global_rank for worker in self._context.group.workers if worker.local_rank in told]
+        has_workers = current is not None and bool(current.workers.alive)
+        self._history().tell_offered(number, ranks, has_workers=has_workers)
+
+    def _on_resize(self, _: int) -> None:
+        current = self._current_round()
+        if current is not None:
+            current.output.resize()
