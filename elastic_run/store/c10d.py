@@ -2,7 +2,8 @@
 
 Rules
 - A stream's entries lie in numbered slots. A writer takes a number by counting up, then fills the slot by
-  compare-and-set: never a plain set, so a slot is filled once. Constant work for each entry, whoever else writes.
+  compare-and-set: never a plain set, so a slot is filled once. Constant work for each entry, whoever else writes. A
+  server of ours does both at once, so that no gap comes from there.
 - A writer that died between the two leaves a gap. A reader that has seen one for a second fills it with VOID the same
   way. A writer that comes too late for its slot takes another one.
 - Trimming first raises the stream's floor, then deletes. A writer asks for the floor after it has filled its slot:
@@ -18,9 +19,10 @@ from __future__ import annotations
 import time
 from contextlib import contextmanager
 
-from elastic_run.store.client import NOTHING, StoreClient
+from elastic_run.store.agent_client import NOTHING, AgentClient
 from elastic_run.store.errors import SILENT, StoreConnectionError, StoreTimeoutError
 from elastic_run.store.job_store import ENTRIES_AT_ONCE, JobStore, job_path
+from elastic_run.store.stream_keys import count_key, floor_key, slot_key
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,9 +34,6 @@ if TYPE_CHECKING:
 _GAP_LIVES = 1.0
 #: Seconds between looks at the counter while a slot is waited for.
 _LOOK_AGAIN = 2.0
-#: Seconds between looks at a key that is waited for: torch's older server (USE_LIBUV=0) wakes nobody for a
-#: compare-and-set.
-_WAIT_AGAIN = 5.0
 _VOID = b"-"
 _ENTRY = b"+"
 
@@ -72,7 +71,7 @@ class C10dJobStore(JobStore):
         # By stream: slots behind a gap, with what they hold.
         self._ahead: dict[str, dict[int, bytes]] = {}
         with _silence_closes():
-            self._client = StoreClient(
+            self._client = AgentClient(
                 host,
                 port,
                 timeout,
@@ -84,17 +83,9 @@ class C10dJobStore(JobStore):
 
     # --- streams -------------------------------------------------------------------------------------------------
     def append(self, stream: str, value: bytes) -> None:
-        entry = _ENTRY + value
         with _silence_closes():
-            while True:
-                slot = self._client.add(_count(stream), 1)
-                filling = (_slot(stream, slot), b"", entry)
-                there, floor = self._client.compare_sets([filling, (_floor(stream), NOTHING, NOTHING)])
-                if there != entry:
-                    continue  # it was voided: we were too slow
-                if _number(floor) < slot:
-                    return
-                self._client.delete_key(_slot(stream, slot))
+            while not self._client.append_entry(_stream(stream), _ENTRY + value):
+                pass  # that slot was voided or trimmed: we were too slow
 
     def read(self, stream: str, position: int, timeout: float) -> tuple[list[bytes], int]:
         deadline = time.monotonic() + timeout
@@ -185,14 +176,8 @@ class C10dJobStore(JobStore):
 
     def _wait(self, keys: Sequence[str], timeout: float) -> list[bytes | None]:
         """Wait for the first of some keys, and return what lies at all of them."""
-        deadline = time.monotonic() + timeout
         with _silence_closes():
-            while True:
-                left = deadline - time.monotonic()
-                has_come = left > 0 and self._client.has_come(keys[:1], min(left, _WAIT_AGAIN))
-                values = self._client.look(keys)
-                if values[0] is not None or (left <= 0 and not has_come):
-                    return values
+            return self._client.wait_look(keys, timeout)
 
     def get(self, keys: Sequence[str]) -> list[bytes | None]:
         with _silence_closes():
@@ -217,9 +202,7 @@ class C10dJobStore(JobStore):
 
     def fetch_beats(self, nodes: Sequence[str]) -> list[bytes | None]:
         with _silence_closes():
-            keys = [_beat(node) for node in nodes]
-            there = self._client.get_if_all(keys) if keys else None
-            return self._client.look(keys) if there is None else list(there)
+            return self._client.get_all([_beat(node) for node in nodes])
 
     def forget_beats(self, nodes: Sequence[str]) -> None:
         with _silence_closes():
@@ -260,16 +243,20 @@ def _beat(node: str) -> str:
     return f"b/{node}"
 
 
-def _count(stream: str) -> str:
-    return f"s/{stream}/count"
+def _stream(stream: str) -> bytes:
+    return f"s/{stream}".encode()
 
 
-def _floor(stream: str) -> str:
-    return f"s/{stream}/floor"
+def _count(stream: str) -> bytes:
+    return count_key(_stream(stream))
 
 
-def _slot(stream: str, slot: int) -> str:
-    return f"s/{stream}/{slot}"
+def _floor(stream: str) -> bytes:
+    return floor_key(_stream(stream))
+
+
+def _slot(stream: str, slot: int) -> bytes:
+    return slot_key(_stream(stream), slot)
 
 
 def _number(value: bytes) -> int:

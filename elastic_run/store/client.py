@@ -16,19 +16,14 @@ from elastic_run.store.opening import Opening
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from types import TracebackType
-    from typing import TypeVar
+
+    from typing_extensions import Self  # for the type checker only: typing has it from Python 3.11 on
 
     from elastic_run.store.authentication import ClientAuthentication
 
-    _T = TypeVar("_T")
-
 _NAMED = 5
-#: Expected and desired of a `compare_set` that only looks: nobody's value, and the answer for a missing key.
-NOTHING = b"\0nothing\0"
-#: Bytes of questions that go out before answers are read: with more, both sides could wait for the other to read.
-_AT_ONCE = 32 * 1024
 
 
 class StoreClient:
@@ -69,8 +64,9 @@ class StoreClient:
         self._stream = opening.open(tries_again=tries_again)
         # What goes out in front of the first question.
         self._proof = opening.proof
+        self._is_extended = opening.is_extended
 
-    def __enter__(self) -> StoreClient:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -82,9 +78,9 @@ class StoreClient:
         """Close the connection; harmless when closed."""
         self._stream.close()
 
-    def clone(self) -> StoreClient:
+    def clone(self) -> Self:
         """Return another connection to the same store, for another thread."""
-        return StoreClient(
+        return type(self)(
             self.host, self.port, self.timeout, self._prefix.decode(), authentication=self._authentication
         )
 
@@ -95,7 +91,7 @@ class StoreClient:
     # --- values --------------------------------------------------------------------------------------------------
     def set(self, key: str | bytes, value: str | bytes) -> None:
         """Give a key a value. There is no reply: a refusal shows at the next operation."""
-        self._send(wire.encode(wire.SET, self._key(key), _value(value)))
+        self._send(wire.encode(wire.SET, self._key(key), encode_value(value)))
 
     def get(self, key: str | bytes) -> bytes:
         """Wait for a key, up to the timeout, and return its value.
@@ -123,12 +119,12 @@ class StoreClient:
         Returns:
             The value now; for a missing key that stays missing, `expected`.
         """
-        self._send(wire.encode(wire.COMPARE_SET, self._key(key), _value(expected), _value(desired)))
+        self._send(wire.encode(wire.COMPARE_SET, self._key(key), encode_value(expected), encode_value(desired)))
         return self._receive_string()
 
     def append(self, key: str | bytes, value: str | bytes) -> None:
         """Put bytes behind a key's value."""
-        self._send(wire.encode(wire.APPEND, self._key(key), _value(value)))
+        self._send(wire.encode(wire.APPEND, self._key(key), encode_value(value)))
 
     def multi_get(self, keys: Sequence[str | bytes]) -> list[bytes]:
         """Wait for keys, up to the timeout, and return their values.
@@ -137,17 +133,6 @@ class StoreClient:
             StoreTimeoutError: One did not appear.
         """
         self.wait(keys)
-        self._send(wire.encode(wire.MULTI_GET, *self._list(keys)))
-        return [self._receive_string() for _ in keys]
-
-    def get_if_all(self, keys: Sequence[str | bytes]) -> list[bytes] | None:
-        """Return the values of keys if all are there, else None: two operations, however many they are.
-
-        Args:
-            keys: The keys.
-        """
-        if not self.check(keys):
-            return None
         self._send(wire.encode(wire.MULTI_GET, *self._list(keys)))
         return [self._receive_string() for _ in keys]
 
@@ -161,7 +146,7 @@ class StoreClient:
             message = f"{len(keys)} keys, but {len(values)} values"
             raise ValueError(message)
         prefixed = self._list(keys)
-        pairs = [part for key, value in zip(prefixed[1:], values, strict=True) for part in (key, _value(value))]
+        pairs = [part for key, value in zip(prefixed[1:], values, strict=True) for part in (key, encode_value(value))]
         self._send(wire.encode(wire.MULTI_SET, prefixed[0], *pairs))
 
     def delete_key(self, key: str | bytes) -> bool:
@@ -180,55 +165,10 @@ class StoreClient:
         keys = [self._receive_string() for _ in range(self._receive_count())]
         return [key[len(self._prefix) :].decode(errors="replace") for key in keys if key.startswith(self._prefix)]
 
-    # --- many at once: one round trip, whatever their number -----------------------------------------------------
-    def compare_sets(self, changes: Sequence[tuple[str | bytes, str | bytes, str | bytes]]) -> list[bytes]:
-        """Do several `compare_set`, given as (key, expected, desired), in this order; returns the values now."""
-        messages = [
-            wire.encode(wire.COMPARE_SET, self._key(key), _value(expected), _value(desired))
-            for key, expected, desired in changes
-        ]
-        return self._ask_all(messages, self._receive_string)
-
-    def look(self, keys: Sequence[str | bytes]) -> list[bytes | None]:
-        """Return the keys' values, None for those missing, without waiting for any."""
-        # GET of a missing key breaks the connection on torch's older servers; this changes nothing on any of them.
-        values = self.compare_sets([(key, NOTHING, NOTHING) for key in keys])
-        return [None if value == NOTHING else value for value in values]
-
-    def write(self, keys: Sequence[str | bytes], values: Sequence[str | bytes]) -> None:
-        """Give each key its value, and wait until the server has them.
-
-        Raises:
-            ValueError: There are not as many values as keys.
-        """
-        if keys:
-            self.multi_set(keys, values)
-            self.check(keys[:1])
-
-    def delete_keys(self, keys: Sequence[str | bytes]) -> None:
-        """Remove keys."""
-        self._ask_all([wire.encode(wire.DELETE, self._key(key)) for key in keys], self._receive_number)
-
-    def _ask_all(self, messages: Sequence[bytes], receive: Callable[[], _T]) -> list[_T]:
-        answers: list[_T] = []
-        batch: list[bytes] = []
-        self._room = wire.MESSAGE_LIMIT
-        for message in messages:
-            batch.append(message)
-            if len(batch) * len(message) >= _AT_ONCE:
-                answers += self._ask_batch(batch, receive)
-                batch.clear()
-        return answers + self._ask_batch(batch, receive)
-
-    def _ask_batch(self, batch: Sequence[bytes], receive: Callable[[], _T]) -> list[_T]:
-        if batch:
-            self._send_more(b"".join(batch))
-        return [receive() for _ in batch]
-
     # --- queues --------------------------------------------------------------------------------------------------
     def queue_push(self, key: str | bytes, value: str | bytes) -> None:
         """Put a value at a queue's end."""
-        self._send(wire.encode(wire.QUEUE_PUSH, self._key(key), _value(value)))
+        self._send(wire.encode(wire.QUEUE_PUSH, self._key(key), encode_value(value)))
 
     def queue_pop(self, key: str | bytes, *, block: bool = True) -> bytes:
         """Take a queue's first value.
@@ -341,7 +281,9 @@ class StoreClient:
         return number
 
     def _receive_string(self) -> bytes:
-        size = wire.U64.unpack(self._receive(wire.U64.size))[0]
+        return self._receive_sized(wire.U64.unpack(self._receive(wire.U64.size))[0])
+
+    def _receive_sized(self, size: int) -> bytes:
         self._take_room(size + wire.U64.size)
         return self._receive(size)
 
@@ -373,7 +315,12 @@ class StoreClient:
         return [len(keys), *map(self._key, keys)]
 
 
-def _value(value: str | bytes) -> bytes:
+def encode_value(value: str | bytes) -> bytes:
+    """Return a value as it is sent.
+
+    Raises:
+        ValueError: It is over the limit.
+    """
     encoded = value.encode() if isinstance(value, str) else value
     if len(encoded) > wire.VALUE_LIMIT:
         message = f"a value of {len(encoded)} bytes, over the limit of {wire.VALUE_LIMIT}"

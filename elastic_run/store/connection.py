@@ -226,11 +226,11 @@ class Connection:
             self._hold()
         self.flush()
         if decoder.held or self._queued or self.held:
-            self._account()
+            self.account()
 
-    def _account(self) -> None:
+    def account(self) -> None:
         """Tell the holdings what is held now."""
-        if self.is_closed:
+        if self.is_closed or not (self._decoder.held or self._queued or self.held):
             return
         held = self._decoder.held + self._decoder.unread
         if self._queued:
@@ -301,8 +301,7 @@ class Connection:
         self.flush()
         if self.is_closed or self._queued:
             return
-        if self.held:
-            self._account()
+        self.account()
         self._loop.remove_writer(self._fd)
         if self._is_held:
             self._is_held = False

@@ -4,7 +4,7 @@ Rules
 - Servers and clients start in any order, so it is tried again while nobody listens or answers.
 - With a token the server is challenged first. A server that closes the connection for that is opened once more without
   a challenge: torch's own answers then, and is used with a warning (`ClientAuthentication`). Ours wants a proof.
-- An agent without a token says so by its nonce. A server that has a token tells it by another answer.
+- An agent without a token says so by its nonce. A server of ours tells by another answer whether it has a token.
 """
 
 from __future__ import annotations
@@ -50,12 +50,14 @@ class Opening:
 
     Attributes:
         proof: What must go out in front of the first question; empty for nothing.
+        is_extended: Whether the server is ours, and has the operations that torch's doesn't have.
     """
 
     def __init__(
         self, host: str, port: int, timeout: float, *, is_agent: bool, authentication: ClientAuthentication | None
     ) -> None:
         self.proof = b""
+        self.is_extended = False
         self._host = host
         self._port = port
         self._timeout = timeout
@@ -122,6 +124,7 @@ class Opening:
         except OSError:
             address = self._name  # it is closed already; the first message will say so
         stream = Stream(connected, f"{self._host}:{self._port}")
+        self.is_extended = False
         try:
             exchange(stream, timeout)
         except StoreTimeoutError as error:
@@ -147,6 +150,7 @@ class Opening:
     def _challenge(self, stream: Stream, timeout: float) -> None:
         if self._authentication is not None:
             self.proof = self._authentication.challenge(stream, self._name, timeout)
+            self.is_extended = True
 
     def _greet(self, stream: Stream, timeout: float) -> None:
         """Open the connection as torch's clients do."""
@@ -157,7 +161,8 @@ class Opening:
             raise StoreTokenError(message)
         if answer == wire.STORE_FULL:
             raise make_full_error(wire.U32.unpack(stream.receive(wire.U32.size, timeout))[0])
-        if answer != self._nonce:
+        self.is_extended = answer == wire.EXTENDED and self._nonce == wire.AGENT_NONCE
+        if answer != self._nonce and not self.is_extended:
             message = "the answer is not a TCPStore's"
             raise StoreConnectionError(message, FOREIGN)
 

@@ -47,6 +47,7 @@ _ACCEPTS_PER_TURN = 64
 _ACCEPT_AGAIN = 1.0
 _OPENING_SIZE = 4096
 _OPENING = (wire.VALIDATE, wire.PING)
+_EXTENDED = wire.U32.pack(wire.EXTENDED)
 #: Stands for all loopback addresses, which are one host: every program there can come from 16 million of them.
 _LOOPBACK = "loopback"
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -82,7 +83,7 @@ class StoreServer:
         self._loop = loop
         self._listeners = (listener, *further)
         self._workers = Answers(data)
-        self._agents = Answers()
+        self._agents = Answers(is_for_agents=True)
         self._on_unknown_operation = on_unknown_operation
         self._groups = ProcessGroups(self._workers.data) if separates_groups else None
         self._on_refusal = on_refusal
@@ -295,7 +296,9 @@ class StoreServer:
     # --- answers -------------------------------------------------------------------------------------------------
     def _meet(self, connection: Connection, operation: int, fields: list[bytes | int]) -> None:
         """Answer a client whose first key has not yet shown whose it is."""
-        if operation in _OPENING:
+        if operation == wire.PING and fields[0] == wire.AGENT_NONCE:
+            connection.reply(_EXTENDED)
+        elif operation in _OPENING:
             self._answer_worker(connection, operation, fields)
         elif operation == wire.CHALLENGE:
             connection.reply(wire.U64.pack(0))  # there is no token

@@ -22,8 +22,13 @@ Captured on the wire between torch 2.13's own client and server; `tests/compat` 
 Between agents and our own server there is more, and nothing of it is a surprise to torch's:
 - CHALLENGE carries a client's nonce. Our server answers with a string: its own nonce and its proof of the token, or ""
   where it has no token. PROVE carries the client's proof and has no reply. Torch's server closes the connection.
-- An agent without a token gives AGENT_NONCE to PING. A server with a token returns PROOF_WANTED instead, so that the
-  agent learns why it gets no further. No process has AGENT_NONCE as its pid.
+- An agent without a token gives AGENT_NONCE to PING. Our server returns EXTENDED instead, and PROOF_WANTED where it has
+  a token: so the agent learns which operations there are, or why it gets no further. A server that has proved the token
+  is ours, too. No process has AGENT_NONCE as its pid.
+- LOOK answers with the values of keys; a key that is missing has the length MISSING and no value. WAIT_LOOK waits for
+  the first of its keys like WAIT, and answers with the values of all of them behind WAIT_OVER; it is cancelled like
+  WAIT, without values. STREAM_APPEND counts a stream up and fills the slot of that number (`stream_keys`); it answers
+  with the number, or with 0 if the slot was filled already or lies below the floor. They serve the agents' keys only.
 - Our server answers a client for which it has no descriptor left with STORE_FULL and its limit of descriptors, and
   closes the connection.
 """
@@ -75,14 +80,17 @@ VALIDATE, SET, COMPARE_SET, GET, ADD, CHECK, WAIT, NUM_KEYS, DELETE, APPEND, MUL
 )
 QUEUE_PUSH, QUEUE_POP, QUEUE_LEN, LIST_KEYS, BARRIER = range(14, 19)
 #: Ours alone, and far from those that torch may add.
-CHALLENGE, PROVE = 240, 241
+CHALLENGE, PROVE, LOOK, WAIT_LOOK, STREAM_APPEND = range(240, 245)
 
 AGENT_NONCE = 0xE1A5_71C0
+EXTENDED = 0xE1A5_71C1
 PROOF_WANTED = 0x70CE_4000
 STORE_FULL = 0xF011_CA9A
 NONCE_SIZE = 32
 PROOF_SIZE = 32
 
+#: The length of a value that is missing, in the replies of LOOK and WAIT_LOOK.
+MISSING = (1 << 64) - 1
 #: Replies of CHECK, and of WAIT, BARRIER and CANCEL_WAIT.
 READY, NOT_READY = b"\0", b"\1"
 WAIT_OVER, WAIT_CANCELLED = b"\0", b"\1"
@@ -140,6 +148,9 @@ LAYOUTS: Mapping[int, Layout] = {
     BARRIER: Layout(_KEY, _I64),
     CHALLENGE: Layout(NONCE_SIZE),
     PROVE: Layout(PROOF_SIZE),
+    LOOK: Layout(_KEY, is_list=True),
+    WAIT_LOOK: Layout(_KEY, is_list=True),
+    STREAM_APPEND: Layout(_KEY, _VALUE),
 }
 #: What may come on a connection that has to prove the token first.
 UNPROVED: Mapping[int, Layout] = {operation: LAYOUTS[operation] for operation in (PING, CHALLENGE, PROVE)}

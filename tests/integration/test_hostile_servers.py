@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run.store import http_messages, wire
-from elastic_run.store.client import StoreClient
+from elastic_run.store.agent_client import AgentClient
 from elastic_run.store.errors import StoreAccessError, StoreConnectionError, WireError
 from elastic_run.store.file import FileJobStore
 from elastic_run.store.http_messages import ChunkedLines, receive_body, receive_head
@@ -87,13 +87,13 @@ def test_an_answer_of_a_store_is_bounded(
     flood: Callable[..., Flood],
     monkeypatch: pytest.MonkeyPatch,
     answer: bytes,
-    ask: Callable[[StoreClient], object],
+    ask: Callable[[AgentClient], object],
 ) -> None:
     """A store that answers with more than the bound is hung up on, and named."""
     monkeypatch.setattr(wire, "MESSAGE_LIMIT", 250_000)
     server = flood(answer)
     with (
-        StoreClient("127.0.0.1", server.port, DEADLINE) as client,
+        AgentClient("127.0.0.1", server.port, DEADLINE) as client,
         pytest.raises(StoreConnectionError, match=rf":{server.port} answers with more than 250000 bytes"),
     ):
         ask(client)

@@ -122,6 +122,9 @@ QUESTIONS = {
     "pop": wire.encode(wire.QUEUE_POP, AGENTS_KEY),
     "len": wire.encode(wire.QUEUE_LEN, AGENTS_KEY),
     "barrier": wire.encode(wire.BARRIER, AGENTS_KEY, 1),
+    "look": wire.encode(wire.LOOK, 1, AGENTS_KEY),
+    "wait-look": wire.encode(wire.WAIT_LOOK, 1, AGENTS_KEY),
+    "stream-append": wire.encode(wire.STREAM_APPEND, AGENTS_KEY, b"x"),
     "cancel": wire.encode(wire.CANCEL_WAIT),
 }
 

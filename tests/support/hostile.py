@@ -38,6 +38,7 @@ _TOKEN = b"nobody knows this"
 _SECRET_KEY = wire.AGENT_PREFIX.decode() + "job/secret"
 _SECRET = b"only members of the job read this"
 _KEYS = [b"/a", b"/b", b"/q", b"init/", b"/default_pg/0//cpu//0/1", wire.AGENT_PREFIX + b"job/k", _SECRET_KEY.encode()]
+_AGENTS = (wire.LOOK, wire.WAIT_LOOK, wire.STREAM_APPEND)
 _AT_ONCE = 24
 #: Seconds after which a connection that takes nothing more is left as it is.
 _STUCK = 0.005
@@ -151,7 +152,7 @@ def _draw_list(generator: random.Random) -> bytes:
     key = _draw_key(generator)
     is_same = generator.random() < 0.5
     keys = [key if is_same else b"%s/%d" % (key[:20], number) for number in range(count)]
-    operation = generator.choice((wire.MULTI_GET, wire.CHECK, wire.WAIT, wire.MULTI_SET))
+    operation = generator.choice((wire.MULTI_GET, wire.CHECK, wire.WAIT, wire.MULTI_SET, wire.LOOK, wire.WAIT_LOOK))
     if operation == wire.MULTI_SET:
         return wire.encode(operation, count, *[part for key in keys for part in (key, b"v" * 50)])
     return wire.encode(operation, count, *keys)
@@ -159,7 +160,7 @@ def _draw_list(generator: random.Random) -> bytes:
 
 def _draw_lie(generator: random.Random) -> bytes:
     """Draw a length or a count that isn't so."""
-    operation = generator.choice((wire.SET, wire.GET, wire.MULTI_GET, wire.MULTI_SET, wire.WAIT, wire.APPEND))
+    operation = generator.choice((wire.SET, wire.GET, wire.MULTI_GET, wire.MULTI_SET, wire.WAIT, wire.APPEND, *_AGENTS))
     length = generator.choice((wire.KEY_LIMIT, wire.KEY_LIMIT + 1, wire.COUNT_LIMIT, 1 << 31, (1 << 64) - 1))
     return bytes((operation,)) + wire.U64.pack(length) + generator.randbytes(generator.randrange(200))
 

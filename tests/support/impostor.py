@@ -193,6 +193,9 @@ def _draw_question(generator: random.Random) -> bytes:
     return generator.choice(
         (
             wire.encode(wire.GET, key),
+            wire.encode(wire.LOOK, 1, key),
+            wire.encode(wire.WAIT_LOOK, 1, key),
+            wire.encode(wire.STREAM_APPEND, key, value),
             wire.encode(wire.SET, key, value),
             wire.encode(wire.APPEND, key, value),
             wire.encode(wire.ADD, key, 1),

@@ -29,8 +29,11 @@ MESSAGES: list[tuple[int, tuple[bytes | int, ...]]] = [
     (wire.QUEUE_LEN, (b"/q",)),
     (wire.LIST_KEYS, ()),
     (wire.BARRIER, (b"/b", 2)),
+    (wire.LOOK, (2, b"/a", b"/b")),
+    (wire.WAIT_LOOK, (1, b"/a")),
+    (wire.STREAM_APPEND, (b"/s", b"v")),
 ]
-LISTS = (wire.CHECK, wire.WAIT, wire.MULTI_GET, wire.MULTI_SET)
+LISTS = (wire.CHECK, wire.WAIT, wire.MULTI_GET, wire.MULTI_SET, wire.LOOK, wire.WAIT_LOOK)
 STREAM = OPENING + b"".join(wire.encode(operation, *fields) for operation, fields in MESSAGES)
 #: What a decoder gives for it: a list's count is not among the fields.
 EXPECTED = [
@@ -67,7 +70,7 @@ def test_a_whole_stream_is_decoded() -> None:
 
 def test_every_operation_has_a_layout() -> None:
     """Each operation that the protocol names can be decoded once a connection is open."""
-    assert set(wire.LAYOUTS) == {*range(1, wire.BARRIER + 1), wire.CHALLENGE, wire.PROVE}
+    assert set(wire.LAYOUTS) == {*range(1, wire.BARRIER + 1), *range(wire.CHALLENGE, wire.STREAM_APPEND + 1)}
 
 
 def test_single_bytes_are_decoded() -> None:

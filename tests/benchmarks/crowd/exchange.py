@@ -13,6 +13,7 @@ import socket
 from typing import TYPE_CHECKING, NamedTuple
 
 from elastic_run.store import wire
+from elastic_run.store.agent_client import NOTHING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -33,6 +34,8 @@ STRING = 0
 HTTP = -1
 HTTP_HEAD = -2
 HTTP_LINE = -3
+#: A string that may be missing: `NOTHING` stands for it then.
+PRESENT = -4
 
 _RECEIVE = 64 * 1024
 
@@ -171,6 +174,16 @@ class Exchange:
             self._on_end()
 
 
+def _take_present(buffer: bytes, start: int) -> tuple[bytes, int] | None:
+    at = start + wire.U64.size
+    if len(buffer) < at:
+        return None
+    size = wire.U64.unpack_from(buffer, start)[0]
+    if size == wire.MISSING:
+        return NOTHING, at
+    return (buffer[at : at + size], at + size) if len(buffer) >= at + size else None
+
+
 # --- HTTP ------------------------------------------------------------------------------------------------------------
 def _take_head(buffer: bytes, start: int) -> tuple[bytes, int] | None:
     end = buffer.find(b"\r\n\r\n", start)
@@ -227,4 +240,5 @@ _TAKERS: dict[int, Callable[[bytes, int], tuple[bytes, int] | None]] = {
     HTTP: _take_answer,
     HTTP_HEAD: _take_good_head,
     HTTP_LINE: _take_chunk,
+    PRESENT: _take_present,
 }

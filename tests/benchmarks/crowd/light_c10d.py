@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from elastic_run.core.protocol import job_keys
 from elastic_run.rendezvous.elastic.store_connection import STORE_ID
-from elastic_run.store import authentication, c10d, wire
-from elastic_run.store.client import NOTHING
+from elastic_run.store import authentication, wire
+from elastic_run.store.agent_client import NOTHING
 from elastic_run.store.memory_job_store import JobSpace, MemoryJobStore
 from elastic_run.store.sealed import _BEAT, _KEY, SealedStore
 from elastic_run.store.sealed import _ENTRY as _ENTRY_KIND
-from tests.benchmarks.crowd.exchange import BYTE, NONCE, NUMBER, STRING, Question
+from tests.benchmarks.crowd.exchange import BYTE, NONCE, NUMBER, PRESENT, STRING, Question
 from tests.benchmarks.crowd.light_node import LightNode
 
 if TYPE_CHECKING:
@@ -53,17 +53,16 @@ class LightC10dNode(LightNode):
         ]
 
     def _create(self, key: str, value: bytes) -> Asking[bytes]:
-        creation, start = self._compare_set(f"k/{key}", b"", self._seal(_KEY, key, value)), self._look([_LOG_START])
-        there = (yield Question(creation.data + start.data, (STRING, STRING)))[0]
+        changes = ((f"k/{key}", b"", self._seal(_KEY, key, value)), (_LOG_START, NOTHING, NOTHING))
+        data = b"".join(wire.encode(wire.COMPARE_SET, self._key(one), old, new) for one, old, new in changes)
+        there = (yield Question(data, (STRING, STRING)))[0]
         return self._unseal(_KEY, key, there) or b""
 
     def _append(self, value: bytes) -> Asking[None]:
         stream = job_keys.FACTS
-        number = (yield Question(wire.encode(wire.ADD, self._key(c10d._count(stream)), 1), (NUMBER,)))[0]
-        slot = wire.I64.unpack(number)[0]
-        filling = self._compare_set(c10d._slot(stream, slot), b"", _ENTRY + self._seal(_ENTRY_KIND, stream, value))
-        floor = self._look([c10d._floor(stream)])
-        yield Question(filling.data + floor.data, (STRING, STRING))
+        entry = _ENTRY + self._seal(_ENTRY_KIND, stream, value)
+        number = yield Question(wire.encode(wire.STREAM_APPEND, self._key(f"s/{stream}"), entry), (NUMBER,))
+        assert wire.I64.unpack(number[0])[0] > 0
 
     def _beat(self) -> Asking[None]:
         key = self._key(f"b/{self._node}")
@@ -80,8 +79,9 @@ class LightC10dNode(LightNode):
         yield self._look([f"k/{STORE_ID}"])
 
     def _wait(self, key: str) -> Asking[bytes]:
-        yield Question(wire.encode(wire.WAIT, 1, self._key(f"k/{key}")), (BYTE,))
-        return self._unseal(_KEY, key, (yield self._look([f"k/{key}", _LOG_START]))[0]) or b""
+        keys = self._key(f"k/{key}"), self._key(_LOG_START)
+        found = yield Question(wire.encode(wire.WAIT_LOOK, len(keys), *keys), (BYTE, PRESENT, PRESENT))
+        return self._unseal(_KEY, key, found[1]) or b""
 
     # --- the token ---------------------------------------------------------------------------------------------------
     def _seal(self, kind: bytes, place: str, value: bytes) -> bytes:
@@ -92,13 +92,10 @@ class LightC10dNode(LightNode):
 
     # --- the protocol ------------------------------------------------------------------------------------------------
     def _look(self, keys: Sequence[str]) -> Question:
-        questions = [self._compare_set(key, NOTHING, NOTHING) for key in keys]
         # The first question on each connection is such a look: the proof goes in front of it.
         proof, self._proof = self._proof, b""
-        return Question(proof + b"".join(question.data for question in questions), (STRING,) * len(questions))
-
-    def _compare_set(self, key: str, expected: bytes, desired: bytes) -> Question:
-        return Question(wire.encode(wire.COMPARE_SET, self._key(key), expected, desired), (STRING,))
+        look = wire.encode(wire.LOOK, len(keys), *map(self._key, keys))
+        return Question(proof + look, (PRESENT,) * len(keys))
 
     def _key(self, key: str) -> bytes:
         return f"/{self._path}/{key}".encode()

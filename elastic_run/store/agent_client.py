@@ -1,0 +1,153 @@
+"""What an agent asks of a TCPStore: several values in one exchange, of our own server in one operation.
+
+Rules
+- A server of ours says so when the connection is opened, and has operations of its own (`wire`). Torch's server is
+  asked the same by torch's operations, one for each key, which are sent together.
+"""
+
+from __future__ import annotations
+
+import time
+
+from elastic_run.store import wire
+from elastic_run.store.client import StoreClient, encode_value
+from elastic_run.store.stream_keys import count_key, floor_key, slot_key
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import TypeVar
+
+    _T = TypeVar("_T")
+
+__all__ = ["NOTHING", "AgentClient"]
+
+#: Expected and desired of a `compare_set` that only looks: nobody's value, and the answer for a missing key.
+NOTHING = b"\0nothing\0"
+#: Bytes of questions that go out before answers are read: with more, both sides could wait for the other to read.
+_AT_ONCE = 32 * 1024
+#: Seconds between looks at a key that is waited for: torch's older server (USE_LIBUV=0) wakes nobody for a
+#: compare-and-set.
+_WAIT_AGAIN = 5.0
+
+
+class AgentClient(StoreClient):
+    """A connection to a TCPStore whose questions are put together."""
+
+    def compare_sets(self, changes: Sequence[tuple[str | bytes, str | bytes, str | bytes]]) -> list[bytes]:
+        """Do several `compare_set`, given as (key, expected, desired), in this order; returns the values now."""
+        messages = [
+            wire.encode(wire.COMPARE_SET, self._key(key), encode_value(expected), encode_value(desired))
+            for key, expected, desired in changes
+        ]
+        return self._ask_all(messages, self._receive_string)
+
+    def look(self, keys: Sequence[str | bytes]) -> list[bytes | None]:
+        """Return the keys' values, None for those missing, without waiting for any."""
+        if self._is_extended and keys:
+            self._send(wire.encode(wire.LOOK, *self._list(keys)))
+            return [self._receive_present() for _ in keys]
+        # GET of a missing key breaks the connection on torch's older servers; this changes nothing on any of them.
+        values = self.compare_sets([(key, NOTHING, NOTHING) for key in keys])
+        return [None if value == NOTHING else value for value in values]
+
+    def get_all(self, keys: Sequence[str | bytes]) -> list[bytes | None]:
+        """Return the keys' values, None for those missing, where mostly all are there: two operations at most then."""
+        if not self._is_extended and keys and self.check(keys):
+            self._send(wire.encode(wire.MULTI_GET, *self._list(keys)))
+            return [self._receive_string() for _ in keys]
+        return self.look(keys)
+
+    def wait_look(self, keys: Sequence[str | bytes], timeout: float) -> list[bytes | None]:
+        """Wait for the first of some keys.
+
+        Args:
+            keys: The keys.
+            timeout: Seconds; 0 to look without waiting.
+
+        Returns:
+            The values of all of them, None for those missing: the first is missing where the time was over.
+        """
+        if timeout > 0 and self._is_extended:
+            self._send(wire.encode(wire.WAIT_LOOK, *self._list(keys)))
+            values = self._receive_awaited(len(keys), timeout)
+            return self.look(keys) if values is None else values
+        deadline = time.monotonic() + timeout
+        while True:
+            left = deadline - time.monotonic()
+            has_come = left > 0 and self.has_come(keys[:1], min(left, _WAIT_AGAIN))
+            values = self.look(keys)
+            if values[0] is not None or (left <= 0 and not has_come):
+                return values
+
+    def append_entry(self, stream: bytes, entry: bytes) -> bool:
+        """Take the next number of a stream and fill the slot of that number (`stream_keys`).
+
+        Args:
+            stream: The stream's key.
+            entry: What is put into the slot.
+
+        Returns:
+            Whether the entry is in the stream; False where somebody was faster, or the slot was trimmed.
+        """
+        if self._is_extended:
+            self._send(wire.encode(wire.STREAM_APPEND, self._key(stream), encode_value(entry)))
+            return self._receive_number() > 0
+        number = self.add(count_key(stream), 1)
+        slot = slot_key(stream, number)
+        there, floor = self.compare_sets([(slot, b"", entry), (floor_key(stream), NOTHING, NOTHING)])
+        if there != entry:
+            return False  # it was voided: we were too slow
+        if floor.isdigit() and int(floor) >= number:
+            self.delete_key(slot)
+            return False
+        return True
+
+    def write(self, keys: Sequence[str | bytes], values: Sequence[str | bytes]) -> None:
+        """Give each key its value, and wait until the server has them.
+
+        Raises:
+            ValueError: There are not as many values as keys.
+        """
+        if keys:
+            self.multi_set(keys, values)
+            self.check(keys[:1])
+
+    def delete_keys(self, keys: Sequence[str | bytes]) -> None:
+        """Remove keys."""
+        self._ask_all([wire.encode(wire.DELETE, self._key(key)) for key in keys], self._receive_number)
+
+    def _ask_all(self, messages: Sequence[bytes], receive: Callable[[], _T]) -> list[_T]:
+        answers: list[_T] = []
+        batch: list[bytes] = []
+        self._room = wire.MESSAGE_LIMIT
+        for message in messages:
+            batch.append(message)
+            if len(batch) * len(message) >= _AT_ONCE:
+                answers += self._ask_batch(batch, receive)
+                batch.clear()
+        return answers + self._ask_batch(batch, receive)
+
+    def _ask_batch(self, batch: Sequence[bytes], receive: Callable[[], _T]) -> list[_T]:
+        if batch:
+            self._send_more(b"".join(batch))
+        return [receive() for _ in batch]
+
+    def _receive_awaited(self, count: int, timeout: float) -> list[bytes | None] | None:
+        """Take the values behind the end of a wait, or call the wait off and return None."""
+        try:
+            self._stream.fill(1, timeout)
+        except TimeoutError:
+            self._send(wire.encode(wire.CANCEL_WAIT))
+            if self._receive(1) == wire.WAIT_CANCELLED:
+                return None
+            # The end crossed with the cancellation, which has its own reply.
+            values = [self._receive_present() for _ in range(count)]
+            self._receive(1)
+            return values
+        self._receive(1)
+        return [self._receive_present() for _ in range(count)]
+
+    def _receive_present(self) -> bytes | None:
+        size = wire.U64.unpack(self._receive(wire.U64.size))[0]
+        return None if size == wire.MISSING else self._receive_sized(size)
