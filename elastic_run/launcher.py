@@ -2,7 +2,8 @@
 
 `elastic_launch` and `launch_agent` keep torch's behaviour for programs: results returned, failures raised.
 `launch_job` is the same for the command line: it tells the story on the console and returns the exit code.
-Source of the names, fields and defaults: torch 2.13, torch.distributed.launcher.api.
+Source of the names, fields and defaults: torch 2.13, torch.distributed.launcher.api. The file is longer than others
+because torch has the configuration and the launch in one module, and a third of it describes the fields.
 """
 
 from __future__ import annotations

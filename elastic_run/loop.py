@@ -15,6 +15,8 @@ Rules
 - Where the launcher is the whole process, the signals are blocked and read from a descriptor, which tells who has sent
   each (`find_senders`). The handlers stay: a thread of somebody else's that doesn't block them may get one.
 - The clock is monotonic.
+- The file is longer than others: descriptors, timers, children and signals share one turn of the loop, and their
+  registers are one object's.
 - epoll itself, or poll where there is none, and not the `selectors` module above them: in a job of several nodes its
   imports would come before the first worker.
 """

@@ -6,6 +6,7 @@
 | `parser` | the argparse parser: words and variables to a namespace with a value for each flag |
 | `values` | one value: text to a checked value |
 | `checks` | values against each other and against this machine, before anything is started |
+| `program_checks` | the workers' program: is it there, and can it be run |
 | `slurm_step` | values against the Slurm step in which this launcher runs |
 | `config` | a checked namespace to a `LaunchConfig` and the command of the workers |
 | `help` | the texts of ``--help`` and ``--help-all``, and the reference in the docs |

@@ -11,7 +11,8 @@ import os
 import sys
 
 from elastic_run import contract
-from elastic_run.cli.config import NO_PYTHON_WITH_MODULE, names_rendezvous, read_token
+from elastic_run.cli.config import names_rendezvous, read_token
+from elastic_run.cli.program_checks import check_program, name_reason
 from elastic_run.cli.values import BUILT_IN_BACKENDS, duration, nearest, node_range, seconds, whole_seconds
 from elastic_run.errors import UsageError
 from elastic_run.multiprocessing.process.interpreter import own_interpreter
@@ -29,7 +30,6 @@ _SHARED_BACKENDS = ("etcd", "etcd-v2", "etcd-v3")
 _LONGEST_BELOW = "/d" * 170
 #: Bytes: 16 random ones as text take twice as many, and half of that is beyond guessing still.
 _SHORTEST_TOKEN = 16
-_MACROS = ("${local_rank}", "$local_rank")
 
 
 def check_arguments(args: Namespace, worker_count: int, environ: Mapping[str, str]) -> None:
@@ -42,7 +42,7 @@ def check_arguments(args: Namespace, worker_count: int, environ: Mapping[str, st
     _check_event_log_handler(args)
     _check_log_dir(args)
     _check_numa_binding(args, worker_count)
-    _check_program(args, environ)
+    check_program(args, environ)
 
 
 def name_source(message: str, args: Namespace, environ: Mapping[str, str]) -> str:
@@ -304,7 +304,7 @@ def _check_log_dir(args: Namespace) -> None:
         os.mkdir(probe)
         os.rmdir(probe)
     except OSError as error:
-        message = f"--log-dir: {args.log_dir!r} is not a writable directory: {place}: {_reason(error)}"
+        message = f"--log-dir: {args.log_dir!r} is not a writable directory: {place}: {name_reason(error)}"
         raise UsageError(message) from None
 
 
@@ -319,12 +319,8 @@ def _check_length(log_dir: str, place: str) -> None:
             os.lstat(path)
         except OSError as error:
             if error.errno == ENAMETOOLONG:
-                message = f"--log-dir: {log_dir!r} cannot be created: {_reason(error)}"
+                message = f"--log-dir: {log_dir!r} cannot be created: {name_reason(error)}"
                 raise UsageError(message) from None
-
-
-def _reason(error: OSError) -> str:
-    return (error.strerror or str(error)).lower()
 
 
 def _check_numa_binding(args: Namespace, worker_count: int) -> None:
@@ -336,119 +332,3 @@ def _check_numa_binding(args: Namespace, worker_count: int) -> None:
         except numa.NumaError as error:
             message = f"--numa-binding: {error}"
             raise UsageError(message) from None
-
-
-def _check_program(args: Namespace, environ: Mapping[str, str]) -> None:
-    name = args.training_script
-    if args.no_python and not getattr(args, "use_env", True):
-        message = "--no-python: needs --use-env with this command, which otherwise adds the argument --local-rank"
-        raise UsageError(message)
-    if getattr(args, "local_rank_underscore", False) and args.use_env:
-        message = "--local-rank-underscore: cannot be combined with --use-env, which adds no local rank"
-        raise UsageError(message)
-    if args.run_path:
-        _check_script(name)
-        return
-    if args.no_python:
-        if args.module:
-            raise UsageError(NO_PYTHON_WITH_MODULE)
-        _check_no_python(name, environ)
-        return
-    _check_interpreter(environ)
-    if not args.module:
-        _check_script(name)
-    elif os.sep in name or not name:
-        message = f"-m: {name!r} is not the name of a module; leave out -m to run a file"
-        raise UsageError(message)
-
-
-def _check_interpreter(environ: Mapping[str, str]) -> None:
-    chosen = environ.get(contract.ENV_PYTHON_EXEC)
-    if not chosen:
-        if not own_interpreter():
-            reason = f"{sys.executable} is not a Python interpreter" if sys.executable else "sys.executable is empty"
-            message = f"{contract.ENV_PYTHON_EXEC}: must name the workers' interpreter: {reason}"
-            raise UsageError(message)
-        return
-    from elastic_run.cluster.programs import find_program, name_denier  # noqa: PLC0415 - most workers run this one
-
-    if find_program(chosen, environ) is None:
-        denier = name_denier(chosen) if os.path.dirname(chosen) else ""
-        message = f"{contract.ENV_PYTHON_EXEC}: {chosen!r} is not a program that can be executed{denier}"
-        raise UsageError(message)
-
-
-def _check_no_python(name: str, environ: Mapping[str, str]) -> None:
-    from elastic_run.cluster.programs import find_program, is_executable  # noqa: PLC0415 - most programs are Python's
-
-    if _has_macro(name) or find_program(name, environ) is not None:
-        return
-    if os.path.isdir(name):
-        message = f"--no-python: {name!r} is a directory"
-        raise UsageError(message)
-    if os.path.dirname(name):
-        why = "is not executable (chmod +x)" if _exists(name, "--no-python: program") else "does not exist"
-        message = f"--no-python: program {name!r} {why}"
-        raise UsageError(message)
-    here = os.path.join(os.curdir, name)
-    hint = f", did you mean {here!r}?" if is_executable(here) else ""
-    message = f"--no-python: program {name!r} is not on PATH{hint}"
-    raise UsageError(message)
-
-
-def _check_script(name: str) -> None:
-    """A directory or a zip file with a __main__.py is a script to Python; so is "-", and any pipe."""
-    if name == "-" or _has_macro(name):
-        return
-    if not _exists(name, "script"):
-        message = f"script {name!r} does not exist{_script_hint(name)}"
-        raise UsageError(message)
-    if os.path.isdir(name) and not os.path.isfile(os.path.join(name, "__main__.py")):
-        message = f"script {name!r} is a directory without a __main__.py"
-        raise UsageError(message)
-    if not os.access(name, os.R_OK):
-        message = f"script {name!r} is not readable: no permission"
-        raise UsageError(message)
-
-
-def _exists(name: str, what: str) -> bool:
-    """Whether there is such a file; raises UsageError where the system denies access to it."""
-    try:
-        os.stat(name)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError as error:
-        from elastic_run.cluster.programs import name_denier  # noqa: PLC0415 - rarely
-
-        message = f"{what} {name!r} cannot be accessed: {_reason(error)}{name_denier(name)}"
-        raise UsageError(message) from None
-    return True
-
-
-def _has_macro(name: str) -> bool:
-    """A name that differs from worker to worker is known only then."""
-    return any(macro in name for macro in _MACROS)
-
-
-def _script_hint(name: str) -> str:
-    if os.path.isfile(name + ".py"):
-        return f", did you mean {name + '.py'!r}?"
-    if not name.endswith(".py") and _is_module(name):
-        return f", did you mean -m {name}?"
-    directory, base = os.path.split(name)
-    wanted = base.removesuffix(".py").lower()
-    try:
-        with os.scandir(directory or os.curdir) as entries:
-            scripts = [entry.name for entry in entries if entry.name.endswith(".py") and entry.is_file()]
-    except OSError:
-        return ""
-    known = {script[:-3].lower(): os.path.join(directory, script) for script in scripts}
-    return nearest(wanted, known, translate=known)
-
-
-def _is_module(name: str) -> bool:
-    """Whether a module of this name lies where `-m` looks for it, as a file or a directory; nothing is imported."""
-    parts = name.split(".")
-    places = [os.path.join(place or os.curdir, *parts) for place in (os.curdir, *sys.path)]
-    is_name = all(part.isidentifier() for part in parts)
-    return is_name and any(os.path.isfile(place + ".py") or os.path.isdir(place) for place in places)

@@ -3,6 +3,7 @@
 Rules
 - Nothing is decided here. Every event goes through `_feed`, one at a time and in order.
 - All work happens in the loop's thread, but for a rendezvous that blocks (`joining`).
+- The file is longer than others: it has one function for each command of the machine.
 - Signals need the main thread. In another thread, the program around us stops the agent through
   `SimpleElasticAgent._shutdown`.
 """

@@ -85,7 +85,7 @@ def main() -> None:
 
 def _run(sources: Sequence[Source]) -> None:
     """In the new process: fork once more, so that it is nobody's child, and pass on."""
-    from elastic_run.multiprocessing.process.guardian_process import become_daemon  # noqa: PLC0415 - not for the launcher's side
+    from elastic_run.multiprocessing.process.daemon import become_daemon  # noqa: PLC0415 - not for the launcher's side
 
     if os.fork():
         return

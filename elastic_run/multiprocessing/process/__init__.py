@@ -2,6 +2,7 @@
 
 | module | what it holds |
 |---|---|
+| `daemon` | makes a process that leaves the launcher behind |
 | `descriptors` | descriptors that this process inherited, and those that a child would inherit |
 | `fork_exec` | starts one process: session, descriptors, affinity, exec |
 | `guardian` | the launcher's side of the guardian process |
@@ -10,6 +11,7 @@
 | `held_signals` | holds signals back while processes are started |
 | `interpreter` | which program runs Python code in a process of its own |
 | `orphans` | makes this process a subreaper |
+| `process_title` | what `ps` shows of a process |
 | `process_table` | reads /proc: finds and signals what is left of a worker |
 | `spawn_options` | with what one process is started |
 | `workers` | the worker processes of one round: exits, signals, stopping |

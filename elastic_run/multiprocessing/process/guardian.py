@@ -36,7 +36,8 @@ import sys
 
 from elastic_run import contract
 from elastic_run.multiprocessing.process import process_table
-from elastic_run.multiprocessing.process.guardian_process import become_daemon, stand_guard
+from elastic_run.multiprocessing.process.daemon import become_daemon
+from elastic_run.multiprocessing.process.guardian_process import stand_guard
 from elastic_run.multiprocessing.process.interpreter import find_interpreter
 
 TYPE_CHECKING = False

@@ -23,6 +23,7 @@ import time
 
 from elastic_run import signals
 from elastic_run.multiprocessing.process import process_table
+from elastic_run.multiprocessing.process.process_title import ProcessTitle
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ PATIENCE = 10.0
 #: Seconds between two looks while killed processes disappear (a case of law 2's list).
 _LOOK = 0.005
 _EMPTY_LOOKS = 2
-_MAX_FD = 1 << 16
 #: Seconds in which workers boot: until then orders wait in the pipe, which holds those of two thousand workers.
 _NO_ORDERS = 1.0
 #: Seconds until the second guardian is forked: no worker that boots loses a processor to it.
@@ -46,63 +46,12 @@ _CLEAN_UP = PATIENCE + 10.0
 _MARGIN = 10.0
 #: Seconds from the end of a process's descriptors to its own end.
 _DYING = 1.0
-_IGNORED = (signals.SIGTERM, signals.SIGINT, signals.SIGHUP, signals.SIGQUIT, signals.SIGUSR1, signals.SIGUSR2)
 _BYE = b"bye"
 _CLEANS_UP = b"cleans up"
 #: What a guardian is called that has nothing left to guard, and tells the job of its agent's death.
 _NOTICE = "node-death notice"
 _SWEPT = b"swept"
 _FORGET = b"forget"
-
-
-def become_daemon(title: str, name: str, kept: Collection[int]) -> None:
-    """Let go of what is the launcher's, in a process of its own session.
-
-    Args:
-        title: Its command line from now on.
-        name: The short form.
-        kept: Descriptors that stay open; the standard ones lead to /dev/null otherwise.
-    """
-    _ignore_signals()
-    null = os.open(os.devnull, os.O_RDWR)
-    for fd in range(3):
-        if fd not in kept:
-            os.dup2(null, fd)
-    start = 3
-    for fd in sorted(fd for fd in kept if fd >= start):
-        os.closerange(start, fd)
-        start = fd + 1
-    os.closerange(start, _MAX_FD)
-    os.chdir("/")
-    _set_process_title(title, name)
-
-
-def _ignore_signals() -> None:
-    """A signal to everybody (`kill -TERM -1`, a site's clean-up) must not take the guardian before the workers."""
-    signals.set_wakeup_fd(-1)
-    for number in _IGNORED:
-        signals.ignore_signal(number)
-    signals.default_signal(signals.SIGCHLD)
-
-
-def _set_process_title(title: str, name: str) -> None:
-    """Write over this process's command line, which is memory of its own.
-
-    /proc/self/stat gives the place; there is no call for it without ctypes. Failure is harmless.
-    """
-    try:
-        with open("/proc/self/stat", "rb") as status:
-            fields = status.read().rpartition(b")")[2].split()
-        start, end = int(fields[45]), int(fields[46])
-        size = end - start
-        if size > 1:
-            with open("/proc/self/mem", "r+b", buffering=0) as memory:
-                memory.seek(start)
-                memory.write(title.encode()[: size - 1].ljust(size, b"\0"))
-        with open("/proc/self/comm", "wb", buffering=0) as comm:
-            comm.write(name.encode())
-    except (OSError, IndexError, ValueError):
-        pass
 
 
 class _Orders:
@@ -253,7 +202,7 @@ class _Launcher:
         on_swept()
         if orders.death_notice is not None:
             module, _, document = orders.death_notice
-            _set_process_title(f"{_NOTICE} of {self.pid}", "death notice")
+            ProcessTitle().show(f"{_NOTICE} of {self.pid}", "death notice")
             _send_death_notice(module, document)
 
 
@@ -316,7 +265,7 @@ def _stand_behind(first: int, pipe: int, launcher: _Launcher) -> None:
     """Be the second guardian."""
     signals.default_signal(signals.SIGCHLD)
     os.setpgid(0, 0)
-    _set_process_title(f"second guardian of {launcher.pid}", "second guardian")
+    ProcessTitle().show(f"second guardian of {launcher.pid}", "second guardian")
     orders = launcher.orders
     if not _outlasts_first(_open_pidfd(first), pipe, launcher) or orders.is_dismissed:
         return
@@ -345,7 +294,7 @@ def _outlasts_first(first: int | None, pipe: int, launcher: _Launcher) -> bool:
             if orders.limit != limit:
                 deadline = time.monotonic() + orders.limit
             if orders.is_swept:
-                _set_process_title(f"{_NOTICE} of {launcher.pid}, second", "death notice")
+                ProcessTitle().show(f"{_NOTICE} of {launcher.pid}, second", "death notice")
         elif not deadline:
             deadline = time.monotonic() + _SILENCE
         elif left <= 0:

@@ -18,6 +18,5 @@ does. So this package imitates nothing of what Python does with a program, and n
 | `startup_replay` | what ran at Python's start before the watch began | template, a process of its own |
 | `automatic_preload` | `--preload auto`: the script's own imports | template |
 | `fork_setup` | turns a waiting fork into a worker | worker |
-| `process_title` | what `ps` shows of a fork | template, worker |
 | `messages` | messages between agent, template and forks | all |
 """

@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from elastic_run.multiprocessing.warm.process_title import ProcessTitle
+    from elastic_run.multiprocessing.process.process_title import ProcessTitle
 
 
 #: c10::detail::kDefaultSeed; releases that draw one use 64 random bits.

@@ -23,9 +23,9 @@ import os
 import sys
 
 from elastic_run import contract
+from elastic_run.multiprocessing.process.process_title import ProcessTitle
 from elastic_run.multiprocessing.warm import fork_setup, messages
 from elastic_run.multiprocessing.warm.fork_safety import ImportWatch
-from elastic_run.multiprocessing.warm.process_title import ProcessTitle
 from elastic_run.multiprocessing.warm.startup_replay import StartupReplay, has_earlier_lines
 
 TYPE_CHECKING = False

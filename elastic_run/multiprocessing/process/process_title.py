@@ -1,7 +1,8 @@
-"""What `ps` shows of a fork: a text of ours while it waits, the worker's command line when it is a worker.
+"""What `ps` shows of a process: a text of ours for a guardian or a waiting fork, the command line of a warm worker.
 
-The command line lies in the process's memory; /proc/self/stat names the place. A template was executed with its
-workers' command line, so there is always enough room. Every failure is harmless: `ps` shows the old words.
+The command line lies in the process's memory; /proc/self/stat names the place, for which there is no call without
+ctypes. A template was executed with its workers' command line, so there is always enough room. Every failure is
+harmless: `ps` shows the old words.
 """
 
 from __future__ import annotations

@@ -1,0 +1,141 @@
+"""What must hold of the workers' program: the script, module or command is there, and so is an interpreter for it."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from elastic_run import contract
+from elastic_run.cli.config import NO_PYTHON_WITH_MODULE
+from elastic_run.cli.values import nearest
+from elastic_run.errors import UsageError
+from elastic_run.multiprocessing.process.interpreter import own_interpreter
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Mapping
+
+_MACROS = ("${local_rank}", "$local_rank")
+
+
+def check_program(args: Namespace, environ: Mapping[str, str]) -> None:
+    """Refuse a program that can't be run, or flags about it that contradict each other."""
+    name = args.training_script
+    if args.no_python and not getattr(args, "use_env", True):
+        message = "--no-python: needs --use-env with this command, which otherwise adds the argument --local-rank"
+        raise UsageError(message)
+    if getattr(args, "local_rank_underscore", False) and args.use_env:
+        message = "--local-rank-underscore: cannot be combined with --use-env, which adds no local rank"
+        raise UsageError(message)
+    if args.run_path:
+        _check_script(name)
+        return
+    if args.no_python:
+        if args.module:
+            raise UsageError(NO_PYTHON_WITH_MODULE)
+        _check_no_python(name, environ)
+        return
+    _check_interpreter(environ)
+    if not args.module:
+        _check_script(name)
+    elif os.sep in name or not name:
+        message = f"-m: {name!r} is not the name of a module; leave out -m to run a file"
+        raise UsageError(message)
+
+
+def _check_interpreter(environ: Mapping[str, str]) -> None:
+    chosen = environ.get(contract.ENV_PYTHON_EXEC)
+    if not chosen:
+        if not own_interpreter():
+            reason = f"{sys.executable} is not a Python interpreter" if sys.executable else "sys.executable is empty"
+            message = f"{contract.ENV_PYTHON_EXEC}: must name the workers' interpreter: {reason}"
+            raise UsageError(message)
+        return
+    from elastic_run.cluster.programs import find_program, name_denier  # noqa: PLC0415 - most workers run this one
+
+    if find_program(chosen, environ) is None:
+        denier = name_denier(chosen) if os.path.dirname(chosen) else ""
+        message = f"{contract.ENV_PYTHON_EXEC}: {chosen!r} is not a program that can be executed{denier}"
+        raise UsageError(message)
+
+
+def _check_no_python(name: str, environ: Mapping[str, str]) -> None:
+    from elastic_run.cluster.programs import find_program, is_executable  # noqa: PLC0415 - most programs are Python's
+
+    if _has_macro(name) or find_program(name, environ) is not None:
+        return
+    if os.path.isdir(name):
+        message = f"--no-python: {name!r} is a directory"
+        raise UsageError(message)
+    if os.path.dirname(name):
+        why = "is not executable (chmod +x)" if _exists(name, "--no-python: program") else "does not exist"
+        message = f"--no-python: program {name!r} {why}"
+        raise UsageError(message)
+    here = os.path.join(os.curdir, name)
+    hint = f", did you mean {here!r}?" if is_executable(here) else ""
+    message = f"--no-python: program {name!r} is not on PATH{hint}"
+    raise UsageError(message)
+
+
+def _check_script(name: str) -> None:
+    """A directory or a zip file with a __main__.py is a script to Python; so is "-", and any pipe."""
+    if name == "-" or _has_macro(name):
+        return
+    if not _exists(name, "script"):
+        message = f"script {name!r} does not exist{_script_hint(name)}"
+        raise UsageError(message)
+    if os.path.isdir(name) and not os.path.isfile(os.path.join(name, "__main__.py")):
+        message = f"script {name!r} is a directory without a __main__.py"
+        raise UsageError(message)
+    if not os.access(name, os.R_OK):
+        message = f"script {name!r} is not readable: no permission"
+        raise UsageError(message)
+
+
+def _exists(name: str, what: str) -> bool:
+    """Whether there is such a file; raises UsageError where the system denies access to it."""
+    try:
+        os.stat(name)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        from elastic_run.cluster.programs import name_denier  # noqa: PLC0415 - rarely
+
+        message = f"{what} {name!r} cannot be accessed: {name_reason(error)}{name_denier(name)}"
+        raise UsageError(message) from None
+    return True
+
+
+def _has_macro(name: str) -> bool:
+    """A name that differs from worker to worker is known only then."""
+    return any(macro in name for macro in _MACROS)
+
+
+def _script_hint(name: str) -> str:
+    if os.path.isfile(name + ".py"):
+        return f", did you mean {name + '.py'!r}?"
+    if not name.endswith(".py") and _is_module(name):
+        return f", did you mean -m {name}?"
+    directory, base = os.path.split(name)
+    wanted = base.removesuffix(".py").lower()
+    try:
+        with os.scandir(directory or os.curdir) as entries:
+            scripts = [entry.name for entry in entries if entry.name.endswith(".py") and entry.is_file()]
+    except OSError:
+        return ""
+    known = {script[:-3].lower(): os.path.join(directory, script) for script in scripts}
+    return nearest(wanted, known, translate=known)
+
+
+def _is_module(name: str) -> bool:
+    """Whether a module of this name lies where `-m` looks for it, as a file or a directory; nothing is imported."""
+    parts = name.split(".")
+    places = [os.path.join(place or os.curdir, *parts) for place in (os.curdir, *sys.path)]
+    is_name = all(part.isidentifier() for part in parts)
+    return is_name and any(os.path.isfile(place + ".py") or os.path.isdir(place) for place in places)
+
+
+def name_reason(error: OSError) -> str:
+    """Return the system's reason, as the end of a sentence."""
+    return (error.strerror or str(error)).lower()
