@@ -93,7 +93,7 @@ class Guardian:
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
         # A second guardian that stands in is let go when the new one knows all: the launcher may be killed in between.
-        before, self._pipe = self._take_pipe(), writer
+        former, before, self._pipe = self.pid, self._take_pipe(), writer
         since = process_table.start_time("self")
         interpreter = find_interpreter() if self.is_exec else ""
         # They wait for it in the pipe: a launcher that is killed while it starts leaves no directory.
@@ -114,7 +114,9 @@ class Guardian:
         self.own_sessions.add(self.pid)
         for order in self._sessions_and_end():
             self._send(order)
-        _say_bye(*before)
+        if not _say_bye(*before):
+            _kill_guardians(former)
+        _close(before[0])
         return self.pid
 
     @property
@@ -199,10 +201,7 @@ class Guardian:
     def close(self) -> None:
         """Close the pipe. A second guardian that can't be told `bye`, as the pipe is full, is killed before."""
         if self._waiting and self.pid:
-            # At the end of the pipe it would take this process for dead, and kill the workers.
-            process_table.kill_all(
-                (), process_table.find_survivors({self.pid}, "", since=process_table.start_time("self"))
-            )
+            _kill_guardians(self.pid)
         self._close_pipe()
 
     def alarm(self) -> None:
@@ -248,8 +247,7 @@ class Guardian:
 
     def _close_pipe(self) -> None:
         pipe, _ = self._take_pipe()
-        if pipe >= 0:
-            os.close(pipe)
+        _close(pipe)
 
     def _take_pipe(self) -> tuple[int, bytearray]:
         """Return the pipe, -1 for none, and what waits for room in it; this object has none from now on."""
@@ -260,13 +258,24 @@ class Guardian:
         return taken
 
 
-def _say_bye(pipe: int, waiting: bytearray) -> None:
-    """Let the guardian go that reads a pipe, if any does."""
+def _say_bye(pipe: int, waiting: bytearray) -> bool:
+    """Let the guardian go that reads a pipe, if any does; return whether there was room to tell it."""
+    farewell = waiting + b"bye\n"
+    try:
+        return pipe < 0 or os.write(pipe, farewell) == len(farewell)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True  # nobody reads it any more
+
+
+def _kill_guardians(session: int) -> None:
+    """Kill the guardians of a session: at the end of a pipe without `bye` they would kill the workers."""
+    process_table.kill_all((), process_table.find_survivors({session}, "", since=process_table.start_time("self")))
+
+
+def _close(pipe: int) -> None:
     if pipe >= 0:
-        try:
-            os.write(pipe, waiting + b"bye\n")
-        except OSError:
-            pass  # nobody reads it any more
         os.close(pipe)
 
 
