@@ -467,13 +467,19 @@ def test_signals_that_cannot_be_handled_are_refused(names: str) -> None:
         LaunchConfig(1, 1, 1, signals_to_handle=names)
 
 
-def test_a_worker_that_sigkill_does_not_end_has_an_exit_code_of_its_own(launch: Launch, worker: Worker) -> None:
+def test_a_worker_that_sigkill_does_not_end_has_an_exit_code_of_its_own(
+    launch: Launch, worker: Worker, tmp_path: Path
+) -> None:
     """After a failure with an unkillable sibling the launcher ends with 203 and names the process."""
-    path = worker("""
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    path = worker(f"""
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         say("ready", os.getpid())
         if rank == 1:
+            open({str(gate)!r}).read()  # until the other one is ready
             sys.exit(7)
+        open({str(gate)!r}, "w").close()
         while True: signal.pause()
     """)
     blunt = "from elastic_run.multiprocessing.process import process_table; process_table.kill_all = lambda *_: None"
