@@ -49,11 +49,6 @@ class WorkerStore(ABC):
     port: int
     use_agent_store: bool
 
-    @property
-    def listening(self) -> int:
-        """Descriptor that is readable when a worker comes before the store is served, or -1."""
-        return -1
-
     @abstractmethod
     def serve(self, loop: Loop) -> None:
         """Answer those who come, from now on; they may have come before.
@@ -169,10 +164,6 @@ class _AgentStore(WorkerStore):
         self._listener = open_worker_listener(host, fixed_port)
         self.host, self.port = self._listener.getsockname()[:2]
         self._server: StoreServer | None = None
-
-    @property
-    def listening(self) -> int:
-        return self._listener.fileno()
 
     def serve(self, loop: Loop) -> None:
         # The socket listens already. The server itself is made when the first worker comes: while they start they need
