@@ -49,7 +49,7 @@ from elastic_run.core.protocol.messages import (
     FAILED,
     LAST_SEQUENCE,
     PROTOCOL,
-    SEAT_OFFERED,
+    SEAT_RUNNING,
     STOPPED,
     UNREACHABLE,
     Failing,
@@ -182,29 +182,31 @@ class _Book:
         return replace(node, rank=rank)
 
     def _enter_seat_dead(self, fact: SeatDead) -> None:
-        rank = self._find_seat(fact)
+        rank, status = self._judge_death(fact)
         if rank is None:
             return
         holder = (self._seats or self._job.seats)[rank].node
         if holder in self._nodes or holder in self._gone:
             clause = _CLAUSES[DIED]
             self._drop(holder, DIED, f"{clause}: {fact.detail}" if fact.detail else clause, sequence=LAST_SEQUENCE)
-        is_elsewhere = fact.status == SEAT_OFFERED and fact.store_id != self._job.store_id
-        self._set_seat(rank, DEAD_ELSEWHERE if is_elsewhere else VOID, is_lost=holder not in self._gone)
+        self._set_seat(rank, status, is_lost=holder not in self._gone)
 
-    def _find_seat(self, fact: SeatDead) -> int | None:
-        """Return the seat in the last round of which a proof tells, or None.
-
-        An agent that has offered itself may have died before it was told that it had a seat in the last round. It was
-        not ready for another one then, so no log can have counted it for a round after that.
-        """
+    def _judge_death(self, fact: SeatDead) -> tuple[int | None, str]:
+        """Return the seat in the last round of which a proof tells, or None, and what the seat is from now on."""
         job = self._job
         seats = self._seats or job.seats
+        offered = VOID if fact.store_id == job.store_id else DEAD_ELSEWHERE
         if fact.round_id == job.round_id:
-            return fact.rank if 0 <= fact.rank < len(seats) else None
-        if fact.lineage != job.lineage or fact.round_index >= job.round or fact.status != SEAT_OFFERED:
-            return None
-        return next((rank for rank, seat in enumerate(seats) if seat.node == fact.node), None)
+            rank = fact.rank if 0 <= fact.rank < len(seats) else None
+            return rank, VOID if fact.status == SEAT_RUNNING else offered
+        is_older = fact.round_index < job.round
+        if fact.lineage != job.lineage or (is_older and fact.status == SEAT_RUNNING):
+            return None, ""
+        rank = next((rank for rank, seat in enumerate(seats) if seat.node == fact.node), None)
+        # The agent offered itself, and died before it was told of its seat in the last round. It was not ready for
+        # another round then, so no log can have counted it for one. Or it was told of a round that this log doesn't
+        # know: another log counted it for that.
+        return rank, offered if is_older else DEAD_ELSEWHERE
 
     def _next_order(self) -> int:
         self._set(order=self._job.order + 1)

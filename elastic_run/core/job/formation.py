@@ -12,7 +12,7 @@ from elastic_run.records import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Container, Mapping, Sequence
 
     from elastic_run.core.protocol.messages import Rules
 
@@ -58,12 +58,19 @@ def is_formable(job: Job, rules: Rules, now: float) -> bool:
         Whether.
     """
     count = len(job.waiting)
-    if count < rules.min_nodes or not has_majority(job, rules):
+    ready = {node.node for node in job.waiting}
+    # A holder that still runs its workers may be counted in another store once it is ready.
+    settled = replace(job, seats=tuple(_await_busy(seat, ready) for seat in job.seats))
+    if count < rules.min_nodes or not has_majority(settled, rules):
         return False
     if job.round > 0 or count >= rules.max_nodes:
         return True
     ends = last_call_ends(job, rules)
     return ends is not None and now >= ends
+
+
+def _await_busy(seat: Seat, ready: Container[str]) -> Seat:
+    return replace(seat, status=AWAITED) if seat.status == LIVE and seat.node not in ready else seat
 
 
 def has_majority(job: Job, rules: Rules) -> bool:
