@@ -178,7 +178,8 @@ class _Book:
         self._seats = seats = self._seats if self._seats is not None else list(self._job.seats)
         if rank is None or not 0 <= rank < len(seats) or seats[rank].node not in ("", node.node):
             return replace(node, rank=None)
-        seats[rank] = replace(seats[rank], node=node.node, status=LIVE)
+        seats[rank] = replace(seats[rank], node=node.node)
+        self._set_seat(rank, LIVE)
         return replace(node, rank=rank)
 
     def _enter_seat_dead(self, fact: SeatDead) -> None:

@@ -106,7 +106,7 @@ class SeatRecord:
         self._record = Record(_FORMAT, _VERSION, read_boot_id(), job, node)
         self._formed_in = ""
         self._length = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._name = make_prefix(job) + os.urandom(8).hex()
         self._fd = directory.create(self._name, self._encode(self._record))
 
@@ -122,8 +122,9 @@ class SeatRecord:
             assignment: The node's place in it.
             store_id: The id of the store whose log has formed it.
         """
-        self._formed_in = _to_text(store_id)
-        self._write(RecordedSeat(assignment.lineage, assignment.round_id, assignment.round, assignment.group_rank))
+        with self._lock:
+            self._formed_in = _to_text(store_id)
+            self._write(RecordedSeat(assignment.lineage, assignment.round_id, assignment.round, assignment.group_rank))
 
     def note_fact(self, fact: Fact, said_in: bytes | None) -> None:
         """Note a fact that may make the seat count for the next round, before the fact is said.
@@ -132,14 +133,15 @@ class SeatRecord:
             fact: The fact.
             said_in: The id of the store in which it is said.
         """
-        seat, store_id = self._record.seat, _to_text(said_in)
-        if seat is None:
-            return
-        is_ready = isinstance(fact, Ready) and fact.round_id == seat.round_id
-        # A running agent may say again where it stands in the store where its round was formed.
-        has_left = store_id != self._formed_in or seat.status == SEAT_OFFERED
-        if is_ready or (has_left and isinstance(fact, Join | Ready)):
-            self._write(replace(seat, status=SEAT_OFFERED, store_id=store_id))
+        with self._lock:
+            seat, store_id = self._record.seat, _to_text(said_in)
+            if seat is None:
+                return
+            is_ready = isinstance(fact, Ready) and fact.round_id == seat.round_id
+            # A running agent may say again where it stands in the store where its round was formed.
+            has_left = store_id != self._formed_in or seat.status == SEAT_OFFERED
+            if is_ready or (has_left and isinstance(fact, Join | Ready)):
+                self._write(replace(seat, status=SEAT_OFFERED, store_id=store_id))
 
     def remove(self) -> None:
         """Remove it: the job is over, so the seat counts nowhere."""
