@@ -252,12 +252,12 @@ class Session(ABC):
         """
 
     @abstractmethod
-    def report_failing(self, round: int, *, is_consequence: bool = False) -> None:  # noqa: A002 - the events' word
+    def report_failing(self, round: int, *, is_secondary: bool = False) -> None:  # noqa: A002 - the events' word
         """Say that a worker of the round has failed, before the others are stopped. Never blocks.
 
         Args:
             round: The round.
-            is_consequence: Whether all that failed so far look as if they had lost a peer. To be said again without
+            is_secondary: Whether all that failed so far look as if they had lost a peer. To be said again without
                 this when a failure of another kind follows.
         """
 

@@ -11,7 +11,7 @@ import os
 import time
 
 from elastic_run import contract
-from elastic_run.core.failure.root_cause import is_consequence
+from elastic_run.core.failure.root_cause import is_secondary
 from elastic_run.report.advice import advice
 from elastic_run.report.wording import signal_name
 
@@ -110,7 +110,7 @@ def _worker(end: WorkerEnd) -> dict[str, Any]:
         "uptime": end.uptime,
         "restart_count": end.restart_count,
         "was_stopped": end.was_stopped,
-        "is_consequence": end.exitcode != 0 and is_consequence(end),
+        "is_consequence": end.exitcode != 0 and is_secondary(end),
         "exception": None if end.exception is None else _exception(end.exception),
         "remark": end.remark,
         "error_file": end.error_file,

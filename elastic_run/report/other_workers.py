@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastic_run.core.failure.root_cause import failure_signature, is_consequence
+from elastic_run.core.failure.root_cause import failure_signature, is_secondary
 from elastic_run.report.text import printable
 from elastic_run.report.wording import exception_line, exit_text, ranks, span
 
@@ -41,7 +41,7 @@ def other_worker_lines(ends: Sequence[WorkerEnd], root: WorkerEnd | None) -> lis
 
 def _finished(ends: list[WorkerEnd], root: WorkerEnd | None) -> list[str]:
     """Say who had ended well; where the others knew no more than that they had lost a peer, that may be the cause."""
-    if root is None or not is_consequence(root):
+    if root is None or not is_secondary(root):
         return _line(ends, "had ended with exit code 0")
     early = [end for end in ends if end.ended_at < root.ended_at]
     late = [end for end in ends if end.ended_at >= root.ended_at]
@@ -76,7 +76,7 @@ def _failure(group: list[WorkerEnd], root: WorkerEnd | None) -> str:
         return f"{who} failed{_reason(first)}"
     if failure_signature(first)[:3] == failure_signature(root)[:3]:
         return f"{who} failed in the same way {_distance(last.ended_at - root.ended_at)}"
-    why = " as a consequence" if is_consequence(first) else ""
+    why = " as a consequence" if is_secondary(first) else ""
     return f"{who} failed{why} {_distance(first.ended_at - root.ended_at)}{_reason(first)}"
 
 
@@ -85,7 +85,7 @@ def _reason(end: WorkerEnd) -> str:
         return f" ({exit_text(end)})"
     line = printable(exception_line(end.certain_exception))
     # What a lost peer looks like is known: its type and the advice in its message are not worth the room.
-    return f": {line.partition(': ')[2].split('. ')[0] or line}" if is_consequence(end) else f": {line}"
+    return f": {line.partition(': ')[2].split('. ')[0] or line}" if is_secondary(end) else f": {line}"
 
 
 def _distance(seconds: float) -> str:

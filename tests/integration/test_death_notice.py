@@ -69,7 +69,7 @@ class Dead:
         stack.callback(self.deaths.close, is_over=True)
         offer = Offer("127.0.0.1", 1)
         self.deaths.note_round(
-            Assignment(3, 1, 3, 1, 3, 1, 3, offer, 0, 3, lineage="red", round_id="3/1/c"), b"store where it was"
+            Assignment(3, 1, 3, 1, 3, 1, 3, offer, 0, 3, incarnation="red", round_id="3/1/c"), b"store where it was"
         )
 
     def document(self, seconds: float = _SECONDS) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def form_newer_round(store: JobStore) -> None:
 
 def write_head(store: JobStore, number: int) -> None:
     """Let the store's log stand at a round."""
-    head = Head(number, 1, "other", number, number, 1, is_running=True, state_slot=-1, state_term=0, lineage="red")
+    head = Head(number, 1, "other", number, number, 1, is_running=True, state_slot=-1, state_term=0, incarnation="red")
     store.write({HEAD: to_json(head)})
 
 

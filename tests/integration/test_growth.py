@@ -62,7 +62,7 @@ def links() -> int:
 
 
 def beat(port: int, node: Node) -> None:
-    """Beat for a node, which leaves too soon to do so itself."""
+    """Heartbeat for a node, which leaves too soon to do so itself."""
     with keys_of(port) as store:
         store.beat(node.session.node)
 

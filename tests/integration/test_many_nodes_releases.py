@@ -31,8 +31,8 @@ messages.PROTOCOL = {protocol}
 to_json = messages.encode
 def encode(document):
     changed = {{**document, "new_field": 1}}
-    if "card" in changed:
-        changed["card"] = {{name: value for name, value in changed["card"].items() if name != "script"}}
+    if "node_info" in changed:
+        changed["node_info"] = {{name: value for name, value in changed["node_info"].items() if name != "script"}}
     return to_json(changed)
 messages.encode = encode
 from elastic_run import __main__

@@ -54,7 +54,7 @@ def directory(tmp_path: Path) -> Iterator[RecordDirectory]:
 
 def make_assignment(number: int = 3) -> Assignment:
     """Return rank 1's place in a round."""
-    return Assignment(number, 1, 3, 1, 3, 1, 3, _OFFER, 0, 3, lineage="red", round_id=f"{number}/1/c")
+    return Assignment(number, 1, 3, 1, 3, 1, 3, _OFFER, 0, 3, incarnation="red", round_id=f"{number}/1/c")
 
 
 def read(path: str, job: str = JOB) -> Record:
@@ -138,7 +138,13 @@ def test_the_seat_follows_what_the_agent_is_told_and_says(directory: RecordDirec
     record.note_round(make_assignment(), HOME)
     seat = read(record.path).seat
     assert seat is not None
-    assert (seat.lineage, seat.round_index, seat.rank, seat.status, seat.store_id) == ("red", 3, 1, SEAT_RUNNING, "")
+    assert (seat.incarnation, seat.round_index, seat.rank, seat.status, seat.store_id) == (
+        "red",
+        3,
+        1,
+        SEAT_RUNNING,
+        "",
+    )
     join = Join("node", 2, None, None, _OFFER, last=Last("3/1/c", 3, 1, 3, 0, "red"))  # type: ignore[arg-type]  # not read
     record.note_fact(join, HOME)
     assert read(record.path).seat == seat

@@ -22,13 +22,13 @@ from elastic_run.core.job import machine as coordination
 from elastic_run.core.job import state as job_state
 from elastic_run.core.job.machine import Job, Silent
 from elastic_run.core.protocol.messages import (
-    Card,
     Failing,
     Foreign,
     Form,
     Join,
     Last,
     Leave,
+    NodeInfo,
     Offer,
     Ready,
     Rules,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 SCRIPTS = sorted((Path(__file__).parent / "coordination").glob("*.txt"))
 #: What another node's clock shows more than the one before.
 _OTHER_CLOCK = 1000.0
-#: The job's lineage.
+#: The job's incarnation.
 _HERE = "here"
 _REPORT = ("exit_code", "severity", "signature", "is_deterministic", "uptime", "summary")
 
@@ -64,7 +64,7 @@ class Player:
     """Plays one script."""
 
     def __init__(self) -> None:
-        self.job = replace(coordination.begin(), lineage=_HERE)
+        self.job = replace(coordination.begin(), incarnation=_HERE)
         self.rules = Rules(1, 1)
         self.now = 0.0
         self.offset = 0.0
@@ -87,9 +87,9 @@ class Player:
 
     def _step(self, words: list[str], values: dict[str, Any]) -> None:
         self.now = float(values.pop("at", self.now))
-        if words[0] in ("succeed", "move"):
-            self._succeed(is_moved=words[0] == "move")
-        events = [] if words[0] in ("succeed", "move", "tick") else [self._event(words, values)]
+        if words[0] in ("succeed", "failover"):
+            self._succeed(is_moved=words[0] == "failover")
+        events = [] if words[0] in ("succeed", "failover", "tick") else [self._event(words, values)]
         step = coordination.decide(self.job, events, now=self._clock, jitter=0.5)
         decisions = []
         while step.decision is not None:
@@ -151,7 +151,7 @@ class Player:
         return Offer(node, self._ports[node])
 
     def _join(self, node: str, sequence: int, values: dict[str, Any]) -> Join:
-        card = Card(
+        node_info = NodeInfo(
             node,
             1,
             values.pop("nproc", 1),
@@ -162,7 +162,7 @@ class Player:
             has_fixed_rank=values.pop("fixed", False),
         )
         last = None
-        lineage = values.pop("lineage", _HERE)
+        incarnation = values.pop("incarnation", _HERE)
         if "last" in values:
             number = values.pop("last")
             last = Last(
@@ -171,10 +171,10 @@ class Player:
                 values.pop("rank"),
                 values.pop("nodes"),
                 values.pop("restarts", 0),
-                lineage,
+                incarnation,
             )
-        seen, heard = values.pop("seen", self.job.slot), values.pop("heard", 0)
-        return Join(node, sequence, card, replace(self.rules, **values), self._offer(node), seen, last, heard)
+        seen, heard = values.pop("seen", self.job.slot), values.pop("highest_round", 0)
+        return Join(node, sequence, node_info, replace(self.rules, **values), self._offer(node), seen, last, heard)
 
 
 def _describe(step: coordination.Step) -> str:
@@ -186,7 +186,7 @@ def _describe(step: coordination.Step) -> str:
         if name == "attempts":
             value = [attempt.get("signature") for attempt in value]
         is_default = value in ("", (), [], None) or (name, value) == ("nodes", 0)
-        if name not in ("term", "lineage") and not is_default:
+        if name not in ("term", "incarnation") and not is_default:
             shown.append(f"{name}={value!r}")
     return f"{type(decision).__name__}({', '.join(shown)})"
 
@@ -195,9 +195,11 @@ def _describe_places(job: Job) -> list[str]:
     places = formation.assign(job)
     lines = []
     for node, place in places.items():
-        size = job.nodes[node].card.local_world_size
+        size = job.nodes[node].node_info.local_world_size
         last = place.base_rank + size - 1
-        role = f", {job.nodes[node].card.role} {place.role_rank}/{place.role_world_size}" if _has_roles(job) else ""
+        role = (
+            f", {job.nodes[node].node_info.role} {place.role_rank}/{place.role_world_size}" if _has_roles(job) else ""
+        )
         lines.append(
             f"      {node}: rank {place.group_rank}/{place.group_world_size}, "
             f"workers {place.base_rank}-{last}/{place.world_size}{role}, store {place.master.host}:{place.master.port}"
@@ -207,7 +209,7 @@ def _describe_places(job: Job) -> list[str]:
 
 
 def _has_roles(job: Job) -> bool:
-    return len({node.card.role for node in job.members}) > 1
+    return len({node.node_info.role for node in job.members}) > 1
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)

@@ -31,10 +31,10 @@ from elastic_run.core.node import machine as membership
 from elastic_run.core.protocol.job_keys import HEAD, LOG_START, assignment_key, copy_key, decision_key, state_key
 from elastic_run.core.protocol.log_start import find_start, is_trimmed
 from elastic_run.core.protocol.messages import (
-    Card,
     Fact,
+    FailoverRequest,
     LogStart,
-    Moving,
+    NodeInfo,
     Offer,
     Rules,
     SeatDead,
@@ -46,7 +46,7 @@ SCRIPTS = sorted((Path(__file__).parent / "succession").glob("*.txt"))
 
 
 def _show(thing: object) -> str:
-    names = (name for name in type(thing).__slots__ if name not in ("card", "rules", "offer", "node"))  # type: ignore[attr-defined]  # all are slotted records
+    names = (name for name in type(thing).__slots__ if name not in ("node_info", "rules", "offer", "node"))  # type: ignore[attr-defined]  # all are slotted records
     shown = [(name, getattr(thing, name)) for name in names]
     told = ", ".join(f"{name}={value!r}" for name, value in shown if value not in ("", None, (), False))
     return f"{type(thing).__name__}({told})"
@@ -126,9 +126,9 @@ class Bed:
     # --- members -----------------------------------------------------------------------------------------------------
     def _start(self, *nodes: str) -> None:
         for node in nodes:
-            card, offer = Card(node, 1, 1), Offer(node, 1)
+            node_info, offer = NodeInfo(node, 1, 1), Offer(node, 1)
             self.members[node], commands = membership.begin(
-                node, card=card, rules=self.rules, offer=offer, now=self.now
+                node, node_info=node_info, rules=self.rules, offer=offer, now=self.now
             )
             self._obey(node, commands)
 
@@ -237,11 +237,11 @@ class Bed:
 
     def _beat(self, node: str) -> None:
         self.beats[node] = self.beats.get(node, 0) + 1
-        self._feed(node, membership.Beaten())
+        self._feed(node, membership.HeartbeatWritten())
 
     def _look(self, node: str) -> None:
         watched = self.members[node].watched
-        self._feed(node, membership.CoordinatorBeatRead(watched, self.beats.get(watched)))
+        self._feed(node, membership.CoordinatorHeartbeatRead(watched, self.beats.get(watched)))
 
     def _failing(self, node: str, kind: str = "") -> None:
         place = self.members[node].place
@@ -264,7 +264,7 @@ class Bed:
         self._feed(node, membership.EntryTrimmed(int(slot)))
         self._feed(node, membership.AssignmentRead(int(slot), 1, None))
         self._feed(node, membership.TermEnded(0))
-        self._feed(node, membership.CoordinatorBeatRead("nobody", 1))
+        self._feed(node, membership.CoordinatorHeartbeatRead("nobody", 1))
 
     def _hold(self, node: str) -> None:
         self.held[node] = None
@@ -337,7 +337,7 @@ class Bed:
         state = None
         if command.state_slot >= 0:
             state = self.values.get(state_key(command.state_slot, command.state_term), b"")
-        self.offices[node] = office.take_office(
+        self.offices[node] = office.start_term(
             node,
             term=command.term,
             slot=command.slot,
@@ -349,7 +349,7 @@ class Bed:
             newest_round=command.newest_round,
             known_restarts=command.known_restarts,
             silent=command.silent,
-            last_beat=command.last_beat,
+            last_heartbeat=command.last_heartbeat,
         )
         if office.has_lost_state(self.offices[node]):
             self.offices[node] = office.skip(self.offices[node], len(self.facts))
@@ -388,7 +388,7 @@ class Bed:
             self._raise_start(cleanup.log_start)
             for key in cleanup.deleted:
                 self.values.pop(key, None)
-            self.offices[node] = office.tidied(self.offices[node])
+            self.offices[node] = office.garbage_deleted(self.offices[node])
             if self.offices[node].is_over:
                 self._end_office(node)
                 break
@@ -401,7 +401,7 @@ class Bed:
     def _end_office(self, node: str) -> None:
         known = self.offices[node]
         self._tell(node, "is no coordinator any more")
-        if known.is_deposed:
+        if known.is_superseded:
             self._feed(node, membership.TermEnded(known.term))
 
     def _decide(self, node: str) -> None:
@@ -436,7 +436,7 @@ class Bed:
 
     def _move(self, node: str) -> None:
         self._enter_store(node)
-        self.facts.append(to_json(Moving("b:29400", "a goes")))
+        self.facts.append(to_json(FailoverRequest("b:29400", "a goes")))
         self._prepare(node)
         self._create(node)
 

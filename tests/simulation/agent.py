@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from elastic_run.core.failure.root_cause import CONSEQUENCE
+from elastic_run.core.failure.root_cause import SECONDARY_FAILURE
 from elastic_run.core.node import machine as membership
 from elastic_run.core.protocol.messages import (
     DIED,
@@ -19,10 +19,10 @@ from elastic_run.core.protocol.messages import (
     SEAT_OFFERED,
     SEAT_RUNNING,
     STOPPED,
-    Card,
+    FailoverRequest,
     Join,
     Leave,
-    Moving,
+    NodeInfo,
     Offer,
     Ready,
     SeatDead,
@@ -109,11 +109,13 @@ class Agent(Host):
         self.formed_in = ""
         self.is_doomed = False
         self.predecessor = predecessor
-        self.last_beat: int | None = None
+        self.last_heartbeat: int | None = None
         size = 1 + self.random.randrange(3)
         serves_store = self._serves_store
-        card = Card(host, 1, size, preferred_rank=preferred_rank, serves_store=serves_store, script=script)
-        self.member, commands = membership.begin(node, card=card, rules=rules, offer=self.offer(), now=clock.now())
+        node_info = NodeInfo(host, 1, size, preferred_rank=preferred_rank, serves_store=serves_store, script=script)
+        self.member, commands = membership.begin(
+            node, node_info=node_info, rules=rules, offer=self.offer(), now=clock.now()
+        )
         self.speaker = Thread(self, speak(self), self._perform_for_speaker)
         self.follower = Thread(self, follow(self), self._perform)
         self.clerk = Thread(self, run_errands(self), self._perform)
@@ -187,19 +189,19 @@ class Agent(Host):
             elif isinstance(command, _ASKED):
                 self.asked.append(command)
                 self._wake(self.clerk)
-            elif isinstance(command, membership.Coordinate | membership.HandOver | membership.StopCoordinating):
+            elif isinstance(command, membership.Coordinate | membership.EndTerm | membership.StopCoordinating):
                 self._coordinate(command)
             else:
                 self._tell(command)
 
-    def _coordinate(self, command: membership.Coordinate | membership.HandOver | membership.StopCoordinating) -> None:
+    def _coordinate(self, command: membership.Coordinate | membership.EndTerm | membership.StopCoordinating) -> None:
         if isinstance(command, membership.Coordinate):
             self.orders = []
             # An office never writes to another store than the one in which it was claimed.
             perform = partial(self._perform, store=self.store)
             self.coordinating = Thread(self, coordinate(self, command, self.orders, self.store), perform)
         else:
-            self.orders.append("resign" if isinstance(command, membership.HandOver) else "stop")
+            self.orders.append("resign" if isinstance(command, membership.EndTerm) else "stop")
 
     def _tell(self, command: membership.Command) -> None:
         """Do what the agent does with what it is told."""
@@ -207,7 +209,7 @@ class Agent(Host):
             self._start(command.assignment)
         elif isinstance(command, membership.Halted):
             self._stop(command)
-        elif isinstance(command, membership.MovedTo):
+        elif isinstance(command, membership.UseStore):
             self.follow_store(command.endpoint)
         elif isinstance(command, membership.Ended | membership.Refused):
             self.end = command
@@ -238,7 +240,9 @@ class Agent(Host):
 
     def _start(self, place: Assignment) -> None:
         self.formed_in = "" if self.store is None else self.store.birth
-        self.record = SeatDead(self.node, place.round_id, place.lineage, place.round, place.group_rank, SEAT_RUNNING)
+        self.record = SeatDead(
+            self.node, place.round_id, place.incarnation, place.round, place.group_rank, SEAT_RUNNING
+        )
         self.world.oracle.note_formed(self, place)
         self.formed.append(place)
         self.running = place
@@ -258,7 +262,7 @@ class Agent(Host):
         self.stopping = number
         self.world.oracle.note_failure(self.running)
         report = self.world.draw_report(self)
-        self.feed(membership.WorkersFailing(number, report["severity"] == CONSEQUENCE))
+        self.feed(membership.WorkersFailing(number, report["severity"] == SECONDARY_FAILURE))
         self.clockwork.at(self.clockwork.now + self.random.random(), self._report, number, FAILED, report)
 
     def _stop(self, halted: membership.Halted) -> None:
@@ -295,7 +299,7 @@ class Agent(Host):
         following = self.connection.others
         where = following[0].host if following else ""
         perform = partial(self._perform, store=store)
-        Thread(self, _say_again(to_json(Moving(where, f"{self.name} goes"))), perform)
+        Thread(self, _say_again(to_json(FailoverRequest(where, f"{self.name} goes"))), perform)
         self.clockwork.at(self.clockwork.now + self.random.uniform(1.0, 3.0), store.close)
 
     def die(self, proof: Proof) -> None:

@@ -21,7 +21,7 @@ class Log:
         next_slot: The slot that comes next.
         term: The present term, 0 for none.
         coordinator: Whose it is.
-        lineage: Of the newest round.
+        incarnation: Of the newest round.
         round: The newest round.
         round_id: Its unique id.
         restarts: Its restarts, None before the first.
@@ -32,7 +32,7 @@ class Log:
     next_slot: int = 0
     term: int = 0
     coordinator: str = ""
-    lineage: str = ""
+    incarnation: str = ""
     round: int = 0
     round_id: str = ""
     restarts: int | None = None
@@ -73,8 +73,8 @@ class Log:
             is_allowed = not self.round or world.faults.is_spoilt or is_newer
             require(is_allowed, ONE_ROUND, f"recovered round {entry['round']} after round {self.round}")
             self.term, self.round, self.restarts = entry["term"], entry["round"], entry["restart_count"]
-            self.lineage, self.round_id = entry["lineage"], entry["round_id"]
-        if entry["kind"] == "recall":
+            self.incarnation, self.round_id = entry["incarnation"], entry["round_id"]
+        if entry["kind"] == "resync":
             is_asked = world.faults.is_spoilt or world.rules.has_successors  # nodes may know of a newer round
             require(is_asked, ONE_DECIDER, "the state was lost, and nobody had touched it")
         if entry["kind"] == "form":
@@ -85,9 +85,9 @@ class Log:
 
     def _enter_form(self, world: World, entry: dict[str, Any], members: set[str]) -> None:
         number, restarts = entry["round"], entry["restart_count"]
-        if entry["lineage"] != self.lineage:
+        if entry["incarnation"] != self.incarnation:
             # Another job, founded where nobody knew of one.
-            self.lineage, self.round, self.round_id, self.restarts = entry["lineage"], 0, "", None
+            self.incarnation, self.round, self.round_id, self.restarts = entry["incarnation"], 0, "", None
         require(number > self.round, ONE_ROUND, f"round {number} was formed after {self.round}")
         require(restarts >= (self.restarts or 0), BUDGET, f"restarts were forgotten in round {number}")
         is_next = self.restarts is None or restarts - self.restarts <= 1
@@ -97,8 +97,8 @@ class Log:
         low, high = world.rules.min_nodes, world.rules.max_nodes
         require(low <= entry["nodes"] <= high, ONE_ROUND, f"{entry['nodes']} nodes in round {number}")
         former, self.round, self.restarts = self.round, number, restarts
-        name = entry["lineage"], number, f"{number}/{self.term}/{self.coordinator}"
-        newest = world.oracle.rounds.newest.get(entry["lineage"])
+        name = entry["incarnation"], number, f"{number}/{self.term}/{self.coordinator}"
+        newest = world.oracle.rounds.newest.get(entry["incarnation"])
         is_next = newest is None or newest.number < former or newest.name[2] == self.round_id
         require(
             is_next or world.rules.split == "continue",

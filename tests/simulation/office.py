@@ -44,7 +44,7 @@ def coordinate(
                 winner = yield from create_slot(proposal.slot, proposal.entry)
                 known, cleanup = office.settle(known, winner, now=agent.clock.now(), jitter=agent.random.random())
                 yield from _clean_up(cleanup)
-                known = office.tidied(known)
+                known = office.garbage_deleted(known)
                 if cleanup.trimmed is not None:
                     yield Request("trim", (cleanup.trimmed,))
             elif known.wants is not None:
@@ -68,7 +68,7 @@ def coordinate(
         except StoreLost:
             yield Pause(0.2)
             known = office.interrupted(known, agent.clock.now())
-    if known.is_deposed and store is agent.store:
+    if known.is_superseded and store is agent.store:
         agent.feed(membership.TermEnded(known.term))
 
 
@@ -84,7 +84,7 @@ def _take_office(
                 break
             except StoreLost:
                 yield Pause(0.2)
-    known = office.take_office(
+    known = office.start_term(
         agent.node,
         term=command.term,
         slot=command.slot,
@@ -96,7 +96,7 @@ def _take_office(
         newest_round=command.newest_round,
         known_restarts=command.known_restarts,
         silent=command.silent,
-        last_beat=command.last_beat,
+        last_heartbeat=command.last_heartbeat,
         kept_slots=agent.world.kept_slots,
         store_id="" if store is None else store.birth,
     )

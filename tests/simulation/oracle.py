@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 
 def _describe_other_script(one: Agent, other: Agent) -> str:
-    card = other.member.card
-    return describe_other_script((RoleScript(card.role, one.member.card.script),), card.role_script)
+    node_info = other.member.node_info
+    return describe_other_script((RoleScript(node_info.role, one.member.node_info.script),), node_info.role_script)
 
 
 class Oracle:
@@ -125,11 +125,11 @@ class Oracle:
         for agent in self._world.agents:
             if isinstance(agent.end, membership.Ended):
                 end = agent.end.end
-                verdicts[agent.member.lineage].add(json.dumps([end.verdict, end.exit_code, end.root]))
+                verdicts[agent.member.incarnation].add(json.dumps([end.verdict, end.exit_code, end.root]))
         # An end that was lost with its store before anybody copied it is decided once more in the next one.
         closed = max(1, sum(log.end is not None for log in self._logs.values()))
-        for lineage, ends in verdicts.items():
-            require(len(ends) <= closed, VERDICT, f"different truths of {lineage}: {ends}")
+        for incarnation, ends in verdicts.items():
+            require(len(ends) <= closed, VERDICT, f"different truths of {incarnation}: {ends}")
 
     def _judge_end(self, log: Log) -> None:
         end = log.end
@@ -157,7 +157,7 @@ class Oracle:
         """Return the rounds that a log was about when it ended; where it formed none, those of its members."""
         forms = [entry for entry in log.entries if entry["kind"] == "form"]
         if forms:
-            return self.rounds.find_all(forms[-1]["lineage"], forms[-1]["round"])
+            return self.rounds.find_all(forms[-1]["incarnation"], forms[-1]["round"])
         told = [agent for agent in self._world.agents if isinstance(agent.end, membership.Ended)]
         last = filter(None, map(self.rounds.find_last, told))
         return list({round_.name: round_ for round_ in last}.values())

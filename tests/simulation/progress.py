@@ -85,7 +85,7 @@ class Progress:
 
     @property
     def _last_members(self) -> list[set[str]]:
-        """The members of the last round of each lineage, as a log has it and as all of them were told."""
+        """The members of the last round of each incarnation, as a log has it and as all of them were told."""
         rounds = self._world.oracle.rounds
         told = [{agent.node for agent in round_.places} for round_ in rounds.newest.values()]
         return [*told, *(members for _, members in rounds.last_formed.values())]

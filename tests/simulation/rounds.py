@@ -1,7 +1,7 @@
 """What nodes were told of rounds, and what must hold of it.
 
-A round is known by its lineage, its number and its unique id: after the loss of a store two rounds may have one number,
-of which at most one can ever run, since the other lacks a member.
+A round is known by its incarnation, its number and its unique id: after the loss of a store two rounds may have one
+number, of which at most one can ever run, since the other lacks a member.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Round:
         return self.name[1]
 
     @property
-    def lineage(self) -> str:
+    def incarnation(self) -> str:
         """The job that it belongs to."""
         return self.name[0]
 
@@ -77,7 +77,7 @@ class Round:
 
 def name_round(place: Assignment) -> Name:
     """Return the name of the round of an assignment."""
-    return place.lineage, place.round, place.round_id
+    return place.incarnation, place.round, place.round_id
 
 
 class Rounds:
@@ -95,9 +95,9 @@ class Rounds:
         self._rounds: dict[Name, Round] = {}
         self._stores: dict[tuple[str, int], Name] = {}
         self._formed_at: dict[Name, float] = {}
-        #: The last round of each lineage that any log formed: its number, and its members.
+        #: The last round of each incarnation that any log formed: its number, and its members.
         self.last_formed: dict[str, tuple[int, set[str]]] = {}
-        #: The newest round of each lineage that was whole.
+        #: The newest round of each incarnation that was whole.
         self.newest: dict[str, Round] = {}
         self.former_ids: dict[Name, str] = {}  # which round each one follows in its log
         #: The rounds in which each node was, in order.
@@ -107,9 +107,9 @@ class Rounds:
         """Return the round of an assignment."""
         return self._rounds[name_round(place)]
 
-    def find_all(self, lineage: str, number: int) -> list[Round]:
+    def find_all(self, incarnation: str, number: int) -> list[Round]:
         """Return the rounds of one number, of which at most one can run."""
-        return [round_ for round_ in self._rounds.values() if round_.name[:2] == (lineage, number)]
+        return [round_ for round_ in self._rounds.values() if round_.name[:2] == (incarnation, number)]
 
     def find_last(self, agent: Agent) -> Round | None:
         """Return the last round in which a node was, or None."""
@@ -133,7 +133,7 @@ class Rounds:
         formed_at = self._formed_at.get(name, agent.clockwork.now)
         fresh = Round(name, formed_at, place.group_world_size, place.restart_count)
         round_ = self._rounds.setdefault(name, fresh)
-        require(place.lineage, ASSIGNMENTS, "a round that can't be told from another job's")
+        require(place.incarnation, ASSIGNMENTS, "a round that can't be told from another job's")
         require(0 <= place.group_rank < place.group_world_size, ASSIGNMENTS, f"rank {place.group_rank}")
         address = (place.master.host, place.master.port)
         there = self._stores.setdefault(address, name)
@@ -151,7 +151,7 @@ class Rounds:
 
     def _compare_with_last(self, agent: Agent, place: Assignment, name: Name) -> None:
         last = self.find_last(agent)
-        if last is None or last.lineage != place.lineage:
+        if last is None or last.incarnation != place.incarnation:
             return
         require(place.round > last.number, ONE_ROUND, f"{agent.node} was told {name} after {last.name}")
         require(place.restart_count >= last.restarts, BUDGET, f"{name} has fewer restarts than {last.name}")
@@ -161,13 +161,13 @@ class Rounds:
             require(place.group_rank == rank, ASSIGNMENTS, f"{agent.node} lost its rank {rank} after {last.name}")
 
     def _note_whole(self, round_: Round) -> None:
-        newest = self.newest.get(round_.lineage)
+        newest = self.newest.get(round_.incarnation)
         if newest is not None and not self.may_split and newest.formed_at < round_.formed_at:
             is_later = round_.number > newest.number or self._are_of_spares(round_, newest)
             require(is_later, ONE_ROUND, f"all members were told {round_.name} after {newest.name}")
             require(round_.restarts >= newest.restarts, BUDGET, f"{round_.name} forgot restarts of {newest.name}")
         if newest is None or newest.formed_at < round_.formed_at:
-            self.newest[round_.lineage] = round_
+            self.newest[round_.incarnation] = round_
 
     def _are_of_spares(self, one: Round, other: Round) -> bool:
         """Whether two rounds follow one round of which neither has a member: all of them are proved dead."""
@@ -184,8 +184,8 @@ class Rounds:
             return
         running = [round_.name for round_ in self._rounds.values() if round_.is_running]
         # Who starts alone, and can't see the others, can't know of their job.
-        lineages = {name[0] for name in running} if may_be_hidden else ()
-        require(len(running) <= max(1, len(lineages)), ONE_ROUND, f"all their members run {running}")
+        incarnations = {name[0] for name in running} if may_be_hidden else ()
+        require(len(running) <= max(1, len(incarnations)), ONE_ROUND, f"all their members run {running}")
 
     def judge(self) -> None:
         """Judge what can only be judged when all members were told."""
@@ -198,7 +198,7 @@ class Rounds:
         # Where a node with other rules came first, the job goes by those.
         rules = {agent.member.rules for agent in round_.places}
         require(len(rules) == 1, ASSIGNMENTS, f"two sets of rules in {round_.name}")
-        scripts = {agent.member.card.script for agent in round_.places}
+        scripts = {agent.member.node_info.script for agent in round_.places}
         require(len(scripts) == 1, ASSIGNMENTS, f"two scripts in {round_.name}")
         most = rules.pop().max_restarts
         require(round_.restarts <= most, BUDGET, f"restart {round_.restarts} of {most} in {round_.name}")
@@ -210,5 +210,5 @@ class Rounds:
         base = 0
         for agent, place in ordered:
             require(place.base_rank == base, ASSIGNMENTS, f"base rank of {agent.node} in {round_.name}")
-            base += agent.member.card.local_world_size
+            base += agent.member.node_info.local_world_size
         require(base == ordered[0][1].world_size, ASSIGNMENTS, f"world size of {round_.name}")

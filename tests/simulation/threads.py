@@ -41,7 +41,7 @@ def speak(agent: Agent) -> Generator[Request | Pause, Any, None]:
             elif agent.clock.now() >= next_beat:
                 was_dropped = yield from _beat(agent)
                 next_beat = agent.clock.now() + interval
-                agent.feed(membership.Beaten(was_dropped))
+                agent.feed(membership.HeartbeatWritten(was_dropped))
                 yield from _look_at_coordinator(agent)
                 if (place := (yield from _find_others(agent))) is not None:
                     agent.follow_store(place)
@@ -64,14 +64,14 @@ def _append(agent: Agent, fact: Fact) -> Generator[Request | Pause, Any, None]:
 
 
 def _beat(agent: Agent) -> Generator[Request | Pause, Any, bool]:
-    """Beat in place of the last one; returns whether that was gone."""
-    is_first, was_dropped = agent.last_beat is None, False
+    """Heartbeat in place of the last one; returns whether that was gone."""
+    is_first, was_dropped = agent.last_heartbeat is None, False
     if not is_first:
-        last = yield Request("beat", (agent.node, agent.last_beat))
+        last = yield Request("beat", (agent.node, agent.last_heartbeat))
         was_dropped = last is None
-        agent.last_beat = last or agent.last_beat
+        agent.last_heartbeat = last or agent.last_heartbeat
     if is_first or (was_dropped and agent.member.state != membership.LEAVING):
-        agent.last_beat = yield Request("beat", (agent.node, None))
+        agent.last_heartbeat = yield Request("beat", (agent.node, None))
     return was_dropped or (is_first and agent.member.state == membership.WAITING)
 
 
@@ -79,7 +79,7 @@ def _look_at_coordinator(agent: Agent) -> Generator[Request | Pause, Any, None]:
     if agent.member.watched:
         beats = yield Request("read_beats", ((agent.member.watched,),))
         for node, value in beats.items():
-            agent.feed(membership.CoordinatorBeatRead(node, value))
+            agent.feed(membership.CoordinatorHeartbeatRead(node, value))
 
 
 def _prove_predecessor(agent: Agent) -> Generator[Request | Pause, Any, None]:
@@ -108,7 +108,7 @@ def _greet(agent: Agent) -> Generator[Request | Pause, Any, None]:
         agent.feed(membership.Reconnected())
         return
     agent.asked.clear()
-    agent.last_beat = None
+    agent.last_heartbeat = None
     before.hang_up(agent)
     agent.world.say(f"{agent.node} has come to the store at {connection.name}")
     agent.feed(membership.StoreChanged(serves_store=connection.serves_store))
@@ -117,13 +117,13 @@ def _greet(agent: Agent) -> Generator[Request | Pause, Any, None]:
 def _say_all_again(agent: Agent) -> Generator[Request | Pause, Any, None]:
     """Go on in a store that was restored from a snapshot: nobody decides again what has been decided since."""
     known = agent.member
-    agent.last_beat = None
+    agent.last_heartbeat = None
     if known.next_slot is not None and known.term:
         yield from raise_start(LogStart(known.next_slot, known.term))
     agent.queue.clear()
     agent.feed(membership.Interrupted())
     agent.feed(membership.Reconnected())
-    agent.feed(membership.Beaten(was_dropped=True))
+    agent.feed(membership.HeartbeatWritten(was_dropped=True))
 
 
 def _find_others(agent: Agent) -> Generator[Request | Pause, Any, str | None]:

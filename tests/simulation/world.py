@@ -200,7 +200,7 @@ class World:
     def is_ours(self, agent: Agent) -> bool:
         """Whether a node can be in a round with those that the job began with."""
         member = agent.member
-        return member.card.script == SCRIPT and not describe_difference(self.rules, member.rules)
+        return member.node_info.script == SCRIPT and not describe_difference(self.rules, member.rules)
 
     def was_short(self, end: float) -> bool:
         """Whether there were too few nodes at some time shortly before another, or nobody could say so."""

@@ -9,7 +9,7 @@ import pytest
 
 from elastic_run.core.job import coordinator as office
 from elastic_run.core.protocol import messages
-from elastic_run.core.protocol.messages import Card, Join, Offer, Ready, Rules
+from elastic_run.core.protocol.messages import Join, NodeInfo, Offer, Ready, Rules
 
 if TYPE_CHECKING:
     from elastic_run.core.job.coordinator import Coordinator
@@ -23,8 +23,8 @@ class Clerk:
     def __init__(self, *nodes: str) -> None:
         self.values: dict[str, bytes] = {}
         self.position = 0
-        self.known = office.take_office("a", term=1, slot=0, state=None, now=0.0)
-        self.hear(*(Join(node, 1, Card(node, 1, 1), RULES, Offer(node, 1)) for node in nodes))
+        self.known = office.start_term("a", term=1, slot=0, state=None, now=0.0)
+        self.hear(*(Join(node, 1, NodeInfo(node, 1, 1), RULES, Offer(node, 1)) for node in nodes))
 
     def hear(self, *facts: messages.Fact) -> None:
         """Take facts in, and write what follows."""
@@ -42,13 +42,13 @@ class Clerk:
             self.values.update(cleanup.documents)
             for key in cleanup.deleted:
                 self.values.pop(key, None)  # the claim's slot was another's to write
-            self.known = office.tidied(self.known)
+            self.known = office.garbage_deleted(self.known)
             assert cleanup.trimmed == self.position
 
 
 def _pending() -> Coordinator:
-    known = office.take_office("a", term=1, slot=0, state=None, now=0.0)
-    join = messages.to_json(Join("a", 1, Card("a", 1, 1), RULES, Offer("a", 1)))
+    known = office.start_term("a", term=1, slot=0, state=None, now=0.0)
+    join = messages.to_json(Join("a", 1, NodeInfo("a", 1, 1), RULES, Offer("a", 1)))
     return office.receive(known, [join], 1, now=0.0, jitter=0.0)
 
 
@@ -127,7 +127,7 @@ def test_a_slot_that_another_created_ends_the_office_or_is_skipped(winner: bytes
     known = _pending()
     after, cleanup = office.settle(known, winner, now=0.0, jitter=0.0)
     assert after.is_over is is_over
-    assert after.is_deposed is is_over
+    assert after.is_superseded is is_over
     assert cleanup.deleted == ("s/1.1", "a/1.1/a")
     assert (office.propose(after, 0.0) is None) is is_over
     assert after.job.formed_slot == (1 if is_over else 2)
@@ -142,7 +142,7 @@ def test_what_could_not_be_deleted_is_deleted_with_the_next_decision() -> None:
     assert proposal is not None
     known, cleanup = office.settle(known, proposal.entry, now=0.0, jitter=0.0)
     assert {"s/1.1", "a/1.1/a"} <= set(cleanup.deleted)
-    assert office.tidied(known).litter == ()
+    assert office.garbage_deleted(known).garbage_keys == ()
 
 
 @pytest.mark.parametrize(
@@ -156,20 +156,20 @@ def test_what_could_not_be_deleted_is_deleted_with_the_next_decision() -> None:
 )
 def test_a_state_that_is_garbage_is_said_and_asked_for(state: bytes, complaint: str) -> None:
     """The office begins all the same: its first decision asks every node where it stands."""
-    known = office.take_office("a", term=2, slot=1, state=state, now=0.0, known_round=4)
+    known = office.start_term("a", term=2, slot=1, state=state, now=0.0, known_round=4)
     assert complaint in known.complaint
-    assert known.pending == messages.Recall(2, known.complaint.partition(": ")[2])
-    assert known.job.heard == 4
+    assert known.pending == messages.Resync(2, known.complaint.partition(": ")[2])
+    assert known.job.highest_round == 4
 
 
 def test_a_state_that_is_older_than_what_its_node_knows_is_not_gone_on_from() -> None:
     """The job went on in another store, and its nodes are back: the first decision asks every node where it stands."""
     (old,) = (value for key, value in Clerk("a", "b").values.items() if key.startswith("s/"))
-    known = office.take_office("b", term=3, slot=4, state=old, now=0.0, known_round=2, newest_round=2)
-    assert known.pending == messages.Recall(3, "the job went on in another store")
+    known = office.start_term("b", term=3, slot=4, state=old, now=0.0, known_round=2, newest_round=2)
+    assert known.pending == messages.Resync(3, "the job went on in another store")
     assert known.job.round == 0
     assert not known.complaint
-    assert office.take_office("b", term=3, slot=4, state=old, now=0.0, newest_round=1).job.round == 1
+    assert office.start_term("b", term=3, slot=4, state=old, now=0.0, newest_round=1).job.round == 1
 
 
 @pytest.mark.parametrize("is_garbage", [False, True])
@@ -177,7 +177,7 @@ def test_restarts_that_a_node_has_heard_of_count_where_the_state_does_not_know_t
     """Neither garbage nor an older state gives a job its restart budget back."""
     (old,) = (value for key, value in Clerk("a", "b").values.items() if key.startswith("s/"))
     state = b"garbage" if is_garbage else old
-    known = office.take_office("b", term=2, slot=0, state=state, now=0.0, known_restarts=3)
+    known = office.start_term("b", term=2, slot=0, state=state, now=0.0, known_restarts=3)
     assert known.job.restart_count == 3
 
 
@@ -186,7 +186,7 @@ def test_a_state_in_no_known_phase_is_garbage() -> None:
     proposal = office.propose(_pending(), 0.0)
     assert proposal is not None
     state = proposal.documents["s/1.1"].replace(b'"phase":"running"', b'"phase":"x"')
-    known = office.take_office("a", term=2, slot=1, state=state, now=0.0)
+    known = office.start_term("a", term=2, slot=1, state=state, now=0.0)
     assert "'x' is none of gathering, running" in known.complaint
 
 

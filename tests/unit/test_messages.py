@@ -9,21 +9,30 @@ import pytest
 
 from elastic_run.core.protocol import codec, messages
 from elastic_run.core.protocol.codec import MessageError
-from elastic_run.core.protocol.messages import Card, Join, Last, Offer, Rules
+from elastic_run.core.protocol.messages import Join, Last, NodeInfo, Offer, Rules
 
-CARD = Card("a", 7, 2)
+NODE_INFO = NodeInfo("a", 7, 2)
 RULES = Rules(1, 4, no_restart_exit_codes=(3, 4))
 OFFER = Offer("10.0.0.1", 4000, use_agent_store=False)
 FACTS = (
-    Join("n", 1, CARD, RULES, OFFER, 5, Last("2/1/n", 2, 3, 4, 5)),
-    Join("n", 1, CARD, RULES, OFFER),
+    Join("n", 1, NODE_INFO, RULES, OFFER, 5, Last("2/1/n", 2, 3, 4, 5)),
+    Join("n", 1, NODE_INFO, RULES, OFFER),
     messages.Failing("n", 2, 1, "1/1/n"),
     messages.Ready("n", 3, 1, "1/1/n", "failed", OFFER, {"exit_code": 1, "deep": [{"a": None}]}, "x", "y"),
     messages.Leave("n", messages.LAST_SEQUENCE, "died"),
     messages.SeatDead("n", "1/1/n", "n.1", 1, 0, "offered", "born 1", "killed"),
-    messages.Failing("n", 2, 1, "1/1/n", is_consequence=True),
-    messages.Moving("b:1", "told to stop"),
-    Join("n", 1, Card("a", 7, 2, serves_store=True), RULES, OFFER, 5, Last("2/1/n", 2, 3, 4, 5, "n.1"), heard=7),
+    messages.Failing("n", 2, 1, "1/1/n", is_secondary=True),
+    messages.FailoverRequest("b:1", "told to stop"),
+    Join(
+        "n",
+        1,
+        NodeInfo("a", 7, 2, serves_store=True),
+        RULES,
+        OFFER,
+        5,
+        Last("2/1/n", 2, 3, 4, 5, "n.1"),
+        highest_round=7,
+    ),
 )
 DECISIONS = (
     messages.Claim(1, "n"),
@@ -33,14 +42,14 @@ DECISIONS = (
     messages.Warn(1, 2),
     messages.Halt(1, 2, "loss", "b"),
     messages.Refuse(1, "n", "why"),
-    messages.Move(1, "b:1", ""),
-    messages.Recall(1, "not JSON"),
+    messages.Failover(1, "b:1", ""),
+    messages.Resync(1, "not JSON"),
     messages.End(1, "worker_failed", 3, "", {"a": 1}, ({"b": 2}, {})),
 )
 
 
 @pytest.mark.parametrize("fact", FACTS, ids=lambda fact: type(fact).__name__)
-def test_a_fact_comes_back_as_it_was(fact: messages.Fact | messages.Moving) -> None:
+def test_a_fact_comes_back_as_it_was(fact: messages.Fact | messages.FailoverRequest) -> None:
     """What is written of a fact is read as an equal one."""
     assert messages.read_fact(messages.to_json(fact)) == fact
 
@@ -53,8 +62,8 @@ def test_a_decision_comes_back_as_it_was(decision: messages.Decision) -> None:
 
 def test_documents_beside_the_log_come_back_as_they_were() -> None:
     """Assignments, heads and states of waiting are read as they were written."""
-    assignment = messages.Assignment(1, 0, 2, 0, 4, 0, 4, OFFER, 0, 1, lineage="n.1")
-    head = messages.Head(3, 1, "n", 1, 2, 1, is_running=True, state_slot=3, state_term=1, lineage="n.1")
+    assignment = messages.Assignment(1, 0, 2, 0, 4, 0, 4, OFFER, 0, 1, incarnation="n.1")
+    head = messages.Head(3, 1, "n", 1, 2, 1, is_running=True, state_slot=3, state_term=1, incarnation="n.1")
     status = messages.Status("gathering", 0, 1, 2, 1, ("a",), (), None)
     assert messages.read_assignment(messages.to_json(assignment)) == assignment
     assert messages.read_head(messages.to_json(head)) == head
@@ -81,10 +90,10 @@ GARBAGE = {
     "true for a number": (_join(sequence=True), "Join.sequence must be int"),
     "huge number": (_join(sequence=1 << 60), "Join.sequence must be int"),
     "float for a number": (_join(sequence=1.5), "Join.sequence must be int"),
-    "part missing": (_join(card={"host": "a"}), "Card.pid is missing"),
-    "part of the wrong kind": (_join(card=[]), "Card: an object was expected, not list"),
+    "part missing": (_join(node_info={"host": "a"}), "NodeInfo.pid is missing"),
+    "part of the wrong kind": (_join(node_info=[]), "NodeInfo: an object was expected, not list"),
     "not a truth value": (_join(offer={"host": "a", "port": 1, "use_agent_store": 1}), "use_agent_store must be bool"),
-    "no workers": (_join(card={"host": "a", "pid": 1, "local_world_size": 0}), "0 workers make no sense"),
+    "no workers": (_join(node_info={"host": "a", "pid": 1, "local_world_size": 0}), "0 workers make no sense"),
     "nodes": (_join(rules={"min_nodes": 3, "max_nodes": 2}), "3:2 nodes make no sense"),
     "lease": (_join(rules={"min_nodes": 1, "max_nodes": 2, "keep_alive_interval": 0}), "lease must be longer"),
     "attempts": (_join(rules={"min_nodes": 1, "max_nodes": 2, "keep_alive_max_attempt": 0}), "lease must be longer"),

@@ -13,7 +13,6 @@ from elastic_run.core.job.state import AWAITED, LIVE, Job, Seat
 from elastic_run.core.job.view_change import View, find_view, is_behind, leave_out_old, may_go_on, restate
 from elastic_run.core.protocol.job_keys import copy_key
 from elastic_run.core.protocol.messages import (
-    Card,
     Copy,
     End,
     Halt,
@@ -21,6 +20,7 @@ from elastic_run.core.protocol.messages import (
     Last,
     Leave,
     MessageError,
+    NodeInfo,
     Offer,
     Rules,
     SeatDead,
@@ -38,11 +38,11 @@ OFFER = Offer("n", 1)
 def _join(
     node: str, *, last: Last | None = None, copy: Copy | None = None, rules: Rules = RULES, script: str = ""
 ) -> Join:
-    return Join(node, 1, Card(node, 1, 1, script=script), rules, OFFER, last=last, copy=copy)
+    return Join(node, 1, NodeInfo(node, 1, 1, script=script), rules, OFFER, last=last, copy=copy)
 
 
-def _last(number: int, rank: int = 0, nodes: int = 2, lineage: str = "a.1") -> Last:
-    return Last(f"{number}/1/a", number, rank, nodes, 0, lineage)
+def _last(number: int, rank: int = 0, nodes: int = 2, incarnation: str = "a.1") -> Last:
+    return Last(f"{number}/1/a", number, rank, nodes, 0, incarnation)
 
 
 @pytest.mark.parametrize(
@@ -54,14 +54,14 @@ def _last(number: int, rank: int = 0, nodes: int = 2, lineage: str = "a.1") -> L
         (Copy("b.1", 3, 9, 1), None, False),
         (None, _last(2), False),
         (None, _last(3), True),
-        (None, _last(3, lineage="b.1"), False),
+        (None, _last(3, incarnation="b.1"), False),
     ],
 )
 def test_a_log_is_behind_where_a_node_knows_more_of_the_same_job(
     copy: Copy | None, last: Last | None, *, expected: bool
 ) -> None:
     """A newer round, or a newer term of the same round; what another job's nodes know counts for nothing."""
-    job = Job(round=2, lineage="a.1")
+    job = Job(round=2, incarnation="a.1")
     assert is_behind(job, 3, [Leave("c", 1, "died"), _join("b", copy=copy, last=last)]) is expected
 
 
@@ -95,7 +95,7 @@ def test_a_round_that_no_copy_knows_counts() -> None:
 
 def test_the_job_that_most_nodes_know_goes_on() -> None:
     """A node of another job is a newcomer to it, whatever its round."""
-    other = _join("c", last=_last(9, lineage="z.1"))
+    other = _join("c", last=_last(9, incarnation="z.1"))
     assert find_view([_join("a", last=_last(1)), _join("b", last=_last(1, 1)), other]) == View(None, _last(1))
 
 
@@ -106,8 +106,8 @@ def test_without_a_copy_rules_and_scripts_are_those_of_the_nodes_that_run() -> N
         _join("a", last=_last(4), script="train.py"),
         SeatDead("b", "4/1/a", "a.1", 4, 1, "running"),
     ]
-    job = restate(View(None, _last(4)), None, events, begun=Job(heard=6, restart_count=2), now=5.0)
-    assert (job.rules, job.round, job.heard, job.restart_count, job.lineage) == (RULES, 4, 6, 2, "a.1")
+    job = restate(View(None, _last(4)), None, events, begun=Job(highest_round=6, restart_count=2), now=5.0)
+    assert (job.rules, job.round, job.highest_round, job.restart_count, job.incarnation) == (RULES, 4, 6, 2, "a.1")
     assert [script.script for script in job.scripts] == ["train.py"]
     assert [refusal.node for refusal in job.refusals] == ["x"]
     assert [seat.status for seat in job.seats] == [LIVE, "void"]
@@ -116,8 +116,8 @@ def test_without_a_copy_rules_and_scripts_are_those_of_the_nodes_that_run() -> N
 def test_what_a_node_said_before_it_said_where_it_stands_does_not_count() -> None:
     """A node that joined as a newcomer, and then says that it runs the round, is its member."""
     seats = (Seat("a", LIVE), Seat("b", LIVE))
-    copied = Job(round=1, round_id="1/1/a", phase="running", seats=seats, rules=RULES, lineage="a.1")
-    again = Join("a", 2, Card("a", 1, 1), RULES, OFFER, last=_last(1))
+    copied = Job(round=1, round_id="1/1/a", phase="running", seats=seats, rules=RULES, incarnation="a.1")
+    again = Join("a", 2, NodeInfo("a", 1, 1), RULES, OFFER, last=_last(1))
     view = View(Copy("a.1", 1, 1, 1), None)
     job = restate(view, copied, [_join("a"), again], begun=Job(), now=5.0)
     assert [node.node for node in job.members] == ["a"]
@@ -146,7 +146,7 @@ def test_a_copy_is_identified_without_reading_all_of_it() -> None:
 
 
 def _waiting() -> office.Coordinator:
-    known = office.take_office("b", term=2, slot=0, state=None, now=0.0, is_successor=True)
+    known = office.start_term("b", term=2, slot=0, state=None, now=0.0, is_successor=True)
     facts = [to_json(_join("b", last=_last(1, 1), copy=Copy("a.1", 1, 1, 1)))]
     return office.receive(known, facts, 1, now=0.0, jitter=0.0)
 

@@ -9,14 +9,14 @@ import pytest
 from elastic_run.core.failure.exception_text import ExceptionText
 from elastic_run.core.failure.root_cause import (
     BARE_END,
-    CONSEQUENCE,
     OWN_EXCEPTION,
+    SECONDARY_FAILURE,
     WorkerEnd,
     failure_signature,
     find_root_cause,
     has_lost_rank,
-    is_consequence,
     is_deterministic,
+    is_secondary,
     parse_exception,
     severity,
 )
@@ -97,13 +97,13 @@ def test_the_root_cause_is_the_failure_that_the_others_followed_from(ends: list[
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("gloo_peer_failed", CONSEQUENCE),
-        ("gloo_peer_killed", CONSEQUENCE),
-        ("gloo_timeout", CONSEQUENCE),
-        ("store_gone", CONSEQUENCE),
-        ("clients_missing", CONSEQUENCE),
-        ("connect_timeout", CONSEQUENCE),
-        ("nccl_watchdog", CONSEQUENCE),
+        ("gloo_peer_failed", SECONDARY_FAILURE),
+        ("gloo_peer_killed", SECONDARY_FAILURE),
+        ("gloo_timeout", SECONDARY_FAILURE),
+        ("store_gone", SECONDARY_FAILURE),
+        ("clients_missing", SECONDARY_FAILURE),
+        ("connect_timeout", SECONDARY_FAILURE),
+        ("nccl_watchdog", SECONDARY_FAILURE),
         ("gloo_own_exception", OWN_EXCEPTION),
         ("port_taken", OWN_EXCEPTION),
         ("cuda_out_of_memory", OWN_EXCEPTION),
@@ -114,7 +114,7 @@ def test_what_torch_says_of_a_lost_peer_is_a_consequence(name: str, expected: in
     """A lost connection and a collective's time-out are told from a rank's own fault, in torch's own words."""
     worker = end(exception=captured(name))
     assert severity(worker) == expected
-    assert is_consequence(worker) == has_lost_rank(worker) == (expected == CONSEQUENCE)
+    assert is_secondary(worker) == has_lost_rank(worker) == (expected == SECONDARY_FAILURE)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_what_torch_says_of_a_lost_peer_is_a_consequence(name: str, expected: in
 def test_a_connection_of_the_program_s_own_has_lost_no_rank(name: str, message: str) -> None:
     """It is no likelier cause than others, for it may have been to a peer; but nobody is left running for it."""
     worker = end(exception=ExceptionText(name, message))
-    assert is_consequence(worker)
+    assert is_secondary(worker)
     assert not has_lost_rank(worker)
 
 
@@ -141,7 +141,8 @@ def test_a_crash_in_native_code_is_a_signal_even_if_python_dumped_its_stack() ->
 def test_an_abort_that_speaks_of_a_lost_peer_is_a_consequence() -> None:
     """NCCL's watchdog aborts the process; its last lines tell."""
     assert (
-        severity(end(exitcode=-6, tail=("step 3", "[E] Watchdog caught collective operation timeout"))) == CONSEQUENCE
+        severity(end(exitcode=-6, tail=("step 3", "[E] Watchdog caught collective operation timeout")))
+        == SECONDARY_FAILURE
     )
     assert severity(end(exitcode=-6, tail=("free(): invalid pointer",))) == BARE_END
 

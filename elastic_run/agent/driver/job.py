@@ -132,10 +132,10 @@ class MultiNodeJob:
                 guardian.hold(document["record"])
             guardian.say_at_end(document["module"], json.dumps(document), document["seconds"])
 
-    def report_failing(self, *, is_consequence: bool) -> None:
+    def report_failing(self, *, is_secondary: bool) -> None:
         """Say that a worker of the current round has failed."""
         if self._session is not None:
-            self._session.report_failing(self._job_round, is_consequence=is_consequence)
+            self._session.report_failing(self._job_round, is_secondary=is_secondary)
 
     def report_ready(self, command: messages.ReportReady, report: dict[str, Any] | None) -> None:
         """Say that the round is over on this node.

@@ -118,7 +118,7 @@ class Round:
         function.result.finish()
         return function.result.kind == VALUE
 
-    def is_consequence(self, local_rank: int) -> bool:
+    def is_secondary(self, local_rank: int) -> bool:
         """Whether a worker that has just failed looks as if it had lost a peer; asked only after a failure."""
         _, exitcode, _ = self._ended_at[local_rank]
         if exitcode < 0 and exitcode != _ABORTED:

@@ -319,8 +319,8 @@ class Supervisor:
     def _perform_report_failing(self, command: messages.ReportFailing) -> None:
         if self._job is None:
             return
-        self._job.report_failing(is_consequence=command.is_consequence)
-        if command.is_consequence and not self._agent.running and self._job.has_others:
+        self._job.report_failing(is_secondary=command.is_secondary)
+        if command.is_secondary and not self._agent.running and self._job.has_others:
             # All of this node have failed: the worker that has the cause is on another, which is not stopped yet.
             self._history.tell_awaiting_cause(CAUSE_PATIENCE)
 
@@ -379,7 +379,7 @@ class Supervisor:
                 number,
                 local_rank=local_rank,
                 exitcode=exitcode,
-                is_consequence=current is not None and current.is_consequence(local_rank),
+                is_secondary=current is not None and current.is_secondary(local_rank),
             )
         )
 

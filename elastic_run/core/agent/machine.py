@@ -281,9 +281,9 @@ def _on_exit(agent: Agent, event: WorkerExited, *_: float) -> Decision:
 
 
 def _on_failure(agent: Agent, event: WorkerExited) -> Decision:
-    may_wait = event.is_consequence and agent.patience > 0
+    may_wait = event.is_secondary and agent.patience > 0
     is_told = agent.awaits_cause and may_wait
-    report = (ReportFailing(agent.round, is_consequence=may_wait),) if agent.follows_job and not is_told else ()
+    report = (ReportFailing(agent.round, is_secondary=may_wait),) if agent.follows_job and not is_told else ()
     if may_wait and agent.running:
         wait = () if agent.awaits_cause else (AwaitCause(agent.round, agent.patience),)
         return agent.replace(awaits_cause=True), (*report, *wait)

@@ -55,12 +55,12 @@ class WorkerExited(Event):
         round: The agent's round.
         local_rank: Its number on this node.
         exitcode: Its exit code, or minus the number of the signal that ended it.
-        is_consequence: Whether it failed as those do who lose a peer, so that the cause may be somebody else's.
+        is_secondary: Whether it failed as those do who lose a peer, so that the cause may be somebody else's.
     """
 
     local_rank: int
     exitcode: int
-    is_consequence: bool = False
+    is_secondary: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,11 +191,11 @@ class ReportFailing(Command):
 
     Args:
         round: The agent's round.
-        is_consequence: Whether all that failed so far look as if they had lost a peer.
+        is_secondary: Whether all that failed so far look as if they had lost a peer.
     """
 
     round: int
-    is_consequence: bool = False
+    is_secondary: bool = False
 
 
 @dataclass(frozen=True, slots=True)

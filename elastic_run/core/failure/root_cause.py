@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 #: Severity of a failure, the cause first.
 OWN_EXCEPTION = 0
 BARE_END = 1
-CONSEQUENCE = 2
+SECONDARY_FAILURE = 2
 
 SIGABRT = 6
 #: Stands before an exception of which the worker may not have died.
@@ -160,7 +160,7 @@ def find_root_cause(ends: Sequence[WorkerEnd]) -> WorkerEnd | None:
     """
     failed = [end for end in ends if end.exitcode != 0]
     suspects = [end for end in failed if not end.was_stopped]
-    hidden = find_hidden_cause(ends) if suspects and all(map(is_consequence, suspects)) else None
+    hidden = find_hidden_cause(ends) if suspects and all(map(is_secondary, suspects)) else None
     if hidden is not None:
         suspects.append(hidden)
     return min(suspects, key=_order, default=None)
@@ -179,7 +179,7 @@ def find_hidden_cause(ends: Sequence[WorkerEnd]) -> WorkerEnd | None:
     return min(hidden, key=_order, default=None)
 
 
-def is_consequence(end: WorkerEnd) -> bool:
+def is_secondary(end: WorkerEnd) -> bool:
     """Whether a failure looks like what other ranks see of a rank that died.
 
     Args:
@@ -188,11 +188,11 @@ def is_consequence(end: WorkerEnd) -> bool:
     Returns:
         Whether somebody else is more likely the cause.
     """
-    return severity(end) == CONSEQUENCE
+    return severity(end) == SECONDARY_FAILURE
 
 
 def has_lost_rank(end: WorkerEnd) -> bool:
-    """Whether a failure is what torch says of a rank that died; narrower than `is_consequence`.
+    """Whether a failure is what torch says of a rank that died; narrower than `is_secondary`.
 
     For this one others are left running a moment longer, as one of them may have the cause. A connection that the
     program itself had lost, to a database or for its data, stops them at once.
@@ -203,7 +203,7 @@ def has_lost_rank(end: WorkerEnd) -> bool:
     Returns:
         Whether the cause is another rank's.
     """
-    if not is_consequence(end):
+    if not is_secondary(end):
         return False
     from elastic_run.core.failure import secondary_failures  # noqa: PLC0415 - only after a failure that says something
 
@@ -211,7 +211,7 @@ def has_lost_rank(end: WorkerEnd) -> bool:
 
 
 def severity(end: WorkerEnd) -> int:
-    """Rank a failure: `OWN_EXCEPTION`, `BARE_END` or `CONSEQUENCE`.
+    """Rank a failure: `OWN_EXCEPTION`, `BARE_END` or `SECONDARY_FAILURE`.
 
     Args:
         end: The failed worker.
@@ -225,9 +225,9 @@ def severity(end: WorkerEnd) -> int:
     from elastic_run.core.failure import secondary_failures  # noqa: PLC0415 - only after a failure that says something
 
     if exception is None:
-        return CONSEQUENCE if secondary_failures.is_lost_peer(end.stderr_tail) else BARE_END
-    if secondary_failures.is_consequence(exception.name, exception.message):
-        return CONSEQUENCE
+        return SECONDARY_FAILURE if secondary_failures.is_lost_peer(end.stderr_tail) else BARE_END
+    if secondary_failures.is_secondary(exception.name, exception.message):
+        return SECONDARY_FAILURE
     return BARE_END if end.exitcode < 0 or not exception.is_certain else OWN_EXCEPTION
 
 

@@ -61,7 +61,7 @@ _OBEDIENCE = re.compile(
 )
 
 
-def is_consequence(name: str, message: str) -> bool:
+def is_secondary(name: str, message: str) -> bool:
     """Whether an exception looks like a lost peer.
 
     Args:

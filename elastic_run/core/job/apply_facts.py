@@ -17,7 +17,7 @@ from __future__ import annotations
 from types import MappingProxyType
 
 from elastic_run.contract import EXIT_CODES, EXIT_RENDEZVOUS
-from elastic_run.core.failure.root_cause import BARE_END, CONSEQUENCE
+from elastic_run.core.failure.root_cause import BARE_END, SECONDARY_FAILURE
 from elastic_run.core.job.config import describe_difference
 from elastic_run.core.job.rank_claims import has_rival
 from elastic_run.core.job.role_scripts import describe_other_script, settle_script
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias, TypeGuard
 
     from elastic_run.core.protocol.codec import Document
-    from elastic_run.core.protocol.messages import Card
+    from elastic_run.core.protocol.messages import NodeInfo
 
 #: Bytes of a report that are kept, and of one of its values where it is longer.
 _REPORT_BYTES = 64 * 1024
@@ -90,7 +90,7 @@ class Silent:
 Event: TypeAlias = Join | Failing | Ready | Leave | Foreign | SeatDead | Silent
 
 
-def fold(job: Job, events: Iterable[Event], now: float) -> Job:
+def apply_facts(job: Job, events: Iterable[Event], now: float) -> Job:
     """Take facts in.
 
     Args:
@@ -103,14 +103,14 @@ def fold(job: Job, events: Iterable[Event], now: float) -> Job:
     """
     book = None
     for event in events:
-        book = book or _Book(job, now)
+        book = book or _JobUpdate(job, now)
         book.enter(event)
     return job if book is None else book.close()
 
 
 def drop_refused(job: Job, name: str, detail: str) -> Job:
     """Return the state without a node that is refused."""
-    book = _Book(job, 0.0)
+    book = _JobUpdate(job, 0.0)
     book.drop_refused(name, detail)
     return book.close()
 
@@ -120,7 +120,7 @@ def verdict_exit_code(verdict: str) -> int:
     return _EXIT_CODES.get(verdict, 1)
 
 
-class _Book:
+class _JobUpdate:
     """A job's state while a batch of facts is entered; a thousand joins don't copy it a thousand times."""
 
     def __init__(self, job: Job, now: float) -> None:
@@ -201,7 +201,7 @@ class _Book:
             rank = fact.rank if 0 <= fact.rank < len(seats) else None
             return rank, VOID if fact.status == SEAT_RUNNING else offered
         is_older = fact.round_index < job.round
-        if fact.lineage != job.lineage or (is_older and fact.status == SEAT_RUNNING):
+        if fact.incarnation != job.incarnation or (is_older and fact.status == SEAT_RUNNING):
             return None, ""
         rank = next((rank for rank, seat in enumerate(seats) if seat.node == fact.node), None)
         # The agent offered itself, and died before it was told of its seat in the last round. It was not ready for
@@ -217,19 +217,23 @@ class _Book:
     def _enter_join(self, fact: Join) -> None:
         if self._job.rules is None:
             self._set(rules=fact.rules, since=self._now)
-        rules, script = self._job.rules or fact.rules, fact.card.role_script
+        rules, script = self._job.rules or fact.rules, fact.node_info.role_script
         difference = describe_difference(rules, fact.rules) or describe_other_script(self._job.scripts, script)
         if difference:
             self._refuse(fact.node, difference)
             return
         self._set(scripts=settle_script(self._job.scripts, script))
-        if fact.heard > self._job.heard:
-            # No round gets a number again that a node knows, be it of another lineage.
-            self._set(heard=fact.heard)
+        if fact.highest_round > self._job.highest_round:
+            # No round gets a number again that a node knows, be it of another incarnation.
+            self._set(highest_round=fact.highest_round)
         node = self._nodes.get(fact.node) or self._welcome(fact)
         node = self._place(node, fact)
         node = replace(
-            node, card=_kept(fact.card), offer=fact.offer, sequence=fact.sequence, has_other_rules=fact.rules != rules
+            node,
+            node_info=_kept(fact.node_info),
+            offer=fact.offer,
+            sequence=fact.sequence,
+            has_other_rules=fact.rules != rules,
         )
         self._nodes[fact.node] = node
         self._note_rank(node)
@@ -270,7 +274,9 @@ class _Book:
         gone = self._gone.pop(fact.node, None)
         if gone is None or gone.was is None:
             order = self._next_order()
-            return Node(fact.node, _kept(fact.card), fact.offer, fact.sequence, arrived=order, arrived_at=self._now)
+            return Node(
+                fact.node, _kept(fact.node_info), fact.offer, fact.sequence, arrived=order, arrived_at=self._now
+            )
         self._set_seat(gone.was.rank, LIVE)
         is_same_round = gone.was.is_member and fact.last is not None and self._is_present(fact.last)
         outcome = gone.was.outcome if is_same_round else ""
@@ -291,9 +297,9 @@ class _Book:
         node = replace(node, sequence=fact.sequence)
         if node.is_member and fact.round_id == self._job.round_id and not node.outcome:
             if node.failing is None:
-                node = replace(node, failing=self._next_order(), is_suspecting=fact.is_consequence)
+                node = replace(node, failing=self._next_order(), is_suspecting=fact.is_secondary)
             else:
-                node = replace(node, is_suspecting=node.is_suspecting and fact.is_consequence)
+                node = replace(node, is_suspecting=node.is_suspecting and fact.is_secondary)
         self._nodes[fact.node] = node
 
     def _enter_ready(self, fact: Ready) -> None:
@@ -360,7 +366,7 @@ def _is_suspecting(node: Node, fact: Ready) -> bool:
     """Whether a node that failed knows of consequences only; one that had said otherwise may not know better now."""
     report = fact.report or {}
     is_certain = node.failing is not None and not node.is_suspecting
-    return fact.outcome == FAILED and not is_certain and report.get("severity") == CONSEQUENCE
+    return fact.outcome == FAILED and not is_certain and report.get("severity") == SECONDARY_FAILURE
 
 
 def _read_report(fact: Ready, order: int) -> Root:
@@ -372,7 +378,7 @@ def _read_report(fact: Ready, order: int) -> Root:
     return Root(
         node=fact.node,
         # Who could not reach the master's node may see no more than that it died.
-        severity=CONSEQUENCE if fact.outcome == UNREACHABLE else severity if _is_integer(severity) else BARE_END,
+        severity=SECONDARY_FAILURE if fact.outcome == UNREACHABLE else severity if _is_integer(severity) else BARE_END,
         order=order,
         exit_code=code if _is_integer(code) and code != 0 else fallback,
         signature=None if signature is None else encode({"": signature}).decode("ascii")[:_SIGNATURE_LENGTH],
@@ -396,6 +402,6 @@ def _is_integer(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _kept(card: Card) -> Card:
-    """Return what the state keeps of a card: the script's file is kept once for its role."""
-    return card if card.script_file is None else replace(card, script_file=None)
+def _kept(node_info: NodeInfo) -> NodeInfo:
+    """Return what the state keeps of a node_info: the script's file is kept once for its role."""
+    return node_info if node_info.script_file is None else replace(node_info, script_file=None)

@@ -2,7 +2,7 @@
 
 The driver's loop, on a thread and a connection of its own, from `member.Coordinate` to `member.StopCoordinating`:
 
-1. `take_office` with the state document that the command names (None where it names none, b"" where it is gone). After
+1. `start_term` with the state document that the command names (None where it names none, b"" where it is gone). After
    `has_lost_state` read the facts that are there, and `skip` them. While it `wants` a copy of the state, which a node
    has put into this store, read that and feed `take_copy`. Then `read` the facts behind `coordinator.position`,
    again and again, waiting no longer than until `coordinator.wait_until`, and feed what came, also where that is
@@ -11,12 +11,12 @@ The driver's loop, on a thread and a connection of its own, from `member.Coordin
 2. While `propose` gives a `Proposal`: write its `documents`, create its slot, and `settle` with the value that is there
    then, and with where the log begins, which is read with the slot or after it. What `settle` returns beside may be
    dropped: the job goes on without it. Its `log_start` is raised before its keys are deleted. When they were deleted
-   say `tidied`; until then the next `settle` names them again. Where the connection breaks, open another and do all of
-   the same proposal again. Before `notes` are written, `check` what lies there: another term may have begun.
-3. `coordinator.is_over`: stop. The office is lost or given back, or the job has ended. Where it `is_deposed`, tell the
-   member (`TermEnded`).
+   say `garbage_deleted`; until then the next `settle` names them again. Where the connection breaks, open another and
+   do all of the same proposal again. Before `notes` are written, `check` what lies there: another term may have begun.
+3. `coordinator.is_over`: stop. The term or the job has ended. Where the coordinator `is_superseded`, tell the member
+   (`TermEnded`).
 
-A host's word that its store moves (`Moving`) is one of the facts: a `Move` follows, and the office is over.
+The host of the store asks for a failover by a fact (`FailoverRequest`): a `Failover` follows, and the term is over.
 
 In a log that tells of no round yet nothing is decided before it is known what the nodes know (`view_change`). Until
 then the state document names the first fact, and whoever succeeds reads all of them again.
@@ -33,7 +33,7 @@ from __future__ import annotations
 from types import MappingProxyType
 
 from elastic_run.core.job import machine as coordination
-from elastic_run.core.job.apply_facts import fold, verdict_exit_code
+from elastic_run.core.job.apply_facts import apply_facts, verdict_exit_code
 from elastic_run.core.job.formation import assign, describe_majority
 from elastic_run.core.job.machine import Job, Silent
 from elastic_run.core.job.snapshot import Formation, State, make_state, read_state, write_state
@@ -48,17 +48,17 @@ from elastic_run.core.protocol.messages import (
     LOSS,
     Claim,
     End,
+    Failover,
+    FailoverRequest,
     Form,
     Halt,
     Head,
     Join,
     LogStart,
-    Move,
-    Moving,
-    Recall,
     Recovered,
     Refuse,
     Resign,
+    Resync,
     Rules,
     read_decision,
     read_fact,
@@ -74,10 +74,10 @@ if TYPE_CHECKING:
 
     from elastic_run.core.job.apply_facts import Event
     from elastic_run.core.job.view_change import View
-    from elastic_run.core.protocol.liveness import Beat
+    from elastic_run.core.protocol.liveness import Heartbeat
     from elastic_run.core.protocol.messages import Copy, Fact, SeatDead, Warn
 
-    Pending: TypeAlias = Form | Warn | Halt | Refuse | End | Resign | Move | Recall | Recovered
+    Pending: TypeAlias = Form | Warn | Halt | Refuse | End | Resign | Failover | Resync | Recovered
 
 #: Slots of the log that are kept for those who read slowly.
 KEPT_SLOTS = 64
@@ -146,13 +146,13 @@ class Coordinator:
         formations: Rounds whose assignments are kept, the latest last.
         state_slot: Whose state document is the newest, -1 for none.
         state_term: Its term.
-        litter: Keys to delete, as far as it knows: nobody needs them any more.
+        garbage_keys: Keys to delete, as far as it knows: nobody needs them any more.
         known_restarts: The restarts that its node had heard of when it took office.
         pending: The decision that is being written, or None.
-        parting: The last decision, to be written after the pending one, or None.
+        last: The last decision, to be written after the pending one, or None.
         complaint: What was wrong with the last garbage among the facts, "" for none; for one line of the log.
         is_over: Whether its office is over.
-        is_deposed: Whether it is over because another term decides, which this node's member may not know yet.
+        is_superseded: Whether it is over because another term decides, which this node's member may not know yet.
     """
 
     node: str
@@ -176,13 +176,13 @@ class Coordinator:
     formations: tuple[Formation, ...] = ()
     state_slot: int = -1
     state_term: int = 0
-    litter: tuple[str, ...] = ()
+    garbage_keys: tuple[str, ...] = ()
     known_restarts: int = 0
     pending: Pending | None = None
-    parting: Resign | Move | None = None
+    last: Resign | Failover | None = None
     complaint: str = ""
     is_over: bool = False
-    is_deposed: bool = False
+    is_superseded: bool = False
 
     @property
     def watched(self) -> tuple[str, ...]:
@@ -200,7 +200,7 @@ class Coordinator:
         return self.position if self.job.round else self.first
 
 
-def take_office(  # noqa: PLR0913 - what a node knows of the job
+def start_term(  # noqa: PLR0913 - what a node knows of the job
     node: str,
     *,
     term: int,
@@ -213,7 +213,7 @@ def take_office(  # noqa: PLR0913 - what a node knows of the job
     newest_round: int = 0,
     known_restarts: int = 0,
     silent: str = "",
-    last_beat: Beat | None = None,
+    last_heartbeat: Heartbeat | None = None,
     store_id: str = "",
     kept_slots: int = KEPT_SLOTS,
 ) -> Coordinator:
@@ -231,16 +231,16 @@ def take_office(  # noqa: PLR0913 - what a node knows of the job
         newest_round: The newest of this log's job that it knows: the state is old where it doesn't know that round.
         known_restarts: The restarts that it has heard of: they count where the state is lost, or is an older copy.
         silent: The coordinator before, where this node has missed its beats for a lease, else "".
-        last_beat: The last of them: it gets no other lease, unless it has beaten since.
+        last_heartbeat: The last of them: it gets no other lease, unless it has beaten since.
         store_id: The birth mark of the store.
         kept_slots: Slots of the log that are kept for those who read slowly.
 
     Returns:
         The coordinator; where the state is garbage, with a `complaint`, and it asks all nodes where they stand.
     """
-    leases = Leases(0.0) if last_beat is None else Leases(0.0, MappingProxyType({silent: last_beat}))
+    leases = Leases(0.0) if last_heartbeat is None else Leases(0.0, MappingProxyType({silent: last_heartbeat}))
     # A node claims a term but once, in whatever store: nobody founds another job under this name.
-    begun = replace(coordination.begin(), heard=known_round, lineage=f"{node}.{term}")
+    begun = replace(coordination.begin(), highest_round=known_round, incarnation=f"{node}.{term}")
     patience = _PATIENCE if is_successor else 0
     fresh = Coordinator(node, term, slot + 1, begun, leases, kept_slots, began=now, patience=patience)
     if state is not None:
@@ -250,7 +250,7 @@ def take_office(  # noqa: PLR0913 - what a node knows of the job
             fresh = replace(
                 fresh,
                 patience=1,
-                pending=Recall(term, str(error)),
+                pending=Resync(term, str(error)),
                 complaint=f"the state of the job is lost: {error}",
             )
         else:
@@ -265,7 +265,7 @@ def take_office(  # noqa: PLR0913 - what a node knows of the job
 
 def has_lost_state(coordinator: Coordinator) -> bool:
     """Whether the state was garbage and nobody was asked yet: facts up to now are then to be passed over (`skip`)."""
-    return isinstance(coordinator.pending, Recall)
+    return isinstance(coordinator.pending, Resync)
 
 
 def skip(coordinator: Coordinator, position: int) -> Coordinator:
@@ -331,13 +331,17 @@ def receive(
         except MessageError as error:
             complaint = str(error)
         else:
-            if isinstance(fact, Moving):
+            if isinstance(fact, FailoverRequest):
                 moving = fact
             else:
                 facts.append(fact)
     coordinator = replace(coordinator, position=position, complaint=complaint)
     coordinator = _decide(coordinator, facts, now, jitter)
-    return coordinator if moving is None else _part(coordinator, Move(coordinator.term, moving.endpoint, moving.detail))
+    return (
+        coordinator
+        if moving is None
+        else _end_term(coordinator, Failover(coordinator.term, moving.endpoint, moving.detail))
+    )
 
 
 def observe(coordinator: Coordinator, beats: Mapping[str, int | None], *, now: float, jitter: float) -> Coordinator:
@@ -409,17 +413,17 @@ def settle(coordinator: Coordinator, winner: bytes | None, *, now: float, jitter
     if pending is None or coordinator.is_over:
         return coordinator, Cleanup({}, (), None)
     if winner == to_json(pending):
-        return _settle_own(coordinator, pending, now, jitter)
+        return _take_own_entry(coordinator, pending, now, jitter)
     proposal = propose(coordinator, now)
     useless = tuple(proposal.documents) if proposal is not None else ()
-    after = replace(coordinator, litter=(*coordinator.litter, *useless))
+    after = replace(coordinator, garbage_keys=(*coordinator.garbage_keys, *useless))
     # Otherwise a void entry: garbage, or the last breath of a term that is over. The decision goes into the next slot.
-    is_deposed = winner is None or _ends_office(winner, coordinator.term)
-    after = _depose(after) if is_deposed else _try_next_slot(after)
+    is_superseded = winner is None or _ends_term(winner, coordinator.term)
+    after = _supersede(after) if is_superseded else _try_next_slot(after)
     return after, _clean_up(after, {}, None)
 
 
-def tidied(coordinator: Coordinator) -> Coordinator:
+def garbage_deleted(coordinator: Coordinator) -> Coordinator:
     """Take in that the keys of the last `Cleanup` were deleted.
 
     Args:
@@ -428,7 +432,7 @@ def tidied(coordinator: Coordinator) -> Coordinator:
     Returns:
         What it knows now.
     """
-    return replace(coordinator, litter=(), raised=coordinator.oldest)
+    return replace(coordinator, garbage_keys=(), raised=coordinator.oldest)
 
 
 def check(coordinator: Coordinator, head: bytes | None, log_start: bytes | None) -> Coordinator:
@@ -445,7 +449,7 @@ def check(coordinator: Coordinator, head: bytes | None, log_start: bytes | None)
     start = find_start(log_start)
     terms = [_read_term(head), 0 if start is None else start.term]
     is_behind = start is not None and start.slot > coordinator.slot
-    return _depose(coordinator) if is_behind or max(terms) > coordinator.term else coordinator
+    return _supersede(coordinator) if is_behind or max(terms) > coordinator.term else coordinator
 
 
 def resign(coordinator: Coordinator) -> Coordinator:
@@ -457,7 +461,7 @@ def resign(coordinator: Coordinator) -> Coordinator:
     Returns:
         What it knows now.
     """
-    return _part(coordinator, Resign(coordinator.term, coordinator.node))
+    return _end_term(coordinator, Resign(coordinator.term, coordinator.node))
 
 
 def notes(coordinator: Coordinator, now: float) -> dict[str, bytes]:
@@ -479,7 +483,7 @@ def notes(coordinator: Coordinator, now: float) -> dict[str, bytes]:
 
 def _decide(coordinator: Coordinator, events: Sequence[Event], now: float, jitter: float) -> Coordinator:
     if coordinator.job.round == 0:
-        folded = _watch(coordinator, fold(coordinator.job, events, now), now)
+        folded = _watch(coordinator, apply_facts(coordinator.job, events, now), now)
         events = leave_out_old(events, folded.events)
         coordinator = replace(folded, events=(*folded.events, *events), due=None, view=None)
         view = find_view(coordinator.events, [copy for copy, job in coordinator.copies.items() if job is None])
@@ -487,12 +491,12 @@ def _decide(coordinator: Coordinator, events: Sequence[Event], now: float, jitte
             return _recover(coordinator, view, now)
         founds_at = _after_leases(coordinator, coordinator.patience)
         if now < founds_at:
-            return replace(coordinator, due=founds_at, pending=coordinator.parting)
+            return replace(coordinator, due=founds_at, pending=coordinator.last)
         events = ()
     elif is_behind(coordinator.job, coordinator.term, events):
         return _ask_anew(replace(coordinator, leases=liveness.watch(coordinator.leases, {}, now)), now)
     step = coordination.decide(coordinator.job, events, now=now, jitter=jitter)
-    return replace(_watch(coordinator, step.job, now), pending=step.decision or coordinator.parting)
+    return replace(_watch(coordinator, step.job, now), pending=step.decision or coordinator.last)
 
 
 def _ask_anew(coordinator: Coordinator, now: float) -> Coordinator:
@@ -504,9 +508,9 @@ def _ask_anew(coordinator: Coordinator, now: float) -> Coordinator:
         slot=former.slot,
         coordinator=former.coordinator,
         store_id=former.store_id,
-        heard=former.heard,
+        highest_round=former.highest_round,
         restart_count=former.restart_count,
-        lineage=f"{coordinator.node}.{coordinator.term}",
+        incarnation=f"{coordinator.node}.{coordinator.term}",
     )
     return replace(
         coordinator,
@@ -515,7 +519,7 @@ def _ask_anew(coordinator: Coordinator, now: float) -> Coordinator:
         patience=1,
         first=coordinator.position,
         has_halted=False,
-        pending=Recall(coordinator.term, "the job went on in another store"),
+        pending=Resync(coordinator.term, "the job went on in another store"),
     )
 
 
@@ -543,14 +547,14 @@ def _recover(coordinator: Coordinator, view: View, now: float) -> Coordinator:
         if job.phase in (WARNED, HALTING):
             job = replace(job, phase=RUNNING, until=None, halt_reason="")
         job = replace(job, term=term, since=coordinator.began)
-        recovered = Recovered(term, coordinator.node, job.round, job.round_id, job.restart_count, job.lineage)
+        recovered = Recovered(term, coordinator.node, job.round, job.round_id, job.restart_count, job.incarnation)
         return replace(_watch(coordinator, job, now), pending=recovered)
     return _await_majority(coordinator, replace(job, phase=GATHERING, since=coordinator.began), rules, waited)
 
 
 def _await_majority(coordinator: Coordinator, view: Job, rules: Rules, waited: float) -> Coordinator:
     """Wait for a majority: its workers run on for two leases, then those here are told to stop theirs."""
-    coordinator = replace(coordinator, view=view, pending=coordinator.parting)
+    coordinator = replace(coordinator, view=view, pending=coordinator.last)
     halts_after = _PATIENCE * rules.lease
     if not rules.has_successors:
         return replace(coordinator, due=coordinator.began + rules.lease)
@@ -565,23 +569,25 @@ def _await_majority(coordinator: Coordinator, view: Job, rules: Rules, waited: f
     return replace(coordinator, due=coordinator.began + due)
 
 
-def _settle_own(coordinator: Coordinator, pending: Pending, now: float, jitter: float) -> tuple[Coordinator, Cleanup]:
+def _take_own_entry(
+    coordinator: Coordinator, pending: Pending, now: float, jitter: float
+) -> tuple[Coordinator, Cleanup]:
     slot, term = coordinator.slot, pending.term
-    litter = [*coordinator.litter]
+    garbage_keys = [*coordinator.garbage_keys]
     if coordinator.events and coordinator.job.round:
-        litter += {copy_key(event.copy) for event in coordinator.events if isinstance(event, Join) and event.copy}
+        garbage_keys += {copy_key(event.copy) for event in coordinator.events if isinstance(event, Join) and event.copy}
         coordinator = replace(coordinator, events=(), copies=MappingProxyType({}), due=None)
     if coordinator.state_slot >= 0:
-        litter.append(state_key(coordinator.state_slot, coordinator.state_term))
+        garbage_keys.append(state_key(coordinator.state_slot, coordinator.state_term))
     formations = coordinator.formations
     if isinstance(pending, Form):
         formations = (*formations, _make_formation(coordinator))
         for old in formations[:-KEPT_ROUNDS]:
-            litter += [assignment_key(old.slot, old.term, node) for node in old.nodes]
+            garbage_keys += [assignment_key(old.slot, old.term, node) for node in old.nodes]
         formations = formations[-KEPT_ROUNDS:]
     oldest = max(coordinator.oldest, slot - coordinator.kept_slots + 1)
-    litter += [decision_key(old) for old in range(coordinator.oldest, oldest)]
-    is_over = isinstance(pending, End | Resign | Move)
+    garbage_keys += [decision_key(old) for old in range(coordinator.oldest, oldest)]
+    is_over = isinstance(pending, End | Resign | Failover)
     after = replace(
         coordinator,
         term=term,
@@ -591,7 +597,7 @@ def _settle_own(coordinator: Coordinator, pending: Pending, now: float, jitter: 
         formations=formations,
         state_slot=slot,
         state_term=term,
-        litter=tuple(litter),
+        garbage_keys=tuple(garbage_keys),
         pending=None,
         is_over=is_over,
     )
@@ -602,11 +608,11 @@ def _settle_own(coordinator: Coordinator, pending: Pending, now: float, jitter: 
 def _clean_up(coordinator: Coordinator, documents: Mapping[str, bytes], trimmed: int | None) -> Cleanup:
     is_raised = coordinator.raised >= coordinator.oldest
     start = None if is_raised else LogStart(coordinator.oldest, coordinator.term)
-    return Cleanup(documents, coordinator.litter, trimmed, start)
+    return Cleanup(documents, coordinator.garbage_keys, trimmed, start)
 
 
-def _depose(coordinator: Coordinator) -> Coordinator:
-    return replace(coordinator, is_over=True, is_deposed=True)
+def _supersede(coordinator: Coordinator) -> Coordinator:
+    return replace(coordinator, is_over=True, is_superseded=True)
 
 
 def _read_term(head: bytes | None) -> int:
@@ -629,11 +635,11 @@ def _try_next_slot(coordinator: Coordinator) -> Coordinator:
     return replace(coordinator, slot=slot, job=job)
 
 
-def _part(coordinator: Coordinator, parting: Resign | Move) -> Coordinator:
-    return replace(coordinator, parting=parting, pending=coordinator.pending or parting)
+def _end_term(coordinator: Coordinator, last: Resign | Failover) -> Coordinator:
+    return replace(coordinator, last=last, pending=coordinator.pending or last)
 
 
-def _ends_office(winner: bytes, term: int) -> bool:
+def _ends_term(winner: bytes, term: int) -> bool:
     try:
         decision = read_decision(winner)
     except MessageError:
@@ -686,7 +692,7 @@ def _write_head(coordinator: Coordinator) -> bytes:
             state_slot=coordinator.state_slot,
             state_term=coordinator.state_term,
             restart_count=max(formation.restart_count, coordinator.known_restarts),
-            lineage=job.lineage if job.round else "",  # until then it may be another's that goes on here
+            incarnation=job.incarnation if job.round else "",  # until then it may be another's that goes on here
             round_id=job.round_id,
         )
     )

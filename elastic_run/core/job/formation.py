@@ -116,7 +116,7 @@ def _count(job: Job, status: str) -> int:
 
 def _describe_holder(job: Job, seat: Seat) -> str:
     gone = job.gone.get(seat.node)
-    return "" if gone is None or gone.was is None else f" ({gone.was.card.host})"
+    return "" if gone is None or gone.was is None else f" ({gone.was.node_info.host})"
 
 
 def form(job: Job, rules: Rules, now: float) -> Job:
@@ -132,8 +132,8 @@ def form(job: Job, rules: Rules, now: float) -> Job:
     """
     chosen = sorted(job.waiting, key=lambda node: (node.rank is None, node.arrived))[: rules.max_nodes]
     chosen.sort(key=lambda node: node.arrived)
-    ranks = assign_group_ranks([Candidate(node.node, node.rank, node.card.preferred_rank) for node in chosen])
-    number = max(job.round, job.heard) + 1
+    ranks = assign_group_ranks([Candidate(node.node, node.rank, node.node_info.preferred_rank) for node in chosen])
+    number = max(job.round, job.highest_round) + 1
     return replace(
         job,
         phase=RUNNING,
@@ -158,7 +158,7 @@ def _tell_news(job: Job, newcomers: Sequence[Node]) -> str:
     if job.round == 0:
         return ""
     lost = ", ".join(describe_lost(job))
-    new = ", ".join(node.card.host for node in newcomers[:_SHOWN])
+    new = ", ".join(node.node_info.host for node in newcomers[:_SHOWN])
     told = (job.news, f"without {lost}" if lost else "", f"with {new}" if new else "")
     return "; ".join(text for text in told if text)
 
@@ -173,9 +173,9 @@ def assign(job: Job) -> Mapping[str, Assignment]:
         Node to assignment.
     """
     members = sorted(job.members, key=_rank)
-    sizes = [(member.card.role, member.card.local_world_size) for member in members]
+    sizes = [(member.node_info.role, member.node_info.local_world_size) for member in members]
     world_size = sum(size for _, size in sizes)
-    hosts = len({member.card.host for member in members})
+    hosts = len({member.node_info.host for member in members})
     return {
         member.node: Assignment(
             round=job.round,
@@ -189,7 +189,7 @@ def assign(job: Job) -> Mapping[str, Assignment]:
             restart_count=job.restart_count,
             hosts=hosts,
             news=job.news,
-            lineage=job.lineage,
+            incarnation=job.incarnation,
             round_id=job.round_id,
             rules=job.rules if member.has_other_rules else None,
         )

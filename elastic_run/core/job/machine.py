@@ -23,7 +23,7 @@ import math
 
 from elastic_run.core.agent.shutdown import CAUSE_PATIENCE
 from elastic_run.core.job import formation
-from elastic_run.core.job.apply_facts import Event, Silent, drop_refused, fold, verdict_exit_code
+from elastic_run.core.job.apply_facts import Event, Silent, apply_facts, drop_refused, verdict_exit_code
 from elastic_run.core.job.rank_claims import counts_at, describe_dispute, find_disputes
 from elastic_run.core.job.round_outcome import change_allowed_at, describe_lost, end_with, settle
 from elastic_run.core.job.state import (
@@ -128,7 +128,7 @@ def decide(job: Job, events: Iterable[Event], *, now: float, jitter: float = 0.0
     """
     if job.phase == ENDED:
         return Step(job)
-    step = Step(fold(job, events, now))
+    step = Step(apply_facts(job, events, now))
     while step.decision is None:
         before = step.job
         step = _advance(before, now, jitter)
@@ -244,8 +244,10 @@ def _advance_gathering(job: Job, rules: Rules, now: float) -> Step:
     is_disputed = bool(job.rank_claims) and job.round == 0
     if formation.is_formable(job, rules, now) and not job.is_awaiting and not is_disputed:
         after = formation.form(job, rules, now)
-        world_size = sum(member.card.local_world_size for member in after.members)
-        return Step(after, Form(job.term, after.round, after.restart_count, len(after.seats), world_size, job.lineage))
+        world_size = sum(member.node_info.local_world_size for member in after.members)
+        return Step(
+            after, Form(job.term, after.round, after.restart_count, len(after.seats), world_size, job.incarnation)
+        )
     if now >= job.since + rules.join_timeout:
         return _end(job, _give_up_waiting(job, rules))
     return Step(job)
@@ -274,10 +276,10 @@ def _watch_round(job: Job, rules: Rules, now: float) -> Step:
 
 def _describe_trouble(node: Node) -> str:
     if node.outcome == STOPPED:
-        return f"{node.card.host} has stopped"
+        return f"{node.node_info.host} has stopped"
     if node.outcome == UNREACHABLE:
-        return f"{node.card.host} can't reach rank 0's store"
-    return f"a worker failed on {node.card.host}"
+        return f"{node.node_info.host} can't reach rank 0's store"
+    return f"a worker failed on {node.node_info.host}"
 
 
 def _loss_reason(job: Job) -> str:
@@ -348,8 +350,8 @@ def _losses(job: Job) -> str:
 
 
 def _newcomers(job: Job) -> str:
-    return ", ".join(node.card.host for node in job.waiting[:_SHOWN])
+    return ", ".join(node.node_info.host for node in job.waiting[:_SHOWN])
 
 
 def _hosts(job: Job) -> tuple[str, ...]:
-    return tuple(node.card.host for node in list(job.nodes.values())[:_SHOWN])
+    return tuple(node.node_info.host for node in list(job.nodes.values())[:_SHOWN])

@@ -33,20 +33,20 @@ def counts_at(node: Node, rules: Rules) -> float:
 
 def describe_dispute(node: Node, rival: Node) -> str:
     """Say which nodes have one rank, in a clause for the user."""
-    both = " and ".join(f"{one.card.host} (pid {one.card.pid})" for one in (rival, node))
-    return f"--node-rank={node.card.preferred_rank} was given to two nodes: {both}"
+    both = " and ".join(f"{one.node_info.host} (pid {one.node_info.pid})" for one in (rival, node))
+    return f"--node-rank={node.node_info.preferred_rank} was given to two nodes: {both}"
 
 
 def _find_rival(nodes: Iterable[Node], node: Node) -> Node | None:
-    card = node.card
-    if not card.has_fixed_rank:
+    node_info = node.node_info
+    if not node_info.has_fixed_rank:
         return None
     return next(
         (
             other
             for other in nodes
-            if other.card.has_fixed_rank
-            and other.card.preferred_rank == card.preferred_rank
+            if other.node_info.has_fixed_rank
+            and other.node_info.preferred_rank == node_info.preferred_rank
             and other.arrived < node.arrived
         ),
         None,

@@ -6,7 +6,7 @@ import math
 from types import MappingProxyType
 
 from elastic_run.core.agent.restart_policy import GiveUp, decide_restart
-from elastic_run.core.failure.root_cause import CONSEQUENCE
+from elastic_run.core.failure.root_cause import SECONDARY_FAILURE
 from elastic_run.core.job.apply_facts import verdict_exit_code
 from elastic_run.core.job.ranks import assign_worker_ranks
 from elastic_run.core.job.state import AWAITED, GATHERING, PAUSING, REMEMBERED, Job, PastFailure, Root, remember
@@ -44,9 +44,9 @@ def settle(job: Job, rules: Rules, *, now: float, jitter: float) -> Settled:
         What follows.
     """
     root = job.root
-    if root is not None and root.severity >= CONSEQUENCE and job.hidden is not None:
+    if root is not None and root.severity >= SECONDARY_FAILURE and job.hidden is not None:
         root = job.hidden
-    if root is None or (job.has_lost and root.severity >= CONSEQUENCE):
+    if root is None or (job.has_lost and root.severity >= SECONDARY_FAILURE):
         return _settle_change(job, rules, now)
     return _settle_failure(job, rules, root, now=now, jitter=jitter)
 
@@ -68,7 +68,9 @@ def describe_lost(job: Job, limit: int = 8) -> tuple[str, ...]:
         for gone in job.gone.values()
         if gone.was is not None and gone.was.rank is not None and job.seats[gone.was.rank].status != AWAITED
     ]
-    return tuple(f"{gone.was.card.host} ({gone.detail})" for gone in lost[: -limit - 1 : -1] if gone.was is not None)
+    return tuple(
+        f"{gone.was.node_info.host} ({gone.detail})" for gone in lost[: -limit - 1 : -1] if gone.was is not None
+    )
 
 
 def end_with(job: Job, root: Root, verdict: str, detail: str) -> End:
@@ -120,13 +122,13 @@ def _settle_failure(job: Job, rules: Rules, root: Root, *, now: float, jitter: f
 
 def _describe_early(job: Job, root: Root) -> str:
     """Name the nodes whose workers ended well, where the others knew no more than that they had lost a peer."""
-    if root.severity < CONSEQUENCE:
+    if root.severity < SECONDARY_FAILURE:
         return ""
     gone = [gone.was for gone in job.gone_members if gone.was is not None]
     members = sorted([*job.members, *gone], key=lambda node: -1 if node.rank is None else node.rank)
-    places = assign_worker_ranks([(node.card.role, node.card.local_world_size) for node in members])
+    places = assign_worker_ranks([(node.node_info.role, node.node_info.local_world_size) for node in members])
     done = [
-        f"{node.card.host} ({_ranks(place.base_rank, node.card.local_world_size)})"
+        f"{node.node_info.host} ({_ranks(place.base_rank, node.node_info.local_world_size)})"
         for node, place in zip(members, places, strict=True)
         if node.outcome == DONE
     ]

@@ -14,7 +14,7 @@ from elastic_run.core.job.role_scripts import RoleScript  # noqa: TC001 - import
 from elastic_run.core.protocol.codec import Document, MessageError, encode, from_document, register, to_document
 from elastic_run.core.protocol.messages import (
     DONE,
-    Card,
+    NodeInfo,
     Offer,
     Rules,
 )
@@ -59,7 +59,7 @@ class Node:
 
     Args:
         node: Its id.
-        card: Who it is.
+        node_info: Who it is.
         offer: Where its workers' store of the next round listens.
         sequence: Number of the last fact that it said.
         arrived: Its place in the order of joining.
@@ -74,7 +74,7 @@ class Node:
     """
 
     node: str
-    card: Card
+    node_info: NodeInfo
     offer: Offer
     sequence: int
     arrived: int
@@ -202,7 +202,7 @@ class Job:
         order: The number of facts that needed a place in an order.
         round: The last round that was formed, 0 for none.
         round_id: Its unique id: number, term and coordinator.
-        heard: The highest number of a round of which any node here has heard, of whatever job.
+        highest_round: The highest number of a round of which any node here has heard, of whatever job.
         formed_slot: The slot in which it was, -1 for none.
         seats: Its configuration: one seat for each group rank.
         restart_count: Restarts so far.
@@ -220,7 +220,7 @@ class Job:
         restart_times: When the last restarts were decided.
         changes: When the membership changed, as far as the rules still ask for it.
         attempts: The causes of the attempts before, oldest first.
-        lineage: What tells its rounds from those of another job that has begun in the same place; see
+        incarnation: What tells its rounds from those of another job that has begun in the same place; see
             `facts.is_related`.
         scripts: What each role runs, as the first of its nodes said.
         rank_claims: Nodes that came with a fixed rank which another node had; see `rank_claims`.
@@ -237,7 +237,7 @@ class Job:
     order: int = 0
     round: int = 0
     round_id: str = ""
-    heard: int = 0
+    highest_round: int = 0
     formed_slot: int = -1
     seats: tuple[Seat, ...] = ()
     restart_count: int = 0
@@ -254,7 +254,7 @@ class Job:
     restart_times: tuple[float, ...] = ()
     changes: tuple[float, ...] = ()
     attempts: tuple[Document, ...] = ()
-    lineage: str = ""
+    incarnation: str = ""
     scripts: tuple[RoleScript, ...] = ()
     rank_claims: tuple[str, ...] = ()
 
@@ -302,7 +302,7 @@ class _Snapshot:
     order: int
     round: int
     round_id: str
-    heard: int
+    highest_round: int
     formed_slot: int
     seats: tuple[Seat, ...]
     restart_count: int
@@ -319,7 +319,7 @@ class _Snapshot:
     restart_times: tuple[float, ...]
     changes: tuple[float, ...]
     attempts: tuple[Document, ...]
-    lineage: str = ""
+    incarnation: str = ""
     scripts: tuple[RoleScript, ...] = ()
     rank_claims: tuple[str, ...] = ()
 
@@ -391,13 +391,13 @@ def _await_holder(seat: Seat, job: Job) -> Seat:
     node = job.nodes.get(seat.node)
     if node is None:
         return seat
-    if not node.card.serves_store:
+    if not node.node_info.serves_store:
         return replace(seat, status=AWAITED)
     return replace(seat, status=UNKNOWN, is_lost=node.is_member and node.outcome != DONE)
 
 
 def _leave_behind(node: Node) -> Gone:
-    if node.card.serves_store:
+    if node.node_info.serves_store:
         return Gone(node.node, node.sequence, SILENT, "silent, and with it the store that it served", node)
     return Gone(node.node, node.sequence, MOVED, "did not follow the store", node)
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections import Counter
 from types import MappingProxyType
 
-from elastic_run.core.job.apply_facts import Silent, fold
+from elastic_run.core.job.apply_facts import Silent, apply_facts
 from elastic_run.core.job.formation import has_majority
 from elastic_run.core.job.role_scripts import settle_script
 from elastic_run.core.job.state import RUNNING, Job, Seat, forget_place, move
@@ -82,8 +82,8 @@ def is_behind(job: Job, term: int, events: Iterable[Event]) -> bool:
         events: What was heard now.
     """
     joins = [event for event in events if isinstance(event, Join)]
-    copies = [join.copy for join in joins if join.copy is not None and join.copy.lineage == job.lineage]
-    lasts = [join.last for join in joins if join.last is not None and join.last.lineage == job.lineage]
+    copies = [join.copy for join in joins if join.copy is not None and join.copy.incarnation == job.incarnation]
+    lasts = [join.last for join in joins if join.last is not None and join.last.incarnation == job.incarnation]
     is_copied = any((copy.round, copy.term) > (job.round, term) for copy in copies)
     return is_copied or any(last.round > job.round for last in lasts)
 
@@ -101,12 +101,12 @@ def find_view(events: Iterable[Event], unreadable: Collection[Copy] = ()) -> Vie
     joins = {event.node: event for event in events if isinstance(event, Join)}.values()
     copies = [join.copy for join in joins if join.copy is not None and join.copy not in unreadable]
     lasts = [join.last for join in joins if join.last is not None]
-    counts = Counter([*(copy.lineage for copy in copies), *(last.lineage for last in lasts)])
+    counts = Counter([*(copy.incarnation for copy in copies), *(last.incarnation for last in lasts)])
     if not counts:
         return None
-    lineage = max(counts, key=lambda name: (counts[name], name))
-    copy = max((copy for copy in copies if copy.lineage == lineage), key=lambda copy: copy.order, default=None)
-    last = max((last for last in lasts if last.lineage == lineage), key=lambda last: last.round, default=None)
+    incarnation = max(counts, key=lambda name: (counts[name], name))
+    copy = max((copy for copy in copies if copy.incarnation == incarnation), key=lambda copy: copy.order, default=None)
+    last = max((last for last in lasts if last.incarnation == incarnation), key=lambda last: last.round, default=None)
     is_known = last is None or (copy is not None and copy.round >= last.round)
     return View(copy, None if is_known else last)
 
@@ -124,24 +124,24 @@ def restate(view: View, copied: Job | None, events: Sequence[Event], *, begun: J
     Returns:
         The state.
     """
-    job = Job(lineage=begun.lineage) if copied is None else move(copied, now)
+    job = Job(incarnation=begun.incarnation) if copied is None else move(copied, now)
     if view.last is not None:
         job = _adopt(job, view.last, now)
     for event in events:
         if job.rules is None and isinstance(event, Join) and event.last == view.last:
             job = replace(job, rules=event.rules)
         if copied is None and isinstance(event, Join) and event.last is not None:
-            job = replace(job, scripts=settle_script(job.scripts, event.card.role_script))
+            job = replace(job, scripts=settle_script(job.scripts, event.node_info.role_script))
     job = replace(
         job,
         term=begun.term,
         coordinator=begun.coordinator,
         store_id=begun.store_id,
         slot=begun.slot,
-        heard=max(job.heard, begun.heard),
+        highest_round=max(job.highest_round, begun.highest_round),
         restart_count=max(job.restart_count, begun.restart_count),
     )
-    return fold(job, _keep_latest(events), now)
+    return apply_facts(job, _keep_latest(events), now)
 
 
 def may_go_on(job: Job, rules: Rules, waited: float) -> bool:
@@ -166,7 +166,7 @@ def _adopt(job: Job, last: Last, now: float) -> Job:
         gone=MappingProxyType({name: forget_place(gone) for name, gone in job.gone.items()}),
         round=last.round,
         round_id=last.round_id,
-        lineage=last.lineage,
+        incarnation=last.incarnation,
         formed_slot=-1,
         seats=(Seat(),) * last.nodes,
         until=None,

@@ -10,23 +10,22 @@ from elastic_run.core.node.messages import (
     Append,
     Appended,
     AssignmentRead,
-    Beaten,
     Coordinate,
-    CoordinatorBeatRead,
+    CoordinatorHeartbeatRead,
     CreateEntry,
     CutOff,
     Ended,
+    EndTerm,
     EntryRead,
     EntryTrimmed,
     Event,
     FetchAssignment,
     Formed,
     Halted,
-    HandOver,
     HeadRead,
+    HeartbeatWritten,
     Interrupted,
     Leaving,
-    MovedTo,
     PrepareRejoin,
     ReadHead,
     Reconnected,
@@ -37,11 +36,12 @@ from elastic_run.core.node.messages import (
     StoreChanged,
     TermEnded,
     Unreadable,
+    UseStore,
     Warned,
     WorkersFailing,
     WorkersGone,
 )
-from elastic_run.core.node.reports import Words
+from elastic_run.core.node.reports import FactWriter
 from elastic_run.core.node.state import (
     BEGINNING,
     FENCED,
@@ -63,16 +63,16 @@ from elastic_run.core.protocol.messages import (
     Assignment,
     Claim,
     End,
+    Failover,
     Form,
     Halt,
     Head,
     Leave,
     LogStart,
-    Move,
-    Recall,
     Recovered,
     Refuse,
     Resign,
+    Resync,
     UnknownProtocolError,
     Warn,
     is_related,
@@ -90,7 +90,7 @@ if TYPE_CHECKING:
     from elastic_run.core.job.config import Rules
 
 
-class Book(Words):
+class MemberUpdate(FactWriter):
     """A member while any event is entered."""
 
     def enter(self, event: Event) -> None:
@@ -112,7 +112,7 @@ class Book(Words):
         if self.member.state == RUNNING:
             self._halt(Halted(self._round, FENCED, f"no answer for {event.seconds:.0f} s"))
 
-    def _enter_beaten(self, event: Beaten) -> None:
+    def _enter_heartbeat_written(self, event: HeartbeatWritten) -> None:
         gap = self._now - self.member.beaten_at
         self._set(beaten_at=self._now)
         if self.member.state == BEGINNING or self.member.needs_head:
@@ -123,7 +123,7 @@ class Book(Words):
             self.commands.append(ReadHead())
             self._announce()
 
-    def _enter_coordinator_beat(self, event: CoordinatorBeatRead) -> None:
+    def _enter_coordinator_heartbeat(self, event: CoordinatorHeartbeatRead) -> None:
         if event.node != self.member.watched:
             return
         leases, silent = liveness.observe(self.member.leases, {event.node: event.value}, self._now)
@@ -141,7 +141,7 @@ class Book(Words):
             needs_head=False,
             trusted_slot=-1,
             term=0,
-            floor=max(member.floor, member.term),
+            min_term=max(member.min_term, member.term),
             claimed=-1,
             claims_from=self._now,
             state_slot=-1,
@@ -150,8 +150,8 @@ class Book(Words):
             copy=None,
             is_preparing=True,
             known_round=self._round,
-            heard=max(member.heard, member.known_round),
-            card=replace(member.card, serves_store=event.serves_store),
+            highest_round=max(member.highest_round, member.known_round),
+            node_info=replace(member.node_info, serves_store=event.serves_store),
             fetching=None,
             outstanding=tuple(fact for fact in member.outstanding if isinstance(fact, Leave)),
         )
@@ -242,7 +242,7 @@ class Book(Words):
         # A node that has left this store, and is back, coordinates here no more.
         is_former = head.coordinator == self.member.node and not self.member.is_coordinator
         self._change_coordinator("" if is_former else head.coordinator)
-        self._learn_job(head.lineage, head.restart_count, head.round, head.round_id)
+        self._learn_job(head.incarnation, head.restart_count, head.round, head.round_id)
         if is_first:
             self._set(known_round=head.round)
         elif head.round > self.member.known_round:
@@ -295,7 +295,7 @@ class Book(Words):
         self._learn(decision, event.slot)
 
     def _learn(
-        self, decision: Resign | Form | Warn | Halt | Refuse | Recall | Recovered | Move | End, slot: int
+        self, decision: Resign | Form | Warn | Halt | Refuse | Resync | Recovered | Failover | End, slot: int
     ) -> None:
         if isinstance(decision, Form | Recovered):
             self._learn_form(decision, slot)
@@ -306,30 +306,30 @@ class Book(Words):
         elif isinstance(decision, Refuse):
             if decision.node == self.member.node:
                 self._finish(Refused(decision.detail))
-        elif isinstance(decision, Recall):
+        elif isinstance(decision, Resync):
             self._set(has_view=False, copy=None, is_preparing=True)
             self.commands.append(PrepareRejoin())
         elif isinstance(decision, End):
             self._finish(Ended(decision))
         else:
-            self._learn_parting(decision)
+            self._learn_term_end(decision)
 
     def _learn_form(self, decision: Form | Recovered, slot: int) -> None:
         self._set(has_view=True, copy=None)
         if isinstance(decision, Recovered):
             self._set(known_round=max(self.member.known_round, decision.round))
-            self._learn_job(decision.lineage, decision.restart_count, decision.round, decision.round_id)
+            self._learn_job(decision.incarnation, decision.restart_count, decision.round, decision.round_id)
             return
-        self._learn_job(decision.lineage, decision.restart_count)
+        self._learn_job(decision.incarnation, decision.restart_count)
         if decision.round > self.member.known_round:
             self._learn_round(decision.round, slot, decision.term)
 
-    def _learn_parting(self, decision: Resign | Move) -> None:
+    def _learn_term_end(self, decision: Resign | Failover) -> None:
         self._change_coordinator("")
-        if isinstance(decision, Move):
+        if isinstance(decision, Failover):
             # This log is over; `StoreChanged` says from when on the other may be claimed.
             self._set(claims_from=math.inf)
-            self.commands.append(MovedTo(decision.endpoint, decision.detail))
+            self.commands.append(UseStore(decision.endpoint, decision.detail))
 
     def _finish(self, last: Refused | Ended) -> None:
         self._change_coordinator("")
@@ -338,7 +338,7 @@ class Book(Words):
 
     def _learn_coordinator(self, claim: Claim, slot: int) -> None:
         silent = self.member.coordinator if self.member.is_vacant else ""
-        last_beat = self.member.leases.beats.get(silent)
+        last_heartbeat = self.member.leases.beats.get(silent)
         self._change_coordinator(claim.node)
         if claim.node != self.member.node or self.member.is_coordinator:
             return
@@ -350,23 +350,23 @@ class Book(Words):
                 slot,
                 member.state_slot,
                 member.state_term,
-                known_round=max(member.heard, member.known_round),
+                known_round=max(member.highest_round, member.known_round),
                 newest_round=self._newest_round,
                 known_restarts=member.known_restarts,
                 silent=silent,
-                last_beat=last_beat,
+                last_heartbeat=last_heartbeat,
             )
         )
         if member.state == LEAVING:
-            self.commands.append(HandOver())
+            self.commands.append(EndTerm())
 
     @property
     def _newest_round(self) -> int:
         """The newest round of this log's job that this node runs, has run last, or keeps a copy of."""
         place, copy = self.member.place, self.member.copy
-        known = [(place.lineage, place.round)] if place is not None else []
-        known += [(copy.lineage, copy.round)] if copy is not None else []
-        return max((number for lineage, number in known if lineage == self.member.lineage), default=0)
+        known = [(place.incarnation, place.round)] if place is not None else []
+        known += [(copy.incarnation, copy.round)] if copy is not None else []
+        return max((number for incarnation, number in known if incarnation == self.member.incarnation), default=0)
 
     def _change_coordinator(self, node: str) -> None:
         if self.member.is_coordinator and node != self.member.node:
@@ -376,18 +376,18 @@ class Book(Words):
         leases = replace(self.member.leases, beats=MappingProxyType({}))
         self._set(coordinator=node, is_vacant=not node, leases=liveness.watch(leases, watched, self._now))
 
-    def _learn_job(self, lineage: str, restart_count: int, number: int = 0, round_id: str = "") -> None:
+    def _learn_job(self, incarnation: str, restart_count: int, number: int = 0, round_id: str = "") -> None:
         """Learn whose log this is, and its last round; another round of the same number is nobody's here.
 
         A round of a higher number is newer than this log: the coordinator lets the log go on from it.
         """
         member = self.member
-        if is_related(lineage, member.lineage):
+        if is_related(incarnation, member.incarnation):
             known_restarts = max(member.known_restarts, restart_count)
-            self._set(lineage=lineage or member.lineage, known_restarts=known_restarts)
+            self._set(incarnation=incarnation or member.incarnation, known_restarts=known_restarts)
             is_other = member.place is not None and self._round == number > 0 and member.place.round_id != round_id
         else:
-            self._set(lineage=lineage, known_restarts=restart_count)
+            self._set(incarnation=incarnation, known_restarts=restart_count)
             is_other = True
         if is_other and member.state == RUNNING:
             self._set(is_replaced=True)
@@ -457,21 +457,21 @@ class Book(Words):
         if not is_able or not member.is_vacant or member.next_slot in (None, member.claimed):
             return
         self._set(claimed=member.next_slot)
-        term = max(member.term, member.floor) + 1
+        term = max(member.term, member.min_term) + 1
         self.commands.append(CreateEntry(member.next_slot, Claim(term, member.node)))
 
-    _ENTRIES: ClassVar[Mapping[type, Callable[[Book, Any], None]]] = {
+    _ENTRIES: ClassVar[Mapping[type, Callable[[MemberUpdate, Any], None]]] = {
         HeadRead: _enter_head,
         EntryRead: _enter_entry,
         EntryTrimmed: _enter_trimmed,
         AssignmentRead: _enter_assignment,
-        WorkersFailing: Words.enter_failing,
-        WorkersGone: Words.enter_gone,
-        Leaving: Words.enter_leaving,
-        Appended: Words.enter_appended,
+        WorkersFailing: FactWriter.enter_failing,
+        WorkersGone: FactWriter.enter_gone,
+        Leaving: FactWriter.enter_leaving,
+        Appended: FactWriter.enter_appended,
         Reconnected: _enter_reconnected,
-        Beaten: _enter_beaten,
-        CoordinatorBeatRead: _enter_coordinator_beat,
+        HeartbeatWritten: _enter_heartbeat_written,
+        CoordinatorHeartbeatRead: _enter_coordinator_heartbeat,
         Interrupted: _enter_interrupted,
         CutOff: _enter_cut_off,
         TermEnded: _enter_term_ended,

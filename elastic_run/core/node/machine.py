@@ -20,29 +20,28 @@ Rules
 
 from __future__ import annotations
 
-from elastic_run.core.node.apply_log import Book
+from elastic_run.core.node.apply_log import MemberUpdate
 from elastic_run.core.node.messages import (
     Append,
     Appended,
     AssignmentRead,
-    Beaten,
     Command,
     Coordinate,
-    CoordinatorBeatRead,
+    CoordinatorHeartbeatRead,
     CreateEntry,
     CutOff,
     Ended,
+    EndTerm,
     EntryRead,
     EntryTrimmed,
     Event,
     FetchAssignment,
     Formed,
     Halted,
-    HandOver,
     HeadRead,
+    HeartbeatWritten,
     Interrupted,
     Leaving,
-    MovedTo,
     PrepareRejoin,
     ReadHead,
     Reconnected,
@@ -53,6 +52,7 @@ from elastic_run.core.node.messages import (
     StoreChanged,
     TermEnded,
     Unreadable,
+    UseStore,
     Warned,
     WorkersFailing,
     WorkersGone,
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from elastic_run.core.protocol.messages import (
-        Card,
+        NodeInfo,
         Offer,
         Rules,
     )
@@ -82,13 +82,13 @@ __all__ = [
     "Append",
     "Appended",
     "AssignmentRead",
-    "Beaten",
     "Command",
     "Coordinate",
-    "CoordinatorBeatRead",
+    "CoordinatorHeartbeatRead",
     "CreateEntry",
     "CutOff",
     "Decision",
+    "EndTerm",
     "Ended",
     "EntryRead",
     "EntryTrimmed",
@@ -96,12 +96,11 @@ __all__ = [
     "FetchAssignment",
     "Formed",
     "Halted",
-    "HandOver",
     "HeadRead",
+    "HeartbeatWritten",
     "Interrupted",
     "Leaving",
     "Member",
-    "MovedTo",
     "PrepareRejoin",
     "ReadHead",
     "Reconnected",
@@ -112,6 +111,7 @@ __all__ = [
     "StoreChanged",
     "TermEnded",
     "Unreadable",
+    "UseStore",
     "Warned",
     "WorkersFailing",
     "WorkersGone",
@@ -122,12 +122,12 @@ __all__ = [
 Decision: TypeAlias = tuple[Member, tuple[Command, ...]]
 
 
-def begin(node: str, *, card: Card, rules: Rules, offer: Offer, now: float) -> Decision:
+def begin(node: str, *, node_info: NodeInfo, rules: Rules, offer: Offer, now: float) -> Decision:
     """Return the first decision: find out where the log stands.
 
     Args:
         node: Its id, unique per agent run.
-        card: Who it is.
+        node_info: Who it is.
         rules: The job's rules as it was told.
         offer: Where its workers' store of the first round listens.
         now: Monotonic seconds.
@@ -135,7 +135,7 @@ def begin(node: str, *, card: Card, rules: Rules, offer: Offer, now: float) -> D
     Returns:
         The member, and the commands.
     """
-    member = Member(node, card, rules, offer, Leases(rules.lease), beaten_at=now)
+    member = Member(node, node_info, rules, offer, Leases(rules.lease), beaten_at=now)
     return member, (ReadHead(),)
 
 
@@ -152,7 +152,7 @@ def decide(member: Member, event: Event, now: float) -> Decision:
     """
     if member.state == OVER:
         return member, ()
-    book = Book(member, now)
+    book = MemberUpdate(member, now)
     book.enter(event)
     book.claim()
     return book.member, tuple(book.commands)

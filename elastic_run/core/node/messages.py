@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from elastic_run.core.protocol.codec import Document
-    from elastic_run.core.protocol.liveness import Beat
+    from elastic_run.core.protocol.liveness import Heartbeat
     from elastic_run.core.protocol.messages import Assignment, Claim, Copy, End, Fact, Offer
 
 
@@ -61,7 +61,7 @@ class WorkersFailing:
     """A worker of the round has failed; the fields are `messages.Failing`'s."""
 
     round: int
-    is_consequence: bool = False
+    is_secondary: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class Reconnected:
 
 
 @dataclass(frozen=True, slots=True)
-class Beaten:
+class HeartbeatWritten:
     """The store has taken a beat of this node.
 
     Args:
@@ -108,7 +108,7 @@ class Beaten:
 
 
 @dataclass(frozen=True, slots=True)
-class CoordinatorBeatRead:
+class CoordinatorHeartbeatRead:
     """The driver read the beat of `member.watched`.
 
     Args:
@@ -173,8 +173,8 @@ Event: TypeAlias = (
     | Leaving
     | Appended
     | Reconnected
-    | Beaten
-    | CoordinatorBeatRead
+    | HeartbeatWritten
+    | CoordinatorHeartbeatRead
     | Interrupted
     | CutOff
     | TermEnded
@@ -226,7 +226,7 @@ class PrepareRejoin:
 
 @dataclass(frozen=True, slots=True)
 class Coordinate:
-    """This node is the coordinator: begin `coordinator.take_office` with these, on its own thread.
+    """This node is the coordinator: begin `coordinator.start_term` with these, on its own thread.
 
     Args:
         term: The term.
@@ -237,7 +237,7 @@ class Coordinate:
         newest_round: The newest of this log's job that it runs, has run last, or keeps a copy of.
         known_restarts: The restarts of the whole job that it has heard of.
         silent: The coordinator before, where its lease has run out on this node, else "".
-        last_beat: The last beat of that one: it was missed for a lease already, and gets no other.
+        last_heartbeat: The last beat of that one: it was missed for a lease already, and gets no other.
     """
 
     term: int
@@ -248,11 +248,11 @@ class Coordinate:
     newest_round: int = 0
     known_restarts: int = 0
     silent: str = ""
-    last_beat: Beat | None = None
+    last_heartbeat: Heartbeat | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class HandOver:
+class EndTerm:
     """This node goes: let its coordinator `resign`, after the facts before this command."""
 
 
@@ -312,7 +312,7 @@ class Unreadable:
 
 
 @dataclass(frozen=True, slots=True)
-class MovedTo:
+class UseStore:
     """The driver is to open the store at this endpoint and feed `StoreChanged`."""
 
     endpoint: str
@@ -333,7 +333,7 @@ Command: TypeAlias = (
     | FetchAssignment
     | PrepareRejoin
     | Coordinate
-    | HandOver
+    | EndTerm
     | StopCoordinating
     | Formed
     | Settled
@@ -341,6 +341,6 @@ Command: TypeAlias = (
     | Halted
     | Refused
     | Unreadable
-    | MovedTo
+    | UseStore
     | Ended
 )

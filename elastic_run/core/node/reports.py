@@ -8,7 +8,7 @@ from elastic_run.core.node.messages import (
     Append,
     Appended,
     Command,
-    HandOver,
+    EndTerm,
     Leaving,
     WorkersFailing,
     WorkersGone,
@@ -25,7 +25,7 @@ from elastic_run.core.protocol.messages import (
 )
 
 
-class Words:
+class FactWriter:
     """A member while one event is entered, and the commands that follow from it."""
 
     def __init__(self, member: Member, now: float) -> None:
@@ -40,10 +40,10 @@ class Words:
     # --- what the agent says -----------------------------------------------------------------------------------------
     def enter_failing(self, event: WorkersFailing) -> None:
         """A worker has failed."""
-        is_news = not self.member.is_failing or (self.member.is_suspecting and not event.is_consequence)
+        is_news = not self.member.is_failing or (self.member.is_suspecting and not event.is_secondary)
         if self.member.state not in (RUNNING, HALTING) or self._round != event.round or not is_news:
             return
-        self._set(is_failing=True, is_suspecting=event.is_consequence)
+        self._set(is_failing=True, is_suspecting=event.is_secondary)
         self._say_failing()
 
     def enter_gone(self, event: WorkersGone) -> None:
@@ -69,7 +69,7 @@ class Words:
         self._set(state=LEAVING)
         self._say(Leave(self.member.node, self._next_sequence(), event.reason, event.detail))
         if self.member.is_coordinator:
-            self.commands.append(HandOver())
+            self.commands.append(EndTerm())
 
     # --- facts -------------------------------------------------------------------------------------------------------
     @property
@@ -80,7 +80,7 @@ class Words:
     def _is_of_another_job(self) -> bool:
         """Whether the round that it runs, or has run, is of another job than the one whose log it follows."""
         place = self.member.place
-        return place is not None and not is_related(place.lineage, self.member.lineage)
+        return place is not None and not is_related(place.incarnation, self.member.incarnation)
 
     def _next_sequence(self) -> int:
         self._set(sequence=self.member.sequence + 1)
@@ -102,18 +102,18 @@ class Words:
                 rank=place.group_rank,
                 nodes=place.group_world_size,
                 restart_count=place.restart_count,
-                lineage=place.lineage,
+                incarnation=place.incarnation,
             )
         self._say(
             Join(
                 node=member.node,
                 sequence=self._next_sequence(),
-                card=member.card,
+                node_info=member.node_info,
                 rules=member.rules,
                 offer=member.offer,
                 seen=-1 if member.next_slot is None else member.next_slot - 1,
                 last=last,
-                heard=max(member.heard, member.known_round),
+                highest_round=max(member.highest_round, member.known_round),
                 copy=member.copy,
             )
         )

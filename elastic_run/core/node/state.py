@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from elastic_run.core.protocol.liveness import Leases
     from elastic_run.core.protocol.messages import (
         Assignment,
-        Card,
         Copy,
         Fact,
         Halt,
+        NodeInfo,
         Offer,
         Rules,
     )
@@ -42,7 +42,7 @@ class Member:
 
     Attributes:
         node: Its id.
-        card: Who it is.
+        node_info: Who it is.
         rules: The job's rules as it was told.
         offer: Where its workers' store of the next round listens.
         leases: When it last heard of the coordinator.
@@ -51,7 +51,7 @@ class Member:
         needs_head: Whether it follows the log without having read a `head` that fits: it asks again at every beat.
         trusted_slot: The slot that counts whatever its term: the one that `head` named; -1 for none.
         term: The present term, 0 for none.
-        floor: The highest term of a store that was left; the next claim is above it.
+        min_term: The highest term of a store that was left; the next claim is above it.
         coordinator: The present coordinator, "" for none.
         is_vacant: Whether there is none, or it seems to be gone.
         is_coordinator: Whether this node is the coordinator.
@@ -63,8 +63,8 @@ class Member:
         state_term: Its term.
         place: Its assignment in the round that it runs or has just run, or None.
         known_round: The newest round that it has heard of.
-        lineage: Of the job whose log it follows, "" before its first round; see `facts.is_related`.
-        heard: The newest round that it had heard of in a store that it left.
+        incarnation: Of the job whose log it follows, "" before its first round; see `facts.is_related`.
+        highest_round: The newest round that it had heard of in a store that it left.
         known_restarts: The restarts of the whole job that it has heard of; should the state be lost, they still count.
         fetching: Slot and term of the round whose assignment it waits for, or None.
         is_preparing: Whether it waits for `RejoinPrepared`, and says nowhere where it stands until then.
@@ -81,7 +81,7 @@ class Member:
     """
 
     node: str
-    card: Card
+    node_info: NodeInfo
     rules: Rules
     offer: Offer
     leases: Leases
@@ -91,7 +91,7 @@ class Member:
     needs_head: bool = False
     trusted_slot: int = -1
     term: int = 0
-    floor: int = 0
+    min_term: int = 0
     coordinator: str = ""
     is_vacant: bool = True
     is_coordinator: bool = False
@@ -103,8 +103,8 @@ class Member:
     state_term: int = 0
     place: Assignment | None = None
     known_round: int = 0
-    lineage: str = ""
-    heard: int = 0
+    incarnation: str = ""
+    highest_round: int = 0
     known_restarts: int = 0
     fetching: tuple[int, int] | None = None
     is_preparing: bool = False

@@ -43,7 +43,7 @@ class Form:
         restart_count: Restarts of the whole job so far.
         nodes: The number of members.
         world_size: The number of workers.
-        lineage: Of the job; see `facts.is_related`.
+        incarnation: Of the job; see `facts.is_related`.
     """
 
     term: int
@@ -51,7 +51,7 @@ class Form:
     restart_count: int
     nodes: int
     world_size: int
-    lineage: str = ""
+    incarnation: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Refuse:
 
 
 @dataclass(frozen=True, slots=True)
-class Recall:
+class Resync:
     """The state of the job is lost: every node is to say again where it stands.
 
     Args:
@@ -104,7 +104,7 @@ class Recovered:
         round: The last round that was formed.
         round_id: Its unique id; a node that runs another round is no member.
         restart_count: Restarts of the whole job so far.
-        lineage: Of the job; see `facts.is_related`.
+        incarnation: Of the job; see `facts.is_related`.
     """
 
     term: int
@@ -112,11 +112,11 @@ class Recovered:
     round: int
     round_id: str
     restart_count: int
-    lineage: str
+    incarnation: str
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class Failover:
     """The store moves to another host; the log goes on there."""
 
     term: int
@@ -147,4 +147,4 @@ class End:
     nodes: int = 0
 
 
-Decision: TypeAlias = Claim | Resign | Form | Warn | Halt | Refuse | Recall | Recovered | Move | End
+Decision: TypeAlias = Claim | Resign | Form | Warn | Halt | Refuse | Resync | Recovered | Failover | End

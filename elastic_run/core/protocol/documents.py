@@ -27,7 +27,7 @@ class Assignment:
         restart_count: Restarts of the whole job so far.
         hosts: The number of different host names in the round.
         news: What made the round necessary, for the user; "" for the first.
-        lineage: Of the job; see `facts.is_related`.
+        incarnation: Of the job; see `facts.is_related`.
         round_id: The round's unique id. Its number is not: two logs may each form a round of one number.
         rules: The job's, for a node that was told others; None for all others.
     """
@@ -43,7 +43,7 @@ class Assignment:
     restart_count: int
     hosts: int
     news: str = ""
-    lineage: str = ""
+    incarnation: str = ""
     round_id: str = ""
     rules: Rules | None = None
 
@@ -63,7 +63,7 @@ class Head:
         state_slot: The slot whose state document is the newest, -1 for none.
         state_term: Its term.
         restart_count: Restarts of the whole job when that round was formed, or that are known where it isn't.
-        lineage: Of the job, "" before its first round; see `facts.is_related`.
+        incarnation: Of the job, "" before its first round; see `facts.is_related`.
         round_id: The unique id of that round.
     """
 
@@ -77,7 +77,7 @@ class Head:
     state_slot: int
     state_term: int
     restart_count: int = 0
-    lineage: str = ""
+    incarnation: str = ""
     round_id: str = ""
 
 

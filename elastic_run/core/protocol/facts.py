@@ -39,7 +39,7 @@ _SEAT_STATUSES = frozenset((SEAT_RUNNING, SEAT_OFFERED))
 
 @register
 @dataclass(frozen=True, slots=True)
-class Card:
+class NodeInfo:
     """Who a node is.
 
     Args:
@@ -68,7 +68,7 @@ class Card:
 
     def __post_init__(self) -> None:
         if self.local_world_size < 1:
-            message = f"Card: {self.local_world_size} workers make no sense"
+            message = f"NodeInfo: {self.local_world_size} workers make no sense"
             raise MessageError(message)
 
     @property
@@ -104,7 +104,7 @@ class Last:
         rank: The node's group rank in it.
         nodes: The number of its members.
         restart_count: Restarts of the whole job until then.
-        lineage: Of the job that formed it; see `is_related`.
+        incarnation: Of the job that formed it; see `is_related`.
     """
 
     round_id: str
@@ -112,7 +112,7 @@ class Last:
     rank: int
     nodes: int
     restart_count: int
-    lineage: str = ""
+    incarnation: str = ""
 
 
 @register
@@ -121,13 +121,13 @@ class Copy:
     """Which copy of the job's state a node keeps: the one beside the newest decision that it has followed.
 
     Args:
-        lineage: Of the job.
+        incarnation: Of the job.
         round: The last round that was formed.
         term: The term of the decision.
         slot: The slot of the decision.
     """
 
-    lineage: str
+    incarnation: str
     round: int
     term: int
     slot: int
@@ -139,7 +139,7 @@ class Copy:
 
     def is_older_than(self, other: Copy | None) -> bool:
         """Whether another copy of the same job is newer."""
-        return other is not None and other.lineage == self.lineage and self.order < other.order
+        return other is not None and other.incarnation == self.incarnation and self.order < other.order
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,23 +149,23 @@ class Join:
     Args:
         node: The node.
         sequence: Number of this fact among the node's.
-        card: Who it is.
+        node_info: Who it is.
         rules: The job's rules as it was told.
         offer: Where its workers' store of the next round listens.
         seen: The newest slot of the log that the node has followed, -1 for none.
         last: The round that it still runs, or None.
-        heard: The newest round that it has heard of, in whatever store: the next one has a higher number.
+        highest_round: The newest round that it has heard of, in whatever store: the next one has a higher number.
         copy: The copy of the state that it has put into this store, or None; see `job.view_change`.
     """
 
     node: str
     sequence: int
-    card: Card
+    node_info: NodeInfo
     rules: Rules
     offer: Offer
     seen: int = -1
     last: Last | None = None
-    heard: int = 0
+    highest_round: int = 0
     copy: Copy | None = None
 
 
@@ -178,7 +178,7 @@ class Failing:
         sequence: Number of this fact among the node's.
         round: The round.
         round_id: Its unique id: another log may have formed a round of this number.
-        is_consequence: Whether all that failed there so far look as if they had lost a peer: its others run on then,
+        is_secondary: Whether all that failed there so far look as if they had lost a peer: its others run on then,
             for the cause may be theirs. Said again without this when a failure of another kind follows.
     """
 
@@ -186,7 +186,7 @@ class Failing:
     sequence: int
     round: int
     round_id: str
-    is_consequence: bool = False
+    is_secondary: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +250,7 @@ class SeatDead:
     Args:
         node: The agent's id.
         round_id: The round's unique id, as the record has it; see `Assignment.round_id`.
-        lineage: Of the round's job.
+        incarnation: Of the round's job.
         round_index: The round's number.
         rank: The agent's group rank in the round: its seat.
         status: `running` from before the agent is told of the round; `offered` from before it first says in a store
@@ -261,7 +261,7 @@ class SeatDead:
 
     node: str
     round_id: str
-    lineage: str
+    incarnation: str
     round_index: int
     rank: int
     status: str
@@ -290,7 +290,7 @@ class Foreign:
 
 
 @dataclass(frozen=True, slots=True)
-class Moving:
+class FailoverRequest:
     """The host of the store goes, and the store with it; of no node's sequence, since the host says it but once.
 
     Args:
@@ -309,8 +309,8 @@ def is_related(one: str, other: str) -> bool:
     numbers of its rounds begin anew, too, so that a round needs more than its number to be known by.
 
     Args:
-        one: A lineage: a name that the first coordinator of a job gives it, and which goes with its state; "" where a
-            release wrote it that knows none.
+        one: The incarnation: the first coordinator of a job names it, and the name goes with the job's state; "" where
+            a release wrote it that knows none.
         other: Another.
     """
     return one == other or not one or not other

@@ -35,4 +35,4 @@ def assignment_key(slot: int, term: int, node: str) -> str:
 
 def copy_key(copy: Copy) -> str:
     """Return the key of a copy of the job's state in another store; equal copies have one key."""
-    return f"c/{copy.round}.{copy.term}.{copy.slot}.{zlib.crc32(copy.lineage.encode()):08x}"
+    return f"c/{copy.round}.{copy.term}.{copy.slot}.{zlib.crc32(copy.incarnation.encode()):08x}"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
+class Heartbeat:
     """A node's last beat.
 
     Args:
@@ -42,7 +42,7 @@ class Leases:
     """
 
     lease: float
-    beats: Mapping[str, Beat] = field(default_factory=lambda: MappingProxyType({}))
+    beats: Mapping[str, Heartbeat] = field(default_factory=lambda: MappingProxyType({}))
 
     def age(self, node: str, now: float) -> float:
         """Return for how many seconds nothing was heard of a node, 0 for a stranger."""
@@ -64,7 +64,7 @@ def watch(leases: Leases, nodes: Iterable[str], now: float) -> Leases:
     nodes = tuple(nodes)
     if nodes == tuple(leases.beats):
         return leases
-    beats = {node: leases.beats.get(node) or Beat(None, now) for node in nodes}
+    beats = {node: leases.beats.get(node) or Heartbeat(None, now) for node in nodes}
     return replace(leases, beats=MappingProxyType(beats))
 
 
@@ -80,12 +80,12 @@ def observe(leases: Leases, beats: Mapping[str, int | None], now: float) -> tupl
         What it knows now, and the nodes that are silent, each reported at every observation until it is no longer
         watched.
     """
-    after: dict[str, Beat] = {}
+    after: dict[str, Heartbeat] = {}
     silent: list[str] = []
     for node, beat in leases.beats.items():
         value = beats.get(node)
         was_seen = beat.value is not None and beat.is_news
-        after[node] = Beat(value, now) if value is not None and value != beat.value else beat
+        after[node] = Heartbeat(value, now) if value is not None and value != beat.value else beat
         is_expired = value is None and was_seen and node in beats
         if is_expired or now - after[node].since >= leases.lease:
             silent.append(node)

@@ -19,13 +19,13 @@ from elastic_run.core.protocol.decisions import (
     Claim,
     Decision,
     End,
+    Failover,
     Form,
     Halt,
-    Move,
-    Recall,
     Recovered,
     Refuse,
     Resign,
+    Resync,
     Warn,
 )
 from elastic_run.core.protocol.documents import (
@@ -48,15 +48,15 @@ from elastic_run.core.protocol.facts import (
     STOPPED,
     UNKILLABLE,
     UNREACHABLE,
-    Card,
     Copy,
     Fact,
     Failing,
+    FailoverRequest,
     Foreign,
     Join,
     Last,
     Leave,
-    Moving,
+    NodeInfo,
     Offer,
     Ready,
     SeatDead,
@@ -89,13 +89,14 @@ __all__ = [
     "UNKILLABLE",
     "UNREACHABLE",
     "Assignment",
-    "Card",
     "Claim",
     "Copy",
     "Decision",
     "End",
     "Fact",
     "Failing",
+    "Failover",
+    "FailoverRequest",
     "Foreign",
     "Form",
     "Halt",
@@ -105,15 +106,14 @@ __all__ = [
     "Leave",
     "LogStart",
     "MessageError",
-    "Move",
-    "Moving",
+    "NodeInfo",
     "Note",
     "Offer",
     "Ready",
-    "Recall",
     "Recovered",
     "Refuse",
     "Resign",
+    "Resync",
     "Rules",
     "SeatDead",
     "Status",
@@ -136,13 +136,13 @@ __all__ = [
 #: without takes two steps.
 PROTOCOL = 1
 
-_FACTS: Mapping[str, type[Join | Failing | Ready | Leave | SeatDead | Moving]] = {
+_FACTS: Mapping[str, type[Join | Failing | Ready | Leave | SeatDead | FailoverRequest]] = {
     "join": Join,
     "failing": Failing,
     "ready": Ready,
     "leave": Leave,
     "seat_dead": SeatDead,
-    "moving": Moving,
+    "failover_request": FailoverRequest,
 }
 _DECISIONS: Mapping[str, type[Decision]] = {
     "claim": Claim,
@@ -151,9 +151,9 @@ _DECISIONS: Mapping[str, type[Decision]] = {
     "warn": Warn,
     "halt": Halt,
     "refuse": Refuse,
-    "recall": Recall,
+    "resync": Resync,
     "recovered": Recovered,
-    "move": Move,
+    "failover": Failover,
     "end": End,
 }
 _NOTES: Mapping[str, type[Note]] = {
@@ -186,7 +186,7 @@ class UnknownProtocolError(MessageError):
         self.protocol = protocol
 
 
-def to_json(message: Fact | SeatDead | Moving | Decision | Note) -> bytes:
+def to_json(message: Fact | SeatDead | FailoverRequest | Decision | Note) -> bytes:
     """Return a message as it is stored.
 
     Args:
@@ -198,7 +198,7 @@ def to_json(message: Fact | SeatDead | Moving | Decision | Note) -> bytes:
     return encode({"protocol": PROTOCOL, "kind": _KINDS[type(message)], **to_document(message)})
 
 
-def read_fact(data: bytes) -> Fact | SeatDead | Moving:
+def read_fact(data: bytes) -> Fact | SeatDead | FailoverRequest:
     """Read a fact.
 
     Args:

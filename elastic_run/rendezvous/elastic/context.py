@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elastic_run.core.protocol.messages import Card, Offer, Rules
+    from elastic_run.core.protocol.messages import NodeInfo, Offer, Rules
     from elastic_run.rendezvous.elastic.backend.base import Backend
     from elastic_run.rendezvous.elastic.member_driver import MemberDriver
     from elastic_run.rendezvous.elastic.node_death.proofs import DeathProofs
@@ -30,7 +30,7 @@ class SessionContext:
 
     Args:
         node: This run's id among the nodes of the job.
-        card: Who it is.
+        node_info: Who it is.
         rules: The job's rules as it was told.
         settings: Of its rendezvous.
         backend: The job's store.
@@ -57,7 +57,7 @@ class SessionContext:
     """
 
     node: str
-    card: Card
+    node_info: NodeInfo
     rules: Rules
     settings: Settings
     backend: Backend

@@ -114,7 +114,11 @@ class CoordinatorThread:
                     self._restart_leases()
         self._connection.drop()
         self._context.connections.remove(self._connection)
-        if self._coordinator is not None and self._coordinator.is_deposed and self._context.member_driver is not None:
+        if (
+            self._coordinator is not None
+            and self._coordinator.is_superseded
+            and self._context.member_driver is not None
+        ):
             self._context.member_driver.feed_from(self._store_id, member.TermEnded(self._coordinator.term))
 
     @property
@@ -156,7 +160,7 @@ class CoordinatorThread:
             key = job_keys.state_key(command.state_slot, command.state_term)
             # Nothing where something should be: a stranger has deleted it, or its signature is wrong.
             state = decision_log.get_document(store, key) or b""
-        coordinator = core.take_office(
+        coordinator = core.start_term(
             self._context.node,
             term=command.term,
             slot=command.slot,
@@ -168,7 +172,7 @@ class CoordinatorThread:
             newest_round=command.newest_round,
             known_restarts=command.known_restarts,
             silent=command.silent,
-            last_beat=command.last_beat,
+            last_heartbeat=command.last_heartbeat,
             store_id="" if self._store_id is None else self._store_id.decode(),
         )
         if core.has_lost_state(coordinator):
@@ -192,7 +196,7 @@ class CoordinatorThread:
             documents[EXIT_BARRIER_NODES] = json.dumps(list(coordinator.watched)).encode()
             self.has_ended = True
         store.write(documents)
-        self._is_final_decision = isinstance(decision, messages.End | messages.Resign | messages.Move)
+        self._is_final_decision = isinstance(decision, messages.End | messages.Resign | messages.Failover)
         entry = decision_log.create_entry(store, proposal.slot, decision)
         winner = None if isinstance(entry, member.EntryTrimmed) else entry.value
         coordinator, cleanup = core.settle(coordinator, winner, now=time.monotonic(), jitter=_jitter())
@@ -204,7 +208,7 @@ class CoordinatorThread:
             decision_log.raise_start(store, cleanup.log_start)
         if cleanup.deleted:
             store.delete(cleanup.deleted)
-            coordinator = self._coordinator = core.tidied(coordinator)
+            coordinator = self._coordinator = core.garbage_deleted(coordinator)
         if cleanup.trimmed is not None:
             store.trim(job_keys.FACTS, cleanup.trimmed)
         self._is_final_decision = False

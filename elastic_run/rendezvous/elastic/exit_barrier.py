@@ -148,7 +148,7 @@ def fail_over(context: SessionContext, deadline: float, *, is_refused: bool = Fa
         return  # nobody is left to be told
     successors = context.backend.successors
     endpoint = written(*successors[0]) if successors else ""
-    host, name = context.card.host, context.backend.name
+    host, name = context.node_info.host, context.backend.name
     why = "was not taken into the job" if is_refused else "was told to stop"
     detail = f"the node that served the store at {name} ({host}) {why}"
     if not endpoint:
@@ -156,7 +156,7 @@ def fail_over(context: SessionContext, deadline: float, *, is_refused: bool = Fa
         context.deliver(Notice("this node serves the job's store: the job ends with it"))
     try:
         with context.backend.open(context.answer_timeout) as store:
-            store.append(job_keys.FACTS, messages.to_json(messages.Moving(endpoint, detail)))
+            store.append(job_keys.FACTS, messages.to_json(messages.FailoverRequest(endpoint, detail)))
     except StoreError:
         return
     now = time.monotonic()

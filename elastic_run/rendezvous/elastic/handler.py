@@ -282,7 +282,7 @@ def open_session(
     host = socket.gethostname()
     context = SessionContext(
         node=f"{host}_{os.getpid()}_{os.urandom(4).hex()}",
-        card=_make_card(host, setup),
+        node_info=_make_card(host, setup),
         rules=_make_rules(settings, setup, min_nodes, max_nodes, has_successors=bool(backend.successors)),
         settings=settings,
         backend=backend,
@@ -298,8 +298,8 @@ def open_session(
     return session
 
 
-def _make_card(host: str, setup: Setup) -> messages.Card:
-    return messages.Card(
+def _make_card(host: str, setup: Setup) -> messages.NodeInfo:
+    return messages.NodeInfo(
         host=host,
         pid=os.getpid(),
         local_world_size=setup.local_world_size,

@@ -102,8 +102,8 @@ class JobSession(Session):
         sender = Sender(context, self._begin, self._follow)
         self._threads["sender"] = context.spawn("sender", sender.run)
 
-    def report_failing(self, round: int, *, is_consequence: bool = False) -> None:  # noqa: A002 - the events' word
-        self._feed(member.WorkersFailing(round, is_consequence))
+    def report_failing(self, round: int, *, is_secondary: bool = False) -> None:  # noqa: A002 - the events' word
+        self._feed(member.WorkersFailing(round, is_secondary))
 
     def report_ready(
         self,
@@ -158,9 +158,9 @@ class JobSession(Session):
             return
         if self._describe_join is not None:
             context.deliver(Notice(self._describe_join(context.local_addr, context.backend.port)))
-        card = replace(context.card, serves_store=context.backend.is_host)
+        node_info = replace(context.node_info, serves_store=context.backend.is_host)
         begun = member.begin(
-            context.node, card=card, rules=context.rules, offer=self._advertised(), now=time.monotonic()
+            context.node, node_info=node_info, rules=context.rules, offer=self._advertised(), now=time.monotonic()
         )
         context.member_driver = MemberDriver(
             begun,
@@ -237,7 +237,7 @@ class JobSession(Session):
             context.deliver(self._end)
         elif isinstance(command, member.Settled | member.Unreadable):
             self._tell_user(command)
-        elif isinstance(command, member.MovedTo):
+        elif isinstance(command, member.UseStore):
             self._move(command)
         else:
             self._coordinate(command)
@@ -262,10 +262,10 @@ class JobSession(Session):
             term.start()
         elif isinstance(command, member.StopCoordinating) and self._terms:
             self._terms[-1].stop()
-        elif isinstance(command, member.HandOver) and self._terms:
+        elif isinstance(command, member.EndTerm) and self._terms:
             self._terms[-1].resign()
 
-    def _move(self, command: member.MovedTo) -> None:
+    def _move(self, command: member.UseStore) -> None:
         context = self._context
         context.has_failed_over.set()
         if context.is_leaving:

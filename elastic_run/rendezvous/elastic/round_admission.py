@@ -143,7 +143,7 @@ class RoundAdmission:
         trouble = find_trouble(master.host, master.port, _REACH)
         if trouble is None:
             return None
-        here = f"{self._context.card.host} ({self._context.local_addr})"
+        here = f"{self._context.node_info.host} ({self._context.local_addr})"
         return f"{here} can't reach the store of rank 0 at {written(master.host, master.port)}: {trouble}"
 
     def _admit(self, assignment: Assignment) -> None:

@@ -220,7 +220,7 @@ class Sender:
         )
         member_driver.feed(member.Interrupted())
         member_driver.feed(member.Reconnected())
-        member_driver.feed(member.Beaten(was_dropped=True))
+        member_driver.feed(member.HeartbeatWritten(was_dropped=True))
 
     def _send_facts(self, store: JobStore) -> None:
         """Append what was not confirmed, and do the member's tasks."""
@@ -252,7 +252,7 @@ class Sender:
         context.last_heartbeat_at, context.fenced_for = now, 0.0
         if member_driver is None:
             return
-        member_driver.feed(member.Beaten(was_dropped))
+        member_driver.feed(member.HeartbeatWritten(was_dropped))
         if member_driver.member.state != member.RUNNING:
             context.death_proofs.look()
         self._look(store)
@@ -281,7 +281,7 @@ class Sender:
         value = self._beats.read(store, [read])[read]
         self._last_read = time.monotonic()
         if watched:
-            member_driver.feed(member.CoordinatorBeatRead(watched, value))
+            member_driver.feed(member.CoordinatorHeartbeatRead(watched, value))
         member_driver.run_store_tasks(store, self._context.store_id)
 
     # --- it doesn't ----------------------------------------------------------------------------------------------

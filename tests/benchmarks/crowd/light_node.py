@@ -64,7 +64,7 @@ class LightNode(ABC):
         self._address = address
         self._path = job_path(run_id)
         self._node = f"node{number}_{os.getpid()}_{number:08x}"
-        self._card = messages.Card(f"node{number}", os.getpid(), 8, version="0.1.0")
+        self._node_info = messages.NodeInfo(f"node{number}", os.getpid(), 8, version="0.1.0")
         self._rules = rules
         self._on_joined = on_joined
         self._on_formed = on_formed
@@ -77,7 +77,9 @@ class LightNode(ABC):
     def _begin(self, head: bytes | None) -> None:
         # Nobody will ask for this port: rank 0 is the first to have come, a real session.
         offer = messages.Offer(self._address[0], 1)
-        self._take(core.begin(self._node, card=self._card, rules=self._rules, offer=offer, now=time.monotonic()))
+        self._take(
+            core.begin(self._node, node_info=self._node_info, rules=self._rules, offer=offer, now=time.monotonic())
+        )
         self._errands.clear()  # it asks for what is known
         self.feed(core.HeadRead(head))
         self._follower = Exchange(self._loop, self._address, self._follow())
@@ -109,11 +111,11 @@ class LightNode(ABC):
             pause = self._rules.keep_alive_interval
             yield None
             yield from self._beat()
-            self.feed(core.Beaten())
+            self.feed(core.HeartbeatWritten())
             watched = self.member.watched
             if watched:
                 beat = yield from self._read_beat(watched)
-                self.feed(core.CoordinatorBeatRead(watched, beat))
+                self.feed(core.CoordinatorHeartbeatRead(watched, beat))
             yield from self._run_errands()
             yield from self._say_facts()
 

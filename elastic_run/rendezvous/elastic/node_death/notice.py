@@ -45,7 +45,7 @@ _ANSWER = 2.0
 #: Seconds between two rounds of attempts.
 _PAUSE = 0.5
 #: Entries after which there is no thread any more, or another's.
-_LAST = (messages.Claim, messages.Resign, messages.Move, messages.End)
+_LAST = (messages.Claim, messages.Resign, messages.Failover, messages.End)
 
 
 def send_death_notice(document: Mapping[str, Any]) -> None:
@@ -146,7 +146,7 @@ class _Notice:
                 _resign_for(store, self._record.node, head)
         if seat is None:
             return True  # no quorum counts it
-        return head is not None and head.lineage == seat.lineage and head.round > seat.round_index
+        return head is not None and head.incarnation == seat.incarnation and head.round > seat.round_index
 
 
 def _read_head(store: JobStore) -> messages.Head | None:

@@ -172,7 +172,7 @@ def death_facts(record: Record) -> list[Fact | SeatDead]:
             SeatDead(
                 node=record.node,
                 round_id=seat.round_id,
-                lineage=seat.lineage,
+                incarnation=seat.incarnation,
                 round_index=seat.round_index,
                 rank=seat.rank,
                 status=seat.status,

@@ -47,7 +47,7 @@ class RecordedSeat:
     """An agent's part in a round.
 
     Args:
-        lineage: Of the round's job.
+        incarnation: Of the round's job.
         round_id: The round's unique id.
         round_index: Its number.
         rank: The agent's group rank in it.
@@ -55,7 +55,7 @@ class RecordedSeat:
         store_id: The id of the store that it was last offered in, as text; "" while it runs.
     """
 
-    lineage: str
+    incarnation: str
     round_id: str
     round_index: int
     rank: int
@@ -124,7 +124,7 @@ class SeatRecord:
         """
         with self._lock:
             self._formed_in = _to_text(store_id)
-            self._write(RecordedSeat(assignment.lineage, assignment.round_id, assignment.round, assignment.group_rank))
+            self._write(RecordedSeat(assignment.incarnation, assignment.round_id, assignment.round, assignment.group_rank))
 
     def note_fact(self, fact: Fact, said_in: bytes | None) -> None:
         """Note a fact that may make the seat count for the next round, before the fact is said.
