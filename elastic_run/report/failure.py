@@ -40,6 +40,8 @@ _MOST_NAME = 40
 #: Runs of attempts that failed in the same way, and lines of a message, that are shown.
 _MOST_RUNS = 3
 _MOST_MESSAGE = 3
+#: Lines of what ended a job without a worker's failure: it may name two paths, each in a line of its own.
+_MOST_DETAIL = 9
 #: Last lines of stderr below a traceback that may not be the cause.
 _LAST_LINES = 3
 #: Sections that can spare lines.
@@ -142,7 +144,7 @@ def _margin(section: _Section, *, color: bool) -> list[str]:
 def _cause(result: JobResult, room: int) -> _Section:
     root = result.root
     if root is None:
-        return _Section("cause", _paragraph(printable(result.detail), room, 5) if result.detail else [])
+        return _Section("cause", _paragraph(printable(result.detail), room, _MOST_DETAIL) if result.detail else [])
     host = elide(printable(root.host), 30)
     first = wrap(f"rank {root.rank} on {host} (local rank {root.local_rank}, pid {root.pid}) {end_verb(root)}", room, 2)
     again = f", attempt {root.restart_count}" if root.restart_count else ""

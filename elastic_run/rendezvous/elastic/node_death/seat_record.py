@@ -124,7 +124,8 @@ class SeatRecord:
         """
         with self._lock:
             self._formed_in = _to_text(store_id)
-            self._write(RecordedSeat(assignment.incarnation, assignment.round_id, assignment.round, assignment.group_rank))
+            seat = RecordedSeat(assignment.incarnation, assignment.round_id, assignment.round, assignment.group_rank)
+            self._write(seat)
 
     def note_fact(self, fact: Fact, said_in: bytes | None) -> None:
         """Note a fact that may make the seat count for the next round, before the fact is said.
