@@ -102,7 +102,7 @@ def make_full_error(limit: int) -> StoreConnectionError:
     """Return the error of a client for which the server has no descriptor left.
 
     Args:
-        limit: The server's limit of descriptors.
+        limit: Number of files that the server's process may open.
     """
     message = f"takes no more connections: its process may open {limit} files, so raise ulimit -n on that node"
     return StoreConnectionError(message, FULL)

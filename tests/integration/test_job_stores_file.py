@@ -1,4 +1,4 @@
-"""What only the job store in a directory can meet: its files change while it reads them."""
+"""The job store in a directory reads files that other processes change at the same time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def test_entries_that_are_trimmed_while_they_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trimmed_at: int, first: bytes
 ) -> None:
-    """A reader returns what was there before the first entry that is gone, or goes on behind those that are."""
+    """If an entry is deleted while it is read, the reader returns the entries before it, or continues after it."""
     path = f"{tmp_path}/"
     reader, trimmer = FileJobStore(path, "j"), FileJobStore(path, "j")
     for number in range(1, 6):

@@ -136,7 +136,8 @@ def test_every_transition_is_told() -> None:
 def test_a_step_that_is_not_in_the_table_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reaction that leads to a state which the table does not name is refused."""
     step = (machine.JOINING, messages.RoundFormed)
-    table = {**machine.TRANSITIONS, step: replace(machine.TRANSITIONS[step], after=())}
+    table = machine.TRANSITIONS.copy()
+    table[step] = replace(table[step], after=())
     monkeypatch.setattr(machine, "TRANSITIONS", table)
     agent = machine.Agent(policy=RestartPolicy(), local_world_size=1)
     with pytest.raises(machine.IllegalTransitionError, match="from joining to running"):

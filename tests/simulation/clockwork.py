@@ -27,7 +27,7 @@ LOST = object()
 
 #: Seconds that a clock resolves for sure, wherever it began.
 _MOMENT = 1e-6
-#: Events after which a run is taken for endless.
+#: A run with more events than this counts as endless.
 _MOST_EVENTS = 2_000_000
 
 
@@ -73,7 +73,7 @@ class Clock:
         return (local - self.offset) / self.rate
 
     def freeze(self, seconds: float) -> None:
-        """Stand still for so many true seconds from now on; nobody may read it before they are over."""
+        """Stop this clock for a number of simulated seconds. Its agent must not read it during that time."""
         self.offset -= self.rate * seconds
 
 
@@ -89,7 +89,7 @@ class Host:
 
     @property
     def is_stalled(self) -> bool:
-        """Whether it stands still."""
+        """Whether this clock is stopped."""
         return self.stalled_until > self.clockwork.now
 
     def after(self, seconds: float, action: Callable[..., object], *arguments: Any) -> None:  # noqa: ANN401

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 _WAITS = ("read", "wait_beside")
-#: What a coordinator does after a decision. Where that is lost it does so again after the next one, if there is one.
+#: Operations of a coordinator's cleanup after a decision. The cleanup after the next decision repeats a lost one.
 _CLEANUP = frozenset(("write", "delete"))
 _READS = (*_WAITS, "get", "read_beats")
 #: Longest true seconds after which a write that was on its way is still carried out.
@@ -85,7 +85,7 @@ class Store:
         void: Those that were created below the start of the log.
         outages: Pairs of true times between which nothing answers.
         waits: Threads that wait, each with the ticket of its wait; some have been answered since.
-        lost_cleanups: Connections that broke at what a coordinator does after a decision.
+        lost_cleanups: Number of connections that broke during an operation of `_CLEANUP`.
         is_closed: Whether its process has ended.
         expires_beats: Whether it says that a node has no beat any more, as etcd does.
         note_slot: Called with this store and each slot that was created: number, node, value.

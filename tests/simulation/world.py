@@ -185,7 +185,7 @@ class World:
 
     @property
     def able(self) -> list[Agent]:
-        """Those that could be in a round of the job."""
+        """The living agents that could be in a round of the job."""
         return [agent for agent in self.living if not agent.is_stalled and self.is_ours(agent)]
 
     @property
@@ -219,7 +219,7 @@ class World:
 
     @property
     def is_network_tidy(self) -> bool:
-        """Whether nothing was lost on the way to the last store."""
+        """Whether every cleanup reached the last store: no fault was hidden and no outage happened."""
         network = self.network
         is_whole = not self.faults.has_hidden and not self.last_store.outages
         return is_whole and not network.loss and not network.late and not network.again

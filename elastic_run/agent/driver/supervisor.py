@@ -370,7 +370,7 @@ class Supervisor:
         self._watches.begin(self._round)
 
     def _on_exit(self, number: int, local_rank: int, exitcode: int) -> None:
-        # Whose failure it is matters only where somebody else is left whose it may be.
+        # If other workers still run, or other nodes, one of them may have the root cause.
         has_others = self._job is not None or self._agent.running != {local_rank}
         is_asked = exitcode != 0 and has_others and self._agent.state == machine.RUNNING
         current = self._round if is_asked else None

@@ -133,7 +133,7 @@ class Coordinator:
         kept_slots: Slots of the log that it keeps.
         began: Monotonic seconds of the beginning.
         patience: Leases for which nodes that know of a round may come before a job is founded.
-        first: Of the stream of facts: whoever succeeds reads from here while the log tells of no round.
+        first: Position in the stream of facts from which a successor reads as long as the log has no round.
         events: What was heard since then, as long as the log tells of no round.
         copies: The copies of the state that were read, None for garbage.
         wants: The copy to read, or None.

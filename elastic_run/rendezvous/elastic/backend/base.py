@@ -173,7 +173,7 @@ class SharedBackend(Backend):
         self._secret = secret
 
     def prepare(self) -> None:
-        """Nothing to do: somebody else serves it."""
+        """Do nothing: another process serves this store."""
 
     def open(self, timeout: float) -> JobStore:
         return sign(self._open_store(timeout), self._secret)
