@@ -2,10 +2,10 @@
 
 A script in `coordination/` begins with the job's `rules` and then has one event per `>` line; the lines below each are
 the trace that `decide` gives. Events: `join NODE`, `failing NODE [consequence]`, `ready NODE OUTCOME [id=]`,
-`leave NODE REASON`, `seat_dead RANK STATUS [round=] [store=]`, `silent NODE SECONDS`, `tick`, `succeed` (another
-coordinator goes on from the state document, on a clock of its own), `move` (the same in another store). `at=` sets the
-time, `seq=` a fact's number. After a deliberate change rewrite them all with `ELASTIC_RUN_REWRITE=1` and review the
-diff.
+`leave NODE REASON`, `confirm NODE…` (they have read the last `Prepare`), `seat_dead RANK STATUS [round=] [store=]`,
+`silent NODE SECONDS`, `tick`, `succeed` (another coordinator goes on from the state document, on a clock of its own),
+`move` (the same in another store). `at=` sets the time, `seq=` a fact's number. After a deliberate change rewrite them
+all with `ELASTIC_RUN_REWRITE=1` and review the diff.
 """
 
 from __future__ import annotations
@@ -89,7 +89,11 @@ class Player:
         self.now = float(values.pop("at", self.now))
         if words[0] in ("succeed", "failover"):
             self._succeed(is_moved=words[0] == "failover")
-        events = [] if words[0] in ("succeed", "failover", "tick") else [self._event(words, values)]
+        events: list[Event] = []
+        if words[0] == "confirm":
+            events = [self._confirm(node) for node in words[1:]]
+        elif words[0] not in ("succeed", "failover", "tick"):
+            events = [self._event(words, values)]
         step = coordination.decide(self.job, events, now=self._clock, jitter=0.5)
         decisions = []
         while step.decision is not None:
@@ -136,6 +140,12 @@ class Player:
         report = {name: values[name] for name in _REPORT if name in values} or None
         verdict, detail = values.get("verdict", ""), values.get("detail", "")
         return Ready(node, sequence, number, round_id, words[2], self._offer(node), report, verdict, detail)
+
+    def _confirm(self, node: str) -> Event:
+        """Let a node that waits say that it has read the last `Prepare`."""
+        join = self._event(["join", node], {})
+        assert isinstance(join, Join)
+        return replace(join, prepared=self.job.preparation)
 
     def _seat_dead(self, rank: int, status: str, values: dict[str, Any]) -> SeatDead:
         number = values.get("round", self.job.round)

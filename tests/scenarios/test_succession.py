@@ -162,8 +162,8 @@ class Bed:
             elif isinstance(command, membership.FetchAssignment):
                 value = self.values.get(assignment_key(command.slot, command.term, node))
                 self._feed(node, membership.AssignmentRead(command.slot, command.term, value))
-            elif isinstance(command, membership.PrepareRejoin):
-                self._prepare_rejoin(node)
+            elif isinstance(command, membership.KeepState | membership.PrepareRejoin):
+                self._tend_copy(node, command)
             elif isinstance(command, membership.Coordinate):
                 self._take_office(node, command)
             else:
@@ -172,7 +172,11 @@ class Bed:
                     self.offices.pop(node, None)
             del self.pending[0]
 
-    def _prepare_rejoin(self, node: str) -> None:
+    def _tend_copy(self, node: str, command: membership.KeepState | membership.PrepareRejoin) -> None:
+        if isinstance(command, membership.KeepState):
+            self._keep_copy(node)
+            self._feed(node, membership.StateKept(command.prepared))
+            return
         document = self.copies.get(node)
         copy = None if document is None else identify(document)
         if copy is not None and document is not None:

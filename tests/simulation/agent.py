@@ -44,7 +44,13 @@ if TYPE_CHECKING:
 
 
 #: What another thread asks the store for.
-_ASKED = (membership.ReadHead, membership.CreateEntry, membership.FetchAssignment, membership.PrepareRejoin)
+_ASKED = (
+    membership.ReadHead,
+    membership.CreateEntry,
+    membership.FetchAssignment,
+    membership.PrepareRejoin,
+    membership.KeepState,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ Faults don't wait until the job has recovered from those before.
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from tests.simulation.store import SPOILT
 
 if TYPE_CHECKING:
     from tests.simulation.agent import Agent
+    from tests.simulation.store import Store
     from tests.simulation.world import World
 
 # Kinds that can be switched off.
@@ -25,6 +27,7 @@ CUTS = "partitions"
 PROOFS = "proofs of death that are late, repeated, or in the wrong store"
 BURSTS = "kills in a row"
 OFFERS = "agents that die after they have offered themselves for another round, before they are told of it"
+FORMING = "partitions while a round forms with other nodes"
 #: What the core does not hold yet: these kinds are left out of every run.
 KNOWN_BAD: frozenset[str] = frozenset((ROLLBACK,))
 
@@ -55,6 +58,7 @@ class Faults:
         self._known_bad = known_bad
         self._fatal_operation = -1
         self._late_operation = -1
+        self._dividing_slot = -1
         self.is_spoilt = False
         self.has_strangers = False
         self.has_hidden = False
@@ -93,6 +97,7 @@ class Faults:
         everywhere += [self._kill_some] if self.has(BURSTS) else []
         if self._world.rules.has_successors:
             everywhere += [self._doom_some, self._doom_some, self._divide_and_doom] if self.has(OFFERS) else []
+            everywhere += [self._arm_division, self._arm_division] if self.has(FORMING) else []
             everywhere += [self._kill_server, self._stall_server, self._kill_server]
             everywhere += [self._cut, self._cut, self._cut_off] if self.has(CUTS) else []
         elif self.has(ROLLBACK) and self._random.random() < 0.3:
@@ -284,6 +289,33 @@ class Faults:
     def _arm_pause(self) -> None:
         """Let whoever coordinates stand still at its next operation but so many, before it sends its decision."""
         self._late_operation = self._random.randrange(12)
+
+    def _arm_division(self) -> None:
+        """Let newcomers come, and divide the hosts when a round forms or is prepared."""
+        self._dividing_slot = self._random.choice((0, 0, 1, 2))
+        for _ in range(self._random.randint(1, 3)):
+            self._arrive()
+
+    def note_slot(self, store: Store, value: bytes) -> None:
+        """Divide the hosts as soon as a slot was created, before anybody reads it, if that is armed.
+
+        Args:
+            store: Where the slot is.
+            value: The entry.
+        """
+        if self._dividing_slot < 0 or json.loads(value)["kind"] not in ("form", "prepare"):
+            return
+        self._dividing_slot -= 1
+        hosts = sorted({agent.name for agent in self._world.living})
+        endpoints = [endpoint.host for endpoint in self._world.endpoints if endpoint.host in hosts]
+        server = "" if store.server is None else store.server.name
+        others = [host for host in endpoints if host != server]
+        if self._dividing_slot >= 0 or not others:
+            return
+        other = self._random.choice(others)
+        rest = {other, *(host for host in hosts if host != server and self._random.random() < 0.5)}
+        pairs = {(one, two) for one in hosts for two in hosts if (one in rest) != (two in rest)}
+        self._pull(pairs, self._random.uniform(10.0, 60.0))
 
     def note_operation(self, agent: Agent) -> float:
         """Count an operation of a coordinator; it may die of it.

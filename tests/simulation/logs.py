@@ -100,6 +100,7 @@ class Log:
         name = entry["incarnation"], number, f"{number}/{self.term}/{self.coordinator}"
         newest = world.oracle.rounds.newest.get(entry["incarnation"])
         is_next = newest is None or newest.number < former or newest.name[2] == self.round_id
+        is_next = is_next or world.oracle.rounds.are_of_spares(self.round_id, members, newest)
         require(
             is_next or world.rules.split == "continue",
             ONE_HISTORY,

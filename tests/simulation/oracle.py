@@ -57,6 +57,7 @@ class Oracle:
     def note_slot(self, store: Store, slot: int, writer: str, value: bytes) -> None:
         """A slot of a log was created."""
         self._logs[id(store)].enter(self._world, store, slot, writer, value)
+        self._world.faults.note_slot(store, value)
 
     def note_copy(self, store: Store, snapshot: Store) -> None:
         """A store was copied."""

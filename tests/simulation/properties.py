@@ -36,12 +36,7 @@ REFUSALS = "refused only for a reason"
 SIZE = "bounded memory"
 
 #: What the core is known to break: not judged until it is mended.
-#: - A restart that was decided in a store which was lost before a majority heard of it counts all the same.
-#: - A coordinator that stood still goes on in a store that the others have left meanwhile, and forms a round of nodes
-#:   that are not there any more. That round can't run, since its members don't read it. But the round after it can:
-#:   see "Known gap" in docs/architecture.md.
-#: - Where all members of a round are proved dead, spares in two stores are free to form one each.
-KNOWN_BROKEN: frozenset[str] = frozenset((RESTARTS_USED, ONE_HISTORY))
+KNOWN_BROKEN: frozenset[str] = frozenset(())
 
 
 class BrokenPropertyError(AssertionError):

@@ -163,26 +163,36 @@ class Rounds:
     def _note_whole(self, round_: Round) -> None:
         newest = self.newest.get(round_.incarnation)
         if newest is not None and not self.may_split and newest.formed_at < round_.formed_at:
-            is_later = round_.number > newest.number or self._are_of_spares(round_, newest)
+            is_later = round_.number > newest.number or self._are_both_of_spares(round_, newest)
             require(is_later, ONE_ROUND, f"all members were told {round_.name} after {newest.name}")
             require(round_.restarts >= newest.restarts, BUDGET, f"{round_.name} forgot restarts of {newest.name}")
         if newest is None or newest.formed_at < round_.formed_at:
             self.newest[round_.incarnation] = round_
 
-    def _are_of_spares(self, one: Round, other: Round) -> bool:
-        """Whether two rounds follow one round of which neither has a member: all of them are proved dead."""
-        former = self.former_ids.get(one.name)
-        if former is None or former != self.former_ids.get(other.name):
+    def are_of_spares(self, former: str, members: set[str], other: Round | None) -> bool:
+        """Whether two rounds follow one round of which neither has a member: all of them are proved dead.
+
+        Args:
+            former: The unique id of that round.
+            members: The nodes of one of the two.
+            other: The other.
+        """
+        if other is None or not former or former != self.former_ids.get(other.name):
             return False
         before = [round_ for round_ in self._rounds.values() if round_.name[2] == former]
-        members = {agent for round_ in before for agent in round_.places}
-        return members.isdisjoint([*one.places, *other.places])
+        dead = {agent.node for round_ in before for agent in round_.places}
+        return dead.isdisjoint([*members, *(agent.node for agent in other.places)])
+
+    def _are_both_of_spares(self, one: Round, other: Round) -> bool:
+        members = {agent.node for agent in one.places}
+        return one is not other and self.are_of_spares(self.former_ids.get(one.name, ""), members, other)
 
     def look(self, *, may_be_hidden: bool) -> None:
         """Judge what must hold at any time: a round that was left lacks a member."""
         if not self.is_judged:
             return
-        running = [round_.name for round_ in self._rounds.values() if round_.is_running]
+        rounds = [round_ for round_ in self._rounds.values() if round_.is_running]
+        running = [round_.name for round_ in rounds if not any(self._are_both_of_spares(round_, one) for one in rounds)]
         # Who starts alone, and can't see the others, can't know of their job.
         incarnations = {name[0] for name in running} if may_be_hidden else ()
         require(len(running) <= max(1, len(incarnations)), ONE_ROUND, f"all their members run {running}")

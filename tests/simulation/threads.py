@@ -198,8 +198,13 @@ def _copy_state(agent: Agent) -> Generator[Request | Pause, Any, None]:
             agent.copy = agent.copy if is_worse else state
 
 
-def _prepare_rejoin(agent: Agent) -> Generator[Request | Pause, Any, membership.RejoinPrepared]:
-    """Put the copy of the state into the store, and offer another workers' store where no workers run."""
+def _tend_copy(
+    agent: Agent, ask: membership.PrepareRejoin | membership.KeepState
+) -> Generator[Request | Pause, Any, membership.RejoinPrepared | membership.StateKept]:
+    """Renew the copy of the state, or put it into the store and offer another workers' store where no workers run."""
+    if isinstance(ask, membership.KeepState):
+        yield from _copy_state(agent)
+        return membership.StateKept(ask.prepared)
     copy = None if agent.copy is None else identify(agent.copy)
     if copy is not None and agent.copy is not None:
         yield Request("write", ({copy_key(copy): agent.copy},))
@@ -219,8 +224,8 @@ def run_errands(agent: Agent) -> Generator[Request | Pause, Any, None]:
             if isinstance(ask, membership.ReadHead):
                 head, start = yield Request("get", ([HEAD, LOG_START],))
                 event: membership.Event = membership.HeadRead(head, start)
-            elif isinstance(ask, membership.PrepareRejoin):
-                event = yield from _prepare_rejoin(agent)
+            elif isinstance(ask, membership.PrepareRejoin | membership.KeepState):
+                event = yield from _tend_copy(agent, ask)
             elif isinstance(ask, membership.FetchAssignment):
                 yield from _copy_state(agent)
                 (place,) = yield Request("get", ([assignment_key(ask.slot, ask.term, agent.node)],))

@@ -24,6 +24,7 @@ from elastic_run.core.protocol.messages import (
     Offer,
     Rules,
     SeatDead,
+    read_term,
     to_json,
 )
 from elastic_run.records import replace
@@ -48,11 +49,13 @@ def _last(number: int, rank: int = 0, nodes: int = 2, incarnation: str = "a.1") 
 @pytest.mark.parametrize(
     ("copy", "last", "expected"),
     [
-        (Copy("a.1", 2, 3, 1), None, False),
-        (Copy("a.1", 2, 4, 1), None, True),
-        (Copy("a.1", 3, 1, 1), None, True),
-        (Copy("b.1", 3, 9, 1), None, False),
+        (Copy("a.1", 2, 3, 1, 1), None, False),
+        (Copy("a.1", 2, 4, 1, 1), None, True),
+        (Copy("a.1", 3, 1, 1, 1), None, True),
+        (Copy("b.1", 3, 9, 1, 1), None, False),
+        (Copy("a.1", 2, 2, 1, 2), None, True),
         (None, _last(2), False),
+        (None, replace(_last(2), round_id="2/2/b"), True),
         (None, _last(3), True),
         (None, _last(3, incarnation="b.1"), False),
     ],
@@ -60,8 +63,8 @@ def _last(number: int, rank: int = 0, nodes: int = 2, incarnation: str = "a.1") 
 def test_a_log_is_behind_where_a_node_knows_more_of_the_same_job(
     copy: Copy | None, last: Last | None, *, expected: bool
 ) -> None:
-    """A newer round, or a newer term of the same round; what another job's nodes know counts for nothing."""
-    job = Job(round=2, incarnation="a.1")
+    """A newer round, one of a later term, or a newer term; what another job's nodes know counts for nothing."""
+    job = Job(round=2, round_id="2/1/a", incarnation="a.1")
     assert is_behind(job, 3, [Leave("c", 1, "died"), _join("b", copy=copy, last=last)]) is expected
 
 
@@ -80,7 +83,7 @@ def test_a_fact_that_comes_once_more_hides_no_newer_one() -> None:
 
 def test_the_newest_copy_is_of_the_highest_round_then_term_then_slot() -> None:
     """A minority that went on deciding in a later term has no newer round."""
-    old, newer, newest = Copy("a.1", 1, 9, 99), Copy("a.1", 2, 3, 4), Copy("a.1", 2, 3, 5)
+    old, newer, newest = Copy("a.1", 1, 9, 99, 1), Copy("a.1", 2, 3, 4, 1), Copy("a.1", 2, 3, 5, 1)
     view = find_view([_join("a", copy=newest), _join("b", copy=old), _join("c", copy=newer)])
     assert view == View(newest, None)
     assert find_view([_join("a", copy=newest), _join("c", copy=newer)], [newest]) == View(newer, None)
@@ -88,9 +91,52 @@ def test_the_newest_copy_is_of_the_highest_round_then_term_then_slot() -> None:
 
 def test_a_round_that_no_copy_knows_counts() -> None:
     """A node that runs a newer round than all copies tell of names its size."""
-    copy = Copy("a.1", 1, 1, 1)
+    copy = Copy("a.1", 1, 1, 1, 1)
     assert find_view([_join("a", copy=copy), _join("b", last=_last(2))]) == View(copy, _last(2))
     assert find_view([_join("a", copy=copy), _join("b", last=_last(1))]) == View(copy, None)
+
+
+def test_of_two_rounds_of_one_number_the_later_terms_is_the_newer() -> None:
+    """The log that formed it went on from what the other log knew; a node that has no copy names it by its id."""
+    older, newer = Copy("a.1", 2, 9, 9, 1), Copy("a.1", 2, 3, 4, 3)
+    assert find_view([_join("a", copy=older), _join("b", copy=newer)]) == View(newer, None)
+    last = replace(_last(2), round_id="2/4/c")
+    assert find_view([_join("a", copy=newer), _join("b", last=last)]) == View(newer, last)
+
+
+@pytest.mark.parametrize(
+    ("prepared", "expected"),
+    [
+        (None, False),
+        (Copy("a.1", 2, 1, 5, 1), False),
+        (Copy("a.1", 2, 1, 6, 1), True),
+        (Copy("a.1", 1, 9, 9, 1), False),
+        (Copy("z.1", 3, 9, 9, 1), False),
+    ],
+)
+def test_a_node_that_has_read_a_newer_prepare_than_all_copies_tell_of_holds_the_log_up(
+    prepared: Copy | None, *, expected: bool
+) -> None:
+    """The round may have been formed without those who are here, and its nodes are not known."""
+    view = find_view([_join("a", copy=Copy("a.1", 2, 1, 5, 1)), replace(_join("b"), prepared=prepared)])
+    assert view is not None
+    assert view.is_outdated is expected
+    rules = Rules(1, 3, has_successors=True)
+    job = Job(round=2, rules=rules, seats=(Seat("a", LIVE),))
+    assert may_go_on(view, job, rules, 99.0) is not expected
+
+
+def test_a_round_that_no_copy_knows_is_newer_than_a_prepare_before_it() -> None:
+    """Its members go on from it, whatever was prepared before."""
+    prepared = Copy("a.1", 1, 1, 5, 1)
+    view = find_view([_join("a", last=_last(2)), replace(_join("b"), prepared=prepared)])
+    assert view == View(None, _last(2))
+
+
+@pytest.mark.parametrize(("round_id", "term"), [("3/7/a/b", 7), ("", 0), ("3", 0), ("3/x/a", 0)])
+def test_a_rounds_id_tells_its_term(round_id: str, term: int) -> None:
+    """Garbage tells none."""
+    assert read_term(round_id) == term
 
 
 def test_the_job_that_most_nodes_know_goes_on() -> None:
@@ -118,7 +164,7 @@ def test_what_a_node_said_before_it_said_where_it_stands_does_not_count() -> Non
     seats = (Seat("a", LIVE), Seat("b", LIVE))
     copied = Job(round=1, round_id="1/1/a", phase="running", seats=seats, rules=RULES, incarnation="a.1")
     again = Join("a", 2, NodeInfo("a", 1, 1), RULES, OFFER, last=_last(1))
-    view = View(Copy("a.1", 1, 1, 1), None)
+    view = View(Copy("a.1", 1, 1, 1, 1), None)
     job = restate(view, copied, [_join("a"), again], begun=Job(), now=5.0)
     assert [node.node for node in job.members] == ["a"]
     assert not job.has_lost
@@ -136,7 +182,7 @@ def test_a_lease_is_enough_where_the_store_can_not_move(*, has_successors: bool,
         seats=(Seat("a", LIVE), Seat("b", AWAITED), Seat("c", AWAITED)),
         nodes=MappingProxyType({}),
     )
-    assert may_go_on(job, rules, waited) is expected
+    assert may_go_on(View(None, None), job, rules, waited) is expected
 
 
 def test_a_copy_is_identified_without_reading_all_of_it() -> None:
@@ -147,14 +193,14 @@ def test_a_copy_is_identified_without_reading_all_of_it() -> None:
 
 def _waiting() -> office.Coordinator:
     known = office.start_term("b", term=2, slot=0, state=None, now=0.0, is_successor=True)
-    facts = [to_json(_join("b", last=_last(1, 1), copy=Copy("a.1", 1, 1, 1)))]
+    facts = [to_json(_join("b", last=_last(1, 1), copy=Copy("a.1", 1, 1, 1, 1)))]
     return office.receive(known, facts, 1, now=0.0, jitter=0.0)
 
 
 def test_a_copy_that_is_wanted_is_read_once() -> None:
     """Garbage in place of the copy is named with its key, and never asked for again."""
     known = _waiting()
-    copy = Copy("a.1", 1, 1, 1)
+    copy = Copy("a.1", 1, 1, 1, 1)
     assert (known.wants, known.pending) == (copy, None)
     known = office.take_copy(known, b"garbage", now=0.0, jitter=0.0)
     assert copy_key(copy) in known.complaint
@@ -180,4 +226,4 @@ def test_without_a_majority_the_job_ends_after_the_join_timeout() -> None:
 
 def _wanting(known: office.Coordinator) -> office.Coordinator:
     """Return a coordinator that wants a copy while a decision is pending."""
-    return replace(known, wants=Copy("a.1", 1, 1, 1))
+    return replace(known, wants=Copy("a.1", 1, 1, 1, 1))

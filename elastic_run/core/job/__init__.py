@@ -7,6 +7,7 @@
 | `coordinator` | the coordinator's side of the log: facts in, decisions out, one slot at a time |
 | `formation` | when a round is formed, and of which nodes |
 | `machine` | the policy of the job: `decide` gives the next decision |
+| `majority` | which nodes of the last round are needed, so that no other store's log can form a round |
 | `rank_claims` | two nodes with one fixed rank |
 | `ranks` | which node and which worker gets which rank |
 | `role_scripts` | which script the nodes of a role run |

@@ -7,7 +7,7 @@
   followed the log beyond that round's slot and doesn't run it, the round has lost it; if it runs an older one, it is
   busy until its workers are gone.
 - A proof of death (`SeatDead`) makes the seat void, unless the log of another store may have counted it for a newer
-  round; then the seat is dead elsewhere (see `formation.has_majority`). The dead don't come back.
+  round; then the seat is dead elsewhere (see `majority.has_majority`). The dead don't come back.
 - A node that runs any other round (of another job, or of a log that lost the majority) comes as a newcomer, busy until
   its workers are gone, and keeps nothing of it.
 """
@@ -234,6 +234,7 @@ class _JobUpdate:
             offer=fact.offer,
             sequence=fact.sequence,
             has_other_rules=fact.rules != rules,
+            has_read_prepare=fact.prepared is not None and fact.prepared == self._job.preparation,
         )
         self._nodes[fact.node] = node
         self._note_rank(node)

@@ -34,8 +34,9 @@ from types import MappingProxyType
 
 from elastic_run.core.job import machine as coordination
 from elastic_run.core.job.apply_facts import apply_facts, verdict_exit_code
-from elastic_run.core.job.formation import assign, describe_majority
+from elastic_run.core.job.formation import assign
 from elastic_run.core.job.machine import Job, Silent
+from elastic_run.core.job.majority import describe_majority
 from elastic_run.core.job.snapshot import Formation, State, make_state, read_state, write_state
 from elastic_run.core.job.state import GATHERING, HALTING, RUNNING, WARNED
 from elastic_run.core.job.view_change import find_view, is_behind, leave_out_old, may_go_on, restate
@@ -55,6 +56,7 @@ from elastic_run.core.protocol.messages import (
     Head,
     Join,
     LogStart,
+    Prepare,
     Recovered,
     Refuse,
     Resign,
@@ -77,7 +79,7 @@ if TYPE_CHECKING:
     from elastic_run.core.protocol.liveness import Heartbeat
     from elastic_run.core.protocol.messages import Copy, Fact, SeatDead, Warn
 
-    Pending: TypeAlias = Form | Warn | Halt | Refuse | End | Resign | Failover | Resync | Recovered
+    Pending: TypeAlias = Prepare | Form | Warn | Halt | Refuse | End | Resign | Failover | Resync | Recovered
 
 #: Slots of the log that are kept for those who read slowly.
 KEPT_SLOTS = 64
@@ -86,6 +88,7 @@ KEPT_ROUNDS = 2
 #: Leases for which nodes that know of a round may come before a job is founded in a successor's store, or before the
 #: nodes that wait for a majority are told to stop their workers: each may have noticed the loss a lease late.
 _PATIENCE = 2
+_OUTDATED = "no node that is here has the state of the round that may have been formed in another store"
 
 
 @dataclass(frozen=True, slots=True)
@@ -541,7 +544,7 @@ def _recover(coordinator: Coordinator, view: View, now: float) -> Coordinator:
     copied = None if copy is None else coordinator.copies[copy]
     job = restate(view, copied, coordinator.events, begun=coordinator.job, now=now)
     rules, waited = job.rules or Rules(1, 1), now - coordinator.began
-    if may_go_on(job, rules, waited):
+    if may_go_on(view, job, rules, waited):
         term = max(coordinator.term, 0 if copy is None else copy.term + 1)
         # Not all members may have read that the round was warned or halted: it is said again in this log.
         if job.phase in (WARNED, HALTING):
@@ -549,21 +552,23 @@ def _recover(coordinator: Coordinator, view: View, now: float) -> Coordinator:
         job = replace(job, term=term, since=coordinator.began)
         recovered = Recovered(term, coordinator.node, job.round, job.round_id, job.restart_count, job.incarnation)
         return replace(_watch(coordinator, job, now), pending=recovered)
-    return _await_majority(coordinator, replace(job, phase=GATHERING, since=coordinator.began), rules, waited)
+    missing = _OUTDATED if view.is_outdated else describe_majority(job, rules)
+    gathering = replace(job, phase=GATHERING, since=coordinator.began)
+    return _await_majority(coordinator, gathering, rules, waited, missing)
 
 
-def _await_majority(coordinator: Coordinator, view: Job, rules: Rules, waited: float) -> Coordinator:
+def _await_majority(coordinator: Coordinator, view: Job, rules: Rules, waited: float, missing: str) -> Coordinator:
     """Wait for a majority: its workers run on for two leases, then those here are told to stop theirs."""
     coordinator = replace(coordinator, view=view, pending=coordinator.last)
     halts_after = _PATIENCE * rules.lease
     if not rules.has_successors:
         return replace(coordinator, due=coordinator.began + rules.lease)
     if waited >= rules.join_timeout:
-        detail = f"{describe_majority(view, rules)} within {rules.join_timeout:g} s"
+        detail = f"{missing} within {rules.join_timeout:g} s"
         verdict = "nodes_lost"
         return replace(coordinator, pending=End(coordinator.term, verdict, verdict_exit_code(verdict), detail))
     if waited >= halts_after and not coordinator.has_halted:
-        halt = Halt(coordinator.term, view.round, LOSS, describe_majority(view, rules))
+        halt = Halt(coordinator.term, view.round, LOSS, missing)
         return replace(coordinator, pending=halt, has_halted=True)
     due = rules.join_timeout if coordinator.has_halted else min(halts_after, rules.join_timeout)
     return replace(coordinator, due=coordinator.began + due)
@@ -630,8 +635,11 @@ def _make_formation(coordinator: Coordinator) -> Formation:
 
 def _try_next_slot(coordinator: Coordinator) -> Coordinator:
     slot = coordinator.slot + 1
-    is_form = isinstance(coordinator.pending, Form)
-    job = replace(coordinator.job, slot=slot, formed_slot=slot if is_form else coordinator.job.formed_slot)
+    job = replace(coordinator.job, slot=slot)
+    if isinstance(coordinator.pending, Form):
+        job = replace(job, formed_slot=slot)
+    elif isinstance(coordinator.pending, Prepare) and job.preparation is not None:
+        job = replace(job, preparation=replace(job.preparation, slot=slot))
     return replace(coordinator, slot=slot, job=job)
 
 
@@ -694,5 +702,6 @@ def _write_head(coordinator: Coordinator) -> bytes:
             restart_count=max(formation.restart_count, coordinator.known_restarts),
             incarnation=job.incarnation if job.round else "",  # until then it may be another's that goes on here
             round_id=job.round_id,
+            prepared=job.preparation,
         )
     )

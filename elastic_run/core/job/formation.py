@@ -4,15 +4,26 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
+from elastic_run.core.job.majority import has_majority
 from elastic_run.core.job.ranks import Candidate, assign_group_ranks, assign_worker_ranks
 from elastic_run.core.job.round_outcome import describe_lost
-from elastic_run.core.job.state import AWAITED, DEAD_ELSEWHERE, LIVE, RUNNING, UNKNOWN, Job, Node, Seat, forget_place
-from elastic_run.core.protocol.messages import Assignment
+from elastic_run.core.job.state import (
+    AWAITED,
+    DEAD_ELSEWHERE,
+    LIVE,
+    RUNNING,
+    UNKNOWN,
+    Job,
+    Node,
+    Seat,
+    forget_place,
+)
+from elastic_run.core.protocol.messages import Assignment, Copy, read_term
 from elastic_run.records import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Container, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from elastic_run.core.protocol.messages import Rules
 
@@ -58,10 +69,8 @@ def is_formable(job: Job, rules: Rules, now: float) -> bool:
         Whether.
     """
     count = len(job.waiting)
-    ready = {node.node for node in job.waiting}
     # A holder that still runs its workers may be counted in another store once it is ready.
-    settled = replace(job, seats=tuple(_await_busy(seat, ready) for seat in job.seats))
-    if count < rules.min_nodes or not has_majority(settled, rules):
+    if count < rules.min_nodes or not has_majority(job, rules, {node.node for node in job.waiting}):
         return False
     if job.round > 0 or count >= rules.max_nodes:
         return True
@@ -69,69 +78,50 @@ def is_formable(job: Job, rules: Rules, now: float) -> bool:
     return ends is not None and now >= ends
 
 
-def _await_busy(seat: Seat, ready: Container[str]) -> Seat:
-    return replace(seat, status=AWAITED) if seat.status == LIVE and seat.node not in ready else seat
-
-
-def has_majority(job: Job, rules: Rules) -> bool:
-    """Whether the nodes that are cut off from here, if any, can't form a round of their own.
+def choose(job: Job, rules: Rules) -> tuple[str, ...]:
+    """Choose the nodes of the next round among those that wait: survivors first, then in order of joining.
 
     Args:
         job: The state, gathering.
         rules: Its rules.
 
     Returns:
-        Whether more than half of the last round's seats that are not void have their holders here, or all but the dead;
-        always, where the store can't move, or where all seats are void.
+        Their ids, in order of joining.
     """
-    quorum = job.quorum
-    if not rules.has_successors or job.round == 0 or quorum == 0:
-        return True
-    survivors = _count(job, LIVE)
-    dead = _count(job, DEAD_ELSEWHERE)
-    if survivors + dead == quorum and dead <= survivors:
-        # Dead nodes that another log may have counted are no majority there without one of those that are all here.
-        return True
-    if quorum == _PAIR and survivors == 1:
-        return rules.split == "continue"
-    return 2 * survivors > quorum
+    chosen = sorted(job.waiting, key=lambda node: (node.rank is None, node.arrived))[: rules.max_nodes]
+    return tuple(node.node for node in sorted(chosen, key=lambda node: node.arrived))
 
 
-def describe_majority(job: Job, rules: Rules) -> str:
-    """Say which nodes of the last round are needed before another may form; "" where none are."""
-    if has_majority(job, rules):
-        return ""
-    here = _count(job, LIVE)
-    away = [f"rank {rank}{_describe_holder(job, seat)}" for rank, seat in enumerate(job.seats) if seat.status in _AWAY]
-    told = ", ".join([*away[:_SHOWN], *(["…"] if len(away) > _SHOWN else [])])
-    dead = _count(job, DEAD_ELSEWHERE)
-    alive = job.quorum - dead
-    needed = min(job.quorum // 2 + 1, alive) if dead <= alive else job.quorum // 2 + 1
-    return f"{here} of the last round's {len(job.seats)} nodes are here, {needed} are needed; not here: {told}"
-
-
-def _count(job: Job, status: str) -> int:
-    return sum(seat.status == status for seat in job.seats)
-
-
-def _describe_holder(job: Job, seat: Seat) -> str:
-    gone = job.gone.get(seat.node)
-    return "" if gone is None or gone.was is None else f" ({gone.was.node_info.host})"
-
-
-def form(job: Job, rules: Rules, now: float) -> Job:
-    """Form a round of the nodes that wait: survivors first, then in order of joining.
+def prepare(job: Job, names: Sequence[str]) -> Job:
+    """Note the nodes of the next round, of which a majority of the last one is to know before it forms.
 
     Args:
         job: The state, gathering.
-        rules: Its rules.
+        names: Those nodes.
+
+    Returns:
+        The state beside the `Prepare`.
+    """
+    return replace(
+        job,
+        nodes=MappingProxyType({name: replace(node, has_read_prepare=False) for name, node in job.nodes.items()}),
+        prepared=tuple(names),
+        preparation=Copy(job.incarnation, job.round, job.term, job.slot, read_term(job.round_id)),
+    )
+
+
+def form(job: Job, names: Sequence[str], now: float) -> Job:
+    """Form a round.
+
+    Args:
+        job: The state, gathering.
+        names: Its nodes, as `choose` gave them.
         now: Monotonic seconds.
 
     Returns:
         The state, running.
     """
-    chosen = sorted(job.waiting, key=lambda node: (node.rank is None, node.arrived))[: rules.max_nodes]
-    chosen.sort(key=lambda node: node.arrived)
+    chosen = [job.nodes[name] for name in names]
     ranks = assign_group_ranks([Candidate(node.node, node.rank, node.node_info.preferred_rank) for node in chosen])
     number = max(job.round, job.highest_round) + 1
     return replace(
@@ -143,6 +133,10 @@ def form(job: Job, rules: Rules, now: float) -> Job:
         round_id=f"{number}/{job.term}/{job.coordinator}",
         formed_slot=job.slot,
         seats=tuple(Seat(name, LIVE) for name in ranks),
+        prepared=(),
+        preparation=None,
+        prepared_elsewhere=(),
+        round_restarts=job.restart_count,
         since=now,
         min_reached_at=None,
         until=None,
@@ -202,4 +196,12 @@ def _rank(node: Node) -> int:
 
 
 def _place(node: Node, rank: int | None) -> Node:
-    return replace(node, rank=rank, is_member=rank is not None, failing=None, outcome="", is_suspecting=False)
+    return replace(
+        node,
+        rank=rank,
+        is_member=rank is not None,
+        failing=None,
+        outcome="",
+        is_suspecting=False,
+        has_read_prepare=False,
+    )

@@ -6,7 +6,9 @@ decision was written, decide again with no events: another may follow from the s
 
 Rules
 - Gathering: nobody runs. The first round forms when max nodes are there, or min and the last call is over; every later
-  one at once, when min are there (and, where the store can move, more than half of the last round's members).
+  one at once, when min are there (and, where the store can move, more than half of the last round's members). Where
+  the store can move, and the nodes are others than the last round's, a `Prepare` comes first: the round forms when more
+  than half of the last one have read it.
 - A round that loses a worker or a node is halted; what follows is settled when it has stopped on every node that is
   still there (`round_outcome`), because only then the cause is known.
 - Where all that failed look as if they had lost a peer, and somebody still runs, the cause is awaited for a moment: who
@@ -22,7 +24,7 @@ from __future__ import annotations
 import math
 
 from elastic_run.core.agent.shutdown import CAUSE_PATIENCE
-from elastic_run.core.job import formation
+from elastic_run.core.job import formation, majority
 from elastic_run.core.job.apply_facts import Event, Silent, apply_facts, drop_refused, verdict_exit_code
 from elastic_run.core.job.rank_claims import counts_at, describe_dispute, find_disputes
 from elastic_run.core.job.round_outcome import change_allowed_at, describe_lost, end_with, settle
@@ -51,6 +53,7 @@ from elastic_run.core.protocol.messages import (
     End,
     Form,
     Halt,
+    Prepare,
     Refuse,
     Rules,
     Status,
@@ -60,16 +63,17 @@ from elastic_run.records import dataclass, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from typing import TypeAlias
 
 __all__ = ["TRANSITIONS", "IllegalTransitionError", "Job", "Silent", "Step", "begin", "decide", "describe", "next_at"]
 
-Decision: TypeAlias = Form | Warn | Halt | Refuse | End
+Decision: TypeAlias = Prepare | Form | Warn | Halt | Refuse | End
 
 #: (phase, kind of the decision or None for a step without one) -> the phases that may follow.
 TRANSITIONS: dict[tuple[str, type[Decision] | None], tuple[str, ...]] = {
     (GATHERING, None): (GATHERING,),
+    (GATHERING, Prepare): (GATHERING,),
     (GATHERING, Form): (RUNNING,),
     (GATHERING, End): (ENDED,),
     (GATHERING, Refuse): (GATHERING,),
@@ -190,7 +194,7 @@ def describe(job: Job, now: float) -> Status:
         hosts=_hosts(job),
         lost=describe_lost(job, _SHOWN),
         seconds_left=left,
-        missing_majority=formation.describe_majority(job, rules) if job.phase == GATHERING else "",
+        missing_majority=majority.describe_majority(job, rules) if job.phase == GATHERING else "",
     )
 
 
@@ -243,14 +247,22 @@ def _advance_gathering(job: Job, rules: Rules, now: float) -> Step:
     job = formation.note_minimum(job, rules, now)
     is_disputed = bool(job.rank_claims) and job.round == 0
     if formation.is_formable(job, rules, now) and not job.is_awaiting and not is_disputed:
-        after = formation.form(job, rules, now)
-        world_size = sum(member.node_info.local_world_size for member in after.members)
-        return Step(
-            after, Form(job.term, after.round, after.restart_count, len(after.seats), world_size, job.incarnation)
-        )
+        chosen = formation.choose(job, rules)
+        if not majority.needs_preparation(job, rules, chosen):
+            return _form(job, chosen, now)
+        if not job.prepared or any(name not in job.nodes for name in job.prepared):
+            return Step(formation.prepare(job, chosen), Prepare(job.term, job.round, job.round_id, job.incarnation))
+        if majority.is_prepared(job, rules):
+            return _form(job, job.prepared, now)
     if now >= job.since + rules.join_timeout:
         return _end(job, _give_up_waiting(job, rules))
     return Step(job)
+
+
+def _form(job: Job, chosen: Sequence[str], now: float) -> Step:
+    after = formation.form(job, chosen, now)
+    world_size = sum(member.node_info.local_world_size for member in after.members)
+    return Step(after, Form(job.term, after.round, after.restart_count, len(after.seats), world_size, job.incarnation))
 
 
 def _watch_round(job: Job, rules: Rules, now: float) -> Step:
@@ -330,7 +342,7 @@ def _give_up_waiting(job: Job, rules: Rules) -> End:
     if job.round == 0:
         detail = f"{count} of at least {rules.min_nodes} nodes came within {waited}: {', '.join(_hosts(job))}"
     elif count >= rules.min_nodes:
-        detail = f"{formation.describe_majority(job, rules)} within {waited}"
+        detail = f"{majority.describe_majority(job, rules)} within {waited}"
     else:
         detail = f"{count} of at least {rules.min_nodes} nodes are left, and no replacement came within {waited}"
     lost = describe_lost(job, _SHOWN)

@@ -101,7 +101,9 @@ def _settle_failure(job: Job, rules: Rules, root: Root, *, now: float, jitter: f
     failures = (*job.failures, past)[-REMEMBERED:]
     # Restarts that are too old to be remembered count, and are out of every window.
     past_failures = [failure.failure for failure in failures]
-    answer = decide_restart(rules.policy, past_failures, job.restart_times, now, jitter, used=job.restart_count)
+    # The restart after this round may have been decided in another store already.
+    used = max(job.round_restarts, job.restart_count - 1)
+    answer = decide_restart(rules.policy, past_failures, job.restart_times, now, jitter, used=used)
     if isinstance(answer, GiveUp):
         own = root.verdict if answer.verdict == "worker_failed" else ""
         detail = "; ".join(text for text in (answer.detail or root.detail, _describe_early(job, root)) if text)
@@ -109,7 +111,7 @@ def _settle_failure(job: Job, rules: Rules, root: Root, *, now: float, jitter: f
     kept = max(REMEMBERED, rules.window_count or 0)
     job = replace(
         job,
-        restart_count=job.restart_count + 1,
+        restart_count=used + 1,
         restart_times=(*job.restart_times, now)[-kept:],
         failures=failures,
         attempts=remember(job.attempts, root.report),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from elastic_run.core.job.state import Job, job_from_document, job_to_document
 from elastic_run.core.protocol.codec import Document, MessageError, decode, encode, from_document, register, to_document
-from elastic_run.core.protocol.messages import PROTOCOL, Copy, is_spoken
+from elastic_run.core.protocol.messages import PROTOCOL, Copy, is_spoken, read_term
 from elastic_run.records import dataclass
 
 TYPE_CHECKING = False
@@ -89,7 +89,11 @@ def identify(data: bytes) -> Copy:
     """
     document = decode(data)
     job = document.get("job")
-    named = {**job, "term": document.get("term"), "slot": document.get("slot")} if isinstance(job, dict) else {}
+    if not isinstance(job, dict):
+        message = f"the state of a job was expected, not {type(job).__name__}"
+        raise MessageError(message)
+    formed_term = read_term(str(job.get("round_id")))
+    named = {**job, "term": document.get("term"), "slot": document.get("slot"), "formed_term": formed_term}
     return from_document(Copy, named)
 
 

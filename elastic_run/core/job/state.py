@@ -14,6 +14,7 @@ from elastic_run.core.job.role_scripts import RoleScript  # noqa: TC001 - import
 from elastic_run.core.protocol.codec import Document, MessageError, encode, from_document, register, to_document
 from elastic_run.core.protocol.messages import (
     DONE,
+    Copy,
     NodeInfo,
     Offer,
     Rules,
@@ -71,6 +72,7 @@ class Node:
         outcome: How the round ended on it, "" while it runs.
         is_suspecting: Whether all that is known to have failed on it look as if they had lost a peer.
         has_other_rules: Whether it was told rules that are not the job's, and has not taken the job's yet.
+        has_read_prepare: Whether it has read the last `Prepare` of this log.
     """
 
     node: str
@@ -86,6 +88,7 @@ class Node:
     outcome: str = ""
     is_suspecting: bool = False
     has_other_rules: bool = False
+    has_read_prepare: bool = False
 
 
 @register
@@ -106,6 +109,14 @@ class Gone:
     reason: str
     detail: str
     was: Node | None = None
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class NodeSet:
+    """Nodes by id, as one field of a record."""
+
+    nodes: tuple[str, ...]
 
 
 @register
@@ -205,7 +216,12 @@ class Job:
         highest_round: The highest number of a round of which any node here has heard, of whatever job.
         formed_slot: The slot in which it was, -1 for none.
         seats: Its configuration: one seat for each group rank.
+        prepared: The nodes of the next round, by id, as the last `Prepare` of this log has them; () without one.
+        preparation: The state beside that `Prepare`, as a node that has read it names it, or None.
+        prepared_elsewhere: The same of each store that was left: the round may have been formed there.
         restart_count: Restarts so far.
+        round_restarts: Restarts until the last round was formed. Its failure counts once, also where the restart that
+            follows it was decided in several stores.
         since: When the phase began.
         min_reached_at: When enough nodes for the first round were there, or None.
         until: When the pause, the grace or the wait for the cause of a failure ends, or None.
@@ -240,7 +256,11 @@ class Job:
     highest_round: int = 0
     formed_slot: int = -1
     seats: tuple[Seat, ...] = ()
+    prepared: tuple[str, ...] = ()
+    preparation: Copy | None = None
+    prepared_elsewhere: tuple[NodeSet, ...] = ()
     restart_count: int = 0
+    round_restarts: int = 0
     since: float = 0.0
     min_reached_at: float | None = None
     until: float | None = None
@@ -257,11 +277,6 @@ class Job:
     incarnation: str = ""
     scripts: tuple[RoleScript, ...] = ()
     rank_claims: tuple[str, ...] = ()
-
-    @property
-    def quorum(self) -> int:
-        """The number of seats whose holders may run somewhere, or were counted elsewhere before they died."""
-        return sum(seat.status != VOID for seat in self.seats)
 
     @property
     def is_awaiting(self) -> bool:
@@ -322,6 +337,10 @@ class _Snapshot:
     incarnation: str = ""
     scripts: tuple[RoleScript, ...] = ()
     rank_claims: tuple[str, ...] = ()
+    prepared: tuple[str, ...] = ()
+    preparation: Copy | None = None
+    prepared_elsewhere: tuple[NodeSet, ...] = ()
+    round_restarts: int = 0
 
 
 def job_to_document(job: Job, now: float) -> Document:
@@ -383,6 +402,9 @@ def move(job: Job, now: float) -> Job:
         gone=MappingProxyType({**job.gone, **{name: _leave_behind(node) for name, node in job.nodes.items()}}),
         seats=tuple(_await_holder(seat, job) for seat in job.seats),
         formed_slot=-1,
+        prepared=(),
+        preparation=None,
+        prepared_elsewhere=(*job.prepared_elsewhere, *([NodeSet(job.prepared)] if job.prepared else [])),
         since=now,
     )
 

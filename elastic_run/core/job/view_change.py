@@ -22,10 +22,10 @@ from collections import Counter
 from types import MappingProxyType
 
 from elastic_run.core.job.apply_facts import Silent, apply_facts
-from elastic_run.core.job.formation import has_majority
+from elastic_run.core.job.majority import has_majority
 from elastic_run.core.job.role_scripts import settle_script
 from elastic_run.core.job.state import RUNNING, Job, Seat, forget_place, move
-from elastic_run.core.protocol.messages import Join, SeatDead
+from elastic_run.core.protocol.messages import Join, SeatDead, read_term
 from elastic_run.records import dataclass, replace
 
 TYPE_CHECKING = False
@@ -45,10 +45,13 @@ class View:
     Args:
         copy: The newest copy of its state, or None.
         last: The newest round that a node has run, where no copy knows of it, else None.
+        is_outdated: Whether a node has read of a `Prepare` that is newer than this: the next round may have been formed
+            by those who were left, and its nodes are not known here.
     """
 
     copy: Copy | None
     last: Last | None
+    is_outdated: bool = False
 
 
 def leave_out_old(events: Iterable[Event], former: Iterable[Event]) -> list[Event]:
@@ -82,10 +85,12 @@ def is_behind(job: Job, term: int, events: Iterable[Event]) -> bool:
         events: What was heard now.
     """
     joins = [event for event in events if isinstance(event, Join)]
-    copies = [join.copy for join in joins if join.copy is not None and join.copy.incarnation == job.incarnation]
+    told = [copy for join in joins for copy in (join.copy, join.prepared) if copy is not None]
+    copies = [copy for copy in told if copy.incarnation == job.incarnation]
     lasts = [join.last for join in joins if join.last is not None and join.last.incarnation == job.incarnation]
-    is_copied = any((copy.round, copy.term) > (job.round, term) for copy in copies)
-    return is_copied or any(last.round > job.round for last in lasts)
+    here = job.round, read_term(job.round_id)
+    is_copied = any(copy.order[:3] > (*here, term) for copy in copies)
+    return is_copied or any((last.round, read_term(last.round_id)) > here for last in lasts)
 
 
 def find_view(events: Iterable[Event], unreadable: Collection[Copy] = ()) -> View | None:
@@ -106,9 +111,20 @@ def find_view(events: Iterable[Event], unreadable: Collection[Copy] = ()) -> Vie
         return None
     incarnation = max(counts, key=lambda name: (counts[name], name))
     copy = max((copy for copy in copies if copy.incarnation == incarnation), key=lambda copy: copy.order, default=None)
-    last = max((last for last in lasts if last.incarnation == incarnation), key=lambda last: last.round, default=None)
-    is_known = last is None or (copy is not None and copy.round >= last.round)
-    return View(copy, None if is_known else last)
+    last = max((last for last in lasts if last.incarnation == incarnation), key=_order_last, default=None)
+    is_known = last is None or (copy is not None and copy.order[:2] >= _order_last(last))
+    known = (0, 0, 0, 0) if copy is None else copy.order
+    known = known if is_known or last is None else (*_order_last(last), 0, 0)
+    is_outdated = any(
+        join.prepared is not None and join.prepared.incarnation == incarnation and join.prepared.order > known
+        for join in joins
+    )
+    return View(copy, None if is_known else last, is_outdated)
+
+
+def _order_last(last: Last) -> tuple[int, int]:
+    """Return what tells the newer of two rounds of one job."""
+    return last.round, read_term(last.round_id)
 
 
 def restate(view: View, copied: Job | None, events: Sequence[Event], *, begun: Job, now: float) -> Job:
@@ -144,16 +160,17 @@ def restate(view: View, copied: Job | None, events: Sequence[Event], *, begun: J
     return apply_facts(job, _keep_latest(events), now)
 
 
-def may_go_on(job: Job, rules: Rules, waited: float) -> bool:
+def may_go_on(view: View, job: Job, rules: Rules, waited: float) -> bool:
     """Tell whether the log may go on from a state.
 
     Args:
+        view: What the nodes know.
         job: The state, of `restate`.
         rules: Its rules.
         waited: Seconds since the first coordinator here began to wait for the nodes.
     """
     if rules.has_successors:
-        return has_majority(job, rules)
+        return has_majority(job, rules) and not view.is_outdated
     return waited >= rules.lease or not job.is_awaiting
 
 
@@ -169,8 +186,10 @@ def _adopt(job: Job, last: Last, now: float) -> Job:
         incarnation=last.incarnation,
         formed_slot=-1,
         seats=(Seat(),) * last.nodes,
+        prepared_elsewhere=(),
         until=None,
         restart_count=max(job.restart_count, last.restart_count),
+        round_restarts=last.restart_count,
         halt_reason="",
         news="",
         root=None,

@@ -25,6 +25,7 @@ from elastic_run.core.node.messages import (
     HeadRead,
     HeartbeatWritten,
     Interrupted,
+    KeepState,
     Leaving,
     PrepareRejoin,
     ReadHead,
@@ -32,6 +33,7 @@ from elastic_run.core.node.messages import (
     Refused,
     RejoinPrepared,
     Settled,
+    StateKept,
     StopCoordinating,
     StoreChanged,
     TermEnded,
@@ -62,6 +64,7 @@ from elastic_run.core.protocol.messages import (
     LOSS,
     Assignment,
     Claim,
+    Copy,
     End,
     Failover,
     Form,
@@ -69,6 +72,7 @@ from elastic_run.core.protocol.messages import (
     Head,
     Leave,
     LogStart,
+    Prepare,
     Recovered,
     Refuse,
     Resign,
@@ -79,6 +83,7 @@ from elastic_run.core.protocol.messages import (
     read_assignment,
     read_decision,
     read_head,
+    read_term,
 )
 from elastic_run.records import replace
 
@@ -167,6 +172,13 @@ class MemberUpdate(FactWriter):
             self._set(offer=event.offer, gone=None if gone is None else replace(gone, offer=event.offer))
         self._announce()
 
+    def _enter_state_kept(self, event: StateKept) -> None:
+        """Say that this node has read a `Prepare`, whatever store it says the next word in."""
+        prepared = event.prepared
+        if prepared.incarnation == self.member.incarnation and prepared.round >= self.member.known_round:
+            self._set(prepared=prepared)
+            self._announce()
+
     # --- the log -----------------------------------------------------------------------------------------------------
     def _enter_head(self, event: HeadRead) -> None:
         head, start = self._read_head(event.head), self._read_start(event.log_start)
@@ -243,6 +255,11 @@ class MemberUpdate(FactWriter):
         is_former = head.coordinator == self.member.node and not self.member.is_coordinator
         self._change_coordinator("" if is_former else head.coordinator)
         self._learn_job(head.incarnation, head.restart_count, head.round, head.round_id)
+        prepared = self.member.prepared
+        if prepared is not None and prepared.round < head.round:
+            self._set(prepared=None)
+        if head.prepared is not None:
+            self.commands.append(KeepState(head.prepared))
         if is_first:
             self._set(known_round=head.round)
         elif head.round > self.member.known_round:
@@ -295,10 +312,14 @@ class MemberUpdate(FactWriter):
         self._learn(decision, event.slot)
 
     def _learn(
-        self, decision: Resign | Form | Warn | Halt | Refuse | Resync | Recovered | Failover | End, slot: int
+        self, decision: Resign | Prepare | Form | Warn | Halt | Refuse | Resync | Recovered | Failover | End, slot: int
     ) -> None:
         if isinstance(decision, Form | Recovered):
             self._learn_form(decision, slot)
+        elif isinstance(decision, Prepare):
+            formed_term = read_term(decision.round_id)
+            prepared = Copy(decision.incarnation, decision.round, decision.term, slot, formed_term)
+            self.commands.append(KeepState(prepared))
         elif isinstance(decision, Warn):
             self._learn_warning(decision)
         elif isinstance(decision, Halt):
@@ -320,6 +341,7 @@ class MemberUpdate(FactWriter):
             self._set(known_round=max(self.member.known_round, decision.round))
             self._learn_job(decision.incarnation, decision.restart_count, decision.round, decision.round_id)
             return
+        self._set(prepared=None)
         self._learn_job(decision.incarnation, decision.restart_count)
         if decision.round > self.member.known_round:
             self._learn_round(decision.round, slot, decision.term)
@@ -387,7 +409,7 @@ class MemberUpdate(FactWriter):
             self._set(incarnation=incarnation or member.incarnation, known_restarts=known_restarts)
             is_other = member.place is not None and self._round == number > 0 and member.place.round_id != round_id
         else:
-            self._set(incarnation=incarnation, known_restarts=restart_count)
+            self._set(incarnation=incarnation, known_restarts=restart_count, prepared=None)
             is_other = True
         if is_other and member.state == RUNNING:
             self._set(is_replaced=True)
@@ -411,11 +433,13 @@ class MemberUpdate(FactWriter):
             return
         self._set(fetching=None)
         place = _read_assignment(event.value)
-        if place is None or place.round != self.member.known_round:
+        is_told = place is not None and place.round_id == self.member.told_round_id
+        if place is None or is_told or place.round != self.member.known_round:
             self._set(state=WAITING, place=None, gone=None, is_failing=False, is_due=False)
             self._say_join()
             return
         self._set(state=RUNNING, place=place, is_replaced=False, is_failing=False, gone=None)
+        self._set(told_round_id=place.round_id)
         if place.rules is not None:
             self._take_rules(place.rules)
         self.commands.append(Formed(place))
@@ -477,6 +501,7 @@ class MemberUpdate(FactWriter):
         TermEnded: _enter_term_ended,
         StoreChanged: _enter_store_changed,
         RejoinPrepared: _enter_rejoin_prepared,
+        StateKept: _enter_state_kept,
     }
 
 

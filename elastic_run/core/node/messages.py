@@ -85,6 +85,17 @@ class Leaving:
 
 
 @dataclass(frozen=True, slots=True)
+class StateKept:
+    """The answer to `KeepState`: there is a copy, where this node keeps copies.
+
+    Args:
+        prepared: The state that was asked for.
+    """
+
+    prepared: Copy
+
+
+@dataclass(frozen=True, slots=True)
 class Appended:
     """The store has confirmed the fact with this number."""
 
@@ -180,6 +191,7 @@ Event: TypeAlias = (
     | TermEnded
     | StoreChanged
     | RejoinPrepared
+    | StateKept
 )
 
 
@@ -222,6 +234,17 @@ class PrepareRejoin:
     Where it keeps a copy of the state, and no copy lies at that `copy_key`, the driver puts it there. Where no workers
     run it opens a new workers' store: another round may have been formed with the old one.
     """
+
+
+@dataclass(frozen=True, slots=True)
+class KeepState:
+    """Keep a copy of the newest state before this node says that it has read a `Prepare`; the answer is `StateKept`.
+
+    Args:
+        prepared: The state beside the `Prepare`.
+    """
+
+    prepared: Copy
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,6 +355,7 @@ Command: TypeAlias = (
     | CreateEntry
     | FetchAssignment
     | PrepareRejoin
+    | KeepState
     | Coordinate
     | EndTerm
     | StopCoordinating

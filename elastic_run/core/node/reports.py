@@ -115,6 +115,7 @@ class FactWriter:
                 last=last,
                 highest_round=max(member.highest_round, member.known_round),
                 copy=member.copy,
+                prepared=member.prepared,
             )
         )
 

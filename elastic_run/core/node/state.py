@@ -58,10 +58,12 @@ class Member:
         claimed: The slot in which it last tried to claim, -1 for none.
         has_view: Whether the log tells of a round, so that its state documents are worth a copy.
         copy: Which copy of the state it has put into this store, or None.
+        prepared: The state beside the newest `Prepare` that it has read, or None where a round was formed since then.
         claims_from: Monotonic seconds from which on it may claim.
         state_slot: Whose state document is the newest, -1 for none.
         state_term: Its term.
         place: Its assignment in the round that it runs or has just run, or None.
+        told_round_id: The unique id of the last round that it was told, "" for none: it never runs one a second time.
         known_round: The newest round that it has heard of.
         incarnation: Of the job whose log it follows, "" before its first round; see `facts.is_related`.
         highest_round: The newest round that it had heard of in a store that it left.
@@ -98,10 +100,12 @@ class Member:
     claimed: int = -1
     has_view: bool = False
     copy: Copy | None = None
+    prepared: Copy | None = None
     claims_from: float = 0.0
     state_slot: int = -1
     state_term: int = 0
     place: Assignment | None = None
+    told_round_id: str = ""
     known_round: int = 0
     incarnation: str = ""
     highest_round: int = 0

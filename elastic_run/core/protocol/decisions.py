@@ -34,6 +34,26 @@ class Resign:
 
 
 @dataclass(frozen=True, slots=True)
+class Prepare:
+    """The next round is to have other nodes than the last: more than half of the last one must have read this first.
+
+    Until then the round may not form: the others would be a majority of the last round that knows nothing of it. The
+    state beside this slot names the nodes of the next round.
+
+    Args:
+        term: The coordinator's.
+        round: The last round that was formed.
+        round_id: Its unique id.
+        incarnation: Of the job; see `facts.is_related`.
+    """
+
+    term: int
+    round: int
+    round_id: str
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
 class Form:
     """A round begins; each of its members finds its assignment beside this slot.
 
@@ -147,4 +167,4 @@ class End:
     nodes: int = 0
 
 
-Decision: TypeAlias = Claim | Resign | Form | Warn | Halt | Refuse | Resync | Recovered | Failover | End
+Decision: TypeAlias = Claim | Resign | Prepare | Form | Warn | Halt | Refuse | Resync | Recovered | Failover | End

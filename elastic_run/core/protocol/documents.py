@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elastic_run.core.job.config import Rules  # noqa: TC001 - ditto
-from elastic_run.core.protocol.facts import Offer  # noqa: TC001 - importing it registers it as a field
+from elastic_run.core.protocol.facts import Copy, Offer  # noqa: TC001 - ditto
 from elastic_run.records import dataclass
 
 TYPE_CHECKING = False
@@ -65,6 +65,7 @@ class Head:
         restart_count: Restarts of the whole job when that round was formed, or that are known where it isn't.
         incarnation: Of the job, "" before its first round; see `facts.is_related`.
         round_id: The unique id of that round.
+        prepared: The state beside the newest `Prepare` for the next round, or None.
     """
 
     slot: int
@@ -79,6 +80,7 @@ class Head:
     restart_count: int = 0
     incarnation: str = ""
     round_id: str = ""
+    prepared: Copy | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,17 +125,22 @@ class Copy:
         round: The last round that was formed.
         term: The term of the decision.
         slot: The slot of the decision.
+        formed_term: The term in which that round was formed.
     """
 
     incarnation: str
     round: int
     term: int
     slot: int
+    formed_term: int = 0
 
     @property
-    def order(self) -> tuple[int, int, int]:
-        """What tells the newer of two copies of one job, whatever stores their logs were in."""
-        return self.round, self.term, self.slot
+    def order(self) -> tuple[int, int, int, int]:
+        """What tells the newer of two copies of one job, whatever stores their logs were in.
+
+        Of two rounds of one number the later term's is the newer: the log that formed it went on from the other's.
+        """
+        return self.round, self.formed_term, self.term, self.slot
 
     def is_older_than(self, other: Copy | None) -> bool:
         """Whether another copy of the same job is newer."""
@@ -156,6 +161,7 @@ class Join:
         last: The round that it still runs, or None.
         highest_round: The newest round that it has heard of, in whatever store: the next one has a higher number.
         copy: The copy of the state that it has put into this store, or None; see `job.view_change`.
+        prepared: The state beside the newest `Prepare` that it has read, or None where a round was formed since then.
     """
 
     node: str
@@ -167,6 +173,7 @@ class Join:
     last: Last | None = None
     highest_round: int = 0
     copy: Copy | None = None
+    prepared: Copy | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,6 +307,16 @@ class FailoverRequest:
 
     endpoint: str
     detail: str
+
+
+def read_term(round_id: str) -> int:
+    """Return the term in which a round was formed, which its unique id tells; 0 where it doesn't.
+
+    Args:
+        round_id: See `Assignment.round_id`.
+    """
+    term = round_id.split("/")[1:2]
+    return int(term[0]) if term and term[0].isdecimal() else 0
 
 
 def is_related(one: str, other: str) -> bool:

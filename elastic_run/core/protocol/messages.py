@@ -22,6 +22,7 @@ from elastic_run.core.protocol.decisions import (
     Failover,
     Form,
     Halt,
+    Prepare,
     Recovered,
     Refuse,
     Resign,
@@ -61,6 +62,7 @@ from elastic_run.core.protocol.facts import (
     Ready,
     SeatDead,
     is_related,
+    read_term,
 )
 
 TYPE_CHECKING = False
@@ -109,6 +111,7 @@ __all__ = [
     "NodeInfo",
     "Note",
     "Offer",
+    "Prepare",
     "Ready",
     "Recovered",
     "Refuse",
@@ -127,6 +130,7 @@ __all__ = [
     "read_head",
     "read_log_start",
     "read_status",
+    "read_term",
     "to_json",
 ]
 
@@ -147,6 +151,7 @@ _FACTS: Mapping[str, type[Join | Failing | Ready | Leave | SeatDead | FailoverRe
 _DECISIONS: Mapping[str, type[Decision]] = {
     "claim": Claim,
     "resign": Resign,
+    "prepare": Prepare,
     "form": Form,
     "warn": Warn,
     "halt": Halt,

@@ -27,9 +27,11 @@ if TYPE_CHECKING:
     from elastic_run.rendezvous.elastic.state_copy import StateCopy
     from elastic_run.store.job_store import JobStore
 
-    StoreTask: TypeAlias = core.ReadHead | core.CreateEntry | core.FetchAssignment | core.PrepareRejoin
+    StoreTask: TypeAlias = core.ReadHead | core.CreateEntry | core.FetchAssignment | core.PrepareRejoin | core.KeepState
 
 __all__ = ["MemberDriver"]
+
+_STORE_TASKS = (core.ReadHead, core.CreateEntry, core.FetchAssignment, core.PrepareRejoin, core.KeepState)
 
 
 class MemberDriver:
@@ -121,7 +123,7 @@ class MemberDriver:
         try:
             while self._commands:
                 command = self._commands.popleft()
-                if isinstance(command, core.ReadHead | core.CreateEntry | core.FetchAssignment | core.PrepareRejoin):
+                if isinstance(command, _STORE_TASKS):
                     self._tasks.append(command)
                 elif isinstance(command, core.Append):
                     self._on_facts()
@@ -187,6 +189,9 @@ class MemberDriver:
             self.copy.keep(store, self._member)
             key = job_keys.assignment_key(task.slot, task.term, self._member.node)
             return core.AssignmentRead(task.slot, task.term, decision_log.get_document(store, key))
+        if isinstance(task, core.KeepState):
+            self.copy.keep(store, self._member)
+            return core.StateKept(task.prepared)
         if isinstance(task, core.PrepareRejoin):
             is_idle = self._member.state in (core.BEGINNING, core.WAITING, core.READY)
             return core.RejoinPrepared(self.copy.offer(store), self._renew_offer() if is_idle else None)
