@@ -100,7 +100,8 @@ def open_job(directory: Path, *, lease: float = 3.0, last_call: float = 30.0, le
             "c10d",
             ",".join(f"{host.name}:{PORT}" for host in hosts),
             flags=(
-                *("--max-restarts=100000", "--max-backoff=1", "--shutdown-timeout=3", "--scale-up-delay=0"),
+                *("--max-restarts=100000", "--membership-window=100000/1h", "--max-backoff=1", "--shutdown-timeout=3"),
+                "--scale-up-delay=0",
                 *(f"--rdzv-conf={conf}", f"--nnodes={least}:{_NODES}"),
             ),
         )

@@ -45,8 +45,9 @@ def coordinate(
                 known, cleanup = office.settle(known, winner, now=agent.clock.now(), jitter=agent.random.random())
                 yield from _clean_up(cleanup)
                 known = office.garbage_deleted(known)
-                if cleanup.trimmed is not None:
-                    yield Request("trim", (cleanup.trimmed,))
+            elif (unfinished := office.unfinished_cleanup(known)) is not None:
+                yield from _clean_up(unfinished)
+                known = office.garbage_deleted(known)
             elif known.wants is not None:
                 (copy,) = yield Request("get", ([copy_key(known.wants)],))
                 known = office.take_copy(known, copy, now=agent.clock.now(), jitter=agent.random.random())
@@ -117,6 +118,8 @@ def _clean_up(cleanup: office.Cleanup) -> Generator[Request | Pause, Any, None]:
     if cleanup.log_start is not None:
         yield from raise_start(cleanup.log_start)
     yield Request("delete", (cleanup.deleted,))
+    if cleanup.trimmed is not None:
+        yield Request("trim", (cleanup.trimmed,))
 
 
 def _forget_beats(known: office.Coordinator, beating: set[str]) -> Generator[Request | Pause, Any, set[str]]:

@@ -169,7 +169,7 @@ class Oracle:
             return
         states = [key for key in store.values if key.startswith("s/")]
         slots = [key for key in store.values if key.startswith("d/")]
-        require(len(states) <= 2 * log.claims + 1 + store.lost_cleanups, SIZE, f"states pile up: {states}")
+        require(len(states) <= 2 * log.claims + 1, SIZE, f"states pile up: {states}")
         # Slots of a coordinator that died before it could delete them, and the start itself.
         require(len(slots) <= self._world.kept_slots + 2 * log.claims + 1, SIZE, f"slots pile up: {slots}")
         if log.end is None:

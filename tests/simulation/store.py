@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 
 _WAITS = ("read", "wait_beside")
-#: Operations of a coordinator's cleanup after a decision. The cleanup after the next decision repeats a lost one.
-_CLEANUP = frozenset(("write", "delete"))
 _READS = (*_WAITS, "get", "read_beats")
 #: Longest true seconds after which a write that was on its way is still carried out.
 _LATE = 20.0
@@ -85,7 +83,6 @@ class Store:
         void: Those that were created below the start of the log.
         outages: Pairs of true times between which nothing answers.
         waits: Threads that wait, each with the ticket of its wait; some have been answered since.
-        lost_cleanups: Number of connections that broke during an operation of `_CLEANUP`.
         is_closed: Whether its process has ended.
         expires_beats: Whether it says that a node has no beat any more, as etcd does.
         note_slot: Called with this store and each slot that was created: number, node, value.
@@ -101,7 +98,6 @@ class Store:
     expires_beats: bool = False
     facts: list[bytes | None] = field(default_factory=list)
     trimmed: int = 0
-    lost_cleanups: int = 0
     values: dict[str, bytes] = field(default_factory=dict)
     beats: dict[str, int] = field(default_factory=dict)
     _beaten: int = 0
@@ -135,7 +131,6 @@ class Store:
         """Break the connection at a request, which may arrive all the same."""
         if wish.operation in _WAITS:
             return
-        self.lost_cleanups += wish.operation in _CLEANUP
         if there < float("inf") and self.random.random() < 0.5:
             self.clockwork.at(there, self._execute, thread, wish)
         elif self.network.late and self.random.random() < self.network.late:

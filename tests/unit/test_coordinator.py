@@ -145,6 +145,19 @@ def test_what_could_not_be_deleted_is_deleted_with_the_next_decision() -> None:
     assert office.garbage_deleted(known).garbage_keys == ()
 
 
+def test_a_cleanup_that_broke_off_is_done_again_without_another_decision() -> None:
+    """The job may decide nothing more for hours. When the term is over, another coordinator cleans up."""
+    known = _pending()
+    assert office.unfinished_cleanup(known) is None
+    known, _ = office.settle(known, b"garbage", now=0.0, jitter=0.0)
+    proposal = office.propose(known, 0.0)
+    assert proposal is not None
+    known, cleanup = office.settle(known, proposal.entry, now=0.0, jitter=0.0)
+    assert office.unfinished_cleanup(known) == replace(cleanup, documents={})
+    assert office.unfinished_cleanup(office.garbage_deleted(known)) is None
+    assert office.unfinished_cleanup(replace(known, is_over=True)) is None
+
+
 @pytest.mark.parametrize(
     ("state", "complaint"),
     [

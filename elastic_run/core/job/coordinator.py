@@ -9,10 +9,11 @@ The driver's loop, on a thread and a connection of its own, from `member.Coordin
    nothing: `receive`. At each keep-alive interval read the beats of `coordinator.watched`, feed `observe`, and write
    `notes`. Could not read for a while: `interrupted`.
 2. While `propose` gives a `Proposal`: write its `documents`, create its slot, and `settle` with the value that is there
-   then, and with where the log begins, which is read with the slot or after it. What `settle` returns beside may be
-   dropped: the job goes on without it. Its `log_start` is raised before its keys are deleted. When they were deleted
-   say `garbage_deleted`; until then the next `settle` names them again. Where the connection breaks, open another and
-   do all of the same proposal again. Before `notes` are written, `check` what lies there: another term may have begun.
+   then, and with where the log begins, which is read with the slot or after it. Where the connection breaks, open
+   another and do all of the same proposal again. What `settle` returns beside is a cleanup: raise its `log_start`,
+   delete its keys, then say `garbage_deleted`. Where the connection breaks meanwhile, do the `unfinished_cleanup`
+   before anything else but the next proposal. Before `notes` are written, `check` what lies there: another term may
+   have begun.
 3. `coordinator.is_over`: stop. The term or the job has ended. Where the coordinator `is_superseded`, tell the member
    (`TermEnded`).
 
@@ -108,7 +109,7 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class Cleanup:
-    """What follows a slot that was created; none of it is needed for the job to go on.
+    """What follows a slot that was created; none of it is needed for the job to go on at once.
 
     Args:
         documents: Key to value: to be written.
@@ -424,6 +425,17 @@ def settle(coordinator: Coordinator, winner: bytes | None, *, now: float, jitter
     is_superseded = winner is None or _ends_term(winner, coordinator.term)
     after = _supersede(after) if is_superseded else _try_next_slot(after)
     return after, _clean_up(after, {}, None)
+
+
+def unfinished_cleanup(coordinator: Coordinator) -> Cleanup | None:
+    """Return what is left to clean up where the connection broke during the last `Cleanup`, or None.
+
+    Args:
+        coordinator: What it knows; nothing is left in a term that is over.
+    """
+    if not coordinator.garbage_keys or coordinator.is_over:
+        return None
+    return _clean_up(coordinator, {}, coordinator.settled_position)
 
 
 def garbage_deleted(coordinator: Coordinator) -> Coordinator:

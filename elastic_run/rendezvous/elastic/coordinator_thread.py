@@ -31,7 +31,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import threading
 
-    from elastic_run.core.job.coordinator import Coordinator, Proposal
+    from elastic_run.core.job.coordinator import Cleanup, Coordinator, Proposal
     from elastic_run.core.node.machine import Coordinate
     from elastic_run.rendezvous.elastic.context import SessionContext
     from elastic_run.store.job_store import JobStore
@@ -148,6 +148,8 @@ class CoordinatorThread:
             self._complain()
         elif proposal is not None:
             self._coordinator = self._write(store, coordinator, proposal)
+        elif (cleanup := core.unfinished_cleanup(coordinator)) is not None:
+            self._coordinator = self._clean_up(store, coordinator, cleanup)
         elif now >= self._next_look and self._has_listened:
             self._coordinator = self._look(store, coordinator, now)
         else:
@@ -200,8 +202,14 @@ class CoordinatorThread:
         entry = decision_log.create_entry(store, proposal.slot, decision)
         winner = None if isinstance(entry, member.EntryTrimmed) else entry.value
         coordinator, cleanup = core.settle(coordinator, winner, now=time.monotonic(), jitter=_jitter())
-        # Settled, whatever happens to the connection now: the rest may be dropped.
+        # Settled, whatever happens to the connection now: the rest may come later.
         self._coordinator = coordinator
+        coordinator = self._clean_up(store, coordinator, cleanup)
+        self._is_final_decision = False
+        return coordinator
+
+    def _clean_up(self, store: JobStore, coordinator: Coordinator, cleanup: Cleanup) -> Coordinator:
+        """Write and delete what follows a decision; where the connection breaks, the next turn does it again."""
         if cleanup.documents:
             store.write(cleanup.documents)
         if cleanup.log_start is not None:
@@ -211,7 +219,6 @@ class CoordinatorThread:
             coordinator = self._coordinator = core.garbage_deleted(coordinator)
         if cleanup.trimmed is not None:
             store.trim(job_keys.FACTS, cleanup.trimmed)
-        self._is_final_decision = False
         return coordinator
 
     def _look(self, store: JobStore, coordinator: Coordinator, now: float) -> Coordinator:
