@@ -23,7 +23,7 @@ from elastic_run.cli.config import (
 )
 from elastic_run.cli.flags import FLAGS
 from elastic_run.cli.parser import LauncherArgumentParser
-from elastic_run.cli.slurm_step import check_step
+from elastic_run.cli.slurm_step import complete_from_step
 from elastic_run.cli.values import WORKER_COUNTS, node_range, whole_number, worker_count
 from elastic_run.errors import UsageError
 from elastic_run.lazy import lazy_names
@@ -169,12 +169,12 @@ def _check(args: Namespace) -> int:
     """
     complete_arguments(args)
     try:
+        notices = complete_from_step(args, os.environ)
         workers = determine_local_world_size(args.nproc_per_node)
         check_arguments(args, workers, os.environ)
-        check_step(args, os.environ)
     except UsageError as error:
         raise UsageError(name_source(str(error), args, os.environ)) from None
-    notices = find_notices(args, os.environ)
+    notices += find_notices(args, os.environ)
     choose_rendezvous(args)
     for notice in notices:
         say(notice)

@@ -15,7 +15,11 @@ import itertools
 import math
 import re
 
-__all__ = ["count_tasks", "parse_nodelist", "step_port"]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["count_tasks", "find_port", "parse_nodelist", "step_port"]
 
 #: A name's pieces: a bracket with what is in it, or plain text.
 _PIECE = re.compile(r"\[([^\[\]]*)\]|([^\[\],\s]+)")
@@ -80,6 +84,22 @@ def step_port(job: int, step: int) -> int:
         step: The value of SLURM_STEP_ID.
     """
     return _FIRST_PORT + (job * _PORTS_OF_A_JOB + step) % _PORTS
+
+
+def find_port(environ: Mapping[str, str]) -> int:
+    """Return the port for the step of a Slurm job that this process belongs to.
+
+    Args:
+        environ: The environment: SLURM_STEP_RESV_PORTS (the ports of `srun --resv-ports`, which nobody else gets), else
+            SLURM_JOB_ID and SLURM_STEP_ID.
+
+    Raises:
+        ValueError: The ids are no numbers.
+    """
+    first = environ.get("SLURM_STEP_RESV_PORTS", "").partition(",")[0].partition("-")[0]
+    if first.isdecimal():
+        return int(first)
+    return step_port(int(environ.get("SLURM_JOB_ID") or 0), int(environ.get("SLURM_STEP_ID") or 0))
 
 
 def _split_names(text: str) -> list[str]:

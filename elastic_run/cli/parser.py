@@ -166,6 +166,8 @@ class _FlagAction(argparse.Action):
 
     def __init__(self, option_strings: Sequence[str], dest: str, flag: Flag, **options: Any) -> None:  # noqa: ANN401 - argparse's
         default = flag.default[:] if isinstance(flag.default, list) else flag.default
+        if isinstance(default, str):
+            default = DefaultText(default)
         if flag.variable and (text := os.environ.get(flag.variable)) is not None:
             default = _FromVariable(text)
             default.name = flag.variable
@@ -204,6 +206,12 @@ class _Ambiguous(argparse.Action):
         )
 
 
+class DefaultText(str):
+    """The value of a flag that the user has not given, neither as a flag nor by its variable."""
+
+    __slots__ = ()
+
+
 class _FromVariable(str):
     """A default that comes from a variable, whose name it has."""
 
@@ -223,7 +231,9 @@ def _make_type(flag: Flag) -> Callable[[str], Any]:
     """Return the function that argparse converts a text with."""
 
     def read(text: str) -> Any:  # noqa: ANN401 - each flag has its own type
-        if text is flag.default:  # argparse converts defaults as well; some checks import what most jobs don't need
+        if isinstance(
+            text, DefaultText
+        ):  # argparse converts defaults as well; some checks import what most jobs don't need
             return text
         try:
             return flag.parse(str(text))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from elastic_run.slurm_variables import count_tasks, parse_nodelist, step_port
+from elastic_run.slurm_variables import count_tasks, find_port, parse_nodelist
 from elastic_run.worker.errors import PlaceError
 
 TYPE_CHECKING = False
@@ -147,11 +147,9 @@ def _local_tasks(environment: Mapping[str, str], node: int) -> int:
 def _slurm_port(environment: Mapping[str, str]) -> int:
     if environment.get("MASTER_PORT"):
         return _port(environment)
-    reserved = environment.get("SLURM_STEP_RESV_PORTS", "")  # of `srun --resv-ports`: nobody else gets them
-    first = reserved.partition(",")[0].partition("-")[0]
-    if first.isdecimal():
-        return int(first)
-    return step_port(_number(environment, "SLURM_JOB_ID"), _number(environment, "SLURM_STEP_ID"))
+    for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"):
+        _number(environment, name)
+    return find_port(environment)
 
 
 def _port(environment: Mapping[str, str]) -> int:

@@ -124,6 +124,23 @@ def test_an_elastic_job_outlives_a_node(slurm: SlurmCluster, tmp_path: Path) -> 
     assert [len(pids.split(",")) for pids in workers] == [3, 2]
 
 
+def test_an_elastic_job_outlives_its_first_node(slurm: SlurmCluster, tmp_path: Path) -> None:
+    """elastic.sbatch: the first node served the job's store and ran srun; the others go on and save checkpoints."""
+    job = Submitted(slurm, tmp_path, "slurm/elastic.sbatch", ENDLESS, nodes=3)
+    job.wait_line("^step 20:")
+    slurm.hosts[0].poweroff()
+    checkpoint = tmp_path / f"model-{job.number}.pt"
+    times: list[float] = []
+
+    def has_saved_anew() -> bool:
+        times.append(checkpoint.stat().st_mtime)
+        return len(set(times)) > 3  # one save may have been on its way when the power was lost
+
+    wait_until(has_saved_anew, deadline=LIFE, what="checkpoints")
+    slurm.cancel(job.number)
+    slurm.wait_end(job.number)
+
+
 def test_a_warning_saves_a_checkpoint(slurm: SlurmCluster, tmp_path: Path) -> None:
     """job.sbatch: the signal of `--signal=B:USR1@120` makes the script save and go on; `scancel` ends in a report."""
     job = Submitted(slurm, tmp_path, "job.sbatch", ENDLESS, "--save-every=100000", nodes=1)

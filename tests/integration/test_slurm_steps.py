@@ -23,6 +23,18 @@ SCRIPT = """
 import os
 os.write(1, "trained {RANK} of {WORLD_SIZE}\\n".format(**os.environ).encode())
 """
+#: All three nodes train until the agent of the first one is killed; then the other two end well.
+FIRST_DIES = """
+import os, signal, time
+if os.environ["WORLD_SIZE"] == "2":
+    os.write(1, "trained {RANK} of {WORLD_SIZE}\\n".format(**os.environ).encode())
+elif os.environ["WORLD_SIZE"] == "3":
+    if os.environ["SLURM_NODEID"] == "0":
+        os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(600)
+else:
+    time.sleep(600)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -49,17 +61,40 @@ def trained(log: str) -> list[str]:
     return sorted(re.findall(r"trained (\d+ of \d+)", log))
 
 
-def test_srun_on_three_nodes_is_refused_with_the_flags_that_make_it_one_job(
+def test_the_shortest_script_is_one_job_on_all_nodes(slurm: SlurmCluster, tmp_path: Path) -> None:
+    """`srun elastic-run train.py` on 3 nodes trains 3 ranks, by node; one line says what was derived."""
+    code, log = run_batch(slurm, tmp_path, "srun elastic-run train.py", "--nodes=3")
+    assert (code, trained(log)) == (0, ["0 of 3", "1 of 3", "2 of 3"]), log
+    place = re.search(
+        r"from the Slurm step: --nnodes=3 --rdzv-backend=c10d --rdzv-endpoint=(\S+) --rdzv-id=\d+\.0\.0$",
+        log,
+        re.MULTILINE,
+    )
+    assert place is not None, log
+    assert re.fullmatch(r"node0:(\d+),node1:\1,node2:\1", place[1])
+
+
+def test_two_steps_of_one_allocation_are_two_jobs(slurm: SlurmCluster, tmp_path: Path) -> None:
+    """Steps that run at once on the same nodes, with two workers each, do not meet."""
+    step = "srun --overlap --ntasks=3 elastic-run --nproc-per-node=2 train.py &"
+    code, log = run_batch(slurm, tmp_path, f"{step}\n{step}\nwait", "--nodes=3", "--ntasks-per-node=1")
+    assert (code, trained(log)) == (0, sorted([f"{rank} of 6" for rank in range(6)] * 2)), log
+
+
+def test_a_step_in_a_larger_allocation_has_the_nodes_of_the_step(slurm: SlurmCluster, tmp_path: Path) -> None:
+    """`srun --nodes=2` in an allocation of 3 nodes is a job of 2."""
+    code, log = run_batch(slurm, tmp_path, "srun --nodes=2 --ntasks=2 elastic-run train.py", "--nodes=3")
+    assert (code, trained(log)) == (0, ["0 of 2", "1 of 2"]), log
+
+
+def test_the_loss_of_the_launcher_on_the_first_node_does_not_end_an_elastic_job(
     slurm: SlurmCluster, tmp_path: Path
 ) -> None:
-    """`srun elastic-run train.py` on 3 nodes ends with 2; its line has the flags by which 3 ranks meet."""
-    code, log = run_batch(slurm, tmp_path, "srun elastic-run train.py", "--nodes=3")
-    assert (code, trained(log)) == (2, [])
-    assert "error: --nnodes: is 1, but the Slurm step has 3 nodes, and each would train a model of its own" in log
-    mend = re.search(r"give (.+) for one job, or --standalone for 3 separate jobs$", log, re.MULTILINE)
-    assert mend is not None, log
-    code, log = run_batch(slurm, tmp_path, f"srun elastic-run {mend[1]} train.py", "--nodes=3")
-    assert (code, trained(log)) == (0, ["0 of 3", "1 of 3", "2 of 3"]), log
+    """--nnodes=1:3 alone: the first node served the store, and the others go on at the next endpoint."""
+    (tmp_path / "die.py").write_text(FIRST_DIES, encoding="utf-8")
+    body = "srun --kill-on-bad-exit=0 --wait=0 elastic-run --nnodes=1:3 --rdzv-conf=keep_alive_interval=1 die.py"
+    _, log = run_batch(slurm, tmp_path, body, "--nodes=3")
+    assert trained(log) == ["0 of 2", "1 of 2"], log
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
@@ -72,8 +107,7 @@ def test_four_tasks_per_node_are_refused_with_the_command_for_one(
     assert (code, trained(log)) == (2, [])
     mend = re.search(r"give (srun .+) for one job, or --standalone for \d separate jobs$", log, re.MULTILINE)
     assert mend is not None, log
-    command = mend[1] if nodes > 1 else f"{mend[1]} elastic-run"
-    code, log = run_batch(slurm, tmp_path, f"{command} --nproc-per-node=2 train.py", *options)
+    code, log = run_batch(slurm, tmp_path, f"{mend[1]} elastic-run --nproc-per-node=2 train.py", *options)
     assert (code, trained(log)) == (0, [f"{rank} of {2 * nodes}" for rank in range(2 * nodes)]), log
 
 

@@ -6,8 +6,9 @@ import os
 
 import pytest
 
-from elastic_run.cli.slurm_step import check_step
-from elastic_run.cluster.slurm import Step, find_shared_step
+from elastic_run.cli import slurm_step
+from elastic_run.cli.slurm_step import complete_from_step
+from elastic_run.cluster.slurm import Step, count_idle_nodes, find_step
 from elastic_run.errors import UsageError
 from elastic_run.run import parse_args
 from elastic_run.slurm_variables import step_port
@@ -28,6 +29,7 @@ STEP = {
     "SLURM_TASKS_PER_NODE": "1(x3)",
 }
 CROWDED = {"SLURM_STEP_NUM_TASKS": "12", "SLURM_STEP_TASKS_PER_NODE": "4(x3)", "SLURM_TASKS_PER_NODE": "4(x3)"}
+_TASKS_PER_NODE = ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
 ONE_NODE = {
     "SLURM_NNODES": "1",
     "SLURM_STEP_NODELIST": HOST,
@@ -36,17 +38,39 @@ ONE_NODE = {
     "SLURM_STEP_TASKS_PER_NODE": "4",
     "SLURM_TASKS_PER_NODE": "4",
 }
-MEETING = f"--rdzv-backend=c10d --rdzv-endpoint=a7:{step_port(41, 2)} --rdzv-id=41.0"
+PORT = step_port(41, 2)
+PLACE = f"a7:{PORT},{HOST}:{PORT},c:{PORT}"
+MEETING = f"--rdzv-backend=c10d --rdzv-endpoint={PLACE} --rdzv-id=41.2.0"
+BATCH = {
+    "SLURM_JOB_ID": "41",
+    "SLURM_JOB_NODELIST": f"a7,{HOST},c",
+    "SLURM_JOB_NUM_NODES": "3",
+    "SLURM_PROCID": "0",
+}
+
+
+@pytest.fixture(autouse=True)
+def no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This machine has no GPU, whatever it has."""
+    monkeypatch.setattr(slurm_step, "_GPU_DRIVERS", ())
 
 
 def test_a_task_knows_its_step() -> None:
     """A task of srun knows the step's nodes, tasks, and a place to meet that the next life of the job doesn't share."""
-    step = find_shared_step(STEP, HOST)
-    assert step == Step(nodes=("a7", HOST, "c"), task_count=3, port=step_port(41, 2), run_id="41.0")
-    assert step.endpoint == f"a7:{step_port(41, 2)}"
-    again = find_shared_step({**STEP, "SLURM_RESTART_COUNT": "2"}, f"{HOST}.some.site")
+    step = find_step(STEP, HOST)
+    assert step == Step(nodes=("a7", HOST, "c"), node_rank=1, task_count=3, port=PORT, run_id="41.2.0")
+    assert step.endpoint == PLACE
+    again = find_step({**STEP, "SLURM_RESTART_COUNT": "2", "SLURM_STEP_RESV_PORTS": "12000-12003"}, f"{HOST}.some.site")
     assert again is not None
-    assert again.run_id == "41.2"
+    assert (again.run_id, again.port) == ("41.2.2", 12000)
+
+
+def test_of_many_nodes_three_may_serve_the_store() -> None:
+    """The loss of one or two nodes, whichever they are, ends no job."""
+    many = {"SLURM_STEP_NODELIST": f"a[1-200],{HOST}", "SLURM_STEP_NUM_NODES": "201", "SLURM_NNODES": "201"}
+    step = find_step({**STEP, **many}, HOST)
+    assert step is not None
+    assert (step.endpoint, step.node_rank) == (f"a1:{PORT},a2:{PORT},a3:{PORT}", 200)
 
 
 NO_STEP = [
@@ -55,55 +79,146 @@ NO_STEP = [
     {"SLURM_STEP_NODELIST": "a7,b,c"},  # a container with a name of its own, or another host's variables
     {"SLURM_STEP_NODELIST": "a7,b["},
     {"SLURM_STEP_NUM_TASKS": "three"},
+    {"SLURM_JOB_ID": "forty-one"},
     {"SLURM_NNODES": "1", "SLURM_TASKS_PER_NODE": "1"},  # a batch script that a task has submitted
     {"SLURM_TASKS_PER_NODE": "2(x3)"},
     {"SLURM_HET_SIZE": "2"},
-    {**ONE_NODE, "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_TASKS_PER_NODE": "1"},
 ]
 
 
 @pytest.mark.parametrize("more", NO_STEP)
-def test_what_is_no_shared_step_is_left_alone(more: dict[str, str]) -> None:
-    """Leaked variables, a batch script, a single task, a foreign host and a heterogeneous job refuse nothing."""
-    assert find_shared_step({**STEP, **more}, HOST) is None
-    check_step(parse_args(["train.py"]), {**STEP, **more})
+def test_what_is_no_step_is_left_alone(more: dict[str, str]) -> None:
+    """Leaked variables, a batch script, a foreign host and a heterogeneous job derive and refuse nothing."""
+    assert find_step({**STEP, **more}, HOST) is None
+    args, before = parse_args(["train.py"]), parse_args(["train.py"])
+    complete_from_step(args, {**STEP, **more})
+    assert args == before
+
+
+@pytest.mark.parametrize(
+    ("words", "more", "expected"),
+    [
+        ("train.py", {}, f"--nnodes=3 {MEETING} --node-rank=1"),
+        ("--nnodes=1:3 train.py", {}, f"--nnodes=1:3 {MEETING} --node-rank=1"),
+        ("--nnodes=2 --rdzv-id=mine train.py", {}, f"--nnodes=2 {MEETING} --rdzv-id=mine --node-rank=1"),
+        ("--nproc-per-node=4 train.py", {}, f"--nnodes=3 {MEETING} --node-rank=1 --nproc-per-node=4"),
+        ("--rdzv-backend=c10d train.py", {}, f"--nnodes=3 {MEETING} --node-rank=1"),
+        (
+            "--rdzv-backend=etcd-v3 --rdzv-endpoint=e:2379 --rdzv-id=x train.py",
+            {},
+            "--nnodes=3 --rdzv-backend=etcd-v3 --rdzv-endpoint=e:2379 --rdzv-id=x --node-rank=1",
+        ),
+        (
+            "--nnodes=3 --master-addr=a7 --master-port=29500 train.py",
+            {},
+            "--nnodes=3 --master-addr=a7 --master-port=29500 --node-rank=1",
+        ),
+        ("--nnodes=3 --node-rank=2 --master-addr=a7 train.py", {}, "--nnodes=3 --node-rank=2 --master-addr=a7"),
+        ("--node-rank=2 train.py", {}, f"--nnodes=3 {MEETING} --node-rank=2"),
+        (f"--nnodes=12 {MEETING} train.py", CROWDED, f"--nnodes=12 {MEETING}"),  # an agent per task
+        (f"--nnodes=4 {MEETING} train.py", ONE_NODE, f"--nnodes=4 {MEETING}"),
+        ("train.py", {**ONE_NODE, "SLURM_STEP_NUM_TASKS": "1", **dict.fromkeys(_TASKS_PER_NODE, "1")}, ""),
+        ("--standalone train.py", {}, "--standalone"),
+        ("--standalone train.py", CROWDED, "--standalone"),
+        ("--standalone --nproc-per-node=4 train.py", ONE_NODE, "--standalone --nproc-per-node=4"),
+        ("--rdzv-backend=of-a-plug-in train.py", {}, "--rdzv-backend=of-a-plug-in"),
+        ("train.py", {"TORCHELASTIC_RUN_ID": "outer"}, ""),
+    ],
+)
+def test_what_no_flag_names_follows_from_the_step(words: str, more: dict[str, str], expected: str) -> None:
+    """Each value that is unset is derived; flags, --standalone, a plug-in and a worker's launcher have their way."""
+    args, wanted = parse_args(words.split()), parse_args([*expected.split(), "train.py"])
+    complete_from_step(args, {**STEP, **more})
+    assert args == wanted
+
+
+def test_the_first_launcher_of_a_step_tells_what_it_derived() -> None:
+    """One line for the job, and none for each of its nodes."""
+    args = parse_args(["--nproc-per-node=2", "train.py"])
+    assert complete_from_step(args, STEP) == []
+    first = {**STEP, "SLURM_STEP_NODELIST": f"{HOST},b,c"}
+    (line,) = complete_from_step(parse_args(["--nproc-per-node=2", "train.py"]), first)
+    place = ",".join(f"{name}:{PORT}" for name in (HOST, "b", "c"))
+    assert line == (f"from the Slurm step: --nnodes=3 --rdzv-backend=c10d --rdzv-endpoint={place} --rdzv-id=41.2.0")
+
+
+def test_variables_of_torchrun_count_as_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PET_NPROC_PER_NODE=1 is a choice, though 1 is the default."""
+    monkeypatch.setattr(slurm_step, "_GPU_DRIVERS", ("/",))
+    monkeypatch.setattr("elastic_run.cluster.devices.device_count", lambda *_: 8)
+    args = parse_args(["train.py"])
+    complete_from_step(args, STEP)
+    assert args.nproc_per_node == "8"
+    monkeypatch.setenv("PET_NPROC_PER_NODE", "1")
+    args = parse_args(["train.py"])
+    complete_from_step(args, STEP)
+    assert args.nproc_per_node == "1"
+
+
+def test_a_driver_without_a_usable_gpu_gives_one_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node of the step whose GPUs are hidden, or a torch without CUDA."""
+    monkeypatch.setattr(slurm_step, "_GPU_DRIVERS", ("/",))
+    args = parse_args(["train.py"])
+    complete_from_step(args, {**STEP, "CUDA_VISIBLE_DEVICES": ""})
+    assert args.nproc_per_node == "1"
+
+
+@pytest.mark.parametrize(
+    ("words", "more", "told"),
+    [
+        ("train.py", {}, "this Slurm job has 2 other nodes, which "),
+        ("train.py", {"SLURM_JOB_NUM_NODES": "2"}, "this Slurm job has 1 other node, which "),
+        ("--standalone train.py", {}, ""),
+        ("--nnodes=3 --rdzv-endpoint=a7:29400 --rdzv-backend=c10d train.py", {}, ""),
+        ("train.py", {"SLURM_JOB_NUM_NODES": "1"}, ""),
+        ("train.py", {"SLURM_JOB_NODELIST": "a7,b,c"}, ""),
+        ("train.py", {"SLURM_JOB_NODELIST": "a7,b["}, ""),
+        ("train.py", {"SLURM_STEP_ID": "0"}, ""),
+    ],
+)
+def test_a_batch_script_without_srun_is_told_of_the_nodes_that_it_leaves_idle(
+    words: str, more: dict[str, str], told: str
+) -> None:
+    """`#SBATCH -N3` and `elastic-run train.py` is a job of one node; leaked variables say nothing."""
+    notices = complete_from_step(parse_args(words.split()), {**BATCH, **more})
+    assert [notice.startswith(told) for notice in notices] == ([True] if told else [])
+    assert bool(count_idle_nodes({**BATCH, **more}, HOST)) or not told
 
 
 REFUSED = [
     (
-        "train.py",
+        "--nnodes=1 train.py",
         {},
         (
-            "--nnodes: is 1, but the Slurm step has 3 nodes, and each would train a model of its own: give --nnodes=3 "
-            f"{MEETING} for one job, or --standalone for 3 separate jobs"
+            "--nnodes: is 1, but the Slurm step has 3 nodes, and each would train a model of its own: leave --nnodes "
+            "out for one job, or give --standalone for 3 separate jobs"
         ),
     ),
     ("--nnodes=1 --rdzv-backend=c10d --rdzv-endpoint=localhost:0 train.py", {}, "--nnodes: is 1, but the Slurm step "),
     ("--nnodes=1 --master-port=29501 train.py", {}, "--nnodes: is 1, but the Slurm step has 3 nodes, "),
     (
+        "--nnodes=5 train.py",
+        {},
+        (
+            "--nnodes: is 5, but the Slurm step has 3 tasks, and no other node knows where they meet: leave --nnodes "
+            "out, or name the place with --rdzv-endpoint"
+        ),
+    ),
+    (
         "train.py",
         CROWDED,
         (
-            "--nnodes: is 1, but the Slurm step has 12 tasks on its 3 nodes, and each is a launcher with workers of "
-            f"its own: give srun --ntasks=3 --ntasks-per-node=1 elastic-run --nnodes=3 {MEETING} for one job, or "
-            "--standalone for 12 separate jobs"
+            "--ntasks-per-node: the Slurm step has 12 tasks on its 3 nodes, and each is a launcher with workers of its "
+            "own: give srun --ntasks=3 --ntasks-per-node=1 for one job, or --standalone for 12 separate jobs"
         ),
     ),
-    (f"--nnodes=3 {MEETING} train.py", CROWDED, "--nnodes: is 3, but the Slurm step has 12 tasks on its 3 nodes, "),
+    (f"--nnodes=3 {MEETING} train.py", CROWDED, "--ntasks-per-node: the Slurm step has 12 tasks on its 3 nodes, "),
     (
         "train.py",
         ONE_NODE,
         (
-            "--nnodes: is 1, but the Slurm step has 4 tasks on this node, and each is a launcher with workers of its "
+            "--ntasks-per-node: the Slurm step has 4 tasks on this node, and each is a launcher with workers of its "
             "own: give srun --ntasks=1 --ntasks-per-node=1 for one job, or --standalone for 4 separate jobs"
-        ),
-    ),
-    (
-        "--nnodes=1:3 train.py",
-        {},
-        (
-            "--rdzv-endpoint: is needed in a Slurm step of 3 tasks, or each launcher would wait for the others at an "
-            f"address of its own: give --nnodes=1:3 {MEETING} for one job"
         ),
     ),
 ]
@@ -111,29 +226,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("words", "more", "message"), REFUSED)
 def test_launchers_that_would_be_strangers_are_refused(words: str, more: dict[str, str], message: str) -> None:
-    """Launchers of one step that would each train alone, or share a node, get one line with values to paste."""
+    """Launchers of one step that would each train alone, or share a node, get one line with what to give."""
     with pytest.raises(UsageError) as caught:
-        check_step(parse_args(words.split()), {**STEP, **more})
+        complete_from_step(parse_args(words.split()), {**STEP, **more})
     assert str(caught.value).startswith(message)
-
-
-@pytest.mark.parametrize(
-    ("words", "more"),
-    [
-        ("--standalone train.py", {}),
-        ("--standalone train.py", CROWDED),
-        ("--standalone --nproc-per-node=4 train.py", ONE_NODE),
-        (f"--nnodes=3 {MEETING} train.py", {}),
-        (f"--nnodes=2 {MEETING} train.py", {}),  # one node is a spare
-        (f"--nnodes=1:3 {MEETING} train.py", {}),
-        (f"--nnodes=12 {MEETING} train.py", CROWDED),  # an agent per task
-        (f"--nnodes=4 {MEETING} train.py", ONE_NODE),
-        ("--nnodes=3 --node-rank=1 --master-addr=a7 train.py", {}),
-        ("--nnodes=3 --master-addr=a7 --master-port=29500 train.py", {}),
-        ("--rdzv-backend=of-a-plug-in train.py", {}),
-        ("train.py", {"TORCHELASTIC_RUN_ID": "outer"}),
-    ],
-)
-def test_a_step_that_is_one_job_or_says_that_it_is_none_passes(words: str, more: dict[str, str]) -> None:
-    """Flags of several nodes that agree, --standalone, a plug-in and a launcher inside a worker pass untouched."""
-    check_step(parse_args(words.split()), {**STEP, **more})
