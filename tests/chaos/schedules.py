@@ -1,14 +1,14 @@
 """Two of three nodes die in every order of events that matters for the proof of the first death.
 
-    python -m tests.chaos.schedules                                  all of them: 80 jobs, 20 minutes
+    python -m tests.chaos.schedules                                  all of them: 100 jobs, 25 minutes
     python -m tests.chaos.schedules --only 0.5-after-halt-killed     one of them
 
 The node that serves the store is killed; it is started again after {0, 0.5, 3, 10} s. The second node is killed {before
-it joins elsewhere, after that, after the halt of the round, after it has said that it is ready}. The guardian of the
-first one {works, is killed too, is stopped for 4 s, is heard twice}; or nobody proves its death, and a wrong proof is
-told first, which says that the seat was offered in another store, and the right one at the end. What must be true: no
-two jobs train at the same time, no agent ends that was not killed, all train together again, no sample is lost. Needs
-root (virtual hosts).
+it goes elsewhere, after that, after the halt of the round, after its workers are gone, after it has confirmed the next
+round}. The guardian of the first one {works, is killed too, is stopped for 4 s, is heard twice}; or nobody proves its
+death, and a wrong proof is told first, which says that it confirmed a round in another store, and the right one at the
+end. What must be true: no two jobs train at the same time, no agent ends that was not killed, all train together again,
+no sample is lost. Needs root (virtual hosts).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from tests.chaos.job import ManyNodeJob, Node
 
 RESTARTS = (0.0, 0.5, 3.0, 10.0)
-MOMENTS = ("before", "after-join", "after-halt", "after-ready")
+MOMENTS = ("before", "after-join", "after-halt", "after-ready", "after-confirm")
 GUARDIANS = ("works", "killed", "late", "twice", "wrong")
 #: Seconds for which a guardian is stopped that is late, and for which the second node stays dead.
 _LATE = 4.0
@@ -156,7 +156,9 @@ def _wait_moment(node: Node, moment: str, written: int) -> None:
     def has_come() -> bool:
         news = node.output[written:]
         if moment == "after-join":
-            return any(b'"offered"' in path.read_bytes() for path in _find_records(node))
+            return "going on at" in news
+        if moment == "after-confirm":
+            return any(b'"confirmed"' in path.read_bytes() for path in _find_records(node))
         is_halted = "stopping the workers" in news
         return is_halted and (moment == "after-halt" or not node.workers())
 
@@ -169,7 +171,7 @@ def _tell(job: ManyNodeJob, record: bytes, directory: Path, *, is_wrong: bool) -
     """Tell the job of the first death by a copy of its record, wherever its store is."""
     document = json.loads(record)
     if is_wrong:
-        document["seat"].update(status="offered", store_id="store elsewhere")
+        document["seat"].update(status="confirmed", store_id="store elsewhere")
     copy = directory / "record"
     copy.write_text(json.dumps(document), encoding="ascii")
     places = [(node.host.name, PORT) for node in job.nodes]

@@ -68,9 +68,7 @@ class Dead:
         self.deaths.open("victim")
         stack.callback(self.deaths.close, is_over=True)
         offer = Offer("127.0.0.1", 1)
-        self.deaths.note_round(
-            Assignment(3, 1, 3, 1, 3, 1, 3, offer, 0, 3, incarnation="red", round_id="3/1/c"), b"store where it was"
-        )
+        self.deaths.note_round(Assignment(3, 1, 3, 1, 3, 1, 3, offer, 0, 3, incarnation="red", round_id="3/1/c"))
 
     def document(self, seconds: float = _SECONDS) -> dict[str, Any]:
         """Return what its guardian was given."""

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run.contract import ENV_RECORD_DIR
-from elastic_run.core.protocol.facts import SEAT_OFFERED, SEAT_RUNNING
-from elastic_run.core.protocol.messages import Assignment, Join, Last, Offer, Ready
+from elastic_run.core.protocol.facts import SEAT_CONFIRMED, SEAT_RUNNING
+from elastic_run.core.protocol.messages import Assignment, Copy, Join, Last, Offer, Ready
 from elastic_run.multiprocessing.process.guardian import Guardian
+from elastic_run.records import replace
 from elastic_run.rendezvous.elastic.node_death import record_directory
 from elastic_run.rendezvous.elastic.node_death.proofs import DeathProofs
 from elastic_run.rendezvous.elastic.node_death.record_directory import RecordDirectory
@@ -115,7 +116,7 @@ def test_a_network_file_system_has_no_records(
     deaths = DeathProofs(JOB)
     with caplog.at_level(logging.DEBUG, logger="elastic_run"):
         deaths.open("node")
-    deaths.note_round(make_assignment(), HOME)
+    deaths.note_round(make_assignment())
     assert deaths.path == ""
     assert [record.levelno for record in caplog.records if "nfs4" in record.getMessage()] == [logging.DEBUG]
     deaths.close(is_over=True)
@@ -132,10 +133,10 @@ def test_an_unwritable_directory_is_not_fatal(tmp_path: Path, monkeypatch: pytes
 
 
 def test_the_seat_follows_what_the_agent_is_told_and_says(directory: RecordDirectory) -> None:
-    """A seat runs from its round's delivery until the node says that it is ready, or joins in another store."""
+    """A seat runs from its round's delivery until the node says, in whatever store, that it has read a `Prepare`."""
     record = SeatRecord(directory, JOB, "node")
     assert read(record.path).seat is None
-    record.note_round(make_assignment(), HOME)
+    record.note_round(make_assignment())
     seat = read(record.path).seat
     assert seat is not None
     assert (seat.incarnation, seat.round_index, seat.rank, seat.status, seat.store_id) == (
@@ -146,17 +147,20 @@ def test_the_seat_follows_what_the_agent_is_told_and_says(directory: RecordDirec
         "",
     )
     join = Join("node", 2, None, None, _OFFER, last=Last("3/1/c", 3, 1, 3, 0, "red"))  # type: ignore[arg-type]  # not read
-    record.note_fact(join, HOME)
-    assert read(record.path).seat == seat
-    record.note_fact(join, AWAY)
-    elsewhere = read(record.path).seat
-    assert elsewhere is not None
-    assert (elsewhere.status, elsewhere.store_id) == (SEAT_OFFERED, "store 2")
-    record.note_round(make_assignment(4), AWAY)
-    record.note_fact(Ready("node", 3, 4, "4/1/c", "stopped", _OFFER), AWAY)
-    ready = read(record.path).seat
-    assert ready is not None
-    assert (ready.round_index, ready.status, ready.store_id) == (4, SEAT_OFFERED, "store 2")
+    for fact in (join, Ready("node", 3, 3, "3/1/c", "stopped", _OFFER)):
+        for store_id in (HOME, AWAY):
+            record.note_fact(fact, store_id)
+            assert read(record.path).seat == seat
+    first, second = Copy("red", 3, 1, 7, 1), Copy("red", 3, 2, 2, 1)
+    for prepared, said_in, store in ((first, HOME, "store 1"), (first, AWAY, "store 1"), (second, AWAY, "store 2")):
+        record.note_fact(replace(join, prepared=prepared), said_in)
+        confirmed = read(record.path).seat
+        assert confirmed is not None
+        assert (confirmed.round_index, confirmed.status, confirmed.store_id) == (3, SEAT_CONFIRMED, store)
+    record.note_round(make_assignment(4))
+    told = read(record.path).seat
+    assert told is not None
+    assert (told.round_index, told.status, told.store_id) == (4, SEAT_RUNNING, "")
     record.close()
 
 
@@ -165,7 +169,7 @@ def test_a_record_that_cannot_be_written_is_emptied(
 ) -> None:
     """What the disk refuses leaves no older record that would prove something false."""
     record = SeatRecord(directory, JOB, "node")
-    record.note_round(make_assignment(), HOME)
+    record.note_round(make_assignment())
     path = record.path
     held = os.open(path, os.O_RDONLY)
 
@@ -173,7 +177,7 @@ def test_a_record_that_cannot_be_written_is_emptied(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "pwrite", refuse)
-    record.note_fact(Ready("node", 3, 3, "3/1/c", "stopped", _OFFER), HOME)
+    record.note_round(make_assignment(4))
     assert os.read(held, 100) == b""
     assert not Path(path).exists()
     os.close(held)
@@ -192,7 +196,7 @@ def test_only_a_dead_agents_record_is_taken() -> None:
         deaths.look()
         assert [record.node for record in deaths.found] == ["victim"]
         assert Path(path).exists()
-        deaths.note_round(make_assignment(), HOME)
+        deaths.note_round(make_assignment())
         assert not Path(path).exists()
         deaths.close(is_over=True)
     finally:

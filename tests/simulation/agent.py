@@ -16,7 +16,7 @@ from elastic_run.core.protocol.messages import (
     DONE,
     FAILED,
     LAST_SEQUENCE,
-    SEAT_OFFERED,
+    SEAT_CONFIRMED,
     SEAT_RUNNING,
     STOPPED,
     FailoverRequest,
@@ -38,7 +38,7 @@ from tests.simulation.threads import follow, run_errands, speak
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from elastic_run.core.protocol.messages import Assignment, Fact, Rules
+    from elastic_run.core.protocol.messages import Assignment, Copy, Fact, Rules
     from tests.simulation.store import Store
     from tests.simulation.world import World
 
@@ -112,7 +112,7 @@ class Agent(Host):
         self.connection = Connection(world, self)
         self.waits_since: float | None = None
         self.record: SeatDead | None = None
-        self.formed_in = ""
+        self.confirmed: Copy | None = None
         self.is_doomed = False
         self.predecessor = predecessor
         self.last_heartbeat: int | None = None
@@ -230,22 +230,15 @@ class Agent(Host):
 
     # --- workers -----------------------------------------------------------------------------------------------------
     def _note_offer(self, fact: Fact) -> None:
-        """Write down in which store it says that it could be in another round, before it says so."""
-        if (
-            self.record is not None
-            and isinstance(fact, Join | Ready)
-            and self.store is not None
-            and (
-                (isinstance(fact, Ready) and fact.round_id == self.record.round_id)
-                or self.store.birth != self.formed_in
-                or self.record.status == SEAT_OFFERED
-            )
-        ):
-            self.record = replace(self.record, status=SEAT_OFFERED, store_id=self.store.birth)
-            self.world.faults.note_offer(self)
+        """Write down in which store it says that it has read a `Prepare`, before it says so."""
+        if self.record is None or not isinstance(fact, Join | Ready) or self.store is None:
+            return
+        self.world.faults.note_offer(self)
+        if isinstance(fact, Join) and fact.prepared not in (None, self.confirmed):
+            self.confirmed = fact.prepared
+            self.record = replace(self.record, status=SEAT_CONFIRMED, store_id=self.store.birth)
 
     def _start(self, place: Assignment) -> None:
-        self.formed_in = "" if self.store is None else self.store.birth
         self.record = SeatDead(
             self.node, place.round_id, place.incarnation, place.round, place.group_rank, SEAT_RUNNING
         )

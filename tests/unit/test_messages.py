@@ -20,7 +20,7 @@ FACTS = (
     messages.Failing("n", 2, 1, "1/1/n"),
     messages.Ready("n", 3, 1, "1/1/n", "failed", OFFER, {"exit_code": 1, "deep": [{"a": None}]}, "x", "y"),
     messages.Leave("n", messages.LAST_SEQUENCE, "died"),
-    messages.SeatDead("n", "1/1/n", "n.1", 1, 0, "offered", "born 1", "killed"),
+    messages.SeatDead("n", "1/1/n", "n.1", 1, 0, "confirmed", "born 1", "killed"),
     messages.Failing("n", 2, 1, "1/1/n", is_secondary=True),
     messages.FailoverRequest("b:1", "told to stop"),
     Join(

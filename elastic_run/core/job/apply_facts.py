@@ -196,18 +196,17 @@ class _JobUpdate:
         """Return the seat in the last round of which a proof tells, or None, and what the seat is from now on."""
         job = self._job
         seats = self._seats or job.seats
-        offered = VOID if fact.store_id == job.store_id else DEAD_ELSEWHERE
+        # Without its word no log can have formed a round with other nodes after the one that it was told of.
+        is_counted_here = fact.status == SEAT_RUNNING or fact.store_id == job.store_id
+        status = VOID if is_counted_here else DEAD_ELSEWHERE
         if fact.round_id == job.round_id:
-            rank = fact.rank if 0 <= fact.rank < len(seats) else None
-            return rank, VOID if fact.status == SEAT_RUNNING else offered
-        is_older = fact.round_index < job.round
-        if fact.incarnation != job.incarnation or (is_older and fact.status == SEAT_RUNNING):
+            return fact.rank if 0 <= fact.rank < len(seats) else None, status
+        if fact.incarnation != job.incarnation:
             return None, ""
         rank = next((rank for rank, seat in enumerate(seats) if seat.node == fact.node), None)
-        # The agent offered itself, and died before it was told of its seat in the last round. It was not ready for
-        # another round then, so no log can have counted it for one. Or it was told of a round that this log doesn't
-        # know: another log counted it for that.
-        return rank, offered if is_older else DEAD_ELSEWHERE
+        # It died before it was told of its seat in the last round. Or it was told of a round that another log formed,
+        # and this log doesn't know.
+        return rank, status if fact.round_index < job.round else DEAD_ELSEWHERE
 
     def _next_order(self) -> int:
         self._set(order=self._job.order + 1)

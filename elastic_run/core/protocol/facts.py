@@ -33,8 +33,8 @@ UNKILLABLE = "unkillable"
 
 # What the record of a dead agent says that it did last.
 SEAT_RUNNING = "running"
-SEAT_OFFERED = "offered"
-_SEAT_STATUSES = frozenset((SEAT_RUNNING, SEAT_OFFERED))
+SEAT_CONFIRMED = "confirmed"
+_SEAT_STATUSES = frozenset((SEAT_RUNNING, SEAT_CONFIRMED))
 
 
 @register
@@ -250,9 +250,9 @@ class Leave:
 class SeatDead:
     """An agent that had a seat in a round is dead: proved by its guardian, or by a newcomer on its host.
 
-    The round is the last that the agent was told of; the log of the store where the record says `offered` may have
-    counted it for a newer one, and no other log can. See `job.apply_facts` for what becomes of its seat. Said any
-    number of times; of no node's sequence.
+    The round is the last that the agent was told of. If it has confirmed a `Prepare`, the log of the store where it did
+    may have formed the next round on its word, and no other log can have. See `job.apply_facts` for what becomes of its
+    seat. Said any number of times; of no node's sequence.
 
     Args:
         node: The agent's id.
@@ -260,8 +260,8 @@ class SeatDead:
         incarnation: Of the round's job.
         round_index: The round's number.
         rank: The agent's group rank in the round: its seat.
-        status: `running` from before the agent is told of the round; `offered` from before it first says in a store
-            that it is ready for another round, or anything in another store than the round's.
+        status: `running` from before the agent is told of the round; `confirmed` from before it says that it has read
+            a `Prepare` for another one.
         store_id: The birth mark of that store, as text; "" with `running`.
         detail: One sentence for the user, or "".
     """

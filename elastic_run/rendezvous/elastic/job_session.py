@@ -217,7 +217,7 @@ class JobSession(Session):
         """Hand on what the member says, to the agent or to the coordinator's thread."""
         context = self._context
         if isinstance(command, member.Formed):
-            context.death_proofs.note_round(command.assignment, context.store_id)
+            context.death_proofs.note_round(command.assignment)
             self._admission.announce(command.assignment)
             context.wake.set()  # the sender looks more often now
             if not self._is_prepared:

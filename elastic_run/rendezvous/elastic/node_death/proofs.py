@@ -128,10 +128,10 @@ class DeathProofs:
         if self._own is not None:
             self._own.note_fact(fact, store_id)
 
-    def note_round(self, assignment: Assignment, store_id: bytes | None) -> None:
+    def note_round(self, assignment: Assignment) -> None:
         """Note in this node's record the round that its agent is about to be told; the dead of before count no more."""
         if self._own is not None:
-            self._own.note_round(assignment, store_id)
+            self._own.note_round(assignment)
         self._let_go(is_over=True)
 
     def close(self, *, is_over: bool) -> None:

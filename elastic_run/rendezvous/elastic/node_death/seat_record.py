@@ -3,8 +3,9 @@
 Rules
 - A proved death takes a seat out of the quorum of a log (`facts.SeatDead`). So the record must never be older than
   what the agent has said: it is written before the agent is told of a round (`running`), and before the agent says in a
-  store what may make the seat count for the next round (`offered`, with the store's id).
-- In the store where its round was formed a running agent may say again where it stands: only its `Ready` counts there.
+  store that it has read a `Prepare` (`confirmed`, with the store's id): the log there may form the next round on that.
+- A round of the same nodes needs no `Prepare`. Its members are this round's, so a dead one among them gives no other
+  node a majority, and `running` is right until the agent is told of it.
 - The content is JSON with a format and a version, shorter than a page of memory and never made shorter: one write
   replaces it, so a process that is killed leaves the old content or the new one.
 - A record is read by a process that holds the exclusive lock on it, or by the guardian of the agent, after its death.
@@ -21,13 +22,13 @@ import os
 import threading
 
 from elastic_run.core.protocol.codec import MessageError, decode, encode, from_document, register, to_document
-from elastic_run.core.protocol.facts import SEAT_OFFERED, SEAT_RUNNING, Join, Ready
+from elastic_run.core.protocol.facts import SEAT_CONFIRMED, SEAT_RUNNING, Join
 from elastic_run.records import dataclass, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from elastic_run.core.protocol.documents import Assignment
-    from elastic_run.core.protocol.messages import Fact
+    from elastic_run.core.protocol.messages import Copy, Fact
     from elastic_run.rendezvous.elastic.node_death.record_directory import RecordDirectory
 
 _log = logging.getLogger(__name__)
@@ -51,8 +52,8 @@ class RecordedSeat:
         round_id: The round's unique id.
         round_index: Its number.
         rank: The agent's group rank in it.
-        status: `running` or `offered`.
-        store_id: The id of the store that it was last offered in, as text; "" while it runs.
+        status: `running` or `confirmed`.
+        store_id: The id of the store in which it confirmed the last `Prepare`, as text; "" while it runs.
     """
 
     incarnation: str
@@ -63,8 +64,8 @@ class RecordedSeat:
     store_id: str = ""
 
     def __post_init__(self) -> None:
-        if self.status not in (SEAT_RUNNING, SEAT_OFFERED):
-            message = f"RecordedSeat.status: {self.status!r} is neither {SEAT_RUNNING} nor {SEAT_OFFERED}"
+        if self.status not in (SEAT_RUNNING, SEAT_CONFIRMED):
+            message = f"RecordedSeat.status: {self.status!r} is neither {SEAT_RUNNING} nor {SEAT_CONFIRMED}"
             raise MessageError(message)
 
 
@@ -104,7 +105,7 @@ class SeatRecord:
     def __init__(self, directory: RecordDirectory, job: str, node: str) -> None:
         self._directory = directory
         self._record = Record(_FORMAT, _VERSION, read_boot_id(), job, node)
-        self._formed_in = ""
+        self._confirmed: Copy | None = None
         self._length = 0
         self._lock = threading.RLock()
         self._name = make_prefix(job) + os.urandom(8).hex()
@@ -115,34 +116,29 @@ class SeatRecord:
         """Where it is; "" when it was given up."""
         return os.path.join(self._directory.path, self._name) if self._fd >= 0 else ""
 
-    def note_round(self, assignment: Assignment, store_id: bytes | None) -> None:
+    def note_round(self, assignment: Assignment) -> None:
         """Note the seat in a round, before the agent is told of the round.
 
         Args:
             assignment: The node's place in it.
-            store_id: The id of the store whose log has formed it.
         """
-        with self._lock:
-            self._formed_in = _to_text(store_id)
-            seat = RecordedSeat(assignment.incarnation, assignment.round_id, assignment.round, assignment.group_rank)
-            self._write(seat)
+        seat = RecordedSeat(assignment.incarnation, assignment.round_id, assignment.round, assignment.group_rank)
+        self._write(seat)
 
     def note_fact(self, fact: Fact, said_in: bytes | None) -> None:
-        """Note a fact that may make the seat count for the next round, before the fact is said.
+        """Note a fact on which a log may form the next round, before the fact is said.
 
         Args:
             fact: The fact.
             said_in: The id of the store in which it is said.
         """
+        if not isinstance(fact, Join) or fact.prepared is None:
+            return
         with self._lock:
-            seat, store_id = self._record.seat, _to_text(said_in)
-            if seat is None:
-                return
-            is_ready = isinstance(fact, Ready) and fact.round_id == seat.round_id
-            # A running agent may say again where it stands in the store where its round was formed.
-            has_left = store_id != self._formed_in or seat.status == SEAT_OFFERED
-            if is_ready or (has_left and isinstance(fact, Join | Ready)):
-                self._write(replace(seat, status=SEAT_OFFERED, store_id=store_id))
+            seat, is_new = self._record.seat, fact.prepared != self._confirmed
+            self._confirmed = fact.prepared
+            if seat is not None and is_new:
+                self._write(replace(seat, status=SEAT_CONFIRMED, store_id=_to_text(said_in)))
 
     def remove(self) -> None:
         """Remove it: the job is over, so the seat counts nowhere."""
