@@ -155,8 +155,8 @@ class Oracle:
             require(is_short, VERDICT, f"gave up with enough nodes: {end['detail']}")
 
     def _find_last_rounds(self, log: Log) -> list[Round]:
-        """Return the rounds that a log was about when it ended; where it formed none, those of its members."""
-        forms = [entry for entry in log.entries if entry["kind"] == "form"]
+        """Return the rounds that a log was about when it ended; where it knew of none, those of its members."""
+        forms = [entry for entry in log.entries if entry["kind"] in ("form", "recovered")]
         if forms:
             return self.rounds.find_all(forms[-1]["incarnation"], forms[-1]["round"])
         told = [agent for agent in self._world.agents if isinstance(agent.end, membership.Ended)]
