@@ -34,7 +34,7 @@ from elastic_run.notices import say
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Sequence
+    from collections.abc import Container, Sequence
 
     from elastic_run.cli.flags import Flag
     from elastic_run.core.node.join_command import JoinCommand
@@ -89,7 +89,8 @@ def main(args: Sequence[str] | None = None) -> None:
         return
     from elastic_run.multiprocessing.errors import record  # noqa: PLC0415 - the command writes error files itself
 
-    record(lambda: run(LauncherArgumentParser(FLAGS, raises_values=True).parse_args(args)))()
+    parser = LauncherArgumentParser(FLAGS, raises_values=True)
+    record(lambda: _run(parser.parse_args(args), parser.given_flags))()
 
 
 def run_command(
@@ -108,9 +109,10 @@ def run_command(
         SystemExit: The job didn't succeed; the code is one of `contract.EXIT_CODES`.
     """
     words = sys.argv[1:] if words is None else words
-    args: Namespace = LauncherArgumentParser(flags).parse_args(words)
+    parser = LauncherArgumentParser(flags)
+    args: Namespace = parser.parse_args(words)
     try:
-        workers = _check(args)
+        workers = _check(args, parser.given_flags)
         # Before anything is opened: a closed standard descriptor's number would go to the first file.
         ensure_standard_descriptors()
         config, command, command_args = make_config(args, workers, os.environ)
@@ -155,13 +157,17 @@ def run(args: Namespace) -> None:
         NotInThisReleaseError: It has no engine in this release.
         ChildFailedError: A worker failed and restarts are used up.
     """
-    config, command, command_args = make_config(args, _check(args), os.environ)
+    _run(args, None)
+
+
+def _run(args: Namespace, given_flags: Container[str] | None) -> None:
+    config, command, command_args = make_config(args, _check(args, given_flags), os.environ)
     from elastic_run.launcher import elastic_launch  # noqa: PLC0415 - after all checks: it imports the most
 
     elastic_launch(config, command)(*command_args)
 
 
-def _check(args: Namespace) -> int:
+def _check(args: Namespace, given_flags: Container[str] | None) -> int:
     """Check everything, fill in what follows from it, and tell the user what is worth knowing.
 
     Returns:
@@ -169,7 +175,7 @@ def _check(args: Namespace) -> int:
     """
     complete_arguments(args)
     try:
-        notices = complete_from_step(args, os.environ)
+        notices = complete_from_step(args, os.environ, given_flags)
         workers = determine_local_world_size(args.nproc_per_node)
         check_arguments(args, workers, os.environ)
     except UsageError as error:

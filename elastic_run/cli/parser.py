@@ -51,6 +51,9 @@ class LauncherArgumentParser(argparse.ArgumentParser):
         flags: The flags that it has.
         raises_values: Whether a value that is not allowed raises `ValueNotAllowedError`. By default it ends the program
             with a line, as every other error does.
+
+    Attributes:
+        given_flags: What the last command line, or a variable, named: the names of the values.
     """
 
     def __init__(self, flags: Sequence[Flag], *, raises_values: bool = False) -> None:
@@ -58,6 +61,7 @@ class LauncherArgumentParser(argparse.ArgumentParser):
         self.flags = tuple(flags)
         self._raises_values = raises_values
         self._words: Sequence[str] = ()
+        self.given_flags: set[str] = set()
         for flag in flags:
             _add_flag(self, flag)
         self.add_argument("training_script", help="Script, module or program that each worker runs.")
@@ -85,6 +89,7 @@ class LauncherArgumentParser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # noqa: ANN401 - argparse's types
         """Read a command line as `parse_args` does, and return the namespace and the unknown flags."""
         self._words = sys.argv[1:] if args is None else list(args)
+        self.given_flags = {flag.dest for flag in self.flags if flag.variable in os.environ}
         try:
             return super().parse_known_args(self._words, namespace)
         except argparse.ArgumentError as error:
@@ -166,8 +171,6 @@ class _FlagAction(argparse.Action):
 
     def __init__(self, option_strings: Sequence[str], dest: str, flag: Flag, **options: Any) -> None:  # noqa: ANN401 - argparse's
         default = flag.default[:] if isinstance(flag.default, list) else flag.default
-        if isinstance(default, str):
-            default = DefaultText(default)
         if flag.variable and (text := os.environ.get(flag.variable)) is not None:
             default = _FromVariable(text)
             default.name = flag.variable
@@ -176,9 +179,11 @@ class _FlagAction(argparse.Action):
         self.flag = flag
 
     def __call__(
-        self, _parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: object, *_: object
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: object, *_: object
     ) -> None:
         setattr(namespace, self.dest, True if self.flag.is_switch else values)
+        if isinstance(parser, LauncherArgumentParser):
+            parser.given_flags.add(self.dest)
 
 
 class _PrintText(argparse.Action):
@@ -206,12 +211,6 @@ class _Ambiguous(argparse.Action):
         )
 
 
-class DefaultText(str):
-    """The value of a flag that the user has not given, neither as a flag nor by its variable."""
-
-    __slots__ = ()
-
-
 class _FromVariable(str):
     """A default that comes from a variable, whose name it has."""
 
@@ -231,9 +230,7 @@ def _make_type(flag: Flag) -> Callable[[str], Any]:
     """Return the function that argparse converts a text with."""
 
     def read(text: str) -> Any:  # noqa: ANN401 - each flag has its own type
-        if isinstance(
-            text, DefaultText
-        ):  # argparse converts defaults as well; some checks import what most jobs don't need
+        if text is flag.default:  # argparse converts defaults as well; some checks import what most jobs don't need
             return text
         try:
             return flag.parse(str(text))

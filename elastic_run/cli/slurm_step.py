@@ -12,14 +12,13 @@ import os
 from elastic_run import contract
 from elastic_run.cli.config import names_rendezvous
 from elastic_run.cli.flags import FLAGS
-from elastic_run.cli.parser import DefaultText
 from elastic_run.cli.values import BUILT_IN_BACKENDS, node_range
 from elastic_run.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Mapping
+    from collections.abc import Container, Mapping
 
     from elastic_run.cluster.slurm import Step
 
@@ -27,12 +26,16 @@ _GPU_DRIVERS = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/kfd")
 _DEFAULTS = {flag.dest: flag.default for flag in FLAGS}
 
 
-def complete_from_step(args: Namespace, environ: Mapping[str, str]) -> list[str]:
+def complete_from_step(
+    args: Namespace, environ: Mapping[str, str], given_flags: Container[str] | None = None
+) -> list[str]:
     """Fill in what follows from this launcher's Slurm step and no flag names.
 
     Args:
         args: The command line; it is changed.
         environ: The environment.
+        given_flags: Names of the values that the user gave; None where a program made the namespace, so that a default
+            can't be told from a choice.
 
     Returns:
         What the user should know, a sentence each.
@@ -55,7 +58,7 @@ def complete_from_step(args: Namespace, environ: Mapping[str, str]) -> list[str]
     derived: dict[str, object] = {}
     if step.task_count > 1:
         derived = _derive_nodes(step, args)
-    if isinstance(args.nproc_per_node, DefaultText):
+    if given_flags is not None and "nproc_per_node" not in given_flags:
         derived["nproc_per_node"] = _count_gpus(environ)
     derived = {dest: value for dest, value in derived.items() if value != getattr(args, dest)}
     for dest, value in derived.items():

@@ -7,6 +7,8 @@ import os
 import pytest
 
 from elastic_run.cli import slurm_step
+from elastic_run.cli.flags import FLAGS
+from elastic_run.cli.parser import LauncherArgumentParser
 from elastic_run.cli.slurm_step import complete_from_step
 from elastic_run.cluster.slurm import Step, count_idle_nodes, find_step
 from elastic_run.errors import UsageError
@@ -142,25 +144,30 @@ def test_the_first_launcher_of_a_step_tells_what_it_derived() -> None:
     assert line == (f"from the Slurm step: --nnodes=3 --rdzv-backend=c10d --rdzv-endpoint={place} --rdzv-id=41.2.0")
 
 
-def test_variables_of_torchrun_count_as_flags(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PET_NPROC_PER_NODE=1 is a choice, though 1 is the default."""
+def _count_workers(words: str, more: dict[str, str] | None = None) -> str:
+    parser = LauncherArgumentParser(FLAGS)
+    args = parser.parse_args(words.split())
+    complete_from_step(args, {**STEP, **(more or {})}, parser.given_flags)
+    return str(args.nproc_per_node)
+
+
+def test_the_step_has_a_worker_for_each_gpu_unless_the_user_chose(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flag and PET_NPROC_PER_NODE are a choice, also where the value is the default; a program's namespace is too."""
     monkeypatch.setattr(slurm_step, "_GPU_DRIVERS", ("/",))
     monkeypatch.setattr("elastic_run.cluster.devices.device_count", lambda *_: 8)
-    args = parse_args(["train.py"])
-    complete_from_step(args, STEP)
-    assert args.nproc_per_node == "8"
-    monkeypatch.setenv("PET_NPROC_PER_NODE", "1")
+    assert _count_workers("train.py") == "8"
+    assert _count_workers("--nproc-per-node=1 train.py") == "1"
     args = parse_args(["train.py"])
     complete_from_step(args, STEP)
     assert args.nproc_per_node == "1"
+    monkeypatch.setenv("PET_NPROC_PER_NODE", "1")
+    assert _count_workers("train.py") == "1"
 
 
 def test_a_driver_without_a_usable_gpu_gives_one_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     """A node of the step whose GPUs are hidden, or a torch without CUDA."""
     monkeypatch.setattr(slurm_step, "_GPU_DRIVERS", ("/",))
-    args = parse_args(["train.py"])
-    complete_from_step(args, {**STEP, "CUDA_VISIBLE_DEVICES": ""})
-    assert args.nproc_per_node == "1"
+    assert _count_workers("train.py", {"CUDA_VISIBLE_DEVICES": ""}) == "1"
 
 
 @pytest.mark.parametrize(
