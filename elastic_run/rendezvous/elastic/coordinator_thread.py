@@ -216,10 +216,10 @@ class CoordinatorThread:
             decision_log.raise_start(store, cleanup.log_start)
         if cleanup.deleted:
             store.delete(cleanup.deleted)
-            coordinator = self._coordinator = core.garbage_deleted(coordinator)
         if cleanup.trimmed is not None:
             store.trim(job_keys.FACTS, cleanup.trimmed)
-        return coordinator
+        self._coordinator = core.garbage_deleted(coordinator)
+        return self._coordinator
 
     def _look(self, store: JobStore, coordinator: Coordinator, now: float) -> Coordinator:
         """Read the beats of all nodes; now and then write who is there."""
