@@ -58,7 +58,8 @@ def complete_from_step(
     derived: dict[str, object] = {}
     if step.task_count > 1:
         derived = _derive_nodes(step, args)
-    if given_flags is not None and "nproc_per_node" not in given_flags:
+    is_alone_on_node = step.task_count == len(step.nodes)  # else its neighbours would start workers on the same GPUs
+    if is_alone_on_node and given_flags is not None and "nproc_per_node" not in given_flags:
         derived["nproc_per_node"] = _count_gpus(environ)
     derived = {dest: value for dest, value in derived.items() if value != getattr(args, dest)}
     for dest, value in derived.items():

@@ -157,6 +157,8 @@ def test_the_step_has_a_worker_for_each_gpu_unless_the_user_chose(monkeypatch: p
     monkeypatch.setattr("elastic_run.cluster.devices.device_count", lambda *_: 8)
     assert _count_workers("train.py") == "8"
     assert _count_workers("--nproc-per-node=1 train.py") == "1"
+    # An agent for each task: four on this node share its GPUs.
+    assert _count_workers(f"--nnodes=12 {MEETING} train.py", CROWDED) == "1"
     args = parse_args(["train.py"])
     complete_from_step(args, STEP)
     assert args.nproc_per_node == "1"
