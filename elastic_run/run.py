@@ -13,7 +13,7 @@ import os
 import sys
 
 from elastic_run import contract
-from elastic_run.cli.checks import check_arguments, find_notices, name_source
+from elastic_run.cli.checks import check_arguments, find_notices
 from elastic_run.cli.config import (
     choose_rendezvous,
     complete_arguments,
@@ -22,6 +22,7 @@ from elastic_run.cli.config import (
     make_config,
 )
 from elastic_run.cli.flags import FLAGS
+from elastic_run.cli.origins import name_source, write_given
 from elastic_run.cli.parser import LauncherArgumentParser
 from elastic_run.cli.slurm_step import complete_from_step
 from elastic_run.cli.values import WORKER_COUNTS, node_range, whole_number, worker_count
@@ -34,9 +35,10 @@ from elastic_run.notices import say
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Container, Sequence
+    from collections.abc import Mapping, Sequence
 
     from elastic_run.cli.flags import Flag
+    from elastic_run.cli.origins import Origin, Origins
     from elastic_run.core.node.join_command import JoinCommand
     from elastic_run.launcher import LaunchConfig
 
@@ -90,7 +92,7 @@ def main(args: Sequence[str] | None = None) -> None:
     from elastic_run.multiprocessing.errors import record  # noqa: PLC0415 - the command writes error files itself
 
     parser = LauncherArgumentParser(FLAGS, raises_values=True)
-    record(lambda: _run(parser.parse_args(args), parser.given_flags))()
+    record(lambda: _run(parser.parse_args(args), parser))()
 
 
 def run_command(
@@ -112,12 +114,12 @@ def run_command(
     parser = LauncherArgumentParser(flags)
     args: Namespace = parser.parse_args(words)
     try:
-        workers = _check(args, parser.given_flags)
+        workers = _check(args, parser.origins)
         # Before anything is opened: a closed standard descriptor's number would go to the first file.
         ensure_standard_descriptors()
         config, command, command_args = make_config(args, workers, os.environ)
         if config.max_nodes > 1:
-            config.join_command = _make_join_command(args, flags, command_words, words)
+            config.join_command = _make_join_command(args, flags, command_words, parser.origins)
         from elastic_run.launcher import launch_job  # noqa: PLC0415 - after all checks: it imports the most
 
         code = launch_job(config, command, command_args)
@@ -131,18 +133,17 @@ def run_command(
 
 
 def _make_join_command(
-    args: Namespace, flags: Sequence[Flag], command_words: Sequence[str], words: Sequence[str]
+    args: Namespace, flags: Sequence[Flag], command_words: Sequence[str], origins: Mapping[str, Origin]
 ) -> JoinCommand:
     """Return this node's command line in the parts that the command for other nodes is made of."""
     from elastic_run.core.node.join_command import JoinCommand  # noqa: PLC0415 - not for one node
 
-    given = [flag.variable for flag in flags if flag.variable in os.environ]
-    program = len(words) - len(args.training_script_args) - 1
+    program = (args.training_script, *args.training_script_args)
+    is_told_apart = not args.training_script.startswith("-") and "--" not in args.training_script_args
     return JoinCommand(
-        variables=tuple(f"{name}={os.environ[name]}" for name in given),
         command=tuple(command_words),
-        flags=tuple(words[:program]),
-        program=tuple(words[program:]),
+        flags=tuple(filter(None, (write_given(flag, args, origins) for flag in flags))),
+        program=program if is_told_apart else ("--", *program),
     )
 
 
@@ -160,28 +161,34 @@ def run(args: Namespace) -> None:
     _run(args, None)
 
 
-def _run(args: Namespace, given_flags: Container[str] | None) -> None:
-    config, command, command_args = make_config(args, _check(args, given_flags), os.environ)
+def _run(args: Namespace, parser: LauncherArgumentParser | None) -> None:
+    config, command, command_args = make_config(
+        args, _check(args, None if parser is None else parser.origins), os.environ
+    )
     from elastic_run.launcher import elastic_launch  # noqa: PLC0415 - after all checks: it imports the most
 
     elastic_launch(config, command)(*command_args)
 
 
-def _check(args: Namespace, given_flags: Container[str] | None) -> int:
+def _check(args: Namespace, origins: Origins | None) -> int:
     """Check everything, fill in what follows from it, and tell the user what is worth knowing.
+
+    Args:
+        args: The command line; it is changed.
+        origins: The origins of its values, to which new ones are added; None where a program made the namespace.
 
     Returns:
         Workers on this node.
     """
     complete_arguments(args)
     try:
-        notices = complete_from_step(args, os.environ, given_flags)
+        notices = complete_from_step(args, os.environ, origins)
         workers = determine_local_world_size(args.nproc_per_node)
         check_arguments(args, workers, os.environ)
     except UsageError as error:
-        raise UsageError(name_source(str(error), args, os.environ)) from None
+        raise UsageError(name_source(str(error), origins or {})) from None
     notices += find_notices(args, os.environ)
-    choose_rendezvous(args)
+    choose_rendezvous(args, {} if origins is None else origins)
     for notice in notices:
         say(notice)
     return workers

@@ -4,6 +4,7 @@
 |---|---|
 | `flags` | the table of all flags: names, values, default, variable, help |
 | `parser` | the argparse parser: words and variables to a namespace with a value for each flag |
+| `origins` | where each value comes from: flag, variable, file, Slurm, or another value |
 | `values` | one value: text to a checked value |
 | `checks` | values against each other and against this machine, before anything is started |
 | `program_checks` | the workers' program: is it there, and can it be run |

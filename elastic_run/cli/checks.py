@@ -45,16 +45,6 @@ def check_arguments(args: Namespace, worker_count: int, environ: Mapping[str, st
     check_program(args, environ)
 
 
-def name_source(message: str, args: Namespace, environ: Mapping[str, str]) -> str:
-    """Put the variable in front of a message instead of the flag, where the value comes from the environment."""
-    flag, colon, rest = message.partition(":")
-    dest = flag[2:].replace("-", "_")
-    variable = contract.ENV_FLAG_PREFIX + dest.upper()
-    value = getattr(args, dest, None)
-    text = str(int(value) if isinstance(value, bool) else value)
-    return variable + colon + rest if flag.startswith("--") and environ.get(variable) == text else message
-
-
 def find_notices(args: Namespace, environ: Mapping[str, str]) -> list[str]:
     """Find what the user should know though the job can run: a sentence each."""
     notices = [*_unused_flags(args), *_interpreter_notices(args, environ), *_token_notices(args, environ)]

@@ -7,6 +7,7 @@ import sys
 
 from elastic_run import contract
 from elastic_run.cli.flags import FLAGS
+from elastic_run.cli.origins import DERIVED, Origin, derive
 from elastic_run.cli.values import node_range
 from elastic_run.errors import UsageError
 from elastic_run.multiprocessing.process.interpreter import RUN_PATH_CODE, own_interpreter
@@ -18,11 +19,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
     from typing import Any
 
+    from elastic_run.cli.origins import Origins
     from elastic_run.cluster.numa import NumaOptions
     from elastic_run.core.agent.restart_policy import RestartPolicy
     from elastic_run.launcher import LaunchConfig
     from elastic_run.multiprocessing.output.logs import LogsSpecs, Streams
 
+#: Shown in place of an id that is another one at each start.
+RANDOM = "(random)"
 NO_PYTHON_WITH_MODULE = "--no-python: cannot be combined with -m: --no-python runs a program, -m a Python module"
 #: The plug-in `default` of torch's package: ours has the same layout, and keeps the logs of all attempts.
 _TORCHS_LOGS_SPECS = "torch.distributed.elastic.multiprocessing:DefaultLogsSpecs"
@@ -35,20 +39,23 @@ def complete_arguments(args: Namespace) -> None:
             setattr(args, flag.dest, flag.default)
 
 
-def choose_rendezvous(args: Namespace) -> None:
+def choose_rendezvous(args: Namespace, origins: Origins) -> None:
     """Fill in the rendezvous of a job for which the user named none, and the default port of the static one.
 
     One node meets itself. For several this one serves a c10d store, and tells how the others join.
     """
-    if args.standalone or (node_range(args.nnodes)[1] == 1 and not names_rendezvous(args)):
-        args.nnodes = "1:1"
-        args.rdzv_backend = "local"
-        args.rdzv_endpoint = ""
-        args.rdzv_id = unique_id()
+    most = node_range(args.nnodes)[1]
+    if args.standalone or (most == 1 and not names_rendezvous(args)):
+        reason = Origin(DERIVED, "--standalone" if args.standalone else "a job of one node")
+        derive(
+            args, origins, reason, nnodes=args.nnodes if most == 1 else "1:1", rdzv_backend="local", rdzv_endpoint=""
+        )
+        derive(args, origins, Origin(DERIVED, reason.source, RANDOM), rdzv_id=unique_id())
     elif hosts_rendezvous(args):
-        args.rdzv_backend = "c10d"
+        reason = Origin(DERIVED, "this node serves the store")
+        derive(args, origins, reason, rdzv_backend="c10d")
         if args.rdzv_id == "none":
-            args.rdzv_id = unique_id()[:8]
+            derive(args, origins, Origin(DERIVED, reason.source, RANDOM), rdzv_id=unique_id()[:8])
     if not args.master_port:
         args.master_port = contract.DEFAULT_MASTER_PORT
 

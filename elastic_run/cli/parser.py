@@ -10,7 +10,7 @@ The command, `main`, `parse_args` and `get_args_parser` all use this parser. Fou
 - An error is one line that names the flag or the variable, the value and what is allowed.
 
 argparse is imported before the first worker starts, with `re`, `enum` and `collections`: 5 ms of 40. More would be
-lost by the width of a terminal (`_formatter`) and by converting defaults (`_make_type`).
+lost by the width of a terminal (`_formatter`) and by converting defaults (`_FlagAction`).
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ import os
 import sys
 
 from elastic_run import contract
+from elastic_run.cli.origins import FLAG, VARIABLE, Origin
 from elastic_run.cli.values import nearest
 from elastic_run.errors import UsageError
 from elastic_run.notices import say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from typing import Any, NoReturn
 
     from elastic_run.cli.flags import Flag
@@ -53,7 +54,7 @@ class LauncherArgumentParser(argparse.ArgumentParser):
             with a line, as every other error does.
 
     Attributes:
-        given_flags: What the last command line, or a variable, named: the names of the values.
+        origins: Where the values of the last command line come from, without those that have their default.
     """
 
     def __init__(self, flags: Sequence[Flag], *, raises_values: bool = False) -> None:
@@ -61,7 +62,7 @@ class LauncherArgumentParser(argparse.ArgumentParser):
         self.flags = tuple(flags)
         self._raises_values = raises_values
         self._words: Sequence[str] = ()
-        self.given_flags: set[str] = set()
+        self.origins: dict[str, Origin] = {}
         for flag in flags:
             _add_flag(self, flag)
         self.add_argument("training_script", help="Script, module or program that each worker runs.")
@@ -89,7 +90,11 @@ class LauncherArgumentParser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # noqa: ANN401 - argparse's types
         """Read a command line as `parse_args` does, and return the namespace and the unknown flags."""
         self._words = sys.argv[1:] if args is None else list(args)
-        self.given_flags = {flag.dest for flag in self.flags if flag.variable in os.environ}
+        self.origins = {
+            flag.dest: Origin(VARIABLE, flag.variable, os.environ[flag.variable])
+            for flag in self.flags
+            if flag.variable in os.environ
+        }
         try:
             return super().parse_known_args(self._words, namespace)
         except argparse.ArgumentError as error:
@@ -175,7 +180,8 @@ class _FlagAction(argparse.Action):
             default = _FromVariable(text)
             default.name = flag.variable
         nargs, const = (0, True) if flag.is_switch else (None, None)
-        super().__init__(option_strings, dest, nargs, const, default, _make_type(flag), metavar=flag.values, **options)
+        self._read = _Reader(flag)
+        super().__init__(option_strings, dest, nargs, const, default, self._read, metavar=flag.values, **options)
         self.flag = flag
 
     def __call__(
@@ -183,7 +189,9 @@ class _FlagAction(argparse.Action):
     ) -> None:
         setattr(namespace, self.dest, True if self.flag.is_switch else values)
         if isinstance(parser, LauncherArgumentParser):
-            parser.given_flags.add(self.dest)
+            unused = parser.origins.get(self.dest)
+            unused = unused if unused is None or unused.kind == VARIABLE else unused.unused
+            parser.origins[self.dest] = Origin(FLAG, self.flag.name, self._read.text, unused)
 
 
 class _PrintText(argparse.Action):
@@ -226,19 +234,24 @@ class _RefusedTextError(argparse.ArgumentTypeError):
         self.line = f"{source}: {reason}"
 
 
-def _make_type(flag: Flag) -> Callable[[str], Any]:
-    """Return the function that argparse converts a text with."""
+class _Reader:
+    """The function with which argparse converts the texts of a flag; it keeps the last one, as it was written."""
 
-    def read(text: str) -> Any:  # noqa: ANN401 - each flag has its own type
-        if text is flag.default:  # argparse converts defaults as well; some checks import what most jobs don't need
+    def __init__(self, flag: Flag) -> None:
+        self._flag = flag
+        self.text = ""
+
+    def __call__(self, text: str) -> Any:  # noqa: ANN401 - each flag has its own type
+        if (
+            text is self._flag.default
+        ):  # argparse converts defaults as well; some checks import what most jobs don't need
             return text
+        self.text = str(text)
         try:
-            return flag.parse(str(text))
+            return self._flag.parse(self.text)
         except ValueError as error:
-            source = text.name if isinstance(text, _FromVariable) else flag.name
-            raise _RefusedTextError(source, f"{str(text)!r} {error}") from None
-
-    return read
+            source = text.name if isinstance(text, _FromVariable) else self._flag.name
+            raise _RefusedTextError(source, f"{self.text!r} {error}") from None
 
 
 def _find_unknown(words: Sequence[str], flags: Sequence[Flag]) -> str | None:

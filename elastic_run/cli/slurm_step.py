@@ -12,30 +12,39 @@ import os
 from elastic_run import contract
 from elastic_run.cli.config import names_rendezvous
 from elastic_run.cli.flags import FLAGS
+from elastic_run.cli.origins import SLURM, Origin
 from elastic_run.cli.values import BUILT_IN_BACKENDS, node_range
 from elastic_run.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Container, Mapping
+    from collections.abc import Mapping
 
+    from elastic_run.cli.origins import Origins
     from elastic_run.cluster.slurm import Step
 
 _GPU_DRIVERS = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/kfd")
+#: The variables from which a value follows, of those that are set.
+_SOURCES = {
+    "nnodes": ("SLURM_STEP_NUM_NODES",),
+    "rdzv_backend": ("SLURM_STEP_NODELIST",),
+    "rdzv_endpoint": ("SLURM_STEP_NODELIST", "SLURM_STEP_RESV_PORTS"),
+    "rdzv_id": ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
+    "node_rank": ("SLURM_STEP_NODELIST",),
+    "nproc_per_node": ("CUDA_VISIBLE_DEVICES", "SLURM_STEP_GPUS"),
+}
 _DEFAULTS = {flag.dest: flag.default for flag in FLAGS}
 
 
-def complete_from_step(
-    args: Namespace, environ: Mapping[str, str], given_flags: Container[str] | None = None
-) -> list[str]:
+def complete_from_step(args: Namespace, environ: Mapping[str, str], origins: Origins | None = None) -> list[str]:
     """Fill in what follows from this launcher's Slurm step and no flag names.
 
     Args:
         args: The command line; it is changed.
         environ: The environment.
-        given_flags: Names of the values that the user gave; None where a program made the namespace, so that a default
-            can't be told from a choice.
+        origins: Origins of the values that the user gave, to which those of the derived values are added; None where a
+            program made the namespace, so that a default can't be told from a choice.
 
     Returns:
         What the user should know, a sentence each.
@@ -59,11 +68,13 @@ def complete_from_step(
     if step.task_count > 1:
         derived = _derive_nodes(step, args)
     is_alone_on_node = step.task_count == len(step.nodes)  # else its neighbours would start workers on the same GPUs
-    if is_alone_on_node and given_flags is not None and "nproc_per_node" not in given_flags:
+    if is_alone_on_node and origins is not None and "nproc_per_node" not in origins:
         derived["nproc_per_node"] = _count_gpus(environ)
     derived = {dest: value for dest, value in derived.items() if value != getattr(args, dest)}
     for dest, value in derived.items():
         setattr(args, dest, value)
+        if origins is not None:
+            origins[dest] = Origin(SLURM, ", ".join(name for name in _SOURCES[dest] if environ.get(name)))
     if step.node_rank > 0 or not derived:
         return []  # the step's first launcher tells it
     values = " ".join(f"--{dest.replace('_', '-')}={value}" for dest, value in derived.items())

@@ -163,7 +163,7 @@ def test_without_an_endpoint_a_node_hosts_one_and_says_how_to_join(enter: Callab
     setup = Setup(
         local_world_size=1,
         policy=RestartPolicy(0),
-        join_command=JoinCommand((), ("elastic-run",), ("--nnodes=1:2",), ("train.py", "--name=a b")),
+        join_command=JoinCommand(("elastic-run",), ("--nnodes=1:2",), ("train.py", "--name=a b")),
         token=b"",
     )
     conf = {key: value for key, value in FAST.items() if key != "last_call_timeout"}

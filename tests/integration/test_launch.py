@@ -108,5 +108,5 @@ def test_other_nodes_are_told_to_come_in_by_the_same_door(monkeypatch: pytest.Mo
     monkeypatch.setattr("elastic_run.launcher.launch_job", note)
     words = ["--nnodes=2", __file__, "--x"]
     legacy.run_legacy_command(words)
-    expected = JoinCommand((), ("python", "-m", "elastic_run.launch"), ("--nnodes=2",), (__file__, "--x"))
+    expected = JoinCommand(("python", "-m", "elastic_run.launch"), ("--nnodes=2",), (__file__, "--x"))
     assert configs[0].join_command == expected

@@ -147,7 +147,7 @@ def test_the_first_launcher_of_a_step_tells_what_it_derived() -> None:
 def _count_workers(words: str, more: dict[str, str] | None = None) -> str:
     parser = LauncherArgumentParser(FLAGS)
     args = parser.parse_args(words.split())
-    complete_from_step(args, {**STEP, **(more or {})}, parser.given_flags)
+    complete_from_step(args, {**STEP, **(more or {})}, parser.origins)
     return str(args.nproc_per_node)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from elastic_run import contract
 from elastic_run import launch as legacy
-from elastic_run.cli.checks import check_arguments, find_notices, name_source
+from elastic_run.cli.checks import check_arguments, find_notices
 from elastic_run.cli.config import choose_rendezvous, get_use_env, make_command, unique_id
 from elastic_run.errors import UsageError
 from elastic_run.launcher import LaunchConfig
@@ -278,7 +278,7 @@ def test_what_is_wrong_with_a_job_of_several_nodes(
 def test_several_nodes_without_a_rendezvous_meet_here(words: str, backend: str, has_id: bool) -> None:  # noqa: FBT001
     """Where the user names no place for several nodes to meet, it is this node; a name of torchrun's stays static."""
     args = parse_args(words.split())
-    choose_rendezvous(args)
+    choose_rendezvous(args, {})
     assert args.rdzv_backend == backend
     assert (args.rdzv_id != "none") == has_id
 
@@ -315,7 +315,7 @@ def test_what_can_be_started_passes_and_leaves_nothing_behind(words: str, place:
     before = sorted(place.rglob("*"))
     args = parse_args(words.split())
     check_arguments(args, determine_local_world_size(args.nproc_per_node), os.environ)
-    choose_rendezvous(args)
+    choose_rendezvous(args, {})
     assert sorted(place.rglob("*")) == before
 
 
@@ -335,7 +335,7 @@ def test_what_can_be_started_passes_and_leaves_nothing_behind(words: str, place:
 def test_a_single_node_becomes_a_standalone_job(words: str, backend: str, endpoint: str) -> None:
     """Without an endpoint and a port one node needs no rendezvous; its job gets a unique id."""
     args = parse_args(words.split())
-    choose_rendezvous(args)
+    choose_rendezvous(args, {})
     assert (args.rdzv_backend, get_rdzv_endpoint(args)) == (backend, endpoint)
     assert (args.rdzv_id != "none") == (backend == "local")
     assert args.master_port
@@ -543,11 +543,3 @@ def test_programs_get_errors_of_torchs_classes(call: Callable[[], object]) -> No
         call()
     with pytest.raises(RuntimeError, match=r"^--n.*: '(1:2:3|no)' is not"):
         call()
-
-
-def test_the_source_of_a_value_is_named() -> None:
-    """The variable is named where the value is the variable's, the flag otherwise."""
-    args = parse_args(["--tee", "3", "s"])
-    assert name_source("--tee: no", args, {"PET_TEE": "3"}) == "PET_TEE: no"
-    assert name_source("--tee: no", args, {"PET_TEE": "2"}) == "--tee: no"
-    assert name_source("script 'x': no", args, {}) == "script 'x': no"

@@ -1,4 +1,4 @@
-"""The command line with which this node was started, in the parts that the command for other nodes is made of."""
+"""This node's command line as it took effect, in the parts that the command for other nodes is made of."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ class JoinCommand:
     """This node's command line.
 
     Args:
-        variables: The variables that stand in for flags (`PET_NNODES`), as NAME=VALUE.
         command: The words of the command itself, such as `elastic-run`.
-        flags: Its flags, as typed.
+        flags: The values that somebody gave, by flag, variable or file, each as one word such as `--nnodes=2`.
         program: The program of the workers, and its arguments.
     """
 
-    variables: tuple[str, ...]
     command: tuple[str, ...]
     flags: tuple[str, ...]
     program: tuple[str, ...]
