@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from elastic_run.loop import Loop
-    from elastic_run.store.answers import Answers
     from elastic_run.store.groups import Member
     from elastic_run.store.waits import Waiter
     from elastic_run.store.wire import Layout
@@ -65,7 +64,6 @@ class Connection:
     Args:
         loop: The loop whose thread this lives in.
         socket: The accepted socket, non-blocking.
-        space: What the client sees.
         holdings: What all connections of the server hold.
         peer: The client's address and port.
         on_message: Called with (connection, operation, fields); may raise `WireError` to close the connection.
@@ -73,7 +71,7 @@ class Connection:
 
     Attributes:
         on_message: See above; may be exchanged.
-        space: What the client sees; whoever exchanges it sees to what the client waits for.
+        is_agent: Whether the client sees the agents' keys; until it has shown that, it counts as a worker.
         held: Bytes that it holds, as its holdings were told.
         member: The client's part in its process's groups, where they are kept apart.
         host: The client's address.
@@ -98,10 +96,10 @@ class Connection:
         "allowance",
         "held",
         "host",
+        "is_agent",
         "is_closed",
         "member",
         "on_message",
-        "space",
         "waiter",
         "woken_by",
     )
@@ -110,7 +108,6 @@ class Connection:
         self,
         loop: Loop,
         socket: _socket.socket,
-        space: Answers,
         holdings: Holdings,
         *,
         peer: tuple[str, int],
@@ -120,6 +117,7 @@ class Connection:
         self.member: Member | None = None
         self.waiter: Waiter | None = None
         self.woken_by: bytes | None = None
+        self.is_agent = False
         self.is_closed = False
         self.allowance: int | None = None
         self.host, self._port = peer
@@ -129,7 +127,6 @@ class Connection:
         self._socket = socket
         self._fd = socket.fileno()
         self.on_message = on_message
-        self.space = space
         self._on_close = on_close
         self._decoder = Decoder()
         self._gathered = bytearray()

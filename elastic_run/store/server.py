@@ -121,7 +121,7 @@ class StoreServer:
         A connection that has not yet shown whose it is, or was not yet accepted, is closed too: agents come again.
         """
         for connection in tuple(self._connections):
-            if connection.space is not self._agents:
+            if not connection.is_agent:
                 connection.close()
         for listener in self._listeners:
             while (waiting := self._take_connection(listener)) is not None:
@@ -173,7 +173,6 @@ class StoreServer:
             connection = Connection(
                 self._loop,
                 socket,
-                self._workers,
                 self._holdings,
                 peer=peer,
                 on_message=self._meet,
@@ -227,7 +226,7 @@ class StoreServer:
 
     def _close_largest(self) -> None:
         """Close the connection that holds most, since all of them together hold too much; agents' come last."""
-        largest = max(self._connections, key=lambda one: (one.held > 0 and one.space is not self._agents, one.held))
+        largest = max(self._connections, key=lambda one: (one.held > 0 and not one.is_agent, one.held))
         limit = self._holdings.limit
         message = f"all clients' unfinished messages and unread replies pass {limit} bytes; its take {largest.held}"
         largest.close(wire.LimitError(message, "connections"))
@@ -271,7 +270,7 @@ class StoreServer:
     def _forget(self, connection: Connection, error: wire.WireError | None) -> None:
         self._connections.discard(connection)
         self._count_client(connection.host, -1)
-        connection.space.forget(connection)
+        (self._agents if connection.is_agent else self._workers).forget(connection)
         if self._groups is not None and connection.member is not None:
             self._groups.leave(connection.member)
         self._resume_accepting()
@@ -310,7 +309,7 @@ class StoreServer:
 
     def _take_agent(self, connection: Connection) -> None:
         connection.member = None
-        connection.space = self._agents
+        connection.is_agent = True
         connection.on_message = self._agents.answer
         self._resume_accepting()
 

@@ -14,8 +14,8 @@ import threading
 import time
 
 from elastic_run.contract import LONGEST_WAIT
-from elastic_run.store import wire
 from elastic_run.store.dialing import reason_of
+from elastic_run.store.errors import CLOSED, StoreConnectionError, StoreError, StoreTimeoutError, WireError
 
 #: Bytes of a line.
 LINE_LIMIT = 64 * 1024
@@ -74,7 +74,7 @@ class Stream:
                 open_socket = self._open_socket()
                 open_socket.settimeout(min(timeout, LONGEST_WAIT))
                 open_socket.sendall(data)
-        except wire.StoreError:
+        except StoreError:
             raise
         except OSError as error:
             raise self._lost(error) from error
@@ -112,7 +112,7 @@ class Stream:
             if length > LINE_LIMIT:
                 self.close()
                 message = f"{self._name} sends a line of more than {LINE_LIMIT} bytes"
-                raise wire.WireError(message)
+                raise WireError(message)
             try:
                 self.fill(length + 1, deadline - time.monotonic())
             except TimeoutError:
@@ -172,13 +172,13 @@ class Stream:
     def _open_socket(self) -> socket.socket:
         if self._socket is None:
             message = f"the connection to the store at {self._name} is closed"
-            raise wire.StoreConnectionError(message)
+            raise StoreConnectionError(message)
         return self._socket
 
-    def _lost(self, error: OSError | None) -> wire.StoreError:
+    def _lost(self, error: OSError | None) -> StoreError:
         self.close()
         if isinstance(error, TimeoutError) and error.errno is None:
-            return wire.StoreTimeoutError(f"the store at {self._name} did not answer in time")
-        reason = wire.CLOSED if error is None else reason_of(error)
+            return StoreTimeoutError(f"the store at {self._name} did not answer in time")
+        reason = CLOSED if error is None else reason_of(error)
         message = f"the store at {self._name} closed the connection: {error or 'end of stream'}"
-        return wire.StoreConnectionError(message, reason)
+        return StoreConnectionError(message, reason)

@@ -17,7 +17,6 @@ import os
 import signal
 
 from elastic_run.store.server import StoreServer
-from elastic_run.store.worker_store import LOOPBACK, WorkerStore, open_worker_listener
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,74 +30,40 @@ _LISTENER = 3
 _TAIL = 4096
 
 
-class TorchStore(WorkerStore):
-    """The store of one round, served by torch in a child process.
+class TorchServer:
+    """Torch's server on a socket, in a child process. If the child dies, our own server follows it.
 
     Args:
-        fixed_port: The port that the user fixed, or 0.
+        loop: The agent's loop, which collects the child.
+        listener: A listening socket; this object owns it from now on.
         python: The interpreter that has torch.
         env: The child's environment.
-        host: The numeric address at which it listens; empty for all interfaces.
         on_lost: Called with one line when the child could not start or died.
         on_refusal: See `StoreServer`, for our server once it has the port.
     """
 
-    mode = "torch"
-    use_agent_store = True
-
     def __init__(
         self,
-        fixed_port: int,
+        loop: Loop,
+        listener: _socket.socket,
         *,
         python: str,
         env: Mapping[str, str],
         on_lost: Callable[[str], None] | None,
-        host: str = LOOPBACK,
-        on_refusal: Callable[[str, str], None] | None = None,
+        on_refusal: Callable[[str, str], None] | None,
     ) -> None:
-        self._loop: Loop | None = None
-        self._host = host
-        self._fixed_port = fixed_port
-        self._python = python
-        self._env = env
+        self._loop = loop
+        self._listener = listener
         self._on_lost = on_lost
         self._on_refusal = on_refusal
-        self._listener = open_worker_listener(host, fixed_port)
-        self.host, self.port = self._listener.getsockname()[:2]
         self._successor: StoreServer | None = None
         self._is_closed = False
         self._pid = self._life = self._stderr = -1  # no child, no pipes
         self._tail = b""
-
-    def serve(self, loop: Loop) -> None:
-        """Start the child."""
-        self._loop = loop
         try:
-            self._start(loop)
+            self._start(python, env)
         except OSError as error:
-            self._hand_over(loop, f"could not start {self._python}: {error.strerror}")
-
-    @property
-    def pid(self) -> int:
-        """The child's pid, or -1 when it could not be started."""
-        return self._pid
-
-    def renew(self) -> WorkerStore:
-        """Close this store and open the next round's, with a child of its own."""
-        if self._fixed_port:
-            self.close()
-        following = TorchStore(
-            self._fixed_port,
-            python=self._python,
-            env=self._env,
-            on_lost=self._on_lost,
-            host=self._host,
-            on_refusal=self._on_refusal,
-        )
-        if self._loop is not None:
-            following.serve(self._loop)
-        self.close()
-        return following
+            self._hand_over(f"could not start {python}: {error.strerror}")
 
     def close(self) -> None:
         """End the child and give the port back; harmless when closed."""
@@ -115,7 +80,7 @@ class TorchStore(WorkerStore):
             os.kill(self._pid, signal.SIGKILL)
 
     # --- the child -------------------------------------------------------------------------------------------------
-    def _start(self, loop: Loop) -> None:
+    def _start(self, python: str, env: Mapping[str, str]) -> None:
         life, self._life = os.pipe()
         try:
             self._stderr, stderr = os.pipe()
@@ -124,9 +89,9 @@ class TorchStore(WorkerStore):
             raise
         try:
             self._pid = _spawn(
-                [self._python, _PROGRAM, str(self.port)],
+                [python, _PROGRAM, str(self._listener.getsockname()[1])],
                 # Torch's server asks the DNS for every peer's name; this makes the resolver give up at once.
-                {**self._env, "RES_OPTIONS": "attempts:0"},
+                {**env, "RES_OPTIONS": "attempts:0"},
                 stdin=life,
                 stderr=stderr,
                 listener=self._listener,
@@ -135,10 +100,10 @@ class TorchStore(WorkerStore):
             os.close(life)
             os.close(stderr)
         os.set_blocking(self._stderr, False)
-        loop.add_reader(self._stderr, lambda: self._read_stderr(loop))
-        loop.watch_exit(self._pid, lambda code: self._on_exit(loop, code))
+        self._loop.add_reader(self._stderr, self._read_stderr)
+        self._loop.watch_exit(self._pid, self._on_exit)
 
-    def _read_stderr(self, loop: Loop) -> None:
+    def _read_stderr(self) -> None:
         try:
             data = os.read(self._stderr, 65536)
         except BlockingIOError:
@@ -146,29 +111,28 @@ class TorchStore(WorkerStore):
         if data:
             self._tail = (self._tail + data)[-_TAIL:]
         else:
-            loop.remove_reader(self._stderr)
+            self._loop.remove_reader(self._stderr)
 
-    def _on_exit(self, loop: Loop, code: int) -> None:
+    def _on_exit(self, code: int) -> None:
         self._pid = -1
         if self._is_closed:
             return
-        self._read_stderr(loop)
+        self._read_stderr()
         lines = self._tail.decode(errors="replace").split("\n")
         last = next((line for line in reversed(lines) if line.strip()), "")
         how = f"was ended by signal {-code}" if code < 0 else f"ended with {code}"
-        self._hand_over(loop, f"torch's store server {how}{': ' if last else ''}{last}")
+        self._hand_over(f"torch's store server {how}{': ' if last else ''}{last}")
 
-    def _hand_over(self, loop: Loop, reason: str) -> None:
+    def _hand_over(self, reason: str) -> None:
         """Serve the port ourselves."""
         self._close_pipes()
-        self._successor = StoreServer(loop, self._listener, on_refusal=self._on_refusal, separates_groups=True)
+        self._successor = StoreServer(self._loop, self._listener, on_refusal=self._on_refusal, separates_groups=True)
         if self._on_lost is not None:
             self._on_lost(f"{reason}; serving the workers' store in the agent instead")
 
     def _close_pipes(self) -> None:
         if self._life >= 0:
-            if self._loop is not None:
-                self._loop.remove_reader(self._stderr)
+            self._loop.remove_reader(self._stderr)
             os.close(self._life)
             os.close(self._stderr)
             self._life = self._stderr = -1

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from elastic_run.loop import Loop
     from elastic_run.store.server import StoreServer
+    from elastic_run.store.torch_server import TorchServer
 
 LOOPBACK = "127.0.0.1"
 #: Local workers up to which our server is the faster choice: no second of torch import, no second process.
@@ -128,16 +129,19 @@ def open_worker_store(
     if mode == "agent":
         return _AgentStore(port or 0, on_unknown_operation, host, on_refusal)
     if mode == "torch":
-        from elastic_run.store.torch_server import TorchStore  # noqa: PLC0415 - not on the usual way
+        from elastic_run.store.torch_server import TorchServer  # noqa: PLC0415 - not on the usual way
 
-        return TorchStore(port or 0, python=python, env=env, on_lost=on_lost, host=host, on_refusal=on_refusal)
+        def start(loop: Loop, listener: _socket.socket) -> TorchServer:
+            return TorchServer(loop, listener, python=python, env=env, on_lost=on_lost, on_refusal=on_refusal)
+
+        return _TorchStore(port or 0, host, start)
     if mode == "rank0":
         return _Rank0Store(port or 0)
     message = f"worker store {mode!r} is not one of {', '.join(MODES)}"
     raise ValueError(message)
 
 
-def open_worker_listener(host: str, port: int) -> _socket.socket:
+def _open_listener(host: str, port: int) -> _socket.socket:
     """Listen on a port, 0 for any, of an address or, if that is empty, of all; errors as of `open_listener`."""
     (listener,) = open_listeners([host] if host else [], port)
     return listener
@@ -161,7 +165,7 @@ class _AgentStore(WorkerStore):
         self._fixed_port = fixed_port
         self._on_unknown_operation = on_unknown_operation
         self._on_refusal = on_refusal
-        self._listener = open_worker_listener(host, fixed_port)
+        self._listener = _open_listener(host, fixed_port)
         self.host, self.port = self._listener.getsockname()[:2]
         self._server: StoreServer | None = None
 
@@ -201,6 +205,41 @@ class _AgentStore(WorkerStore):
         elif self._listener.fileno() >= 0:
             if self._loop is not None:
                 self._loop.remove_reader(self._listener.fileno())
+            self._listener.close()
+
+
+class _TorchStore(WorkerStore):
+    """Torch's server, in a child process."""
+
+    mode = "torch"
+    use_agent_store = True
+
+    def __init__(self, fixed_port: int, host: str, start: Callable[[Loop, _socket.socket], TorchServer]) -> None:
+        self._loop: Loop | None = None
+        self._host = host
+        self._fixed_port = fixed_port
+        self._start = start
+        self._listener = _open_listener(host, fixed_port)
+        self.host, self.port = self._listener.getsockname()[:2]
+        self._server: TorchServer | None = None
+
+    def serve(self, loop: Loop) -> None:
+        self._loop = loop
+        self._server = self._start(loop, self._listener)
+
+    def renew(self) -> WorkerStore:
+        if self._fixed_port:
+            self.close()
+        following = _TorchStore(self._fixed_port, self._host, self._start)
+        if self._loop is not None:
+            following.serve(self._loop)
+        self.close()
+        return following
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        else:
             self._listener.close()
 
 

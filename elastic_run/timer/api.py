@@ -1,4 +1,4 @@
-"""Countdown timers: the interfaces of clients and servers, and `expires`, which a training script uses.
+"""Countdown timers: the interface of servers, and `expires`, which a training script uses.
 
 Source of the names, signatures and hooks: torch 2.13, torch.distributed.elastic.timer.api. Different on purpose: a
 scope without a name is called after the line that opened it (torch: a line of contextlib, the same for all), and where
@@ -16,7 +16,7 @@ import time
 from contextlib import contextmanager
 
 from elastic_run.contract import ENV_TIMER_FILE
-from elastic_run.timer.requests import TimerRequest
+from elastic_run.timer.requests import TimerClient, TimerRequest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,27 +31,6 @@ logger = logging.getLogger(__name__)
 
 #: Seconds that a server waits after an error before it goes on, and at the end for its thread.
 _PAUSE = 1.0
-
-
-class TimerClient(abc.ABC):
-    """A worker's side: asks a server to count down."""
-
-    @abc.abstractmethod
-    def acquire(self, scope_id: str, expiration_time: float) -> None:
-        """Start a timer of this worker.
-
-        Args:
-            scope_id: Name of the scope.
-            expiration_time: When it expires, seconds since the epoch.
-        """
-
-    @abc.abstractmethod
-    def release(self, scope_id: str) -> None:
-        """End a timer of this worker.
-
-        Args:
-            scope_id: Name of the scope.
-        """
 
 
 class RequestQueue(abc.ABC):
@@ -226,7 +205,7 @@ def _client_of_the_agent() -> TimerClient:
             "or start the job with TORCHELASTIC_ENABLE_FILE_TIMER=1"
         )
         raise RuntimeError(message)
-    from elastic_run.timer.file_based_local_timer import FileTimerClient  # noqa: PLC0415 - it imports this module
+    from elastic_run.timer.file_based_local_timer import FileTimerClient  # noqa: PLC0415 - not in each worker
 
     client = FileTimerClient(path)
     configure(client)

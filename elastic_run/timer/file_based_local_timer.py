@@ -18,11 +18,10 @@ import time
 from elastic_run import contract
 from elastic_run.lazy import lazy_names
 from elastic_run.timer import expiries
-from elastic_run.timer.api import TimerClient
 from elastic_run.timer.countdowns import Countdowns
 from elastic_run.timer.debug_info_logging import log_debug_info_for_expired_timers
-from elastic_run.timer.local_timer import end_process
-from elastic_run.timer.requests import FileTimerRequest
+from elastic_run.timer.requests import FileTimerRequest, TimerClient
+from elastic_run.timer.signal_process import signal_process
 from elastic_run.timer.timer_file import TimerFile, write_line
 
 TYPE_CHECKING = False
@@ -37,7 +36,7 @@ __all__ = ["FileTimerClient", "FileTimerRequest", "FileTimerServer"]
 __getattr__ = lazy_names(
     __name__,
     {
-        "TimerRequest": "elastic_run.timer",
+        "TimerRequest": "elastic_run.timer.requests",
         "get_logger": "elastic_run.utils.logging",
     },
 )
@@ -238,7 +237,7 @@ class FileTimerServer:
                 logger.info("process %s is left alone: its timers name no signal, or it has ended", pid)
                 continue
             expiries.note(pid, str(chosen))
-            if end_process(pid, _request(chosen).signal):
+            if signal_process(pid, _request(chosen).signal):
                 self._log_event("kill worker process", _request(chosen))
 
 

@@ -16,6 +16,7 @@ import time
 from elastic_run.timer import expiries
 from elastic_run.timer.api import RequestQueue, TimerClient, TimerRequest, TimerServer
 from elastic_run.timer.countdowns import Countdowns
+from elastic_run.timer.signal_process import signal_process
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -128,24 +129,4 @@ class LocalTimerServer(TimerServer):
             if countdown.is_orphan:
                 return True
             expiries.note(worker_id, str(countdown))
-        return end_process(worker_id, signal.SIGKILL)
-
-
-def end_process(pid: int, number: int) -> bool:
-    """Send a process a signal.
-
-    Args:
-        pid: The process.
-        number: The signal.
-
-    Returns:
-        Whether it got the signal or was gone; False where it may not be signalled.
-    """
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        logger.info("process %s has ended already", pid)
-    except OSError as error:
-        logger.warning("process %s can't be sent signal %s: %s", pid, number, error.strerror)
-        return False
-    return True
+        return signal_process(worker_id, signal.SIGKILL)

@@ -5,6 +5,7 @@ Source of the classes, fields and of the JSON: torch 2.13, torch.distributed.ela
 
 from __future__ import annotations
 
+import abc
 import json
 import math
 
@@ -89,6 +90,27 @@ class FileTimerRequest(TimerRequest):
                 "signal": self.signal,
             }
         )
+
+
+class TimerClient(abc.ABC):
+    """A worker's side: asks a server to count down."""
+
+    @abc.abstractmethod
+    def acquire(self, scope_id: str, expiration_time: float) -> None:
+        """Start a timer of this worker.
+
+        Args:
+            scope_id: Name of the scope.
+            expiration_time: When it expires, seconds since the epoch.
+        """
+
+    @abc.abstractmethod
+    def release(self, scope_id: str) -> None:
+        """End a timer of this worker.
+
+        Args:
+            scope_id: Name of the scope.
+        """
 
 
 def read_request(line: bytes) -> FileTimerRequest:

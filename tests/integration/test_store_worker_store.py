@@ -280,12 +280,13 @@ store = open_worker_store("torch", port=None, python=sys.executable, env=os.envi
 store.serve(loop)
 if {moment!r} == "serving":
     StoreClient("127.0.0.1", store.port, 30).close()
-print(store.pid, flush=True)
+print("ready", flush=True)
 loop.run_until(lambda: False)
 """
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as agent:
         assert agent.stdout is not None
-        child = int(agent.stdout.readline())
+        agent.stdout.readline()
+        (child,) = children_of(agent.pid)
         if moment == "importing":
             wait_until(lambda: "torch" in Path(f"/proc/{child}/maps").read_text())
         agent.send_signal(signal.SIGKILL)
