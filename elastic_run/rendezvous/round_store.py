@@ -8,7 +8,7 @@ round: the keys are the same. torch is never imported here.
 from __future__ import annotations
 
 from elastic_run.rendezvous.local_store import find_torch_stores
-from elastic_run.store.client import StoreClient
+from elastic_run.store.tcpstore.client import StoreClient
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from elastic_run.core.agent.restart_policy import RestartPolicy
     from elastic_run.core.job.role_scripts import ScriptFile
     from elastic_run.core.node.join_command import JoinCommand
-    from elastic_run.store.worker_store import WorkerStore
+    from elastic_run.store.tcpstore.worker_store import WorkerStore
 
     Document: TypeAlias = Mapping[str, Any]
 #: What `report_ready` takes as outcome.

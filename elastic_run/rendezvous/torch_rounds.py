@@ -20,12 +20,12 @@ from elastic_run.rendezvous.errors import (
 )
 from elastic_run.rendezvous.round_store import open_round_store
 from elastic_run.rendezvous.session import Ended, Formed, Halted, Lost, Offer, Refused, Warned
-from elastic_run.store.listener import open_listeners
+from elastic_run.store.tcpstore.listener import open_listeners
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from elastic_run.rendezvous.session import Session, SessionEvent
-    from elastic_run.store.client import StoreClient
+    from elastic_run.store.tcpstore.client import StoreClient
 
 __all__ = ["TorchStyleRounds"]
 

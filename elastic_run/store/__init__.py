@@ -1,8 +1,15 @@
-"""The key-value store where workers meet: torch's TCPStore, served and spoken without torch.
+"""Stores of keys and values: torch's TCPStore, where workers meet, and the stores that the agents of one job share.
 
-One page each: the wire format (`wire`), the data (`memory`), one client's socket (`connection`), the server (`server`),
-a client (`client`), the port (`listener`), and what an agent puts before its workers in each round (`worker_store`).
-What the agents of one job share is a job store (`job_store`): over that protocol (`c10d`), in etcd (`etcd_v2`,
-`etcd_v3`), in a shared directory (`file`) or in memory, and signed where strangers may write (`sealed`).
-Nothing is imported here: the launcher's start is measured in milliseconds, and it needs only a part.
+| module | what it holds |
+|---|---|
+| `backoff` | pauses between attempts: longer each time, of random length |
+| `connecting` | reaches a server: names, addresses and connections, with one deadline |
+| `errors` | what can go wrong between a store and its clients |
+| `jobstore` | the store that the agents of one job share, over a TCPStore, etcd or a shared directory |
+| `limits` | the most that a store takes from outside |
+| `stream` | a blocking byte stream to a server |
+| `tcpstore` | torch's TCPStore, served and spoken without torch |
+
+`jobstore` imports `tcpstore`, never the other way. Nothing is imported here: the launcher's start is measured in
+milliseconds, and it needs only a part.
 """

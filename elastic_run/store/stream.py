@@ -14,7 +14,7 @@ import threading
 import time
 
 from elastic_run.contract import LONGEST_WAIT
-from elastic_run.store.dialing import reason_of
+from elastic_run.store.connecting import reason_of
 from elastic_run.store.errors import CLOSED, StoreConnectionError, StoreError, StoreTimeoutError, WireError
 
 #: Bytes of a line.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from elastic_run.core.protocol import job_keys, messages
-from elastic_run.store.c10d import C10dJobStore
 from elastic_run.store.errors import StoreConnectionError
+from elastic_run.store.jobstore.c10d import C10dJobStore
 from tests.benchmarks.job import DEADLINE, BenchmarkError, Job
 from tests.support.sessions import free_port
 from tests.support.wait import wait_until

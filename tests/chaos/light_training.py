@@ -19,7 +19,7 @@ import time
 import uuid
 from pathlib import Path
 
-from elastic_run.store.client import StoreClient
+from elastic_run.store.tcpstore.client import StoreClient
 
 #: As in `tests.chaos.accounts`.
 SAMPLES_PER_STEP = 12

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.store.c10d import C10dJobStore
 from elastic_run.store.errors import SILENT, StoreConnectionError
+from elastic_run.store.jobstore.c10d import C10dJobStore
 from tests.support.hosts import virtual_hosts
 from tests.support.wait import DEADLINE
 
@@ -21,7 +21,7 @@ _PORT = 29400
 _TIMEOUT = 3.0
 _SERVER = f"""
 from elastic_run.loop import Loop
-from elastic_run.store.server import StoreServer, open_listener
+from elastic_run.store.tcpstore.server import StoreServer, open_listener
 with Loop() as loop:
     StoreServer(loop, open_listener("0.0.0.0", {_PORT}))
     print("serving", flush=True)

@@ -7,8 +7,8 @@ Run by a person, once per release of ours:
 
 For each interpreter, its torch's own client performs every operation that it knows (`store_operations`) on torch's own
 server and on ours, and two workers form ten process groups (`gloo_cycles`) over ours; one before 2.5, whose clients
-can't be told apart (`elastic_run.store.groups`). The lines that differ are printed, and the exit code is 1 if there are
-any. `test_store_torch` does the same with the installed torch.
+can't be told apart (`elastic_run.store.tcpstore.groups`). The lines that differ are printed, and the exit code is 1 if
+there are any. `test_store_torch` does the same with the installed torch.
 """
 
 from __future__ import annotations

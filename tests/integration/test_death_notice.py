@@ -20,7 +20,7 @@ from elastic_run.rendezvous.elastic.node_death.notice import send_death_notice
 from elastic_run.rendezvous.elastic.node_death.proofs import DeathProofs, find_notice_limit, name_job
 from elastic_run.rendezvous.elastic.store_connection import STORE_ID
 from elastic_run.rendezvous.settings import read_settings
-from elastic_run.store.listener import open_public_listener
+from elastic_run.store.tcpstore.listener import open_public_listener
 from tests.support.etcd import Etcd
 from tests.support.sessions import free_port
 from tests.support.wait import wait_until
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from elastic_run.rendezvous.elastic.backend.base import Backend
-    from elastic_run.store.job_store import JobStore
+    from elastic_run.store.jobstore.api import JobStore
 
 TOKEN = b"secret of the nodes"
 _SECONDS = 10.0

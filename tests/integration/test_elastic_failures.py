@@ -17,8 +17,8 @@ from elastic_run.core.protocol.messages import read_head
 from elastic_run.rendezvous.elastic.backend.hosting import HostedStore
 from elastic_run.rendezvous.elastic.node_death.notice import send_death_notice
 from elastic_run.rendezvous.session import Ended, Formed, Halted, Lost, Setup
-from elastic_run.store.c10d import C10dJobStore
-from elastic_run.store.listener import open_public_listener
+from elastic_run.store.jobstore.c10d import C10dJobStore
+from elastic_run.store.tcpstore.listener import open_public_listener
 from tests.support.sessions import FAST, NodeProcess, free_port, tcp_node
 from tests.support.wait import stretched, wait_until
 

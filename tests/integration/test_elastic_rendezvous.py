@@ -15,7 +15,7 @@ from elastic_run.core.node.join_command import JoinCommand
 from elastic_run.rendezvous import RendezvousClosedError, RendezvousParameters, get_rendezvous_handler
 from elastic_run.rendezvous.session import Ended, Formed, Halted, Notice, Refused, Setup
 from elastic_run.report import wait_status
-from elastic_run.store.client import StoreClient
+from elastic_run.store.tcpstore.client import StoreClient
 from tests.support.sessions import FAST, Node, free_port, handler_node, tcp_node
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from elastic_run.core.protocol.job_keys import FACTS, HEAD, STATUS, decision_key
 from elastic_run.core.protocol.messages import DIED, LAST_SEQUENCE, End, Leave, to_json
 from elastic_run.rendezvous import RendezvousParameters
 from elastic_run.rendezvous.session import Ended, Formed, Halted, Lost, Refused, Setup
-from elastic_run.store.c10d import C10dJobStore
-from elastic_run.store.etcd_v3_api import EtcdApi
+from elastic_run.store.jobstore.c10d import C10dJobStore
+from elastic_run.store.jobstore.etcd_v3_client import EtcdV3Client
 from tests.support.etcd import Etcd
 from tests.support.job_stores import torchs_server
 from tests.support.sessions import FAST, Node, free_port, handler_node, tcp_node
@@ -63,7 +63,7 @@ def test_a_job_in_etcd(stack: ExitStack, backend: str) -> None:
     if backend == "etcd-v3":
         client = etcd.client()
         stack.callback(client.close)
-        assert not EtcdApi(client).call("kv/range", {"key": "AA==", "range_end": "AA=="}).get("kvs")
+        assert not EtcdV3Client(client).call("kv/range", {"key": "AA==", "range_end": "AA=="}).get("kvs")
 
 
 def test_a_job_in_a_file(stack: ExitStack, tmp_path: Path) -> None:

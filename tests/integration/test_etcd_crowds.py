@@ -19,8 +19,8 @@ from elastic_run.rendezvous.elastic.store_connection import StoreConnection
 from elastic_run.rendezvous.session import Ended, Formed, Halted, Lost, Refused, Setup
 from elastic_run.rendezvous.settings import read_settings
 from elastic_run.store.errors import SILENT, UNREADY, StoreConnectionError
-from elastic_run.store.etcd_v3_api import EtcdApi
-from elastic_run.store.http_client import Endpoint, HttpClient
+from elastic_run.store.jobstore.etcd_v3_client import EtcdV3Client
+from elastic_run.store.jobstore.http_client import Endpoint, HttpClient
 from tests.support.etcd import Etcd
 from tests.support.sessions import Node, handler_node
 from tests.support.wait import DEADLINE, stretched
@@ -125,28 +125,30 @@ class _BusyAnswer(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def make_busy(stack: ExitStack) -> Callable[[int], tuple[BusyServer, EtcdApi]]:
+def make_busy(stack: ExitStack) -> Callable[[int], tuple[BusyServer, EtcdV3Client]]:
     """Return a function that starts such a server, and gives a client of it."""
 
-    def make(refusals: int) -> tuple[BusyServer, EtcdApi]:
+    def make(refusals: int) -> tuple[BusyServer, EtcdV3Client]:
         server = stack.enter_context(BusyServer(refusals))
         threading.Thread(target=lambda: server.serve_forever(0.01)).start()
         stack.callback(server.shutdown)
-        api = EtcdApi(HttpClient([Endpoint("127.0.0.1", server.server_address[1])], 1.0))
+        api = EtcdV3Client(HttpClient([Endpoint("127.0.0.1", server.server_address[1])], 1.0))
         stack.callback(api.http.close)
         return server, api
 
     return make
 
 
-def test_an_etcd_with_too_many_requests_is_asked_again(make_busy: Callable[[int], tuple[BusyServer, EtcdApi]]) -> None:
+def test_an_etcd_with_too_many_requests_is_asked_again(
+    make_busy: Callable[[int], tuple[BusyServer, EtcdV3Client]],
+) -> None:
     """Too many requests is no refusal for good, though etcd says it as an error of its own: it is asked again."""
     server, api = make_busy(2)
     assert api.call("kv/range", {}) == {"header": {"revision": "1"}}
     assert server.asked == 3
 
 
-def test_an_etcd_that_stays_busy_is_not_ready(make_busy: Callable[[int], tuple[BusyServer, EtcdApi]]) -> None:
+def test_an_etcd_that_stays_busy_is_not_ready(make_busy: Callable[[int], tuple[BusyServer, EtcdV3Client]]) -> None:
     """Where that does not end the failure says so, after few requests: the store is not ready, and may be later."""
     server, api = make_busy(1000)
     with pytest.raises(StoreConnectionError, match="too many requests") as caught:

@@ -15,9 +15,9 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters, etcd_rend
 from elastic_run.rendezvous.elastic.backend.etcd import make_etcd_backend
 from elastic_run.rendezvous.settings import read_settings
 from elastic_run.store.errors import StoreAccessError
-from elastic_run.store.etcd_v2 import EtcdV2JobStore
-from elastic_run.store.etcd_v2_api import EtcdV2Api
-from elastic_run.store.job_store import LEFT_BEHIND
+from elastic_run.store.jobstore.api import LEFT_BEHIND
+from elastic_run.store.jobstore.etcd_v2 import EtcdV2JobStore
+from elastic_run.store.jobstore.etcd_v2_client import EtcdV2Client
 from tests.support.etcd import Etcd, make_certificates
 from tests.support.wait import DEADLINE, stretched, wait_until
 
@@ -48,7 +48,7 @@ def client(server: Etcd) -> etcd.Client:
 @pytest.fixture
 def store(server: Etcd) -> Iterator[EtcdV2JobStore]:
     """Return our store, with `etcd_prefix=/custom`."""
-    with EtcdV2JobStore(EtcdV2Api(server.client()), "job", lease=_LEASE, prefix="custom/") as opened:
+    with EtcdV2JobStore(EtcdV2Client(server.client()), "job", lease=_LEASE, prefix="custom/") as opened:
         yield opened
         opened.remove_job()
 

@@ -14,8 +14,8 @@ from elastic_run.core.agent.restart_policy import RestartPolicy
 from elastic_run.rendezvous import RendezvousParameters
 from elastic_run.rendezvous.elastic.store_connection import StoreConnection
 from elastic_run.rendezvous.session import Formed, Setup
-from elastic_run.store.c10d import C10dJobStore
-from elastic_run.store.sealed import SealedStore
+from elastic_run.store.jobstore.c10d import C10dJobStore
+from elastic_run.store.jobstore.signed import SignedStore
 from tests.support.job_stores import file, memory, our_server, torch_libuv
 from tests.support.sessions import FAST, Node, free_port, handler_node, tcp_node
 from tests.support.store import ServedStore
@@ -193,7 +193,7 @@ def test_beats_are_forgotten(opener: Opener) -> None:
 def test_reports_of_garbage_are_forgotten(caplog: pytest.LogCaptureFixture) -> None:
     """What strangers wrote is reported once for each place, and not remembered for ever."""
     with memory() as opened:
-        plain, store = opened("job"), SealedStore(opened("job"), b"secret")
+        plain, store = opened("job"), SignedStore(opened("job"), b"secret")
         plain.write({f"k{number}": b"garbage" for number in range(1000)})
         for number in range(1000):
             assert store.get([f"k{number}"]) == [None]

@@ -13,7 +13,7 @@ from elastic_run.core.protocol.job_keys import FACTS
 from elastic_run.core.protocol.messages import Join, read_fact
 from elastic_run.rendezvous import RendezvousParameters
 from elastic_run.rendezvous.session import Ended, Formed, Halted, Setup
-from elastic_run.store.c10d import C10dJobStore
+from elastic_run.store.jobstore.c10d import C10dJobStore
 from tests.support.etcd import Etcd
 from tests.support.sessions import FAST, Node, NodeProcess, free_port, handler_node, tcp_node
 from tests.support.wait import DEADLINE, wait_until

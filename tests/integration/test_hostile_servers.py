@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.store import http_messages, wire
-from elastic_run.store.agent_client import AgentClient
 from elastic_run.store.errors import StoreAccessError, StoreConnectionError, WireError
-from elastic_run.store.file import FileJobStore
-from elastic_run.store.http_messages import ChunkedLines, receive_body, receive_head
-from elastic_run.store.packing import pack, unpack_all
+from elastic_run.store.jobstore import http_messages
+from elastic_run.store.jobstore.compression import compress, decompress_all
+from elastic_run.store.jobstore.file import FileJobStore
+from elastic_run.store.jobstore.http_messages import ChunkedLines, receive_body, receive_head
 from elastic_run.store.stream import Stream
+from elastic_run.store.tcpstore import wire
+from elastic_run.store.tcpstore.agent_client import AgentClient
 from tests.support.wait import DEADLINE
 
 if TYPE_CHECKING:
@@ -140,10 +141,10 @@ def test_a_line_of_a_watch_is_bounded(flood: Callable[..., Flood], monkeypatch: 
 
 
 def test_entries_together_are_unpacked_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many small values that would unpack to gigabytes stay as they are once the bound is reached."""
-    monkeypatch.setattr("elastic_run.store.packing.MESSAGE_LIMIT", 100_000)
-    packed = pack(bytes(40_000))
-    assert [len(value) for value in unpack_all([packed] * 4)] == [40_000, 40_000, len(packed), len(packed)]
+    """Many small values that would decompress to gigabytes stay as they are once the bound is reached."""
+    monkeypatch.setattr("elastic_run.store.jobstore.compression.MESSAGE_LIMIT", 100_000)
+    packed = compress(bytes(40_000))
+    assert [len(value) for value in decompress_all([packed] * 4)] == [40_000, 40_000, len(packed), len(packed)]
 
 
 def test_a_huge_file_is_refused(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ import time
 import pytest
 
 from elastic_run.rendezvous.elastic.backend.hosting import HostedStore
-from elastic_run.store.client import StoreClient
 from elastic_run.store.errors import StoreConnectionError
-from elastic_run.store.listener import open_listener
+from elastic_run.store.tcpstore.client import StoreClient
+from elastic_run.store.tcpstore.listener import open_listener
 from tests.support.wait import DEADLINE, stretched
 
 

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run.store.errors import StoreConnectionError
-from elastic_run.store.job_store import ENTRIES_AT_ONCE
+from elastic_run.store.jobstore.api import ENTRIES_AT_ONCE
 from tests.support.job_stores import STORES
 from tests.support.wait import DEADLINE, stretched
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from elastic_run.store.job_store import JobStore
+    from elastic_run.store.jobstore.api import JobStore
     from tests.support.job_stores import Opener
 
 _SHORT = 0.05

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.store import dialing
-from elastic_run.store.c10d import C10dJobStore
-from elastic_run.store.client import StoreClient
+from elastic_run.store import connecting
 from elastic_run.store.errors import FOREIGN, REFUSED, SILENT, UNRESOLVED, StoreConnectionError
+from elastic_run.store.jobstore.c10d import C10dJobStore
+from elastic_run.store.tcpstore.client import StoreClient
 from tests.support.job_stores import torchs_server
 from tests.support.store import LOOPBACK, ServedStore
 from tests.support.wait import DEADLINE, stretched
@@ -197,7 +197,7 @@ def test_a_server_that_stops_is_noticed() -> None:
     """When the host's process is stopped an operation ends after the timeout, and a wait soon after its own."""
     program = (
         "from elastic_run.loop import Loop\n"
-        "from elastic_run.store.server import StoreServer, open_listener\n"
+        "from elastic_run.store.tcpstore.server import StoreServer, open_listener\n"
         "with Loop() as loop:\n"
         "    print(StoreServer(loop, open_listener()).address[1], flush=True)\n"
         "    loop.run_until(lambda: False)\n"
@@ -226,7 +226,7 @@ def test_a_server_that_stops_is_noticed() -> None:
 
 def test_the_kernel_breaks_a_connection_to_a_dark_host() -> None:
     """A connection is set up so that a host which went dark ends it, also while nothing is sent."""
-    with ServedStore() as served, dialing.connect_once(LOOPBACK, served.port, DEADLINE, dark_after=6.0) as connected:
+    with ServedStore() as served, connecting.connect_once(LOOPBACK, served.port, DEADLINE, dark_after=6.0) as connected:
         option = connected.getsockopt
         assert option(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         assert option(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 2

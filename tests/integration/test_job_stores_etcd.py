@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run.store.errors import FOREIGN, REFUSED, SILENT, StoreAccessError, StoreConnectionError
-from elastic_run.store.etcd_v2 import EtcdV2JobStore
-from elastic_run.store.etcd_v2_api import EtcdV2Api
-from elastic_run.store.etcd_v3 import EtcdV3JobStore
-from elastic_run.store.etcd_v3_api import EtcdApi
-from elastic_run.store.http_client import Credentials, Endpoint, HttpClient, make_tls
-from elastic_run.store.job_store import LEFT_BEHIND
+from elastic_run.store.jobstore.api import LEFT_BEHIND
+from elastic_run.store.jobstore.etcd_v2 import EtcdV2JobStore
+from elastic_run.store.jobstore.etcd_v2_client import EtcdV2Client
+from elastic_run.store.jobstore.etcd_v3 import EtcdV3JobStore
+from elastic_run.store.jobstore.etcd_v3_client import EtcdV3Client
+from elastic_run.store.jobstore.http_client import Credentials, Endpoint, HttpClient, make_tls
 from tests.support.etcd import ROOT, Certificates, Etcd, make_certificates
 from tests.support.store import LOOPBACK
 from tests.support.wait import DEADLINE, stretched, wait_until
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import TypeAlias
 
-    from elastic_run.store.etcd_job_store import EtcdJobStore
+    from elastic_run.store.jobstore.etcd import EtcdJobStore
 
     Make: TypeAlias = Callable[[HttpClient], EtcdJobStore]
 
@@ -39,12 +39,12 @@ _SLACK = 4.0
 
 def make_v2(http: HttpClient) -> EtcdJobStore:
     """Make a store over version 2."""
-    return EtcdV2JobStore(EtcdV2Api(http), _JOB, lease=_LEASE)
+    return EtcdV2JobStore(EtcdV2Client(http), _JOB, lease=_LEASE)
 
 
 def make_v3(http: HttpClient) -> EtcdJobStore:
     """Make a store over version 3."""
-    return EtcdV3JobStore(EtcdApi(http), _JOB, lease=_LEASE)
+    return EtcdV3JobStore(EtcdV3Client(http), _JOB, lease=_LEASE)
 
 
 both = pytest.mark.parametrize("make", [make_v2, make_v3], ids=["v2", "v3"])
@@ -137,7 +137,7 @@ def test_a_removed_job_leaves_no_key_of_version_3(etcd: Etcd) -> None:
 
 def test_a_removed_job_leaves_no_key_of_version_2(etcd: Etcd) -> None:
     """Nothing is left in etcd of a job that was removed, not even a directory."""
-    api = EtcdV2Api(etcd.client())
+    api = EtcdV2Client(etcd.client())
     with make_v2(etcd.client()) as store:
         store.append("facts", b"a")
         store.write({"head": b"1", "d/0": b"x"})
@@ -154,7 +154,7 @@ def test_what_a_killed_job_left_behind_goes_by_itself(etcd: Etcd) -> None:
         store.append("facts", b"a")
         store.write({"head": b"1"})
         store.create("d/0", b"x")
-        api = EtcdApi(etcd.client())
+        api = EtcdV3Client(etcd.client())
         answer = api.call("kv/range", {"key": "AA==", "range_end": "AA=="})
         assert {item["lease"] for item in answer["kvs"]} == {str(_job_lease(store))}
         alive = api.call("lease/timetolive", {"ID": str(_job_lease(store))})
@@ -245,7 +245,7 @@ def test_history_that_was_dropped_is_no_loss(etcd: Etcd, make: Make) -> None:
         other.create("d/0", b"x")
         for _ in range(1100):
             noisy.write({"noise/n": b"n"})
-        api = EtcdApi(etcd.client())
+        api = EtcdV3Client(etcd.client())
         revision = api.read("x", "y").number
         api.call("kv/compaction", {"revision": str(revision), "physical": True})
         api.http.close()
@@ -263,7 +263,7 @@ def test_users_of_version_3(certificates: Certificates) -> None:
     with Etcd(certificates=certificates, has_users=True) as etcd:
 
         def make(credentials: Credentials | None) -> EtcdV3JobStore:
-            return EtcdV3JobStore(EtcdApi(etcd.client(), credentials), _JOB)
+            return EtcdV3JobStore(EtcdV3Client(etcd.client(), credentials), _JOB)
 
         with make(Credentials(*ROOT)) as store:
             store.create("d/0", b"x")
@@ -343,7 +343,7 @@ def test_garbage_in_etcd_harms_nobody(etcd: Etcd) -> None:
     """What a stranger wrote comes out as it is, for those who check it."""
     with make_v3(etcd.client()) as store:
         store.append("facts", b"a")
-        api = EtcdApi(etcd.client())
+        api = EtcdV3Client(etcd.client())
         for name, value in (("s/facts/zz", "Z2FyYmFnZQ=="), ("k/-/head", "ent6"), ("k/d/0", "")):
             key = f"elastic-run/{_JOB}/{name}"
             api.call("kv/put", {"key": b64encode(key.encode()).decode(), "value": value})

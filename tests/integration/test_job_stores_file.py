@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.store import file
-from elastic_run.store.file import FileJobStore
+from elastic_run.store.jobstore import file
+from elastic_run.store.jobstore.file import FileJobStore
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.store.c10d import C10dJobStore
-from elastic_run.store.client import StoreClient
 from elastic_run.store.errors import REFUSED, StoreConnectionError
+from elastic_run.store.jobstore.c10d import C10dJobStore
+from elastic_run.store.tcpstore.client import StoreClient
 from tests.support.sessions import free_port
 from tests.support.store import LOOPBACK, ServedStore
 from tests.support.wait import DEADLINE

@@ -14,9 +14,9 @@ from elastic_run.core.protocol import job_keys
 from elastic_run.core.protocol.log_start import find_start
 from elastic_run.core.protocol.messages import LogStart, Warn, to_json
 from elastic_run.rendezvous.elastic import decision_log
-from elastic_run.store.file import FileJobStore
-from elastic_run.store.memory_job_store import JobSpace, MemoryJobStore
-from elastic_run.store.sealed import SealedStore
+from elastic_run.store.jobstore.file import FileJobStore
+from elastic_run.store.jobstore.memory import JobSpace, MemoryJobStore
+from elastic_run.store.jobstore.signed import SignedStore
 from tests.support.job_stores import STORES
 from tests.support.wait import DEADLINE
 
@@ -46,7 +46,7 @@ def test_a_trimmed_slot_is_never_decided_again(kind: str) -> None:
 def test_the_start_is_written_again_where_a_stranger_has_hidden_it() -> None:
     """With a token, a start that no member has written is no start, and the next trim writes it anew."""
     space = JobSpace()
-    plain, store = MemoryJobStore(space), SealedStore(MemoryJobStore(space), b"secret")
+    plain, store = MemoryJobStore(space), SignedStore(MemoryJobStore(space), b"secret")
     plain.write({job_keys.LOG_START: to_json(LogStart(9, 9)), job_keys.HEAD: b"forged too"})
     head = decision_log.read_head(store)
     assert (head.head, head.log_start) == (decision_log.FORGED, decision_log.FORGED)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from elastic_run.store.c10d import C10dJobStore
+    from elastic_run.store.jobstore.c10d import C10dJobStore
     from tests.support.launch import Launched
 
     Launch = Callable[..., Launched]

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run.core.protocol import job_keys
-from elastic_run.store.authentication import ClientAuthentication
-from elastic_run.store.c10d import C10dJobStore
 from elastic_run.store.errors import StoreConnectionError
+from elastic_run.store.jobstore.c10d import C10dJobStore
+from elastic_run.store.tcpstore.authentication import ClientAuthentication
 from tests.support.joining import COPIED, copied
 from tests.support.processes import children_of
 from tests.support.sessions import free_port
@@ -83,7 +83,7 @@ def test_the_store_of_a_round_outlives_the_workers_of_its_node(nodes: Nodes, wor
     path = worker(
         "import socket\n"
         "if rank == 0:\n    sys.exit(0)\n"
-        "from elastic_run.store.client import StoreClient\n"
+        "from elastic_run.store.tcpstore.client import StoreClient\n"
         "where = os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT'])\n"
         "with StoreClient(*where, timeout=10) as store:\n"
         "    store.set('key', 'value')\n"

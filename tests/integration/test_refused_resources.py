@@ -207,4 +207,4 @@ def test_no_other_way_of_starting_duplicates_a_descriptor_onto_itself() -> None:
     """Whatever is added later goes through `fork_exec.start_process`, or names the numbers that it takes."""
     root = Path(elastic_run.__file__).parent
     found = {path.relative_to(root).as_posix() for path in root.rglob("*.py") if "POSIX_SPAWN_DUP2" in path.read_text()}
-    assert found == {"multiprocessing/process/fork_exec.py", "store/torch_server.py"}
+    assert found == {"multiprocessing/process/fork_exec.py", "store/tcpstore/torch_server.py"}

@@ -11,11 +11,11 @@ from elastic_run.core.agent.restart_policy import RestartPolicy
 from elastic_run.rendezvous import RendezvousParameters
 from elastic_run.rendezvous.session import Ended, Formed, Notice, Setup
 from elastic_run.store.errors import RESTORED, StoreConnectionError
-from elastic_run.store.etcd_v2 import EtcdV2JobStore
-from elastic_run.store.etcd_v2_api import EtcdV2Api
-from elastic_run.store.etcd_v3 import EtcdV3JobStore
-from elastic_run.store.etcd_v3_api import EtcdApi
-from elastic_run.store.revisions import Revisions
+from elastic_run.store.jobstore.etcd_v2 import EtcdV2JobStore
+from elastic_run.store.jobstore.etcd_v2_client import EtcdV2Client
+from elastic_run.store.jobstore.etcd_v3 import EtcdV3JobStore
+from elastic_run.store.jobstore.etcd_v3_client import EtcdV3Client
+from elastic_run.store.jobstore.revisions import Revisions
 from tests.support.etcd import Etcd
 from tests.support.sessions import FAST, Node, handler_node
 from tests.support.wait import wait_until
@@ -23,7 +23,7 @@ from tests.support.wait import wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from elastic_run.store.job_store import JobStore
+    from elastic_run.store.jobstore.api import JobStore
 
 
 @pytest.fixture
@@ -41,8 +41,8 @@ def etcd(stack: ExitStack) -> Etcd:
 
 def _open(kind: str, etcd: Etcd, run_id: str, revisions: Revisions | None = None) -> JobStore:
     if kind == "etcd-v3":
-        return EtcdV3JobStore(EtcdApi(etcd.client(), revisions=revisions), run_id)
-    return EtcdV2JobStore(EtcdV2Api(etcd.client(), revisions=revisions), run_id)
+        return EtcdV3JobStore(EtcdV3Client(etcd.client(), revisions=revisions), run_id)
+    return EtcdV2JobStore(EtcdV2Client(etcd.client(), revisions=revisions), run_id)
 
 
 @pytest.mark.parametrize("kind", ["etcd-v2", "etcd-v3"])

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run.loop import Loop
-from elastic_run.store import admission, server, wire
-from elastic_run.store.admission import TokenRequirement
-from elastic_run.store.authentication import AGENT, ClientAuthentication, derive_key, make_nonce, prove
-from elastic_run.store.c10d import C10dJobStore
-from elastic_run.store.client import StoreClient
 from elastic_run.store.errors import StoreConnectionError, StoreTokenError
-from elastic_run.store.server import StoreServer, open_listener
+from elastic_run.store.jobstore.c10d import C10dJobStore
+from elastic_run.store.tcpstore import admission, server, wire
+from elastic_run.store.tcpstore.admission import TokenRequirement
+from elastic_run.store.tcpstore.authentication import AGENT, ClientAuthentication, derive_key, make_nonce, prove
+from elastic_run.store.tcpstore.client import StoreClient
+from elastic_run.store.tcpstore.server import StoreServer, open_listener
 from tests.support import impostor
 from tests.support.job_stores import torchs_server
 from tests.support.store import LOOPBACK, NONCE, Peer, ServedStore

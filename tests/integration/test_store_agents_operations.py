@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.store import wire
-from elastic_run.store.agent_client import AgentClient
-from elastic_run.store.c10d import C10dJobStore
-from elastic_run.store.job_store import ENTRIES_AT_ONCE
+from elastic_run.store.jobstore.api import ENTRIES_AT_ONCE
+from elastic_run.store.jobstore.c10d import C10dJobStore
+from elastic_run.store.tcpstore import wire
+from elastic_run.store.tcpstore.agent_client import AgentClient
 from tests.support.job_stores import torchs_server
 from tests.support.store import LOOPBACK, ServedStore
 from tests.support.wait import DEADLINE
@@ -35,7 +35,7 @@ FOR_AGENTS = {
 def small(monkeypatch: pytest.MonkeyPatch) -> int:
     """Give servers a small measure, for tests that pass it: returns its bytes."""
     measure = 32 * MIB
-    monkeypatch.setattr("elastic_run.store.server.measure", lambda _: measure)
+    monkeypatch.setattr("elastic_run.store.tcpstore.server.measure", lambda _: measure)
     return measure
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.store import wire
+from elastic_run.store.tcpstore import wire
 from tests.support import hostile, stranger
 from tests.support.launch import ELASTIC_RUN
 from tests.support.sessions import free_port

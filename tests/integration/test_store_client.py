@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.store import wire
-from elastic_run.store.client import StoreClient
+from elastic_run.store.tcpstore import wire
+from elastic_run.store.tcpstore.client import StoreClient
 from tests.support.store import LOOPBACK, ServedStore
 from tests.support.wait import DEADLINE
 

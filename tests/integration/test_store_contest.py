@@ -16,7 +16,7 @@ import pytest
 from elastic_run.rendezvous.elastic.backend import tcp
 from elastic_run.rendezvous.elastic.backend.tcp import TcpBackend
 from elastic_run.store.errors import REFUSED, StoreConnectionError
-from elastic_run.store.listener import PortTakenError, open_listeners
+from elastic_run.store.tcpstore.listener import PortTakenError, open_listeners
 from tests.support.sessions import free_port
 from tests.support.wait import DEADLINE
 

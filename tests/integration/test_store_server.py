@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.store import wire
+from elastic_run.store.tcpstore import wire
 from tests.support.store import NONCE
 
 if TYPE_CHECKING:
@@ -287,7 +287,7 @@ def test_the_limit_of_descriptors_is_raised() -> None:
     """The soft limit becomes the hard one, and what it was is returned, so that workers can get it back."""
     program = (
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 128));"
-        "from elastic_run.store.server import raise_descriptor_limit;"
+        "from elastic_run.store.tcpstore.server import raise_descriptor_limit;"
         "print(raise_descriptor_limit(), raise_descriptor_limit(), *resource.getrlimit(resource.RLIMIT_NOFILE))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -298,7 +298,8 @@ def test_the_server_is_cheap_to_import() -> None:
     """Importing what an agent needs of the store imports none of the slow modules of the standard library."""
     slow = "asyncio dataclasses inspect json logging random resource socket subprocess tempfile threading torch typing"
     program = (
-        "import sys; import elastic_run.loop; before = set(sys.modules); import elastic_run.store.worker_store;"
+        "import sys; import elastic_run.loop; before = set(sys.modules); "
+        "import elastic_run.store.tcpstore.worker_store;"
         f"print(sorted((set(sys.modules) - before) & set({slow.split()!r})))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

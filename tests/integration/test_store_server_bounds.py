@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.store import wire
+from elastic_run.store.tcpstore import wire
 
 if TYPE_CHECKING:
     from tests.support.store_bench import Bench
@@ -26,7 +26,7 @@ def noise(seed: int, size: int) -> bytes:
 def small(monkeypatch: pytest.MonkeyPatch) -> int:
     """Give servers a small measure, for tests that pass it: returns its bytes."""
     measure = 32 * MIB
-    monkeypatch.setattr("elastic_run.store.server.measure", lambda _: measure)
+    monkeypatch.setattr("elastic_run.store.tcpstore.server.measure", lambda _: measure)
     return measure
 
 
@@ -95,7 +95,7 @@ def test_values_that_only_replies_have_still_count(bench: Bench) -> None:
 
 def test_a_value_that_grows_is_held_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Replies that nobody reads hold no former states of a value that has grown meanwhile."""
-    monkeypatch.setattr("elastic_run.store.connection._HIGH_WATER", 64 * MIB)
+    monkeypatch.setattr("elastic_run.store.tcpstore.connection._HIGH_WATER", 64 * MIB)
     writer, slow = bench.peer(), bench.peer()
     slow.stop_reading()
     slow.send(wire.encode(wire.SET, b"/large", bytes(8 * MIB)) + wire.encode(wire.GET, b"/large"))
@@ -193,7 +193,7 @@ def test_a_defect_of_one_that_waits_does_not_end_the_one_that_sets(
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr("elastic_run.store.connection.Connection.flush", fail)
+        patch.setattr("elastic_run.store.tcpstore.connection.Connection.flush", fail)
         setting.send(wire.encode(wire.SET, b"/k", b"v"))
         waiting.wait_closed()
     setting.close()

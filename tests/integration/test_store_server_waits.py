@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.store import wire
+from elastic_run.store.tcpstore import wire
 
 if TYPE_CHECKING:
     from tests.support.store_bench import Bench

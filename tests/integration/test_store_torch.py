@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from elastic_run.store.client import StoreClient
-from elastic_run.store.worker_store import open_worker_store
+from elastic_run.store.tcpstore.client import StoreClient
+from elastic_run.store.tcpstore.worker_store import open_worker_store
 from tests.compat.torch_versions import (
     expected_sums,
     perform_gloo_cycles,

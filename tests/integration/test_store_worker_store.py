@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run.loop import Loop
-from elastic_run.store import wire
-from elastic_run.store.listener import PortTakenError, open_listener
-from elastic_run.store.worker_store import choose_worker_store, open_worker_store
+from elastic_run.store.tcpstore import wire
+from elastic_run.store.tcpstore.listener import PortTakenError, open_listener
+from elastic_run.store.tcpstore.worker_store import choose_worker_store, open_worker_store
 from tests.support.processes import children_of, is_gone, wait_gone
 from tests.support.sessions import free_port
 from tests.support.store import LOOPBACK, Peer
@@ -25,7 +25,7 @@ from tests.support.wait import DEADLINE, wait_until
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from elastic_run.store.worker_store import WorkerStore
+    from elastic_run.store.tcpstore.worker_store import WorkerStore
 
 
 class Desk:
@@ -273,8 +273,8 @@ def test_torchs_server_dies_with_the_agent(moment: str) -> None:
     program = f"""
 import os, sys
 from elastic_run.loop import Loop
-from elastic_run.store.client import StoreClient
-from elastic_run.store.worker_store import open_worker_store
+from elastic_run.store.tcpstore.client import StoreClient
+from elastic_run.store.tcpstore.worker_store import open_worker_store
 loop = Loop()
 store = open_worker_store("torch", port=None, python=sys.executable, env=os.environ)
 store.serve(loop)

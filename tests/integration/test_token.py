@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from elastic_run.rendezvous.session import Ended, Formed
-from elastic_run.store import wire
-from elastic_run.store.authentication import ClientAuthentication
-from elastic_run.store.c10d import C10dJobStore
+from elastic_run.store.jobstore.c10d import C10dJobStore
+from elastic_run.store.tcpstore import wire
+from elastic_run.store.tcpstore.authentication import ClientAuthentication
 from tests.support.meeting import place, wait_coordinated
 from tests.support.sessions import free_port, tcp_node
 from tests.support.wait import DEADLINE, stretched, wait_until
@@ -160,7 +160,7 @@ def test_a_job_on_one_port_with_its_workers(launch: Launch, worker: Worker, gate
     port = free_port()
     static = ("--rdzv-backend=static", "--master-addr=localhost", f"--master-port={port}", "--nnodes=2")
     path = worker(
-        "from elastic_run.store.client import StoreClient\n"
+        "from elastic_run.store.tcpstore.client import StoreClient\n"
         "with StoreClient('localhost', int(os.environ['MASTER_PORT']), 20.0) as store:\n"
         "    store.set(f'here/{rank}', b'x')\n"
         "    store.wait(['here/0', 'here/1'])\n" + waits_at(gate)

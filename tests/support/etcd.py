@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elastic_run.store.errors import StoreConnectionError
-from elastic_run.store.etcd_v3_api import EtcdApi
-from elastic_run.store.http_client import Credentials, Endpoint, HttpClient, make_tls
+from elastic_run.store.jobstore.etcd_v3_client import EtcdV3Client
+from elastic_run.store.jobstore.http_client import Credentials, Endpoint, HttpClient, make_tls
 from tests.support.sessions import free_port
 from tests.support.store import LOOPBACK
 from tests.support.wait import wait_until
@@ -195,7 +195,7 @@ class Etcd:
 
     def list_keys(self) -> list[str]:
         """Return all keys of version 3."""
-        api = EtcdApi(self.client(), Credentials(*ROOT) if self._has_users else None)
+        api = EtcdV3Client(self.client(), Credentials(*ROOT) if self._has_users else None)
         try:
             return [item.key for item in api.read("\0", "\0", keys_only=True).items]
         finally:

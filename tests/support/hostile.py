@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elastic_run.store import wire
-from elastic_run.store.authentication import ClientAuthentication
-from elastic_run.store.client import StoreClient
+from elastic_run.store.tcpstore import wire
+from elastic_run.store.tcpstore.authentication import ClientAuthentication
+from elastic_run.store.tcpstore.client import StoreClient
 from tests.support.wait import DEADLINE
 
 if TYPE_CHECKING:
@@ -47,8 +47,8 @@ import resource, sys
 space, measure, token = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3].encode()
 resource.setrlimit(resource.RLIMIT_AS, (space, space))
 from elastic_run.loop import Loop
-from elastic_run.store import server
-from elastic_run.store.admission import TokenRequirement
+from elastic_run.store.tcpstore import server
+from elastic_run.store.tcpstore.admission import TokenRequirement
 server.measure = lambda hosts: measure
 requirement = TokenRequirement(token, False, print) if token else None
 with Loop() as loop:

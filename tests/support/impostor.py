@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elastic_run.store import wire
-from elastic_run.store.authentication import ClientAuthentication
-from elastic_run.store.client import StoreClient
+from elastic_run.store.tcpstore import wire
+from elastic_run.store.tcpstore.authentication import ClientAuthentication
+from elastic_run.store.tcpstore.client import StoreClient
 from tests.support.store import LOOPBACK
 from tests.support.wait import DEADLINE
 
@@ -42,7 +42,7 @@ _CHALLENGE_ANSWER = wire.U64.size + wire.NONCE_SIZE + wire.PROOF_SIZE
 _SERVER = """
 import sys
 from elastic_run.rendezvous.elastic.backend.hosting import HostedStore
-from elastic_run.store.listener import open_listener, raise_descriptor_limit
+from elastic_run.store.tcpstore.listener import open_listener, raise_descriptor_limit
 raise_descriptor_limit()
 store = HostedStore(open_listener(), serves_workers=sys.argv[2] == "shared", token=sys.argv[1].encode())
 print(store.port, flush=True)

@@ -10,16 +10,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elastic_run.store.authentication import ClientAuthentication
-from elastic_run.store.c10d import C10dJobStore
-from elastic_run.store.etcd_v2 import EtcdV2JobStore
-from elastic_run.store.etcd_v2_api import EtcdV2Api
-from elastic_run.store.etcd_v3 import EtcdV3JobStore
-from elastic_run.store.etcd_v3_api import EtcdApi
-from elastic_run.store.file import FileJobStore
-from elastic_run.store.http_client import Credentials
-from elastic_run.store.memory_job_store import JobSpace, MemoryJobStore
-from elastic_run.store.sealed import SealedStore
+from elastic_run.store.jobstore.c10d import C10dJobStore
+from elastic_run.store.jobstore.etcd_v2 import EtcdV2JobStore
+from elastic_run.store.jobstore.etcd_v2_client import EtcdV2Client
+from elastic_run.store.jobstore.etcd_v3 import EtcdV3JobStore
+from elastic_run.store.jobstore.etcd_v3_client import EtcdV3Client
+from elastic_run.store.jobstore.file import FileJobStore
+from elastic_run.store.jobstore.http_client import Credentials
+from elastic_run.store.jobstore.memory import JobSpace, MemoryJobStore
+from elastic_run.store.jobstore.signed import SignedStore
+from elastic_run.store.tcpstore.authentication import ClientAuthentication
 from tests.support.etcd import ROOT, Etcd, make_certificates
 from tests.support.store import LOOPBACK, ServedStore
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from typing import TypeAlias
 
-    from elastic_run.store.job_store import JobStore
+    from elastic_run.store.jobstore.api import JobStore
 
     Opener: TypeAlias = Callable[[str], JobStore]
 
@@ -86,7 +86,7 @@ def torch_older() -> Iterator[Opener]:
 def etcd_v3() -> Iterator[Opener]:
     """Start an etcd of one member."""
     with Etcd() as etcd:
-        yield lambda run_id: EtcdV3JobStore(EtcdApi(etcd.client()), run_id)
+        yield lambda run_id: EtcdV3JobStore(EtcdV3Client(etcd.client()), run_id)
 
 
 @contextmanager
@@ -100,21 +100,21 @@ def file() -> Iterator[Opener]:
 def etcd_v2() -> Iterator[Opener]:
     """Start an etcd of one member."""
     with Etcd() as etcd:
-        yield lambda run_id: EtcdV2JobStore(EtcdV2Api(etcd.client()), run_id)
+        yield lambda run_id: EtcdV2JobStore(EtcdV2Client(etcd.client()), run_id)
 
 
 @contextmanager
 def etcd_v2_of_three() -> Iterator[Opener]:
     """Start an etcd of three members, with TLS on both sides."""
     with tempfile.TemporaryDirectory() as directory, Etcd(3, certificates=make_certificates(Path(directory))) as etcd:
-        yield lambda run_id: EtcdV2JobStore(EtcdV2Api(etcd.client()), run_id, prefix="/torchelastic/")
+        yield lambda run_id: EtcdV2JobStore(EtcdV2Client(etcd.client()), run_id, prefix="/torchelastic/")
 
 
 @contextmanager
 def etcd_v3_of_three() -> Iterator[Opener]:
     """Start an etcd of three members."""
     with Etcd(3) as etcd:
-        yield lambda run_id: EtcdV3JobStore(EtcdApi(etcd.client()), run_id)
+        yield lambda run_id: EtcdV3JobStore(EtcdV3Client(etcd.client()), run_id)
 
 
 @contextmanager
@@ -123,22 +123,22 @@ def etcd_v3_guarded() -> Iterator[Opener]:
     with tempfile.TemporaryDirectory() as directory:
         certificates = make_certificates(Path(directory))
         with Etcd(certificates=certificates, has_users=True) as etcd:
-            yield lambda run_id: EtcdV3JobStore(EtcdApi(etcd.client(), Credentials(*ROOT)), run_id)
+            yield lambda run_id: EtcdV3JobStore(EtcdV3Client(etcd.client(), Credentials(*ROOT)), run_id)
 
 
 @contextmanager
-def sealed() -> Iterator[Opener]:
+def signed() -> Iterator[Opener]:
     """Serve values that are signed, to who proves the token."""
     token = b"secret"
     with ServedStore(token) as served:
         proving = ClientAuthentication(token)
-        yield lambda run_id: SealedStore(C10dJobStore(LOOPBACK, served.port, run_id, authentication=proving), token)
+        yield lambda run_id: SignedStore(C10dJobStore(LOOPBACK, served.port, run_id, authentication=proving), token)
 
 
 STORES: dict[str, Callable[[], AbstractContextManager[Opener]]] = {
     "memory": memory,
     "c10d": our_server,
-    "c10d-sealed": sealed,
+    "c10d-signed": signed,
     "c10d-torch": torch_libuv,
     "c10d-torch-older": torch_older,
     "file": file,

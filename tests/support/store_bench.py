@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run.loop import Loop
-from elastic_run.store import wire
-from elastic_run.store.memory import MemoryStore
-from elastic_run.store.server import GARBAGE, StoreServer, open_listener
+from elastic_run.store.tcpstore import wire
+from elastic_run.store.tcpstore.memory import MemoryStore
+from elastic_run.store.tcpstore.server import GARBAGE, StoreServer, open_listener
 from tests.support.store import Peer
 
 if TYPE_CHECKING:

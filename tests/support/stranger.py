@@ -9,7 +9,7 @@ import contextlib
 import socket
 import sys
 
-from elastic_run.store import wire
+from elastic_run.store.tcpstore import wire
 
 MIB = 1 << 20
 _COPIES = 3000

@@ -6,7 +6,7 @@ import pytest
 
 from elastic_run.rendezvous.elastic.heartbeats import HeartbeatWriter
 from elastic_run.store.errors import StoreConnectionError
-from elastic_run.store.memory_job_store import JobSpace, MemoryJobStore
+from elastic_run.store.jobstore.memory import JobSpace, MemoryJobStore
 
 
 @pytest.fixture

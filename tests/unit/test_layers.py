@@ -29,13 +29,15 @@ ALLOWED: dict[str, set[str]] = {
     "store": {"contract", "core", "loop", "utils"},
     "multiprocessing": {"contract", "core", "loop", "utils", "events", "metrics", "cluster.numa"},
     "report": {"contract", "core", "loop", "utils", "multiprocessing.output"}
-    | {"store.job_store", "rendezvous.session"},
+    | {"store.jobstore.api", "rendezvous.session"},
     "rendezvous": {"contract", "core", "loop", "store", "utils", "events", "report.wait_status", "report.wait_texts"},
     "cluster": {"contract", "core", "utils", "slurm_variables"},
-    "agent": {"contract", "core", "loop", "store", "multiprocessing", "report", "cluster", "events", "metrics", "utils"}
-    | {"timer", "rendezvous.api", "rendezvous.errors", "rendezvous.session"},
+    "agent": {"contract", "core", "loop", "multiprocessing", "report", "cluster", "events", "metrics", "utils"}
+    | {"store.tcpstore", "timer", "rendezvous.api", "rendezvous.errors", "rendezvous.session"},
     "worker": {"contract", "slurm_variables"},
 }
+#: Room of `store` -> the rooms that it may import; modules outside of the rooms import no room.
+ROOMS = {"tcpstore": {"tcpstore"}, "jobstore": {"tcpstore", "jobstore"}}
 #: What the command line's modules leave to the launcher, which alone sees all.
 INNER = {"agent", "loop", "store"}
 SEE_ALL = {"__init__", "launcher"}
@@ -85,6 +87,19 @@ def test_a_part_imports_only_what_its_layer_may_see() -> None:
         part = "launcher" if module == LAUNCHES_ITSELF else module[0]
         bad = [name for name in own if not is_allowed(name.removeprefix("elastic_run."), part)]
         strays += [f"{'.'.join(module)} imports {name}" for name in sorted(bad)]
+    assert strays == []
+
+
+def test_the_rooms_of_the_stores_build_on_each_other_in_one_direction() -> None:
+    """A TCPStore knows nothing of job stores, and what both use knows neither."""
+    strays = []
+    for module in MODULES:
+        if module[0] == "store":
+            seen = {
+                name.split(".")[2] for name in imported_names(parse(module)) if name.startswith("elastic_run.store.")
+            }
+            bad = (seen & set(ROOMS)) - ROOMS.get(module[1], set())
+            strays += [f"{'.'.join(module)} imports {room}" for room in sorted(bad)]
     assert strays == []
 
 

@@ -10,14 +10,14 @@ import pytest
 from elastic_run.rendezvous.elastic.backend.base import Backend
 from elastic_run.rendezvous.elastic.store_connection import StoreConnection
 from elastic_run.store.errors import FULL, REFUSED, SILENT, UNREADY, StoreConnectionError, StoreTimeoutError
-from elastic_run.store.memory_job_store import JobSpace, MemoryJobStore
+from elastic_run.store.jobstore.memory import JobSpace, MemoryJobStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
     from elastic_run.store.errors import StoreError
-    from elastic_run.store.job_store import JobStore
+    from elastic_run.store.jobstore.api import JobStore
 
 _FIRST, _LONGEST = 2.0, 6.0
 

@@ -6,8 +6,8 @@ import hmac
 
 import pytest
 
-from elastic_run.store.authentication import AGENT, SERVER, derive_key, is_proof, make_nonce, prove
-from elastic_run.store.wire import NONCE_SIZE, PROOF_SIZE
+from elastic_run.store.tcpstore.authentication import AGENT, SERVER, derive_key, is_proof, make_nonce, prove
+from elastic_run.store.tcpstore.wire import NONCE_SIZE, PROOF_SIZE
 
 KEY = derive_key(b"a token")
 CLIENT_NONCE, SERVER_NONCE = b"c" * NONCE_SIZE, b"s" * NONCE_SIZE

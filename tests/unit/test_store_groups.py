@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_run.store import wire
-from elastic_run.store.groups import Member, ProcessGroups
-from elastic_run.store.memory import MemoryStore
+from elastic_run.store.tcpstore import wire
+from elastic_run.store.tcpstore.groups import Member, ProcessGroups
+from elastic_run.store.tcpstore.memory import MemoryStore
 
 ADDRESS = b"/default_pg/0//cpu//0/0"
 

@@ -1,4 +1,4 @@
-"""The small pure parts of the job stores: where a job lies, how values are packed, outages of the store in memory."""
+"""The small pure parts of the job stores: where a job lies, compressed values, outages of the store in memory."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import zlib
 
 import pytest
 
-from elastic_run.store import packing
 from elastic_run.store.errors import SILENT, StoreConnectionError
-from elastic_run.store.job_store import job_path
-from elastic_run.store.memory_job_store import JobSpace, MemoryJobStore
-from elastic_run.store.packing import pack, unpack
+from elastic_run.store.jobstore import compression
+from elastic_run.store.jobstore.api import job_path
+from elastic_run.store.jobstore.compression import compress, decompress
+from elastic_run.store.jobstore.memory import JobSpace, MemoryJobStore
 
 
 @pytest.mark.parametrize(
@@ -39,24 +39,24 @@ def test_a_job_needs_an_id() -> None:
 @pytest.mark.parametrize("value", [b"", b"x", b"+", b"z", b"x" * 4096, bytes(range(256)) * 100], ids=len)
 def test_values_are_unpacked_as_they_were(value: bytes) -> None:
     """Small and large values come back as they went in, equal ones are stored alike, large ones take less room."""
-    assert unpack(pack(value)) == value
-    assert pack(value) == pack(bytes(value))
-    assert len(pack(value)) <= len(value) + 1
+    assert decompress(compress(value)) == value
+    assert compress(value) == compress(bytes(value))
+    assert len(compress(value)) <= len(value) + 1
 
 
 @pytest.mark.parametrize(
     "stored", [b"", b"garbage", b"z", b"zgarbage", b"z" + zlib.compress(b"x" * 9999)[:-3]], ids=repr
 )
 def test_garbage_is_unpacked_as_it_is(stored: bytes) -> None:
-    """What was not packed comes out as it is."""
-    assert unpack(stored) == stored
+    """What was not compressed comes out as it is."""
+    assert decompress(stored) == stored
 
 
 def test_a_bomb_is_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A small value that would unpack to more than any of ours stays as it is."""
-    monkeypatch.setattr(packing, "_LIMIT", 1 << 16)
+    """A small value that would decompress to more than any of ours stays as it is."""
+    monkeypatch.setattr(compression, "_LIMIT", 1 << 16)
     bomb = b"z" + zlib.compress(bytes(1 << 20), 9)
-    assert unpack(bomb) == bomb
+    assert decompress(bomb) == bomb
 
 
 def test_an_outage_of_the_store_in_memory() -> None:

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic_run.store.integers import parse_integer
-from elastic_run.store.memory import MemoryStore
+from elastic_run.store.tcpstore.integers import parse_integer
+from elastic_run.store.tcpstore.memory import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elastic_run.store.waits import Waiter
+    from elastic_run.store.tcpstore.waits import Waiter
 
 
 class Calls:

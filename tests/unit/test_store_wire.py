@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic_run.store import wire
+from elastic_run.store.tcpstore import wire
 
 OPENING = wire.encode_opening(7)
 MESSAGES: list[tuple[int, tuple[bytes | int, ...]]] = [

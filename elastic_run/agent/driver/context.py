@@ -11,7 +11,7 @@ from elastic_run.multiprocessing.process.descriptors import allowed_descriptors
 from elastic_run.multiprocessing.process.guardian import Guardian
 from elastic_run.records import dataclass, field
 from elastic_run.signals import block_signals, signal_number
-from elastic_run.store.listener import raise_descriptor_limit
+from elastic_run.store.tcpstore.listener import raise_descriptor_limit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from elastic_run.core.agent.messages import RoundFailed, RoundFormed
 from elastic_run.rendezvous.errors import RendezvousGracefulExitError, is_kind
 from elastic_run.signals import restore_signals
-from elastic_run.store.listener import PortTakenError
+from elastic_run.store.tcpstore.listener import PortTakenError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

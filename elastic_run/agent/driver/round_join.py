@@ -12,7 +12,7 @@ import sys
 from elastic_run import contract
 from elastic_run.agent.driver.rank_assignment import exchange_ranks
 from elastic_run.multiprocessing.process.interpreter import own_interpreter
-from elastic_run.store.worker_store import LOOPBACK, choose_worker_store, open_worker_store
+from elastic_run.store.tcpstore.worker_store import LOOPBACK, choose_worker_store, open_worker_store
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from elastic_run.agent.api import WorkerGroup
     from elastic_run.loop import Loop
-    from elastic_run.store.listener import PortTakenError
-    from elastic_run.store.worker_store import WorkerStore
+    from elastic_run.store.tcpstore.listener import PortTakenError
+    from elastic_run.store.tcpstore.worker_store import WorkerStore
 
 #: `server.GARBAGE`, whose module is not on the way to the first worker.
 _GARBAGE = "garbage"

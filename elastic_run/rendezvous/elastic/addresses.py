@@ -2,7 +2,7 @@
 
 Rules
 - Interface addresses decide, not names: an address is ours if a socket can be bound to it.
-- A name server that never answers stalls nothing: `store.dialing` looks names up in a helper thread, with a deadline.
+- A name server that never answers stalls nothing: `store.connecting` looks names up in a thread, with a deadline.
 - A port is opened at the address by which others come. Where that isn't known for sure it is opened on all interfaces:
   a job that nobody reaches is worse than a port that more can reach. Then the user is told, with the reason.
 """
@@ -13,7 +13,7 @@ import socket
 
 from elastic_run.records import dataclass
 from elastic_run.rendezvous.utils import parse_rendezvous_endpoint
-from elastic_run.store.dialing import connect_once, resolve
+from elastic_run.store.connecting import connect_once, resolve
 from elastic_run.store.errors import StoreConnectionError
 
 TYPE_CHECKING = False

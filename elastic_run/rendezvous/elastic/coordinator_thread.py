@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from elastic_run.core.job.coordinator import Cleanup, Coordinator, Proposal
     from elastic_run.core.node.machine import Coordinate
     from elastic_run.rendezvous.elastic.context import SessionContext
-    from elastic_run.store.job_store import JobStore
+    from elastic_run.store.jobstore.api import JobStore
 
 __all__ = ["CoordinatorThread"]
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from elastic_run.core.protocol.messages import Decision, LogStart
-    from elastic_run.store.job_store import JobStore
+    from elastic_run.store.jobstore.api import JobStore
 
     Entry: TypeAlias = EntryRead | EntryTrimmed
 

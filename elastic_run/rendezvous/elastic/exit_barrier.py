@@ -20,7 +20,7 @@ from elastic_run.store.errors import StoreError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from elastic_run.rendezvous.elastic.context import SessionContext
-    from elastic_run.store.job_store import JobStore
+    from elastic_run.store.jobstore.api import JobStore
 
 __all__ = ["EXIT_BARRIER", "EXIT_BARRIER_NODES", "pass_exit_barrier", "wait_exit_barrier", "wait_sent"]
 

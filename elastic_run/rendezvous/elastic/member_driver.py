@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from elastic_run.core.protocol.messages import Fact, Offer
     from elastic_run.rendezvous.elastic.state_copy import StateCopy
-    from elastic_run.store.job_store import JobStore
+    from elastic_run.store.jobstore.api import JobStore
 
     StoreTask: TypeAlias = core.ReadHead | core.CreateEntry | core.FetchAssignment | core.PrepareRejoin | core.KeepState
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from elastic_run.rendezvous.elastic.context import SessionContext
     from elastic_run.rendezvous.elastic.member_driver import MemberDriver
-    from elastic_run.store.job_store import JobStore
+    from elastic_run.store.jobstore.api import JobStore
 
     #: How far a job has come in a store; the greater, the further.
     Progress: TypeAlias = tuple[int, bool]

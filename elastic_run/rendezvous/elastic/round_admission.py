@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from elastic_run.core.protocol.messages import Assignment, Offer
     from elastic_run.rendezvous.elastic.context import SessionContext
-    from elastic_run.store.job_store import JobStore
+    from elastic_run.store.jobstore.api import JobStore
 
 __all__ = ["RoundAdmission"]
 

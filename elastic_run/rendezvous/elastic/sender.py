@@ -31,8 +31,8 @@ from elastic_run.rendezvous.elastic.retry_deadline import RetryDeadline
 from elastic_run.rendezvous.elastic.store_connection import STORE_ID
 from elastic_run.rendezvous.session import Lost, Notice, Refused, Waiting
 from elastic_run.report.wait_status import WaitStatus
+from elastic_run.store.backoff import draw_fraction
 from elastic_run.store.errors import StoreAccessError, StoreError, StoreForgedError, StoreTokenError
-from elastic_run.store.retreat import draw_fraction
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from elastic_run.rendezvous.elastic.context import SessionContext
     from elastic_run.rendezvous.elastic.member_driver import MemberDriver
-    from elastic_run.store.job_store import JobStore
+    from elastic_run.store.jobstore.api import JobStore
 
 __all__ = ["Sender"]
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from elastic_run.core.node.machine import Member
     from elastic_run.core.protocol.messages import Copy
     from elastic_run.rendezvous.elastic.backend.base import Backend
-    from elastic_run.store.job_store import JobStore
+    from elastic_run.store.jobstore.api import JobStore
 
 __all__ = ["StateCopy"]
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import threading
 
+from elastic_run.store.backoff import Backoff, draw_fraction
 from elastic_run.store.errors import FULL, REFUSED, SILENT, StoreConnectionError, StoreTimeoutError
-from elastic_run.store.retreat import Retreat, draw_fraction
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from elastic_run.rendezvous.elastic.backend.base import Backend
     from elastic_run.store.errors import StoreError
-    from elastic_run.store.job_store import JobStore
+    from elastic_run.store.jobstore.api import JobStore
 
 __all__ = ["STORE_ID", "StoreConnection"]
 
@@ -74,7 +74,7 @@ class StoreConnection:
         self._backend = backend
         self._first_timeout = self._timeout = timeout
         self._longest_timeout = longest_timeout
-        self._retreat = Retreat(_PAUSE, _LONGEST_PAUSE, draw)
+        self._backoff = Backoff(_PAUSE, _LONGEST_PAUSE, draw)
         self._closing = closing
         self._on_full = on_full
         self._lock = threading.Lock()
@@ -99,7 +99,7 @@ class StoreConnection:
             if self._is_hurried:
                 self._is_hurried = False
                 self._store.set_timeout(self._first_timeout)
-            self._retreat.reset()
+            self._backoff.reset()
         if self._closing.is_set():
             self.drop()
             message = "the session is closed"
@@ -155,5 +155,5 @@ class StoreConnection:
             self._on_full(str(error))
         if reason == SILENT or isinstance(error, StoreTimeoutError):
             self._timeout = max(self._timeout, min(2 * self._timeout, self._longest_timeout))
-        pause = self._retreat.next_pause(_REFUSED_PAUSE if reason == REFUSED else None)
+        pause = self._backoff.next_pause(_REFUSED_PAUSE if reason == REFUSED else None)
         self._closing.wait(pause if self.time_left is None else min(pause, max(0.0, self.time_left())))

@@ -8,8 +8,8 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from elastic_run.store import connection, server
-from elastic_run.store.wire import Decoder
+from elastic_run.store.tcpstore import connection, server
+from elastic_run.store.tcpstore.wire import Decoder
 
 if TYPE_CHECKING:
     from typing import Any

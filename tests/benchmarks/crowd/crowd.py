@@ -21,7 +21,7 @@ from elastic_run.rendezvous.elastic.backend.factory import make_backend
 from elastic_run.rendezvous.elastic.backend.hosting import open_public_listener
 from elastic_run.rendezvous.session import Formed, Lost, Offer, Refused, Setup
 from elastic_run.rendezvous.settings import read_settings
-from elastic_run.store.listener import raise_descriptor_limit
+from elastic_run.store.tcpstore.listener import raise_descriptor_limit
 from tests.benchmarks.crowd.counting import Tally, say
 from tests.benchmarks.crowd.host import wait_joined
 from tests.benchmarks.crowd.light_c10d import LightC10dNode

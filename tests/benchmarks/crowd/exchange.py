@@ -12,8 +12,8 @@ import re
 import socket
 from typing import TYPE_CHECKING, NamedTuple
 
-from elastic_run.store import wire
-from elastic_run.store.agent_client import NOTHING
+from elastic_run.store.tcpstore import wire
+from elastic_run.store.tcpstore.agent_client import NOTHING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator

@@ -18,7 +18,7 @@ from elastic_run.rendezvous.elastic.backend.tcp import TcpBackend
 from elastic_run.rendezvous.elastic.handler import open_session
 from elastic_run.rendezvous.session import Formed, Lost, Offer, Refused, Setup
 from elastic_run.rendezvous.settings import read_settings
-from elastic_run.store.listener import open_public_listener, raise_descriptor_limit
+from elastic_run.store.tcpstore.listener import open_public_listener, raise_descriptor_limit
 from tests.benchmarks.crowd.counting import count_traffic, say
 from tests.support.wait import wait_until
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from elastic_run.core.protocol import job_keys
 from elastic_run.rendezvous.elastic.store_connection import STORE_ID
-from elastic_run.store import authentication, wire
-from elastic_run.store.agent_client import NOTHING
-from elastic_run.store.memory_job_store import JobSpace, MemoryJobStore
-from elastic_run.store.sealed import _BEAT, _KEY, SealedStore
-from elastic_run.store.sealed import _ENTRY as _ENTRY_KIND
+from elastic_run.store.jobstore.memory import JobSpace, MemoryJobStore
+from elastic_run.store.jobstore.signed import _BEAT, _KEY, SignedStore
+from elastic_run.store.jobstore.signed import _ENTRY as _ENTRY_KIND
+from elastic_run.store.tcpstore import authentication, wire
+from elastic_run.store.tcpstore.agent_client import NOTHING
 from tests.benchmarks.crowd.exchange import BYTE, NONCE, NUMBER, PRESENT, STRING, Question
 from tests.benchmarks.crowd.light_node import LightNode
 
@@ -27,7 +27,7 @@ _OPENING = Question(wire.encode_opening(wire.AGENT_NONCE), (NONCE,))
 _TOKEN = os.environ.get("CROWD_TOKEN", "").encode()
 _PROOF_KEY = authentication.derive_key(_TOKEN)
 #: Signs what nodes of the crowd's one job write, where there is a token.
-_SIGNED = SealedStore(MemoryJobStore(JobSpace(), "crowd"), _TOKEN) if _TOKEN else None
+_SIGNED = SignedStore(MemoryJobStore(JobSpace(), "crowd"), _TOKEN) if _TOKEN else None
 
 
 class LightC10dNode(LightNode):
@@ -48,31 +48,31 @@ class LightC10dNode(LightNode):
     def _get(self, keys: Sequence[str]) -> Asking[list[bytes | None]]:
         values = yield self._look([f"k/{key}" for key in keys])
         return [
-            None if value == NOTHING else self._unseal(_KEY, key, value)
+            None if value == NOTHING else self._remove_signature(_KEY, key, value)
             for key, value in zip(keys, values, strict=True)
         ]
 
     def _create(self, key: str, value: bytes) -> Asking[bytes]:
-        changes = ((f"k/{key}", b"", self._seal(_KEY, key, value)), (_LOG_START, NOTHING, NOTHING))
+        changes = ((f"k/{key}", b"", self._add_signature(_KEY, key, value)), (_LOG_START, NOTHING, NOTHING))
         data = b"".join(wire.encode(wire.COMPARE_SET, self._key(one), old, new) for one, old, new in changes)
         there = (yield Question(data, (STRING, STRING)))[0]
-        return self._unseal(_KEY, key, there) or b""
+        return self._remove_signature(_KEY, key, there) or b""
 
     def _append(self, value: bytes) -> Asking[None]:
         stream = job_keys.FACTS
-        entry = _ENTRY + self._seal(_ENTRY_KIND, stream, value)
+        entry = _ENTRY + self._add_signature(_ENTRY_KIND, stream, value)
         number = yield Question(wire.encode(wire.STREAM_APPEND, self._key(f"s/{stream}"), entry), (NUMBER,))
         assert wire.I64.unpack(number[0])[0] > 0
 
     def _beat(self) -> Asking[None]:
         key = self._key(f"b/{self._node}")
-        value = self._seal(_BEAT, self._node, b"%d" % (time.monotonic_ns() // 1_000_000))
+        value = self._add_signature(_BEAT, self._node, b"%d" % (time.monotonic_ns() // 1_000_000))
         beat = wire.encode(wire.MULTI_SET, 1, key, value)
         yield Question(beat + wire.encode(wire.CHECK, 1, key), (BYTE,))
 
     def _read_beat(self, node: str) -> Asking[int | None]:
         value = (yield self._look([f"b/{node}"]))[0]
-        beat = None if value == NOTHING else self._unseal(_BEAT, node, value)
+        beat = None if value == NOTHING else self._remove_signature(_BEAT, node, value)
         return int(beat) if beat is not None and beat.isdigit() else None
 
     def _begin_following(self) -> Asking[None]:
@@ -81,14 +81,14 @@ class LightC10dNode(LightNode):
     def _wait(self, key: str) -> Asking[bytes]:
         keys = self._key(f"k/{key}"), self._key(_LOG_START)
         found = yield Question(wire.encode(wire.WAIT_LOOK, len(keys), *keys), (BYTE, PRESENT, PRESENT))
-        return self._unseal(_KEY, key, found[1]) or b""
+        return self._remove_signature(_KEY, key, found[1]) or b""
 
     # --- the token ---------------------------------------------------------------------------------------------------
-    def _seal(self, kind: bytes, place: str, value: bytes) -> bytes:
-        return _SIGNED._seal(kind, place, value) if _SIGNED is not None else value
+    def _add_signature(self, kind: bytes, place: str, value: bytes) -> bytes:
+        return _SIGNED._add_signature(kind, place, value) if _SIGNED is not None else value
 
-    def _unseal(self, kind: bytes, place: str, value: bytes) -> bytes | None:
-        return _SIGNED._open(kind, place, value) if _SIGNED is not None else value
+    def _remove_signature(self, kind: bytes, place: str, value: bytes) -> bytes | None:
+        return _SIGNED._remove_signature(kind, place, value) if _SIGNED is not None else value
 
     # --- the protocol ------------------------------------------------------------------------------------------------
     def _look(self, keys: Sequence[str]) -> Question:

@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 from elastic_run.core.protocol import job_keys
 from elastic_run.rendezvous.elastic.store_connection import STORE_ID
+from elastic_run.store.backoff import Backoff, draw_fraction
 from elastic_run.store.errors import StoreConnectionError
-from elastic_run.store.etcd_v3_api import encode, encode_key, end_of, parse_items, parse_news, range_request
-from elastic_run.store.http_messages import encode as encode_request
-from elastic_run.store.packing import pack, unpack
-from elastic_run.store.retreat import Retreat, draw_fraction
+from elastic_run.store.jobstore.compression import compress, decompress
+from elastic_run.store.jobstore.etcd_v3_client import encode, encode_key, end_of, parse_items, parse_news, range_request
+from elastic_run.store.jobstore.http_messages import encode as encode_request
 from tests.benchmarks.crowd.exchange import HTTP, HTTP_HEAD, HTTP_LINE, Exchange, Question
 from tests.benchmarks.crowd.light_node import LightNode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from elastic_run.store.etcd_job_store import Item
+    from elastic_run.store.jobstore.etcd import Item
     from tests.benchmarks.crowd.exchange import Script
     from tests.benchmarks.crowd.light_node import Asking
 
@@ -48,7 +48,7 @@ class LightEtcdNode(LightNode):
             answer = yield from self._call("kv/txn", {"success": success})
             answers = [one["response_range"] for one in answer["responses"]]
         found = [parse_items(answer) for answer in answers]
-        return [unpack(items[0].value) if items and items[0].value is not None else None for items in found]
+        return [decompress(items[0].value) if items and items[0].value is not None else None for items in found]
 
     def _create(self, key: str, value: bytes) -> Asking[bytes]:
         path = self._key(key)
@@ -61,7 +61,7 @@ class LightEtcdNode(LightNode):
         if answer.get("succeeded"):
             return value
         there = parse_items(answer["responses"][0]["response_range"])[0].value
-        return unpack(there or b"")
+        return decompress(there or b"")
 
     def _append(self, value: bytes) -> Asking[None]:
         path = f"{self._path}/s/{job_keys.FACTS}/{secrets.token_hex(8)}"
@@ -91,7 +91,7 @@ class LightEtcdNode(LightNode):
         self._awaited = self._key(key)
         while self._awaited not in self._mirror:
             yield None
-        return unpack(self._mirror[self._awaited])
+        return decompress(self._mirror[self._awaited])
 
     # --- the watch ---------------------------------------------------------------------------------------------------
     def _watch(self, directory: str, revision: int) -> Script:
@@ -117,9 +117,9 @@ class LightEtcdNode(LightNode):
     # --- requests ----------------------------------------------------------------------------------------------------
     def _call(self, path: str, request: dict[str, Any]) -> Asking[dict[str, Any]]:
         question = Question(self._request(path, request, {}), (HTTP,))
-        retreat = Retreat(_PAUSE, _LAST_PAUSE)
+        backoff = Backoff(_PAUSE, _LAST_PAUSE)
         while not (body := (yield question)[0]):
-            yield retreat.next_pause()
+            yield backoff.next_pause()
         answer: dict[str, Any] = json.loads(body.split(b"\n", 1)[0])
         if "error" in answer:
             raise OSError(answer["error"])
@@ -130,7 +130,7 @@ class LightEtcdNode(LightNode):
         return encode_request("POST", f"/v3/{path}", f"{host}:{port}", json.dumps(request).encode(), headers)
 
     def _put(self, path: str, value: bytes, lease: int) -> dict[str, Any]:
-        return {"key": encode_key(path), "value": encode(pack(value)), "lease": str(lease)}
+        return {"key": encode_key(path), "value": encode(compress(value)), "lease": str(lease)}
 
     @property
     def _job_lease(self) -> int:

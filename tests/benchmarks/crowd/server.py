@@ -10,7 +10,7 @@ import os
 import sys
 
 from elastic_run.rendezvous.elastic.backend.hosting import HostedStore
-from elastic_run.store.listener import open_public_listener, raise_descriptor_limit
+from elastic_run.store.tcpstore.listener import open_public_listener, raise_descriptor_limit
 from tests.benchmarks.crowd.counting import count_traffic, say
 
 

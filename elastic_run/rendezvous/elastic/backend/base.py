@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from elastic_run.rendezvous.elastic.backend.hosting import HostedStore
-    from elastic_run.store.job_store import JobStore
+    from elastic_run.store.jobstore.api import JobStore
 
 __all__ = ["LOOK_UP", "Backend", "SharedBackend", "describe_backend", "sign"]
 
@@ -200,6 +200,6 @@ def sign(store: JobStore, secret: bytes | None) -> JobStore:
     """Return the store, which signs what is written if the job has a secret."""
     if secret is None:
         return store
-    from elastic_run.store.sealed import SealedStore  # noqa: PLC0415 - imported when used
+    from elastic_run.store.jobstore.signed import SignedStore  # noqa: PLC0415 - imported when used
 
-    return SealedStore(store, secret)
+    return SignedStore(store, secret)

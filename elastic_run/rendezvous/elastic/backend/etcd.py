@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     from typing import Any
 
     from elastic_run.rendezvous.settings import Settings
-    from elastic_run.store.etcd_v3_api import Pass
-    from elastic_run.store.http_client import Credentials, HttpClient
-    from elastic_run.store.job_store import JobStore
-    from elastic_run.store.revisions import Revisions
+    from elastic_run.store.jobstore.api import JobStore
+    from elastic_run.store.jobstore.etcd_v3_client import Pass
+    from elastic_run.store.jobstore.http_client import Credentials, HttpClient
+    from elastic_run.store.jobstore.revisions import Revisions
 
 __all__ = ["make_etcd_backend"]
 
@@ -70,34 +70,34 @@ def _opener(
     seen: list[Revisions] = []
 
     def find_revisions() -> Revisions:
-        from elastic_run.store.revisions import Revisions  # noqa: PLC0415 - imported when used
+        from elastic_run.store.jobstore.revisions import Revisions  # noqa: PLC0415 - imported when used
 
         if not seen:
             seen.append(Revisions())
         return seen[0]
 
     def open_v3(client: HttpClient) -> JobStore:
-        from elastic_run.store.etcd_v3 import EtcdV3JobStore  # noqa: PLC0415 - imported when used
-        from elastic_run.store.etcd_v3_api import EtcdApi, Pass  # noqa: PLC0415 - ditto
+        from elastic_run.store.jobstore.etcd_v3 import EtcdV3JobStore  # noqa: PLC0415 - imported when used
+        from elastic_run.store.jobstore.etcd_v3_client import EtcdV3Client, Pass  # noqa: PLC0415 - ditto
 
         if not shared:
             shared.append(Pass())
         return EtcdV3JobStore(
-            EtcdApi(client, credentials, shared[0], find_revisions()), run_id, lease=lease, prefix=prefix
+            EtcdV3Client(client, credentials, shared[0], find_revisions()), run_id, lease=lease, prefix=prefix
         )
 
     def open_v2(client: HttpClient) -> JobStore:
-        from elastic_run.store.etcd_v2 import EtcdV2JobStore  # noqa: PLC0415 - imported when used
-        from elastic_run.store.etcd_v2_api import EtcdV2Api  # noqa: PLC0415 - ditto
+        from elastic_run.store.jobstore.etcd_v2 import EtcdV2JobStore  # noqa: PLC0415 - imported when used
+        from elastic_run.store.jobstore.etcd_v2_client import EtcdV2Client  # noqa: PLC0415 - ditto
 
-        api = EtcdV2Api(client, credentials, find_revisions())
+        api = EtcdV2Client(client, credentials, find_revisions())
         return EtcdV2JobStore(api, run_id, lease=lease, prefix=prefix)
 
     return open_v3 if kind == "etcd-v3" else open_v2
 
 
 def _client(endpoints: Sequence[tuple[str, int]], timeout: float, tls: ssl.SSLContext | None) -> HttpClient:
-    from elastic_run.store.http_client import Endpoint, HttpClient  # noqa: PLC0415 - imported when used
+    from elastic_run.store.jobstore.http_client import Endpoint, HttpClient  # noqa: PLC0415 - imported when used
 
     return HttpClient([Endpoint(host, port) for host, port in endpoints], timeout, tls)
 
@@ -120,7 +120,7 @@ def _read_credentials(conf: Mapping[str, Any]) -> Credentials | None:
     if not user:
         message = "rendezvous setting password needs user=NAME"
         raise ValueError(message)
-    from elastic_run.store.http_client import Credentials  # noqa: PLC0415 - imported when used
+    from elastic_run.store.jobstore.http_client import Credentials  # noqa: PLC0415 - imported when used
 
     return Credentials(user, password)
 
@@ -138,7 +138,7 @@ def _read_tls(conf: Mapping[str, Any]) -> ssl.SSLContext | None:
             raise ValueError(message)
         return None
     from elastic_run.store.errors import StoreAccessError  # noqa: PLC0415 - imported when used
-    from elastic_run.store.http_client import make_tls  # noqa: PLC0415 - ditto
+    from elastic_run.store.jobstore.http_client import make_tls  # noqa: PLC0415 - ditto
 
     try:
         return make_tls(authority, certificate, key)

@@ -10,7 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from elastic_run.rendezvous.elastic.backend.base import Backend
     from elastic_run.rendezvous.settings import Settings
-    from elastic_run.store.job_store import JobStore
+    from elastic_run.store.jobstore.api import JobStore
 
 __all__ = ["DEFAULT_PORTS", "make_backend"]
 
@@ -57,7 +57,7 @@ def make_backend(
 
 
 def _make_file(path: str, run_id: str, settings: Settings, secret: bytes | None) -> Backend:
-    from elastic_run.store.file import FileJobStore  # noqa: PLC0415 - imported when used
+    from elastic_run.store.jobstore.file import FileJobStore  # noqa: PLC0415 - imported when used
 
     def open_store(_: float) -> JobStore:
         return FileJobStore(path, run_id)

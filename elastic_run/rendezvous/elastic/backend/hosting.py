@@ -14,16 +14,16 @@ import logging
 import threading
 
 from elastic_run.loop import Loop
-from elastic_run.store.listener import open_public_listener
-from elastic_run.store.server import GARBAGE, StoreServer
-from elastic_run.store.worker_store import WorkerStore
+from elastic_run.store.tcpstore.listener import open_public_listener
+from elastic_run.store.tcpstore.server import GARBAGE, StoreServer
+from elastic_run.store.tcpstore.worker_store import WorkerStore
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import _socket
     from collections.abc import Callable, Sequence
 
-    from elastic_run.store.admission import TokenRequirement
+    from elastic_run.store.tcpstore.admission import TokenRequirement
 
 _log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class HostedStore:
             _log.warning("elastic-run: the job's store at port %d closed a client, %s", self.port, what)
 
     def _require(self, token: bytes, *, is_shared: bool) -> TokenRequirement:
-        from elastic_run.store.admission import TokenRequirement  # noqa: PLC0415 - most jobs have no token
+        from elastic_run.store.tcpstore.admission import TokenRequirement  # noqa: PLC0415 - most jobs have no token
 
         return TokenRequirement(token, is_shared, self._tell_refused)
 

@@ -23,17 +23,17 @@ from elastic_run.rendezvous.elastic.addresses import (
 )
 from elastic_run.rendezvous.elastic.backend.base import LOOK_UP, Backend, describe_backend, sign
 from elastic_run.rendezvous.elastic.backend.hosting import HostedStore
+from elastic_run.store.backoff import Backoff
 from elastic_run.store.errors import UNRESOLVED, StoreConnectionError, StoreError
-from elastic_run.store.listener import PortTakenError, open_listeners
-from elastic_run.store.retreat import Retreat
+from elastic_run.store.tcpstore.listener import PortTakenError, open_listeners
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from elastic_run.store.authentication import ClientAuthentication
-    from elastic_run.store.job_store import JobStore
+    from elastic_run.store.jobstore.api import JobStore
+    from elastic_run.store.tcpstore.authentication import ClientAuthentication
 
 __all__ = ["TcpBackend"]
 
@@ -139,7 +139,7 @@ class TcpBackend(Backend):
 
     def _host_in_turn(self) -> None:
         """Serve the store at the endpoint; try again while it is refused and nobody listens there."""
-        retreat = Retreat(_FIRST_PAUSE, _LONGEST_PAUSE)
+        backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         end = time.monotonic() + _CONTEST
         while True:
             try:
@@ -149,7 +149,7 @@ class TcpBackend(Backend):
                     raise
             else:
                 return
-            time.sleep(retreat.next_pause())
+            time.sleep(backoff.next_pause())
 
     def _check_master(self) -> None:
         """Look whether rank 0 is at its place: the user may have forgotten --node-rank here.
@@ -242,7 +242,7 @@ class TcpBackend(Backend):
         return sign(store, self._secret)
 
     def _connect(self, timeout: float, *, tries_again: bool) -> JobStore:
-        from elastic_run.store.c10d import C10dJobStore  # noqa: PLC0415 - imported when used
+        from elastic_run.store.jobstore.c10d import C10dJobStore  # noqa: PLC0415 - imported when used
 
         host, port = self.endpoint
         if self.hosted is not None:
@@ -254,13 +254,13 @@ class TcpBackend(Backend):
     def _authenticate(self) -> ClientAuthentication | None:
         """Return what proves the token, one for all connections of this node; None without a token."""
         if self._authentication is None and self._secret is not None:
-            from elastic_run.store.authentication import ClientAuthentication  # noqa: PLC0415 - imported when used
+            from elastic_run.store.tcpstore.authentication import ClientAuthentication  # noqa: PLC0415 - imported when used
 
             self._authentication = ClientAuthentication(self._secret)
         return self._authentication
 
     def look_at(self, endpoint: tuple[str, int], timeout: float) -> JobStore:
-        from elastic_run.store.c10d import C10dJobStore  # noqa: PLC0415 - imported when used
+        from elastic_run.store.jobstore.c10d import C10dJobStore  # noqa: PLC0415 - imported when used
 
         store = C10dJobStore(
             *endpoint, self.run_id, timeout=timeout, tries_again=False, authentication=self._authenticate()

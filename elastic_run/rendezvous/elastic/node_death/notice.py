@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from elastic_run.core.protocol.facts import Fact, SeatDead
     from elastic_run.rendezvous.elastic.backend.base import Backend
-    from elastic_run.store.job_store import JobStore
+    from elastic_run.store.jobstore.api import JobStore
 
 __all__ = ["send_death_notice"]
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from elastic_run.core.protocol.documents import Assignment
     from elastic_run.core.protocol.facts import Fact
     from elastic_run.rendezvous.elastic.backend.base import Backend
-    from elastic_run.store.job_store import JobStore
+    from elastic_run.store.jobstore.api import JobStore
 
 __all__ = ["DeathProofs", "death_facts", "find_notice_limit", "name_job"]
 

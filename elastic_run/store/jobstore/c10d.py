@@ -19,16 +19,16 @@ from __future__ import annotations
 import time
 from contextlib import contextmanager
 
-from elastic_run.store.agent_client import NOTHING, AgentClient
 from elastic_run.store.errors import SILENT, StoreConnectionError, StoreTimeoutError
-from elastic_run.store.job_store import ENTRIES_AT_ONCE, JobStore, job_path
-from elastic_run.store.stream_keys import count_key, floor_key, slot_key
+from elastic_run.store.jobstore.api import ENTRIES_AT_ONCE, JobStore, job_path
+from elastic_run.store.tcpstore.agent_client import NOTHING, AgentClient
+from elastic_run.store.tcpstore.stream_keys import count_key, floor_key, slot_key
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from elastic_run.store.authentication import ClientAuthentication
+    from elastic_run.store.tcpstore.authentication import ClientAuthentication
 
 #: Seconds that a slot may stay empty while later ones are filled.
 _GAP_LIVES = 1.0

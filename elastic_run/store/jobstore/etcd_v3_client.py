@@ -19,24 +19,24 @@ import json
 import time
 from base64 import b64decode, b64encode
 
+from elastic_run.store.backoff import Backoff
 from elastic_run.store.errors import (
     FOREIGN,
     UNREADY,
     StoreAccessError,
     StoreConnectionError,
 )
-from elastic_run.store.etcd_job_store import Directory, EtcdReader, HistoryLostError, Item, Watch
-from elastic_run.store.http_messages import ChunkedLines
-from elastic_run.store.retreat import Retreat
-from elastic_run.store.revisions import Revisions
+from elastic_run.store.jobstore.etcd import Directory, EtcdReader, HistoryLostError, Item, Watch
+from elastic_run.store.jobstore.http_messages import ChunkedLines
+from elastic_run.store.jobstore.revisions import Revisions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any, TypeAlias
 
-    from elastic_run.store.http_client import Credentials, HttpClient
-    from elastic_run.store.http_messages import Answer
+    from elastic_run.store.jobstore.http_client import Credentials, HttpClient
+    from elastic_run.store.jobstore.http_messages import Answer
 
     Document: TypeAlias = dict[str, Any]
 
@@ -88,7 +88,7 @@ class _Fault:
         return status >= _SERVER_ERROR or self.code in _NOT_NOW or "timed out" in self.text or "leader" in self.text
 
 
-class EtcdApi(EtcdReader):
+class EtcdV3Client(EtcdReader):
     """Asks a cluster.
 
     Args:
@@ -111,9 +111,9 @@ class EtcdApi(EtcdReader):
         self._pass = shared or Pass()
         self._has_watched = False
 
-    def clone(self) -> EtcdApi:
+    def clone(self) -> EtcdV3Client:
         """Return another client, not yet connected."""
-        return EtcdApi(self.http.clone(), self.credentials, self._pass, self.revisions)
+        return EtcdV3Client(self.http.clone(), self.credentials, self._pass, self.revisions)
 
     def call(self, path: str, request: Document) -> Document:
         """Make one call.
@@ -131,9 +131,9 @@ class EtcdApi(EtcdReader):
             LeaseGoneError: The lease of the request is unknown.
         """
         deadline = time.monotonic() + self.http.timeout
-        retreat = self._make_retreat()
+        backoff = self._make_backoff()
         while True:
-            token = self._find_token(deadline, retreat)
+            token = self._find_token(deadline, backoff)
             before = self.revisions.highest
             status, document = self._ask(path, request, token)
             if status == _OK and "error" not in document:
@@ -141,16 +141,16 @@ class EtcdApi(EtcdReader):
                     found = int(document.get("header", {}).get("revision", 0))
                     self.revisions.check(f"etcd at {self.http.endpoint}", before, found)
                 return document
-            self._face(status, _Fault(document), token, deadline=deadline, retreat=retreat)
+            self._face(status, _Fault(document), token, deadline=deadline, backoff=backoff)
 
-    def _make_retreat(self) -> Retreat:
-        return Retreat(_PAUSE, _LAST_PAUSE, self.http.draw)
+    def _make_backoff(self) -> Backoff:
+        return Backoff(_PAUSE, _LAST_PAUSE, self.http.draw)
 
     def _ask(self, path: str, request: Document, token: str) -> tuple[int, Document]:
         answer = self.http.ask("POST", f"/v3/{path}", json.dumps(request).encode(), _headers(token))
         return answer.status, _parse(answer, self.http)
 
-    def _find_token(self, deadline: float, retreat: Retreat) -> str:
+    def _find_token(self, deadline: float, backoff: Backoff) -> str:
         """Return the token of our user, after asking for one where there is none; "" without a user."""
         user = self.credentials
         token = "" if user is None else self._pass.token
@@ -162,14 +162,14 @@ class EtcdApi(EtcdReader):
                 message = f"etcd at {self.http.endpoint} refuses user {user.user!r}: {fault.text}"
                 raise StoreAccessError(message)
             if not token:
-                self._face(status, fault, token, deadline=deadline, retreat=retreat)
+                self._face(status, fault, token, deadline=deadline, backoff=backoff)
         return token
 
-    def _face(self, status: int, fault: _Fault, token: str, *, deadline: float, retreat: Retreat) -> None:
+    def _face(self, status: int, fault: _Fault, token: str, *, deadline: float, backoff: Backoff) -> None:
         """Raise what an error means, or return where the call is worth another try."""
         if fault.code == _NOT_FOUND and "lease" in fault.text:
             raise LeaseGoneError(fault.text)
-        pause = retreat.next_pause()
+        pause = backoff.next_pause()
         is_over = time.monotonic() + pause > deadline
         if token and fault.is_of_token and not is_over:
             if self._pass.token == token:
@@ -232,7 +232,7 @@ class EtcdApi(EtcdReader):
         if self._has_watched:
             self._pass.token = ""  # a watch that was ended doesn't always say why: the token may be old
         self._has_watched = True
-        token = self._find_token(time.monotonic() + self.http.timeout, self._make_retreat())
+        token = self._find_token(time.monotonic() + self.http.timeout, self._make_backoff())
         request = range_request(directory, end_of(directory), start_revision=str(number))
         body = json.dumps({"create_request": request}).encode()
         stream, answer = self.http.open_answer("POST", "/v3/watch", body, {**_REQUIRE_LEADER, **_headers(token)})

@@ -4,38 +4,38 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_run.store.retreat import Retreat, draw_fraction
+from elastic_run.store.backoff import Backoff, draw_fraction
 
 
-def pauses(retreat: Retreat, count: int) -> list[float]:
+def pauses(backoff: Backoff, count: int) -> list[float]:
     """Return the next pauses."""
-    return [retreat.next_pause() for _ in range(count)]
+    return [backoff.next_pause() for _ in range(count)]
 
 
 def test_pauses_double_up_to_the_longest() -> None:
     """Each pause may be twice as long as the one before, until they are as long as pauses get."""
-    assert pauses(Retreat(0.1, 0.5, lambda: 1.0), 5) == pytest.approx([0.1, 0.2, 0.4, 0.5, 0.5])
+    assert pauses(Backoff(0.1, 0.5, lambda: 1.0), 5) == pytest.approx([0.1, 0.2, 0.4, 0.5, 0.5])
 
 
 def test_a_pause_has_any_length_up_to_its_bound() -> None:
     """A pause is the drawn part of its bound: two who failed at the same moment don't come back at the same moment."""
     drawn = iter([0.0, 0.5, 0.25])
-    assert pauses(Retreat(0.1, 5.0, lambda: next(drawn)), 3) == pytest.approx([0.0, 0.1, 0.1])
+    assert pauses(Backoff(0.1, 5.0, lambda: next(drawn)), 3) == pytest.approx([0.0, 0.1, 0.1])
 
 
 def test_success_begins_anew() -> None:
     """After a success the next failure is the first."""
-    retreat = Retreat(0.1, 5.0, lambda: 1.0)
-    pauses(retreat, 4)
-    retreat.reset()
-    assert pauses(retreat, 2) == pytest.approx([0.1, 0.2])
+    backoff = Backoff(0.1, 5.0, lambda: 1.0)
+    pauses(backoff, 4)
+    backoff.reset()
+    assert pauses(backoff, 2) == pytest.approx([0.1, 0.2])
 
 
 def test_a_shorter_limit_for_one_pause() -> None:
     """A pause may be limited more than the others, and what follows goes on from there."""
-    retreat = Retreat(0.1, 5.0, lambda: 1.0)
-    assert [retreat.next_pause(0.3) for _ in range(4)] == pytest.approx([0.1, 0.2, 0.3, 0.3])
-    assert retreat.next_pause() == pytest.approx(0.6)
+    backoff = Backoff(0.1, 5.0, lambda: 1.0)
+    assert [backoff.next_pause(0.3) for _ in range(4)] == pytest.approx([0.1, 0.2, 0.3, 0.3])
+    assert backoff.next_pause() == pytest.approx(0.6)
 
 
 def test_a_thousand_pauses_are_spread_evenly() -> None:

@@ -16,7 +16,7 @@ import _socket
 import os
 import signal
 
-from elastic_run.store.server import StoreServer
+from elastic_run.store.tcpstore.server import StoreServer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

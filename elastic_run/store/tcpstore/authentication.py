@@ -6,11 +6,11 @@ Rules
   many round trips with a token as without one.
 - A proof is an HMAC-SHA256 over the role and both nonces. Both nonces are new for each connection, so a recorded proof
   is worth nothing on another one. The role is signed, so the server's proof can't be sent back as the client's.
-- The key is derived from the token for this purpose alone: a proof is never a signature of a value (`sealed`).
+- The key is derived from the token for this purpose alone: a proof is never a signature of a value (`jobstore.signed`).
 - Proofs are compared in constant time.
 - The server proves itself to every stranger who asks, so the token can be guessed offline if it is short: it has to be
   random.
-- The connection is not encrypted, and its messages are not signed. Values are signed as well (`sealed`).
+- The connection is not encrypted, and its messages are not signed. Values are signed as well (`jobstore.signed`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import hmac
 import logging
 import os
 
-from elastic_run.store import wire
 from elastic_run.store.errors import FOREIGN, StoreConnectionError, StoreTokenError, make_full_error
+from elastic_run.store.tcpstore import wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import threading
 from bisect import bisect_right
 
 from elastic_run.store.errors import SILENT, StoreConnectionError
-from elastic_run.store.job_store import ENTRIES_AT_ONCE, JobStore
+from elastic_run.store.jobstore.api import ENTRIES_AT_ONCE, JobStore
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

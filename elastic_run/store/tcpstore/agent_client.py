@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import time
 
-from elastic_run.store import wire
-from elastic_run.store.client import StoreClient, encode_value
-from elastic_run.store.stream_keys import count_key, floor_key, slot_key
+from elastic_run.store.tcpstore import wire
+from elastic_run.store.tcpstore.client import StoreClient, encode_value
+from elastic_run.store.tcpstore.stream_keys import count_key, floor_key, slot_key
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

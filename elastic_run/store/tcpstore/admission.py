@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 
 from elastic_run.records import dataclass
-from elastic_run.store import wire
+from elastic_run.store.tcpstore import wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hmac import HMAC
 
     from elastic_run.loop import Loop, Timer
-    from elastic_run.store.connection import Connection
+    from elastic_run.store.tcpstore.connection import Connection
 
 __all__ = ["Admission", "TokenRequirement"]
 
@@ -162,7 +162,7 @@ class Admission:
 
     def _challenge(self, connection: Connection, nonce: bytes | int) -> None:
         # Imported by who has a token, and in the server's thread: hashing costs milliseconds to import.
-        from elastic_run.store import authentication  # noqa: PLC0415
+        from elastic_run.store.tcpstore import authentication  # noqa: PLC0415
 
         if connection in self._nonces or not isinstance(nonce, bytes) or len(nonce) != wire.NONCE_SIZE:
             raise wire.UnprovedError
@@ -174,7 +174,7 @@ class Admission:
         connection.reply(wire.U64.pack(len(own) + len(proof)) + own + proof)
 
     def _check(self, connection: Connection, proof: bytes | int) -> None:
-        from elastic_run.store import authentication  # noqa: PLC0415 - see above
+        from elastic_run.store.tcpstore import authentication  # noqa: PLC0415 - see above
 
         nonces = self._nonces.get(connection)
         if self._key is None or nonces is None or not isinstance(proof, bytes):

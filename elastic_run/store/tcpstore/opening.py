@@ -12,8 +12,7 @@ from __future__ import annotations
 import os
 import time
 
-from elastic_run.store import wire
-from elastic_run.store.dialing import connect_once
+from elastic_run.store.connecting import connect_once
 from elastic_run.store.errors import (
     CLOSED,
     FOREIGN,
@@ -24,12 +23,13 @@ from elastic_run.store.errors import (
     make_full_error,
 )
 from elastic_run.store.stream import Stream
+from elastic_run.store.tcpstore import wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elastic_run.store.authentication import ClientAuthentication
+    from elastic_run.store.tcpstore.authentication import ClientAuthentication
 
 __all__ = ["Opening"]
 

@@ -11,8 +11,8 @@ Rules
 
 from __future__ import annotations
 
-from elastic_run.store import wire
-from elastic_run.store.opening import Opening
+from elastic_run.store.tcpstore import wire
+from elastic_run.store.tcpstore.opening import Opening
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self  # for the type checker only: typing has it from Python 3.11 on
 
-    from elastic_run.store.authentication import ClientAuthentication
+    from elastic_run.store.tcpstore.authentication import ClientAuthentication
 
 _NAMED = 5
 

@@ -15,20 +15,20 @@ import math
 import time
 
 from elastic_run.store.errors import StoreError
-from elastic_run.store.etcd_job_store import EtcdJobStore
-from elastic_run.store.etcd_v2_api import (
+from elastic_run.store.jobstore.api import LEFT_BEHIND
+from elastic_run.store.jobstore.compression import compress, decompress
+from elastic_run.store.jobstore.etcd import EtcdJobStore
+from elastic_run.store.jobstore.etcd_v2_client import (
     CHANGED,
     MISSING,
     NOT_A_FILE,
     NOT_EMPTY,
     THERE_ALREADY,
-    EtcdV2Api,
+    EtcdV2Client,
     KeyStateError,
     decode_value,
     encode_value,
 )
-from elastic_run.store.job_store import LEFT_BEHIND
-from elastic_run.store.packing import pack, unpack
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class EtcdV2JobStore(EtcdJobStore):
     """
 
     def __init__(
-        self, api: EtcdV2Api, run_id: str, *, lease: float = 6.0, prefix: str = "", has_job: bool = False
+        self, api: EtcdV2Client, run_id: str, *, lease: float = 6.0, prefix: str = "", has_job: bool = False
     ) -> None:
         super().__init__(api, run_id, lease, prefix.lstrip("/"))
         self._api = api
@@ -134,7 +134,7 @@ class EtcdV2JobStore(EtcdJobStore):
             if len(paths) <= _FEW:
                 return self._look(paths)
             there = {item.key: item.value for item in self._api.read_directory(self._beat("")).items}
-            return [None if (value := there.get(path)) is None else unpack(value) for path in paths]
+            return [None if (value := there.get(path)) is None else decompress(value) for path in paths]
 
     def _make_job(self) -> None:
         if not self._has_job:
@@ -174,7 +174,7 @@ class EtcdV2JobStore(EtcdJobStore):
             return None, 0
         self._has_job = True
         node = document["node"]
-        return unpack(decode_value(str(node.get("value", "")))), int(node.get("modifiedIndex", 0))
+        return decompress(decode_value(str(node.get("value", "")))), int(node.get("modifiedIndex", 0))
 
     def _delete(self, paths: Sequence[str]) -> None:
         for path in paths:
@@ -192,4 +192,4 @@ class EtcdV2JobStore(EtcdJobStore):
 
 
 def _fields(value: bytes) -> Mapping[str, str]:
-    return {"value": encode_value(pack(value))}
+    return {"value": encode_value(compress(value))}

@@ -23,21 +23,21 @@ import _socket  # `socket` builds enums when it is imported: 3 ms, and this is o
 import errno
 import os
 
-from elastic_run.store import wire
-from elastic_run.store.answers import Answers
-from elastic_run.store.connection import Connection, Holdings
 from elastic_run.store.errors import ServerDefectError
-from elastic_run.store.groups import Member, ProcessGroups
 from elastic_run.store.limits import FEW_DESCRIPTORS, RESERVED_DESCRIPTORS, measure
-from elastic_run.store.listener import PortTakenError, open_listener, raise_descriptor_limit
+from elastic_run.store.tcpstore import wire
+from elastic_run.store.tcpstore.connection import Connection, Holdings
+from elastic_run.store.tcpstore.groups import Member, ProcessGroups
+from elastic_run.store.tcpstore.listener import PortTakenError, open_listener, raise_descriptor_limit
+from elastic_run.store.tcpstore.request_handler import RequestHandler
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from elastic_run.loop import Loop, Timer
-    from elastic_run.store.admission import Admission, TokenRequirement
-    from elastic_run.store.memory import MemoryStore
+    from elastic_run.store.tcpstore.admission import Admission, TokenRequirement
+    from elastic_run.store.tcpstore.memory import MemoryStore
 
 __all__ = ["PortTakenError", "StoreServer", "open_listener", "raise_descriptor_limit"]
 
@@ -82,8 +82,8 @@ class StoreServer:
     ) -> None:
         self._loop = loop
         self._listeners = (listener, *further)
-        self._workers = Answers(data)
-        self._agents = Answers(is_for_agents=True)
+        self._workers = RequestHandler(data)
+        self._agents = RequestHandler(is_for_agents=True)
         self._on_unknown_operation = on_unknown_operation
         self._groups = ProcessGroups(self._workers.data) if separates_groups else None
         self._on_refusal = on_refusal
@@ -105,7 +105,7 @@ class StoreServer:
         return len(self._connections) - (0 if self._admission is None else self._admission.waiting)
 
     def _make_admission(self, requirement: TokenRequirement) -> Admission:
-        from elastic_run.store.admission import Admission  # noqa: PLC0415 - most jobs have no token
+        from elastic_run.store.tcpstore.admission import Admission  # noqa: PLC0415 - most jobs have no token
 
         return Admission(
             self._loop,

@@ -16,8 +16,10 @@ import math
 import secrets
 import time
 
-from elastic_run.store.etcd_job_store import EtcdJobStore
-from elastic_run.store.etcd_v3_api import (
+from elastic_run.store.jobstore.api import LEFT_BEHIND
+from elastic_run.store.jobstore.compression import compress, decompress
+from elastic_run.store.jobstore.etcd import EtcdJobStore
+from elastic_run.store.jobstore.etcd_v3_client import (
     LeaseGoneError,
     encode,
     encode_key,
@@ -25,16 +27,14 @@ from elastic_run.store.etcd_v3_api import (
     parse_items,
     range_request,
 )
-from elastic_run.store.job_store import LEFT_BEHIND
-from elastic_run.store.packing import pack, unpack
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from typing import TypeVar
 
-    from elastic_run.store.etcd_job_store import Item
-    from elastic_run.store.etcd_v3_api import Document, EtcdApi
+    from elastic_run.store.jobstore.etcd import Item
+    from elastic_run.store.jobstore.etcd_v3_client import Document, EtcdV3Client
 
     _T = TypeVar("_T")
 
@@ -62,7 +62,7 @@ class EtcdV3JobStore(EtcdJobStore):
 
     def __init__(
         self,
-        api: EtcdApi,
+        api: EtcdV3Client,
         run_id: str,
         *,
         lease: float = 6.0,
@@ -92,7 +92,7 @@ class EtcdV3JobStore(EtcdJobStore):
 
     def create_beside(self, key: str, value: bytes, other: str) -> tuple[bytes, bytes | None]:
         there, beside = self._create(self._key(key), value, [{"request_range": range_request(self._key(other))}])
-        return there, _unpacked(parse_items(beside[0]["response_range"]))
+        return there, _decompressed(parse_items(beside[0]["response_range"]))
 
     def _create(self, path: str, value: bytes, beside: list[Document]) -> tuple[bytes, list[Document]]:
         """Create a key unless it is there; returns what is there, and the answers to what is asked beside it."""
@@ -108,7 +108,7 @@ class EtcdV3JobStore(EtcdJobStore):
                 responses = answer["responses"]
                 if answer.get("succeeded"):
                     return value, responses[1:]
-                there = _unpacked(parse_items(responses[0]["response_range"]))
+                there = _decompressed(parse_items(responses[0]["response_range"]))
                 if there is not None:
                     return there, responses[1:]
 
@@ -116,7 +116,7 @@ class EtcdV3JobStore(EtcdJobStore):
         path = self._key(key)
         with self._closes_on_loss():
             items = parse_items(self._api.call("kv/range", range_request(path)))
-            there = _unpacked(items)
+            there = _decompressed(items)
             if there != expected:
                 return there
             number = str(items[0].changed) if items else "0"  # a key that isn't there has 0
@@ -143,7 +143,7 @@ class EtcdV3JobStore(EtcdJobStore):
             if last is not None:
                 return self._api.keep_alive(lease)
             self._api.grant(lease, math.ceil(self._lease))
-            put = {"key": encode_key(self._beat(node)), "value": encode(pack(value)), "lease": str(lease)}
+            put = {"key": encode_key(self._beat(node)), "value": encode(compress(value)), "lease": str(lease)}
             try:
                 self._api.call("kv/put", put)
             except LeaseGoneError:
@@ -165,7 +165,7 @@ class EtcdV3JobStore(EtcdJobStore):
             if len(paths) <= _OPERATIONS:
                 return self._look(paths)
             there = {item.key: item.value for item in self._api.read_directory(self._beat("")).items}
-            return [None if (value := there.get(path)) is None else unpack(value) for path in paths]
+            return [None if (value := there.get(path)) is None else decompress(value) for path in paths]
 
     def _renew_job(self) -> None:
         now = time.monotonic()
@@ -186,11 +186,11 @@ class EtcdV3JobStore(EtcdJobStore):
     def _look(self, paths: Sequence[str]) -> list[bytes | None]:
         if len(paths) == 1:  # most often it is one, and this costs etcd the least
             there = parse_items(self._api.call("kv/range", range_request(paths[0])))
-            return [_unpacked(there)]
+            return [_decompressed(there)]
         values: list[bytes | None] = []
         for some in _batches([{"request_range": range_request(path)} for path in paths]):
             answers = self._api.call("kv/txn", {"success": some})["responses"]
-            values += [_unpacked(parse_items(answer["response_range"])) for answer in answers]
+            values += [_decompressed(parse_items(answer["response_range"])) for answer in answers]
         return values
 
     def _put(self, values: Mapping[str, bytes]) -> None:
@@ -198,7 +198,9 @@ class EtcdV3JobStore(EtcdJobStore):
             self._with_job_lease(lambda some=some: self._api.call("kv/txn", {"success": some}))  # type: ignore[misc]
 
     def _put_request(self, path: str, value: bytes) -> Document:
-        return {"request_put": {"key": encode_key(path), "value": encode(pack(value)), "lease": str(self._job_lease)}}
+        return {
+            "request_put": {"key": encode_key(path), "value": encode(compress(value)), "lease": str(self._job_lease)}
+        }
 
     def _delete(self, paths: Iterable[str]) -> None:
         for some in _batches([{"request_delete_range": range_request(path)} for path in paths]):
@@ -218,9 +220,9 @@ def _lease_of(path: str) -> int:
     return int.from_bytes(hashlib.sha256(path.encode()).digest()[:8], "big") >> 1 | 1
 
 
-def _unpacked(items: list[Item]) -> bytes | None:
+def _decompressed(items: list[Item]) -> bytes | None:
     stored = items[0].value if items else None
-    return None if stored is None else unpack(stored)
+    return None if stored is None else decompress(stored)
 
 
 def _batches(operations: list[Document]) -> Iterator[list[Document]]:

@@ -5,7 +5,7 @@ Rules
 - Any server will do. The one that works is kept; where one fails, or says that it can't just now, the next one is
   asked, round and round until the time is over. So a request may be done twice: callers make that harmless.
 - A server that says nothing is left for the next one soon, at first, and later in the next rounds. When all have
-  failed there is a pause before the next round, of random length: a crowd must not ask again in step (see `retreat`).
+  failed there is a pause before the next round, of random length: a crowd must not ask again in step (see `backoff`).
 - Built on `Stream`: everything has a deadline, and `close` may come from another thread. The standard library's client
   can do neither, and a stream that timed out once is lost with it.
 """
@@ -17,7 +17,8 @@ import time
 
 from elastic_run.contract import LONGEST_WAIT
 from elastic_run.records import dataclass
-from elastic_run.store.dialing import connect_once
+from elastic_run.store.backoff import Backoff, draw_fraction
+from elastic_run.store.connecting import connect_once
 from elastic_run.store.errors import (
     FOREIGN,
     SILENT,
@@ -27,8 +28,7 @@ from elastic_run.store.errors import (
     StoreTimeoutError,
     WireError,
 )
-from elastic_run.store.http_messages import Answer, encode, receive_body, receive_head
-from elastic_run.store.retreat import Retreat, draw_fraction
+from elastic_run.store.jobstore.http_messages import Answer, encode, receive_body, receive_head
 from elastic_run.store.stream import Stream
 
 TYPE_CHECKING = False
@@ -210,7 +210,7 @@ class HttpClient:
         """Do something with each server in turn until it works."""
         deadline = time.monotonic() + self.timeout
         patience = _PATIENCE if len(self._endpoints) > 1 else self.timeout
-        retreat = Retreat(_PAUSE, _LAST_PAUSE, self.draw)
+        backoff = Backoff(_PAUSE, _LAST_PAUSE, self.draw)
         failures = 0
         while True:
             left = deadline - time.monotonic()
@@ -222,7 +222,7 @@ class HttpClient:
             left = deadline - time.monotonic()
             # A connection that broke while it was idle is no reason to wait; nor is one server of several.
             is_round_over = failures % len(self._endpoints) == 0 and failures > 1
-            pause = retreat.next_pause() if is_round_over else 0.0
+            pause = backoff.next_pause() if is_round_over else 0.0
             if self._is_closed or failure.reason == FOREIGN or left <= max(pause, _PAUSE):
                 raise failure
             if is_round_over:

@@ -21,24 +21,24 @@ import time
 from base64 import b64decode, b64encode
 from urllib.parse import quote, urlencode
 
+from elastic_run.store.backoff import Backoff
 from elastic_run.store.errors import (
     FOREIGN,
     UNREADY,
     StoreAccessError,
     StoreConnectionError,
 )
-from elastic_run.store.etcd_job_store import Directory, EtcdReader, HistoryLostError, Item, Watch
-from elastic_run.store.http_messages import receive_body
-from elastic_run.store.retreat import Retreat
-from elastic_run.store.revisions import Revisions
+from elastic_run.store.jobstore.etcd import Directory, EtcdReader, HistoryLostError, Item, Watch
+from elastic_run.store.jobstore.http_messages import receive_body
+from elastic_run.store.jobstore.revisions import Revisions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any, TypeAlias
 
-    from elastic_run.store.http_client import Credentials, HttpClient
-    from elastic_run.store.http_messages import Answer
+    from elastic_run.store.jobstore.http_client import Credentials, HttpClient
+    from elastic_run.store.jobstore.http_messages import Answer
     from elastic_run.store.stream import Stream
 
     Document: TypeAlias = dict[str, Any]
@@ -69,7 +69,7 @@ class KeyStateError(Exception):
         self.index = index
 
 
-class EtcdV2Api(EtcdReader):
+class EtcdV2Client(EtcdReader):
     """Asks a cluster.
 
     Args:
@@ -85,8 +85,8 @@ class EtcdV2Api(EtcdReader):
         self.revisions = revisions or Revisions()
         self._credentials = credentials
 
-    def clone(self) -> EtcdV2Api:
-        return EtcdV2Api(self.http.clone(), self._credentials, self.revisions)
+    def clone(self) -> EtcdV2Client:
+        return EtcdV2Client(self.http.clone(), self._credentials, self.revisions)
 
     def call(self, method: str, key: str, fields: Mapping[str, str], query: Mapping[str, str]) -> tuple[Document, int]:
         """Make one call.
@@ -106,7 +106,7 @@ class EtcdV2Api(EtcdReader):
             KeyStateError: etcd refuses the operation.
         """
         deadline = time.monotonic() + self.http.timeout
-        retreat = Retreat(_PAUSE, _LAST_PAUSE, self.http.draw)
+        backoff = Backoff(_PAUSE, _LAST_PAUSE, self.http.draw)
         body = urlencode(fields).encode()
         path = _path(key, query)
         while True:
@@ -116,13 +116,13 @@ class EtcdV2Api(EtcdReader):
             if answer.status in _OK:
                 self.revisions.check(f"etcd at {self.http.endpoint}", before, _index(answer))
                 return document, _index(answer)
-            self._face(answer, document, deadline, retreat)
+            self._face(answer, document, deadline, backoff)
 
-    def _face(self, answer: Answer, document: Document, deadline: float, retreat: Retreat) -> None:
+    def _face(self, answer: Answer, document: Document, deadline: float, backoff: Backoff) -> None:
         """Raise what an error means, or return where the call is worth another try."""
         message = f"etcd at {self.http.endpoint}: {document.get('message')} ({document.get('cause')})"
         if answer.status >= _SERVER_ERROR:
-            pause = retreat.next_pause()
+            pause = backoff.next_pause()
             if time.monotonic() + pause > deadline:
                 raise StoreConnectionError(message, UNREADY)
             self.http.prefer_next()
@@ -181,7 +181,7 @@ class _Watch(Watch):
     Rejected: `stream=true`, which falls silent for good after it has told an event of the past.
     """
 
-    def __init__(self, api: EtcdV2Api, directory: str, index: int) -> None:
+    def __init__(self, api: EtcdV2Client, directory: str, index: int) -> None:
         self._api = api
         self._directory = directory
         self._index = index

@@ -17,7 +17,7 @@ import errno
 from abc import ABC, abstractmethod
 
 from elastic_run import contract
-from elastic_run.store.listener import bind_port, open_listeners
+from elastic_run.store.tcpstore.listener import bind_port, open_listeners
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from elastic_run.loop import Loop
-    from elastic_run.store.server import StoreServer
-    from elastic_run.store.torch_server import TorchServer
+    from elastic_run.store.tcpstore.server import StoreServer
+    from elastic_run.store.tcpstore.torch_server import TorchServer
 
 LOOPBACK = "127.0.0.1"
 #: Local workers up to which our server is the faster choice: no second of torch import, no second process.
@@ -129,7 +129,7 @@ def open_worker_store(
     if mode == "agent":
         return _AgentStore(port or 0, on_unknown_operation, host, on_refusal)
     if mode == "torch":
-        from elastic_run.store.torch_server import TorchServer  # noqa: PLC0415 - not on the usual way
+        from elastic_run.store.tcpstore.torch_server import TorchServer  # noqa: PLC0415 - not on the usual way
 
         def start(loop: Loop, listener: _socket.socket) -> TorchServer:
             return TorchServer(loop, listener, python=python, env=env, on_lost=on_lost, on_refusal=on_refusal)
@@ -176,7 +176,7 @@ class _AgentStore(WorkerStore):
         loop.add_reader(self._listener.fileno(), lambda: self._begin(loop))
 
     def _begin(self, loop: Loop) -> None:
-        from elastic_run.store.server import StoreServer  # noqa: PLC0415 - not on the way to the first worker
+        from elastic_run.store.tcpstore.server import StoreServer  # noqa: PLC0415 - not on the way to the first worker
 
         loop.remove_reader(self._listener.fileno())
         self._server = StoreServer(

@@ -18,16 +18,16 @@ from collections import deque
 from sys import getrefcount
 
 from elastic_run.store.errors import LimitError
-from elastic_run.store.integers import parse_integer
 from elastic_run.store.limits import ENTRY_COST, QUEUE_COST, UNBOUNDED
-from elastic_run.store.stream_keys import count_key, floor_key, slot_key
-from elastic_run.store.waits import Waits
+from elastic_run.store.tcpstore.integers import parse_integer
+from elastic_run.store.tcpstore.stream_keys import count_key, floor_key, slot_key
+from elastic_run.store.tcpstore.waits import Waits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from elastic_run.store.waits import Waiter
+    from elastic_run.store.tcpstore.waits import Waiter
 
 _MODULUS = 1 << 64
 _INT64_MIN = -(1 << 63)

@@ -17,7 +17,7 @@ import hmac
 import logging
 
 from elastic_run.store.errors import StoreForgedError
-from elastic_run.store.job_store import JobStore
+from elastic_run.store.jobstore.api import JobStore
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ _SIZE = hashlib.sha256().digest_size
 _ENTRY, _KEY, _BEAT = b"entry", b"key", b"beat"
 
 
-class SealedStore(JobStore):
+class SignedStore(JobStore):
     """Signs what goes into a store, and checks what comes out.
 
     Args:
@@ -55,11 +55,11 @@ class SealedStore(JobStore):
 
     # --- streams -------------------------------------------------------------------------------------------------
     def append(self, stream: str, value: bytes) -> None:
-        self._store.append(stream, self._seal(_ENTRY, stream, value))
+        self._store.append(stream, self._add_signature(_ENTRY, stream, value))
 
     def read(self, stream: str, position: int, timeout: float) -> tuple[list[bytes], int]:
         entries, position = self._store.read(stream, position, timeout)
-        opened = [self._open(_ENTRY, stream, entry) for entry in entries]
+        opened = [self._remove_signature(_ENTRY, stream, entry) for entry in entries]
         return [entry for entry in opened if entry is not None], position
 
     def trim(self, stream: str, position: int) -> None:
@@ -67,51 +67,51 @@ class SealedStore(JobStore):
 
     # --- keys ----------------------------------------------------------------------------------------------------
     def create(self, key: str, value: bytes) -> bytes:
-        return self._open_surely(key, self._store.create(key, self._seal(_KEY, key, value)))
+        return self._read_surely(key, self._store.create(key, self._add_signature(_KEY, key, value)))
 
     def replace(self, key: str, expected: bytes | None, value: bytes) -> bytes | None:
-        sealed = None if expected is None else self._seal(_KEY, key, expected)
-        there = self._store.replace(key, sealed, self._seal(_KEY, key, value))
-        return None if there is None else self._open_surely(key, there)
+        signed = None if expected is None else self._add_signature(_KEY, key, expected)
+        there = self._store.replace(key, signed, self._add_signature(_KEY, key, value))
+        return None if there is None else self._read_surely(key, there)
 
     def create_beside(self, key: str, value: bytes, other: str) -> tuple[bytes, bytes | None]:
-        there, beside = self._store.create_beside(key, self._seal(_KEY, key, value), other)
-        return self._open_surely(key, there), None if beside is None else self._open(_KEY, other, beside)
+        there, beside = self._store.create_beside(key, self._add_signature(_KEY, key, value), other)
+        return self._read_surely(key, there), None if beside is None else self._remove_signature(_KEY, other, beside)
 
     def wait(self, key: str, timeout: float) -> bytes | None:
         there = self._store.wait(key, timeout)
-        return None if there is None else self._open_surely(key, there)
+        return None if there is None else self._read_surely(key, there)
 
     def wait_beside(self, key: str, other: str, timeout: float) -> tuple[bytes | None, bytes | None]:
         there, beside = self._store.wait_beside(key, other, timeout)
-        opened = None if beside is None else self._open(_KEY, other, beside)
-        return None if there is None else self._open_surely(key, there), opened
+        opened = None if beside is None else self._remove_signature(_KEY, other, beside)
+        return None if there is None else self._read_surely(key, there), opened
 
     def is_forged(self, key: str) -> bool:
         return _name(_KEY, key) in self._reported
 
     def follow(self, key: str) -> bytes | None:
         there = self._store.follow(key)
-        return None if there is None else self._open(_KEY, key, there)
+        return None if there is None else self._remove_signature(_KEY, key, there)
 
     def get(self, keys: Sequence[str]) -> list[bytes | None]:
         there = zip(keys, self._store.get(keys), strict=True)
-        return [None if sealed is None else self._open(_KEY, key, sealed) for key, sealed in there]
+        return [None if signed is None else self._remove_signature(_KEY, key, signed) for key, signed in there]
 
     def write(self, values: Mapping[str, bytes]) -> None:
-        self._store.write({key: self._seal(_KEY, key, value) for key, value in values.items()})
+        self._store.write({key: self._add_signature(_KEY, key, value) for key, value in values.items()})
 
     def delete(self, keys: Sequence[str]) -> None:
         self._store.delete(keys)
 
     # --- beats ---------------------------------------------------------------------------------------------------
     def write_beat(self, node: str, value: bytes, last: bytes | None = None) -> bool:
-        sealed = None if last is None else self._seal(_BEAT, node, last)
-        return self._store.write_beat(node, self._seal(_BEAT, node, value), sealed)
+        signed = None if last is None else self._add_signature(_BEAT, node, last)
+        return self._store.write_beat(node, self._add_signature(_BEAT, node, value), signed)
 
     def fetch_beats(self, nodes: Sequence[str]) -> list[bytes | None]:
         there = zip(nodes, self._store.fetch_beats(nodes), strict=True)
-        return [None if sealed is None else self._open(_BEAT, node, sealed) for node, sealed in there]
+        return [None if signed is None else self._remove_signature(_BEAT, node, signed) for node, signed in there]
 
     def forget_beats(self, nodes: Sequence[str]) -> None:
         self._store.forget_beats(nodes)
@@ -120,8 +120,8 @@ class SealedStore(JobStore):
     def remove_job(self) -> None:
         self._store.remove_job()
 
-    def clone(self) -> SealedStore:
-        return SealedStore(self._store.clone(), self._secret, self._reported)
+    def clone(self) -> SignedStore:
+        return SignedStore(self._store.clone(), self._secret, self._reported)
 
     def set_timeout(self, timeout: float) -> None:
         self._store.set_timeout(timeout)
@@ -129,14 +129,14 @@ class SealedStore(JobStore):
     def close(self) -> None:
         self._store.close()
 
-    # --- seals ---------------------------------------------------------------------------------------------------
-    def _seal(self, kind: bytes, place: str, value: bytes) -> bytes:
+    # --- signatures ----------------------------------------------------------------------------------------------
+    def _add_signature(self, kind: bytes, place: str, value: bytes) -> bytes:
         return self._sign(kind, place, value) + value
 
-    def _open(self, kind: bytes, place: str, sealed: bytes) -> bytes | None:
+    def _remove_signature(self, kind: bytes, place: str, signed: bytes) -> bytes | None:
         """Return a value, or None if nobody of the job wrote it there."""
-        value = sealed[_SIZE:]
-        if hmac.compare_digest(sealed[:_SIZE], self._sign(kind, place, value)):
+        value = signed[_SIZE:]
+        if hmac.compare_digest(signed[:_SIZE], self._sign(kind, place, value)):
             return value
         name = _name(kind, place)
         if name not in self._reported:
@@ -146,8 +146,8 @@ class SealedStore(JobStore):
             logger.warning("elastic-run: %s at %s was not written by a member of this job: left out", name, self.name)
         return None
 
-    def _open_surely(self, key: str, sealed: bytes) -> bytes:
-        value = self._open(_KEY, key, sealed)
+    def _read_surely(self, key: str, signed: bytes) -> bytes:
+        value = self._remove_signature(_KEY, key, signed)
         if value is None:
             message = f"key {key} at {self.name} was not written by a member of this job"
             raise StoreForgedError(message)

@@ -11,7 +11,7 @@ Rules
 - When the store can't be reached, or broke the connection, the operation raises `StoreConnectionError` and the object
   is closed. Whether the operation took place is then unknown. `clone` works on a closed object too: it opens a new one.
 - A store that refuses us for good (user, password, certificate, right) raises `StoreAccessError` from any operation.
-  Values that strangers wrote come out as they are, unless the store is sealed (`sealed`): who reads must check them.
+  Values that strangers wrote come out as they are, unless the store is signed (`signed`): who reads must check them.
 - A beat is a number that changes as long as its node lives. `None` says that the store has none: it never came, was
   removed with the node, or the store itself has let it expire (`expires_beats`). A beat replaces the one before it and
   no other, so a node whose beat was removed learns from its next one that the job goes on without it.

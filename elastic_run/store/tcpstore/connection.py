@@ -16,17 +16,17 @@ import _socket  # `socket` builds enums when it is imported: 3 ms, and this is o
 
 from elastic_run.store.errors import ServerDefectError
 from elastic_run.store.limits import PIECE_COST
-from elastic_run.store.memory import SHARED_FROM
-from elastic_run.store.wire import Decoder, UnprovedError, WireError
+from elastic_run.store.tcpstore.memory import SHARED_FROM
+from elastic_run.store.tcpstore.wire import Decoder, UnprovedError, WireError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from elastic_run.loop import Loop
-    from elastic_run.store.groups import Member
-    from elastic_run.store.waits import Waiter
-    from elastic_run.store.wire import Layout
+    from elastic_run.store.tcpstore.groups import Member
+    from elastic_run.store.tcpstore.waits import Waiter
+    from elastic_run.store.tcpstore.wire import Layout
 
 _RECEIVE = 64 * 1024
 _RECEIVE_MOST = 1024 * 1024

@@ -21,17 +21,17 @@ from abc import ABC, abstractmethod
 from contextlib import contextmanager
 
 from elastic_run.records import dataclass
+from elastic_run.store.backoff import Backoff
 from elastic_run.store.errors import StoreConnectionError
-from elastic_run.store.job_store import ENTRIES_AT_ONCE, JobStore, job_path
-from elastic_run.store.packing import unpack, unpack_all
-from elastic_run.store.retreat import Retreat
+from elastic_run.store.jobstore.api import ENTRIES_AT_ONCE, JobStore, job_path
+from elastic_run.store.jobstore.compression import decompress, decompress_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from elastic_run.store.http_client import HttpClient
-    from elastic_run.store.revisions import Revisions
+    from elastic_run.store.jobstore.http_client import HttpClient
+    from elastic_run.store.jobstore.revisions import Revisions
 
 #: Seconds until a watch that broke is tried again, at most: the first time, and any time.
 _PAUSE = 0.1
@@ -141,7 +141,7 @@ class Follower:
         self._watch: Watch | None = None
         self._known = 0
         self._heard_at = 0.0
-        self._retreat = Retreat(_PAUSE, _LAST_PAUSE, reader.http.draw)
+        self._backoff = Backoff(_PAUSE, _LAST_PAUSE, reader.http.draw)
 
     def close(self) -> None:
         """Close the watch, from any thread."""
@@ -181,12 +181,12 @@ class Follower:
             self._drop_watch()
             items = self._check()
             if not items:
-                time.sleep(min(timeout, self._retreat.next_pause()))
+                time.sleep(min(timeout, self._backoff.next_pause()))
             return items
         except HistoryLostError:
             self._drop_watch()
             raise
-        self._retreat.reset()
+        self._backoff.reset()
         if items:
             self._known = items[-1].changed
             self._heard_at = time.monotonic()
@@ -269,7 +269,7 @@ class EtcdJobStore(JobStore):
         news, rest = news[:ENTRIES_AT_ONCE], news[ENTRIES_AT_ONCE:]
         position = news[-1].created if news else position
         self._positions[stream] = position if not rest else -1  # the rest has to be read again
-        return unpack_all(item.value for item in news if item.value is not None), position
+        return decompress_all(item.value for item in news if item.value is not None), position
 
     def wait(self, key: str, timeout: float) -> bytes | None:
         return self._wait([self._key(key)], timeout)[0]
@@ -316,7 +316,7 @@ class EtcdJobStore(JobStore):
             mirror = self._mirrors[directory] = _reflect({}, self._follow(directory).read())
             self._fresh = directory
             stored = mirror.get(path)
-        return None if stored is None else unpack(stored)
+        return None if stored is None else decompress(stored)
 
     def get(self, keys: Sequence[str]) -> list[bytes | None]:
         with self._closes_on_loss():
@@ -324,7 +324,7 @@ class EtcdJobStore(JobStore):
 
     @abstractmethod
     def _look(self, paths: Sequence[str]) -> list[bytes | None]:
-        """Return what is stored there now, unpacked."""
+        """Return what is stored there now, decompressed."""
 
     def _follow(self, directory: str) -> Follower:
         follower = self._followers.get(directory)
@@ -356,7 +356,7 @@ class EtcdJobStore(JobStore):
 
 def _pick(mirror: Mapping[str, bytes], paths: Sequence[str]) -> list[bytes | None]:
     # The mirror is the directory of one moment: what etcd did before the first key was made is in it.
-    return [None if (stored := mirror.get(path)) is None else unpack(stored) for path in paths]
+    return [None if (stored := mirror.get(path)) is None else decompress(stored) for path in paths]
 
 
 def _reflect(mirror: dict[str, bytes], items: Sequence[Item]) -> dict[str, bytes]:

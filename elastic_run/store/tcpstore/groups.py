@@ -18,12 +18,12 @@ Rules
 
 from __future__ import annotations
 
-from elastic_run.store import wire
 from elastic_run.store.limits import PROCESS_LIMIT
+from elastic_run.store.tcpstore import wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from elastic_run.store.memory import MemoryStore
+    from elastic_run.store.tcpstore.memory import MemoryStore
 
 _OPENING_KEY = b"init/"
 _GROUP_KEY = b"/default_pg/"

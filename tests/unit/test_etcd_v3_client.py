@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from elastic_run.store.errors import StoreAccessError
-from elastic_run.store.etcd_v3 import EtcdV3JobStore
-from elastic_run.store.etcd_v3_api import EtcdApi
-from elastic_run.store.http_client import Credentials
-from elastic_run.store.http_messages import Answer
+from elastic_run.store.jobstore.etcd_v3 import EtcdV3JobStore
+from elastic_run.store.jobstore.etcd_v3_client import EtcdV3Client
+from elastic_run.store.jobstore.http_client import Credentials
+from elastic_run.store.jobstore.http_messages import Answer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -66,9 +66,9 @@ class FakeHttp:
         return [path for path, _, _ in self.asked]
 
 
-def make_api(http: FakeHttp, credentials: Credentials | None = None) -> EtcdApi:
+def make_api(http: FakeHttp, credentials: Credentials | None = None) -> EtcdV3Client:
     """Return a client of these answers."""
-    return EtcdApi(http, credentials)  # type: ignore[arg-type] # a fake
+    return EtcdV3Client(http, credentials)  # type: ignore[arg-type] # a fake
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import logging
 import pytest
 
 from elastic_run.store.errors import StoreForgedError
-from elastic_run.store.memory_job_store import JobSpace, MemoryJobStore
-from elastic_run.store.sealed import SealedStore
+from elastic_run.store.jobstore.memory import JobSpace, MemoryJobStore
+from elastic_run.store.jobstore.signed import SignedStore
 
 SECRET = b"secret"
 
@@ -20,9 +20,9 @@ def space() -> JobSpace:
 
 
 @pytest.fixture
-def store(space: JobSpace) -> SealedStore:
+def store(space: JobSpace) -> SignedStore:
     """Give a member's store."""
-    return SealedStore(MemoryJobStore(space), SECRET)
+    return SignedStore(MemoryJobStore(space), SECRET)
 
 
 @pytest.fixture
@@ -31,9 +31,9 @@ def stranger(space: JobSpace) -> MemoryJobStore:
     return MemoryJobStore(space)
 
 
-def test_members_read_what_members_write(space: JobSpace, store: SealedStore) -> None:
+def test_members_read_what_members_write(space: JobSpace, store: SignedStore) -> None:
     """Another member with the secret reads all that one has written."""
-    other = SealedStore(MemoryJobStore(space), SECRET)
+    other = SignedStore(MemoryJobStore(space), SECRET)
     store.append("facts", b"a")
     store.write({"head": b"1"})
     assert store.create("d/0", b"x") == other.create("d/0", b"y") == other.wait("d/0", 0) == b"x"
@@ -45,7 +45,7 @@ def test_members_read_what_members_write(space: JobSpace, store: SealedStore) ->
 
 
 @pytest.mark.parametrize("garbage", [b"garbage", b"g" * 100, b"\0"], ids=["short", "long", "a byte"])
-def test_garbage_is_left_out(store: SealedStore, stranger: MemoryJobStore, garbage: bytes) -> None:
+def test_garbage_is_left_out(store: SignedStore, stranger: MemoryJobStore, garbage: bytes) -> None:
     """A stranger's entries, values and beats are as good as none."""
     stranger.append("facts", garbage)
     store.append("facts", b"a")
@@ -56,7 +56,7 @@ def test_garbage_is_left_out(store: SealedStore, stranger: MemoryJobStore, garba
     assert store.read_beats(["n"]) == [None]
 
 
-def test_a_taken_place_is_told(store: SealedStore, stranger: MemoryJobStore) -> None:
+def test_a_taken_place_is_told(store: SignedStore, stranger: MemoryJobStore) -> None:
     """Who finds a stranger's value where only one can be is told that the place is taken."""
     stranger.create("d/0", b"garbage")
     with pytest.raises(StoreForgedError, match="key d/0 at memory was not written by a member"):
@@ -66,7 +66,7 @@ def test_a_taken_place_is_told(store: SealedStore, stranger: MemoryJobStore) -> 
 
 
 def test_a_value_is_good_only_where_it_was_written(
-    space: JobSpace, store: SealedStore, stranger: MemoryJobStore
+    space: JobSpace, store: SignedStore, stranger: MemoryJobStore
 ) -> None:
     """A signed value that a stranger copied to another place, kind or job is refused."""
     store.write({"head": b"1"})
@@ -81,12 +81,12 @@ def test_a_value_is_good_only_where_it_was_written(
         assert store.get(["status"]) == [None]
         assert store.read("others", 0, 0)[0] == []
         assert store.read_beats(["m"]) == [None]
-    assert SealedStore(MemoryJobStore(space, "other job"), SECRET).get(["head"]) == [None]
-    assert SealedStore(MemoryJobStore(space), b"another secret").get(["head"]) == [None]
+    assert SignedStore(MemoryJobStore(space, "other job"), SECRET).get(["head"]) == [None]
+    assert SignedStore(MemoryJobStore(space), b"another secret").get(["head"]) == [None]
 
 
 def test_each_place_is_reported_once(
-    store: SealedStore, stranger: MemoryJobStore, caplog: pytest.LogCaptureFixture
+    store: SignedStore, stranger: MemoryJobStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     """However much garbage comes, there is one line for each place, clones included."""
     with caplog.at_level(logging.WARNING):
@@ -102,7 +102,7 @@ def test_each_place_is_reported_once(
     ]
 
 
-def test_the_secret_is_not_in_the_store(space: JobSpace, store: SealedStore) -> None:
+def test_the_secret_is_not_in_the_store(space: JobSpace, store: SignedStore) -> None:
     """Nothing that is stored contains the secret; the rest is passed on."""
     store.write({"head": b"1"})
     assert SECRET not in space.values["head"]

@@ -6,20 +6,20 @@ doesn't have are answered from the agents' space only.
 
 from __future__ import annotations
 
-from elastic_run.store import wire
-from elastic_run.store.memory import MemoryStore
+from elastic_run.store.tcpstore import wire
+from elastic_run.store.tcpstore.memory import MemoryStore
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from elastic_run.store.connection import Connection
+    from elastic_run.store.tcpstore.connection import Connection
 
 
 _MISSING = wire.U64.pack(wire.MISSING)
 
 
-class Answers:
+class RequestHandler:
     """Answers clients from a store.
 
     Args:

@@ -1,7 +1,7 @@
 """Values as etcd keeps them: large ones compressed, since etcd takes no request over 1.5 MB and writes all to disk.
 
-The first byte says which: `+` as it is, `z` compressed. What was not packed here comes out as it is: whoever reads it
-must check what strangers may have written anyway.
+The first byte says which: `+` as it is, `z` compressed. A value that `compress` did not make comes out as it
+is: its reader must check what strangers may have written anyway.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ if TYPE_CHECKING:
 _PLAIN = b"+"
 _COMPRESSED = b"z"
 _LARGE = 4096
-#: Bytes that a value may unpack to: what others wrote must not take all memory.
+#: Bytes that a value may decompress to: what others wrote must not take all memory.
 _LIMIT = 64 * 1024 * 1024
 
 
-def pack(value: bytes) -> bytes:
+def compress(value: bytes) -> bytes:
     """Return what to store for a value; equal values give equal results."""
     return _PLAIN + value if len(value) < _LARGE else _COMPRESSED + zlib.compress(value, 1)
 
 
-def unpack_all(stored: Iterable[bytes]) -> list[bytes]:
+def decompress_all(stored: Iterable[bytes]) -> list[bytes]:
     """Return the values that were stored; together they take no more than a bound, and the rest stays as it is."""
     values, room = [], MESSAGE_LIMIT
-    for packed in stored:
-        values.append(unpack(packed, room))
+    for value in stored:
+        values.append(decompress(value, room))
         room = max(room - len(values[-1]), 1)
     return values
 
 
-def unpack(stored: bytes, most: int = MESSAGE_LIMIT) -> bytes:
-    """Return the value that was stored, or what is stored where `pack` did not make it, or is more than `most`."""
+def decompress(stored: bytes, most: int = MESSAGE_LIMIT) -> bytes:
+    """Return the value that was stored, or what is stored where `compress` did not make it, or is more than `most`."""
     if stored[:1] == _PLAIN:
         return stored[1:]
     if stored[:1] == _COMPRESSED:

@@ -12,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Retreat", "draw_fraction"]
+__all__ = ["Backoff", "draw_fraction"]
 
 
 def draw_fraction() -> float:
@@ -20,7 +20,7 @@ def draw_fraction() -> float:
     return int.from_bytes(os.urandom(4), "big") / 2**32
 
 
-class Retreat:
+class Backoff:
     """Counts failures in a row, and says how long to wait after each.
 
     Args:
