@@ -9,7 +9,8 @@ from elastic_run.lazy import lazy_names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from elastic_run.core.agent.restart_policy import RestartPolicy
+    from elastic_run.core.job.config import JobConfig
+    from elastic_run.core.node.config import NodeConfig
     from elastic_run.launcher import LaunchConfig, elastic_launch, launch_agent
     from elastic_run.multiprocessing.errors import ChildFailedError, ProcessFailure, record
     from elastic_run.multiprocessing.functions.spawn import spawn
@@ -19,10 +20,11 @@ if TYPE_CHECKING:
 __all__ = [
     "ChildFailedError",
     "DefaultLogsSpecs",
+    "JobConfig",
     "LaunchConfig",
     "LogsSpecs",
+    "NodeConfig",
     "ProcessFailure",
-    "RestartPolicy",
     "Std",
     "elastic_launch",
     "launch_agent",
@@ -35,7 +37,8 @@ __version__ = "0.1.0"
 __getattr__ = lazy_names(
     __name__,
     {
-        "RestartPolicy": "core.agent.restart_policy",
+        "JobConfig": "core.job.config",
+        "NodeConfig": "core.node.config",
         "LaunchConfig": "launcher",
         "elastic_launch": "launcher",
         "launch_agent": "launcher",

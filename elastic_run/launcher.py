@@ -15,11 +15,12 @@ from elastic_run.agent.api import WorkerGroup, WorkerSpec
 from elastic_run.agent.driver.context import AgentContext, AgentOptions, parse_signals
 from elastic_run.agent.driver.early_start import start_early
 from elastic_run.cli.values import duration, one_signal, preloaded
-from elastic_run.core.agent.restart_policy import RestartPolicy
+from elastic_run.core.job.config import JobConfig
+from elastic_run.core.node.config import NodeConfig
 from elastic_run.errors import UsageError
 from elastic_run.lazy import lazy_names
 from elastic_run.multiprocessing.output.logs import DefaultLogsSpecs
-from elastic_run.records import dataclass, field
+from elastic_run.records import dataclass, field, replace
 from elastic_run.rendezvous.api import RendezvousParameters
 from elastic_run.rendezvous.registry import get_rendezvous_handler
 from elastic_run.signals import SIGTERM
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
     from elastic_run.agent.local_elastic_agent import LocalElasticAgent
     from elastic_run.cluster.numa import NumaOptions
-    from elastic_run.core.node.join_command import JoinCommand
     from elastic_run.multiprocessing.output.console import Console
     from elastic_run.multiprocessing.output.logs import LogsSpecs
     from elastic_run.report import JobResult
@@ -91,21 +91,11 @@ class LaunchConfig:
         duplicate_stderr_filters: The same for stderr.
         virtual_local_rank: Every worker sees its device as device 0, and itself as local rank 0.
         shutdown_timeout: Seconds that workers get to stop; None takes TORCH_ELASTIC_SHUTDOWN_TIMEOUT, or 30.
-        restart_policy: Window, minimum uptime, listed exit codes and backoff; None restarts `max_restarts` times.
         forward_signals: Signals that are passed on to the workers, by name, separated by commas.
         worker_store: Who serves the workers' store: `auto`, `agent`, `torch` or `rank0`.
-        scale_up_delay: Seconds that a running job waits for more new nodes after the first.
-        scale_up_signal: Signal by name that tells workers that they will be stopped for new nodes, or "".
-        scale_up_grace: Seconds that they get after it.
-        membership_window: How often nodes may be lost or added, and the seconds in which it may be so often.
-        exit_barrier_timeout: Seconds that a node stays at the end, at most, for the others; None takes
-            TORCH_ELASTIC_EXIT_BARRIER_TIMEOUT, or 300.
-        on_split: What the one of two nodes does that is left: `stop` or `continue`.
-        fence_after: When a node that can't reach its job stops its workers: `lease` or `never`.
-        preferred_rank: Which of the nodes this one would like to be, or None.
-        rdzv_token: The secret that the nodes of the job share. None for none, except for a job without an endpoint: it
-            gets a new one, which the line that tells others how to join shows. Empty for none at all.
-        join_command: The command as given, to show how others join.
+        job_config: The settings on which all nodes of a job have to agree. `min_nodes`, `max_nodes` and
+            `max_restarts` are those above.
+        node_config: The settings of this node in a job of several.
         capture: Whether the workers' stderr passes through the agent, so that the report can show its end.
         preload: Modules, separated by commas, or `auto`, that a template imports once for all workers; "" for none.
         kill_background: Whether what workers left running in the background ends with the job after a success too.
@@ -138,19 +128,10 @@ class LaunchConfig:
     duplicate_stderr_filters: list[str] | None = None
     virtual_local_rank: bool = False
     shutdown_timeout: int | None = None
-    restart_policy: RestartPolicy | None = None
     forward_signals: str = ""
     worker_store: str = "auto"
-    scale_up_delay: float = 2.0
-    scale_up_signal: str = ""
-    scale_up_grace: float = 30.0
-    membership_window: tuple[int, float] = (100, 3600.0)
-    exit_barrier_timeout: float | None = None
-    on_split: str = "stop"
-    fence_after: str = "never"
-    preferred_rank: int | None = None
-    rdzv_token: bytes | None = None
-    join_command: JoinCommand | None = None
+    job_config: JobConfig = field(default_factory=JobConfig)
+    node_config: NodeConfig = field(default_factory=NodeConfig)
     capture: bool = True
     preload: str = ""
     kill_background: bool = False
@@ -166,13 +147,13 @@ class LaunchConfig:
             self.shutdown_timeout = int(
                 os.environ.get(contract.ENV_SHUTDOWN_TIMEOUT, contract.DEFAULT_SHUTDOWN_TIMEOUT)
             )
-        if self.exit_barrier_timeout is None:
+        if self.node_config.exit_barrier_timeout is None:
             text = os.environ.get(contract.ENV_EXIT_BARRIER_TIMEOUT) or str(contract.DEFAULT_EXIT_BARRIER_TIMEOUT)
             _check_field(contract.ENV_EXIT_BARRIER_TIMEOUT, text, duration)
-            self.exit_barrier_timeout = duration(text)
+            self.node_config = replace(self.node_config, exit_barrier_timeout=duration(text))
         _refuse_unhandleable(self.signals_to_handle, self.forward_signals)
         _check_field("preload", self.preload, preloaded)
-        _check_field("scale_up_signal", self.scale_up_signal, one_signal)
+        _check_field("scale_up_signal", self.node_config.scale_up_signal, one_signal)
         if not self.shutdown_timeout >= 0:  # nor nan
             message = f"shutdown_timeout must be 0 or more seconds, got {self.shutdown_timeout}"
             raise ValueError(message)
@@ -493,6 +474,16 @@ def _master(parameters: RendezvousParameters) -> tuple[str | None, int | None]:
     return host, port
 
 
+def _make_job_config(config: LaunchConfig) -> JobConfig:
+    """Return the job's configuration with torch's fields in it."""
+    return replace(
+        config.job_config,
+        min_nodes=config.min_nodes,
+        max_nodes=config.max_nodes,
+        max_restarts=config.max_restarts,
+    )
+
+
 def _options(config: LaunchConfig, *, is_whole_process: bool) -> AgentOptions:
     affinities = {}
     if config.numa_options is not None:
@@ -501,7 +492,8 @@ def _options(config: LaunchConfig, *, is_whole_process: bool) -> AgentOptions:
         affinities = worker_affinities(config.numa_options, config.nproc_per_node)
     named = parse_signals(f"{config.signals_to_handle},{config.forward_signals}")
     return AgentOptions(
-        policy=config.restart_policy or RestartPolicy(config.max_restarts),
+        job_config=_make_job_config(config),
+        node_config=config.node_config,
         shutdown_timeout=float(min(config.shutdown_timeout or 0, contract.LONGEST_TIME)),
         signals=parse_signals(config.signals_to_handle),
         forwarded=parse_signals(config.forward_signals) if config.forward_signals else (),
@@ -512,16 +504,6 @@ def _options(config: LaunchConfig, *, is_whole_process: bool) -> AgentOptions:
         kill_background=config.kill_background,
         prefix_template=config.log_line_prefix_template or contract.DEFAULT_PREFIX_TEMPLATE,
         affinities=affinities,
-        scale_up_delay=config.scale_up_delay,
-        scale_up_signal=next(iter(parse_signals(config.scale_up_signal)), 0),
-        scale_up_grace=config.scale_up_grace,
-        membership_window=config.membership_window,
-        exit_barrier_timeout=config.exit_barrier_timeout or 0.0,
-        on_split=config.on_split,
-        fence_after=config.fence_after,
-        preferred_rank=config.preferred_rank,
-        token=config.rdzv_token,
-        join_command=config.join_command,
         is_whole_process=is_whole_process,
         start_method=config.start_method,
         stuck_timeout=float(os.environ.get(contract.ENV_UNINTERRUPTIBLE_STATE_TIMEOUT) or 0),

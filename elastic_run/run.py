@@ -31,6 +31,7 @@ from elastic_run.lazy import lazy_names
 from elastic_run.multiprocessing.process.descriptors import ensure_standard_descriptors
 from elastic_run.multiprocessing.process.interpreter import own_interpreter
 from elastic_run.notices import say
+from elastic_run.records import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
     from elastic_run.cli.flags import Flag
     from elastic_run.cli.origins import Origin, Origins
-    from elastic_run.core.node.join_command import JoinCommand
+    from elastic_run.core.node.config import JoinCommand
     from elastic_run.launcher import LaunchConfig
 
 __all__ = [
@@ -119,7 +120,8 @@ def run_command(
         ensure_standard_descriptors()
         config, command, command_args = make_config(args, workers, os.environ)
         if config.max_nodes > 1:
-            config.join_command = _make_join_command(args, flags, command_words, parser.origins)
+            command_line = _make_join_command(args, flags, command_words, parser.origins)
+            config.node_config = replace(config.node_config, join_command=command_line)
         from elastic_run.launcher import launch_job  # noqa: PLC0415 - after all checks: it imports the most
 
         code = launch_job(config, command, command_args)
@@ -136,7 +138,7 @@ def _make_join_command(
     args: Namespace, flags: Sequence[Flag], command_words: Sequence[str], origins: Mapping[str, Origin]
 ) -> JoinCommand:
     """Return this node's command line in the parts that the command for other nodes is made of."""
-    from elastic_run.core.node.join_command import JoinCommand  # noqa: PLC0415 - not for one node
+    from elastic_run.core.node.config import JoinCommand  # noqa: PLC0415 - not for one node
 
     program = (args.training_script, *args.training_script_args)
     is_told_apart = not args.training_script.startswith("-") and "--" not in args.training_script_args

@@ -131,9 +131,10 @@ class History:
         if is_own_restart and self._root is not None:
             self._remember_attempt(self._root)
             pause = next((command.delay for command in commands if isinstance(command, messages.Pause)), 0.0)
-            policy = options.policy
-            window = "" if policy.window_count is None else f"{policy.window_count} in {policy.window_seconds:g} s"
-            say(lines.restarting(self._root, size, after.restart_count, policy.max_restarts, pause, window=window))
+            config = options.job_config
+            window = config.restart_window
+            allowed = "" if window is None else f"{window.count} in {window.seconds:g} s"
+            say(lines.restarting(self._root, size, after.restart_count, config.max_restarts, pause, window=allowed))
         elif after.signal is not None and before.signal is None and after.state == machine.STOPPING:
             sender = self._senders.find(after.signal)
             say(lines.stopping(after.signal, size, options.shutdown_timeout, sender=sender))
@@ -183,7 +184,7 @@ class History:
             ends=self._ends,
             attempts=tuple(self._attempts),
             restarts_used=agent.restart_count,
-            max_restarts=context.options.policy.max_restarts,
+            max_restarts=context.options.job_config.max_restarts,
             log_dir=context.log_directory,
             detail=finish.detail or self._stop_detail(finish.signal),
             signal=finish.signal,

@@ -19,7 +19,8 @@ from elastic_run.agent.driver.supervisor import Supervisor
 from elastic_run.agent.simple_elastic_agent import SimpleElasticAgent, measured
 from elastic_run.agent.state import WorkerState
 from elastic_run.agent.steps import StepRecorder
-from elastic_run.core.agent.restart_policy import RestartPolicy
+from elastic_run.core.job.config import JobConfig
+from elastic_run.core.node.config import NodeConfig
 from elastic_run.lazy import lazy_names
 from elastic_run.utils.api import macros, safe_substitute
 
@@ -105,12 +106,12 @@ class LocalElasticAgent(SimpleElasticAgent):
                 uninterruptible_state_timeout = float(os.environ.get(contract.ENV_UNINTERRUPTIBLE_STATE_TIMEOUT) or 0)
             signals = os.environ.get(contract.ENV_SIGNALS_TO_HANDLE, contract.DEFAULT_SIGNALS_TO_HANDLE)
             options = AgentOptions(
-                policy=RestartPolicy(spec.max_restarts),
+                job_config=JobConfig(max_restarts=spec.max_restarts),
+                node_config=NodeConfig(exit_barrier_timeout=exit_barrier_timeout),
                 shutdown_timeout=min(shutdown_timeout, contract.LONGEST_TIME),
                 signals=parse_signals(signals),
                 start_method=start_method,
                 stuck_timeout=uninterruptible_state_timeout,
-                exit_barrier_timeout=exit_barrier_timeout,
                 prefix_template=log_line_prefix_template or contract.DEFAULT_PREFIX_TEMPLATE,
             )
             context = AgentContext(self._worker_group, logs_specs, options)

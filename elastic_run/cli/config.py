@@ -9,6 +9,8 @@ from elastic_run import contract
 from elastic_run.cli.flags import FLAGS
 from elastic_run.cli.origins import DERIVED, Origin, derive
 from elastic_run.cli.values import node_range
+from elastic_run.core.job.config import JobConfig
+from elastic_run.core.node.config import NodeConfig
 from elastic_run.errors import UsageError
 from elastic_run.multiprocessing.process.interpreter import RUN_PATH_CODE, own_interpreter
 from elastic_run.notices import say
@@ -21,13 +23,15 @@ if TYPE_CHECKING:
 
     from elastic_run.cli.origins import Origins
     from elastic_run.cluster.numa import NumaOptions
-    from elastic_run.core.agent.restart_policy import RestartPolicy
     from elastic_run.launcher import LaunchConfig
     from elastic_run.multiprocessing.output.logs import LogsSpecs, Streams
 
 #: Shown in place of an id that is another one at each start.
 RANDOM = "(random)"
 NO_PYTHON_WITH_MODULE = "--no-python: cannot be combined with -m: --no-python runs a program, -m a Python module"
+#: Flags that are settings of the job, or of the node, by the same name.
+_JOB_FLAGS = tuple(flag for flag in FLAGS if flag.dest in JobConfig.__match_args__)
+_NODE_FLAGS = tuple(flag for flag in FLAGS if flag.dest in NodeConfig.__match_args__)
 #: The plug-in `default` of torch's package: ours has the same layout, and keeps the logs of all attempts.
 _TORCHS_LOGS_SPECS = "torch.distributed.elastic.multiprocessing:DefaultLogsSpecs"
 
@@ -134,19 +138,10 @@ def make_config(
         duplicate_stderr_filters=args.duplicate_stderr_filters,
         virtual_local_rank=args.virtual_local_rank,
         shutdown_timeout=args.shutdown_timeout,
-        restart_policy=_restart_policy(args),
         forward_signals=args.forward_signals,
         worker_store=args.worker_store,
-        scale_up_delay=args.scale_up_delay,
-        scale_up_signal=args.scale_up_signal,
-        scale_up_grace=args.scale_up_grace,
-        membership_window=args.membership_window,
-        exit_barrier_timeout=args.exit_barrier_timeout,
-        on_split=args.on_split,
-        fence_after=args.fence_after,
-        # Everybody's default is 0, so that only a higher number says something.
-        preferred_rank=max(args.node_rank, 0) or None,
-        rdzv_token=read_token(args.rdzv_token_file, environ),
+        job_config=JobConfig(**{flag.dest: getattr(args, flag.dest) for flag in _JOB_FLAGS}),
+        node_config=_make_node_config(args, environ),
         capture=not args.no_capture,
         kill_background=args.kill_background_processes,
         preload=args.preload,
@@ -229,17 +224,12 @@ def read_token(path: str | None, environ: Mapping[str, str]) -> bytes | None:
     return content
 
 
-def _restart_policy(args: Namespace) -> RestartPolicy:
-    from elastic_run.core.agent.restart_policy import RestartPolicy  # noqa: PLC0415 - after all checks
-
-    window_count, window_seconds = args.restart_window or (None, None)
-    return RestartPolicy(
-        args.max_restarts,
-        window_count=window_count,
-        window_seconds=window_seconds,
-        min_uptime=args.min_uptime,
-        no_restart_exit_codes=args.no_restart_exit_codes,
-        max_backoff=args.max_backoff,
+def _make_node_config(args: Namespace, environ: Mapping[str, str]) -> NodeConfig:
+    return NodeConfig(
+        # Everybody's default is 0, so that only a higher number says something.
+        preferred_rank=max(args.node_rank, 0) or None,
+        token=read_token(args.rdzv_token_file, environ),
+        **{flag.dest: getattr(args, flag.dest) for flag in _NODE_FLAGS},
     )
 
 

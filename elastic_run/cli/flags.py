@@ -4,13 +4,16 @@ The parser, the help text and the reference in the docs are made from this table
 is that of the help. `is_ours` marks what torchrun hasn't got; those flags never make an abbreviation of one of
 torchrun's ambiguous. The file is longer than others because a table is easiest to read in one piece.
 
-To add a flag: a row here, its field in `LaunchConfig`, and the line of `config` that fills it.
+To add a flag: see CONTRIBUTING.md. A setting of jobs of several nodes is a row here and a field of `JobConfig` or
+`NodeConfig` with the same name, where its default stands.
 """
 
 from __future__ import annotations
 
 from elastic_run import contract
 from elastic_run.cli import values as _values
+from elastic_run.core.job.config import JobConfig
+from elastic_run.core.node.config import NodeConfig
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,6 +30,9 @@ WORKERS = "Workers"
 ABOUT = "About"
 
 
+_CONFIGS = (JobConfig(), NodeConfig())
+
+
 class Flag:
     """One flag.
 
@@ -36,7 +42,7 @@ class Flag:
         text: Its meaning.
         values: Form of its value in the help; empty for a switch. TIME is a number of seconds, or a number with
             one of the units s, m, h and d.
-        default: Its value when neither flag nor variable is given.
+        default: Its value when neither flag nor variable is given; not for a field of `JobConfig` or `NodeConfig`.
         default_text: Description of the default, where that depends on something else.
         parse: From the text to the value; raises ValueError.
         has_variable: Whether PET_<NAME> stands in for it.
@@ -63,7 +69,9 @@ class Flag:
         self.text = text
         self.values = values
         self.is_switch = not values
-        self.default = False if self.is_switch else default
+        #: Settings of several nodes have their defaults in `JobConfig` and `NodeConfig`.
+        configured = next((getattr(config, self.dest) for config in _CONFIGS if hasattr(config, self.dest)), default)
+        self.default = False if self.is_switch else configured
         self.default_text = default_text
         self.parse = _values.switch if self.is_switch else parse
         self.variable = contract.ENV_FLAG_PREFIX + self.dest.upper() if has_variable else ""
@@ -217,7 +225,6 @@ FLAGS: tuple[Flag, ...] = (
         "--on-split",
         group=RENDEZVOUS,
         values="stop|continue",
-        default="stop",
         parse=_values.one_of("stop", "continue"),
         is_ours=True,
         text="Action of a node that has lost its only other node and cannot find out whether that node still runs; "
@@ -227,7 +234,6 @@ FLAGS: tuple[Flag, ...] = (
         "--fence-after",
         group=RENDEZVOUS,
         values="lease|never",
-        default="never",
         parse=_values.one_of("lease", "never"),
         is_ours=True,
         text="Time at which a node that cannot reach its job stops its workers. lease: after one lease, so that they "
@@ -261,7 +267,6 @@ FLAGS: tuple[Flag, ...] = (
         "--max-restarts",
         group=RESTARTS,
         values="N",
-        default=0,
         parse=_values.count,
         text="Number of times that all workers are restarted after a worker has failed.",
     ),
@@ -269,7 +274,7 @@ FLAGS: tuple[Flag, ...] = (
         "--restart-window",
         group=RESTARTS,
         values="N/PERIOD",
-        parse=_values.restart_window,
+        parse=_values.window,
         is_ours=True,
         text="Maximum number of restarts in any PERIOD (5/1h). Without --max-restarts the total number of restarts "
         "has no limit then.",
@@ -288,7 +293,6 @@ FLAGS: tuple[Flag, ...] = (
         "--no-restart-exit-codes",
         group=RESTARTS,
         values="CODE,CODE-CODE,...",
-        default=frozenset(),
         parse=_values.exit_codes,
         is_ours=True,
         text="Exit codes of a worker that end the job without a restart (3,64-78). 128+n stands for signal n.",
@@ -297,7 +301,6 @@ FLAGS: tuple[Flag, ...] = (
         "--max-backoff",
         group=RESTARTS,
         values="TIME",
-        default=30.0,
         parse=_values.duration,
         is_ours=True,
         text="Maximum pause before a restart. The first restart is immediate. Pauses grow while workers fail early.",
@@ -306,8 +309,7 @@ FLAGS: tuple[Flag, ...] = (
         "--membership-window",
         group=RESTARTS,
         values="N/PERIOD",
-        default=(100, 3600.0),
-        parse=_values.restart_window,
+        parse=_values.window,
         is_ours=True,
         text="Maximum number of lost or added nodes in any PERIOD. These changes do not count as restarts. One more "
         "lost node ends the job; one more new node has to wait.",
@@ -316,7 +318,6 @@ FLAGS: tuple[Flag, ...] = (
         "--scale-up-delay",
         group=RESTARTS,
         values="TIME",
-        default=2.0,
         parse=_values.duration,
         is_ours=True,
         text="Time that a running job waits for more nodes after the first new node, so that all of them join in one "
@@ -326,7 +327,6 @@ FLAGS: tuple[Flag, ...] = (
         "--scale-up-signal",
         group=RESTARTS,
         values="SIGNAL",
-        default="",
         parse=_values.one_signal,
         is_ours=True,
         text="Signal that tells the workers to save their state before they are stopped for new nodes.",
@@ -335,7 +335,6 @@ FLAGS: tuple[Flag, ...] = (
         "--scale-up-grace",
         group=RESTARTS,
         values="TIME",
-        default=30.0,
         parse=_values.duration,
         is_ours=True,
         text="Time between --scale-up-signal and the stop of the workers.",

@@ -10,6 +10,7 @@ import re
 import textwrap
 
 from elastic_run import contract
+from elastic_run.core.job.config import Window
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -119,15 +120,15 @@ def _facts(flag: Flag) -> list[str]:
 def _default(flag: Flag) -> str:
     if flag.default_text:
         return flag.default_text
-    if flag.prints_text or (not flag.is_switch and flag.default in (None, "", [], frozenset())):
+    if flag.prints_text or (not flag.is_switch and flag.default in (None, "", [], ())):
         return ""
     unit = "s" if flag.values in {"TIME", "SECONDS"} else ""
     return "off" if flag.is_switch else _show(flag.default) + unit
 
 
 def _show(value: object) -> str:
-    if isinstance(value, tuple):  # N/PERIOD
-        return "/".join(map(_show, value)) + "s"
+    if isinstance(value, Window):
+        return f"{value.count}/{value.seconds:g}s"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

@@ -8,6 +8,7 @@ torch keeps the text, we check it and keep the text too, so that a namespace mea
 from __future__ import annotations
 
 from elastic_run.contract import LONGEST_TIME, WORKER_COUNT_WORDS
+from elastic_run.core.job.config import Window
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -261,7 +262,7 @@ def host_if_given(text: str) -> str:
     return host(text) if text else text
 
 
-def restart_window(text: str) -> tuple[int, float]:
+def window(text: str) -> Window:
     """Read ``N/PERIOD``.
 
     Args:
@@ -275,18 +276,18 @@ def restart_window(text: str) -> tuple[int, float]:
     """
     number, _, period = text.partition("/")
     try:
-        restarts = int(number)
+        allowed = int(number)
         length = duration("1" + period if period in _UNITS else period)
     except ValueError:
-        restarts, length = 0, 0.0
-    if restarts < 1 or length <= 0:
+        allowed, length = 0, 0.0
+    if allowed < 1 or length <= 0:
         message = "is not N/PERIOD, as in 5/1h: a number N from 1 up, in a PERIOD with s, m, h or d"
         raise ValueError(message)
-    return restarts, length
+    return Window(allowed, length)
 
 
-def exit_codes(text: str) -> frozenset[int]:
-    """Read exit codes and ranges of them, as in ``3,64-78``."""
+def exit_codes(text: str) -> tuple[int, ...]:
+    """Read exit codes and ranges of them, as in ``3,64-78``; in ascending order."""
     codes: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
@@ -298,7 +299,7 @@ def exit_codes(text: str) -> frozenset[int]:
             message = "is not a list of exit codes from 1 to 255 or ranges of them (3,64-78)"
             raise ValueError(message)
         codes.update(range(low, high + 1))
-    return frozenset(codes)
+    return tuple(sorted(codes))
 
 
 def preloaded(text: str) -> str:

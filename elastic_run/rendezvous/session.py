@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any, TypeAlias
 
-    from elastic_run.core.agent.restart_policy import RestartPolicy
-    from elastic_run.core.job.role_scripts import ScriptFile
-    from elastic_run.core.node.join_command import JoinCommand
+    from elastic_run.core.job.config import JobConfig
+    from elastic_run.core.node.config import NodeConfig
+    from elastic_run.core.protocol.facts import NodeInfo
     from elastic_run.store.tcpstore.worker_store import WorkerStore
 
     Document: TypeAlias = Mapping[str, Any]
@@ -49,48 +49,21 @@ class Offer:
     use_agent_store: bool
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
 class Setup:
     """What the agent knows of its job and the rendezvous doesn't.
 
     Args:
-        local_world_size: Workers on this node.
-        role: Their role.
-        preferred_rank: The group rank that the user asked for, or None.
-        policy: The restart policy; all nodes must have the same.
-        scale_up_delay: Seconds from a node's arrival at a running round until the round makes way for it.
-        scale_up_grace: Seconds from the warning of the workers until they are stopped for it; 0 for no warning.
-        membership_count: MemberDriver changes per window, or None for any number.
-        membership_seconds: Length of that window in seconds, or None.
-        exit_barrier_timeout: Seconds for which an agent lingers after the end, for the others to read the verdict.
-        split: What the survivor of two nodes does in a job with successors: `stop` or `continue`.
-        is_fenced: Whether the workers are stopped when the node has not reached its job for a lease.
-        token: What only the members of the job know: they sign all they say with it. None where the user gave none:
-            then nobody signs, or the rendezvous makes one. Empty where there is to be none.
-        join_command: This node's command line, for the notice how other nodes join.
+        job_config: The job's configuration; the rendezvous adds its own settings.
+        node_config: This node's.
+        node_info: This node.
         shows_waiting: Whether the agent shows `Waiting`; else what is waited for comes as a `Notice` every 10 s.
-        has_fixed_rank: Whether no other node may have `preferred_rank`.
-        script: What the workers run, by a name that is the same on all nodes of the role; "" where it isn't known.
-        script_file: The file of that name on this node, or None.
     """
 
-    local_world_size: int
-    role: str = "default"
-    preferred_rank: int | None = None
-    policy: RestartPolicy | None = None
-    scale_up_delay: float = 0.0
-    scale_up_grace: float = 0.0
-    membership_count: int | None = None
-    membership_seconds: float | None = None
-    exit_barrier_timeout: float = 300.0
-    split: str = "stop"
-    is_fenced: bool = False
-    token: bytes | None = None
-    join_command: JoinCommand | None = None
+    job_config: JobConfig
+    node_config: NodeConfig
+    node_info: NodeInfo
     shows_waiting: bool = False
-    script: str = ""
-    script_file: ScriptFile | None = None
-    has_fixed_rank: bool = False
 
 
 # --- events ----------------------------------------------------------------------------------------------------------

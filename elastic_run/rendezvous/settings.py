@@ -7,7 +7,8 @@ Times are seconds and may be fractions (torch: whole numbers).
 from __future__ import annotations
 
 from elastic_run.contract import LONGEST_TIME
-from elastic_run.records import dataclass, field
+from elastic_run.core.job.config import JobConfig
+from elastic_run.records import dataclass, field, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,15 +20,11 @@ __all__ = ["Settings", "read_settings"]
 #: torch's LaunchConfig puts this ``timeout`` into every job's settings; only static and etcd ever meant it.
 _TIMEOUT_OF_TORCH = 900
 
-_TIMES: Mapping[str, float] = {
-    "join_timeout": 600.0,
-    "last_call_timeout": 30.0,
-    "close_timeout": 30.0,
-    "heartbeat_timeout": 5.0,
-    "keep_alive_interval": 2.0,
-    "read_timeout": 60.0,
-}
-_COMMON = (*_TIMES, "timeout", "keep_alive_max_attempt")
+#: Times of the job's configuration, which all nodes share, and times of this node's connections.
+_JOB_TIMES = ("join_timeout", "last_call_timeout", "keep_alive_interval")
+_TIMES = ("close_timeout", "heartbeat_timeout", "read_timeout")
+_ATTEMPTS = "keep_alive_max_attempt"
+_COMMON = (*_JOB_TIMES, *_TIMES, "timeout", _ATTEMPTS)
 _OF_ETCD = (
     *("protocol", "ssl_cert", "ssl_cert_key", "ca_cert", "cert", "key", "cacert", "etcd_prefix"),
     *("user", "password", "password_file"),
@@ -49,37 +46,33 @@ class Settings:
     """One node's rendezvous settings; times in seconds.
 
     Args:
-        join_timeout: How long too few nodes wait for more, and a node for a store that can't be reached.
-        last_call_timeout: How long a first round waits for more nodes once the minimum is there.
+        job_settings: The values of `JobConfig` that were given, by their names there.
         close_timeout: How long the end of a session may take.
         heartbeat_timeout: How long one heartbeat may take before its connection is given up.
-        keep_alive_interval: Time between two heartbeats.
-        keep_alive_max_attempt: Heartbeats missed in a row that make a node lost.
         read_timeout: How long the store may take for an answer.
         is_host: Whether this node serves the c10d store; None to find out from the endpoint.
         store_type: `tcp` or `file`, for c10d.
         rank: This node's rank, for static.
-        is_last_call_given: Whether the user gave `last_call_timeout`.
         backend: The settings that only the backend's store reads.
     """
 
-    join_timeout: float = 600.0
-    last_call_timeout: float = 30.0
+    job_settings: Mapping[str, Any] = field(default_factory=dict)
     close_timeout: float = 30.0
     heartbeat_timeout: float = 5.0
-    keep_alive_interval: float = 2.0
-    keep_alive_max_attempt: int = 3
     read_timeout: float = 60.0
     is_host: bool | None = None
     store_type: str = "tcp"
     rank: int | None = None
-    is_last_call_given: bool = False
     backend: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def lease(self) -> float:
-        """Seconds of silence after which a node, or the coordinator, is lost."""
-        return self.keep_alive_interval * self.keep_alive_max_attempt
+        """See `JobConfig.lease`."""
+        return self.complete(JobConfig()).lease
+
+    def complete(self, config: JobConfig) -> JobConfig:
+        """Return a job's configuration with what was given here."""
+        return replace(config, **self.job_settings)
 
 
 def read_settings(backend: str, config: Mapping[str, Any]) -> Settings:
@@ -97,27 +90,21 @@ def read_settings(backend: str, config: Mapping[str, Any]) -> Settings:
     """
     own = _OWN[backend]
     _refuse_unknown(backend, config, (*_COMMON, *own))
-    times = {key: _read_time(key, config[key]) if key in config else default for key, default in _TIMES.items()}
+    job_settings: dict[str, Any] = {key: _read_time(key, config[key]) for key in _JOB_TIMES if key in config}
     if "join_timeout" not in config and "timeout" in config:
         timeout = _read_time("timeout", config["timeout"])
         if backend not in ("c10d", "etcd-v3") or timeout != _TIMEOUT_OF_TORCH:
-            times["join_timeout"] = timeout
-    settings = Settings(
-        **times,
-        keep_alive_max_attempt=_read_number("keep_alive_max_attempt", config.get("keep_alive_max_attempt", 3)),
+            job_settings["join_timeout"] = timeout
+    if _ATTEMPTS in config:
+        job_settings[_ATTEMPTS] = _read_attempts(config[_ATTEMPTS])
+    return Settings(
+        job_settings=job_settings,
+        **{key: _read_time(key, config[key]) for key in _TIMES if key in config},
         is_host=_read_truth("is_host", config.get("is_host")),
         store_type=_read_word("store_type", config.get("store_type", "tcp"), ("tcp", "file")),
         rank=None if config.get("rank") is None else _read_number("rank", config["rank"]),
-        is_last_call_given="last_call_timeout" in config,
         backend={key: config[key] for key in own if key in config},
     )
-    if settings.keep_alive_max_attempt < 1:
-        message = (
-            f"rendezvous setting keep_alive_max_attempt={config['keep_alive_max_attempt']!r}: the lease, "
-            "keep_alive_interval x keep_alive_max_attempt, would be shorter than one keep-alive; give 1 or more"
-        )
-        raise ValueError(message)
-    return settings
 
 
 def _refuse_unknown(backend: str, config: Mapping[str, Any], known: tuple[str, ...]) -> None:
@@ -150,6 +137,17 @@ def _read_number(key: str, value: object) -> int:
     except ValueError as error:
         message = f"rendezvous setting {key}={value!r}: not a whole number"
         raise ValueError(message) from error
+
+
+def _read_attempts(value: object) -> int:
+    attempts = _read_number(_ATTEMPTS, value)
+    if attempts < 1:
+        message = (
+            f"rendezvous setting {_ATTEMPTS}={value!r}: the lease, keep_alive_interval x keep_alive_max_attempt, "
+            "would be shorter than one keep-alive; give 1 or more"
+        )
+        raise ValueError(message)
+    return attempts
 
 
 def _read_truth(key: str, value: object) -> bool | None:

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.core.agent.restart_policy import RestartPolicy
 from elastic_run.core.protocol.job_keys import HEAD, state_key
 from elastic_run.core.protocol.messages import read_head
 from elastic_run.rendezvous.elastic.backend.hosting import HostedStore
 from elastic_run.rendezvous.elastic.node_death.notice import send_death_notice
-from elastic_run.rendezvous.session import Ended, Formed, Halted, Lost, Setup
+from elastic_run.rendezvous.session import Ended, Formed, Halted, Lost
 from elastic_run.store.jobstore.c10d import C10dJobStore
 from elastic_run.store.tcpstore.listener import open_public_listener
+from tests.support.configs import plain_setup
 from tests.support.sessions import FAST, NodeProcess, free_port, tcp_node
 from tests.support.wait import stretched, wait_until
 
@@ -184,7 +184,7 @@ def test_a_successor_takes_over_from_a_host_that_died(stack: ExitStack) -> None:
     ports = free_port(), free_port()
     host = stack.enter_context(NodeProcess(ports[0], (2, 3), is_host=True, successor=ports[1]))
     host.wait_line("waiting")
-    setup = Setup(local_world_size=1, policy=RestartPolicy(1))
+    setup = plain_setup(max_restarts=1)
     nodes = [
         stack.enter_context(tcp_node(ports[0], (2, 3), is_host=False, successors=ports[1:], setup=setup, conf=CALM))
         for _ in range(2)

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.core.agent.restart_policy import RestartPolicy
-from elastic_run.core.node.join_command import JoinCommand
+from elastic_run.core.node.config import JoinCommand, NodeConfig
 from elastic_run.rendezvous import RendezvousClosedError, RendezvousParameters, get_rendezvous_handler
-from elastic_run.rendezvous.session import Ended, Formed, Halted, Notice, Refused, Setup
+from elastic_run.rendezvous.session import Ended, Formed, Halted, Notice, Refused
 from elastic_run.report import wait_status
 from elastic_run.store.tcpstore.client import StoreClient
+from tests.support.configs import plain_setup
 from tests.support.sessions import FAST, Node, free_port, handler_node, tcp_node
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def test_two_nodes_form_a_round_and_succeed(enter: Callable[[Node], Node]) -> No
 def test_a_failure_restarts_all(enter: Callable[[Node], Node]) -> None:
     """A worker's failure stops the round on every node, and the next round begins on all of them."""
     port = free_port()
-    setup = Setup(local_world_size=2, policy=RestartPolicy(1))
+    setup = plain_setup(2, max_restarts=1)
     nodes = [enter(tcp_node(port, (3, 3), setup=setup)) for _ in range(3)]
     for node in nodes:
         assert node.wait_for(Formed).world_size == 6
@@ -62,7 +62,7 @@ def test_a_failure_restarts_all(enter: Callable[[Node], Node]) -> None:
 def test_a_node_that_leaves_is_replaced_by_a_spare(enter: Callable[[Node], Node]) -> None:
     """A node that was told to stop leaves in order, and a waiting node takes its rank."""
     port = free_port()
-    setup = Setup(local_world_size=1, policy=RestartPolicy(0))
+    setup = plain_setup()
     nodes = [enter(tcp_node(port, (2, 2), setup=setup)) for _ in range(2)]
     ranks = {node.wait_for(Formed).group_rank: node for node in nodes}
     spare = enter(tcp_node(port, (2, 2), setup=setup))
@@ -86,7 +86,7 @@ def test_the_last_call_waits_for_more(enter: Callable[[Node], Node]) -> None:
 def static_node(port: int, rank: int, size: int) -> Node:
     """Return a node of a job with static rendezvous."""
     parameters = RendezvousParameters("static", f"127.0.0.1:{port}", "job", size, size, rank=rank, timeout=30)
-    return handler_node(parameters, Setup(local_world_size=1, policy=RestartPolicy(1)))
+    return handler_node(parameters, plain_setup(max_restarts=1))
 
 
 def test_static_nodes_have_the_ranks_that_were_given(enter: Callable[[Node], Node]) -> None:
@@ -160,12 +160,8 @@ def test_who_is_missing_is_told(enter: Callable[[Node], Node], monkeypatch: pyte
 
 def test_without_an_endpoint_a_node_hosts_one_and_says_how_to_join(enter: Callable[[Node], Node]) -> None:
     """The shortest command serves a store here, starts at the minimum, and says with which command others join."""
-    setup = Setup(
-        local_world_size=1,
-        policy=RestartPolicy(0),
-        join_command=JoinCommand(("elastic-run",), ("--nnodes=1:2",), ("train.py", "--name=a b")),
-        token=b"",
-    )
+    command = JoinCommand(("elastic-run",), ("--nnodes=1:2",), ("train.py", "--name=a b"))
+    setup = plain_setup(node_config=NodeConfig(join_command=command, token=b""))
     conf = {key: value for key, value in FAST.items() if key != "last_call_timeout"}
     first = enter(handler_node(RendezvousParameters("c10d", "", "none", 1, 2, "127.0.0.1", **conf), setup))
     words = shlex.split(first.wait_for(Notice).text.partition("join with: ")[2])

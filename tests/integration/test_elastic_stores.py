@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.core.agent.restart_policy import RestartPolicy
 from elastic_run.core.protocol.job_keys import FACTS, HEAD, STATUS, decision_key
 from elastic_run.core.protocol.messages import DIED, LAST_SEQUENCE, End, Leave, to_json
 from elastic_run.rendezvous import RendezvousParameters
-from elastic_run.rendezvous.session import Ended, Formed, Halted, Lost, Refused, Setup
+from elastic_run.rendezvous.session import Ended, Formed, Halted, Lost, Refused
 from elastic_run.store.jobstore.c10d import C10dJobStore
 from elastic_run.store.jobstore.etcd_v3_client import EtcdV3Client
+from tests.support.configs import plain_setup
 from tests.support.etcd import Etcd
 from tests.support.job_stores import torchs_server
 from tests.support.sessions import FAST, Node, free_port, handler_node, tcp_node
@@ -33,7 +33,7 @@ def stack() -> Iterator[ExitStack]:
 
 def run_job(stack: ExitStack, backend: str, endpoint: str, **conf: str) -> list[Node]:
     """Run a job of three nodes that fails once, then loses a node that leaves, and succeeds with two."""
-    setup = Setup(local_world_size=1, policy=RestartPolicy(1))
+    setup = plain_setup(max_restarts=1)
     nodes = []
     for _ in range(3):
         parameters = RendezvousParameters(backend, endpoint, "job", 2, 3, "127.0.0.1", **{**FAST, **conf})

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.core.agent.restart_policy import RestartPolicy
 from elastic_run.rendezvous import RendezvousParameters
 from elastic_run.rendezvous.elastic.backend.base import SharedBackend
 from elastic_run.rendezvous.elastic.backend.etcd import make_etcd_backend
 from elastic_run.rendezvous.elastic.store_connection import StoreConnection
-from elastic_run.rendezvous.session import Ended, Formed, Halted, Lost, Refused, Setup
+from elastic_run.rendezvous.session import Ended, Formed, Halted, Lost, Refused
 from elastic_run.rendezvous.settings import read_settings
 from elastic_run.store.errors import SILENT, UNREADY, StoreConnectionError
 from elastic_run.store.jobstore.etcd_v3_client import EtcdV3Client
 from elastic_run.store.jobstore.http_client import Endpoint, HttpClient
+from tests.support.configs import plain_setup
 from tests.support.etcd import Etcd
 from tests.support.sessions import Node, handler_node
 from tests.support.wait import DEADLINE, stretched
@@ -47,7 +47,7 @@ def stack() -> Iterator[ExitStack]:
 
 def make_nodes(stack: ExitStack, etcd: Etcd, backend: str) -> list[Node]:
     """Return nodes that have begun to join."""
-    setup = Setup(local_world_size=1, policy=RestartPolicy(0))
+    setup = plain_setup()
     endpoint = str(etcd.endpoints[0])
     parameters = RendezvousParameters(backend, endpoint, "crowd", _NODES, _NODES, "127.0.0.1", **_CONF)
     return [stack.enter_context(handler_node(parameters, setup)) for _ in range(_NODES)]

@@ -172,7 +172,7 @@ def test_settings_mean_what_they_mean_to_torch(
         endpoint = server.endpoints[0]
         theirs = make_theirs(RendezvousParameters(backend, str(endpoint), "job", 1, 1, None, **conf))
         settings = read_settings(backend, {**conf, "etcd_prefix": "/custom", "timeout": "77"})
-        assert settings.join_timeout == 77
+        assert settings.job_settings["join_timeout"] == 77
         place = [(endpoint.host, endpoint.port)]
         made = make_etcd_backend(backend, place, "job", settings, endpoint=str(endpoint), secret=None)
         with closing(made.open(DEADLINE)) as store:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.core.agent.restart_policy import RestartPolicy
+from elastic_run.core.node.config import NodeConfig
 from elastic_run.rendezvous import RendezvousParameters
-from elastic_run.rendezvous.session import Ended, Formed, Halted, Notice, Setup
+from elastic_run.rendezvous.session import Ended, Formed, Halted, Notice
+from tests.support.configs import plain_setup
 from tests.support.etcd import Etcd
 from tests.support.sessions import FAST, Node, handler_node
 from tests.support.wait import wait_until
@@ -30,7 +31,7 @@ def stack() -> Iterator[ExitStack]:
 
 def _start(stack: ExitStack, etcd: Etcd, *fences: str) -> list[Node]:
     parameters = RendezvousParameters("etcd-v3", str(etcd.endpoints[0]), "job", 1, 2, "127.0.0.1", **FAST)
-    setups = [Setup(local_world_size=1, policy=RestartPolicy(0), is_fenced=after == "lease") for after in fences]
+    setups = [plain_setup(node_config=NodeConfig(fence_after=after)) for after in fences]
     nodes = [stack.enter_context(handler_node(parameters, setup)) for setup in setups]
     for node in nodes:
         assert node.wait_for(Formed).group_world_size == 2

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.core.agent.restart_policy import RestartPolicy
 from elastic_run.rendezvous import RendezvousParameters
 from elastic_run.rendezvous.elastic.store_connection import StoreConnection
-from elastic_run.rendezvous.session import Formed, Setup
+from elastic_run.rendezvous.session import Formed
 from elastic_run.store.jobstore.c10d import C10dJobStore
 from elastic_run.store.jobstore.signed import SignedStore
+from tests.support.configs import plain_setup
 from tests.support.job_stores import file, memory, our_server, torch_libuv
 from tests.support.sessions import FAST, Node, free_port, handler_node, tcp_node
 from tests.support.store import ServedStore
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tests.support.job_stores import Opener
     from tests.support.launch import Launched
 
-SETUP = Setup(local_world_size=1, policy=RestartPolicy(100_000, max_backoff=0.0))
+SETUP = plain_setup(max_restarts=100_000, max_backoff=0.0)
 CONF = {**FAST, "last_call_timeout": "0"}
 STORES = {"memory": memory, "ours": our_server, "torch's": torch_libuv, "file": file}
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.core.agent.restart_policy import RestartPolicy
 from elastic_run.core.protocol.job_keys import FACTS
 from elastic_run.core.protocol.messages import Join, read_fact
 from elastic_run.rendezvous import RendezvousParameters
-from elastic_run.rendezvous.session import Ended, Formed, Halted, Setup
+from elastic_run.rendezvous.session import Ended, Formed, Halted
 from elastic_run.store.jobstore.c10d import C10dJobStore
+from tests.support.configs import plain_setup
 from tests.support.etcd import Etcd
 from tests.support.sessions import FAST, Node, NodeProcess, free_port, handler_node, tcp_node
 from tests.support.wait import DEADLINE, wait_until
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     Place: TypeAlias = tuple[str, str]
 
-_SETUP = Setup(local_world_size=1, policy=RestartPolicy(0))
+_SETUP = plain_setup()
 
 
 @pytest.fixture

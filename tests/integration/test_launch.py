@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run import launch as legacy
-from elastic_run.core.node.join_command import JoinCommand
+from elastic_run.core.node.config import JoinCommand
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -109,4 +109,4 @@ def test_other_nodes_are_told_to_come_in_by_the_same_door(monkeypatch: pytest.Mo
     words = ["--nnodes=2", __file__, "--x"]
     legacy.run_legacy_command(words)
     expected = JoinCommand(("python", "-m", "elastic_run.launch"), ("--nnodes=2",), (__file__, "--x"))
-    assert configs[0].join_command == expected
+    assert configs[0].node_config.join_command == expected

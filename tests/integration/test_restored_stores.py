@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.core.agent.restart_policy import RestartPolicy
 from elastic_run.rendezvous import RendezvousParameters
-from elastic_run.rendezvous.session import Ended, Formed, Notice, Setup
+from elastic_run.rendezvous.session import Ended, Formed, Notice
 from elastic_run.store.errors import RESTORED, StoreConnectionError
 from elastic_run.store.jobstore.etcd_v2 import EtcdV2JobStore
 from elastic_run.store.jobstore.etcd_v2_client import EtcdV2Client
 from elastic_run.store.jobstore.etcd_v3 import EtcdV3JobStore
 from elastic_run.store.jobstore.etcd_v3_client import EtcdV3Client
 from elastic_run.store.jobstore.revisions import Revisions
+from tests.support.configs import plain_setup
 from tests.support.etcd import Etcd
 from tests.support.sessions import FAST, Node, handler_node
 from tests.support.wait import wait_until
@@ -88,7 +88,7 @@ def test_a_job_goes_on_in_a_store_that_was_restored(stack: ExitStack, etcd: Etcd
 
     def start() -> Node:
         parameters = RendezvousParameters(backend, str(etcd.endpoints[0]), "job", 2, 4, "127.0.0.1", **conf)
-        return stack.enter_context(handler_node(parameters, Setup(local_world_size=1, policy=RestartPolicy(0))))
+        return stack.enter_context(handler_node(parameters, plain_setup()))
 
     conf = {**FAST, "last_call_timeout": "1"}
     nodes = [start(), start()]

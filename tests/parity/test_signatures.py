@@ -41,9 +41,7 @@ _MODULES_WITHOUT_TWIN = {
 }
 
 _LAUNCH_CONFIG = (
-    "also is made with (restart_policy, forward_signals, worker_store, scale_up_delay, scale_up_signal, "
-    "scale_up_grace, membership_window, exit_barrier_timeout, on_split, fence_after, preferred_rank, rdzv_token, "
-    "join_command, capture, preload, kill_background)"
+    "also is made with (forward_signals, worker_store, job_config, node_config, capture, preload, kill_background)"
 )
 #: Names that differ: our module and name, what differs, and why.
 _DIFFERENCES: dict[tuple[str, str], str] = {

@@ -1,6 +1,6 @@
 """Scenario scripts of a whole job: facts in, the whole trace of phases and decisions out.
 
-A script in `coordination/` begins with the job's `rules` and then has one event per `>` line; the lines below each are
+A script in `coordination/` begins with the job's `config` and then has one event per `>` line; the lines below each are
 the trace that `decide` gives. Events: `join NODE`, `failing NODE [consequence]`, `ready NODE OUTCOME [id=]`,
 `leave NODE REASON`, `confirm NODE…` (they have read the last `Prepare`), `seat_dead RANK STATUS [round=] [store=]`,
 `silent NODE SECONDS`, `tick`, `succeed` (another coordinator goes on from the state document, on a clock of its own),
@@ -20,6 +20,7 @@ import pytest
 from elastic_run.core.job import formation
 from elastic_run.core.job import machine as coordination
 from elastic_run.core.job import state as job_state
+from elastic_run.core.job.config import Window
 from elastic_run.core.job.machine import Job, Silent
 from elastic_run.core.protocol.messages import (
     Failing,
@@ -31,9 +32,9 @@ from elastic_run.core.protocol.messages import (
     NodeInfo,
     Offer,
     Ready,
-    Rules,
     SeatDead,
 )
+from tests.support.configs import plain_config
 
 if TYPE_CHECKING:
     from elastic_run.core.job.apply_facts import Event
@@ -49,6 +50,9 @@ _REPORT = ("exit_code", "severity", "signature", "is_deterministic", "uptime", "
 def _value(text: str) -> Any:  # noqa: ANN401 - whatever a script says
     if text in ("True", "False", "None"):
         return {"True": True, "False": False, "None": None}[text]
+    if text[-1:] == "]":  # Window, as in [3/60.0] or [3]
+        count, _, seconds = text.strip("[]").partition("/")
+        return Window(int(count), float(seconds) if seconds else None)
     try:
         return float(text) if "." in text else int(text)
     except ValueError:
@@ -65,7 +69,7 @@ class Player:
 
     def __init__(self) -> None:
         self.job = replace(coordination.begin(), incarnation=_HERE)
-        self.rules = Rules(1, 1)
+        self.config = plain_config()
         self.now = 0.0
         self.offset = 0.0
         self.lines: list[str] = []
@@ -79,8 +83,8 @@ class Player:
             if line.startswith("    "):
                 continue
             self.lines.append(line)
-            if line.startswith("rules"):
-                self.rules = Rules(**_split(line.split()[1:])[1])
+            if line.startswith("config"):
+                self.config = plain_config(**_split(line.split()[1:])[1])
             elif line.startswith("> "):
                 self._step(*_split(line[2:].split()))
         return "\n".join(self.lines) + "\n"
@@ -184,7 +188,7 @@ class Player:
                 incarnation,
             )
         seen, heard = values.pop("seen", self.job.slot), values.pop("highest_round", 0)
-        return Join(node, sequence, node_info, replace(self.rules, **values), self._offer(node), seen, last, heard)
+        return Join(node, sequence, node_info, replace(self.config, **values), self._offer(node), seen, last, heard)
 
 
 def _describe(step: coordination.Step) -> str:
@@ -213,7 +217,7 @@ def _describe_places(job: Job) -> list[str]:
         lines.append(
             f"      {node}: rank {place.group_rank}/{place.group_world_size}, "
             f"workers {place.base_rank}-{last}/{place.world_size}{role}, store {place.master.host}:{place.master.port}"
-            f"{f'; {place.news}' if place.news else ''}{'; learns the rules' if place.rules else ''}"
+            f"{f'; {place.news}' if place.news else ''}{'; learns the configuration' if place.config else ''}"
         )
     return lines
 
@@ -244,7 +248,7 @@ def test_every_transition_is_told() -> None:
                 kind = words[1].partition("(")[0] if len(words) > 1 else None
                 seen.add((phase, kind))
                 phase = words[0]
-            elif line.startswith("rules"):
+            elif line.startswith("config"):
                 phase = job_state.GATHERING
     allowed = {(phase, None if kind is None else kind.__name__) for phase, kind in coordination.TRANSITIONS}
     assert allowed <= seen
@@ -255,4 +259,4 @@ def test_a_step_that_is_not_in_the_table_raises(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(coordination, "TRANSITIONS", {**coordination.TRANSITIONS, ("gathering", Form): ()})
     player = Player()
     with pytest.raises(coordination.IllegalTransitionError, match="Form led from gathering to running"):
-        player.play("rules min_nodes=1 max_nodes=1\n> join a\n")
+        player.play("config min_nodes=1 max_nodes=1\n> join a\n")

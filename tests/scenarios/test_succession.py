@@ -1,7 +1,7 @@
 """Scenario scripts of the log: members and their coordinators over one store, step by step.
 
 The lines below each `>` line of a script in `succession/` are what nodes do and are told; `ELASTIC_RUN_REWRITE=1`
-rewrites them all; review the diff. `at=` sets the time; `rules MIN MAX [RESTARTS] [NAME=SECONDS…]` are those of the
+rewrites them all; review the diff. `at=` sets the time; `config MIN MAX [RESTARTS] [NAME=SECONDS…]` are those of the
 nodes that start from there on. The verbs:
 
 - members: `start NODE…`, `follow [NODE…]` (read the log to its end), `beat NODE`, `look NODE` (at the coordinator's
@@ -36,17 +36,17 @@ from elastic_run.core.protocol.messages import (
     LogStart,
     NodeInfo,
     Offer,
-    Rules,
     SeatDead,
     read_decision,
     to_json,
 )
+from tests.support.configs import plain_config
 
 SCRIPTS = sorted((Path(__file__).parent / "succession").glob("*.txt"))
 
 
 def _show(thing: object) -> str:
-    names = (name for name in type(thing).__slots__ if name not in ("node_info", "rules", "offer", "node"))  # type: ignore[attr-defined]  # all are slotted records
+    names = (name for name in type(thing).__slots__ if name not in ("node_info", "config", "offer", "node"))  # type: ignore[attr-defined]  # all are slotted records
     shown = [(name, getattr(thing, name)) for name in names]
     told = ", ".join(f"{name}={value!r}" for name, value in shown if value not in ("", None, (), False))
     return f"{type(thing).__name__}({told})"
@@ -77,7 +77,7 @@ class Bed:
         self.heads: list[bytes] = []
         self.held: dict[str, membership.FetchAssignment | None] = {}
         self.pending: list[tuple[str, membership.Command]] = []
-        self.rules = Rules(1, 1)
+        self.config = plain_config()
 
     def play(self, script: str) -> str:
         """Return the script with the trace of today."""
@@ -85,8 +85,8 @@ class Bed:
             if line.startswith("    "):
                 continue
             self.lines.append(line)
-            if line.startswith("rules"):
-                self._rules(*line.split()[1:])
+            if line.startswith("config"):
+                self._config(*line.split()[1:])
             elif line.startswith("> "):
                 words = line[2:].split()
                 if words[-1].startswith("at="):
@@ -115,20 +115,20 @@ class Bed:
     def _tell(self, node: str, text: str) -> None:
         self.lines.append(f"    {node}: {text}")
 
-    def _rules(self, *words: str) -> None:
+    def _config(self, *words: str) -> None:
         has_successors = "successors" in words
         words = tuple(word for word in words if word != "successors")
         low, high, *restarts = (int(word) for word in words if "=" not in word)
         times = {name: float(value) for name, _, value in (word.partition("=") for word in words) if value}
-        rules = Rules(low, high, max_restarts=restarts[0] if restarts else 0, has_successors=has_successors)
-        self.rules = replace(rules, **times)  # type: ignore[arg-type]  # scripts name times only
+        config = plain_config(low, high, max_restarts=restarts[0] if restarts else 0, has_successors=has_successors)
+        self.config = replace(config, **times)  # type: ignore[arg-type]  # scripts name times only
 
     # --- members -----------------------------------------------------------------------------------------------------
     def _start(self, *nodes: str) -> None:
         for node in nodes:
             node_info, offer = NodeInfo(node, 1, 1), Offer(node, 1)
             self.members[node], commands = membership.begin(
-                node, node_info=node_info, rules=self.rules, offer=offer, now=self.now
+                node, node_info=node_info, config=self.config, offer=offer, now=self.now
             )
             self._obey(node, commands)
 
@@ -207,7 +207,7 @@ class Bed:
     def _keep_copy(self, node: str) -> None:
         member = self.members[node]
         document = self.values.get(state_key(member.state_slot, member.state_term))
-        if not member.rules.has_successors or not member.has_view or document is None:
+        if not member.config.has_successors or not member.has_view or document is None:
             return
         kept = self.copies.get(node)
         if kept is None or not identify(document).is_older_than(identify(kept)):
@@ -369,7 +369,7 @@ class Bed:
             self.offices[node] = known = office.take_copy(known, copy, now=self.now, jitter=0.0)
         if known.complaint:
             self._tell(node, f"complains: {known.complaint}")
-        if known.view is not None and known.job.rules is not None and known.job.rules.has_successors:
+        if known.view is not None and known.job.config is not None and known.job.config.has_successors:
             self._tell(node, f"waits: {coordination.describe(known.view, self.now).missing_majority}")
         proposal = office.propose(known, self.now)
         if proposal is not None:

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from elastic_run.core.agent import machine, messages
-from elastic_run.core.agent.restart_policy import Failure, RestartPolicy
+from elastic_run.core.agent.restart_policy import Failure
 from elastic_run.core.agent.shutdown import CAUSE_PATIENCE
+from elastic_run.core.job.config import JobConfig
 from elastic_run.records import replace
 
 SCRIPTS = sorted((Path(__file__).parent / "supervision").glob("*.txt"))
@@ -43,7 +44,7 @@ def _make_agent(words: list[str]) -> machine.Agent:
     forwarded = values.pop("forward", None)
     assert isinstance(size, int)
     return machine.Agent(
-        policy=RestartPolicy(**values),  # type: ignore[arg-type]
+        config=JobConfig(**values),  # type: ignore[arg-type]
         local_world_size=size,
         follows_job=follows_job,
         patience=patience,  # type: ignore[arg-type]
@@ -139,14 +140,14 @@ def test_a_step_that_is_not_in_the_table_raises(monkeypatch: pytest.MonkeyPatch)
     table = machine.TRANSITIONS.copy()
     table[step] = replace(table[step], after=())
     monkeypatch.setattr(machine, "TRANSITIONS", table)
-    agent = machine.Agent(policy=RestartPolicy(), local_world_size=1)
+    agent = machine.Agent(config=JobConfig(), local_world_size=1)
     with pytest.raises(machine.IllegalTransitionError, match="from joining to running"):
         machine.decide(agent, messages.RoundFormed(0), 0.0)
 
 
 def test_news_are_restarts_stops_and_hurry() -> None:
     """Only what the user wants to know while the job goes on is news."""
-    agent = machine.Agent(policy=RestartPolicy(), local_world_size=1)
+    agent = machine.Agent(config=JobConfig(), local_world_size=1)
     assert not machine.has_news(agent, agent.replace(state=machine.RUNNING))
     for change in ({"restart_count": 1}, {"signal": 15}, {"is_hurried": True}):
         assert machine.has_news(agent, agent.replace(**change))

@@ -38,7 +38,7 @@ from tests.simulation.threads import follow, run_errands, speak
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from elastic_run.core.protocol.messages import Assignment, Copy, Fact, Rules
+    from elastic_run.core.protocol.messages import Assignment, Copy, Fact, JobConfig
     from tests.simulation.store import Store
     from tests.simulation.world import World
 
@@ -89,7 +89,7 @@ class Agent(Host):
         host: str,
         *,
         clock: Clock,
-        rules: Rules,
+        config: JobConfig,
         preferred_rank: int | None,
         script: str = "train.py",
         predecessor: Agent | None = None,
@@ -120,7 +120,7 @@ class Agent(Host):
         serves_store = self._serves_store
         node_info = NodeInfo(host, 1, size, preferred_rank=preferred_rank, serves_store=serves_store, script=script)
         self.member, commands = membership.begin(
-            node, node_info=node_info, rules=rules, offer=self.offer(), now=clock.now()
+            node, node_info=node_info, config=config, offer=self.offer(), now=clock.now()
         )
         self.speaker = Thread(self, speak(self), self._perform_for_speaker)
         self.follower = Thread(self, follow(self), self._perform)
@@ -345,7 +345,7 @@ class Agent(Host):
 def _say_farewell(agent: Agent, endpoint: Endpoint) -> Generator[Request | Pause, Any, None]:
     facts: list[Leave | SeatDead] = [Leave(agent.node, LAST_SEQUENCE, DIED)]
     facts += [] if agent.record is None else [agent.record]
-    until = agent.clock.now() + 2 * agent.world.rules.lease + 10.0
+    until = agent.clock.now() + 2 * agent.world.config.lease + 10.0
     while facts and agent.clock.now() < until:
         try:
             yield Request("append", (to_json(facts[0]),), store=endpoint.open_store)

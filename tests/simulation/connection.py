@@ -129,16 +129,16 @@ class Connection:
 
     def failed(self, *, is_refused: bool) -> bool:
         """Note that it did not, and go on at the next endpoint when that has lasted; returns whether there is one."""
-        now, rules = self._agent.clock.now(), self._world.rules
+        now, config = self._agent.clock.now(), self._world.config
         self._since = now if self._since is None else self._since
         self._refused_since = (self._refused_since or now) if is_refused else None
-        limit = self._since + rules.join_timeout
-        if self.bound is not None and rules.has_successors and self._has_moved:
-            limit = min(limit, self._since + rules.lease + _DARK_FOR)
+        limit = self._since + config.join_timeout
+        if self.bound is not None and config.has_successors and self._has_moved:
+            limit = min(limit, self._since + config.lease + _DARK_FOR)
             if self._refused_since is not None:
-                limit = min(limit, self._refused_since + rules.lease + _REFUSED_FOR)
-        elif self.bound is not None and rules.has_successors:
-            limit = min(limit, self._since + rules.lease)
+                limit = min(limit, self._refused_since + config.lease + _REFUSED_FOR)
+        elif self.bound is not None and config.has_successors:
+            limit = min(limit, self._since + config.lease)
             if self._refused_since is not None:
                 limit = min(limit, self._refused_since + _GONE_AFTER)
         return now < limit or self.advance()

@@ -87,7 +87,7 @@ class Faults:
             self._leave_coordinator,
             self._arrive,
             self._arrive,
-            self._arrive_with_other_rules,
+            self._arrive_with_another_config,
             self._arm,
             self._arm_pause,
             self._arm_pause,
@@ -95,7 +95,7 @@ class Faults:
         ]
         everywhere += [self._suspend, self._suspend_coordinator] if self.has(SUSPEND) else []
         everywhere += [self._kill_some] if self.has(BURSTS) else []
-        if self._world.rules.has_successors:
+        if self._world.config.has_successors:
             everywhere += [self._doom_some, self._doom_some, self._divide_and_doom] if self.has(OFFERS) else []
             everywhere += [self._arm_division, self._arm_division] if self.has(FORMING) else []
             everywhere += [self._kill_server, self._stall_server, self._kill_server]
@@ -104,7 +104,7 @@ class Faults:
             everywhere += [self._roll_back]
         for _ in range(count):
             time = self._random.random() * horizon
-            if self._random.random() < 0.15 and not self._world.rules.has_successors:
+            if self._random.random() < 0.15 and not self._world.config.has_successors:
                 self._plan_outage(time)
             else:
                 self._world.clockwork.at(time, self._random.choice(everywhere))
@@ -266,20 +266,20 @@ class Faults:
         self._note()
         self._world.start(f"x{len(self._world.agents)}")
 
-    def _arrive_with_other_rules(self) -> None:
+    def _arrive_with_another_config(self) -> None:
         world, kind = self._world, self._random.randrange(3)
         self.has_strangers = True
         self._note()
         count = len(world.agents)
         if kind == 0:
             # It is taken in, and goes by the job's times.
-            world.start(f"z{count}", replace(world.rules, last_call_timeout=9.0, scale_up_delay=5.0))
+            world.start(f"z{count}", replace(world.config, last_call_timeout=9.0, scale_up_delay=5.0))
         elif kind == 1:
             # A second job under the same id.
             for index in range(self._random.randint(1, 2)):
                 world.start(f"w{count}.{index}", script=_OTHER_SCRIPT)
         else:
-            world.start(f"y{count}", replace(world.rules, max_restarts=world.rules.max_restarts + 1))
+            world.start(f"y{count}", replace(world.config, max_restarts=world.config.max_restarts + 1))
 
     # --- between two operations --------------------------------------------------------------------------------------
     def _arm(self) -> None:

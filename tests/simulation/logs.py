@@ -69,13 +69,13 @@ class Log:
             self.term, self.coordinator = entry["term"], entry["node"]
         require(writer == self.coordinator, ONE_DECIDER, f"{writer} wrote {entry} in the term of {self.coordinator}")
         if is_raised:
-            is_newer = world.rules.has_successors and (entry["round"], entry["term"]) >= (self.round, self.term)
+            is_newer = world.config.has_successors and (entry["round"], entry["term"]) >= (self.round, self.term)
             is_allowed = not self.round or world.faults.is_spoilt or is_newer
             require(is_allowed, ONE_ROUND, f"recovered round {entry['round']} after round {self.round}")
             self.term, self.round, self.restarts = entry["term"], entry["round"], entry["restart_count"]
             self.incarnation, self.round_id = entry["incarnation"], entry["round_id"]
         if entry["kind"] == "resync":
-            is_asked = world.faults.is_spoilt or world.rules.has_successors  # nodes may know of a newer round
+            is_asked = world.faults.is_spoilt or world.config.has_successors  # nodes may know of a newer round
             require(is_asked, ONE_DECIDER, "the state was lost, and nobody had touched it")
         if entry["kind"] == "form":
             prefix = f"a/{slot}.{entry['term']}/"
@@ -94,7 +94,7 @@ class Log:
         require(is_next, BUDGET, f"{restarts} restarts in round {number}, {self.restarts} before it")
         failed = world.oracle.rounds.failed
         require(restarts <= failed, BUDGET, f"{restarts} restarts in round {number}, {failed} failures")
-        low, high = world.rules.min_nodes, world.rules.max_nodes
+        low, high = world.config.min_nodes, world.config.max_nodes
         require(low <= entry["nodes"] <= high, ONE_ROUND, f"{entry['nodes']} nodes in round {number}")
         former, self.round, self.restarts = self.round, number, restarts
         name = entry["incarnation"], number, f"{number}/{self.term}/{self.coordinator}"
@@ -102,7 +102,7 @@ class Log:
         is_next = newest is None or newest.number < former or newest.name[2] == self.round_id
         is_next = is_next or world.oracle.rounds.are_of_spares(self.round_id, members, newest)
         require(
-            is_next or world.rules.split == "continue",
+            is_next or world.config.on_split == "continue",
             ONE_HISTORY,
             f"{name} follows {self.round_id}, not {newest and newest.name}",
         )

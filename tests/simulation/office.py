@@ -30,7 +30,7 @@ def coordinate(
         store: The store in which the office was claimed.
     """
     known = yield from _take_office(agent, command, store)
-    interval = agent.world.rules.keep_alive_interval
+    interval = agent.world.config.keep_alive_interval
     next_beats = agent.clock.now() + interval
     has_resigned = False
     beating: set[str] = set()

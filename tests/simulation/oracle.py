@@ -47,7 +47,7 @@ class Oracle:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self.rounds = Rounds(has_majority=world.rules.has_successors, may_split=world.rules.split == "continue")
+        self.rounds = Rounds(has_majority=world.config.has_successors, may_split=world.config.on_split == "continue")
         self.progress = Progress(world)
         self._logs: dict[int, Log] = defaultdict(Log)
         self._entries: dict[tuple[int, int], bytes] = {}
@@ -113,11 +113,11 @@ class Oracle:
         self._judge_size(log)
 
     def _judge_refusals(self) -> None:
-        """A node is refused only where another with other rules, or another script, was there before."""
+        """A node is refused only where another with another configuration, or another script, was there before."""
         agents = self._world.agents
         for agent in agents:
             if isinstance(agent.end, membership.Refused):
-                others = {describe_difference(other.member.rules, agent.member.rules) for other in agents}
+                others = {describe_difference(other.member.config, agent.member.config) for other in agents}
                 others |= {_describe_other_script(other, agent) for other in agents}
                 require(agent.end.detail in others - {""}, REFUSALS, agent.end.detail)
 
@@ -136,21 +136,21 @@ class Oracle:
         end = log.end
         if end is None:
             return
-        rules, rounds = self._world.rules, self._find_last_rounds(log)
+        config, rounds = self._world.config, self._find_last_rounds(log)
         if end["verdict"] == "success":
             is_done = any(len(round_.done) == round_.size for round_ in rounds)
             names = [round_.name for round_ in rounds]
             require(is_done, SUCCESS, f"success while somebody was not done with {names}")
         elif end["verdict"] == "worker_failed":
             require(any(round_.has_failed for round_ in rounds), VERDICT, "a failure that nobody had")
-            is_used = all(round_.restarts >= rules.max_restarts for round_ in rounds)
+            is_used = all(round_.restarts >= config.max_restarts for round_ in rounds)
             require(is_used, RESTARTS_USED, "the job ended before its restarts were used")
         else:
             require(end["verdict"] in ("nodes_lost", "rendezvous"), VERDICT, str(end))
-            # Where a node with other rules came first, all the rest are refused.
+            # Where a node with another configuration came first, all the rest are refused.
             refused = [agent for agent in self._world.agents if isinstance(agent.end, membership.Refused)]
             is_foreign = any(self._world.is_ours(agent) for agent in refused)
-            is_barred = is_foreign or rules.membership_count is not None or rules.has_successors
+            is_barred = is_foreign or config.membership_window is not None or config.has_successors
             is_short = is_barred or self._world.was_short(self._ended_at)
             require(is_short, VERDICT, f"gave up with enough nodes: {end['detail']}")
 

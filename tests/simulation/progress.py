@@ -37,10 +37,10 @@ class Progress:
     @property
     def _limit(self) -> float:
         """Seconds until a round must be there."""
-        rules, network = self._world.rules, self._world.network
-        pauses = rules.last_call_timeout + rules.scale_up_delay + rules.scale_up_grace + rules.max_backoff
-        leases = _LEASES + (len(self._world.endpoints) if rules.has_successors else 0)
-        return leases * rules.lease + pauses + _SLACK + _MESSAGES * network.delay
+        config, network = self._world.config, self._world.network
+        pauses = config.last_call_timeout + config.scale_up_delay + config.scale_up_grace + config.max_backoff
+        leases = _LEASES + (len(self._world.endpoints) if config.has_successors else 0)
+        return leases * config.lease + pauses + _SLACK + _MESSAGES * network.delay
 
     def look(self) -> None:
         """Look whether the job is where it should be."""
@@ -70,12 +70,12 @@ class Progress:
     @property
     def _can_form(self) -> bool:
         """Whether enough nodes are there to form a round, as everybody must see it."""
-        world, rules = self._world, self._world.rules
-        if world.faults.has_strangers or world.faults.is_spoilt or rules.membership_count is not None:
+        world, config = self._world, self._world.config
+        if world.faults.has_strangers or world.faults.is_spoilt or config.membership_window is not None:
             return False
-        if world.network.loss or world.network.late or len(world.able) < rules.min_nodes:
+        if world.network.loss or world.network.late or len(world.able) < config.min_nodes:
             return False
-        return not rules.has_successors or (self._has_store and all(map(self._has_majority, self._last_members)))
+        return not config.has_successors or (self._has_store and all(map(self._has_majority, self._last_members)))
 
     @property
     def _has_store(self) -> bool:

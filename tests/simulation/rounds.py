@@ -205,12 +205,12 @@ class Rounds:
                 self._judge_ranks(round_)
 
     def _judge_members(self, round_: Round) -> None:
-        # Where a node with other rules came first, the job goes by those.
-        rules = {agent.member.rules for agent in round_.places}
-        require(len(rules) == 1, ASSIGNMENTS, f"two sets of rules in {round_.name}")
+        # Where a node with another configuration came first, the job goes by those.
+        config = {agent.member.config for agent in round_.places}
+        require(len(config) == 1, ASSIGNMENTS, f"two configurations in {round_.name}")
         scripts = {agent.member.node_info.script for agent in round_.places}
         require(len(scripts) == 1, ASSIGNMENTS, f"two scripts in {round_.name}")
-        most = rules.pop().max_restarts
+        most = config.pop().max_restarts
         require(round_.restarts <= most, BUDGET, f"restart {round_.restarts} of {most} in {round_.name}")
 
     def _judge_ranks(self, round_: Round) -> None:

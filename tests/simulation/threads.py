@@ -27,7 +27,7 @@ _NOTHING = (-1, False)
 # --- speaking --------------------------------------------------------------------------------------------------------
 def speak(agent: Agent) -> Generator[Request | Pause, Any, None]:
     """Say the node's facts, and beat."""
-    interval = agent.world.rules.keep_alive_interval
+    interval = agent.world.config.keep_alive_interval
     next_beat = agent.clock.now()
     is_greeted = False
     while not agent.is_over:
@@ -134,7 +134,7 @@ def _find_others(agent: Agent) -> Generator[Request | Pause, Any, str | None]:
         agent.waits_since = None
         return None
     agent.waits_since = agent.waits_since or now
-    if now < agent.waits_since + agent.world.rules.lease:
+    if now < agent.waits_since + agent.world.config.lease:
         return None
     here = best = yield from _read_progress(connection.bound)
     place = None
@@ -189,7 +189,7 @@ def _feed_entry(agent: Agent, slot: int, value: bytes | None, start: bytes | Non
 
 
 def _copy_state(agent: Agent) -> Generator[Request | Pause, Any, None]:
-    if agent.world.rules.has_successors and agent.member.has_view and agent.member.state_slot >= 0:
+    if agent.world.config.has_successors and agent.member.has_view and agent.member.state_slot >= 0:
         key = state_key(agent.member.state_slot, agent.member.state_term)
         store = agent.store
         (state,) = yield Request("get", ([key],))

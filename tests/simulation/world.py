@@ -1,4 +1,4 @@
-"""A whole job drawn from a seed: its rules, its nodes, its faults, and the run until every live node knows the end."""
+"""A job drawn from a seed: its configuration, its nodes, its faults, and the run until every node knows the end."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from elastic_run.core.job.config import describe_difference
-from elastic_run.core.protocol.messages import DONE, FAILED, Rules
+from elastic_run.core.job.config import Window, describe_difference
+from elastic_run.core.protocol.messages import DONE, FAILED, JobConfig
 from tests.simulation.agent import Agent
 from tests.simulation.clockwork import Clock, Clockwork
 from tests.simulation.connection import Endpoint
 from tests.simulation.faults import KNOWN_BAD, LATE_WRITES, MOVES, Faults
 from tests.simulation.oracle import Oracle
 from tests.simulation.store import Network, Store
+from tests.support.configs import plain_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,7 +62,7 @@ class World:
         self.clockwork = Clockwork()
         self.trace = None if trace is None else lambda line: trace(f"{self.clockwork.now:9.3f} {line}")
         self.size = random.choice((1, 2, 2, 3, 3, 3, 4, 4, 5, 6)) if seed % 97 else 20
-        self.rules = self._draw_rules()
+        self.config = self._draw_config()
         self.character = Character(
             faults=random.choice((0, 1, 2, 3, 5, 8)),
             failure=random.choice((0.0, 0.0, 0.1, 0.3)),
@@ -83,10 +84,10 @@ class World:
         self.faults.plan(self.character.faults, self.character.horizon)
         self.clockwork.at(START + 1.0, self.measure)
 
-    def _draw_rules(self) -> Rules:
+    def _draw_config(self) -> JobConfig:
         random = self.random
         low = random.randint(1, self.size)
-        rules = Rules(
+        config = plain_config(
             min_nodes=low,
             max_nodes=random.randint(low, self.size + 1),
             max_restarts=random.choice((0, 1, 2, 5)),
@@ -98,10 +99,10 @@ class World:
         )
         if random.random() < 0.1:
             window = random.choice((None, 20.0))
-            rules = replace(rules, membership_count=random.randint(0, 2), membership_seconds=window)
+            config = replace(config, membership_window=Window(random.randint(0, 2), window))
         if self.size > 1 and random.random() < 0.4:
-            rules = replace(rules, has_successors=True, split=random.choice(("stop", "continue")))
-        return rules
+            config = replace(config, has_successors=True, on_split=random.choice(("stop", "continue")))
+        return config
 
     def _draw_network(self) -> Network:
         random = self.random
@@ -112,7 +113,7 @@ class World:
 
     def _draw_endpoints(self) -> list[Endpoint]:
         """Return a place that is always there, or one on each of several nodes."""
-        if not self.rules.has_successors:
+        if not self.config.has_successors:
             store = self._make_store()
             return [Endpoint("", store)]
         most = min(self.size, 4 if self.faults.has(MOVES) else 2)
@@ -146,9 +147,9 @@ class World:
         self.endpoints[0].store = snapshot
         self.say("the store is restored from a snapshot")
 
-    def start(self, host: str, rules: Rules | None = None, *, script: str = SCRIPT) -> None:
+    def start(self, host: str, config: JobConfig | None = None, *, script: str = SCRIPT) -> None:
         """Start an agent on a host."""
-        if self.rules.has_successors and self.agents and not self.living:
+        if self.config.has_successors and self.agents and not self.living:
             # The store may be gone with the job that has ended: whoever comes now begins another one.
             return
         clock = Clock(self.clockwork, self.random.uniform(0.0, 1e5), self.random.uniform(0.98, 1.02))
@@ -159,7 +160,7 @@ class World:
             node,
             host,
             clock=clock,
-            rules=rules or self.rules,
+            config=config or self.config,
             preferred_rank=preferred,
             script=script,
             predecessor=next((one for one in reversed(self.agents) if one.name == host and not one.is_alive), None),
@@ -195,12 +196,12 @@ class World:
 
     def measure(self) -> None:
         """Note whether the job has enough nodes to go on."""
-        self._enough.append((self.clockwork.now, len(self.able) >= self.rules.min_nodes))
+        self._enough.append((self.clockwork.now, len(self.able) >= self.config.min_nodes))
 
     def is_ours(self, agent: Agent) -> bool:
         """Whether a node can be in a round with those that the job began with."""
         member = agent.member
-        return member.node_info.script == SCRIPT and not describe_difference(self.rules, member.rules)
+        return member.node_info.script == SCRIPT and not describe_difference(self.config, member.config)
 
     def was_short(self, end: float) -> bool:
         """Whether there were too few nodes at some time shortly before another, or nobody could say so."""

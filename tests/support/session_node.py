@@ -14,9 +14,8 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from elastic_run.core.agent.restart_policy import RestartPolicy
 from elastic_run.rendezvous import RendezvousParameters
-from elastic_run.rendezvous.session import Setup
+from tests.support.configs import plain_setup
 from tests.support.sessions import FAST, Node, handler_node, tcp_node
 from tests.support.wait import wait_until
 
@@ -32,7 +31,7 @@ def main() -> None:
     """Run until standard input ends or says `close`."""
     port, least, most = (int(word) for word in sys.argv[1:4])
     successors = tuple(int(word) for word in sys.argv[5].split(",") if word != "0")
-    setup = Setup(local_world_size=1, policy=RestartPolicy(1 if successors else 0))
+    setup = plain_setup(max_restarts=1 if successors else 0)
     if sys.argv[6:7] == ["suspends"]:
         time.monotonic = _make_suspended_clock()
     if sys.argv[7:]:

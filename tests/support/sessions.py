@@ -17,13 +17,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from elastic_run.core.agent.restart_policy import RestartPolicy
+from elastic_run.records import replace
 from elastic_run.rendezvous import get_rendezvous_handler
 from elastic_run.rendezvous.elastic.backend.hosting import open_public_listener
 from elastic_run.rendezvous.elastic.backend.tcp import TcpBackend
 from elastic_run.rendezvous.elastic.handler import ElasticRendezvousHandler, open_session
 from elastic_run.rendezvous.session import Ended, Formed, Halted, Lost, Notice, Offer, Refused, Setup, Warned
 from elastic_run.rendezvous.settings import read_settings
+from tests.support.configs import plain_setup
 from tests.support.wait import DEADLINE, DeadlinePassedError
 
 if TYPE_CHECKING:
@@ -199,15 +200,16 @@ def tcp_node(
     endpoints = [("127.0.0.1", port), *(("127.0.0.1", one) for one in successors)]
     backend = TcpBackend("c10d", run_id, endpoints, is_host=is_host, secret=secret)
     settings = read_settings("c10d", FAST if conf is None else conf)
-    setup = setup or Setup(local_world_size=1, policy=RestartPolicy(0))
-    return Node(open_session(backend, settings, setup, min_nodes=nodes[0], max_nodes=nodes[1], local_addr="127.0.0.1"))
+    setup = setup or plain_setup()
+    setup = replace(setup, job_config=replace(setup.job_config, min_nodes=nodes[0], max_nodes=nodes[1]))
+    return Node(open_session(backend, settings, setup, local_addr="127.0.0.1"))
 
 
 def handler_node(parameters: RendezvousParameters, setup: Setup | None = None) -> Node:
     """Return a node as the launcher makes it: from a handler of the registry."""
     handler = get_rendezvous_handler(parameters)
     assert isinstance(handler, ElasticRendezvousHandler)
-    return Node(handler.open_session(setup or Setup(local_world_size=1, policy=RestartPolicy(0))))
+    return Node(handler.open_session(setup or plain_setup()))
 
 
 class NodeProcess:

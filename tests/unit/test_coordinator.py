@@ -9,12 +9,13 @@ import pytest
 
 from elastic_run.core.job import coordinator as office
 from elastic_run.core.protocol import messages
-from elastic_run.core.protocol.messages import Join, NodeInfo, Offer, Ready, Rules
+from elastic_run.core.protocol.messages import Join, NodeInfo, Offer, Ready
+from tests.support.configs import plain_config
 
 if TYPE_CHECKING:
     from elastic_run.core.job.coordinator import Coordinator
 
-RULES = Rules(1, 2, max_restarts=1000, last_call_timeout=0.0, max_backoff=0.0, scale_up_delay=1e6)
+CONFIG = plain_config(1, 2, max_restarts=1000, last_call_timeout=0.0, max_backoff=0.0, scale_up_delay=1e6)
 
 
 class Clerk:
@@ -24,7 +25,7 @@ class Clerk:
         self.values: dict[str, bytes] = {}
         self.position = 0
         self.known = office.start_term("a", term=1, slot=0, state=None, now=0.0)
-        self.hear(*(Join(node, 1, NodeInfo(node, 1, 1), RULES, Offer(node, 1)) for node in nodes))
+        self.hear(*(Join(node, 1, NodeInfo(node, 1, 1), CONFIG, Offer(node, 1)) for node in nodes))
 
     def hear(self, *facts: messages.Fact) -> None:
         """Take facts in, and write what follows."""
@@ -48,7 +49,7 @@ class Clerk:
 
 def _pending() -> Coordinator:
     known = office.start_term("a", term=1, slot=0, state=None, now=0.0)
-    join = messages.to_json(Join("a", 1, NodeInfo("a", 1, 1), RULES, Offer("a", 1)))
+    join = messages.to_json(Join("a", 1, NodeInfo("a", 1, 1), CONFIG, Offer("a", 1)))
     return office.receive(known, [join], 1, now=0.0, jitter=0.0)
 
 

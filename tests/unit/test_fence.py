@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastic_run.core.job.config import Rules
+from elastic_run.core.job.config import JobConfig
 from elastic_run.core.node import machine as member
 from elastic_run.core.protocol.messages import STOPPED, Assignment, NodeInfo, Offer, Ready
 from elastic_run.records import replace
@@ -24,7 +24,7 @@ _PLACE = Assignment(
 
 def test_a_member_that_is_cut_off_ends_its_round() -> None:
     """The agent is told to stop its workers, once; what became of them is said when the store answers again."""
-    begun, _ = member.begin("a", node_info=NodeInfo("a", 1, 1), rules=Rules(1, 2), offer=_OFFER, now=0.0)
+    begun, _ = member.begin("a", node_info=NodeInfo("a", 1, 1), config=JobConfig(1, 2), offer=_OFFER, now=0.0)
     running = replace(begun, state=member.RUNNING, place=_PLACE, next_slot=5, term=1, known_round=3)
     halting, commands = member.decide(running, member.CutOff(6.2), 10.0)
     assert member.Halted(3, "fenced", "no answer for 6 s") in commands
@@ -39,5 +39,5 @@ def test_a_member_that_is_cut_off_ends_its_round() -> None:
 
 def test_a_node_without_workers_has_nothing_to_stop() -> None:
     """Where no round runs nothing follows."""
-    begun, _ = member.begin("a", node_info=NodeInfo("a", 1, 1), rules=Rules(1, 2), offer=_OFFER, now=0.0)
+    begun, _ = member.begin("a", node_info=NodeInfo("a", 1, 1), config=JobConfig(1, 2), offer=_OFFER, now=0.0)
     assert member.decide(begun, member.CutOff(6.0), 10.0) == (begun, ())

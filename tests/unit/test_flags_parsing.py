@@ -10,6 +10,7 @@ import pytest
 
 from elastic_run.cli.flags import FLAGS, USE_ENV, Flag
 from elastic_run.cli.parser import LauncherArgumentParser, match_abbreviation
+from elastic_run.core.job.config import Window
 from elastic_run.errors import UsageError
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def given(arguments: Namespace) -> dict[str, Any]:
         ("--log-dir - s", {"log_dir": "-", "training_script": "s"}),
         ("--max 3 s", {"max_restarts": 3, "training_script": "s"}),
         ("--no-p s", {"no_python": True, "training_script": "s"}),
-        ("--restart-w 5/h s", {"restart_window": (5, 3600.0), "training_script": "s"}),
+        ("--restart-w 5/h s", {"restart_window": Window(5, 3600.0), "training_script": "s"}),
     ],
 )
 def test_words_become_values(words: str, expected: dict[str, Any]) -> None:
@@ -204,7 +205,7 @@ def test_the_flags_work_in_a_programs_own_parser(
     for action in ours._actions if way == "actions" else []:
         own._add_action(action)
     values = own.parse_args(["--max_restarts=2", "--restart-window", "5/h", "s", "--x"])
-    assert (values.max_restarts, values.restart_window) == (2, (5, 3600.0))
+    assert (values.max_restarts, values.restart_window) == (2, Window(5, 3600.0))
     assert (values.training_script, values.training_script_args) == ("s", ["--x"])
     with pytest.raises(SystemExit) as ended:
         own.parse_args(words.split())

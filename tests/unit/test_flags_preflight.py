@@ -15,6 +15,8 @@ from elastic_run import contract
 from elastic_run import launch as legacy
 from elastic_run.cli.checks import check_arguments, find_notices
 from elastic_run.cli.config import choose_rendezvous, get_use_env, make_command, unique_id
+from elastic_run.core.job.config import Window
+from elastic_run.core.node.config import NodeConfig
 from elastic_run.errors import UsageError
 from elastic_run.launcher import LaunchConfig
 from elastic_run.multiprocessing import DefaultLogsSpecs, Std
@@ -447,11 +449,10 @@ def test_a_command_line_becomes_a_configuration() -> None:
     assert (config.log_line_prefix_template, config.virtual_local_rank) == ("[${rank}]", True)
     assert (config.duplicate_stdout_filters, config.duplicate_stderr_filters) == (["a", "b"], [])
     assert (config.forward_signals, config.worker_store, config.capture) == ("SIGUSR1", "torch", False)
-    assert config.fence_after == "lease"
-    policy = config.restart_policy
-    assert policy is not None
-    assert (policy.max_restarts, policy.window_count, policy.window_seconds, policy.min_uptime) == (3, 5, 3600.0, 60.0)
-    assert (policy.no_restart_exit_codes, policy.max_backoff) == (frozenset({3, 64, 65}), 0.0)
+    assert config.node_config.fence_after == "lease"
+    job = config.job_config
+    assert (job.max_restarts, job.restart_window, job.min_uptime) == (3, Window(5, 3600.0), 60.0)
+    assert (job.no_restart_exit_codes, job.max_backoff) == ((3, 64, 65), 0.0)
 
 
 def test_workers_get_an_ipv6_address_without_brackets() -> None:
@@ -463,7 +464,7 @@ def test_workers_get_an_ipv6_address_without_brackets() -> None:
 def test_a_program_gives_one_signal_for_scale_up() -> None:
     """LaunchConfig refuses a list, of which only one could be sent."""
     with pytest.raises(ValueError, match=r"^scale_up_signal: 'SIGUSR2,SIGUSR1' is not one signal$"):
-        LaunchConfig(1, 1, 1, scale_up_signal="SIGUSR2,SIGUSR1")
+        LaunchConfig(1, 1, 1, node_config=NodeConfig(scale_up_signal="SIGUSR2,SIGUSR1"))
 
 
 def test_the_prefix_template_may_come_from_torchs_variable(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import pytest
 from elastic_run.cli import values
 from elastic_run.cli.flags import FLAGS, Flag
 from elastic_run.cli.parser import LauncherArgumentParser
+from elastic_run.core.job.config import Window
 from elastic_run.errors import UsageError
 from elastic_run.rendezvous.api import rendezvous_handler_registry
 
@@ -61,16 +62,16 @@ GOOD: list[tuple[str, str, Any]] = [
     ("--worker-store", "rank0", "rank0"),
     ("--preload", "torch,torch.distributed", "torch,torch.distributed"),
     ("--preload", "", ""),
-    ("--restart-window", "5/1h", (5, 3600.0)),
-    ("--restart-window", "5/h", (5, 3600.0)),
-    ("--restart-window", "3/600", (3, 600.0)),
-    ("--restart-window", "1/1.5m", (1, 90.0)),
+    ("--restart-window", "5/1h", Window(5, 3600.0)),
+    ("--restart-window", "5/h", Window(5, 3600.0)),
+    ("--restart-window", "3/600", Window(3, 600.0)),
+    ("--restart-window", "1/1.5m", Window(1, 90.0)),
     ("--min-uptime", "90", 90.0),
     ("--min-uptime", "2m", 120.0),
     ("--max-backoff", "0", 0.0),
     ("--max-backoff", "1d", 86400.0),
-    ("--no-restart-exit-codes", "3", frozenset({3})),
-    ("--no-restart-exit-codes", "3, 64-66", frozenset({3, 64, 65, 66})),
+    ("--no-restart-exit-codes", "3", (3,)),
+    ("--no-restart-exit-codes", "3, 64-66", (3, 64, 65, 66)),
     ("--standalone", "1", True),
     ("--standalone", "0", False),
 ]

@@ -9,14 +9,14 @@ import pytest
 
 from elastic_run.core.protocol import codec, messages
 from elastic_run.core.protocol.codec import MessageError
-from elastic_run.core.protocol.messages import Join, Last, NodeInfo, Offer, Rules
+from elastic_run.core.protocol.messages import JobConfig, Join, Last, NodeInfo, Offer
 
 NODE_INFO = NodeInfo("a", 7, 2)
-RULES = Rules(1, 4, no_restart_exit_codes=(3, 4))
+CONFIG = JobConfig(1, 4, no_restart_exit_codes=(3, 4))
 OFFER = Offer("10.0.0.1", 4000, use_agent_store=False)
 FACTS = (
-    Join("n", 1, NODE_INFO, RULES, OFFER, 5, Last("2/1/n", 2, 3, 4, 5)),
-    Join("n", 1, NODE_INFO, RULES, OFFER),
+    Join("n", 1, NODE_INFO, CONFIG, OFFER, 5, Last("2/1/n", 2, 3, 4, 5)),
+    Join("n", 1, NODE_INFO, CONFIG, OFFER),
     messages.Failing("n", 2, 1, "1/1/n"),
     messages.Ready("n", 3, 1, "1/1/n", "failed", OFFER, {"exit_code": 1, "deep": [{"a": None}]}, "x", "y"),
     messages.Leave("n", messages.LAST_SEQUENCE, "died"),
@@ -27,7 +27,7 @@ FACTS = (
         "n",
         1,
         NodeInfo("a", 7, 2, serves_store=True),
-        RULES,
+        CONFIG,
         OFFER,
         5,
         Last("2/1/n", 2, 3, 4, 5, "n.1"),
@@ -94,13 +94,13 @@ GARBAGE = {
     "part of the wrong kind": (_join(node_info=[]), "NodeInfo: an object was expected, not list"),
     "not a truth value": (_join(offer={"host": "a", "port": 1, "use_agent_store": 1}), "use_agent_store must be bool"),
     "no workers": (_join(node_info={"host": "a", "pid": 1, "local_world_size": 0}), "0 workers make no sense"),
-    "nodes": (_join(rules={"min_nodes": 3, "max_nodes": 2}), "3:2 nodes make no sense"),
-    "lease": (_join(rules={"min_nodes": 1, "max_nodes": 2, "keep_alive_interval": 0}), "lease must be longer"),
-    "attempts": (_join(rules={"min_nodes": 1, "max_nodes": 2, "keep_alive_max_attempt": 0}), "lease must be longer"),
-    "not a list": (_join(rules={"min_nodes": 1, "max_nodes": 2, "no_restart_exit_codes": 3}), "must be tuple"),
-    "text in a list": (_join(rules={"min_nodes": 1, "max_nodes": 2, "no_restart_exit_codes": ["3"]}), "must be tuple"),
-    "text as time": (_join(rules={"min_nodes": 1, "max_nodes": 2, "join_timeout": "1"}), "must be float"),
-    "not a number": (_join(rules={"min_nodes": 1, "max_nodes": 2, "join_timeout": float("nan")}), "NaN is no number"),
+    "nodes": (_join(config={"min_nodes": 3, "max_nodes": 2}), "3:2 nodes make no sense"),
+    "lease": (_join(config={"min_nodes": 1, "max_nodes": 2, "keep_alive_interval": 0}), "lease must be longer"),
+    "attempts": (_join(config={"min_nodes": 1, "max_nodes": 2, "keep_alive_max_attempt": 0}), "lease must be longer"),
+    "not a list": (_join(config={"min_nodes": 1, "max_nodes": 2, "no_restart_exit_codes": 3}), "must be tuple"),
+    "text in a list": (_join(config={"min_nodes": 1, "max_nodes": 2, "no_restart_exit_codes": ["3"]}), "must be tuple"),
+    "text as time": (_join(config={"min_nodes": 1, "max_nodes": 2, "join_timeout": "1"}), "must be float"),
+    "not a number": (_join(config={"min_nodes": 1, "max_nodes": 2, "join_timeout": float("nan")}), "NaN is no number"),
     "infinity": (b'{"protocol":1,"kind":"join","sequence":1e999}', "is missing"),
     "a list as report": (
         json.dumps({**json.loads(messages.to_json(FACTS[3])), "report": [1]}).encode(),
@@ -143,7 +143,7 @@ def test_another_protocol_is_named() -> None:
 
 def test_a_time_that_is_a_whole_number_is_a_time() -> None:
     """JSON of another writer may say 6 for 6.0."""
-    rules = codec.from_document(Rules, {"min_nodes": 1, "max_nodes": 1, "join_timeout": 6, "window_seconds": None})
-    assert isinstance(rules.join_timeout, float)
-    assert rules.lease == 6.0
-    assert rules.policy.no_restart_exit_codes == frozenset()
+    config = codec.from_document(JobConfig, {"min_nodes": 1, "max_nodes": 1, "join_timeout": 6, "min_uptime": None})
+    assert isinstance(config.join_timeout, float)
+    assert config.lease == 6.0
+    assert config.no_restart_exit_codes == ()

@@ -12,6 +12,7 @@ from elastic_run.cli.config import RANDOM, choose_rendezvous
 from elastic_run.cli.flags import FLAGS
 from elastic_run.cli.origins import DERIVED, FILE, FLAG, VARIABLE, Origin, name_source
 from elastic_run.cli.parser import LauncherArgumentParser
+from elastic_run.core.job.config import Window
 from elastic_run.run import _make_join_command
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def test_flags_and_variables_are_origins_and_defaults_are_not(monkeypatch: pytes
         "restart_window": Origin(FLAG, "--restart-window", "5/1h"),
         "module": Origin(FLAG, "--module"),
     }
-    assert (args.restart_window, args.nproc_per_node, args.standalone) == ((5, 3600.0), "1", False)
+    assert (args.restart_window, args.nproc_per_node, args.standalone) == (Window(5, 3600.0), "1", False)
 
 
 def test_a_flag_names_the_variable_that_it_overrides(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from elastic_run.core.job.config import JobConfig
 from elastic_run.rendezvous.elastic import retry_deadline
 from elastic_run.rendezvous.elastic.context import SessionContext
 from elastic_run.rendezvous.elastic.retry_deadline import RetryDeadline
@@ -46,7 +47,7 @@ class Trial:
         monkeypatch.setattr(retry_deadline, "time", SimpleNamespace(monotonic=lambda: self.now))
         given = {"keep_alive_interval": _LEASE / 3, "keep_alive_max_attempt": 3, "join_timeout": 600, **(conf or {})}
         affairs = SimpleNamespace(
-            settings=read_settings("c10d", given),
+            config=read_settings("c10d", given).complete(JobConfig()),
             backend=SimpleNamespace(
                 kind="c10d", name="n:1", dies_with_host=dies_with_host, successors=[("m", 1)] * successors
             ),
@@ -117,5 +118,6 @@ def test_the_user_is_told_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> 
 def test_an_answer_may_take_as_long_as_a_heartbeat(conf: dict[str, object], timeout: float) -> None:
     """An answer takes `heartbeat_timeout` and `read_timeout` at most, half a lease, and may take a second."""
     given = {"keep_alive_interval": _LEASE / 3, "keep_alive_max_attempt": 3, **conf}
-    affairs = SimpleNamespace(settings=read_settings("c10d", given))
+    settings = read_settings("c10d", given)
+    affairs = SimpleNamespace(settings=settings, config=settings.complete(JobConfig()))
     assert SessionContext.answer_timeout.fget(affairs) == timeout  # type: ignore[attr-defined] # a property of the class

@@ -13,7 +13,7 @@ import pytest
 from elastic_run import contract
 from elastic_run.core.agent import machine
 from elastic_run.core.agent.messages import Finish, RoundFailed
-from elastic_run.core.agent.restart_policy import RestartPolicy
+from elastic_run.core.job.config import JobConfig
 from elastic_run.launcher import LaunchConfig
 from elastic_run.multiprocessing.warm import messages
 from elastic_run.multiprocessing.warm.automatic_preload import choose_modules
@@ -97,7 +97,7 @@ def test_the_users_site_is_not_always_read(
 )
 def test_what_may_start_again(stop_reason: str, changes: dict[str, object], *, expected: bool) -> None:
     """A next generation is worth preparing after a failure with budget left, and when the job decides."""
-    agent = machine.Agent(policy=RestartPolicy(1), local_world_size=2)
+    agent = machine.Agent(config=JobConfig(max_restarts=1), local_world_size=2)
     stopping = agent.replace(state=machine.STOPPING, stop_reason=stop_reason, **changes)
     assert machine.may_start_again(stopping) is expected
 

@@ -16,13 +16,13 @@ from elastic_run.core.protocol.messages import (
     Copy,
     End,
     Halt,
+    JobConfig,
     Join,
     Last,
     Leave,
     MessageError,
     NodeInfo,
     Offer,
-    Rules,
     SeatDead,
     read_term,
     to_json,
@@ -32,14 +32,14 @@ from elastic_run.records import replace
 if TYPE_CHECKING:
     from elastic_run.core.job.apply_facts import Event
 
-RULES = Rules(1, 3, has_successors=True)
+CONFIG = JobConfig(1, 3, has_successors=True)
 OFFER = Offer("n", 1)
 
 
 def _join(
-    node: str, *, last: Last | None = None, copy: Copy | None = None, rules: Rules = RULES, script: str = ""
+    node: str, *, last: Last | None = None, copy: Copy | None = None, config: JobConfig = CONFIG, script: str = ""
 ) -> Join:
-    return Join(node, 1, NodeInfo(node, 1, 1, script=script), rules, OFFER, last=last, copy=copy)
+    return Join(node, 1, NodeInfo(node, 1, 1, script=script), config, OFFER, last=last, copy=copy)
 
 
 def _last(number: int, rank: int = 0, nodes: int = 2, incarnation: str = "a.1") -> Last:
@@ -121,9 +121,9 @@ def test_a_node_that_has_read_a_newer_prepare_than_all_copies_tell_of_holds_the_
     view = find_view([_join("a", copy=Copy("a.1", 2, 1, 5, 1)), replace(_join("b"), prepared=prepared)])
     assert view is not None
     assert view.is_outdated is expected
-    rules = Rules(1, 3, has_successors=True)
-    job = Job(round=2, rules=rules, seats=(Seat("a", LIVE),))
-    assert may_go_on(view, job, rules, 99.0) is not expected
+    config = JobConfig(1, 3, has_successors=True)
+    job = Job(round=2, config=config, seats=(Seat("a", LIVE),))
+    assert may_go_on(view, job, config, 99.0) is not expected
 
 
 def test_a_round_that_no_copy_knows_is_newer_than_a_prepare_before_it() -> None:
@@ -148,12 +148,12 @@ def test_the_job_that_most_nodes_know_goes_on() -> None:
 def test_without_a_copy_rules_and_scripts_are_those_of_the_nodes_that_run() -> None:
     """A stranger who spoke first settles nothing, and the proof of a death counts."""
     events: list[Event] = [
-        _join("x", rules=Rules(1, 3, max_restarts=7), script="other.py"),
+        _join("x", config=JobConfig(1, 3, max_restarts=7), script="other.py"),
         _join("a", last=_last(4), script="train.py"),
         SeatDead("b", "4/1/a", "a.1", 4, 1, "running"),
     ]
     job = restate(View(None, _last(4)), None, events, begun=Job(highest_round=6, restart_count=2), now=5.0)
-    assert (job.rules, job.round, job.highest_round, job.restart_count, job.incarnation) == (RULES, 4, 6, 2, "a.1")
+    assert (job.config, job.round, job.highest_round, job.restart_count, job.incarnation) == (CONFIG, 4, 6, 2, "a.1")
     assert [script.script for script in job.scripts] == ["train.py"]
     assert [refusal.node for refusal in job.refusals] == ["x"]
     assert [seat.status for seat in job.seats] == [LIVE, "void"]
@@ -162,8 +162,8 @@ def test_without_a_copy_rules_and_scripts_are_those_of_the_nodes_that_run() -> N
 def test_what_a_node_said_before_it_said_where_it_stands_does_not_count() -> None:
     """A node that joined as a newcomer, and then says that it runs the round, is its member."""
     seats = (Seat("a", LIVE), Seat("b", LIVE))
-    copied = Job(round=1, round_id="1/1/a", phase="running", seats=seats, rules=RULES, incarnation="a.1")
-    again = Join("a", 2, NodeInfo("a", 1, 1), RULES, OFFER, last=_last(1))
+    copied = Job(round=1, round_id="1/1/a", phase="running", seats=seats, config=CONFIG, incarnation="a.1")
+    again = Join("a", 2, NodeInfo("a", 1, 1), CONFIG, OFFER, last=_last(1))
     view = View(Copy("a.1", 1, 1, 1, 1), None)
     job = restate(view, copied, [_join("a"), again], begun=Job(), now=5.0)
     assert [node.node for node in job.members] == ["a"]
@@ -175,14 +175,14 @@ def test_what_a_node_said_before_it_said_where_it_stands_does_not_count() -> Non
 )
 def test_a_lease_is_enough_where_the_store_can_not_move(*, has_successors: bool, waited: float, expected: bool) -> None:
     """A majority is asked for only where another log of the job may exist."""
-    rules = Rules(1, 3, has_successors=has_successors)
+    config = JobConfig(1, 3, has_successors=has_successors)
     job = Job(
         round=1,
-        rules=rules,
+        config=config,
         seats=(Seat("a", LIVE), Seat("b", AWAITED), Seat("c", AWAITED)),
         nodes=MappingProxyType({}),
     )
-    assert may_go_on(View(None, None), job, rules, waited) is expected
+    assert may_go_on(View(None, None), job, config, waited) is expected
 
 
 def test_a_copy_is_identified_without_reading_all_of_it() -> None:

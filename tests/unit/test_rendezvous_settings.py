@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from elastic_run.core.job.config import JobConfig
 from elastic_run.rendezvous import RendezvousParameters
 from elastic_run.rendezvous.elastic.handler import create_handler
 from elastic_run.rendezvous.settings import read_settings
@@ -14,7 +15,8 @@ from elastic_run.rendezvous.settings import read_settings
 def test_defaults() -> None:
     """Without settings the lease is 6 s, a node waits 600 s for others, and the last call takes 30 s."""
     settings = read_settings("c10d", {})
-    assert (settings.lease, settings.join_timeout, settings.last_call_timeout) == (6.0, 600.0, 30.0)
+    config = settings.complete(JobConfig())
+    assert (settings.lease, config.join_timeout, config.last_call_timeout) == (6.0, 600.0, 30.0)
     assert settings.is_host is None
 
 
@@ -33,7 +35,9 @@ def test_every_common_key_is_understood(backend: str) -> None:
             "read_timeout": "7",
         },
     )
-    assert (settings.join_timeout, settings.last_call_timeout, settings.close_timeout) == (60.0, 0.0, 5.0)
+    config = settings.complete(JobConfig())
+    assert (config.join_timeout, config.last_call_timeout, settings.close_timeout) == (60.0, 0.0, 5.0)
+    assert (config.keep_alive_interval, config.keep_alive_max_attempt) == (0.5, 4)
     assert (settings.heartbeat_timeout, settings.lease, settings.read_timeout) == (1.5, 2.0, 7.0)
 
 
@@ -42,8 +46,9 @@ def test_every_common_key_is_understood(backend: str) -> None:
 )
 def test_timeout_is_the_former_name_of_join_timeout(backend: str, timeout: int, expected: float) -> None:
     """`timeout` counts as join_timeout, but for the one that torch's launcher puts into every job's settings."""
-    assert read_settings(backend, {"timeout": timeout}).join_timeout == expected
-    assert read_settings(backend, {"timeout": timeout, "join_timeout": 5}).join_timeout == 5.0
+    assert read_settings(backend, {"timeout": timeout}).complete(JobConfig()).join_timeout == expected
+    both = read_settings(backend, {"timeout": timeout, "join_timeout": 5})
+    assert both.complete(JobConfig()).join_timeout == 5.0
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_run.core.node.join_command import JoinCommand
+from elastic_run.core.node.config import JoinCommand
 from elastic_run.rendezvous.join_command import describe_join_command
 from elastic_run.report.wait_texts import (
     describe_missing,

@@ -7,6 +7,7 @@ import os
 import sys
 
 from elastic_run import contract
+from elastic_run.core.node.config import NodeConfig
 from elastic_run.multiprocessing.process.descriptors import allowed_descriptors
 from elastic_run.multiprocessing.process.guardian import Guardian
 from elastic_run.records import dataclass, field
@@ -19,8 +20,7 @@ if TYPE_CHECKING:
 
     from elastic_run.agent.api import WorkerGroup
     from elastic_run.agent.driver.timers import WorkerTimers
-    from elastic_run.core.agent.restart_policy import RestartPolicy
-    from elastic_run.core.node.join_command import JoinCommand
+    from elastic_run.core.job.config import JobConfig
     from elastic_run.multiprocessing.output.logs import LogsSpecs
     from elastic_run.multiprocessing.warm.worker_pool import WorkerPool
 
@@ -37,7 +37,8 @@ class AgentOptions:
     """The user's options of an agent, beyond torch's fields.
 
     Args:
-        policy: Restart policy.
+        job_config: The job's configuration.
+        node_config: This node's.
         shutdown_timeout: The grace period in seconds, on every stop path.
         signals: Signals that stop the job.
         forwarded: Signals that are passed on to the workers.
@@ -50,20 +51,11 @@ class AgentOptions:
         is_whole_process: Whether the launcher is all that runs in this process.
         start_method: How function workers are started: `spawn`, `fork` or `forkserver`.
         stuck_timeout: Seconds that a worker may be in uninterruptible sleep; 0 for any time.
-        scale_up_delay: Seconds that a running job waits for more new nodes after the first.
-        scale_up_signal: What workers get before they are stopped for new nodes, or 0.
-        scale_up_grace: Seconds that they get after it.
-        membership_window: How often nodes may be lost or added, and the seconds in which it may be so often.
-        exit_barrier_timeout: Seconds that a node of several stays at the end, at most, for the others.
-        on_split: What the one of two nodes does that is left: `stop` or `continue`.
-        fence_after: When a node that can't reach its job stops its workers: `lease` or `never`.
-        preferred_rank: Which of the nodes this one would like to be, or None.
-        token: The secret that the nodes of the job share, or None.
-        join_command: The command as given, or None.
         kill_background: Whether what workers left running in the background ends with the job after a success too.
     """
 
-    policy: RestartPolicy
+    job_config: JobConfig
+    node_config: NodeConfig = NodeConfig()
     shutdown_timeout: float = contract.DEFAULT_SHUTDOWN_TIMEOUT
     signals: tuple[int, ...] = ()
     forwarded: tuple[int, ...] = ()
@@ -76,17 +68,12 @@ class AgentOptions:
     is_whole_process: bool = False
     start_method: str = "spawn"
     stuck_timeout: float = 0.0
-    scale_up_delay: float = 0.0
-    scale_up_signal: int = 0
-    scale_up_grace: float = 0.0
-    membership_window: tuple[int, float] | None = None
-    exit_barrier_timeout: float = 300.0
-    on_split: str = "stop"
-    fence_after: str = "never"
-    preferred_rank: int | None = None
-    token: bytes | None = None
-    join_command: JoinCommand | None = None
     kill_background: bool = False
+
+    @property
+    def scale_up_signal(self) -> int:
+        """What workers get before they are stopped for new nodes, or 0."""
+        return next(iter(parse_signals(self.node_config.scale_up_signal)), 0)
 
 
 class AgentContext:

@@ -6,9 +6,15 @@ the session uses, and the agent's own, which `core.agent.machine` counts. This m
 
 from __future__ import annotations
 
+import os
+import socket
+
+from elastic_run import __version__
 from elastic_run.agent.driver.rank_assignment import assign_ranks
 from elastic_run.agent.script_name import find_script_file, name_script
 from elastic_run.core.agent import messages
+from elastic_run.core.protocol.facts import NodeInfo
+from elastic_run.records import replace
 from elastic_run.rendezvous import session as sessions
 from elastic_run.rendezvous.errors import RendezvousConnectionError, RendezvousTimeoutError
 
@@ -43,26 +49,21 @@ _HALTS = {
 
 
 def make_setup(spec: WorkerSpec, options: AgentOptions, *, shows_waiting: bool = False) -> sessions.Setup:
-    """Return the description of this node's workers and of the user's options for the rendezvous."""
-    count, length = options.membership_window or (None, None)
-    return sessions.Setup(
+    """Return the description of this node's workers and the user's settings for the rendezvous."""
+    config, node_config = options.job_config, options.node_config
+    if not node_config.scale_up_signal:
+        config = replace(config, scale_up_grace=0.0)  # nobody is warned, so there is nothing to wait for
+    node_info = NodeInfo(
+        host=socket.gethostname(),
+        pid=os.getpid(),
         local_world_size=spec.local_world_size,
         role=spec.role,
-        preferred_rank=options.preferred_rank,
-        policy=options.policy,
-        scale_up_delay=options.scale_up_delay,
-        scale_up_grace=options.scale_up_grace if options.scale_up_signal else 0.0,
-        membership_count=count,
-        membership_seconds=length,
-        exit_barrier_timeout=options.exit_barrier_timeout,
-        split=options.on_split,
-        is_fenced=options.fence_after == "lease",
-        token=options.token,
-        join_command=options.join_command,
-        shows_waiting=shows_waiting,
+        preferred_rank=node_config.preferred_rank,
+        version=__version__,
         script=name_script(spec.entrypoint, spec.args),
         script_file=find_script_file(spec.entrypoint, spec.args),
     )
+    return sessions.Setup(config, node_config, node_info, shows_waiting=shows_waiting)
 
 
 class MultiNodeJob:
@@ -288,7 +289,7 @@ class MultiNodeJob:
         self._end_wait("" if self._job_round >= 0 else f"{nodes} node{'s are' if nodes > 1 else ' is'} there")
         self._is_running = True
         if self._job_round >= 0:
-            self._say(_describe_round(place, self._options.policy.max_restarts))
+            self._say(_describe_round(place, self._options.job_config.max_restarts))
         self._round_join.close_former_store()
         self._round, self._job_round = self._next_round, place.round
         self.use_agent_store = place.use_agent_store

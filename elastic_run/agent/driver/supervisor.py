@@ -89,7 +89,7 @@ class Supervisor:
         self._senders = Senders()
         self._job = self._find_job()
         self._agent = machine.Agent(
-            policy=self._options.policy,
+            config=self._options.job_config,
             local_world_size=self._group.spec.local_world_size,
             forwarded=frozenset(self._options.forwarded),
             follows_job=self._job is not None,
@@ -224,7 +224,8 @@ class Supervisor:
         before = self._signals.seen
         try:
             if self._job is not None:
-                self._job.close(self._options.exit_barrier_timeout, is_hurried=lambda: self._signals.seen > before)
+                barrier = self._options.node_config.exit_barrier_timeout or 0.0
+                self._job.close(barrier, is_hurried=lambda: self._signals.seen > before)
             self._round_join.close()
             self._watches.close()
             self._context.clean_up(is_failure=self._finish is not None and self._finish.verdict == "worker_failed")

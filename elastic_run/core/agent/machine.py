@@ -52,7 +52,7 @@ from elastic_run.core.agent.messages import (
     WorkerExited,
     WorkerStuck,
 )
-from elastic_run.core.agent.restart_policy import Failure, GiveUp, RestartPolicy, decide_restart, has_budget
+from elastic_run.core.agent.restart_policy import Failure, GiveUp, decide_restart, has_budget
 from elastic_run.core.agent.shutdown import CAUSE_PATIENCE
 from elastic_run.records import dataclass, replace
 
@@ -60,6 +60,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
+
+    from elastic_run.core.job.config import JobConfig
 
 JOINING = "joining"
 RUNNING = "running"
@@ -89,14 +91,14 @@ class Agent:
     """What one agent knows.
 
     Args:
-        policy: What the user said about restarts.
+        config: The job's configuration.
         local_world_size: Workers on this node.
         forwarded: Signals that are passed on to the workers and stop nothing.
         follows_job: Whether a job of several nodes decides what follows a round.
         patience: Seconds for which the cause is awaited where it may be a worker's that still runs.
         running: Local ranks of the workers that run.
         failures: Failed rounds, oldest first, as many as the pause depends on.
-        restart_times: Monotonic seconds of the restarts in the policy's window.
+        restart_times: Monotonic seconds of the restarts in the configuration's window.
         stop_reason: Why the round is being stopped, or "".
         signal: The signal that ends this agent, or None.
         interrupts: SIGINTs so far.
@@ -104,7 +106,7 @@ class Agent:
         ending: How the agent ends when its workers are gone, where that is known, or None.
     """
 
-    policy: RestartPolicy
+    config: JobConfig
     local_world_size: int
     forwarded: frozenset[int] = frozenset()
     follows_job: bool = False
@@ -183,7 +185,7 @@ def may_start_again(agent: Agent) -> bool:
     if agent.ending is not None or agent.start_failure is not None:
         return False
     if agent.stop_reason == AFTER_FAILURE and not agent.follows_job:
-        return has_budget(agent.policy, agent.restart_count)
+        return has_budget(agent.config, agent.restart_count)
     return agent.stop_reason in (AFTER_FAILURE, AFTER_HALT)
 
 
@@ -372,12 +374,13 @@ _OUTCOMES = {AFTER_SUCCESS: DONE, AFTER_FAILURE: FAILED, AFTER_HALT: STOPPED}
 def _after_failure(agent: Agent, failure: Failure, now: float, jitter: float) -> Decision:
     failures = (*agent.failures[-REMEMBERED_FAILURES:], failure)
     agent = agent.replace(failures=failures)
-    answer = decide_restart(agent.policy, failures, agent.restart_times, now, jitter, used=agent.restart_count)
+    window = agent.config.restart_window
+    answer = decide_restart(agent.config, failures, agent.restart_times, now, jitter, used=agent.restart_count)
     if isinstance(answer, GiveUp):
         return agent.replace(state=ENDED), (Finish(answer.verdict, detail=answer.detail),)
     agent = agent.replace(
         round=agent.round + 1,
-        restart_times=(*agent.restart_times, now)[-(agent.policy.window_count or 1) :],
+        restart_times=(*agent.restart_times, now)[-(window.count if window else 1) :],
         restart_count=agent.restart_count + 1,
         stop_reason="",
         state=JOINING,

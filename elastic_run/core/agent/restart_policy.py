@@ -17,32 +17,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from elastic_run.core.job.config import JobConfig
+
 #: Seconds. A round that lived shorter failed early, as far as the pause is concerned.
 EARLY = 10.0
 #: Seconds. An error of the program itself (an import, a syntax error) shows up within this time.
 DETERMINISTIC_EARLY = 60.0
 FIRST_PAUSE = 0.1
-
-
-@dataclass(slots=True)
-class RestartPolicy:
-    """What the user said about restarts.
-
-    Args:
-        max_restarts: Restarts in the whole job. With a window and 0 here only the window counts.
-        window_count: Restarts per window, or None.
-        window_seconds: Length of the window in seconds, or None.
-        min_uptime: Seconds that a round has to live to count as healthy, or None for the built-in rule.
-        no_restart_exit_codes: Exit codes (128+n for signals) that end the job at once.
-        max_backoff: Longest pause before a restart in seconds; 0 for none.
-    """
-
-    max_restarts: int = 0
-    window_count: int | None = None
-    window_seconds: float | None = None
-    min_uptime: float | None = None
-    no_restart_exit_codes: frozenset[int] = frozenset()
-    max_backoff: float = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +64,7 @@ class GiveUp:
 
 
 def decide_restart(
-    policy: RestartPolicy,
+    config: JobConfig,
     failures: Sequence[Failure],
     restart_times: Sequence[float],
     now: float,
@@ -94,7 +75,7 @@ def decide_restart(
     """Decide what follows a failed round.
 
     Args:
-        policy: What the user said.
+        config: The job's configuration.
         failures: The job's failures, oldest first; the last is the one to decide on.
         restart_times: Monotonic seconds at which the job restarted before; the last ones will do, as many as a window
             allows.
@@ -106,45 +87,46 @@ def decide_restart(
         `Restart` with its pause, or `GiveUp` with the verdict.
     """
     failure = failures[-1]
-    if failure.exit_code in policy.no_restart_exit_codes:
+    if failure.exit_code in config.no_restart_exit_codes:
         return GiveUp("worker_failed", f"exit code {failure.exit_code} is listed in --no-restart-exit-codes")
-    if len(failures) > 1 and _is_repeated(policy, failures[-2], failure):
-        return GiveUp("repeated_failure", _repeated_detail(policy, failure))
-    if not has_budget(policy, len(restart_times) if used is None else used):
+    if len(failures) > 1 and _is_repeated(config, failures[-2], failure):
+        return GiveUp("repeated_failure", _repeated_detail(config, failure))
+    if not has_budget(config, len(restart_times) if used is None else used):
         return GiveUp("worker_failed")
-    if policy.window_count is not None and policy.window_seconds is not None:
-        recent = sum(1 for time in restart_times if now - time < policy.window_seconds)
-        if recent >= policy.window_count:
+    window = config.restart_window
+    if window is not None and window.seconds is not None:
+        recent = sum(1 for time in restart_times if now - time < window.seconds)
+        if recent >= window.count:
             return GiveUp(
                 "worker_failed",
-                f"{recent} restarts in the last {policy.window_seconds:g} s are all that --restart-window allows",
+                f"{recent} restarts in the last {window.seconds:g} s are all that --restart-window allows",
             )
-    return Restart(_pause(policy, failures, jitter))
+    return Restart(_pause(config, failures, jitter))
 
 
-def has_budget(policy: RestartPolicy, used: int) -> bool:
+def has_budget(config: JobConfig, used: int) -> bool:
     """Whether the budget of the whole job allows one restart more than were used; a window may still forbid it."""
-    is_only_window = policy.window_count is not None and policy.max_restarts == 0
-    return is_only_window or used < policy.max_restarts
+    is_only_window = config.restart_window is not None and config.max_restarts == 0
+    return is_only_window or used < config.max_restarts
 
 
-def _is_repeated(policy: RestartPolicy, before: Failure, failure: Failure) -> bool:
+def _is_repeated(config: JobConfig, before: Failure, failure: Failure) -> bool:
     if before.signature is None or before.signature != failure.signature:
         return False
-    limit = policy.min_uptime
+    limit = config.min_uptime
     if limit is None:
         limit = DETERMINISTIC_EARLY if failure.is_deterministic else 0.0
     return before.uptime < limit and failure.uptime < limit
 
 
-def _repeated_detail(policy: RestartPolicy, failure: Failure) -> str:
-    if policy.min_uptime is None:
+def _repeated_detail(config: JobConfig, failure: Failure) -> str:
+    if config.min_uptime is None:
         return "the same error of the program twice: a restart can't help"
-    return f"the same failure twice before --min-uptime {policy.min_uptime:g} s (after {failure.uptime:.1f} s)"
+    return f"the same failure twice before --min-uptime {config.min_uptime:g} s (after {failure.uptime:.1f} s)"
 
 
-def _pause(policy: RestartPolicy, failures: Sequence[Failure], jitter: float) -> float:
-    early = EARLY if policy.min_uptime is None else policy.min_uptime
+def _pause(config: JobConfig, failures: Sequence[Failure], jitter: float) -> float:
+    early = EARLY if config.min_uptime is None else config.min_uptime
     in_a_row = 0
     for failure in reversed(failures):
         if failure.uptime >= early:
@@ -153,4 +135,4 @@ def _pause(policy: RestartPolicy, failures: Sequence[Failure], jitter: float) ->
     if in_a_row < 2:  # noqa: PLR2004 - the first restart is immediate
         return 0.0
     # 2**40 pauses are years: the cap keeps the float finite.
-    return min(policy.max_backoff, FIRST_PAUSE * 2.0 ** min(in_a_row - 2, 40)) * (0.5 + jitter / 2)
+    return min(config.max_backoff, FIRST_PAUSE * 2.0 ** min(in_a_row - 2, 40)) * (0.5 + jitter / 2)

@@ -158,8 +158,8 @@ class _JobUpdate:
         if self._seats is not None:
             self._set(seats=tuple(self._seats))
         if not self._nodes and self._job.round == 0:
-            # Whoever comes next begins anew, with rules that may be better.
-            self._set(rules=None, scripts=())
+            # Whoever comes next begins anew, with a configuration that may be better.
+            self._set(config=None, scripts=())
         return replace(self._job, nodes=MappingProxyType(self._nodes), gone=MappingProxyType(self._gone))
 
     def _set(self, **changes: object) -> None:
@@ -214,10 +214,10 @@ class _JobUpdate:
 
     # --- joining -----------------------------------------------------------------------------------------------------
     def _enter_join(self, fact: Join) -> None:
-        if self._job.rules is None:
-            self._set(rules=fact.rules, since=self._now)
-        rules, script = self._job.rules or fact.rules, fact.node_info.role_script
-        difference = describe_difference(rules, fact.rules) or describe_other_script(self._job.scripts, script)
+        if self._job.config is None:
+            self._set(config=fact.config, since=self._now)
+        config, script = self._job.config or fact.config, fact.node_info.role_script
+        difference = describe_difference(config, fact.config) or describe_other_script(self._job.scripts, script)
         if difference:
             self._refuse(fact.node, difference)
             return
@@ -232,7 +232,7 @@ class _JobUpdate:
             node_info=_kept(fact.node_info),
             offer=fact.offer,
             sequence=fact.sequence,
-            has_other_rules=fact.rules != rules,
+            has_other_config=fact.config != config,
             has_read_prepare=fact.prepared is not None and fact.prepared == self._job.preparation,
         )
         self._nodes[fact.node] = node

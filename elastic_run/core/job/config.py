@@ -1,28 +1,31 @@
-"""The rules of a job: which of them all nodes must agree on, and which the first node settles for all.
+"""The configuration of a job: what its nodes must agree on, and what its first node decides for all.
 
-- Rules that two nodes can't reconcile (`_AGREED`) keep a node out: how many nodes there are, when the job is restarted,
-  and what each node applies by itself, as the lease. The answer names the flag and both values.
-- Durations that only the coordinator applies (`_SETTLED`) are those of the job's first node. A node that was told other
+- A setting is defined here, with its default, and nowhere else; the flag of the same name (`cli.flags`) explains it to
+  users. The launcher makes one `JobConfig`, the rendezvous adds what --rdzv-conf and the endpoint say, and each node
+  sends it whole in its `Join`.
+- Settings that two nodes can't reconcile (`_AGREED`) keep a node out: how many nodes there are, when the job is
+  restarted, and what each node applies by itself, as the lease. The answer names the flag and both values.
+- Durations that only the coordinator applies (`_DECIDED_BY_FIRST`) are those of the job's first node. A node with other
   values is taken in, and one line tells its user.
-- `exit_barrier_timeout` is each node's own.
+- A setting that each node may have for itself belongs into `core.node.config`.
 """
 
 from __future__ import annotations
 
-from elastic_run.core.agent.restart_policy import RestartPolicy
-from elastic_run.core.protocol.codec import MessageError, register
 from elastic_run.records import dataclass
 
-#: Fields of `Rules` and what the user knows them by; those that are absent are the other half of one.
+#: Fields of `JobConfig` and their names for users; the two numbers of nodes are one flag.
 _AGREED = {
     "max_restarts": "--max-restarts",
+    "restart_window": "--restart-window",
+    "membership_window": "--membership-window",
     "no_restart_exit_codes": "--no-restart-exit-codes",
     "keep_alive_interval": "keep_alive_interval",
     "keep_alive_max_attempt": "keep_alive_max_attempt",
     "has_successors": "successors of the endpoint",
-    "split": "--on-split",
+    "on_split": "--on-split",
 }
-_SETTLED = {
+_DECIDED_BY_FIRST = {
     "min_uptime": "--min-uptime",
     "max_backoff": "--max-backoff",
     "join_timeout": "join_timeout",
@@ -30,45 +33,46 @@ _SETTLED = {
     "scale_up_delay": "--scale-up-delay",
     "scale_up_grace": "--scale-up-grace",
 }
-_PAIRS = {
-    "--nnodes": ("min_nodes", "max_nodes", ":"),
-    "--restart-window": ("window_count", "window_seconds", " per "),
-    "--membership-window": ("membership_count", "membership_seconds", " per "),
-}
 
 
-@register
 @dataclass(frozen=True, slots=True)
-class Rules:
-    """The rules of a job, as a node was told them; times in seconds.
+class Window:
+    """So many times in any period of so many seconds; None for the whole job."""
+
+    count: int
+    seconds: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.count} per {'job' if self.seconds is None else f'{self.seconds:g} s'}"
+
+
+@dataclass(frozen=True, slots=True)
+class JobConfig:
+    """The configuration of a job as a node was given it; times in seconds.
 
     Args:
         min_nodes: With fewer nodes no round is formed.
         max_nodes: More nodes wait as spares.
-        max_restarts: See `core.agent.restart_policy.RestartPolicy`, as the next five.
-        window_count: Restarts per window, or None.
-        window_seconds: Length of that window, or None.
-        min_uptime: What a round has to live to count as healthy, or None.
-        no_restart_exit_codes: Exit codes that end the job at once.
-        max_backoff: Longest pause before a restart.
-        join_timeout: How long fewer than `min_nodes` are waited with.
-        last_call_timeout: How long a first formation waits for more than `min_nodes`; 0 to begin with those.
-        keep_alive_interval: Between two beats of a node.
-        keep_alive_max_attempt: So many missing beats make a node lost.
-        scale_up_delay: From a node's arrival at a running round until the round makes way for it.
-        scale_up_grace: From the warning of the workers until they are stopped for it; 0 for no warning.
-        membership_count: Membership changes per window, or None for any number.
-        membership_seconds: Length of that window, or None for the whole job.
-        exit_barrier_timeout: How long agents linger after the end, for the others to read the verdict.
+        max_restarts: Restarts of the whole job. With a window and 0 here only the window counts.
+        restart_window: Most restarts in a period, or None.
+        min_uptime: Time that a round has to live to count as healthy, or None for the built-in rule.
+        no_restart_exit_codes: Exit codes (128+n for signals) that end the job without a restart, in ascending order.
+        max_backoff: Longest pause before a restart; 0 for none.
+        join_timeout: Time that fewer nodes than `min_nodes` wait for more.
+        last_call_timeout: Time that a first formation waits for more than `min_nodes`; 0 to begin with those.
+        keep_alive_interval: Time between two heartbeats of a node.
+        keep_alive_max_attempt: Number of missing heartbeats after which a node is lost.
+        scale_up_delay: Time from a node's arrival at a running round until the round makes way for it.
+        scale_up_grace: Time from the warning of the workers until they are stopped for it; 0 for no warning.
+        membership_window: Most changes of the membership in a period, or None for any number.
         has_successors: Whether the store moves on to another node when its host is gone.
-        split: What the survivor of two nodes does then: `stop` or `continue`.
+        on_split: What the survivor of two nodes does then: `stop` or `continue`.
     """
 
-    min_nodes: int
-    max_nodes: int
+    min_nodes: int = 1
+    max_nodes: int = 1
     max_restarts: int = 0
-    window_count: int | None = None
-    window_seconds: float | None = None
+    restart_window: Window | None = None
     min_uptime: float | None = None
     no_restart_exit_codes: tuple[int, ...] = ()
     max_backoff: float = 30.0
@@ -76,57 +80,41 @@ class Rules:
     last_call_timeout: float = 30.0
     keep_alive_interval: float = 2.0
     keep_alive_max_attempt: int = 3
-    scale_up_delay: float = 0.0
-    scale_up_grace: float = 0.0
-    membership_count: int | None = None
-    membership_seconds: float | None = None
-    exit_barrier_timeout: float = 300.0
+    scale_up_delay: float = 2.0
+    scale_up_grace: float = 30.0
+    membership_window: Window | None = Window(100, 3600.0)
     has_successors: bool = False
-    split: str = "stop"
+    on_split: str = "stop"
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_nodes <= self.max_nodes:
-            message = f"Rules: {self.min_nodes}:{self.max_nodes} nodes make no sense"
-            raise MessageError(message)
+            message = f"JobConfig: {self.min_nodes}:{self.max_nodes} nodes make no sense"
+            raise ValueError(message)
         if self.keep_alive_interval <= 0 or self.keep_alive_max_attempt < 1:
-            message = "Rules: the lease must be longer than 0 s"
-            raise MessageError(message)
+            message = "JobConfig: the lease must be longer than 0 s"
+            raise ValueError(message)
 
     @property
     def lease(self) -> float:
-        """Seconds without a beat after which a node is lost."""
+        """Seconds without a heartbeat after which a node is lost."""
         return self.keep_alive_interval * self.keep_alive_max_attempt
 
-    @property
-    def policy(self) -> RestartPolicy:
-        """The rules about restarts."""
-        return RestartPolicy(
-            self.max_restarts,
-            window_count=self.window_count,
-            window_seconds=self.window_seconds,
-            min_uptime=self.min_uptime,
-            no_restart_exit_codes=frozenset(self.no_restart_exit_codes),
-            max_backoff=self.max_backoff,
-        )
 
-
-def describe_difference(job: Rules, node: Rules) -> str:
+def describe_difference(job: JobConfig, node: JobConfig) -> str:
     """Tell in what a node disagrees with its job so that it can't be taken in.
 
     Args:
-        job: What the job goes by.
-        node: What a node was told.
+        job: The job's configuration.
+        node: The node's.
 
     Returns:
         A clause for the node's user with both values, or "" where they agree.
     """
     if job == node:
         return ""
-    clauses = [
-        f"{flag} is {_pair(node, first, second, sign)} here and {_pair(job, first, second, sign)} in the job"
-        for flag, (first, second, sign) in _PAIRS.items()
-        if _pair(job, first, second, sign) != _pair(node, first, second, sign)
-    ]
+    clauses = []
+    if (job.min_nodes, job.max_nodes) != (node.min_nodes, node.max_nodes):
+        clauses.append(f"--nnodes is {_show_nodes(node)} here and {_show_nodes(job)} in the job")
     clauses += [
         f"{flag} is {_show(getattr(node, name))} here and {_show(getattr(job, name))} in the job"
         for name, flag in _AGREED.items()
@@ -135,26 +123,26 @@ def describe_difference(job: Rules, node: Rules) -> str:
     return "; ".join(clauses)
 
 
-def describe_settled(job: Rules, node: Rules) -> str:
-    """Tell which values of a node have no effect, since the job's first node has settled them.
+def describe_settled(job: JobConfig, node: JobConfig) -> str:
+    """Tell which values of a node have no effect, since the job's first node has decided them.
 
     Args:
-        job: What the job goes by.
-        node: What a node was told.
+        job: The job's configuration.
+        node: The node's.
 
     Returns:
         A sentence for the node's user with both values, or "" where there are none.
     """
     clauses = [
         f"{flag} is {_show_seconds(getattr(job, name))}, not {_show_seconds(getattr(node, name))}"
-        for name, flag in _SETTLED.items()
+        for name, flag in _DECIDED_BY_FIRST.items()
         if getattr(job, name) != getattr(node, name)
     ]
     return f"the values of the job's first node hold, not those given here: {'; '.join(clauses)}" if clauses else ""
 
 
-def _pair(rules: Rules, first: str, second: str, sign: str) -> str:
-    return f"{_show(getattr(rules, first))}{sign}{_show(getattr(rules, second))}"
+def _show_nodes(config: JobConfig) -> str:
+    return f"{config.min_nodes}:{config.max_nodes}"
 
 
 def _show(value: object) -> str:

@@ -55,6 +55,7 @@ from elastic_run.core.protocol.messages import (
     Form,
     Halt,
     Head,
+    JobConfig,
     Join,
     LogStart,
     Prepare,
@@ -62,7 +63,6 @@ from elastic_run.core.protocol.messages import (
     Refuse,
     Resign,
     Resync,
-    Rules,
     read_decision,
     read_fact,
     read_head,
@@ -539,13 +539,13 @@ def _ask_anew(coordinator: Coordinator, now: float) -> Coordinator:
 
 
 def _watch(coordinator: Coordinator, job: Job, now: float) -> Coordinator:
-    leases = coordinator.leases if job.rules is None else replace(coordinator.leases, lease=job.rules.lease)
+    leases = coordinator.leases if job.config is None else replace(coordinator.leases, lease=job.config.lease)
     return replace(coordinator, job=job, leases=liveness.watch(leases, job.nodes, now))
 
 
 def _after_leases(coordinator: Coordinator, count: int) -> float:
-    rules = coordinator.job.rules
-    return coordinator.began + (0.0 if rules is None else count * rules.lease)
+    config = coordinator.job.config
+    return coordinator.began + (0.0 if config is None else count * config.lease)
 
 
 def _recover(coordinator: Coordinator, view: View, now: float) -> Coordinator:
@@ -555,8 +555,8 @@ def _recover(coordinator: Coordinator, view: View, now: float) -> Coordinator:
         return replace(coordinator, wants=copy)
     copied = None if copy is None else coordinator.copies[copy]
     job = restate(view, copied, coordinator.events, begun=coordinator.job, now=now)
-    rules, waited = job.rules or Rules(1, 1), now - coordinator.began
-    if may_go_on(view, job, rules, waited):
+    config, waited = job.config or JobConfig(1, 1), now - coordinator.began
+    if may_go_on(view, job, config, waited):
         term = max(coordinator.term, 0 if copy is None else copy.term + 1)
         # Not all members may have read that the round was warned or halted: it is said again in this log.
         if job.phase in (WARNED, HALTING):
@@ -564,25 +564,25 @@ def _recover(coordinator: Coordinator, view: View, now: float) -> Coordinator:
         job = replace(job, term=term, since=coordinator.began)
         recovered = Recovered(term, coordinator.node, job.round, job.round_id, job.restart_count, job.incarnation)
         return replace(_watch(coordinator, job, now), pending=recovered)
-    missing = _OUTDATED if view.is_outdated else describe_majority(job, rules)
+    missing = _OUTDATED if view.is_outdated else describe_majority(job, config)
     gathering = replace(job, phase=GATHERING, since=coordinator.began)
-    return _await_majority(coordinator, gathering, rules, waited, missing)
+    return _await_majority(coordinator, gathering, config, waited, missing)
 
 
-def _await_majority(coordinator: Coordinator, view: Job, rules: Rules, waited: float, missing: str) -> Coordinator:
+def _await_majority(coordinator: Coordinator, view: Job, config: JobConfig, waited: float, missing: str) -> Coordinator:
     """Wait for a majority: its workers run on for two leases, then those here are told to stop theirs."""
     coordinator = replace(coordinator, view=view, pending=coordinator.last)
-    halts_after = _PATIENCE * rules.lease
-    if not rules.has_successors:
-        return replace(coordinator, due=coordinator.began + rules.lease)
-    if waited >= rules.join_timeout:
-        detail = f"{missing} within {rules.join_timeout:g} s"
+    halts_after = _PATIENCE * config.lease
+    if not config.has_successors:
+        return replace(coordinator, due=coordinator.began + config.lease)
+    if waited >= config.join_timeout:
+        detail = f"{missing} within {config.join_timeout:g} s"
         verdict = "nodes_lost"
         return replace(coordinator, pending=End(coordinator.term, verdict, verdict_exit_code(verdict), detail))
     if waited >= halts_after and not coordinator.has_halted:
         halt = Halt(coordinator.term, view.round, LOSS, missing)
         return replace(coordinator, pending=halt, has_halted=True)
-    due = rules.join_timeout if coordinator.has_halted else min(halts_after, rules.join_timeout)
+    due = config.join_timeout if coordinator.has_halted else min(halts_after, config.join_timeout)
     return replace(coordinator, due=coordinator.began + due)
 
 

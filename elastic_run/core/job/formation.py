@@ -25,7 +25,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from elastic_run.core.protocol.messages import Rules
+    from elastic_run.core.protocol.messages import JobConfig
 
 _PAIR = 2
 #: Names that a line for the user holds.
@@ -33,36 +33,36 @@ _SHOWN = 8
 _AWAY = frozenset((AWAITED, UNKNOWN, DEAD_ELSEWHERE))
 
 
-def note_minimum(job: Job, rules: Rules, now: float) -> Job:
+def note_minimum(job: Job, config: JobConfig, now: float) -> Job:
     """Start the last call when enough nodes for a first round are there, and call it off when they no longer are.
 
     Args:
         job: The state before.
-        rules: Its rules.
+        config: Its configuration.
         now: Monotonic seconds.
 
     Returns:
         The state after.
     """
-    is_enough = len(job.waiting) >= rules.min_nodes
+    is_enough = len(job.waiting) >= config.min_nodes
     if is_enough == (job.min_reached_at is not None):
         return job
     return replace(job, min_reached_at=now if is_enough else None)
 
 
-def last_call_ends(job: Job, rules: Rules) -> float | None:
+def last_call_ends(job: Job, config: JobConfig) -> float | None:
     """Return when a first round is formed of whoever is there, or None."""
     if job.round > 0 or job.min_reached_at is None:
         return None
-    return job.min_reached_at + rules.last_call_timeout
+    return job.min_reached_at + config.last_call_timeout
 
 
-def is_formable(job: Job, rules: Rules, now: float) -> bool:
+def is_formable(job: Job, config: JobConfig, now: float) -> bool:
     """Whether a round is to be formed now, of the nodes that wait.
 
     Args:
         job: The state, gathering.
-        rules: Its rules.
+        config: Its configuration.
         now: Monotonic seconds.
 
     Returns:
@@ -70,25 +70,25 @@ def is_formable(job: Job, rules: Rules, now: float) -> bool:
     """
     count = len(job.waiting)
     # A holder that still runs its workers may be counted in another store once it is ready.
-    if count < rules.min_nodes or not has_majority(job, rules, {node.node for node in job.waiting}):
+    if count < config.min_nodes or not has_majority(job, config, {node.node for node in job.waiting}):
         return False
-    if job.round > 0 or count >= rules.max_nodes:
+    if job.round > 0 or count >= config.max_nodes:
         return True
-    ends = last_call_ends(job, rules)
+    ends = last_call_ends(job, config)
     return ends is not None and now >= ends
 
 
-def choose(job: Job, rules: Rules) -> tuple[str, ...]:
+def choose(job: Job, config: JobConfig) -> tuple[str, ...]:
     """Choose the nodes of the next round among those that wait: survivors first, then in order of joining.
 
     Args:
         job: The state, gathering.
-        rules: Its rules.
+        config: Its configuration.
 
     Returns:
         Their ids, in order of joining.
     """
-    chosen = sorted(job.waiting, key=lambda node: (node.rank is None, node.arrived))[: rules.max_nodes]
+    chosen = sorted(job.waiting, key=lambda node: (node.rank is None, node.arrived))[: config.max_nodes]
     return tuple(node.node for node in sorted(chosen, key=lambda node: node.arrived))
 
 
@@ -185,7 +185,7 @@ def assign(job: Job) -> Mapping[str, Assignment]:
             news=job.news,
             incarnation=job.incarnation,
             round_id=job.round_id,
-            rules=job.rules if member.has_other_rules else None,
+            config=job.config if member.has_other_config else None,
         )
         for member, place in zip(members, assign_worker_ranks(sizes), strict=True)
     }

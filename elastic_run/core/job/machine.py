@@ -14,7 +14,7 @@ Rules
 - Where all that failed look as if they had lost a peer, and somebody still runs, the cause is awaited for a moment: who
   has it may be cleaning up, and would be told to stop before it says what was wrong. A lost node ends that wait.
 - A node that comes to a running round waits `scale_up_delay` for others, then the round makes way; not when one of its
-  members is done already, not when it is full, and no more often than the rules allow.
+  members is done already, not when it is full, and no more often than the configuration allows.
 - All members done, and nobody warned or halted: success. A member that goes after it was done changes nothing.
 - `TRANSITIONS` is the whole machine. A step that isn't in it raises.
 """
@@ -53,9 +53,9 @@ from elastic_run.core.protocol.messages import (
     End,
     Form,
     Halt,
+    JobConfig,
     Prepare,
     Refuse,
-    Rules,
     Status,
     Warn,
 )
@@ -154,19 +154,19 @@ def next_at(job: Job) -> float | None:
     Returns:
         Monotonic seconds, or None where only a fact or a silence can.
     """
-    rules = job.rules
-    if rules is None:
+    config = job.config
+    if config is None:
         return None
-    times = [_awaited_until(job, rules)] if job.is_awaiting else []
-    times += [counts_at(node, rules) for node, _ in find_disputes(job)]
+    times = [_awaited_until(job, config)] if job.is_awaiting else []
+    times += [counts_at(node, config) for node, _ in find_disputes(job)]
     if job.phase == GATHERING:
-        times += [job.since + rules.join_timeout]
-        ends = formation.last_call_ends(job, rules)
+        times += [job.since + config.join_timeout]
+        ends = formation.last_call_ends(job, config)
         times += [] if ends is None or job.is_awaiting else [ends]
     elif job.phase in (WARNED, PAUSING) and job.until is not None:
         times += [job.until]
     elif job.phase == RUNNING:
-        times += [_scale_up_at(job, rules) if job.until is None else job.until]
+        times += [_scale_up_at(job, config) if job.until is None else job.until]
     return min((time for time in times if time < math.inf), default=None)
 
 
@@ -180,21 +180,21 @@ def describe(job: Job, now: float) -> Status:
     Returns:
         The status.
     """
-    rules = job.rules or Rules(1, 1)
+    config = job.config or JobConfig(1, 1)
     left = None
     if job.phase == GATHERING:
-        ends = formation.last_call_ends(job, rules)
-        left = max(0.0, (job.since + rules.join_timeout if ends is None else ends) - now)
+        ends = formation.last_call_ends(job, config)
+        left = max(0.0, (job.since + config.join_timeout if ends is None else ends) - now)
     return Status(
         phase=job.phase,
         round=job.round,
-        min_nodes=rules.min_nodes,
-        max_nodes=rules.max_nodes,
+        min_nodes=config.min_nodes,
+        max_nodes=config.max_nodes,
         present=len(job.nodes),
         hosts=_hosts(job),
         lost=describe_lost(job, _SHOWN),
         seconds_left=left,
-        missing_majority=majority.describe_majority(job, rules) if job.phase == GATHERING else "",
+        missing_majority=majority.describe_majority(job, config) if job.phase == GATHERING else "",
     )
 
 
@@ -202,37 +202,37 @@ def _advance(job: Job, now: float, jitter: float) -> Step:  # noqa: PLR0911 - on
     if job.refusals:
         refusal = job.refusals[0]
         return Step(replace(job, refusals=job.refusals[1:]), Refuse(job.term, refusal.node, refusal.detail))
-    rules = job.rules
-    if rules is None:
+    config = job.config
+    if config is None:
         return Step(job)
     if job.rank_claims:
-        job, decision = _settle_ranks(job, rules, now)
+        job, decision = _settle_ranks(job, config, now)
         if decision is not None:
             return Step(job, decision)
-    if job.is_awaiting and now >= _awaited_until(job, rules):
+    if job.is_awaiting and now >= _awaited_until(job, config):
         job = give_up_awaited(job)
     if job.phase == GATHERING:
-        return _advance_gathering(job, rules, now)
+        return _advance_gathering(job, config, now)
     if job.phase == PAUSING:
         is_over = job.until is None or now >= job.until
         return Step(replace(job, phase=GATHERING, since=now, until=None) if is_over else job)
     if job.ending is not None:
         return _end(job, end_with(job, job.ending, job.ending.verdict, job.ending.detail))
     if any(not member.outcome for member in job.members) or job.is_awaiting:
-        return Step(job) if job.phase == HALTING else _watch_round(job, rules, now)
-    return _conclude(job, rules, now, jitter)
+        return Step(job) if job.phase == HALTING else _watch_round(job, config, now)
+    return _conclude(job, config, now, jitter)
 
 
-def _awaited_until(job: Job, rules: Rules) -> float:
+def _awaited_until(job: Job, config: JobConfig) -> float:
     """Return when those who have not come are given up: each may have noticed a lease late that the store was lost."""
-    return job.since + (2 if rules.has_successors else 1) * rules.lease
+    return job.since + (2 if config.has_successors else 1) * config.lease
 
 
-def _settle_ranks(job: Job, rules: Rules, now: float) -> tuple[Job, Refuse | End | None]:
+def _settle_ranks(job: Job, config: JobConfig, now: float) -> tuple[Job, Refuse | End | None]:
     """Refuse a node whose fixed rank another node has; before the first round nobody knows which of them is right."""
     disputes = find_disputes(job)
     job = replace(job, rank_claims=tuple(node.node for node, _ in disputes))
-    due = [(node, rival) for node, rival in disputes if now >= counts_at(node, rules)]
+    due = [(node, rival) for node, rival in disputes if now >= counts_at(node, config)]
     if not due:
         return job, None
     node, rival = due[0]
@@ -243,19 +243,19 @@ def _settle_ranks(job: Job, rules: Rules, now: float) -> tuple[Job, Refuse | End
     return drop_refused(job, node.node, detail), Refuse(job.term, node.node, detail)
 
 
-def _advance_gathering(job: Job, rules: Rules, now: float) -> Step:
-    job = formation.note_minimum(job, rules, now)
+def _advance_gathering(job: Job, config: JobConfig, now: float) -> Step:
+    job = formation.note_minimum(job, config, now)
     is_disputed = bool(job.rank_claims) and job.round == 0
-    if formation.is_formable(job, rules, now) and not job.is_awaiting and not is_disputed:
-        chosen = formation.choose(job, rules)
-        if not majority.needs_preparation(job, rules, chosen):
+    if formation.is_formable(job, config, now) and not job.is_awaiting and not is_disputed:
+        chosen = formation.choose(job, config)
+        if not majority.needs_preparation(job, config, chosen):
             return _form(job, chosen, now)
         if not job.prepared or any(name not in job.nodes for name in job.prepared):
             return Step(formation.prepare(job, chosen), Prepare(job.term, job.round, job.round_id, job.incarnation))
-        if majority.is_prepared(job, rules):
+        if majority.is_prepared(job, config):
             return _form(job, job.prepared, now)
-    if now >= job.since + rules.join_timeout:
-        return _end(job, _give_up_waiting(job, rules))
+    if now >= job.since + config.join_timeout:
+        return _end(job, _give_up_waiting(job, config))
     return Step(job)
 
 
@@ -265,7 +265,7 @@ def _form(job: Job, chosen: Sequence[str], now: float) -> Step:
     return Step(after, Form(job.term, after.round, after.restart_count, len(after.seats), world_size, job.incarnation))
 
 
-def _watch_round(job: Job, rules: Rules, now: float) -> Step:
+def _watch_round(job: Job, config: JobConfig, now: float) -> Step:
     """Decide about a round of which something still runs, and should."""
     failing = [node for node in job.members if node.failing is not None or node.outcome in _TROUBLES]
     is_certain = not all(node.is_suspecting for node in failing)
@@ -283,7 +283,7 @@ def _watch_round(job: Job, rules: Rules, now: float) -> Step:
     if job.phase == WARNED:
         is_over = job.until is None or now >= job.until
         return _halt(job, JOIN, _newcomers(job)) if is_over else Step(job)
-    return _make_way(job, rules, now) if now >= _scale_up_at(job, rules) else Step(job)
+    return _make_way(job, config, now) if now >= _scale_up_at(job, config) else Step(job)
 
 
 def _describe_trouble(node: Node) -> str:
@@ -299,7 +299,7 @@ def _loss_reason(job: Job) -> str:
     return LEAVE if lost and all(gone.reason in (BY_SIGNAL, UNKILLABLE) for gone in lost) else LOSS
 
 
-def _conclude(job: Job, rules: Rules, now: float, jitter: float) -> Step:
+def _conclude(job: Job, config: JobConfig, now: float, jitter: float) -> Step:
     """Decide what follows a round of which nothing runs any more."""
     if job.phase != HALTING and job.has_lost:
         # Who is lost may live, and run the round for ever if the log doesn't say that it is over.
@@ -307,24 +307,24 @@ def _conclude(job: Job, rules: Rules, now: float, jitter: float) -> Step:
     is_done = all(member.outcome == DONE for member in job.members)
     if job.phase == RUNNING and is_done:
         return _end(job, End(job.term, "success", 0, _describe_leavers(job), None, job.attempts, len(job.seats)))
-    settled = settle(job, rules, now=now, jitter=jitter)
+    settled = settle(job, config, now=now, jitter=jitter)
     return Step(settled.job) if settled.end is None else _end(settled.job, settled.end)
 
 
-def _make_way(job: Job, rules: Rules, now: float) -> Step:
-    if rules.scale_up_grace <= 0:
+def _make_way(job: Job, config: JobConfig, now: float) -> Step:
+    if config.scale_up_grace <= 0:
         return _halt(job, JOIN, _newcomers(job))
-    after = replace(job, phase=WARNED, since=now, until=now + rules.scale_up_grace)
+    after = replace(job, phase=WARNED, since=now, until=now + config.scale_up_grace)
     return Step(after, Warn(job.term, job.round))
 
 
-def _scale_up_at(job: Job, rules: Rules) -> float:
+def _scale_up_at(job: Job, config: JobConfig) -> float:
     """Return when a running round makes way for those who wait; infinity for never."""
     members = job.members
-    is_full = len(members) >= rules.max_nodes
+    is_full = len(members) >= config.max_nodes
     if is_full or job.is_awaiting or not job.waiting or any(member.outcome for member in members):
         return math.inf
-    return max(min(node.arrived_at for node in job.waiting) + rules.scale_up_delay, change_allowed_at(job, rules))
+    return max(min(node.arrived_at for node in job.waiting) + config.scale_up_delay, change_allowed_at(job, config))
 
 
 def _halt(job: Job, reason: str, detail: str) -> Step:
@@ -336,15 +336,15 @@ def _end(job: Job, end: End) -> Step:
     return Step(replace(job, phase=ENDED), end)
 
 
-def _give_up_waiting(job: Job, rules: Rules) -> End:
-    count, waited = len(job.waiting), f"{rules.join_timeout:g} s"
+def _give_up_waiting(job: Job, config: JobConfig) -> End:
+    count, waited = len(job.waiting), f"{config.join_timeout:g} s"
     verdict = "rendezvous" if job.round == 0 else "nodes_lost"
     if job.round == 0:
-        detail = f"{count} of at least {rules.min_nodes} nodes came within {waited}: {', '.join(_hosts(job))}"
-    elif count >= rules.min_nodes:
-        detail = f"{majority.describe_majority(job, rules)} within {waited}"
+        detail = f"{count} of at least {config.min_nodes} nodes came within {waited}: {', '.join(_hosts(job))}"
+    elif count >= config.min_nodes:
+        detail = f"{majority.describe_majority(job, config)} within {waited}"
     else:
-        detail = f"{count} of at least {rules.min_nodes} nodes are left, and no replacement came within {waited}"
+        detail = f"{count} of at least {config.min_nodes} nodes are left, and no replacement came within {waited}"
     lost = describe_lost(job, _SHOWN)
     if lost:
         detail = f"{detail}; lost: {', '.join(lost)}"

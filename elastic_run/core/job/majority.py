@@ -20,7 +20,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Container, Iterator, Sequence
 
-    from elastic_run.core.protocol.messages import Rules
+    from elastic_run.core.protocol.messages import JobConfig
 
 _PAIR = 2
 #: Names that a line for the user holds.
@@ -28,7 +28,7 @@ _SHOWN = 8
 _AWAY = frozenset((AWAITED, UNKNOWN, DEAD_ELSEWHERE))
 
 
-def needs_preparation(job: Job, rules: Rules, chosen: Collection[str]) -> bool:
+def needs_preparation(job: Job, config: JobConfig, chosen: Collection[str]) -> bool:
     """Whether a majority of the last round must know of the next one before it forms.
 
     Holders of seats that were cut off before they read the `Form` go by the last round's seats, and the others by the
@@ -36,34 +36,34 @@ def needs_preparation(job: Job, rules: Rules, chosen: Collection[str]) -> bool:
 
     Args:
         job: The state, gathering.
-        rules: Its rules.
+        config: Its configuration.
         chosen: The nodes of the next round.
     """
-    if not rules.has_successors or job.round == 0:
+    if not config.has_successors or job.round == 0:
         return False
     holders = [seat.node for seat in job.seats if seat.status != VOID]
     is_same = len(holders) == len(chosen) and set(holders) == set(chosen)
     return bool(job.prepared_elsewhere) or not (is_same or not holders)
 
 
-def is_prepared(job: Job, rules: Rules) -> bool:
+def is_prepared(job: Job, config: JobConfig) -> bool:
     """Whether the round that was prepared may form: its nodes wait, and a majority of the last one knows of it.
 
     Args:
         job: The state, gathering, with a preparation.
-        rules: Its rules.
+        config: Its configuration.
     """
     waiting = {node.node: node for node in job.waiting}
     informed = {name for name, node in waiting.items() if node.has_read_prepare}
-    return all(name in waiting for name in job.prepared) and has_majority(job, rules, informed)
+    return all(name in waiting for name in job.prepared) and has_majority(job, config, informed)
 
 
-def has_majority(job: Job, rules: Rules, counted: Container[str] | None = None) -> bool:
+def has_majority(job: Job, config: JobConfig, counted: Container[str] | None = None) -> bool:
     """Whether the nodes that are cut off from here, if any, can't form a round of their own.
 
     Args:
         job: The state, gathering.
-        rules: Its rules.
+        config: Its configuration.
         counted: The nodes that count of those that are here; None for all.
 
     Returns:
@@ -71,9 +71,9 @@ def has_majority(job: Job, rules: Rules, counted: Container[str] | None = None) 
         always, where the store can't move, or where all seats are void. The same must hold of each round that may have
         been formed in a store that was left.
     """
-    if not rules.has_successors or job.round == 0:
+    if not config.has_successors or job.round == 0:
         return True
-    return all(_is_majority(_count_only(seats, counted), rules) for seats in _find_rounds(job))
+    return all(_is_majority(_count_only(seats, counted), config) for seats in _find_rounds(job))
 
 
 def _find_rounds(job: Job) -> Iterator[tuple[Seat, ...]]:
@@ -100,7 +100,7 @@ def _count_only(seats: tuple[Seat, ...], counted: Container[str] | None) -> Sequ
     ]
 
 
-def _is_majority(seats: Sequence[Seat], rules: Rules) -> bool:
+def _is_majority(seats: Sequence[Seat], config: JobConfig) -> bool:
     quorum = sum(seat.status != VOID for seat in seats)
     if quorum == 0:
         return True
@@ -109,16 +109,16 @@ def _is_majority(seats: Sequence[Seat], rules: Rules) -> bool:
         # Dead nodes that another log may have counted are no majority there without one of those that are all here.
         return True
     if quorum == _PAIR and survivors == 1:
-        return rules.split == "continue"
+        return config.on_split == "continue"
     return 2 * survivors > quorum
 
 
-def describe_majority(job: Job, rules: Rules) -> str:
+def describe_majority(job: Job, config: JobConfig) -> str:
     """Say which nodes of the last round are needed before another may form; "" where none are."""
-    if has_majority(job, rules):
-        return _describe_uninformed(job) if job.prepared and not is_prepared(job, rules) else ""
-    if _is_majority(job.seats, rules):
-        return _describe_prepared_elsewhere(job, rules)
+    if has_majority(job, config):
+        return _describe_uninformed(job) if job.prepared and not is_prepared(job, config) else ""
+    if _is_majority(job.seats, config):
+        return _describe_prepared_elsewhere(job, config)
     here = _count(job.seats, LIVE)
     away = [f"rank {rank}{_describe_holder(job, seat)}" for rank, seat in enumerate(job.seats) if seat.status in _AWAY]
     told = ", ".join([*away[:_SHOWN], *(["…"] if len(away) > _SHOWN else [])])
@@ -134,8 +134,8 @@ def _describe_uninformed(job: Job) -> str:
     return f"{informed} of the last round's {len(job.seats)} nodes have confirmed the next round, more are needed"
 
 
-def _describe_prepared_elsewhere(job: Job, rules: Rules) -> str:
-    seats = next(seats for seats in _find_rounds(job) if not _is_majority(seats, rules))
+def _describe_prepared_elsewhere(job: Job, config: JobConfig) -> str:
+    seats = next(seats for seats in _find_rounds(job) if not _is_majority(seats, config))
     return (
         f"{_count(seats, LIVE)} of the {len(seats)} nodes of a round that may have been formed in another store are "
         "here, more than half are needed"

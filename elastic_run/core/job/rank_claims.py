@@ -10,7 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from elastic_run.core.job.config import Rules
+    from elastic_run.core.job.config import JobConfig
     from elastic_run.core.job.state import Job, Node
 
 
@@ -26,9 +26,9 @@ def find_disputes(job: Job) -> list[tuple[Node, Node]]:
     return [(node, rival) for node, rival in pairs if rival is not None]
 
 
-def counts_at(node: Node, rules: Rules) -> float:
+def counts_at(node: Node, config: JobConfig) -> float:
     """Return when a claim counts: a rival that is dead would have been found silent before."""
-    return node.arrived_at + rules.lease + rules.keep_alive_interval
+    return node.arrived_at + config.lease + config.keep_alive_interval
 
 
 def describe_dispute(node: Node, rival: Node) -> str:

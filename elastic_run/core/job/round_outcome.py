@@ -15,7 +15,7 @@ from elastic_run.records import dataclass, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from elastic_run.core.protocol.messages import Rules
+    from elastic_run.core.protocol.messages import JobConfig
 
 #: Characters of what a node says of its failure in a line.
 _SUMMARY_LENGTH = 200
@@ -31,12 +31,12 @@ class Settled:
     end: End | None = None
 
 
-def settle(job: Job, rules: Rules, *, now: float, jitter: float) -> Settled:
+def settle(job: Job, config: JobConfig, *, now: float, jitter: float) -> Settled:
     """Decide what follows a round of which nothing lives any more.
 
     Args:
         job: The state; every member is ready or gone.
-        rules: Its rules.
+        config: Its configuration.
         now: Monotonic seconds.
         jitter: A random number in [0, 1).
 
@@ -47,18 +47,18 @@ def settle(job: Job, rules: Rules, *, now: float, jitter: float) -> Settled:
     if root is not None and root.severity >= SECONDARY_FAILURE and job.hidden is not None:
         root = job.hidden
     if root is None or (job.has_lost and root.severity >= SECONDARY_FAILURE):
-        return _settle_change(job, rules, now)
-    return _settle_failure(job, rules, root, now=now, jitter=jitter)
+        return _settle_change(job, config, now)
+    return _settle_failure(job, config, root, now=now, jitter=jitter)
 
 
-def change_allowed_at(job: Job, rules: Rules) -> float:
+def change_allowed_at(job: Job, config: JobConfig) -> float:
     """Return from when on the membership may change once more; infinity for never."""
-    count = rules.membership_count
-    if count is None or len(job.changes) < count:
+    window = config.membership_window
+    if window is None or len(job.changes) < window.count:
         return -math.inf
-    if count == 0 or rules.membership_seconds is None:
+    if window.count == 0 or window.seconds is None:
         return math.inf
-    return job.changes[-count] + rules.membership_seconds
+    return job.changes[-window.count] + window.seconds
 
 
 def describe_lost(job: Job, limit: int = 8) -> tuple[str, ...]:
@@ -85,30 +85,31 @@ def end_with(job: Job, root: Root, verdict: str, detail: str) -> End:
     )
 
 
-def _settle_change(job: Job, rules: Rules, now: float) -> Settled:
-    if job.has_lost and now < change_allowed_at(job, rules):
-        per = "" if rules.membership_seconds is None else f" per {rules.membership_seconds:g} s"
-        detail = f"more than {rules.membership_count} changes of membership{per}; lost: {', '.join(describe_lost(job))}"
+def _settle_change(job: Job, config: JobConfig, now: float) -> Settled:
+    window = config.membership_window
+    if window is not None and job.has_lost and now < change_allowed_at(job, config):
+        per = "" if window.seconds is None else f" per {window.seconds:g} s"
+        detail = f"more than {window.count} changes of membership{per}; lost: {', '.join(describe_lost(job))}"
         report = None if job.root is None else job.root.report
         code = verdict_exit_code("nodes_lost")
         return Settled(job, End(job.term, "nodes_lost", code, detail, report, job.attempts))
-    kept = (*job.changes, now)[-(rules.membership_count or 1) :]
+    kept = (*job.changes, now)[-((window and window.count) or 1) :]
     return Settled(_clear(replace(job, changes=kept, news=""), GATHERING, now))
 
 
-def _settle_failure(job: Job, rules: Rules, root: Root, *, now: float, jitter: float) -> Settled:
+def _settle_failure(job: Job, config: JobConfig, root: Root, *, now: float, jitter: float) -> Settled:
     past = PastFailure(root.exit_code, root.signature, root.is_deterministic, root.uptime)
     failures = (*job.failures, past)[-REMEMBERED:]
     # Restarts that are too old to be remembered count, and are out of every window.
     past_failures = [failure.failure for failure in failures]
     # The restart after this round may have been decided in another store already.
     used = max(job.round_restarts, job.restart_count - 1)
-    answer = decide_restart(rules.policy, past_failures, job.restart_times, now, jitter, used=used)
+    answer = decide_restart(config, past_failures, job.restart_times, now, jitter, used=used)
     if isinstance(answer, GiveUp):
         own = root.verdict if answer.verdict == "worker_failed" else ""
         detail = "; ".join(text for text in (answer.detail or root.detail, _describe_early(job, root)) if text)
         return Settled(job, end_with(job, root, own or answer.verdict, detail))
-    kept = max(REMEMBERED, rules.window_count or 0)
+    kept = max(REMEMBERED, config.restart_window.count if config.restart_window else 0)
     job = replace(
         job,
         restart_count=used + 1,

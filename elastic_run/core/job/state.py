@@ -15,9 +15,9 @@ from elastic_run.core.protocol.codec import Document, MessageError, encode, from
 from elastic_run.core.protocol.messages import (
     DONE,
     Copy,
+    JobConfig,
     NodeInfo,
     Offer,
-    Rules,
 )
 from elastic_run.records import dataclass, field, replace
 
@@ -71,7 +71,7 @@ class Node:
         failing: Place of its first sign of failure in the order of facts, or None.
         outcome: How the round ended on it, "" while it runs.
         is_suspecting: Whether all that is known to have failed on it look as if they had lost a peer.
-        has_other_rules: Whether it was told rules that are not the job's, and has not taken the job's yet.
+        has_other_config: Whether it was told a configuration that is not the job's, and has not taken the job's yet.
         has_read_prepare: Whether it has read the last `Prepare` of this log.
     """
 
@@ -87,7 +87,7 @@ class Node:
     failing: int | None = None
     outcome: str = ""
     is_suspecting: bool = False
-    has_other_rules: bool = False
+    has_other_config: bool = False
     has_read_prepare: bool = False
 
 
@@ -207,7 +207,7 @@ class Job:
         coordinator: The coordinator's node.
         store_id: The birth mark of the store in which the log is.
         phase: One of the phases above.
-        rules: The first joiner's, None before.
+        config: The first joiner's, None before.
         nodes: Who is there, by id.
         gone: Who was, by id, the latest last.
         order: The number of facts that needed a place in an order.
@@ -234,7 +234,7 @@ class Job:
         refusals: Nodes that are still to be told.
         failures: The last failed rounds, oldest first.
         restart_times: When the last restarts were decided.
-        changes: When the membership changed, as far as the rules still ask for it.
+        changes: When the membership changed, as far as the configuration still asks for it.
         attempts: The causes of the attempts before, oldest first.
         incarnation: What tells its rounds from those of another job that has begun in the same place; see
             `facts.is_related`.
@@ -247,7 +247,7 @@ class Job:
     coordinator: str = ""
     store_id: str = ""
     phase: str = GATHERING
-    rules: Rules | None = None
+    config: JobConfig | None = None
     nodes: Mapping[str, Node] = field(default_factory=lambda: MappingProxyType({}))
     gone: Mapping[str, Gone] = field(default_factory=lambda: MappingProxyType({}))
     order: int = 0
@@ -311,7 +311,7 @@ class _Snapshot:
 
     term: int
     phase: str
-    rules: Rules | None
+    config: JobConfig | None
     nodes: tuple[Node, ...]
     gone: tuple[Gone, ...]
     order: int

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
     from elastic_run.core.job.apply_facts import Event
-    from elastic_run.core.protocol.messages import Copy, Last, Rules
+    from elastic_run.core.protocol.messages import Copy, JobConfig, Last
 
 __all__ = ["View", "find_view", "is_behind", "leave_out_old", "may_go_on", "restate"]
 
@@ -144,8 +144,8 @@ def restate(view: View, copied: Job | None, events: Sequence[Event], *, begun: J
     if view.last is not None:
         job = _adopt(job, view.last, now)
     for event in events:
-        if job.rules is None and isinstance(event, Join) and event.last == view.last:
-            job = replace(job, rules=event.rules)
+        if job.config is None and isinstance(event, Join) and event.last == view.last:
+            job = replace(job, config=event.config)
         if copied is None and isinstance(event, Join) and event.last is not None:
             job = replace(job, scripts=settle_script(job.scripts, event.node_info.role_script))
     job = replace(
@@ -160,18 +160,18 @@ def restate(view: View, copied: Job | None, events: Sequence[Event], *, begun: J
     return apply_facts(job, _keep_latest(events), now)
 
 
-def may_go_on(view: View, job: Job, rules: Rules, waited: float) -> bool:
+def may_go_on(view: View, job: Job, config: JobConfig, waited: float) -> bool:
     """Tell whether the log may go on from a state.
 
     Args:
         view: What the nodes know.
         job: The state, of `restate`.
-        rules: Its rules.
+        config: Its configuration.
         waited: Seconds since the first coordinator here began to wait for the nodes.
     """
-    if rules.has_successors:
-        return has_majority(job, rules) and not view.is_outdated
-    return waited >= rules.lease or not job.is_awaiting
+    if config.has_successors:
+        return has_majority(job, config) and not view.is_outdated
+    return waited >= config.lease or not job.is_awaiting
 
 
 def _adopt(job: Job, last: Last, now: float) -> Job:

@@ -3,7 +3,7 @@
 | module | what it holds |
 |---|---|
 | `apply_log` | what a decision in the log, or a document of the store, means for this node |
-| `join_command` | the parts of this node's command line, for the command that starts the other nodes |
+| `config` | the settings in which nodes may differ, with the command line for the other nodes |
 | `machine` | the state machine of a member: `decide` |
 | `messages` | the machine's events and commands |
 | `reports` | the agent's events as facts for the coordinator |

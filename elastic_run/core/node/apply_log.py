@@ -92,7 +92,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any, ClassVar
 
-    from elastic_run.core.job.config import Rules
+    from elastic_run.core.job.config import JobConfig
 
 
 class MemberUpdate(FactWriter):
@@ -122,7 +122,7 @@ class MemberUpdate(FactWriter):
         self._set(beaten_at=self._now)
         if self.member.state == BEGINNING or self.member.needs_head:
             self.commands.append(ReadHead())
-        is_late = gap > self.member.rules.lease / 2
+        is_late = gap > self.member.config.lease / 2
         if (event.was_dropped or is_late) and self.member.state != BEGINNING:
             # Others may have taken this node for lost. A machine that was suspended sees no gap on its own clock.
             self.commands.append(ReadHead())
@@ -232,7 +232,7 @@ class MemberUpdate(FactWriter):
 
     def _look_for_head(self) -> None:
         """Give a coordinator that lives a lease to say where the log stands, before this node claims its office."""
-        claims_from = max(self.member.claims_from, self._now + self.member.rules.lease)
+        claims_from = max(self.member.claims_from, self._now + self.member.config.lease)
         self._set(needs_head=True, claims_from=claims_from)
         self._change_coordinator("")
 
@@ -440,8 +440,8 @@ class MemberUpdate(FactWriter):
             return
         self._set(state=RUNNING, place=place, is_replaced=False, is_failing=False, gone=None)
         self._set(told_round_id=place.round_id)
-        if place.rules is not None:
-            self._take_rules(place.rules)
+        if place.config is not None:
+            self._take_config(place.config)
         self.commands.append(Formed(place))
         if self.member.is_due:
             self._announce()
@@ -450,10 +450,10 @@ class MemberUpdate(FactWriter):
         if self.member.halt is not None:
             self._learn_halt(self.member.halt)
 
-    def _take_rules(self, rules: Rules) -> None:
-        """Go by the job's rules from now on, also where this node has to tell them to others."""
-        detail = describe_settled(rules, self.member.rules)
-        self._set(rules=rules)
+    def _take_config(self, config: JobConfig) -> None:
+        """Apply the job's configuration from now on, also where this node has to tell them to others."""
+        detail = describe_settled(config, self.member.config)
+        self._set(config=config)
         if detail:
             self.commands.append(Settled(detail))
 

@@ -67,9 +67,9 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from elastic_run.core.protocol.messages import (
+        JobConfig,
         NodeInfo,
         Offer,
-        Rules,
     )
 
 __all__ = [
@@ -126,20 +126,20 @@ __all__ = [
 Decision: TypeAlias = tuple[Member, tuple[Command, ...]]
 
 
-def begin(node: str, *, node_info: NodeInfo, rules: Rules, offer: Offer, now: float) -> Decision:
+def begin(node: str, *, node_info: NodeInfo, config: JobConfig, offer: Offer, now: float) -> Decision:
     """Return the first decision: find out where the log stands.
 
     Args:
         node: Its id, unique per agent run.
         node_info: Who it is.
-        rules: The job's rules as it was told.
+        config: The job's configuration as it was told.
         offer: Where its workers' store of the first round listens.
         now: Monotonic seconds.
 
     Returns:
         The member, and the commands.
     """
-    member = Member(node, node_info, rules, offer, Leases(rules.lease), beaten_at=now)
+    member = Member(node, node_info, config, offer, Leases(config.lease), beaten_at=now)
     return member, (ReadHead(),)
 
 

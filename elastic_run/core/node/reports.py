@@ -109,7 +109,7 @@ class FactWriter:
                 node=member.node,
                 sequence=self._next_sequence(),
                 node_info=member.node_info,
-                rules=member.rules,
+                config=member.config,
                 offer=member.offer,
                 seen=-1 if member.next_slot is None else member.next_slot - 1,
                 last=last,

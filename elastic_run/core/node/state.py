@@ -15,9 +15,9 @@ if TYPE_CHECKING:
         Copy,
         Fact,
         Halt,
+        JobConfig,
         NodeInfo,
         Offer,
-        Rules,
     )
 
 BEGINNING = "beginning"
@@ -43,7 +43,7 @@ class Member:
     Attributes:
         node: Its id.
         node_info: Who it is.
-        rules: The job's rules as it was told.
+        config: The job's configuration as it was told.
         offer: Where its workers' store of the next round listens.
         leases: When it last heard of the coordinator.
         state: One of the states above.
@@ -84,7 +84,7 @@ class Member:
 
     node: str
     node_info: NodeInfo
-    rules: Rules
+    config: JobConfig
     offer: Offer
     leases: Leases
     beaten_at: float

@@ -101,7 +101,12 @@ def from_document(kind: type[Record], document: object) -> Record:
             message = f"{kind.__name__}.{name} is missing"
             raise MessageError(message)
         values[name] = default if value is default else _check(kind, name, annotation, value)
-    return kind(**values)
+    try:
+        return kind(**values)
+    except MessageError:
+        raise
+    except ValueError as error:
+        raise MessageError(str(error)) from error
 
 
 def register(kind: type[Record]) -> type[Record]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastic_run.core.job.config import Rules  # noqa: TC001 - ditto
+from elastic_run.core.job.config import JobConfig  # noqa: TC001 - the codec looks at annotations
 from elastic_run.core.protocol.facts import Copy, Offer  # noqa: TC001 - ditto
 from elastic_run.records import dataclass
 
@@ -29,7 +29,7 @@ class Assignment:
         news: What made the round necessary, for the user; "" for the first.
         incarnation: Of the job; see `facts.is_related`.
         round_id: The round's unique id. Its number is not: two logs may each form a round of one number.
-        rules: The job's, for a node that was told others; None for all others.
+        config: The job's, for a node that was told others; None for all others.
     """
 
     round: int
@@ -45,7 +45,7 @@ class Assignment:
     news: str = ""
     incarnation: str = ""
     round_id: str = ""
-    rules: Rules | None = None
+    config: JobConfig | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +105,8 @@ class Status:
     Args:
         phase: Of the job.
         round: The last round that was formed, 0 for none.
-        min_nodes: Of the rules.
-        max_nodes: Of the rules.
+        min_nodes: Of the configuration.
+        max_nodes: Of the configuration.
         present: The number of nodes there.
         hosts: The host names of the first of them.
         lost: What happened to those that are missing, a clause each.

@@ -6,7 +6,7 @@ once.
 
 from __future__ import annotations
 
-from elastic_run.core.job.config import Rules  # noqa: TC001 - importing it registers it as a field
+from elastic_run.core.job.config import JobConfig, Window
 from elastic_run.core.job.role_scripts import RoleScript, ScriptFile
 from elastic_run.core.protocol.codec import Document, MessageError, register
 from elastic_run.records import dataclass
@@ -35,6 +35,10 @@ UNKILLABLE = "unkillable"
 SEAT_RUNNING = "running"
 SEAT_CONFIRMED = "confirmed"
 _SEAT_STATUSES = frozenset((SEAT_RUNNING, SEAT_CONFIRMED))
+
+# The configuration is imported before the first worker starts, when nothing is read or sent yet.
+register(Window)
+register(JobConfig)
 
 
 @register
@@ -155,7 +159,7 @@ class Join:
         node: The node.
         sequence: Number of this fact among the node's.
         node_info: Who it is.
-        rules: The job's rules as it was told.
+        config: The job's configuration as it was told.
         offer: Where its workers' store of the next round listens.
         seen: The newest slot of the log that the node has followed, -1 for none.
         last: The round that it still runs, or None.
@@ -167,7 +171,7 @@ class Join:
     node: str
     sequence: int
     node_info: NodeInfo
-    rules: Rules
+    config: JobConfig
     offer: Offer
     seen: int = -1
     last: Last | None = None

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from elastic_run.core.job.config import Rules
+from elastic_run.core.job.config import JobConfig
 from elastic_run.core.protocol.codec import Document, MessageError, decode, encode, from_document, to_document
 from elastic_run.core.protocol.decisions import (
     FAILURE,
@@ -103,6 +103,7 @@ __all__ = [
     "Form",
     "Halt",
     "Head",
+    "JobConfig",
     "Join",
     "Last",
     "Leave",
@@ -117,7 +118,6 @@ __all__ = [
     "Refuse",
     "Resign",
     "Resync",
-    "Rules",
     "SeatDead",
     "Status",
     "UnknownProtocolError",

@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elastic_run.core.protocol.messages import NodeInfo, Offer, Rules
+    from elastic_run.core.protocol.messages import JobConfig, NodeInfo, Offer
     from elastic_run.rendezvous.elastic.backend.base import Backend
     from elastic_run.rendezvous.elastic.member_driver import MemberDriver
     from elastic_run.rendezvous.elastic.node_death.proofs import DeathProofs
@@ -31,8 +31,8 @@ class SessionContext:
     Args:
         node: This run's id among the nodes of the job.
         node_info: Who it is.
-        rules: The job's rules as it was told.
-        settings: Of its rendezvous.
+        config: The job's configuration as it was told.
+        settings: Of its rendezvous, beyond the configuration.
         backend: The job's store.
         local_addr: The address that others use, empty until it is known.
         death_proofs: This node's seat record, and the death_proofs that it can prove.
@@ -58,7 +58,7 @@ class SessionContext:
 
     node: str
     node_info: NodeInfo
-    rules: Rules
+    config: JobConfig
     settings: Settings
     backend: Backend
     local_addr: str
@@ -89,7 +89,7 @@ class SessionContext:
     def answer_timeout(self) -> float:
         """Seconds for the store to answer: short enough to try another connection within the lease."""
         settings = self.settings
-        return max(1.0, min(settings.read_timeout, settings.heartbeat_timeout, settings.lease / 2))
+        return max(1.0, min(settings.read_timeout, settings.heartbeat_timeout, self.config.lease / 2))
 
     def spawn(self, name: str, run: Callable[[], None]) -> threading.Thread:
         """Start a thread; a defect in it ends the session, instead of leaving the agent to wait for ever.
@@ -124,7 +124,7 @@ class SessionContext:
             self.answer_timeout,
             self.closing,
             expected_store_id,
-            longest_timeout=self.settings.lease,
+            longest_timeout=self.config.lease,
             on_full=self._tell_full,
         )
         self.connections.append(connection)

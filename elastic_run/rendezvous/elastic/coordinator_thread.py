@@ -223,7 +223,7 @@ class CoordinatorThread:
 
     def _look(self, store: JobStore, coordinator: Coordinator, now: float) -> Coordinator:
         """Read the beats of all nodes; now and then write who is there."""
-        interval = self._context.settings.keep_alive_interval
+        interval = self._context.config.keep_alive_interval
         if now - self._last_look > 2 * interval:
             coordinator = core.interrupted(coordinator, now)
         watched = coordinator.watched
@@ -246,7 +246,7 @@ class CoordinatorThread:
 
         Nodes that wait are to know soon who is there, also in a job with a long keep-alive interval.
         """
-        interval = self._context.settings.keep_alive_interval
+        interval = self._context.config.keep_alive_interval
         if coordinator.job.phase != GATHERING:
             return interval / _LOOKS, interval
         return min(interval, FIRST) / _LOOKS, min(interval, FIRST) if coordinator.job.nodes else 0.0

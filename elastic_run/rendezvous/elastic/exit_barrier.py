@@ -91,7 +91,7 @@ def wait_exit_barrier(context: SessionContext, deadline: float, *, removes_job: 
 
 def _wait(store: JobStore, context: SessionContext, deadline: float) -> None:
     missing = set(_read_nodes(store)) - {context.node}
-    leases = liveness.watch(liveness.Leases(context.settings.lease), missing, time.monotonic())
+    leases = liveness.watch(liveness.Leases(context.config.lease), missing, time.monotonic())
     reader = HeartbeatReader()
     position = 0
     tell_at = time.monotonic() + _MOMENT
@@ -102,7 +102,7 @@ def _wait(store: JobStore, context: SessionContext, deadline: float) -> None:
         if now >= tell_at:
             tell_at = deadline
             _log.warning("%s", _describe_stay(missing, deadline - now))
-        pause = min(context.settings.keep_alive_interval, min(deadline, tell_at) - now)
+        pause = min(context.config.keep_alive_interval, min(deadline, tell_at) - now)
         entries, position = store.read(EXIT_BARRIER, position, pause)
         missing -= {entry.decode(errors="replace") for entry in entries}
         leases, silent = liveness.observe(leases, reader.read(store, sorted(missing)), time.monotonic())

@@ -10,7 +10,8 @@ import os
 import socket
 
 from elastic_run import __version__
-from elastic_run.core.agent.restart_policy import RestartPolicy
+from elastic_run.core.job.config import JobConfig
+from elastic_run.core.node.config import NodeConfig
 from elastic_run.core.protocol import messages
 from elastic_run.records import replace
 from elastic_run.rendezvous.api import RendezvousHandler
@@ -82,38 +83,40 @@ class ElasticRendezvousHandler(RendezvousHandler):
         params, settings = self._params, self._settings
         # Nobody knows of the store yet, so others come by the address that this node tells them.
         local_addr = params.local_addr or (find_outward_address() if self._hosts_anywhere else None)
-        fresh_token = None
-        if self._hosts_anywhere and setup.token is None:
-            setup.token = fresh_token = os.urandom(_TOKEN_SIZE).hex().encode()
-        backend = self._make_backend(setup, local_addr)
+        token, fresh_token = setup.node_config.token, None
+        if self._hosts_anywhere and token is None:
+            token = fresh_token = os.urandom(_TOKEN_SIZE).hex().encode()
+        backend = self._make_backend(token, local_addr)
+        config = replace(setup.job_config, min_nodes=params.min_nodes, max_nodes=params.max_nodes)
+        setup = replace(setup, job_config=config)
         if params.backend == "static":
-            setup.preferred_rank, setup.has_fixed_rank = settings.rank, True
+            setup = replace(
+                setup, node_info=replace(setup.node_info, preferred_rank=settings.rank, has_fixed_rank=True)
+            )
         return open_session(
             backend,
             settings,
             setup,
-            min_nodes=params.min_nodes,
-            max_nodes=params.max_nodes,
             local_addr=local_addr,
-            describe_join=self._make_join_text(setup, fresh_token) if self._hosts_anywhere else None,
+            describe_join=self._make_join_text(setup.node_config, fresh_token) if self._hosts_anywhere else None,
         )
 
-    def _make_join_text(self, setup: Setup, fresh_token: bytes | None) -> Callable[[str, int], str]:
+    def _make_join_text(self, config: NodeConfig, fresh_token: bytes | None) -> Callable[[str, int], str]:
         """Return what tells the user how others join, once it is known where the store is."""
 
         def describe(host: str, port: int) -> str:
-            line = describe_join_command(written(host, port), self._run_id, setup.join_command, token=fresh_token)
+            line = describe_join_command(written(host, port), self._run_id, config.join_command, token=fresh_token)
             others = "other nodes"
             if names_loopback(host):
                 why = "--local-addr is loopback" if self._params.local_addr else "this host has no other address"
                 others = f"{host} is loopback ({why}): only agents on this host can reach it; they"
-            if setup.token and fresh_token is None:
+            if config.token:
                 others += ", with the token that this one has,"
             return f"{others} join with: {line}"
 
         return describe
 
-    def _make_backend(self, setup: Setup, local_addr: str | None) -> Backend:
+    def _make_backend(self, token: bytes | None, local_addr: str | None) -> Backend:
         params = self._params
         endpoint = params.endpoint or f"{_PUBLIC}:{DEFAULT_PORTS['c10d']}"
         is_file = self._settings.store_type == "file"
@@ -122,7 +125,7 @@ class ElasticRendezvousHandler(RendezvousHandler):
             params.endpoint if is_file else endpoint,
             self._run_id,
             self._settings,
-            secret=setup.token or None,
+            secret=token or None,
         )
         if local_addr is not None and self._hosts_anywhere and isinstance(backend, TcpBackend):
             backend.host_anywhere(local_addr)
@@ -191,8 +194,12 @@ class ElasticRendezvousHandler(RendezvousHandler):
 
 def _torch_style_setup() -> Setup:
     """Return what is known of an agent that says nothing: it counts its restarts by itself."""
+    config = JobConfig(
+        max_restarts=_NO_LIMIT, max_backoff=0.0, scale_up_delay=0.0, scale_up_grace=0.0, membership_window=None
+    )
+    node_info = messages.NodeInfo(socket.gethostname(), os.getpid(), 1, version=__version__)
     # Without a token, since torch's methods have no way to show one that was made here.
-    return Setup(local_world_size=1, policy=RestartPolicy(_NO_LIMIT, max_backoff=0.0), token=b"")
+    return Setup(config, NodeConfig(token=b""), node_info)
 
 
 def create_handler(params: RendezvousParameters) -> ElasticRendezvousHandler:
@@ -216,9 +223,9 @@ def create_handler(params: RendezvousParameters) -> ElasticRendezvousHandler:
         if settings.is_host is False:
             message = "rendezvous setting is_host=false needs an endpoint: give --rdzv-endpoint=HOST:PORT"
             raise ValueError(message)
-        if not settings.is_last_call_given:
+        if "last_call_timeout" not in settings.job_settings:
             # Nobody can know of this endpoint yet: the job starts with the fewest nodes, and grows.
-            settings = replace(settings, last_call_timeout=0.0)
+            settings = replace(settings, job_settings={**settings.job_settings, "last_call_timeout": 0.0})
         run_id = params.run_id if is_named else os.urandom(4).hex()
         return ElasticRendezvousHandler(params, settings, run_id, hosts_anywhere=True)
     if params.backend == "c10d" and not params.endpoint.strip():
@@ -260,8 +267,6 @@ def open_session(
     settings: Settings,
     setup: Setup,
     *,
-    min_nodes: int,
-    max_nodes: int,
     local_addr: str | None = None,
     describe_join: Callable[[str, int], str] | None = None,
 ) -> Session:
@@ -271,19 +276,17 @@ def open_session(
         backend: The job's store.
         settings: Of the rendezvous.
         setup: What the agent knows.
-        min_nodes: Smallest number of nodes to run with.
-        max_nodes: Largest number of nodes to run with.
         local_addr: The address that others are to use; None for that of the interface that reaches the store.
         describe_join: Says how others join, once the store is there at a host and a port; None where they know.
 
     Returns:
         The session.
     """
-    host = socket.gethostname()
+    node_info = setup.node_info
     context = SessionContext(
-        node=f"{host}_{os.getpid()}_{os.urandom(4).hex()}",
-        node_info=_make_card(host, setup),
-        rules=_make_rules(settings, setup, min_nodes, max_nodes, has_successors=bool(backend.successors)),
+        node=f"{node_info.host}_{node_info.pid}_{os.urandom(4).hex()}",
+        node_info=node_info,
+        config=settings.complete(replace(setup.job_config, has_successors=bool(backend.successors))),
         settings=settings,
         backend=backend,
         local_addr=local_addr or "",
@@ -291,49 +294,9 @@ def open_session(
         shows_waiting=setup.shows_waiting,
     )
     shares_server = isinstance(backend, TcpBackend) and backend.serves_workers
-    session = JobSession(context, shares_server=shares_server, describe_join=describe_join, is_fenced=setup.is_fenced)
+    is_fenced = setup.node_config.fence_after == "lease"
+    session = JobSession(context, shares_server=shares_server, describe_join=describe_join, is_fenced=is_fenced)
     session.offers_store = not shares_server
     if isinstance(backend, TcpBackend) and backend.serves_workers and backend.hosted is not None:
         session.worker_store = HostedWorkerStore(backend.hosted, backend.endpoint[0])
     return session
-
-
-def _make_card(host: str, setup: Setup) -> messages.NodeInfo:
-    return messages.NodeInfo(
-        host=host,
-        pid=os.getpid(),
-        local_world_size=setup.local_world_size,
-        role=setup.role,
-        preferred_rank=setup.preferred_rank,
-        version=__version__,
-        script=setup.script,
-        script_file=setup.script_file,
-        has_fixed_rank=setup.has_fixed_rank,
-    )
-
-
-def _make_rules(
-    settings: Settings, setup: Setup, min_nodes: int, max_nodes: int, *, has_successors: bool
-) -> messages.Rules:
-    policy = setup.policy or RestartPolicy()
-    return messages.Rules(
-        min_nodes=min_nodes,
-        max_nodes=max_nodes,
-        max_restarts=policy.max_restarts,
-        window_count=policy.window_count,
-        window_seconds=policy.window_seconds,
-        min_uptime=policy.min_uptime,
-        no_restart_exit_codes=tuple(sorted(policy.no_restart_exit_codes)),
-        max_backoff=policy.max_backoff,
-        join_timeout=settings.join_timeout,
-        last_call_timeout=settings.last_call_timeout,
-        keep_alive_interval=settings.keep_alive_interval,
-        keep_alive_max_attempt=settings.keep_alive_max_attempt,
-        scale_up_delay=setup.scale_up_delay,
-        scale_up_grace=setup.scale_up_grace,
-        membership_count=setup.membership_count,
-        membership_seconds=setup.membership_seconds,
-        exit_barrier_timeout=setup.exit_barrier_timeout,
-        has_successors=has_successors,
-        split=setup.split,
-    )

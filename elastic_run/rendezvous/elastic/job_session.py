@@ -160,7 +160,7 @@ class JobSession(Session):
             context.deliver(Notice(self._describe_join(context.local_addr, context.backend.port)))
         node_info = replace(context.node_info, serves_store=context.backend.is_host)
         begun = member.begin(
-            context.node, node_info=node_info, rules=context.rules, offer=self._advertised(), now=time.monotonic()
+            context.node, node_info=node_info, config=context.config, offer=self._advertised(), now=time.monotonic()
         )
         context.member_driver = MemberDriver(
             begun,
@@ -286,7 +286,7 @@ class JobSession(Session):
             if context.is_leaving:
                 self._send_leave(min(deadline, time.monotonic() + _LEAVE_TIME))
             else:
-                exit_barrier.wait_sent(context, min(deadline, time.monotonic() + context.settings.lease))
+                exit_barrier.wait_sent(context, min(deadline, time.monotonic() + context.config.lease))
             if self._end is not None and (context.backend.is_host or self._has_ended_the_job):
                 exit_barrier.wait_exit_barrier(context, deadline, removes_job=not context.backend.dies_with_host)
             elif (context.is_leaving or self._is_refused) and context.backend.is_host and not context.is_lost:
@@ -322,7 +322,7 @@ class JobSession(Session):
             "node": context.node,
             "job": context.death_proofs.job,
             "record": context.death_proofs.path,
-            "seconds": find_notice_limit(context.settings.lease),
+            "seconds": find_notice_limit(context.config.lease),
         }
 
 

@@ -62,12 +62,12 @@ class PartitionRecovery:
             self._waits_since = None
             return None
         self._waits_since = self._waits_since or now
-        if now < max(self._next_look, self._waits_since + self._context.settings.lease):
+        if now < max(self._next_look, self._waits_since + self._context.config.lease):
             return None
         here = _read_progress(store)
         best, place = here, None
         for index, endpoint in enumerate(backend.others):
-            if time.monotonic() - now > self._context.settings.lease / 3:
+            if time.monotonic() - now > self._context.config.lease / 3:
                 break  # this thread beats, too
             there = self._look_at(endpoint)
             is_first = there == here and there != _NOTHING and index < backend.rank and place is None
@@ -116,12 +116,12 @@ class Fence:
 
     def run(self) -> None:
         """Watch until the session ends."""
-        context, lease = self._context, self._context.settings.lease
+        context, lease = self._context, self._context.config.lease
         while not (context.closing.is_set() or context.is_over.is_set()):
             silent_for = time.monotonic() - context.last_heartbeat_at
             if silent_for >= lease:
                 self._stop_workers(silent_for)
-            context.closing.wait(lease - silent_for if silent_for < lease else context.settings.keep_alive_interval)
+            context.closing.wait(lease - silent_for if silent_for < lease else context.config.keep_alive_interval)
 
     def _stop_workers(self, silent_for: float) -> None:
         if self._member_driver.member.state == member.RUNNING:

@@ -50,7 +50,7 @@ class RetryDeadline:
     @property
     def time_left(self) -> float:
         """Seconds until the store is given up, should it not answer before; any number while it answers."""
-        return self._context.settings.join_timeout if self._since is None else self._left(time.monotonic())
+        return self._context.config.join_timeout if self._since is None else self._left(time.monotonic())
 
     @property
     def attempt_limit(self) -> float:
@@ -108,7 +108,7 @@ class RetryDeadline:
         if left <= 0:
             return self._lost(now, trouble)
         interval = LIVE_INTERVAL if self._context.shows_waiting else INTERVAL
-        quiet_for = self._context.settings.lease if self._was_reached else min(FIRST, interval)
+        quiet_for = self._context.config.lease if self._was_reached else min(FIRST, interval)
         if now - (self._last_line or self._since + quiet_for - interval) < interval:
             return None
         self._last_line = now
@@ -120,17 +120,17 @@ class RetryDeadline:
         )
 
     def _left(self, now: float) -> float:
-        settings = self._context.settings
+        config = self._context.config
         since = self._since or now
-        left = since + settings.join_timeout - now
+        left = since + config.join_timeout - now
         if not self._was_reached or not self._context.backend.dies_with_host:
             return left
         if self._context.backend.successors and not self._has_moved:
-            left = min(left, since + settings.lease - now)
+            left = min(left, since + config.lease - now)
             return left if self._refused_since is None else min(left, self._refused_since + GONE_AFTER - now)
-        left = min(left, since + settings.lease + DARK_FOR - now)
+        left = min(left, since + config.lease + DARK_FOR - now)
         if self._refused_since is not None:
-            left = min(left, self._refused_since + settings.lease + REFUSED_FOR - now)
+            left = min(left, self._refused_since + config.lease + REFUSED_FOR - now)
         return left
 
     def _lost(self, now: float, trouble: str) -> Lost:

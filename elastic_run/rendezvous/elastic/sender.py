@@ -179,8 +179,8 @@ class Sender:
 
     def _first_pause(self) -> float:
         """Return the seconds to the first beat: one to two intervals, and well before the lease is over."""
-        settings = self._context.settings
-        return min(settings.keep_alive_interval, settings.lease / _FIRST_BEAT) * (1 + self._draw())
+        config = self._context.config
+        return min(config.keep_alive_interval, config.lease / _FIRST_BEAT) * (1 + self._draw())
 
     def _check_store_id(self, store: JobStore, store_id: bytes | None) -> bytes | None:
         """Return the store's id, or None after telling the agent that its token is not the job's."""
@@ -241,7 +241,7 @@ class Sender:
 
     def _beat(self, store: JobStore, now: float) -> None:
         context, member_driver = self._context, self._context.member_driver
-        interval = context.settings.keep_alive_interval
+        interval = context.config.keep_alive_interval
         self._next_beat = now + interval
         if context.has_passed_exit_barrier:
             return  # nobody watches any more, and the job may be removed at any moment: nothing must come after that
@@ -264,7 +264,7 @@ class Sender:
         place = None if member_driver is None else member_driver.member.place
         if place is None or self._context.has_passed_exit_barrier:
             return math.inf  # after the end the store may go at any moment, and nobody is to take its place
-        pause = max(self._context.settings.keep_alive_interval / _LOOKS, place.group_world_size / _ALL_LOOKS)
+        pause = max(self._context.config.keep_alive_interval / _LOOKS, place.group_world_size / _ALL_LOOKS)
         return self._last_look + pause
 
     def _look(self, store: JobStore) -> None:
@@ -274,7 +274,7 @@ class Sender:
             return
         self._last_look = now = time.monotonic()
         watched = member_driver.member.watched
-        if self._last_read is not None and now - self._last_read > 2 * self._context.settings.keep_alive_interval:
+        if self._last_read is not None and now - self._last_read > 2 * self._context.config.keep_alive_interval:
             # We were stopped, or the machine slept: what did not change meanwhile says nothing.
             member_driver.feed(member.Interrupted())
         read = watched or self._context.node

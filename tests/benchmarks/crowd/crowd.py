@@ -19,13 +19,14 @@ from elastic_run.loop import Loop
 from elastic_run.rendezvous.elastic import handler
 from elastic_run.rendezvous.elastic.backend.factory import make_backend
 from elastic_run.rendezvous.elastic.backend.hosting import open_public_listener
-from elastic_run.rendezvous.session import Formed, Lost, Offer, Refused, Setup
+from elastic_run.rendezvous.session import Formed, Lost, Offer, Refused
 from elastic_run.rendezvous.settings import read_settings
 from elastic_run.store.tcpstore.listener import raise_descriptor_limit
 from tests.benchmarks.crowd.counting import Tally, say
 from tests.benchmarks.crowd.host import wait_joined
 from tests.benchmarks.crowd.light_c10d import LightC10dNode
 from tests.benchmarks.crowd.light_etcd import LightEtcdNode
+from tests.support.configs import plain_config, plain_setup
 
 if TYPE_CHECKING:
     from elastic_run.rendezvous.session import SessionEvent
@@ -40,9 +41,7 @@ def run_light(backend: str, endpoint: str, run_id: str, nodes: int, first: int, 
     host, port = endpoint.split(":")
     tally = Tally(count)
     make_node = LightEtcdNode if backend == "etcd-v3" else LightC10dNode
-    rules = handler._make_rules(
-        read_settings(backend, {"join_timeout": "600"}), Setup(_WORKERS), nodes, nodes, has_successors=False
-    )
+    config = plain_config(nodes, nodes)
     loop = Loop()
     gc.disable()  # it looks at all nodes again and again; a node that is alone has next to nothing to look at
     say("ready")
@@ -53,7 +52,7 @@ def run_light(backend: str, endpoint: str, run_id: str, nodes: int, first: int, 
             (host, int(port)),
             run_id,
             number,
-            rules=rules,
+            config=config,
             on_joined=lambda: tally.note("joined"),
             on_formed=lambda: tally.note("formed"),
         )
@@ -75,9 +74,7 @@ def run_real(backend: str, endpoint: str, run_id: str, nodes: int, count: int) -
         handler.open_session(
             make_backend(backend, endpoint, run_id, settings, secret=token),
             settings,
-            Setup(_WORKERS),
-            min_nodes=nodes,
-            max_nodes=nodes,
+            plain_setup(_WORKERS, min_nodes=nodes, max_nodes=nodes),
             local_addr="127.0.0.1",
         )
         for _ in range(count)

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING
 from elastic_run.rendezvous.elastic.backend.hosting import HostedStore
 from elastic_run.rendezvous.elastic.backend.tcp import TcpBackend
 from elastic_run.rendezvous.elastic.handler import open_session
-from elastic_run.rendezvous.session import Formed, Lost, Offer, Refused, Setup
+from elastic_run.rendezvous.session import Formed, Lost, Offer, Refused
 from elastic_run.rendezvous.settings import read_settings
 from elastic_run.store.tcpstore.listener import open_public_listener, raise_descriptor_limit
 from tests.benchmarks.crowd.counting import count_traffic, say
+from tests.support.configs import plain_setup
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
@@ -39,9 +40,7 @@ def main() -> None:
     session = open_session(
         backend,
         read_settings("c10d", {"join_timeout": "600"}),
-        Setup(local_world_size=8),
-        min_nodes=nodes,
-        max_nodes=nodes,
+        plain_setup(8, min_nodes=nodes, max_nodes=nodes),
         local_addr="127.0.0.1",
     )
 

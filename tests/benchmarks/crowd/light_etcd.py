@@ -72,7 +72,7 @@ class LightEtcdNode(LightNode):
             yield from self._call("lease/keepalive", {"ID": str(self._lease)})
             return
         self._lease = secrets.randbits(62) | 1
-        yield from self._call("lease/grant", {"ID": str(self._lease), "TTL": str(math.ceil(self._rules.lease))})
+        yield from self._call("lease/grant", {"ID": str(self._lease), "TTL": str(math.ceil(self._config.lease))})
         yield from self._call("kv/put", self._put(f"{self._path}/b/{self._node}", b"1", self._lease))
 
     def _read_beat(self, node: str) -> Asking[int | None]:

@@ -41,7 +41,7 @@ class LightNode(ABC):
         address: The job's store.
         run_id: The job.
         number: Which of the crowd it is.
-        rules: The job's rules.
+        config: The job's configuration.
         on_joined: Called when the store has confirmed that it is there.
         on_formed: Called when it is in a round and has seen that rank 0's store listens.
 
@@ -56,7 +56,7 @@ class LightNode(ABC):
         run_id: str,
         number: int,
         *,
-        rules: messages.Rules,
+        config: messages.JobConfig,
         on_joined: Callable[[], None],
         on_formed: Callable[[], None],
     ) -> None:
@@ -65,7 +65,7 @@ class LightNode(ABC):
         self._path = job_path(run_id)
         self._node = f"node{number}_{os.getpid()}_{number:08x}"
         self._node_info = messages.NodeInfo(f"node{number}", os.getpid(), 8, version="0.1.0")
-        self._rules = rules
+        self._config = config
         self._on_joined = on_joined
         self._on_formed = on_formed
         self._errands: deque[core.Command] = deque()
@@ -78,7 +78,7 @@ class LightNode(ABC):
         # Nobody will ask for this port: rank 0 is the first to have come, a real session.
         offer = messages.Offer(self._address[0], 1)
         self._take(
-            core.begin(self._node, node_info=self._node_info, rules=self._rules, offer=offer, now=time.monotonic())
+            core.begin(self._node, node_info=self._node_info, config=self._config, offer=offer, now=time.monotonic())
         )
         self._errands.clear()  # it asks for what is known
         self.feed(core.HeadRead(head))
@@ -105,10 +105,10 @@ class LightNode(ABC):
         self._begin(head)
         yield from self._say_facts()
         self._on_joined()
-        pause = self._rules.keep_alive_interval * (1 + draw_fraction())
+        pause = self._config.keep_alive_interval * (1 + draw_fraction())
         while True:
             self._loop.call_later(pause, self._speaker.wake)
-            pause = self._rules.keep_alive_interval
+            pause = self._config.keep_alive_interval
             yield None
             yield from self._beat()
             self.feed(core.HeartbeatWritten())

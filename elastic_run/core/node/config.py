@@ -1,0 +1,48 @@
+"""The configuration of one node of a job of several: settings in which nodes may differ.
+
+A setting is defined here, with its default, and nowhere else; the flag of the same name (`cli.flags`) explains it to
+users. A setting on which the nodes have to agree belongs into `core.job.config`.
+"""
+
+from __future__ import annotations
+
+from elastic_run.records import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class JoinCommand:
+    """This node's command line as it took effect, in the parts that the command for other nodes is made of.
+
+    Args:
+        command: The words of the command itself, such as `elastic-run`.
+        flags: The values that somebody gave, by flag, variable or file, each as one word such as `--nnodes=2`.
+        program: The program of the workers, and its arguments.
+    """
+
+    command: tuple[str, ...]
+    flags: tuple[str, ...]
+    program: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeConfig:
+    """The configuration of one node; times in seconds.
+
+    Args:
+        preferred_rank: The group rank that the node asks for, or None.
+        fence_after: When a node that can't reach its job stops its workers: `lease` or `never`.
+        scale_up_signal: Signal by name that tells the workers that they will be stopped for new nodes, or "".
+        exit_barrier_timeout: Time that the node stays at the end, at most, for the others; None for
+            TORCH_ELASTIC_EXIT_BARRIER_TIMEOUT, or 300.
+        token: The secret that the nodes of the job share: they sign all they say with it. None for none, except for a
+            job without an endpoint: it gets a new one, which the line that tells others how to join shows. Empty for
+            none at all.
+        join_command: The command as given, to show how others join, or None.
+    """
+
+    preferred_rank: int | None = None
+    fence_after: str = "never"
+    scale_up_signal: str = ""
+    exit_barrier_timeout: float | None = None
+    token: bytes | None = None
+    join_command: JoinCommand | None = None

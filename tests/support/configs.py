@@ -1,0 +1,38 @@
+"""Configurations of jobs for tests: without the waits that a user's job has by default."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+from elastic_run.core.job.config import JobConfig
+from elastic_run.core.node.config import NodeConfig
+from elastic_run.core.protocol.facts import NodeInfo
+from elastic_run.rendezvous.session import Setup
+
+
+def plain_config(min_nodes: int = 1, max_nodes: int = 1, **changes: Any) -> JobConfig:  # noqa: ANN401 - of any field
+    """Return a configuration in which new nodes come at once, without a warning, as often as they like."""
+    plain = {"scale_up_delay": 0.0, "scale_up_grace": 0.0, "membership_window": None}
+    return JobConfig(min_nodes, max_nodes, **{**plain, **changes})
+
+
+def plain_setup(
+    workers: int = 1,
+    *,
+    node_config: NodeConfig | None = None,
+    role: str = "default",
+    **changes: Any,  # noqa: ANN401 - of any field
+) -> Setup:
+    """Return what an agent tells its rendezvous.
+
+    Args:
+        workers: Workers of the node.
+        node_config: The node's configuration, by default the default one.
+        role: The workers' role.
+        changes: Fields of the job's configuration.
+    """
+    return Setup(
+        plain_config(**changes), node_config or NodeConfig(), NodeInfo(socket.gethostname(), os.getpid(), workers, role)
+    )
