@@ -14,6 +14,7 @@ import sys
 
 from elastic_run import contract
 from elastic_run.cli.checks import check_arguments, find_notices
+from elastic_run.cli.cluster_values import complete_from_cluster
 from elastic_run.cli.config import (
     choose_rendezvous,
     complete_arguments,
@@ -24,7 +25,6 @@ from elastic_run.cli.config import (
 from elastic_run.cli.flags import FLAGS
 from elastic_run.cli.origins import name_source, write_given
 from elastic_run.cli.parser import LauncherArgumentParser
-from elastic_run.cli.slurm_step import complete_from_step
 from elastic_run.cli.values import WORKER_COUNTS, node_range, whole_number, worker_count
 from elastic_run.errors import UsageError
 from elastic_run.lazy import lazy_names
@@ -184,7 +184,7 @@ def _check(args: Namespace, origins: Origins | None) -> int:
     """
     complete_arguments(args)
     try:
-        notices = complete_from_step(args, os.environ, origins)
+        notices = complete_from_cluster(args, os.environ, origins)
         workers = determine_local_world_size(args.nproc_per_node)
         check_arguments(args, workers, os.environ)
     except UsageError as error:

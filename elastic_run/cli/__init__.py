@@ -8,7 +8,10 @@
 | `values` | one value: text to a checked value |
 | `checks` | values against each other and against this machine, before anything is started |
 | `program_checks` | the workers' program: is it there, and can it be run |
-| `slurm_step` | values against the Slurm step in which this launcher runs |
+| `cluster_values` | values that follow from the cluster's scheduler, where no flag names them |
+| `slurm_step`, `indexed_job` | those that follow from a Slurm step; from an indexed Job of Kubernetes |
+| `derivation` | the record of what follows |
+| `node_gpus` | one worker for each GPU of this node |
 | `config` | a checked namespace to a `LaunchConfig` and the command of the workers |
 | `help` | the texts of ``--help`` and ``--help-all``, and the reference in the docs |
 

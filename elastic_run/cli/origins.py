@@ -19,10 +19,21 @@ if TYPE_CHECKING:
     #: Origins by the name of the value, as in the namespace.
     Origins = MutableMapping[str, "Origin"]
 
-__all__ = ["DERIVED", "FILE", "FLAG", "SLURM", "VARIABLE", "Origin", "derive", "name_source", "write_given"]
+__all__ = [
+    "DERIVED",
+    "FILE",
+    "FLAG",
+    "KUBERNETES",
+    "SLURM",
+    "VARIABLE",
+    "Origin",
+    "derive",
+    "name_source",
+    "write_given",
+]
 
 FLAG, VARIABLE, FILE = "flag", "variable", "file"
-SLURM, DERIVED = "Slurm", "derived"
+SLURM, KUBERNETES, DERIVED = "Slurm", "Kubernetes", "derived"
 _GIVEN = (FLAG, VARIABLE, FILE)
 
 
@@ -31,8 +42,8 @@ class Origin:
     """Where one value comes from.
 
     Args:
-        kind: FLAG, VARIABLE, FILE, SLURM or DERIVED.
-        source: The flag, the variable, the file, the variables of Slurm, or the reason.
+        kind: FLAG, VARIABLE, FILE, SLURM, KUBERNETES or DERIVED.
+        source: The flag, the variable, the file, the scheduler's variables, or the reason.
         text: The value as it was written; for a derived value only where its value says nothing, such as a random id.
         unused: The origin that had a value too, and came second.
     """

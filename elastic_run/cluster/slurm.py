@@ -3,11 +3,14 @@
 Slurm's variables leak: into a batch script that was submitted from a step, into a tmux server that outlives its job,
 through ssh. So they count as this process's step only where everything agrees: the task's own variables are there, this
 host is one of the step's nodes, and the variables without STEP, which sbatch sets anew, say the same as those with it.
-In doubt there is no step, for a job that would have run must not be refused. A heterogeneous job (SLURM_HET_SIZE) has
-no step here: its variables describe one of its components.
+In doubt nothing is derived, for a job that would have run must not be refused; but a task of several whose step can't
+be used is told (`StepError`), for each of them would train alone. So is one of a heterogeneous job (SLURM_HET_SIZE),
+whose variables describe one of its components.
 """
 
 from __future__ import annotations
+
+import os
 
 from elastic_run.records import dataclass
 
@@ -15,13 +18,18 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Step", "count_idle_nodes", "find_step"]
+__all__ = ["Step", "StepError", "count_idle_nodes", "find_step"]
 
 _NEEDED = ("SLURM_PROCID", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_TASKS")
+_NUMBERS = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS")
 #: A variable of the step, and the one that says the same in a step but something else in a batch script.
 _TWINS = (("SLURM_STEP_NUM_NODES", "SLURM_NNODES"), ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"))
 #: Nodes that may serve the job's store: the loss of one of them, or of two, does not end the job.
 _STORE_NODES = 3
+
+
+class StepError(ValueError):
+    """This process is one of several tasks, but the nodes of their step can't be told; the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,32 +64,60 @@ def find_step(environ: Mapping[str, str], hostname: str) -> Step | None:
         hostname: This machine's name, with or without its domain.
 
     Returns:
-        The step, or None where this process is no task of one.
+        The step, or None where this process is no task of one, or its only task.
+
+    Raises:
+        StepError: It is one of several tasks, and nothing follows from their step.
     """
-    if environ.get("SLURM_HET_SIZE") or not all(environ.get(name) for name in _NEEDED):
+    if not all(environ.get(name) for name in _NEEDED) or not all(_agree(environ, *names) for names in _TWINS):
         return None
-    if not all(_agree(environ, *names) for names in _TWINS):
-        return None
+    try:
+        return _read_step(environ, hostname)
+    except ValueError as error:
+        # Numbers count the tasks of all components of a heterogeneous job, SLURM_STEP_NUM_TASKS those of one.
+        is_alone = (environ["SLURM_PROCID"], environ["SLURM_STEP_NUM_TASKS"]) == ("0", "1")
+        if is_alone:
+            return None
+        raise StepError(str(error)) from None
+
+
+def _read_step(environ: Mapping[str, str], hostname: str) -> Step:
+    """Read the step from its variables; ValueError says why that is not possible."""
+    if environ.get("SLURM_HET_SIZE"):
+        message = "the job is heterogeneous, and Slurm's variables name the nodes of one component only"
+        raise ValueError(message)
+    for name in _NUMBERS:
+        if not environ[name].isdecimal():
+            message = f"{name}={environ[name]!r} is not a number"
+            raise ValueError(message)
     # Imported here: its regular expressions take longer than all else, and most launchers are no step's.
     from elastic_run.slurm_variables import find_port, parse_nodelist  # noqa: PLC0415
 
-    try:
-        nodes = parse_nodelist(environ["SLURM_STEP_NODELIST"])
-        task_count = int(environ["SLURM_STEP_NUM_TASKS"])
-        port = find_port(environ)
-    except ValueError:
-        return None
-    names = [_short(node) for node in nodes]
-    if _short(hostname) not in names:
-        return None
+    nodes = parse_nodelist(environ["SLURM_STEP_NODELIST"])
     life = (environ["SLURM_JOB_ID"], environ["SLURM_STEP_ID"], environ.get("SLURM_RESTART_COUNT") or "0")
     return Step(
         nodes=nodes,
-        node_rank=names.index(_short(hostname)),
-        task_count=task_count,
-        port=port,
+        node_rank=_find_node(nodes, environ, hostname),
+        task_count=int(environ["SLURM_STEP_NUM_TASKS"]),
+        port=find_port(environ),
         run_id=".".join(life),
     )
+
+
+def _find_node(nodes: tuple[str, ...], environ: Mapping[str, str], hostname: str) -> int:
+    """Return this node's place in the step; ValueError says why it has none.
+
+    Slurm may know a node by another name than the host's own (NodeName and NodeHostname of slurm.conf). Its name for it
+    counts where Slurm has started this process or its parent, so that the variable can't have come through ssh.
+    """
+    names = [_short(node) for node in nodes]
+    if _short(hostname) in names:
+        return names.index(_short(hostname))
+    known_as = environ.get("SLURMD_NODENAME")
+    if known_as in nodes and environ.get("SLURM_TASK_PID") in {str(os.getpid()), str(os.getppid())}:
+        return nodes.index(known_as)
+    message = f"this host, {hostname}, is none of the step's nodes, {environ['SLURM_STEP_NODELIST']}"
+    raise ValueError(message)
 
 
 def count_idle_nodes(environ: Mapping[str, str], hostname: str) -> int:

@@ -66,12 +66,26 @@ def test_the_shortest_script_is_one_job_on_all_nodes(slurm: SlurmCluster, tmp_pa
     code, log = run_batch(slurm, tmp_path, "srun elastic-run train.py", "--nodes=3")
     assert (code, trained(log)) == (0, ["0 of 3", "1 of 3", "2 of 3"]), log
     place = re.search(
-        r"from the Slurm step: --nnodes=3 --rdzv-backend=c10d --rdzv-endpoint=(\S+) --rdzv-id=\d+\.0\.0$",
+        r"from the Slurm step: --nnodes=3 --rdzv-backend=c10d --rdzv-endpoint=(\S+) --rdzv-id=\d+\.0\.0"
+        r"(?: --nproc-per-node=\d+)?$",  # on a machine with GPUs
         log,
         re.MULTILINE,
     )
     assert place is not None, log
     assert re.fullmatch(r"node0:(\d+),node1:\1,node2:\1", place[1])
+
+
+@pytest.mark.parametrize(("variables", "world"), [("", 3), ("-u SLURMD_NODENAME", 1)])
+def test_hosts_with_names_of_their_own_are_one_job_or_told(
+    slurm: SlurmCluster, tmp_path: Path, variables: str, world: int
+) -> None:
+    """In a container with another host name Slurm's name of the node counts; without it three launchers say so."""
+    box = f"hostname box; exec env {variables} elastic-run train.py"
+    code, log = run_batch(slurm, tmp_path, f"srun unshare --uts bash -c '{box}'", "--nodes=3")
+    ranks = [f"{rank} of {world}" for rank in range(world)] * (3 // world)
+    assert (code, trained(log)) == (0, ranks), log
+    told = re.findall(r"task (\d) of the Slurm step \d+\.0 trains alone, for this host, box, is none of the", log)
+    assert sorted(told) == ([] if world == 3 else ["0", "1", "2"]), log
 
 
 def test_two_steps_of_one_allocation_are_two_jobs(slurm: SlurmCluster, tmp_path: Path) -> None:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
 
 import pytest
 
-from elastic_run.cli import slurm_step
+from elastic_run.cli import node_gpus
+from elastic_run.cli.cluster_values import complete_from_cluster
 from elastic_run.cli.flags import FLAGS
 from elastic_run.cli.parser import LauncherArgumentParser
-from elastic_run.cli.slurm_step import complete_from_step
-from elastic_run.cluster.slurm import Step, count_idle_nodes, find_step
+from elastic_run.cluster.slurm import Step, StepError, count_idle_nodes, find_step
 from elastic_run.errors import UsageError
 from elastic_run.run import parse_args
 from elastic_run.slurm_variables import step_port
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from argparse import Namespace
 
 HOST = os.uname().nodename.partition(".")[0]
 #: What a task of `srun` on three nodes sees, this host being the second.
@@ -54,7 +59,7 @@ BATCH = {
 @pytest.fixture(autouse=True)
 def no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """This machine has no GPU, whatever it has."""
-    monkeypatch.setattr(slurm_step, "_GPU_DRIVERS", ())
+    monkeypatch.setattr(node_gpus, "_DRIVERS", ())
 
 
 def test_a_task_knows_its_step() -> None:
@@ -75,26 +80,63 @@ def test_of_many_nodes_three_may_serve_the_store() -> None:
     assert (step.endpoint, step.node_rank) == (f"a1:{PORT},a2:{PORT},a3:{PORT}", 200)
 
 
+_ALONE = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}
 NO_STEP = [
     {"SLURM_PROCID": ""},  # a shell of salloc, or a program that a task cleaned the environment for
     {"SLURM_STEP_ID": "", "SLURM_STEP_NODELIST": ""},  # a batch script
-    {"SLURM_STEP_NODELIST": "a7,b,c"},  # a container with a name of its own, or another host's variables
-    {"SLURM_STEP_NODELIST": "a7,b["},
-    {"SLURM_STEP_NUM_TASKS": "three"},
-    {"SLURM_JOB_ID": "forty-one"},
     {"SLURM_NNODES": "1", "SLURM_TASKS_PER_NODE": "1"},  # a batch script that a task has submitted
     {"SLURM_TASKS_PER_NODE": "2(x3)"},
-    {"SLURM_HET_SIZE": "2"},
+    {**_ALONE, "SLURM_STEP_NODELIST": "a7"},
+    {**_ALONE, "SLURM_HET_SIZE": "2"},
 ]
 
 
 @pytest.mark.parametrize("more", NO_STEP)
 def test_what_is_no_step_is_left_alone(more: dict[str, str]) -> None:
-    """Leaked variables, a batch script, a foreign host and a heterogeneous job derive and refuse nothing."""
+    """Leaked variables, a batch script, and the only task of a foreign host or component derive and refuse nothing."""
     assert find_step({**STEP, **more}, HOST) is None
     args, before = parse_args(["train.py"]), parse_args(["train.py"])
-    complete_from_step(args, {**STEP, **more})
+    assert complete_from_cluster(args, {**STEP, **more}) == []
     assert args == before
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ({"SLURM_STEP_NODELIST": "a7,b,c"}, f"this host, {os.uname().nodename}, is none of the step's nodes, a7,b,c"),
+        ({"SLURM_STEP_NODELIST": "a7,b["}, "'a7,b[' is no Slurm node list, "),
+        ({"SLURM_STEP_NUM_TASKS": "three"}, "SLURM_STEP_NUM_TASKS='three' is not a number"),
+        ({"SLURM_JOB_ID": "forty-one"}, "SLURM_JOB_ID='forty-one' is not a number"),
+        ({"SLURM_HET_SIZE": "2"}, "the job is heterogeneous, and Slurm's variables name the nodes of one component "),
+        ({"SLURM_HET_SIZE": "2", "SLURM_STEP_NUM_TASKS": "1"}, "the job is heterogeneous, "),
+    ],
+)
+def test_a_task_of_several_whose_step_is_of_no_use_is_told_that_it_trains_alone(
+    more: dict[str, str], reason: str
+) -> None:
+    """A container with a host name of its own, a heterogeneous job: N separate models, but not silently."""
+    environ = {**STEP, **more}
+    with pytest.raises(StepError, match=re.escape(reason)):
+        find_step(environ, os.uname().nodename)
+    args, before = parse_args(["train.py"]), parse_args(["train.py"])
+    (line,) = complete_from_cluster(args, environ)
+    assert args == before
+    step = f"{environ['SLURM_JOB_ID']}.2"
+    assert line.startswith(f"task 1 of the Slurm step {step} trains alone, for {reason}")
+    assert complete_from_cluster(parse_args(["--standalone", "train.py"]), environ) == []
+    assert complete_from_cluster(parse_args(["--nnodes=3", "--master-addr=a7", "train.py"]), environ) == []
+
+
+def test_a_node_that_slurm_knows_by_another_name_than_the_host_is_of_the_step() -> None:
+    """NodeName counts where Slurm started this process or its parent; through ssh the variable proves nothing."""
+    known = {**STEP, "SLURM_STEP_NODELIST": "a7,b,c", "SLURMD_NODENAME": "c"}
+    for pid in (os.getpid(), os.getppid()):
+        step = find_step({**known, "SLURM_TASK_PID": str(pid)}, "some-container")
+        assert step is not None
+        assert step.node_rank == 2
+    for more in ({}, {"SLURM_TASK_PID": "1"}, {"SLURM_TASK_PID": str(os.getpid()), "SLURMD_NODENAME": "d"}):
+        with pytest.raises(StepError, match="is none of the step's nodes"):
+            find_step({**known, **more}, "some-container")
 
 
 @pytest.mark.parametrize(
@@ -130,46 +172,87 @@ def test_what_is_no_step_is_left_alone(more: dict[str, str]) -> None:
 def test_what_no_flag_names_follows_from_the_step(words: str, more: dict[str, str], expected: str) -> None:
     """Each value that is unset is derived; flags, --standalone, a plug-in and a worker's launcher have their way."""
     args, wanted = parse_args(words.split()), parse_args([*expected.split(), "train.py"])
-    complete_from_step(args, {**STEP, **more})
+    complete_from_cluster(args, {**STEP, **more})
     assert args == wanted
 
 
 def test_the_first_launcher_of_a_step_tells_what_it_derived() -> None:
     """One line for the job, and none for each of its nodes."""
     args = parse_args(["--nproc-per-node=2", "train.py"])
-    assert complete_from_step(args, STEP) == []
+    assert complete_from_cluster(args, STEP) == []
     first = {**STEP, "SLURM_STEP_NODELIST": f"{HOST},b,c"}
-    (line,) = complete_from_step(parse_args(["--nproc-per-node=2", "train.py"]), first)
+    (line,) = complete_from_cluster(parse_args(["--nproc-per-node=2", "train.py"]), first)
     place = ",".join(f"{name}:{PORT}" for name in (HOST, "b", "c"))
     assert line == (f"from the Slurm step: --nnodes=3 --rdzv-backend=c10d --rdzv-endpoint={place} --rdzv-id=41.2.0")
 
 
-def _count_workers(words: str, more: dict[str, str] | None = None) -> str:
+def _complete(words: str, more: dict[str, str] | None = None) -> tuple[Namespace, list[str]]:
+    """Complete a command line as the launcher does, which knows what was given."""
     parser = LauncherArgumentParser(FLAGS)
     args = parser.parse_args(words.split())
-    complete_from_step(args, {**STEP, **(more or {})}, parser.origins)
-    return str(args.nproc_per_node)
+    return args, complete_from_cluster(args, {**STEP, **(more or {})}, parser.origins)
+
+
+def _count_workers(words: str, more: dict[str, str] | None = None) -> str:
+    return str(_complete(words, more)[0].nproc_per_node)
+
+
+def test_a_given_value_stands_even_where_it_is_the_default() -> None:
+    """`--node-rank=0` on the second node, `--rdzv-id=none`, and `--nnodes=1:1`, which is refused like any other 1."""
+    args, _ = _complete("--node-rank=0 --rdzv-id=none train.py")
+    assert (args.node_rank, args.rdzv_id, args.nnodes) == (0, "none", "3")
+    with pytest.raises(UsageError, match="--nnodes: is 1:1, but the Slurm step has 3 nodes"):
+        _complete("--nnodes=1:1 train.py")
+    args, _ = _complete("--nnodes=3 --master-addr=127.0.0.1 train.py")
+    assert (args.rdzv_backend, args.rdzv_endpoint) == ("static", "")
 
 
 def test_the_step_has_a_worker_for_each_gpu_unless_the_user_chose(monkeypatch: pytest.MonkeyPatch) -> None:
     """A flag and PET_NPROC_PER_NODE are a choice, also where the value is the default; a program's namespace is too."""
-    monkeypatch.setattr(slurm_step, "_GPU_DRIVERS", ("/",))
+    monkeypatch.setattr(node_gpus, "_DRIVERS", ("/",))
     monkeypatch.setattr("elastic_run.cluster.devices.device_count", lambda *_: 8)
     assert _count_workers("train.py") == "8"
+    assert _count_workers("--rdzv-backend=c10d train.py") == "8"
     assert _count_workers("--nproc-per-node=1 train.py") == "1"
+    # Written for torchrun: it says where the nodes meet, and has the one worker that torchrun starts.
+    assert _count_workers("--nnodes=3 --rdzv-backend=c10d --rdzv-endpoint=a7:29500 train.py") == "1"
+    assert _count_workers("--nnodes=3 --master-addr=a7 --master-port=29500 train.py") == "1"
     # An agent for each task: four on this node share its GPUs.
     assert _count_workers(f"--nnodes=12 {MEETING} train.py", CROWDED) == "1"
     args = parse_args(["train.py"])
-    complete_from_step(args, STEP)
+    complete_from_cluster(args, STEP)
     assert args.nproc_per_node == "1"
     monkeypatch.setenv("PET_NPROC_PER_NODE", "1")
     assert _count_workers("train.py") == "1"
 
 
-def test_a_driver_without_a_usable_gpu_gives_one_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node of the step whose GPUs are hidden, or a torch without CUDA."""
-    monkeypatch.setattr(slurm_step, "_GPU_DRIVERS", ("/",))
-    assert _count_workers("train.py", {"CUDA_VISIBLE_DEVICES": ""}) == "1"
+@pytest.mark.parametrize("mask", ["", "-1", "NoDevFiles"])
+def test_hidden_gpus_give_one_worker(monkeypatch: pytest.MonkeyPatch, mask: str) -> None:
+    """A step that asked for no GPU, on a node that has some."""
+    monkeypatch.setattr(node_gpus, "_DRIVERS", ("/",))
+    assert _count_workers("train.py", {"CUDA_VISIBLE_DEVICES": mask}) == "1"
+
+
+def test_a_torch_without_gpus_gives_one_worker_and_a_line_on_each_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The nodes have GPUs, but this installation of torch can't use them: that shall not stay unsaid."""
+    monkeypatch.setattr(node_gpus, "_DRIVERS", ("/",))
+    monkeypatch.setattr("elastic_run.cluster.devices.torch_build", lambda *_: frozenset())
+    args, notices = _complete("train.py")
+    assert args.nproc_per_node == "1"
+    assert notices == [
+        "this node has a GPU driver, but 1 worker without a GPU: the installed torch is built without cuda and hip"
+    ]
+
+
+def test_a_node_that_has_lost_its_gpus_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver, a torch that wants GPUs, none there: one worker beside the eight of each other node helps nobody."""
+    monkeypatch.setattr(node_gpus, "_DRIVERS", ("/",))
+    monkeypatch.setattr("elastic_run.cluster.devices.torch_build", lambda *_: frozenset({"cuda"}))
+    monkeypatch.setattr("elastic_run.cluster.devices.visible_gpus", lambda *_, **__: [])
+    with pytest.raises(
+        UsageError, match=r"^--nproc-per-node: this node has a GPU driver, but no gpu is visible here: "
+    ):
+        _count_workers("train.py")
 
 
 @pytest.mark.parametrize(
@@ -189,7 +272,7 @@ def test_a_batch_script_without_srun_is_told_of_the_nodes_that_it_leaves_idle(
     words: str, more: dict[str, str], told: str
 ) -> None:
     """`#SBATCH -N3` and `elastic-run train.py` is a job of one node; leaked variables say nothing."""
-    notices = complete_from_step(parse_args(words.split()), {**BATCH, **more})
+    notices = complete_from_cluster(parse_args(words.split()), {**BATCH, **more})
     assert [notice.startswith(told) for notice in notices] == ([True] if told else [])
     assert bool(count_idle_nodes({**BATCH, **more}, HOST)) or not told
 
@@ -237,5 +320,5 @@ REFUSED = [
 def test_launchers_that_would_be_strangers_are_refused(words: str, more: dict[str, str], message: str) -> None:
     """Launchers of one step that would each train alone, or share a node, get one line with what to give."""
     with pytest.raises(UsageError) as caught:
-        complete_from_step(parse_args(words.split()), {**STEP, **more})
+        complete_from_cluster(parse_args(words.split()), {**STEP, **more})
     assert str(caught.value).startswith(message)

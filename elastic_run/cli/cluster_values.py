@@ -1,0 +1,72 @@
+"""Values that follow from the cluster's scheduler, where no flag names them.
+
+Schedulers start a launcher on each node: srun in a step of Slurm, Kubernetes in each pod of an indexed Job. Together
+they are one job. Without a word about it each of them would train a model of its own.
+"""
+
+from __future__ import annotations
+
+from elastic_run import contract
+from elastic_run.cli.config import names_rendezvous
+from elastic_run.cli.flags import FLAGS
+from elastic_run.cli.origins import Origin, derive
+from elastic_run.cli.values import BUILT_IN_BACKENDS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Container, Mapping
+
+    from elastic_run.cli.origins import Origins
+
+_DEFAULTS = {flag.dest: flag.default for flag in FLAGS}
+
+
+def complete_from_cluster(args: Namespace, environ: Mapping[str, str], origins: Origins | None = None) -> list[str]:
+    """Fill in what follows from this launcher's Slurm step or indexed Job and no flag names.
+
+    Args:
+        args: The command line; it is changed.
+        environ: The environment.
+        origins: Origins of the values that the user gave, to which those of the derived values are added; None where a
+            program made the namespace: what differs from the defaults counts as given then, and the number of workers
+            always.
+
+    Returns:
+        What the user should know, a sentence each.
+
+    Raises:
+        UsageError: The launchers would not become one job.
+    """
+    # A launcher inside a worker is the scheduler's no more. A plug-in may have its own way to count nodes.
+    if contract.ENV_RUN_ID in environ or args.standalone or args.rdzv_backend not in BUILT_IN_BACKENDS:
+        return []
+    # Imported here: most launchers run outside of both.
+    if "SLURM_JOB_ID" in environ:
+        from elastic_run.cli.slurm_step import derive_from_step as find  # noqa: PLC0415
+    elif "JOB_COMPLETION_INDEX" in environ:
+        from elastic_run.cli.indexed_job import derive_from_indexed_job as find  # noqa: PLC0415
+    else:
+        return []
+    given = set(origins) if origins is not None else _find_changed(args)
+    found = find(args, environ, given, names_place=_names_place(args, given))
+    values = {dest: value for dest, value in found.values.items() if value != getattr(args, dest)}
+    for dest, value in values.items():
+        variables = ", ".join(name for name in found.variables[dest] if environ.get(name))
+        derive(args, {} if origins is None else origins, Origin(found.kind, variables), **{dest: value})
+    if not (values and found.is_first):
+        return found.notices
+    told = " ".join(f"--{dest.replace('_', '-')}={value}" for dest, value in values.items())
+    return [f"from {found.source}: {told}", *found.notices]
+
+
+def _find_changed(args: Namespace) -> set[str]:
+    """Return the names of the values that count as given in a namespace that a program has made."""
+    return {dest for dest, value in vars(args).items() if value != _DEFAULTS.get(dest, value)} | {"nproc_per_node"}
+
+
+def _names_place(args: Namespace, given_flags: Container[str]) -> bool:
+    """Whether the command line says where the nodes meet."""
+    if args.rdzv_backend == "c10d":
+        return bool(args.rdzv_endpoint)
+    return names_rendezvous(args) or "master_addr" in given_flags

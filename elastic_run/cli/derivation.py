@@ -1,0 +1,32 @@
+"""What follows from the cluster's scheduler for a command line."""
+
+from __future__ import annotations
+
+from elastic_run.records import dataclass, field
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Derivation"]
+
+
+@dataclass(frozen=True, slots=True)
+class Derivation:
+    """Values for a command line, and what its user should know.
+
+    Attributes:
+        source: What they follow from, as in "from the Slurm step".
+        kind: The scheduler: `origins.SLURM` or `origins.KUBERNETES`.
+        values: The values, by the flags' names in the namespace.
+        variables: The variables from which each value follows, if they are set.
+        is_first: Whether this is the first of the job's launchers, which tells the values for all.
+        notices: What else to tell, a sentence each.
+    """
+
+    source: str = ""
+    kind: str = ""
+    values: dict[str, object] = field(default_factory=dict)
+    variables: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    is_first: bool = False
+    notices: list[str] = field(default_factory=list)

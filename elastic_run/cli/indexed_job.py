@@ -1,0 +1,93 @@
+"""Values that follow from the indexed Job of Kubernetes in which this launcher runs, where no flag names them.
+
+Each pod of the Job runs a launcher. Together they are one job, whose endpoints, id and node ranks follow from the pods'
+names and indexes. Kubernetes tells no pod how many there are: --nnodes has to, or its variable PET_NNODES.
+"""
+
+from __future__ import annotations
+
+from elastic_run.cli.derivation import Derivation
+from elastic_run.cli.node_gpus import count_node_gpus
+from elastic_run.cli.origins import KUBERNETES
+from elastic_run.cli.values import node_range
+from elastic_run.cluster.kubernetes import PodNameError, find_indexed_pod, full_hostname
+from elastic_run.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Container, Mapping
+
+    from elastic_run.cluster.kubernetes import IndexedPod
+
+
+#: The variables from which each value follows; the host name's stands for the name itself.
+_VARIABLES = {
+    "rdzv_backend": ("JOB_COMPLETION_INDEX",),
+    "rdzv_endpoint": ("HOSTNAME",),
+    "rdzv_id": ("HOSTNAME",),
+    "node_rank": ("JOB_COMPLETION_INDEX",),
+    "nproc_per_node": ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"),
+}
+
+
+def derive_from_indexed_job(
+    args: Namespace, environ: Mapping[str, str], given_flags: Container[str], *, names_place: bool
+) -> Derivation:
+    """Return the values that follow from this pod's Job.
+
+    Args:
+        args: The command line.
+        environ: The environment.
+        given_flags: Names of the values that the user gave.
+        names_place: Whether the user said where the nodes meet.
+
+    Raises:
+        UsageError: The pods' launchers would not become one job.
+    """
+    pod = find_indexed_pod(environ, full_hostname())
+    if pod is None or (names_place and "nnodes" not in given_flags):
+        return Derivation()
+    if "nnodes" not in given_flags:
+        message = (
+            f"--nnodes: this is pod {pod.index} of an indexed Job (JOB_COMPLETION_INDEX), and Kubernetes does not say "
+            "how many it has: set PET_NNODES to the Job's completions, or give --standalone for a separate job in each "
+            "pod"
+        )
+        raise UsageError(message)
+    derived = _derive_nodes(pod, args, given_flags, names_place=names_place)
+    notices: list[str] = []
+    if not names_place and "nproc_per_node" not in given_flags:
+        derived["nproc_per_node"], notices = count_node_gpus(environ)
+    return Derivation("the Kubernetes Job", KUBERNETES, derived, _VARIABLES, is_first=pod.index == 0, notices=notices)
+
+
+def _derive_nodes(
+    pod: IndexedPod, args: Namespace, given_flags: Container[str], *, names_place: bool
+) -> dict[str, object]:
+    """Return where the nodes of a job of several meet, and this one's rank.
+
+    Raises:
+        UsageError: See `derive_from_indexed_job`.
+    """
+    most = node_range(args.nnodes)[1]
+    if most == 1:
+        return {}
+    if pod.index >= most:
+        message = (
+            f"--nnodes: is {args.nnodes}, but this is pod {pod.index} of its Job (JOB_COMPLETION_INDEX, from 0): give "
+            "the number of the Job's completions"
+        )
+        raise UsageError(message)
+    derived: dict[str, object] = {}
+    if not names_place:
+        try:
+            derived = {"rdzv_backend": "c10d", "rdzv_endpoint": pod.find_endpoint(most)}
+            if "rdzv_id" not in given_flags:
+                derived["rdzv_id"] = pod.job_name
+        except PodNameError as error:
+            message = f"--rdzv-endpoint: {error}; or give --rdzv-backend=c10d and --rdzv-endpoint=HOST:PORT"
+            raise UsageError(message) from None
+    if "node_rank" not in given_flags:
+        derived["node_rank"] = pod.index
+    return derived
