@@ -9,7 +9,8 @@
 | `checks` | values against each other and against this machine, before anything is started |
 | `program_checks` | the workers' program: is it there, and can it be run |
 | `cluster_values` | values that follow from the cluster's scheduler, where no flag names them |
-| `slurm_step`, `indexed_job` | those that follow from a Slurm step; from an indexed Job of Kubernetes |
+| `slurm_step` | those that follow from the Slurm step of this launcher |
+| `indexed_job` | those that follow from the indexed Job of Kubernetes whose pod this is |
 | `derivation` | the record of what follows |
 | `node_gpus` | one worker for each GPU of this node |
 | `config` | a checked namespace to a `LaunchConfig` and the command of the workers |
