@@ -81,6 +81,11 @@ ENV_SCALE_UP_SIGNAL = "ELASTIC_RUN_SCALE_UP_SIGNAL"
 ENV_HEARTBEAT_FILE = "ELASTIC_RUN_HEARTBEAT_FILE"
 #: Makes a process the template of warm workers; says which descriptor its orders come from. No worker has it.
 ENV_TEMPLATE = "ELASTIC_RUN_TEMPLATE"
+#: Those of the workers' variables that are known when the nodes have met.
+ENV_OF_ROUND = (
+    *(ENV_RANK, ENV_WORLD_SIZE, ENV_GROUP_RANK, ENV_GROUP_WORLD_SIZE, ENV_ROLE_RANK, ENV_ROLE_WORLD_SIZE),
+    *(ENV_MASTER_ADDR, ENV_MASTER_PORT, ENV_USE_AGENT_STORE),
+)
 
 # --- environment: read by the launcher -------------------------------------------------------------------------
 ENV_FLAG_PREFIX = "PET_"

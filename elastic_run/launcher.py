@@ -14,7 +14,7 @@ from elastic_run import contract, signals
 from elastic_run.agent.api import WorkerGroup, WorkerSpec
 from elastic_run.agent.driver.context import AgentContext, AgentOptions, parse_signals
 from elastic_run.agent.driver.early_start import start_early
-from elastic_run.cli.values import duration, one_signal, preloaded
+from elastic_run.cli.values import BUILT_IN_BACKENDS, duration, one_signal, preloaded
 from elastic_run.core.job.config import JobConfig
 from elastic_run.core.node.config import NodeConfig
 from elastic_run.errors import UsageError
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from elastic_run.multiprocessing.output.console import Console
     from elastic_run.multiprocessing.output.logs import LogsSpecs
     from elastic_run.report import JobResult
-__all__ = ["LaunchConfig", "elastic_launch", "launch_agent", "launch_job"]
+__all__ = ["LaunchConfig", "elastic_launch", "launch_agent", "launch_job", "preview_environments"]
 
 _DEFAULT_RENDEZVOUS_TIMEOUT = 900
 
@@ -328,6 +328,58 @@ def launch_job(config: LaunchConfig, entrypoint: str, args: list[str]) -> int:
     return job_result.exit_code
 
 
+def preview_environments(config: LaunchConfig, entrypoint: str, args: list[str]) -> dict[int, dict[str, str]]:
+    """Return the variables that the workers of this node would get, and start nothing.
+
+    What a start refuses is refused here as well. The handler of a plug-in is not made, since it may start anything.
+
+    Args:
+        config: How.
+        entrypoint: The command to run as each worker.
+        args: Its arguments.
+
+    Returns:
+        Names and values by local rank, without `contract.ENV_OF_ROUND` where other nodes decide about these.
+
+    Raises:
+        UsageError: The rendezvous can't work with what the user said.
+    """
+    from elastic_run.agent.driver.environment import worker_environments  # noqa: PLC0415 - only for --explain
+    from elastic_run.agent.driver.rank_assignment import assign_ranks  # noqa: PLC0415 - ditto
+    from elastic_run.store.tcpstore.worker_store import LOOPBACK, choose_worker_store  # noqa: PLC0415 - ditto
+
+    parameters = _make_parameters(config)
+    handler = None
+    try:
+        if config.rdzv_backend in BUILT_IN_BACKENDS:
+            handler = get_rendezvous_handler(parameters)
+        spec = _make_spec(config, parameters, entrypoint, args, handler)
+    except ValueError as error:
+        raise UsageError(_name_flag(str(error))) from None
+    group, size = WorkerGroup(spec), config.nproc_per_node
+    options = _options(config, is_whole_process=True)
+    is_alone = getattr(handler, "is_immediate", False)
+    assign_ranks(
+        group, group_rank=0, group_world_size=1, base_rank=0, world_size=size, role_rank=0, role_world_size=size
+    )
+    group.master_addr, group.master_port = LOOPBACK, spec.master_port
+    environments = worker_environments(
+        group,
+        os.environ,
+        run_id=config.run_id,
+        restart_count=0,
+        max_restarts=config.max_restarts,
+        use_agent_store=choose_worker_store(config.worker_store, size, os.environ) != "rank0",
+        signals=options.signals,
+        scale_up_signal=options.scale_up_signal,
+    )
+    decided_later = contract.ENV_OF_ROUND if not is_alone else () if spec.master_port else (contract.ENV_MASTER_PORT,)
+    return {
+        rank: {name: value for name, value in variables.items() if name not in decided_later}
+        for rank, variables in environments.items()
+    }
+
+
 def _name_flag(message: str) -> str:
     """Put the flag in front: the rendezvous knows settings and endpoints, but not how the user gave them."""
     flags = {"rendezvous setting": "--rdzv-conf", "rendezvous endpoint": "--rdzv-endpoint"}
@@ -380,16 +432,8 @@ def make_agent_context(
     """
     if not config.run_id:
         config.run_id = str(int.from_bytes(os.urandom(16), "big"))
-    parameters = RendezvousParameters(
-        backend=config.rdzv_backend,
-        endpoint=config.rdzv_endpoint,
-        run_id=config.run_id,
-        min_nodes=config.min_nodes,
-        max_nodes=config.max_nodes,
-        local_addr=config.local_addr,
-        **config.rdzv_configs,
-    )
-    spec = _make_spec(config, parameters, entrypoint, args)
+    parameters = _make_parameters(config)
+    spec = _make_spec(config, parameters, entrypoint, args, get_rendezvous_handler(parameters))
     logs_specs = config.logs_specs or DefaultLogsSpecs()
     if isinstance(logs_specs, DefaultLogsSpecs) and hasattr(spec.rdzv_handler, "open_session"):
         logs_specs.host = os.uname().nodename  # other nodes may have the same directory
@@ -438,8 +482,24 @@ def make_agent(
     )
 
 
+def _make_parameters(config: LaunchConfig) -> RendezvousParameters:
+    return RendezvousParameters(
+        backend=config.rdzv_backend,
+        endpoint=config.rdzv_endpoint,
+        run_id=config.run_id,
+        min_nodes=config.min_nodes,
+        max_nodes=config.max_nodes,
+        local_addr=config.local_addr,
+        **config.rdzv_configs,
+    )
+
+
 def _make_spec(
-    config: LaunchConfig, parameters: RendezvousParameters, entrypoint: Callable[..., Any] | str | None, args: list[Any]
+    config: LaunchConfig,
+    parameters: RendezvousParameters,
+    entrypoint: Callable[..., Any] | str | None,
+    args: list[Any],
+    handler: Any,  # noqa: ANN401 - of a plug-in as well
 ) -> WorkerSpec:
     master_addr, master_port = _master(parameters)
     return WorkerSpec(
@@ -447,7 +507,7 @@ def _make_spec(
         local_world_size=config.nproc_per_node,
         entrypoint=entrypoint,
         args=tuple(args),
-        rdzv_handler=get_rendezvous_handler(parameters),
+        rdzv_handler=handler,
         max_restarts=config.max_restarts,
         monitor_interval=config.monitor_interval,
         master_addr=master_addr,

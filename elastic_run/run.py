@@ -1,6 +1,7 @@
 """The command: from the words of a command line to a job, and from the job to an exit code.
 
     words -> parse_args -> check_arguments -> config_from_args -> launch_job -> exit code
+                                                             `-> --explain prints it, and the program ends with 0
 
 `run_command` tells that story. The other public names are torch's, for programs that call them: `main` and `run` raise
 where `run_command` prints and exits. Nothing is imported here that the first worker doesn't need: see law 1 in
@@ -18,13 +19,14 @@ from elastic_run.cli.cluster_values import complete_from_cluster
 from elastic_run.cli.config import (
     choose_rendezvous,
     complete_arguments,
+    complete_from_variables,
     get_rdzv_endpoint,
     get_use_env,
     make_config,
 )
 from elastic_run.cli.flags import FLAGS
 from elastic_run.cli.origins import name_source, write_given
-from elastic_run.cli.parser import LauncherArgumentParser
+from elastic_run.cli.parser import LauncherArgumentParser, print_text
 from elastic_run.cli.values import WORKER_COUNTS, node_range, whole_number, worker_count
 from elastic_run.errors import UsageError
 from elastic_run.lazy import lazy_names
@@ -118,6 +120,9 @@ def run_command(
         workers = _check(args, parser.origins)
         # Before anything is opened: a closed standard descriptor's number would go to the first file.
         ensure_standard_descriptors()
+        if args.explain or args.explain_all:
+            _explain(args, flags, parser.origins, workers)
+            return
         config, command, command_args = make_config(args, workers, os.environ)
         if config.max_nodes > 1:
             command_line = _make_join_command(args, flags, command_words, parser.origins)
@@ -164,12 +169,35 @@ def run(args: Namespace) -> None:
 
 
 def _run(args: Namespace, parser: LauncherArgumentParser | None) -> None:
-    config, command, command_args = make_config(
-        args, _check(args, None if parser is None else parser.origins), os.environ
-    )
+    origins = None if parser is None else parser.origins
+    workers = _check(args, origins)
+    if args.explain or args.explain_all:
+        _explain(args, FLAGS, origins or {}, workers)
+        return
+    config, command, command_args = make_config(args, workers, os.environ)
     from elastic_run.launcher import elastic_launch  # noqa: PLC0415 - after all checks: it imports the most
 
     elastic_launch(config, command)(*command_args)
+
+
+def _explain(args: Namespace, flags: Sequence[Flag], origins: Mapping[str, Origin], workers: int) -> None:
+    """Print what a start would do."""
+    # Without the directory, which would be made; `check_arguments` has tried it out.
+    quiet = type(args)(**{**vars(args), "log_dir": None})
+    config, command, command_args = make_config(quiet, workers, dict(os.environ))
+    from elastic_run.cli.explain import render_explanation  # noqa: PLC0415 - only when asked for
+    from elastic_run.launcher import preview_environments  # noqa: PLC0415 - ditto
+
+    text = render_explanation(
+        args,
+        origins,
+        flags,
+        config=config,
+        command=[command, *command_args],
+        environments=preview_environments(config, command, command_args),
+        environ=os.environ,
+    )
+    print_text(text)
 
 
 def _check(args: Namespace, origins: Origins | None) -> int:
@@ -183,14 +211,16 @@ def _check(args: Namespace, origins: Origins | None) -> int:
         Workers on this node.
     """
     complete_arguments(args)
+    recorded = {} if origins is None else origins
     try:
+        complete_from_variables(args, os.environ, recorded)
         notices = complete_from_cluster(args, os.environ, origins)
         workers = determine_local_world_size(args.nproc_per_node)
         check_arguments(args, workers, os.environ)
     except UsageError as error:
-        raise UsageError(name_source(str(error), origins or {})) from None
+        raise UsageError(name_source(str(error), recorded)) from None
     notices += find_notices(args, os.environ)
-    choose_rendezvous(args, {} if origins is None else origins)
+    choose_rendezvous(args, recorded)
     for notice in notices:
         say(notice)
     return workers

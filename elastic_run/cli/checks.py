@@ -13,14 +13,14 @@ import sys
 from elastic_run import contract
 from elastic_run.cli.config import names_rendezvous, read_token
 from elastic_run.cli.program_checks import check_program, name_reason
-from elastic_run.cli.values import BUILT_IN_BACKENDS, duration, nearest, node_range, seconds, whole_seconds
+from elastic_run.cli.values import BUILT_IN_BACKENDS, nearest, node_range, seconds
 from elastic_run.errors import UsageError
 from elastic_run.multiprocessing.process.interpreter import own_interpreter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
 
 _EVENT_HANDLERS = ("null", "console", "dynamic_rendezvous")
@@ -37,7 +37,7 @@ def check_arguments(args: Namespace, worker_count: int, environ: Mapping[str, st
     _check_rendezvous(args)
     _check_ranks(args, worker_count)
     _check_signals(args)
-    _check_timeouts(args, environ)
+    _check_timeouts(environ)
     _check_virtual_ranks(args, worker_count, environ)
     _check_event_log_handler(args)
     _check_log_dir(args)
@@ -230,22 +230,14 @@ def _check_signals(args: Namespace) -> None:
             raise UsageError(message)
 
 
-def _check_timeouts(args: Namespace, environ: Mapping[str, str]) -> None:
-    """Check those that come from the environment alone."""
-    if args.shutdown_timeout is None:
-        _check_variable(contract.ENV_SHUTDOWN_TIMEOUT, environ, whole_seconds)
-    if args.exit_barrier_timeout is None:
-        _check_variable(contract.ENV_EXIT_BARRIER_TIMEOUT, environ, duration)
-    _check_variable(contract.ENV_UNINTERRUPTIBLE_STATE_TIMEOUT, environ, seconds)
-
-
-def _check_variable(name: str, environ: Mapping[str, str], parse: Callable[[str], object]) -> None:
-    text = environ.get(name)
+def _check_timeouts(environ: Mapping[str, str]) -> None:
+    """Check the timeout that no flag names."""
+    text = environ.get(contract.ENV_UNINTERRUPTIBLE_STATE_TIMEOUT)
     if text:
         try:
-            parse(text)
+            seconds(text)
         except ValueError as error:
-            message = f"{name}: {text!r} {error}"
+            message = f"{contract.ENV_UNINTERRUPTIBLE_STATE_TIMEOUT}: {text!r} {error}"
             raise UsageError(message) from None
 
 

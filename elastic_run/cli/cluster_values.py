@@ -53,7 +53,8 @@ def complete_from_cluster(args: Namespace, environ: Mapping[str, str], origins: 
     values = {dest: value for dest, value in found.values.items() if value != getattr(args, dest)}
     for dest, value in values.items():
         variables = ", ".join(name for name in found.variables[dest] if environ.get(name))
-        derive(args, {} if origins is None else origins, Origin(found.kind, variables), **{dest: value})
+        source = variables or ("GPUs of this node" if dest == "nproc_per_node" else "")
+        derive(args, {} if origins is None else origins, Origin(found.kind, source), **{dest: value})
     if not (values and found.is_first):
         return found.notices
     told = " ".join(f"--{dest.replace('_', '-')}={value}" for dest, value in values.items())

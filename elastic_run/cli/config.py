@@ -7,7 +7,7 @@ import sys
 
 from elastic_run import contract
 from elastic_run.cli.flags import FLAGS
-from elastic_run.cli.origins import DERIVED, Origin, derive
+from elastic_run.cli.origins import DERIVED, VARIABLE, Origin, derive
 from elastic_run.cli.values import node_range
 from elastic_run.core.job.config import JobConfig
 from elastic_run.core.node.config import NodeConfig
@@ -41,6 +41,23 @@ def complete_arguments(args: Namespace) -> None:
     for flag in FLAGS:
         if not flag.prints_text and not hasattr(args, flag.dest):
             setattr(args, flag.dest, flag.default)
+
+
+def complete_from_variables(args: Namespace, environ: Mapping[str, str], origins: Origins) -> None:
+    """Fill in what no flag names, from variables that other programs know as well.
+
+    Raises:
+        UsageError: The value of a variable is not allowed.
+    """
+    for flag in FLAGS:
+        text = environ.get(flag.other_variable) if flag.other_variable else None
+        if text and getattr(args, flag.dest) is None:
+            try:
+                value = flag.parse(text)
+            except ValueError as error:
+                message = f"{flag.other_variable}: {text!r} {error}"
+                raise UsageError(message) from None
+            derive(args, origins, Origin(VARIABLE, flag.other_variable, text), **{flag.dest: value})
 
 
 def choose_rendezvous(args: Namespace, origins: Origins) -> None:

@@ -27,6 +27,7 @@ RESTARTS = "Restarts"
 STOPPING = "Signals and stopping"
 OUTPUT = "Output and logs"
 WORKERS = "Workers"
+CONFIGURATION = "Configuration"
 ABOUT = "About"
 
 
@@ -47,9 +48,10 @@ class Flag:
         parse: From the text to the value; raises ValueError.
         has_variable: Whether PET_<NAME> stands in for it.
         is_ours: Whether torchrun hasn't got it.
+        other_variable: A variable without that prefix whose value counts where neither flag nor variable is given.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the columns of a table
         self,
         *names: str,
         group: str,
@@ -60,6 +62,7 @@ class Flag:
         parse: Callable[[str], Any] = str,
         has_variable: bool = True,
         is_ours: bool = False,
+        other_variable: str = "",
     ) -> None:
         self.name = name = names[-1]
         self.dest = name[2:].replace("-", "_")
@@ -76,6 +79,7 @@ class Flag:
         self.parse = _values.switch if self.is_switch else parse
         self.variable = contract.ENV_FLAG_PREFIX + self.dest.upper() if has_variable else ""
         self.is_ours = is_ours
+        self.other_variable = other_variable
         #: Whether it prints a text and starts no job.
         self.prints_text = group == ABOUT
 
@@ -345,6 +349,7 @@ FLAGS: tuple[Flag, ...] = (
         values="TIME",
         parse=_values.duration,
         is_ours=True,
+        other_variable=contract.ENV_EXIT_BARRIER_TIMEOUT,
         default_text=f"the variable {contract.ENV_EXIT_BARRIER_TIMEOUT}, or {contract.DEFAULT_EXIT_BARRIER_TIMEOUT}s",
         text="Maximum time that a node waits at the end of the job until the other nodes know the result.",
     ),
@@ -372,6 +377,7 @@ FLAGS: tuple[Flag, ...] = (
         group=STOPPING,
         values="SECONDS",
         parse=_values.whole_seconds,
+        other_variable=contract.ENV_SHUTDOWN_TIMEOUT,
         default_text=f"the variable {contract.ENV_SHUTDOWN_TIMEOUT}, or {contract.DEFAULT_SHUTDOWN_TIMEOUT}s",
         text="Time that workers get to end after a signal before they are killed.",
     ),
@@ -431,6 +437,7 @@ FLAGS: tuple[Flag, ...] = (
         group=OUTPUT,
         values="TEXT",
         is_ours=True,
+        other_variable=contract.ENV_LOG_LINE_PREFIX_TEMPLATE,
         default_text=f"the variable {contract.ENV_LOG_LINE_PREFIX_TEMPLATE}, or {contract.DEFAULT_PREFIX_TEMPLATE}",
         text="Prefix of the lines that --tee shows, with ${role_name}, ${local_rank}, ${rank}, ${hostname} and "
         "${restart_count}.",
@@ -475,6 +482,21 @@ FLAGS: tuple[Flag, ...] = (
         default="null",
         text="Destination of the job's events: null, console, dynamic_rendezvous, or an installed plug-in "
         "(entry-point group elastic_run.event_handlers).",
+    ),
+    Flag(
+        "--explain",
+        group=CONFIGURATION,
+        has_variable=False,
+        is_ours=True,
+        text="Print each value that is not a default, its origin, and the command and the environment of the workers; "
+        "then exit. Nothing is started.",
+    ),
+    Flag(
+        "--explain-all",
+        group=CONFIGURATION,
+        has_variable=False,
+        is_ours=True,
+        text="Print the same with all default values.",
     ),
     Flag("-h", "--help", group=ABOUT, has_variable=False, text="Print the most used flags, and exit."),
     Flag(

@@ -113,11 +113,12 @@ def _heading(flag: Flag) -> str:
 
 
 def _facts(flag: Flag) -> list[str]:
-    default = _default(flag)
+    default = describe_default(flag)
     return [*([f"[default: {default}]"] if default else []), *([f"[{flag.variable}]"] if flag.variable else [])]
 
 
-def _default(flag: Flag) -> str:
+def describe_default(flag: Flag) -> str:
+    """Return the default of a flag as text, empty if that is no value."""
     if flag.default_text:
         return flag.default_text
     if flag.prints_text or (not flag.is_switch and flag.default in (None, "", [], ())):
@@ -144,8 +145,8 @@ def render_markdown(flags: Sequence[Flag]) -> str:
 
 
 def _render_section(flag: Flag) -> str:
-    default = flag.default_text or f"`{_default(flag)}`"
-    facts = [f"Default {default}"] if _default(flag) else []
+    default = flag.default_text or f"`{describe_default(flag)}`"
+    facts = [f"Default {default}"] if describe_default(flag) else []
     facts += [f"Variable `{flag.variable}`"] * bool(flag.variable)
     facts += ["*Not in torchrun*"] * flag.is_ours
     heading = f"### `{_heading(flag)}` {{ #{flag.name.strip('-')} }}"

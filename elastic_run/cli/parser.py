@@ -202,7 +202,7 @@ class _PrintText(argparse.Action):
         self.flag = flag
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        _print(_make_text(self.flag, parser))
+        print_text(_make_text(self.flag, parser))
         parser.exit()
 
 
@@ -292,7 +292,7 @@ def _make_text(flag: Flag, parser: argparse.ArgumentParser) -> str:
     return parser.format_help()
 
 
-def _print(text: str) -> None:
+def print_text(text: str) -> None:
     """Write to stdout; it is no error when the reader has seen enough (--help | head -1)."""
     if sys.stdout is None:  # closed by whoever started us
         return

@@ -31,7 +31,7 @@ _VARIABLES = {
     "rdzv_endpoint": ("SLURM_STEP_NODELIST", "SLURM_STEP_RESV_PORTS"),
     "rdzv_id": ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
     "node_rank": ("SLURM_STEP_NODELIST",),
-    "nproc_per_node": ("CUDA_VISIBLE_DEVICES", "SLURM_STEP_GPUS"),
+    "nproc_per_node": ("SLURM_STEP_GPUS", "CUDA_VISIBLE_DEVICES"),
 }
 
 

@@ -1,0 +1,231 @@
+"""The text of `--explain`: the values with their origins, and what would be started.
+
+It is for one screen. First come the values that somebody gave or that follow from something; they are what goes wrong.
+The values that have their default are one line, and --explain-all lists them. Then comes what the values amount to: the
+job, the rendezvous, this node, and the command and the environment of its workers.
+
+The rendezvous of a plug-in is not made, since the code of others may start anything.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import textwrap
+
+from elastic_run import contract
+from elastic_run.cli.flags import CONFIGURATION
+from elastic_run.cli.help import WIDTH, describe_default
+from elastic_run.cli.origins import DERIVED, FILE, FLAG, VARIABLE, Origin
+from elastic_run.cli.values import BUILT_IN_BACKENDS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Mapping, Sequence
+
+    from elastic_run.cli.flags import Flag
+    from elastic_run.launcher import LaunchConfig
+
+__all__ = ["render_explanation"]
+
+_HEAD = "Nothing was started. Without --explain, elastic-run would use these values:"
+_HEAD_OF_ENVIRONMENT = "Environment of the workers, beside that of this process:"
+_FOLD = "{} other flags have their defaults (--explain-all shows them)."
+#: The column of the origins; a longer value has its origin in the next line.
+_COLUMN = 44
+_LABEL = 13
+#: Variables without a flag that change what is started, and the one whose value is a secret.
+_VARIABLES = (
+    contract.ENV_PYTHON_EXEC,
+    contract.ENV_OMP_NUM_THREADS,
+    contract.ENV_DISABLE_SHARED_STORE,
+    contract.ENV_UNINTERRUPTIBLE_STATE_TIMEOUT,
+    contract.ENV_RDZV_TOKEN,
+)
+_HIDDEN = "(not shown)"
+_PASSWORD = re.compile(r"(?<=\bpassword=)[^,]*")
+
+
+def render_explanation(
+    args: Namespace,
+    origins: Mapping[str, Origin],
+    flags: Sequence[Flag],
+    *,
+    config: LaunchConfig,
+    command: Sequence[str],
+    environments: Mapping[int, Mapping[str, str]],
+    environ: Mapping[str, str],
+) -> str:
+    """Return what a start with these values would do.
+
+    Args:
+        args: All values.
+        origins: Where they come from; a value without an origin has its default.
+        flags: The flags of the command.
+        config: What was made of the values.
+        command: The workers' command.
+        environments: Variables of the workers by local rank, without those that only a round knows.
+        environ: The variables of this process, without what a start would add.
+    """
+    shown = [flag for flag in flags if not flag.prints_text and flag.group != CONFIGURATION]
+    decided = [flag for flag in shown if flag.dest in origins or _is_of_program(flag, args)]
+    rows = [_row(_write(flag, args, origins), _describe(origins.get(flag.dest))) for flag in decided]
+    rows += _variable_rows(environ, config.nproc_per_node)
+    others = [flag for flag in shown if flag not in decided]
+    if args.explain_all:
+        rows += [_row(flag.name, f"default: {describe_default(flag) or 'none'}") for flag in others]
+    else:
+        rows.append(f"  {_FOLD.format(len(others))}")
+    facts = [
+        ("Job", _describe_size(config)),
+        ("Rendezvous", _describe_rendezvous(args, config, origins)),
+        ("This node", _describe_node(args, config)),
+        ("Command", shlex.join(command)),
+        ("Directory", os.getcwd()),
+    ]
+    sections = [_HEAD, "\n".join(rows), "\n".join(f"{label:<{_LABEL}}{text}" for label, text in facts)]
+    return "\n\n".join([*sections, _render_environment(environments, origins)]) + "\n"
+
+
+def _is_of_program(flag: Flag, args: Namespace) -> bool:
+    """Whether a program changed a value in the namespace; `choose_rendezvous` fills in the port, which nobody gave."""
+    return getattr(args, flag.dest) != flag.default and flag.dest != "master_port"
+
+
+def _row(value: str, origin: str) -> str:
+    if len(value) + 4 > _COLUMN:
+        return f"  {value}\n{'':{_COLUMN}}{origin}"
+    return f"  {value:<{_COLUMN - 2}}{origin}"
+
+
+def _write(flag: Flag, args: Namespace, origins: Mapping[str, Origin]) -> str:
+    """Return a flag with its value, as it could be given."""
+    value = getattr(args, flag.dest)
+    if flag.is_switch:
+        return flag.name if value else f"{flag.name} off"
+    origin = origins.get(flag.dest)
+    text = origin.text if origin is not None and origin.text else str(value)
+    return f"{flag.name}={_PASSWORD.sub(_HIDDEN, text) if flag.dest == 'rdzv_conf' else text}"
+
+
+def _describe(origin: Origin | None) -> str:
+    if origin is None:
+        return "the calling program"
+    names = {FLAG: FLAG, VARIABLE: origin.source, FILE: origin.source}
+    text = names.get(origin.kind, f"{origin.kind}: {origin.source}".removesuffix(": "))
+    return text if origin.unused is None else f"{text}; {_describe_unused(origin.unused)} is not used"
+
+
+def _describe_unused(origin: Origin) -> str:
+    if origin.kind == FILE:
+        return f"{origin.text} in {origin.source}"
+    return f"{origin.source}={origin.text}" if origin.text else origin.source
+
+
+def _variable_rows(environ: Mapping[str, str], workers: int) -> list[str]:
+    values = {name: environ[name] for name in _VARIABLES if name in environ}
+    if contract.ENV_RDZV_TOKEN in values:
+        values[contract.ENV_RDZV_TOKEN] = _HIDDEN
+    rows = [_row(f"{name}={value}", "variable") for name, value in values.items()]
+    if workers > 1 and contract.ENV_OMP_NUM_THREADS not in values:
+        rows.append(_row(f"{contract.ENV_OMP_NUM_THREADS}=1", f"{DERIVED}: several workers on this node"))
+    return rows
+
+
+def _describe_size(config: LaunchConfig) -> str:
+    least, most, workers = config.min_nodes, config.max_nodes, config.nproc_per_node
+    if most == 1:
+        return f"1 node, {_count(workers, 'worker')}"
+    nodes, total = (
+        (f"{least}", f"{least * workers}")
+        if least == most
+        else (
+            f"{least} to {most}",
+            f"{least * workers} to {most * workers}",
+        )
+    )
+    return f"{nodes} nodes, {total} workers if every node starts {workers}"
+
+
+def _describe_rendezvous(args: Namespace, config: LaunchConfig, origins: Mapping[str, Origin]) -> str:
+    backend, endpoint = config.rdzv_backend, config.rdzv_endpoint
+    if backend == "local":
+        return "none: this node is the whole job"
+    if backend == "static":
+        return f"static: node 0 is at {endpoint}"
+    run_id = _shown_id(args, origins)
+    if backend == "c10d" and not endpoint:
+        return f"c10d, job {run_id}: {_describe_hosting(config)}"
+    if backend == "c10d" and "," in endpoint:
+        first, _, successors = endpoint.partition(",")
+        return f"c10d, job {run_id}: the store is at {first}; if that is lost, at {successors.replace(',', ', ')}"
+    plugin = "" if backend in BUILT_IN_BACKENDS else " (plug-in)"
+    return f"{backend}{plugin}, job {run_id}: the store is at {endpoint or 'an address that the plug-in knows'}"
+
+
+def _describe_hosting(config: LaunchConfig) -> str:
+    from elastic_run.rendezvous.elastic.addresses import (  # noqa: PLC0415 - only for such a job
+        find_outward_address,
+        names_loopback,
+    )
+
+    address = config.local_addr or find_outward_address()
+    reach = ", which only this host can reach" if names_loopback(address) else ""
+    return f"this node serves the store at {address}{reach}, on a free port, and prints how other nodes join"
+
+
+def _describe_node(args: Namespace, config: LaunchConfig) -> str:
+    place = f"{os.uname().nodename}: {_count(config.nproc_per_node, 'worker')}"
+    if config.max_nodes == 1:
+        return place
+    if config.rdzv_backend == "static":
+        return f"{place}; node {args.node_rank} of {config.max_nodes}"
+    rank = config.node_config.preferred_rank
+    return (
+        f"{place}; any rank among the nodes" if rank is None else f"{place}; rank {rank} among the nodes if it is free"
+    )
+
+
+def _render_environment(environments: Mapping[int, Mapping[str, str]], origins: Mapping[str, Origin]) -> str:
+    """Return the variables that workers get, each once."""
+    texts = {name: _join([environments[rank][name] for rank in sorted(environments)]) for name in environments[0]}
+    if contract.ENV_RUN_ID in texts and (run_id := origins.get("rdzv_id")) is not None:
+        texts[contract.ENV_RUN_ID] = run_id.text or texts[contract.ENV_RUN_ID]
+    paragraphs = [_HEAD_OF_ENVIRONMENT, _fill([f"{name}={texts[name]}" for name in sorted(texts)])]
+    unknown = [name for name in contract.ENV_OF_ROUND if name not in texts]
+    if unknown:
+        end = "known once the nodes have met" if contract.ENV_RANK in unknown else "chosen at the start"
+        paragraphs.append(_fill([*(f"{name}," for name in unknown[:-1]), f"{unknown[-1]}:", end]))
+    return "\n".join(paragraphs)
+
+
+def _fill(words: Sequence[str]) -> str:
+    """Return words in lines; a blank inside of a word breaks no line."""
+    lines = [""]
+    for word in words:
+        if lines[-1] and len(lines[-1]) + len(word) + 3 > WIDTH:
+            lines.append("")
+        lines[-1] += f" {word}" if lines[-1] else word
+    return textwrap.indent("\n".join(lines), "  ")
+
+
+def _join(values: Sequence[str]) -> str:
+    """Return the values of one variable for all workers: the only one, a range, or all."""
+    if len(set(values)) == 1:
+        return values[0]
+    if all(value.isdecimal() for value in values):
+        first = int(values[0])
+        if values == [str(first + step) for step in range(len(values))]:
+            return f"{values[0]}..{values[-1]}"
+    return "|".join(values)
+
+
+def _shown_id(args: Namespace, origins: Mapping[str, Origin]) -> str:
+    origin = origins.get("rdzv_id")
+    return origin.text if origin is not None and origin.text else str(args.rdzv_id)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
