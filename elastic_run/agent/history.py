@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from elastic_run.core.agent.messages import Command
     from elastic_run.core.agent.restart_policy import Failure
     from elastic_run.core.failure.root_cause import WorkerEnd
-    from elastic_run.rendezvous.session import Ended
+    from elastic_run.core.protocol.decisions import End
     from elastic_run.report import Attempt, JobResult, OomKills
 
 
@@ -100,16 +100,16 @@ class History:
 
         return find_hidden_cause(self._ends)
 
-    def add_verdict(self, ended: Ended) -> None:
+    def add_verdict(self, end: End) -> None:
         """Take over the job's verdict: the same root cause and attempts on every node."""
         from elastic_run.report import Attempt  # noqa: PLC0415
         from elastic_run.report.root_cause import decode_root_cause  # noqa: PLC0415 - only at the end
 
-        root = decode_root_cause(ended.root)
+        root = decode_root_cause(end.root)
         # On the node that had it, it is one of the ends that are known here.
         own = [end for end in self._ends if root is not None and (end.rank, end.pid) == (root.rank, root.pid)]
         self._root = own[0] if own else root
-        roots = [root for root in map(decode_root_cause, ended.attempts) if root is not None]
+        roots = [root for root in map(decode_root_cause, end.attempts) if root is not None]
         self._attempts = [
             Attempt(
                 restart_count=root.restart_count,

@@ -1,8 +1,9 @@
 """What an agent and its rendezvous say to each other in a job of several nodes.
 
 The agent makes one `Session` per run, tells it what becomes of its workers, and is told what the job has decided:
-events, each with its round, in the order in which they were decided. An event is made once and never changed.
-Nothing here is imported beyond this package's light record, since the agent needs these names to tell events apart.
+events, each with its round, in the order in which they were decided. What the job decides comes as the member's own
+commands (`core.node.messages`): `Formed` (rank 0's store was seen to be reachable: start the workers), `Warned`,
+`Halted`, `Refused` and `Ended`. What only the rendezvous knows stands here. An event is made once and never changed.
 """
 
 from __future__ import annotations
@@ -18,35 +19,11 @@ if TYPE_CHECKING:
 
     from elastic_run.core.job.config import JobConfig
     from elastic_run.core.node.config import NodeConfig
-    from elastic_run.core.protocol.facts import NodeInfo
+    from elastic_run.core.node.messages import Ended, Formed, Halted, Refused, Warned
+    from elastic_run.core.protocol.facts import NodeInfo, Offer
     from elastic_run.store.tcpstore.worker_store import WorkerStore
 
     Document: TypeAlias = Mapping[str, Any]
-#: What `report_ready` takes as outcome.
-DONE = "done"
-FAILED = "failed"
-STOPPED = "stopped"
-CANNOT_START = "cannot_start"
-
-#: What `leave` takes as reason.
-BY_SIGNAL = "signal"
-UNKILLABLE = "unkillable"
-
-
-@dataclass
-class Offer:
-    """Where this agent's workers' store of the next round listens already, should this node become rank 0.
-
-    Args:
-        host: The address that others are to use; empty or a wildcard for this node's own (`Session.local_addr`).
-        port: The port.
-        use_agent_store: Whether the agent serves it; False if the worker of rank 0 does.
-    """
-
-    __slots__ = ("host", "port", "use_agent_store")
-    host: str
-    port: int
-    use_agent_store: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,90 +44,6 @@ class Setup:
 
 
 # --- events ----------------------------------------------------------------------------------------------------------
-@dataclass
-class Formed:
-    """A round was formed with this node in it, and rank 0's store was seen to be reachable: start the workers.
-
-    Args:
-        round: Its number; it only grows, gaps are possible.
-        group_rank: This node's rank among the nodes.
-        group_world_size: The number of nodes.
-        base_rank: Global rank of this node's first worker.
-        world_size: The number of workers.
-        role_rank: Rank of this node's first worker among those of its role.
-        role_world_size: The number of workers of its role.
-        master_addr: Address of rank 0's store.
-        master_port: Its port.
-        restart_count: Restarts of the whole job so far.
-        use_agent_store: Whether rank 0's agent serves the store; False if its worker does.
-        news: What made the round necessary, for the user; "" for the first.
-    """
-
-    round: int
-    group_rank: int
-    group_world_size: int
-    base_rank: int
-    world_size: int
-    role_rank: int
-    role_world_size: int
-    master_addr: str
-    master_port: int
-    restart_count: int
-    use_agent_store: bool = True
-    news: str = ""
-
-
-@dataclass
-class Warned:
-    """The workers of the round will be stopped for a change of membership: send them --scale-up-signal now."""
-
-    round: int
-
-
-@dataclass
-class Halted:
-    """Stop the workers of the round, then `report_ready`.
-
-    Args:
-        round: Its number.
-        reason: `failure`, `loss`, `leave`, `join`, `replaced` (the job went on without this node), or `fenced`: this
-            node has not reached its job for a lease.
-        detail: One sentence for the user; may be empty.
-    """
-
-    round: int
-    reason: str
-    detail: str
-
-
-@dataclass
-class Ended:
-    """The job is over, for every node: stop what still runs, report, and `close` the session.
-
-    Args:
-        verdict: A name of `contract.EXIT_CODES`.
-        exit_code: The launcher's exit code.
-        detail: One sentence for the user; may be empty.
-        root: The report of the node that has the root cause, or None.
-        attempts: The root causes of the attempts before, oldest first.
-        nodes: The number of nodes in the last round of a job that has succeeded; 0 where it isn't known.
-    """
-
-    verdict: str
-    exit_code: int
-    detail: str
-    root: Document | None
-    attempts: list[Document]
-    nodes: int = 0
-
-
-@dataclass
-class Refused:
-    """This node is not taken into the job, which goes on without it. Nothing follows."""
-
-    detail: str
-
-
 @dataclass
 class Lost:
     """The job's store is gone for good, or was never reached: stop the workers. Nothing follows.
@@ -219,8 +112,9 @@ class Session(ABC):
 
         Args:
             open_offer: Opens this node's workers' store of the first round at a `listening_host`, and returns where it
-                listens. Called by a thread of the session when the store was reached, and again when the job goes on in
-                another store while this node waits; it may raise OSError.
+                listens; an empty host, or a wildcard, stands for this node's own. Called by a thread of the session
+                when the store was reached, and again when the job goes on in another store while this node waits; it
+                may raise OSError.
             deliver: Called with each event, from the session's threads, one at a time; it must not block.
         """
 
@@ -249,8 +143,8 @@ class Session(ABC):
 
         Args:
             round: The round.
-            outcome: `done` (all workers exited 0), `failed`, `stopped` (because the round was halted) or `cannot_start`
-                (which ends the job).
+            outcome: Of `core.protocol.outcomes`: `done` (all workers exited 0), `failed`, `stopped` (because the round
+                was halted) or `cannot_start` (which ends the job).
             report: This node's root cause, JSON-able: ``exit_code``, ``signature``, ``is_deterministic``, ``uptime``
                 (seconds), ``severity`` and ``summary`` (a line for the user) are read by the policy, the rest is
                 carried to every node. With `stopped`: what had failed by itself before the halt, or None.
@@ -264,7 +158,7 @@ class Session(ABC):
         """Say that this node goes. Never blocks; `close` waits until it was heard.
 
         Args:
-            reason: `signal` or `unkillable`.
+            reason: Of `core.protocol.outcomes`: `signal` or `unkillable`.
             detail: One sentence for the user.
         """
 

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import threading
 
+from elastic_run.core.node.messages import Ended, Formed, Halted, Refused, Warned
+from elastic_run.core.protocol.facts import Offer
+from elastic_run.core.protocol.outcomes import DONE, FAILED, STOPPED
 from elastic_run.rendezvous.api import RendezvousInfo, RendezvousStoreInfo
 from elastic_run.rendezvous.elastic.backend.hosting import HostedStore
 from elastic_run.rendezvous.errors import (
@@ -19,11 +22,12 @@ from elastic_run.rendezvous.errors import (
     RendezvousTimeoutError,
 )
 from elastic_run.rendezvous.round_store import open_round_store
-from elastic_run.rendezvous.session import Ended, Formed, Halted, Lost, Offer, Refused, Warned
+from elastic_run.rendezvous.session import Lost
 from elastic_run.store.tcpstore.listener import open_listeners
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from elastic_run.core.protocol.documents import Assignment
     from elastic_run.rendezvous.session import Session, SessionEvent
     from elastic_run.store.tcpstore.client import StoreClient
 
@@ -40,8 +44,8 @@ class TorchStyleRounds:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._changed = threading.Condition()
-        self._formed: Formed | None = None
-        self._current: Formed | None = None
+        self._formed: Assignment | None = None
+        self._current: Assignment | None = None
         self._end: Ended | Lost | Refused | None = None
         self._is_halted = False
         self._is_finished = False
@@ -67,25 +71,23 @@ class TorchStyleRounds:
             self._come_back(self._current, self._renew_store(self._session.listening_host))
         with self._changed:
             self._changed.wait_for(lambda: self._formed is not None or self._end is not None)
-            formed, self._formed = self._formed, None
-            if formed is None:
+            place, self._formed = self._formed, None
+            if place is None:
                 raise self._closed()
-            self._current, self._is_halted = formed, False
-        store, self._client = open_round_store(formed.master_addr, formed.master_port, f"agents/{formed.round}")
+            self._current, self._is_halted = place, False
+        master = place.master
+        store, self._client = open_round_store(master.host, master.port, f"agents/{place.round}")
         return RendezvousInfo(
-            store,
-            formed.group_rank,
-            formed.group_world_size,
-            RendezvousStoreInfo(formed.master_addr, formed.master_port),
+            store, place.group_rank, place.group_world_size, RendezvousStoreInfo(master.host, master.port)
         )
 
-    def _come_back(self, current: Formed, offer: Offer) -> None:
+    def _come_back(self, current: Assignment, offer: Offer) -> None:
         if self._is_halted:
-            self._session.report_ready(current.round, "stopped", report=None, offer=offer)
+            self._session.report_ready(current.round, STOPPED, report=None, offer=offer)
             return
         self._session.report_failing(current.round)
         report = {"exit_code": 1, "signature": None, "is_deterministic": False, "uptime": 0.0, "severity": 0}
-        self._session.report_ready(current.round, "failed", report=report, offer=offer)
+        self._session.report_ready(current.round, FAILED, report=report, offer=offer)
 
     def finish(self) -> None:
         """Say that this node's workers are done; once."""
@@ -93,7 +95,7 @@ class TorchStyleRounds:
             return
         self._is_finished = True
         offer = Offer("", self._store.port if self._store else 0, use_agent_store=True)
-        self._session.report_ready(self._current.round, "done", report=None, offer=offer)
+        self._session.report_ready(self._current.round, DONE, report=None, offer=offer)
 
     def close(self, timeout: float) -> None:
         """Wait for the end of the others for so many seconds, and close the session."""
@@ -107,7 +109,7 @@ class TorchStyleRounds:
     def _take(self, event: SessionEvent) -> None:
         with self._changed:
             if isinstance(event, Formed):
-                self._formed = event
+                self._formed = event.assignment
             elif isinstance(event, Halted | Warned):
                 self._is_halted = True
             elif isinstance(event, Ended | Lost | Refused):
@@ -130,7 +132,6 @@ class TorchStyleRounds:
             return RendezvousStateError(end.detail)
         if isinstance(end, Lost):
             return RendezvousConnectionError(end.detail)
-        detail = end.detail if end is not None else ""
-        if isinstance(end, Ended) and end.verdict == "rendezvous":
-            return RendezvousTimeoutError(detail)
-        return RendezvousClosedError(detail or "the job is over")
+        if isinstance(end, Ended) and end.end.verdict == "rendezvous":
+            return RendezvousTimeoutError(end.end.detail)
+        return RendezvousClosedError((end.end.detail if end is not None else "") or "the job is over")

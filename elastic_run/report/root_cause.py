@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from elastic_run.core.failure.exception_text import ExceptionText
 from elastic_run.core.failure.root_cause import WorkerEnd, severity
+from elastic_run.core.protocol.codec import to_document
 from elastic_run.report.lines import failed
 
 TYPE_CHECKING = False
@@ -33,7 +34,7 @@ def encode_root_cause(root: WorkerEnd, failure: Failure) -> dict[str, Any]:
     """Return the root cause of a failed round on this node as a document.
 
     Returns:
-        A JSON-able document: the policy's fields, and the whole end under `end`.
+        A JSON-able document: the failure's fields, and the whole end under `end`.
     """
     exception = root.exception
     end: dict[str, Any] = {name: getattr(root, name) for name in _PLAIN}
@@ -47,12 +48,8 @@ def encode_root_cause(root: WorkerEnd, failure: Failure) -> dict[str, Any]:
             "cause": exception.cause[:_MESSAGE_LENGTH],
             "is_certain": exception.is_certain,
         }
-    signature = failure.signature
     return {
-        "exit_code": failure.exit_code,
-        "signature": list(signature) if isinstance(signature, tuple) else signature,
-        "is_deterministic": failure.is_deterministic,
-        "uptime": failure.uptime,
+        **to_document(failure),
         "severity": severity(root),
         "summary": failed(root, host=root.host),
         "end": end,

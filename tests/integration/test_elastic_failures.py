@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from elastic_run.core.node.messages import Ended, Formed, Halted
 from elastic_run.core.protocol.job_keys import HEAD, state_key
 from elastic_run.core.protocol.messages import read_head
 from elastic_run.rendezvous.elastic.backend.hosting import HostedStore
 from elastic_run.rendezvous.elastic.node_death.notice import send_death_notice
-from elastic_run.rendezvous.session import Ended, Formed, Halted, Lost
+from elastic_run.rendezvous.session import Lost
 from elastic_run.store.jobstore.c10d import C10dJobStore
 from elastic_run.store.tcpstore.listener import open_public_listener
 from tests.support.configs import plain_setup
@@ -42,15 +43,15 @@ def test_a_killed_node_is_replaced_after_its_lease(stack: ExitStack) -> None:
     host = stack.enter_context(tcp_node(port, (2, 2), is_host=True))
     victim = stack.enter_context(NodeProcess(port, (2, 2)))
     lost = int(victim.wait_line("Formed").partition("group_rank=")[2].partition(",")[0])
-    assert host.wait_for(Formed).group_rank == 1 - lost
+    assert host.wait_for(Formed).assignment.group_rank == 1 - lost
     spare = stack.enter_context(tcp_node(port, (2, 2)))
     victim.process.kill()
     killed = time.monotonic()
     assert host.wait_for(Halted).reason == "loss"
-    formed = host.wait_for(Formed)
+    formed = host.wait_for(Formed).assignment
     assert time.monotonic() - killed < stretched(_LEASE + 1)
     assert formed.group_rank == 1 - lost
-    assert spare.wait_for(Formed).group_rank == lost
+    assert spare.wait_for(Formed).assignment.group_rank == lost
 
 
 def test_a_guardian_tells_of_a_death_at_once(stack: ExitStack) -> None:
@@ -79,22 +80,22 @@ def test_the_coordinator_is_replaced(stack: ExitStack) -> None:
     coordinator.wait_line("waiting")
     conf = {**FAST, "last_call_timeout": "20"}
     others = [stack.enter_context(tcp_node(port, (2, 3), is_host=False, conf=conf)) for _ in range(2)]
-    assert {node.wait_for(Formed).group_world_size for node in others} == {3}
+    assert {node.wait_for(Formed).assignment.group_world_size for node in others} == {3}
     coordinator.wait_line("Formed")
     coordinator.process.send_signal(signal.SIGSTOP)
     begin = time.monotonic()
     assert {node.wait_for(Halted).reason for node in others} == {"loss"}
     assert time.monotonic() - begin < stretched(_LEASE + 1.0)
-    assert {node.wait_for(Formed).group_world_size for node in others} == {2}
+    assert {node.wait_for(Formed).assignment.group_world_size for node in others} == {2}
     coordinator.process.send_signal(signal.SIGCONT)
     coordinator.wait_line("Halted")
     assert {node.wait_for(Halted).reason for node in others} == {"join"}
-    assert {node.wait_for(Formed).group_world_size for node in others} == {3}
+    assert {node.wait_for(Formed).assignment.group_world_size for node in others} == {3}
     coordinator.wait_line("Formed")
     coordinator.say("done")
     for node in others:
         node.done()
-    assert {node.wait_for(Ended).verdict for node in others} == {"success"}
+    assert {node.wait_for(Ended).end.verdict for node in others} == {"success"}
     assert "success" in coordinator.wait_line("Ended")
 
 
@@ -105,7 +106,7 @@ def test_a_job_survives_its_state(stack: ExitStack, garbage: bytes | None, caplo
     coordinator = stack.enter_context(NodeProcess(port, (2, 3), is_host=False))
     coordinator.wait_line("waiting")
     others = [stack.enter_context(tcp_node(port, (2, 3), is_host=False, conf=CALM)) for _ in range(2)]
-    rounds = [node.wait_for(Formed) for node in others]
+    rounds = [node.wait_for(Formed).assignment for node in others]
     assert {formed.group_world_size for formed in rounds} == {3}
     with C10dJobStore("127.0.0.1", port, "job") as stranger:
         # Nodes are told of a round a moment before the head is.
@@ -120,11 +121,11 @@ def test_a_job_survives_its_state(stack: ExitStack, garbage: bytes | None, caplo
     coordinator.process.kill()
     # The round that they run is theirs still: it is the killed node's loss that ends it.
     assert {node.wait_for(Halted).reason for node in others} == {"loss"}
-    again = [node.wait_for(Formed) for node in others]
+    again = [node.wait_for(Formed).assignment for node in others]
     assert {formed.group_world_size for formed in again} == {2}
     for node in others:
         node.done()
-    assert {node.wait_for(Ended).verdict for node in others} == {"success"}
+    assert {node.wait_for(Ended).end.verdict for node in others} == {"success"}
     said = [record.getMessage() for record in caplog.records if "the state of the job is lost" in record.getMessage()]
     assert len(said) == 1
     assert key in said[0]
@@ -146,7 +147,7 @@ def test_a_host_that_is_paused_is_not_missed(stack: ExitStack) -> None:
         node.done()
     assert "success" in host.wait_line("Ended")
     for node in nodes:
-        assert node.wait_for(Ended).verdict == "success"
+        assert node.wait_for(Ended).end.verdict == "success"
         assert not [event for _, event in node.events if isinstance(event, Halted)]
 
 
@@ -189,18 +190,20 @@ def test_a_successor_takes_over_from_a_host_that_died(stack: ExitStack) -> None:
         stack.enter_context(tcp_node(ports[0], (2, 3), is_host=False, successors=ports[1:], setup=setup, conf=CALM))
         for _ in range(2)
     ]
-    first = [node.wait_for(Formed) for node in nodes]
+    first = [node.wait_for(Formed).assignment for node in nodes]
     assert {one.group_world_size for one in first} == {3}
     nodes[0].fail()
-    again = [node.wait_for(Formed) for node in nodes]
+    again = [node.wait_for(Formed).assignment for node in nodes]
     assert {one.restart_count for one in again} == {1}
     host.process.kill()
-    formed = [node.wait_for(Formed) for node in nodes]
+    formed = [node.wait_for(Formed).assignment for node in nodes]
     assert {one.group_world_size for one in formed} == {2}
     assert {one.restart_count for one in formed} == {1}
     assert all(one.round > again[0].round for one in formed)
     nodes[1].fail(9)
-    assert {(end.verdict, end.exit_code) for end in (node.wait_for(Ended) for node in nodes)} == {("worker_failed", 9)}
+    assert {(end.verdict, end.exit_code) for end in (node.wait_for(Ended).end for node in nodes)} == {
+        ("worker_failed", 9)
+    }
 
 
 def test_a_host_hands_over_to_a_successor(stack: ExitStack) -> None:
@@ -210,15 +213,15 @@ def test_a_host_hands_over_to_a_successor(stack: ExitStack) -> None:
         stack.enter_context(tcp_node(ports[0], (2, 3), is_host=is_host, successors=ports[1:], conf=CALM))
         for is_host in (True, False, False)
     ]
-    assert {node.wait_for(Formed).group_world_size for node in nodes} == {3}
+    assert {node.wait_for(Formed).assignment.group_world_size for node in nodes} == {3}
     nodes[0].session.leave("signal", "told to stop")
     begin = time.monotonic()
     nodes[0].close()
-    assert {node.wait_for(Formed).group_world_size for node in nodes[1:]} == {2}
+    assert {node.wait_for(Formed).assignment.group_world_size for node in nodes[1:]} == {2}
     assert time.monotonic() - begin < stretched(_LEASE + 1)
     for node in nodes[1:]:
         node.finish()
-    assert {node.wait_for(Ended).verdict for node in nodes[1:]} == {"success"}
+    assert {node.wait_for(Ended).end.verdict for node in nodes[1:]} == {"success"}
 
 
 def _serve_store(stack: ExitStack) -> int:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run.core.node.config import JoinCommand, NodeConfig
+from elastic_run.core.node.messages import Ended, Formed, Halted, Refused
 from elastic_run.rendezvous import RendezvousClosedError, RendezvousParameters, get_rendezvous_handler
-from elastic_run.rendezvous.session import Ended, Formed, Halted, Notice, Refused
+from elastic_run.rendezvous.session import Notice
 from elastic_run.report import wait_status
 from elastic_run.store.tcpstore.client import StoreClient
 from tests.support.configs import plain_setup
@@ -33,12 +34,12 @@ def test_two_nodes_form_a_round_and_succeed(enter: Callable[[Node], Node]) -> No
     """Two nodes meet at an endpoint, get ranks 0 and 1, and both learn of the success of both."""
     port = free_port()
     nodes = [enter(tcp_node(port, (2, 2))) for _ in range(2)]
-    formed = [node.wait_for(Formed) for node in nodes]
+    formed = [node.wait_for(Formed).assignment for node in nodes]
     assert sorted(one.group_rank for one in formed) == [0, 1]
-    assert len({(one.master_addr, one.master_port, one.round) for one in formed}) == 1
+    assert len({(one.master.host, one.master.port, one.round) for one in formed}) == 1
     for node in nodes:
         node.done()
-    assert [node.wait_for(Ended).verdict for node in nodes] == ["success"] * 2
+    assert [node.wait_for(Ended).end.verdict for node in nodes] == ["success"] * 2
 
 
 def test_a_failure_restarts_all(enter: Callable[[Node], Node]) -> None:
@@ -47,14 +48,14 @@ def test_a_failure_restarts_all(enter: Callable[[Node], Node]) -> None:
     setup = plain_setup(2, max_restarts=1)
     nodes = [enter(tcp_node(port, (3, 3), setup=setup)) for _ in range(3)]
     for node in nodes:
-        assert node.wait_for(Formed).world_size == 6
+        assert node.wait_for(Formed).assignment.world_size == 6
     nodes[1].fail()
     for node in nodes[::2]:
         assert node.wait_for(Halted).reason == "failure"
-    formed = [node.wait_for(Formed) for node in nodes]
+    formed = [node.wait_for(Formed).assignment for node in nodes]
     assert {one.restart_count for one in formed} == {1}
     nodes[2].fail(7)
-    ended = [node.wait_for(Ended) for node in nodes]
+    ended = [node.wait_for(Ended).end for node in nodes]
     assert {(one.verdict, one.exit_code) for one in ended} == {("worker_failed", 7)}
     assert all(one.root == ended[0].root and one.root is not None for one in ended)
 
@@ -64,14 +65,14 @@ def test_a_node_that_leaves_is_replaced_by_a_spare(enter: Callable[[Node], Node]
     port = free_port()
     setup = plain_setup()
     nodes = [enter(tcp_node(port, (2, 2), setup=setup)) for _ in range(2)]
-    ranks = {node.wait_for(Formed).group_rank: node for node in nodes}
+    ranks = {node.wait_for(Formed).assignment.group_rank: node for node in nodes}
     spare = enter(tcp_node(port, (2, 2), setup=setup))
     leaver = ranks[1] if not ranks[1].session._context.backend.is_host else ranks[0]  # type: ignore[attr-defined]
     stayer = next(node for node in nodes if node is not leaver)
     leaver.session.leave("signal", "told to stop")
     leaver.close()
     assert stayer.wait_for(Halted).reason == "leave"
-    formed = [node.wait_for(Formed) for node in (stayer, spare)]
+    formed = [node.wait_for(Formed).assignment for node in (stayer, spare)]
     assert sorted(one.group_rank for one in formed) == [0, 1]
     assert {one.restart_count for one in formed} == {0}
 
@@ -80,7 +81,7 @@ def test_the_last_call_waits_for_more(enter: Callable[[Node], Node]) -> None:
     """With fewer than the most nodes the first round waits for the last call, then begins without them."""
     port = free_port()
     nodes = [enter(tcp_node(port, (1, 4), conf={**FAST, "last_call_timeout": "2"})) for _ in range(2)]
-    assert {node.wait_for(Formed).group_world_size for node in nodes} == {2}
+    assert {node.wait_for(Formed).assignment.group_world_size for node in nodes} == {2}
 
 
 def static_node(port: int, rank: int, size: int) -> Node:
@@ -93,19 +94,19 @@ def test_static_nodes_have_the_ranks_that_were_given(enter: Callable[[Node], Nod
     """With static rendezvous each node has the rank it was given, and the store is at the address that was given."""
     port = free_port()
     nodes = [enter(static_node(port, rank, 3)) for rank in (0, 2, 1)]
-    formed = [node.wait_for(Formed) for node in nodes]
+    formed = [node.wait_for(Formed).assignment for node in nodes]
     assert [one.group_rank for one in formed] == [0, 2, 1]
-    assert {(one.master_addr, one.master_port) for one in formed} == {("127.0.0.1", port)}
+    assert {(one.master.host, one.master.port) for one in formed} == {("127.0.0.1", port)}
     with StoreClient("127.0.0.1", port, 10.0) as worker:
         worker.set("left", "behind")
         nodes[1].fail()
-        formed = [node.wait_for(Formed) for node in nodes]
+        formed = [node.wait_for(Formed).assignment for node in nodes]
     assert [one.group_rank for one in formed] == [0, 2, 1]
     with StoreClient("127.0.0.1", port, 10.0) as worker:
         assert not worker.check(["left"])
     for node in nodes:
         node.done()
-    assert {node.wait_for(Ended).verdict for node in nodes} == {"success"}
+    assert {node.wait_for(Ended).end.verdict for node in nodes} == {"success"}
 
 
 def test_a_node_with_other_rules_is_refused(enter: Callable[[Node], Node]) -> None:
@@ -120,20 +121,20 @@ def test_a_node_with_other_rules_is_refused(enter: Callable[[Node], Node]) -> No
     assert "2:2" in detail
     for node in nodes:
         node.done()
-    assert {node.wait_for(Ended).verdict for node in nodes} == {"success"}
+    assert {node.wait_for(Ended).end.verdict for node in nodes} == {"success"}
 
 
 def test_two_jobs_share_a_store(enter: Callable[[Node], Node]) -> None:
     """Jobs with different ids at one endpoint know nothing of each other."""
     port = free_port()
     nodes = [enter(tcp_node(port, (2, 2), run_id=run_id)) for run_id in ("a", "b", "a", "b")]
-    assert sorted(node.wait_for(Formed).group_rank for node in nodes[::2]) == [0, 1]
-    assert sorted(node.wait_for(Formed).group_rank for node in nodes[1::2]) == [0, 1]
+    assert sorted(node.wait_for(Formed).assignment.group_rank for node in nodes[::2]) == [0, 1]
+    assert sorted(node.wait_for(Formed).assignment.group_rank for node in nodes[1::2]) == [0, 1]
     nodes[0].fail(5)
-    assert {node.wait_for(Ended).exit_code for node in nodes[::2]} == {5}
+    assert {node.wait_for(Ended).end.exit_code for node in nodes[::2]} == {5}
     for node in nodes[1::2]:
         node.done()
-    assert {node.wait_for(Ended).verdict for node in nodes[1::2]} == {"success"}
+    assert {node.wait_for(Ended).end.verdict for node in nodes[1::2]} == {"success"}
 
 
 def test_a_master_that_cannot_be_reached_is_named(enter: Callable[[Node], Node]) -> None:
@@ -143,7 +144,7 @@ def test_a_master_that_cannot_be_reached_is_named(enter: Callable[[Node], Node])
     for node in nodes:
         node.offers_closed_port = True
         enter(node)
-    ended = [node.wait_for(Ended) for node in nodes]
+    ended = [node.wait_for(Ended).end for node in nodes]
     assert {end.verdict for end in ended} == {"rendezvous"}
     assert all("refused" in end.detail and "can't reach" in end.detail for end in ended)
 
@@ -167,7 +168,7 @@ def test_without_an_endpoint_a_node_hosts_one_and_says_how_to_join(enter: Callab
     words = shlex.split(first.wait_for(Notice).text.partition("join with: ")[2])
     assert words[-3:] == ["--nnodes=1:2", "train.py", "--name=a b"]
     flags = dict(word.lstrip("-").split("=", 1) for word in words[1:5])
-    assert first.wait_for(Formed).group_world_size == 1
+    assert first.wait_for(Formed).assignment.group_world_size == 1
     second = enter(
         handler_node(
             RendezvousParameters(
@@ -181,7 +182,7 @@ def test_without_an_endpoint_a_node_hosts_one_and_says_how_to_join(enter: Callab
             )
         )
     )
-    assert {node.wait_for(Formed).group_world_size for node in (first, second)} == {2}
+    assert {node.wait_for(Formed).assignment.group_world_size for node in (first, second)} == {2}
 
 
 def test_a_plain_handler_joins_rounds() -> None:

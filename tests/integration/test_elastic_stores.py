@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from elastic_run.core.node.messages import Ended, Formed, Halted, Refused
 from elastic_run.core.protocol.job_keys import FACTS, HEAD, STATUS, decision_key
 from elastic_run.core.protocol.messages import DIED, LAST_SEQUENCE, End, Leave, to_json
 from elastic_run.rendezvous import RendezvousParameters
-from elastic_run.rendezvous.session import Ended, Formed, Halted, Lost, Refused
+from elastic_run.rendezvous.session import Lost
 from elastic_run.store.jobstore.c10d import C10dJobStore
 from elastic_run.store.jobstore.etcd_v3_client import EtcdV3Client
 from tests.support.configs import plain_setup
@@ -38,18 +39,18 @@ def run_job(stack: ExitStack, backend: str, endpoint: str, **conf: str) -> list[
     for _ in range(3):
         parameters = RendezvousParameters(backend, endpoint, "job", 2, 3, "127.0.0.1", **{**FAST, **conf})
         nodes.append(stack.enter_context(handler_node(parameters, setup)))
-    assert {node.wait_for(Formed).group_world_size for node in nodes} == {3}
+    assert {node.wait_for(Formed).assignment.group_world_size for node in nodes} == {3}
     nodes[2].fail()
-    assert {node.wait_for(Formed).restart_count for node in nodes} == {1}
+    assert {node.wait_for(Formed).assignment.restart_count for node in nodes} == {1}
     nodes[1].session.leave("signal", "told to stop")
     nodes[1].close()
     rest = [nodes[0], nodes[2]]
     assert {node.wait_for(Halted).reason for node in rest[:1]} <= {"failure", "leave"}
     for node in rest:
-        while node.wait_for(Formed).group_world_size != 2:
+        while node.wait_for(Formed).assignment.group_world_size != 2:
             pass
         node.done()
-    assert {node.wait_for(Ended).verdict for node in rest} == {"success"}
+    assert {node.wait_for(Ended).end.verdict for node in rest} == {"success"}
     return rest
 
 
@@ -81,7 +82,7 @@ def test_what_strangers_write_is_passed_over(stack: ExitStack) -> None:
     """With a token, what somebody writes into a store that can't check it harms nothing: facts, decisions, beats."""
     port = stack.enter_context(torchs_server())
     nodes = [stack.enter_context(tcp_node(port, (2, 2), is_host=False, secret=b"secret")) for _ in range(2)]
-    assert {node.wait_for(Formed).group_world_size for node in nodes} == {2}
+    assert {node.wait_for(Formed).assignment.group_world_size for node in nodes} == {2}
     with C10dJobStore("127.0.0.1", port, "job") as stranger:
         stranger.append(FACTS, to_json(Leave(nodes[1].session.node, LAST_SEQUENCE, DIED)))
         stranger.append(FACTS, b"rubbish")
@@ -90,7 +91,7 @@ def test_what_strangers_write_is_passed_over(stack: ExitStack) -> None:
         stranger.beat(nodes[0].session.node)
     for node in nodes:
         node.done()
-    assert {node.wait_for(Ended).verdict for node in nodes} == {"success"}
+    assert {node.wait_for(Ended).end.verdict for node in nodes} == {"success"}
     assert not [event for node in nodes for _, event in node.events if isinstance(event, Halted)]
 
 
@@ -103,7 +104,7 @@ def test_a_node_with_another_token_is_refused(stack: ExitStack, job: bytes | Non
     stranger = stack.enter_context(tcp_node(port, (1, 3), secret=joiner))
     assert "token" in stranger.wait_for(Refused).detail
     nodes[0].done()
-    assert nodes[0].wait_for(Ended).verdict == "success"
+    assert nodes[0].wait_for(Ended).end.verdict == "success"
 
 
 def test_garbage_at_the_endpoint_harms_nothing(stack: ExitStack) -> None:
@@ -117,7 +118,7 @@ def test_garbage_at_the_endpoint_harms_nothing(stack: ExitStack) -> None:
             foreign.sendall(garbage)
     for node in nodes:
         node.done()
-    assert {node.wait_for(Ended).verdict for node in nodes} == {"success"}
+    assert {node.wait_for(Ended).end.verdict for node in nodes} == {"success"}
 
 
 def test_a_store_that_was_never_reached_is_named(stack: ExitStack) -> None:

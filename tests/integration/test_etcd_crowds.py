@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from elastic_run.core.node.messages import Ended, Formed, Halted, Refused
 from elastic_run.rendezvous import RendezvousParameters
 from elastic_run.rendezvous.elastic.backend.base import SharedBackend
 from elastic_run.rendezvous.elastic.backend.etcd import make_etcd_backend
 from elastic_run.rendezvous.elastic.store_connection import StoreConnection
-from elastic_run.rendezvous.session import Ended, Formed, Halted, Lost, Refused
+from elastic_run.rendezvous.session import Lost
 from elastic_run.rendezvous.settings import read_settings
 from elastic_run.store.errors import SILENT, UNREADY, StoreConnectionError
 from elastic_run.store.jobstore.etcd_v3_client import EtcdV3Client
@@ -75,7 +76,7 @@ def test_a_crowd_outlives_an_etcd_that_stops(stack: ExitStack, backend: str) -> 
     for node in nodes:
         node.done()
     for node in nodes:
-        assert node.wait_for(Ended, deadline=_SOON).verdict == "success"
+        assert node.wait_for(Ended, deadline=_SOON).end.verdict == "success"
         assert not [event for _, event in node.events if isinstance(event, Halted | Lost | Refused)]
     assert time.monotonic() - resumed < stretched(_LEASE + 1 + _SOON)
 
@@ -90,7 +91,7 @@ def test_a_crowd_that_comes_while_etcd_hangs_forms_its_round_soon_after(stack: E
     etcd.resume(0)
     resumed = time.monotonic()
     for node in nodes:
-        assert node.wait_for(Formed, deadline=_SOON).group_world_size == _NODES
+        assert node.wait_for(Formed, deadline=_SOON).assignment.group_world_size == _NODES
     assert time.monotonic() - resumed < stretched(_SOON)
 
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run.core.node.config import NodeConfig
+from elastic_run.core.node.messages import Ended, Formed, Halted
 from elastic_run.rendezvous import RendezvousParameters
-from elastic_run.rendezvous.session import Ended, Formed, Halted, Notice
+from elastic_run.rendezvous.session import Notice
 from tests.support.configs import plain_setup
 from tests.support.etcd import Etcd
 from tests.support.sessions import FAST, Node, handler_node
@@ -34,7 +35,7 @@ def _start(stack: ExitStack, etcd: Etcd, *fences: str) -> list[Node]:
     setups = [plain_setup(node_config=NodeConfig(fence_after=after)) for after in fences]
     nodes = [stack.enter_context(handler_node(parameters, setup)) for setup in setups]
     for node in nodes:
-        assert node.wait_for(Formed).group_world_size == 2
+        assert node.wait_for(Formed).assignment.group_world_size == 2
     return nodes
 
 
@@ -51,13 +52,13 @@ def test_a_node_that_is_cut_off_stops_its_workers(stack: ExitStack) -> None:
     assert not [event for _, event in other.events if isinstance(event, Halted)]
     etcd.resume(0)
     for node in (fenced, other):
-        formed = node.wait_for(Formed)
+        formed = node.wait_for(Formed).assignment
         while formed.group_world_size != 2:
-            formed = node.wait_for(Formed)
+            formed = node.wait_for(Formed).assignment
         assert formed.restart_count == 0
     for node in (fenced, other):
         node.done()
-    assert {node.wait_for(Ended).verdict for node in (fenced, other)} == {"success"}
+    assert {node.wait_for(Ended).end.verdict for node in (fenced, other)} == {"success"}
 
 
 def test_a_node_whose_store_answers_is_left_alone(stack: ExitStack) -> None:
@@ -68,7 +69,7 @@ def test_a_node_whose_store_answers_is_left_alone(stack: ExitStack) -> None:
     wait_until(lambda: all(node.session._context.last_heartbeat_at > begun + 2 * _LEASE for node in nodes))  # type: ignore[attr-defined]
     for node in nodes:
         node.done()
-    assert {node.wait_for(Ended).verdict for node in nodes} == {"success"}
+    assert {node.wait_for(Ended).end.verdict for node in nodes} == {"success"}
     assert not [event for node in nodes for _, event in node.events if isinstance(event, Halted)]
 
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from elastic_run.core.node.messages import Formed
 from elastic_run.rendezvous import RendezvousParameters
 from elastic_run.rendezvous.elastic.store_connection import StoreConnection
-from elastic_run.rendezvous.session import Formed
 from elastic_run.store.jobstore.c10d import C10dJobStore
 from elastic_run.store.jobstore.signed import SignedStore
 from tests.support.configs import plain_setup
@@ -70,10 +70,10 @@ def beat(port: int, node: Node) -> None:
 def visit(port: int, host: Node) -> None:
     """Let a node join a running job, and leave it."""
     with tcp_node(port, (1, 2), is_host=False, conf=CONF, setup=SETUP) as visitor:
-        assert visitor.wait_for(Formed).group_world_size == 2
+        assert visitor.wait_for(Formed).assignment.group_world_size == 2
         beat(port, visitor)
         visitor.session.leave("signal")
-    while host.wait_for(Formed).group_world_size != 1:
+    while host.wait_for(Formed).assignment.group_world_size != 1:
         pass
 
 
@@ -139,11 +139,11 @@ def test_coordinators_that_came_and_went(stack: ExitStack) -> None:
     counts = []
     for _ in range(60):
         nodes.append(tcp_node(port, (1, 2), is_host=False, conf=CONF, setup=SETUP).start())
-        assert nodes[-1].wait_for(Formed).group_world_size == 2
+        assert nodes[-1].wait_for(Formed).assignment.group_world_size == 2
         beat(port, nodes[-2])
         nodes[-2].session.leave("signal")
         nodes[-2].close()
-        while nodes[-1].wait_for(Formed).group_world_size != 1:
+        while nodes[-1].wait_for(Formed).assignment.group_world_size != 1:
             pass
         counts.append(count(port))
     nodes[-1].close()

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from elastic_run.core.node.messages import Ended, Formed, Halted
 from elastic_run.core.protocol.job_keys import FACTS
 from elastic_run.core.protocol.messages import Join, read_fact
 from elastic_run.rendezvous import RendezvousParameters
-from elastic_run.rendezvous.session import Ended, Formed, Halted
 from elastic_run.store.jobstore.c10d import C10dJobStore
 from tests.support.configs import plain_setup
 from tests.support.etcd import Etcd
@@ -89,13 +89,13 @@ def test_a_waiting_node_that_was_suspended_joins_again(
     _wait_dropped(first, 1)
     sleeper.process.send_signal(signal.SIGCONT)
     third = start_node(3, 3)
-    assert first.wait_for(Formed).group_world_size == 3
+    assert first.wait_for(Formed).assignment.group_world_size == 3
     sleeper.wait_line("Formed")
     third.wait_for(Formed)
     sleeper.say("done")
     for node in (first, third):
         node.done()
-    assert {node.wait_for(Ended).verdict for node in (first, third)} == {"success"}
+    assert {node.wait_for(Ended).end.verdict for node in (first, third)} == {"success"}
     assert "success" in sleeper.wait_line("Ended")
 
 
@@ -107,18 +107,18 @@ def test_a_member_that_was_suspended_joins_again(
     first = start_node(1, 2)
     wait_until(lambda: first.is_waiting)
     sleeper = start_process(1, 2)
-    assert first.wait_for(Formed).group_world_size == 2
+    assert first.wait_for(Formed).assignment.group_world_size == 2
     sleeper.wait_line("Formed")
     sleeper.process.send_signal(signal.SIGSTOP)
     assert first.wait_for(Halted).reason == "loss"
-    assert first.wait_for(Formed).group_world_size == 1
+    assert first.wait_for(Formed).assignment.group_world_size == 1
     sleeper.process.send_signal(signal.SIGCONT)
     sleeper.wait_line("Halted")
-    assert first.wait_for(Formed).group_world_size == 2
+    assert first.wait_for(Formed).assignment.group_world_size == 2
     sleeper.wait_line("Formed")
     sleeper.say("done")
     first.done()
-    assert first.wait_for(Ended).verdict == "success"
+    assert first.wait_for(Ended).end.verdict == "success"
 
 
 def test_a_node_whose_beat_was_removed_says_again_where_it_stands(stack: ExitStack) -> None:
@@ -126,7 +126,7 @@ def test_a_node_whose_beat_was_removed_says_again_where_it_stands(stack: ExitSta
     port = free_port()
     nodes = [stack.enter_context(tcp_node(port, (2, 2), setup=_SETUP)) for _ in range(2)]
     for node in nodes:
-        assert node.wait_for(Formed).group_world_size == 2
+        assert node.wait_for(Formed).assignment.group_world_size == 2
     name = nodes[1].session.node
     with C10dJobStore("127.0.0.1", port, "job") as store:
         wait_until(lambda: store.read_beats([name]) != [None])
@@ -140,5 +140,5 @@ def test_a_node_whose_beat_was_removed_says_again_where_it_stands(stack: ExitSta
         wait_until(lambda: store.read_beats([name]) != [None])
     for node in nodes:
         node.done()
-    assert {node.wait_for(Ended).verdict for node in nodes} == {"success"}
+    assert {node.wait_for(Ended).end.verdict for node in nodes} == {"success"}
     assert not [event for node in nodes for _, event in node.events if isinstance(event, Halted)]

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from elastic_run.core.node.messages import Ended, Formed
 from elastic_run.rendezvous import RendezvousParameters
-from elastic_run.rendezvous.session import Ended, Formed, Lost
+from elastic_run.rendezvous.session import Lost
 from tests.support.etcd import Etcd
 from tests.support.sessions import FAST, free_port, handler_node, tcp_node
 from tests.support.wait import stretched
@@ -82,7 +83,7 @@ def test_after_the_end_no_store_is_missed(stack: ExitStack) -> None:
     for node in (host, other):
         node.wait_for(Formed)
         node.done()
-    assert {node.wait_for(Ended).verdict for node in (host, other)} == {"success"}
+    assert {node.wait_for(Ended).end.verdict for node in (host, other)} == {"success"}
     host.close()
     with socket.create_server(("127.0.0.1", port)) as listener, socket.create_server(("127.0.0.1", next_port)):
         listener.settimeout(2 * float(FAST["keep_alive_interval"]))

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from elastic_run.core.node.messages import Ended, Formed
 from elastic_run.rendezvous import RendezvousParameters
-from elastic_run.rendezvous.session import Ended, Formed, Notice
+from elastic_run.rendezvous.session import Notice
 from elastic_run.store.errors import RESTORED, StoreConnectionError
 from elastic_run.store.jobstore.etcd_v2 import EtcdV2JobStore
 from elastic_run.store.jobstore.etcd_v2_client import EtcdV2Client
@@ -93,11 +94,11 @@ def test_a_job_goes_on_in_a_store_that_was_restored(stack: ExitStack, etcd: Etcd
     conf = {**FAST, "last_call_timeout": "1"}
     nodes = [start(), start()]
     for node in nodes:
-        assert node.wait_for(Formed).group_world_size == 2
+        assert node.wait_for(Formed).assignment.group_world_size == 2
     etcd.save()
     nodes.append(start())
     for node in nodes:
-        while node.wait_for(Formed).group_world_size != 3:
+        while node.wait_for(Formed).assignment.group_world_size != 3:
             pass
     with _open(backend, etcd, "another job") as other:  # other jobs write as well
         for number in range(50):
@@ -107,10 +108,10 @@ def test_a_job_goes_on_in_a_store_that_was_restored(stack: ExitStack, etcd: Etcd
         wait_until(lambda node=node: any("restored from a backup" in text for text in _notices(node)))  # type: ignore[misc]
     nodes.append(start())
     for node in nodes:
-        while node.wait_for(Formed).group_world_size != 4:
+        while node.wait_for(Formed).assignment.group_world_size != 4:
             pass
         node.done()
-    assert {node.wait_for(Ended).verdict for node in nodes} == {"success"}
+    assert {node.wait_for(Ended).end.verdict for node in nodes} == {"success"}
 
 
 def _notices(node: Node) -> list[str]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from elastic_run.rendezvous.session import Ended, Formed
+from elastic_run.core.node.messages import Ended, Formed
 from elastic_run.store.jobstore.c10d import C10dJobStore
 from elastic_run.store.tcpstore import wire
 from elastic_run.store.tcpstore.authentication import ClientAuthentication
@@ -218,13 +218,13 @@ def test_lost_connections_are_proved_anew() -> None:
     port = free_port()
     with contextlib.ExitStack() as stack:
         nodes = [stack.enter_context(tcp_node(port, (2, 2), secret=TOKEN.encode())) for _ in range(2)]
-        assert {node.wait_for(Formed).group_world_size for node in nodes} == {2}
+        assert {node.wait_for(Formed).assignment.group_world_size for node in nodes} == {2}
         broken = [connection.store for node in nodes for connection in node.session._context.connections]  # type: ignore[attr-defined]
         for store in broken:
             store.close()
         for node in nodes:
             node.done()
-        assert {node.wait_for(Ended).verdict for node in nodes} == {"success"}
+        assert {node.wait_for(Ended).end.verdict for node in nodes} == {"success"}
 
 
 def test_silent_strangers_do_not_keep_the_host() -> None:

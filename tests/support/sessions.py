@@ -17,12 +17,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from elastic_run.core.node.messages import Ended, Formed, Halted, Refused, Warned
+from elastic_run.core.protocol.facts import Offer
 from elastic_run.records import replace
 from elastic_run.rendezvous import get_rendezvous_handler
 from elastic_run.rendezvous.elastic.backend.hosting import open_public_listener
 from elastic_run.rendezvous.elastic.backend.tcp import TcpBackend
 from elastic_run.rendezvous.elastic.handler import ElasticRendezvousHandler, open_session
-from elastic_run.rendezvous.session import Ended, Formed, Halted, Lost, Notice, Offer, Refused, Setup, Warned
+from elastic_run.rendezvous.session import Lost, Notice, Setup
 from elastic_run.rendezvous.settings import read_settings
 from tests.support.configs import plain_setup
 from tests.support.wait import DEADLINE, DeadlinePassedError
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import TracebackType
 
+    from elastic_run.core.protocol.documents import Assignment
     from elastic_run.rendezvous import RendezvousParameters
     from elastic_run.rendezvous.session import Session, SessionEvent
 
@@ -73,7 +76,7 @@ class Node:
         self._changed = threading.Condition()
         self._listeners: list[_socket.socket] = []
         self._seen = 0
-        self.round: Formed | None = None
+        self.round: Assignment | None = None
 
     def __enter__(self) -> Node:
         return self.start()
@@ -107,7 +110,7 @@ class Node:
         with self._changed:
             self.events.append((time.monotonic(), event))
             if isinstance(event, Formed):
-                self.round = event
+                self.round = event.assignment
             is_done = isinstance(event, Formed) and self._finishes
             self._changed.notify_all()
         if is_done:

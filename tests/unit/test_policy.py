@@ -11,7 +11,7 @@ SAME = "ValueError: x"
 NOW = 1000.0
 
 
-def _fail(uptime: float = 60.0, signature: object = SAME, code: int = 1, *, own_fault: bool = False) -> Failure:
+def _fail(uptime: float = 60.0, signature: str | None = SAME, code: int = 1, *, own_fault: bool = False) -> Failure:
     return Failure(exit_code=code, signature=signature, uptime=uptime, is_deterministic=own_fault)
 
 
@@ -24,9 +24,9 @@ RESTARTS = {
     "early, then late": (JobConfig(max_restarts=3, min_uptime=5), [_fail(1), _fail(6)], [0.0], 0.0),
     "late, then early": (JobConfig(max_restarts=3, min_uptime=5), [_fail(6), _fail(1)], [0.0], 0.0),
     "unknown failures are not the same": (JobConfig(max_restarts=3, min_uptime=5), [_fail(1, None)] * 2, [0.0], 0.075),
-    "third early one": (JobConfig(max_restarts=9), [_fail(1, i) for i in range(3)], [0.0] * 2, 0.15),
-    "capped": (JobConfig(max_restarts=99, max_backoff=2.0), [_fail(1, i) for i in range(50)], [0.0] * 49, 1.5),
-    "no backoff": (JobConfig(max_restarts=99, max_backoff=0.0), [_fail(1, i) for i in range(50)], [0.0] * 49, 0.0),
+    "third early one": (JobConfig(max_restarts=9), [_fail(1, str(i)) for i in range(3)], [0.0] * 2, 0.15),
+    "capped": (JobConfig(max_restarts=99, max_backoff=2.0), [_fail(1, str(i)) for i in range(50)], [0.0] * 49, 1.5),
+    "no backoff": (JobConfig(max_restarts=99, max_backoff=0.0), [_fail(1, str(i)) for i in range(50)], [0.0] * 49, 0.0),
     "import error late": (JobConfig(max_restarts=3), [_fail(61, own_fault=True)] * 2, [0.0], 0.0),
     "window, old restarts": (JobConfig(restart_window=Window(1, 10)), [_fail()], [0.0, 989.0], 0.0),
     "window and total": (JobConfig(max_restarts=3, restart_window=Window(2, 10)), [_fail()], [995.0], 0.0),
@@ -82,7 +82,7 @@ def test_give_up(config: JobConfig, failures: list[Failure], restarts: list[floa
 
 def test_jitter_spreads_the_pause() -> None:
     """The pause is between half and all of its length."""
-    failures = [_fail(1, i) for i in range(2)]
+    failures = [_fail(1, str(i)) for i in range(2)]
     low, high = (decide_restart(JobConfig(max_restarts=9), failures, [0.0], NOW, jitter) for jitter in (0.0, 0.999))
     assert isinstance(low, Restart)
     assert isinstance(high, Restart)

@@ -26,7 +26,7 @@ def failure_of(root: WorkerEnd, uptime: float) -> Failure:
 
     return Failure(
         exit_code=exit_code_of(root),
-        signature=failure_signature(root),
+        signature=repr(failure_signature(root)),
         is_deterministic=is_deterministic(root),
         uptime=uptime,
     )

@@ -1,7 +1,6 @@
 """This node's part in a job of several nodes: decisions of the job come in as events, reports of this node go out.
 
-The session has threads of its own; everything here runs in the loop's thread. A round has two numbers: the job's, which
-the session uses, and the agent's own, which `core.agent.machine` counts. This module translates between them.
+The session has threads of its own; everything here runs in the loop's thread. A round has one number, the job's.
 """
 
 from __future__ import annotations
@@ -13,7 +12,8 @@ from elastic_run import __version__
 from elastic_run.agent.driver.rank_assignment import assign_ranks
 from elastic_run.agent.script_name import find_script_file, name_script
 from elastic_run.core.agent import messages
-from elastic_run.core.protocol.facts import NodeInfo
+from elastic_run.core.node.messages import Ended, Formed, Halted, Refused, Warned
+from elastic_run.core.protocol.facts import NodeInfo, Offer
 from elastic_run.records import replace
 from elastic_run.rendezvous import session as sessions
 from elastic_run.rendezvous.errors import RendezvousConnectionError, RendezvousTimeoutError
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from elastic_run.agent.api import WorkerGroup, WorkerSpec
     from elastic_run.agent.driver.context import AgentOptions
     from elastic_run.agent.driver.round_join import RoundJoin
+    from elastic_run.core.protocol.decisions import End
+    from elastic_run.core.protocol.documents import Assignment
     from elastic_run.loop import Loop
     from elastic_run.multiprocessing.output.console import Console
     from elastic_run.multiprocessing.process.guardian import Guardian
@@ -38,7 +40,7 @@ _LAST_WORDS = 3.0
 #: Seconds for the loop to open a store, which never blocks.
 _OPENING = 10.0
 
-#: Why the job stops a round, by the reasons of `session.Halted`; a failure's detail says it all.
+#: Why the job stops a round, by the reasons of `Halted`; a failure's detail says it all.
 _HALTS = {
     "loss": "nodes lost",
     "leave": "nodes left",
@@ -92,7 +94,7 @@ class MultiNodeJob:
         feed: Callable[[messages.Event], None],
         console: Console,
     ) -> None:
-        self.ended: sessions.Ended | None = None
+        self.ended: End | None = None
         self.error: RendezvousError | None = None
         self.use_agent_store = True
         self._session: Session | None = None
@@ -105,9 +107,7 @@ class MultiNodeJob:
         self._console = console
         self._wait_line: WaitLine | None = None
         self._is_running = False
-        self._round = -1  # the agent's number of the job's round `_job_round`
-        self._job_round = -1
-        self._next_round = 0
+        self._round = -1
         self._has_left = False
 
     def join(self) -> None:
@@ -136,7 +136,7 @@ class MultiNodeJob:
     def report_failing(self, *, is_secondary: bool) -> None:
         """Say that a worker of the current round has failed."""
         if self._session is not None:
-            self._session.report_failing(self._job_round, is_secondary=is_secondary)
+            self._session.report_failing(self._round, is_secondary=is_secondary)
 
     def report_ready(self, command: messages.ReportReady, report: dict[str, Any] | None) -> None:
         """Say that the round is over on this node.
@@ -145,11 +145,10 @@ class MultiNodeJob:
             OSError: The next round's store can't be opened.
         """
         self._is_running = False
-        self._next_round = command.round + 1
         if self._session is None:
             return
         self._session.report_ready(
-            self._job_round,
+            command.round,
             command.outcome,
             report=report,
             offer=self._offer(self._session, self._session.listening_host),
@@ -190,11 +189,11 @@ class MultiNodeJob:
         threading.Thread(target=close, name="close session", daemon=True).start()
         self._loop.run_until(lambda: is_closed.is_set() or is_hurried(), self._loop.now() + timeout + _LAST_WORDS)
 
-    def _open_offer(self, session: Session, host: str) -> sessions.Offer:
+    def _open_offer(self, session: Session, host: str) -> Offer:
         """Open the first round's store; the session's thread asks, and the loop's thread owns stores."""
         import threading  # noqa: PLC0415 - not for one node
 
-        opened: list[sessions.Offer | OSError] = []
+        opened: list[Offer | OSError] = []
         is_done = threading.Event()
 
         def open_store() -> None:
@@ -211,14 +210,14 @@ class MultiNodeJob:
             raise offer
         return offer
 
-    def _offer(self, session: Session, host: str) -> sessions.Offer:
+    def _offer(self, session: Session, host: str) -> Offer:
         if not session.offers_store:
             # One port for the store of the agents and of the workers, on the node that serves it.
             self._round_join.store = session.worker_store
             port = 0 if session.worker_store is None else session.worker_store.port
-            return sessions.Offer("", port, use_agent_store=True)
+            return Offer("", port, use_agent_store=True)
         store = self._round_join.open_next_store(host)
-        return sessions.Offer("", store.port, use_agent_store=store.use_agent_store)
+        return Offer("", store.port, use_agent_store=store.use_agent_store)
 
     def _deliver(self, event: SessionEvent) -> None:
         self._loop.call_soon_threadsafe(lambda: self._take(event))
@@ -228,36 +227,36 @@ class MultiNodeJob:
             self._say(event.text)
         elif isinstance(event, sessions.Waiting):
             self._show_wait(event)
-        elif isinstance(event, sessions.Formed):
-            self._take_place(event)
-        elif isinstance(event, sessions.Warned):
+        elif isinstance(event, Formed):
+            self._take_place(event.assignment)
+        elif isinstance(event, Warned):
             self._say("new nodes wait: telling the workers, which will be stopped soon")
-            self._feed(messages.RoundWarned(self._number(event.round)))
-        elif isinstance(event, sessions.Halted):
+            self._feed(messages.RoundWarned(event.round))
+        elif isinstance(event, Halted):
             self._say(f"stopping the workers: {_describe_halt(event)}")
-            self._feed(messages.RoundHalted(self._number(event.round)))
-        elif isinstance(event, sessions.Ended):
-            self.ended = event
-            if event.verdict == "success":
-                self._tell_success(event)
-            self._end(event.verdict, self._name_error(event, RendezvousTimeoutError), exit_code=event.exit_code)
-        elif isinstance(event, sessions.Refused):
+            self._feed(messages.RoundHalted(event.round))
+        elif isinstance(event, Ended):
+            self.ended = end = event.end
+            if end.verdict == "success":
+                self._tell_success(end)
+            self._end(end.verdict, self._name_error(end, RendezvousTimeoutError), exit_code=end.exit_code)
+        elif isinstance(event, Refused):
             self._end("refused", event.detail)
         else:
             self._end(event.verdict, self._name_error(event, RendezvousConnectionError))
 
-    def _name_error(self, event: sessions.Ended | sessions.Lost, kind: type[RendezvousError]) -> str:
+    def _name_error(self, end: End | sessions.Lost, kind: type[RendezvousError]) -> str:
         """Return the detail of an end, behind it the name of torch's error, which programs look for in logs."""
-        if event.verdict != "rendezvous":
-            return event.detail
-        self.error = kind(event.detail)
-        return f"{event.detail} ({kind.__name__})"
+        if end.verdict != "rendezvous":
+            return end.detail
+        self.error = kind(end.detail)
+        return f"{end.detail} ({kind.__name__})"
 
-    def _tell_success(self, ended: sessions.Ended) -> None:
-        if ended.detail:
-            self._say(ended.detail)
-        if self._job_round < 0:
-            self._say(f"the job has ended with success; {_describe_spare(ended.nodes)}")
+    def _tell_success(self, end: End) -> None:
+        if end.detail:
+            self._say(end.detail)
+        if self._round < 0:
+            self._say(f"the job has ended with success; {_describe_spare(end.nodes)}")
 
     def _show_wait(self, event: sessions.Waiting) -> None:
         if event.is_for_nodes and self._is_running:
@@ -280,21 +279,17 @@ class MultiNodeJob:
         self._end_wait()
         self._feed(messages.JobOver(messages.Finish(verdict, detail=detail, exit_code=exit_code)))
 
-    def _number(self, job_round: int) -> int:
-        """Return the agent's number of a round; -1, a past number, if the round isn't the current one."""
-        return self._round if job_round == self._job_round else -1
-
-    def _take_place(self, place: sessions.Formed) -> None:
+    def _take_place(self, place: Assignment) -> None:
         nodes = place.group_world_size
-        self._end_wait("" if self._job_round >= 0 else f"{nodes} node{'s are' if nodes > 1 else ' is'} there")
+        self._end_wait("" if self._round >= 0 else f"{nodes} node{'s are' if nodes > 1 else ' is'} there")
         self._is_running = True
-        if self._job_round >= 0:
+        if self._round >= 0:
             self._say(_describe_round(place, self._options.job_config.max_restarts))
         self._round_join.close_former_store()
-        self._round, self._job_round = self._next_round, place.round
-        self.use_agent_store = place.use_agent_store
+        self._round = place.round
+        self.use_agent_store = place.master.use_agent_store
         group = self._group
-        group.master_addr, group.master_port = place.master_addr, place.master_port
+        group.master_addr, group.master_port = place.master.host, place.master.port
         assign_ranks(
             group,
             group_rank=place.group_rank,
@@ -312,13 +307,13 @@ def _describe_spare(nodes: int) -> str:
     return f"this node was a spare, its script never ran here: {others} enough"
 
 
-def _describe_halt(halt: sessions.Halted) -> str:
+def _describe_halt(halt: Halted) -> str:
     """Say why the job stops a round, in words that end a line."""
     what = _HALTS.get(halt.reason)
     return ": ".join(text for text in (what, halt.detail) if text) or halt.reason
 
 
-def _describe_round(place: sessions.Formed, max_restarts: int) -> str:
+def _describe_round(place: Assignment, max_restarts: int) -> str:
     limit = f" of {max_restarts}" if max_restarts else ""
     nodes = "1 node" if place.group_world_size == 1 else f"{place.group_world_size} nodes"
     workers = "1 worker" if place.world_size == 1 else f"{place.world_size} workers"

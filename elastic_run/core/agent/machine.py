@@ -4,7 +4,8 @@ Pure (law 3): `decide(agent, event, now) -> (agent, commands)`. No I/O, clock, l
 the driver in `agent` performs the commands and brings back events.
 
 Rules
-- Every event of a round carries the round's number; events of past rounds are dropped.
+- Every event of a round carries the round's number; events of past rounds are dropped. In a job of several nodes the
+  number is the job's: the agent takes it over with `RoundFormed`.
 - A worker's failure stops the round; whether it is tried again is decided when the last of its processes is gone,
   because only then all that the workers wrote has been read and the cause is known.
 - Where all that failed look as if they had lost a peer, the cause is awaited for a moment while others run: it may
@@ -20,12 +21,6 @@ Rules
 from __future__ import annotations
 
 from elastic_run.core.agent.messages import (
-    BY_SIGNAL,
-    CANNOT_START,
-    DONE,
-    FAILED,
-    STOPPED,
-    UNKILLABLE,
     AwaitCause,
     Command,
     Event,
@@ -54,6 +49,7 @@ from elastic_run.core.agent.messages import (
 )
 from elastic_run.core.agent.restart_policy import Failure, GiveUp, decide_restart, has_budget
 from elastic_run.core.agent.shutdown import CAUSE_PATIENCE
+from elastic_run.core.protocol.outcomes import BY_SIGNAL, CANNOT_START, DONE, FAILED, STOPPED, UNKILLABLE
 from elastic_run.records import dataclass, replace
 
 TYPE_CHECKING = False
@@ -166,8 +162,7 @@ def decide(agent: Agent, event: Event, now: float, jitter: float = 0.0) -> Decis
     Raises:
         IllegalTransitionError: The event can't happen in this state.
     """
-    is_past = event.round is not None and event.round != agent.round
-    if is_past or agent.state == ENDED:
+    if agent.state == ENDED or not _is_current(agent, event):
         return agent, ()
     transition = TRANSITIONS.get((agent.state, type(event)))
     if transition is None:
@@ -178,6 +173,12 @@ def decide(agent: Agent, event: Event, now: float, jitter: float = 0.0) -> Decis
         message = f"{type(event).__name__} led from {agent.state} to {after.state}"
         raise IllegalTransitionError(message)
     return after, commands
+
+
+def _is_current(agent: Agent, event: Event) -> bool:
+    """Whether an event belongs to no round, to the present one, or begins a round of the job."""
+    is_new = agent.follows_job and isinstance(event, RoundFormed)
+    return is_new or event.round in (None, agent.round)
 
 
 def may_start_again(agent: Agent) -> bool:
@@ -202,7 +203,7 @@ def has_news(before: Agent, after: Agent) -> bool:
 def _start_round(agent: Agent, event: RoundFormed, *_: float) -> Decision:
     restarts = agent.restart_count if event.restart_count is None else event.restart_count
     running = frozenset(range(agent.local_world_size))
-    agent = agent.replace(state=RUNNING, running=running, restart_count=restarts, awaits_cause=False)
+    agent = agent.replace(state=RUNNING, round=event.round, running=running, restart_count=restarts, awaits_cause=False)
     return agent, (StartWorkers(agent.round),)
 
 

@@ -8,16 +8,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from elastic_run.core.agent.restart_policy import Failure
 
-# What became of a round on this node.
-DONE = "done"
-FAILED = "failed"
-STOPPED = "stopped"
-CANNOT_START = "cannot_start"
-
-# Why a node leaves its job.
-BY_SIGNAL = "signal"
-UNKILLABLE = "unkillable"
-
 
 # --- events ----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
@@ -32,7 +22,7 @@ class RoundFormed(Event):
     """The rendezvous gave this node its place in a round.
 
     Args:
-        round: The agent's round.
+        round: The job's number of the round, where there is a job of several nodes; else the agent's own.
         restart_count: Restarts of the job so far, where the job counts them; None where this agent does.
     """
 
@@ -204,7 +194,7 @@ class ReportReady(Command):
 
     Args:
         round: The round that is over.
-        outcome: `DONE`, `FAILED`, `STOPPED` or `CANNOT_START`.
+        outcome: A name of `protocol.outcomes`.
         verdict: For `CANNOT_START`: a name from `contract.EXIT_CODES`.
         detail: For `CANNOT_START`: one sentence.
     """

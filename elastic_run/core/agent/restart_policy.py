@@ -28,17 +28,17 @@ FIRST_PAUSE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One failed round, as far as the policy cares.
+    """One failed round: what its worker's end means for the job. It travels in the report of the node that had it.
 
     Args:
         exit_code: The root cause's exit code, 128+n for a signal.
-        signature: Equal for two failures that look the same.
+        signature: Equal for two failures that look the same; None for unknown.
         is_deterministic: Whether it can't go away by itself.
         uptime: Seconds that the round lived.
     """
 
     exit_code: int
-    signature: object = None
+    signature: str | None = None
     is_deterministic: bool = False
     uptime: float = 0.0
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 from types import MappingProxyType
 
 from elastic_run.contract import EXIT_CODES, EXIT_RENDEZVOUS
+from elastic_run.core.agent.restart_policy import Failure
 from elastic_run.core.failure.root_cause import BARE_END, SECONDARY_FAILURE
 from elastic_run.core.job.config import describe_difference
 from elastic_run.core.job.rank_claims import has_rival
@@ -380,10 +381,12 @@ def _read_report(fact: Ready, order: int) -> Root:
         # Who could not reach the master's node may see no more than that it died.
         severity=SECONDARY_FAILURE if fact.outcome == UNREACHABLE else severity if _is_integer(severity) else BARE_END,
         order=order,
-        exit_code=code if _is_integer(code) and code != 0 else fallback,
-        signature=None if signature is None else encode({"": signature}).decode("ascii")[:_SIGNATURE_LENGTH],
-        is_deterministic=report.get("is_deterministic") is True,
-        uptime=float(uptime) if isinstance(uptime, int | float) else 0.0,
+        failure=Failure(
+            exit_code=code if _is_integer(code) and code != 0 else fallback,
+            signature=None if signature is None else encode({"": signature}).decode("ascii")[:_SIGNATURE_LENGTH],
+            is_deterministic=report.get("is_deterministic") is True,
+            uptime=float(uptime) if isinstance(uptime, int | float) else 0.0,
+        ),
         verdict=own,
         detail=fact.detail,
         report=_cut(fact.report),

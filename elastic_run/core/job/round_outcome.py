@@ -9,7 +9,7 @@ from elastic_run.core.agent.restart_policy import GiveUp, decide_restart
 from elastic_run.core.failure.root_cause import SECONDARY_FAILURE
 from elastic_run.core.job.apply_facts import verdict_exit_code
 from elastic_run.core.job.ranks import assign_worker_ranks
-from elastic_run.core.job.state import AWAITED, GATHERING, PAUSING, REMEMBERED, Job, PastFailure, Root, remember
+from elastic_run.core.job.state import AWAITED, GATHERING, PAUSING, REMEMBERED, Job, Root, remember
 from elastic_run.core.protocol.messages import DONE, End
 from elastic_run.records import dataclass, replace
 
@@ -78,7 +78,7 @@ def end_with(job: Job, root: Root, verdict: str, detail: str) -> End:
     return End(
         term=job.term,
         verdict=verdict,
-        exit_code=root.exit_code if verdict in ("worker_failed", root.verdict) else verdict_exit_code(verdict),
+        exit_code=root.failure.exit_code if verdict in ("worker_failed", root.verdict) else verdict_exit_code(verdict),
         detail=detail,
         root=root.report,
         attempts=job.attempts,
@@ -98,13 +98,11 @@ def _settle_change(job: Job, config: JobConfig, now: float) -> Settled:
 
 
 def _settle_failure(job: Job, config: JobConfig, root: Root, *, now: float, jitter: float) -> Settled:
-    past = PastFailure(root.exit_code, root.signature, root.is_deterministic, root.uptime)
-    failures = (*job.failures, past)[-REMEMBERED:]
+    failures = (*job.failures, root.failure)[-REMEMBERED:]
     # Restarts that are too old to be remembered count, and are out of every window.
-    past_failures = [failure.failure for failure in failures]
     # The restart after this round may have been decided in another store already.
     used = max(job.round_restarts, job.restart_count - 1)
-    answer = decide_restart(config, past_failures, job.restart_times, now, jitter, used=used)
+    answer = decide_restart(config, failures, job.restart_times, now, jitter, used=used)
     if isinstance(answer, GiveUp):
         own = root.verdict if answer.verdict == "worker_failed" else ""
         detail = "; ".join(text for text in (answer.detail or root.detail, _describe_early(job, root)) if text)

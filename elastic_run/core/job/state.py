@@ -137,6 +137,9 @@ class Seat:
     is_lost: bool = False
 
 
+register(Failure)
+
+
 @register
 @dataclass(frozen=True, slots=True)
 class Root:
@@ -146,10 +149,7 @@ class Root:
         node: That node.
         severity: See `core.failure.root_cause`; the smaller, the likelier.
         order: Place of the node's first sign of failure in the order of facts.
-        exit_code: 128+n for a signal.
-        signature: Equal for two failures that look the same; None for unknown.
-        is_deterministic: Whether it can't go away by itself.
-        uptime: Seconds that the round lived.
+        failure: The failure.
         verdict: What the job ends with if it isn't tried again; "" for the restart policy's.
         detail: One sentence for the user, or "".
         report: The whole report, or None.
@@ -158,34 +158,10 @@ class Root:
     node: str
     severity: int
     order: int
-    exit_code: int
-    signature: str | None
-    is_deterministic: bool
-    uptime: float
+    failure: Failure
     verdict: str = ""
     detail: str = ""
     report: Document | None = None
-
-
-@register
-@dataclass(frozen=True, slots=True)
-class PastFailure:
-    """What the restart policy needs to know of a failed round; see `core.agent.restart_policy.Failure`."""
-
-    exit_code: int
-    signature: str | None
-    is_deterministic: bool
-    uptime: float
-
-    @property
-    def failure(self) -> Failure:
-        """The same in the policy's words."""
-        return Failure(
-            exit_code=self.exit_code,
-            signature=self.signature,
-            is_deterministic=self.is_deterministic,
-            uptime=self.uptime,
-        )
 
 
 @register
@@ -270,7 +246,7 @@ class Job:
     hidden: Root | None = None
     ending: Root | None = None
     refusals: tuple[Refusal, ...] = ()
-    failures: tuple[PastFailure, ...] = ()
+    failures: tuple[Failure, ...] = ()
     restart_times: tuple[float, ...] = ()
     changes: tuple[float, ...] = ()
     attempts: tuple[Document, ...] = ()
@@ -330,7 +306,7 @@ class _Snapshot:
     hidden: Root | None
     ending: Root | None
     refusals: tuple[Refusal, ...]
-    failures: tuple[PastFailure, ...]
+    failures: tuple[Failure, ...]
     restart_times: tuple[float, ...]
     changes: tuple[float, ...]
     attempts: tuple[Document, ...]

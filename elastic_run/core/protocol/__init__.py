@@ -10,4 +10,5 @@
 | `liveness` | which nodes still write heartbeats, as one observer sees it |
 | `log_start` | where the log begins: a slot that was trimmed is never decided again |
 | `messages` | writing and reading of facts, decisions and documents; the protocol's number |
+| `outcomes` | what became of a round on a node, and why a node leaves |
 """

@@ -9,6 +9,7 @@ from __future__ import annotations
 from elastic_run.core.job.config import JobConfig, Window
 from elastic_run.core.job.role_scripts import RoleScript, ScriptFile
 from elastic_run.core.protocol.codec import Document, MessageError, register
+from elastic_run.core.protocol.outcomes import OUTCOMES
 from elastic_run.records import dataclass
 
 TYPE_CHECKING = False
@@ -17,19 +18,6 @@ if TYPE_CHECKING:
 
 #: The sequence number of a node's last word, said by its guardian, who can't know how many there were.
 LAST_SEQUENCE = 1 << 53
-
-# Outcomes of a round on one node.
-DONE = "done"
-FAILED = "failed"
-STOPPED = "stopped"
-CANNOT_START = "cannot_start"
-UNREACHABLE = "unreachable"
-OUTCOMES = frozenset((DONE, FAILED, STOPPED, CANNOT_START, UNREACHABLE))
-
-# Reasons to leave.
-BY_SIGNAL = "signal"
-DIED = "died"
-UNKILLABLE = "unkillable"
 
 # What the record of a dead agent says that it did last.
 SEAT_RUNNING = "running"

@@ -37,18 +37,9 @@ from elastic_run.core.protocol.documents import (
     Status,
 )
 from elastic_run.core.protocol.facts import (
-    BY_SIGNAL,
-    CANNOT_START,
-    DIED,
-    DONE,
-    FAILED,
     LAST_SEQUENCE,
-    OUTCOMES,
     SEAT_CONFIRMED,
     SEAT_RUNNING,
-    STOPPED,
-    UNKILLABLE,
-    UNREACHABLE,
     Copy,
     Fact,
     Failing,
@@ -63,6 +54,17 @@ from elastic_run.core.protocol.facts import (
     SeatDead,
     is_related,
     read_term,
+)
+from elastic_run.core.protocol.outcomes import (
+    BY_SIGNAL,
+    CANNOT_START,
+    DIED,
+    DONE,
+    FAILED,
+    OUTCOMES,
+    STOPPED,
+    UNKILLABLE,
+    UNREACHABLE,
 )
 
 TYPE_CHECKING = False

@@ -6,9 +6,10 @@ import logging
 import threading
 from collections import deque
 
+from elastic_run.core.node.messages import Ended, Refused
 from elastic_run.records import dataclass, field
 from elastic_run.rendezvous.elastic.store_connection import StoreConnection
-from elastic_run.rendezvous.session import Ended, Lost, Notice, Refused
+from elastic_run.rendezvous.session import Lost, Notice
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

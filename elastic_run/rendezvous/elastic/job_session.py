@@ -22,7 +22,7 @@ from elastic_run.rendezvous.elastic.node_death.proofs import find_notice_limit
 from elastic_run.rendezvous.elastic.round_admission import RoundAdmission
 from elastic_run.rendezvous.elastic.sender import Sender
 from elastic_run.rendezvous.elastic.state_copy import StateCopy
-from elastic_run.rendezvous.session import Ended, Halted, Lost, Notice, Offer, Refused, Session, Warned
+from elastic_run.rendezvous.session import Lost, Notice, Session
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -67,8 +67,8 @@ class JobSession(Session):
     ) -> None:
         self.node = context.node
         self._context = context
-        self._offer = Offer("", 0, use_agent_store=True)
-        self._open_offer: Callable[[str], Offer] = lambda _: self._offer
+        self._offer = messages.Offer("", 0)
+        self._open_offer: Callable[[str], messages.Offer] = lambda _: self._offer
         self._listening_host = ""
         self._terms: list[CoordinatorThread] = []
         self._is_prepared = False
@@ -77,7 +77,7 @@ class JobSession(Session):
         self._threads: dict[str, threading.Thread] = {}
         self._describe_join = describe_join
         self._is_fenced = is_fenced
-        self._end: Ended | None = None
+        self._has_end = False
         self._is_refused = False
         self._unreadable: set[str] = set()
         self._lock = threading.RLock()
@@ -93,7 +93,7 @@ class JobSession(Session):
         return self._listening_host
 
     # --- what the agent says -------------------------------------------------------------------------------------
-    def start(self, open_offer: Callable[[str], Offer], deliver: Callable[[SessionEvent], None]) -> None:
+    def start(self, open_offer: Callable[[str], messages.Offer], deliver: Callable[[SessionEvent], None]) -> None:
         self._open_offer = open_offer
         context = self._context
         context.deliver_to_agent = deliver
@@ -111,7 +111,7 @@ class JobSession(Session):
         outcome: str,
         *,
         report: Document | None,
-        offer: Offer,
+        offer: messages.Offer,
         detail: str = "",
         verdict: str = "",
     ) -> None:
@@ -142,7 +142,7 @@ class JobSession(Session):
         host = self._context.local_addr if self._offer.host in _WILDCARDS else self._offer.host
         if self.worker_store is not None:
             host = self.worker_store.host  # what the user calls rank 0 on every node
-        return messages.Offer(host, self._offer.port, use_agent_store=self._offer.use_agent_store)
+        return replace(self._offer, host=host)
 
     # --- what the job says ---------------------------------------------------------------------------------------
     def _begin(self, head: member.HeadRead | None) -> None:
@@ -218,23 +218,22 @@ class JobSession(Session):
         context = self._context
         if isinstance(command, member.Formed):
             context.death_proofs.note_round(command.assignment)
-            self._admission.announce(command.assignment)
+            self._admission.announce(command)
             context.wake.set()  # the sender looks more often now
             if not self._is_prepared:
                 self._is_prepared = True
                 context.spawn("prepare", _prepare_to_coordinate)
         elif isinstance(command, member.Warned):
-            context.deliver(Warned(command.round))
+            context.deliver(command)
         elif isinstance(command, member.Halted):
             if not self._admission.has_withdrawn(command.round):
-                context.deliver(Halted(command.round, command.reason, command.detail))
+                context.deliver(command)
         elif isinstance(command, member.Refused):
             self._is_refused = True
-            context.deliver(Refused(command.detail + exit_barrier.describe_failover(context)))
+            context.deliver(member.Refused(command.detail + exit_barrier.describe_failover(context)))
         elif isinstance(command, member.Ended):
-            end = command.end
-            self._end = Ended(end.verdict, end.exit_code, end.detail, end.root, list(end.attempts), end.nodes)
-            context.deliver(self._end)
+            self._has_end = True
+            context.deliver(command)
         elif isinstance(command, member.Settled | member.Unreadable):
             self._tell_user(command)
         elif isinstance(command, member.UseStore):
@@ -287,7 +286,7 @@ class JobSession(Session):
                 self._send_leave(min(deadline, time.monotonic() + _LEAVE_TIME))
             else:
                 exit_barrier.wait_sent(context, min(deadline, time.monotonic() + context.config.lease))
-            if self._end is not None and (context.backend.is_host or self._has_ended_the_job):
+            if self._has_end and (context.backend.is_host or self._has_ended_the_job):
                 exit_barrier.wait_exit_barrier(context, deadline, removes_job=not context.backend.dies_with_host)
             elif (context.is_leaving or self._is_refused) and context.backend.is_host and not context.is_lost:
                 exit_barrier.fail_over(context, deadline, is_refused=self._is_refused)
@@ -302,7 +301,7 @@ class JobSession(Session):
         for term in self._terms:
             term.join(max(0.0, joined_by - time.monotonic()))
         context.backend.close()
-        context.death_proofs.close(is_over=self._end is not None or self._is_refused)
+        context.death_proofs.close(is_over=self._has_end or self._is_refused)
 
     def _send_leave(self, deadline: float) -> None:
         """Say that this node goes, and end its term, so that nobody has to find out by a lease."""

@@ -1,4 +1,4 @@
-"""The way into a round: between the coordinator's decision and the agent's `Formed`.
+"""The way into a round: between the coordinator's decision and the agent, which is told with `Formed`.
 
 Rules
 - The agent hears of a round only once the way to rank 0's store was seen to be open from here: workers that can't reach
@@ -16,7 +16,6 @@ import time
 from elastic_run.core.node import machine as member
 from elastic_run.core.protocol import messages
 from elastic_run.rendezvous.elastic.addresses import find_trouble, written
-from elastic_run.rendezvous.session import Formed
 from elastic_run.store.errors import StoreConnectionError
 
 TYPE_CHECKING = False
@@ -58,21 +57,18 @@ class RoundAdmission:
         self._offer = offer
         self._shares_server = shares_server
         self._lock = threading.RLock()
-        self._awaited: Assignment | None = None
+        self._awaited: member.Formed | None = None
         self._opened: list[str] = []  # keys by which this node, as rank 0, has opened rounds
 
-    def announce(self, assignment: Assignment) -> None:
-        """Let the agent have a round as soon as the way is open; doesn't block.
-
-        Args:
-            assignment: This node's place in it.
-        """
+    def announce(self, formed: member.Formed) -> None:
+        """Let the agent have a round as soon as the way is open; doesn't block."""
+        assignment = formed.assignment
         with self._lock:
-            self._awaited = assignment
+            self._awaited = formed
         if assignment.group_rank == 0 and not self._shares_server:
-            self._admit(assignment)
+            self._admit(formed)
         else:
-            self._context.spawn(f"way into round {assignment.round}", lambda: self._look(assignment))
+            self._context.spawn(f"way into round {assignment.round}", lambda: self._look(formed))
 
     def has_withdrawn(self, number: int) -> bool:
         """Answer for a round that is to be stopped, if the agent never heard of it.
@@ -84,21 +80,22 @@ class RoundAdmission:
             Whether it was so: then the agent needn't hear of it now.
         """
         with self._lock:
-            if self._awaited is None or self._awaited.round != number:
+            if self._awaited is None or self._awaited.assignment.round != number:
                 return False
             self._awaited = None
         self._feed(member.WorkersGone(number, messages.STOPPED, self._offer()))
         return True
 
     # --- the thread ----------------------------------------------------------------------------------------------
-    def _look(self, assignment: Assignment) -> None:
+    def _look(self, formed: member.Formed) -> None:
+        assignment = formed.assignment
         trouble = self._share_server(assignment) if self._shares_server else None
         if trouble is None and assignment.group_rank != 0:
             trouble = self._trouble_on_the_way(assignment)
         if trouble is None:
-            self._admit(assignment)
+            self._admit(formed)
         else:
-            self._refuse(assignment, trouble)
+            self._refuse(formed, trouble)
 
     def _share_server(self, assignment: Assignment) -> str | None:
         """Empty the workers' half as rank 0, or wait until rank 0 has done so; returns what is wrong, or None."""
@@ -146,38 +143,20 @@ class RoundAdmission:
         here = f"{self._context.node_info.host} ({self._context.local_addr})"
         return f"{here} can't reach the store of rank 0 at {written(master.host, master.port)}: {trouble}"
 
-    def _admit(self, assignment: Assignment) -> None:
+    def _admit(self, formed: member.Formed) -> None:
         """Tell the agent of the round."""
         with self._lock:
-            if self._awaited is not assignment:
+            if self._awaited is not formed:
                 return
             self._awaited = None
             # In its place before a halt of the round can come; told without the lock.
-            self._context.post(_formed(assignment))
+            self._context.post(formed)
         self._context.tell_agent()
 
-    def _refuse(self, assignment: Assignment, detail: str) -> None:
+    def _refuse(self, formed: member.Formed, detail: str) -> None:
         """Say that this node's workers were not started, since the way is closed."""
         with self._lock:
-            if self._awaited is not assignment:
+            if self._awaited is not formed:
                 return
             self._awaited = None
-        self._feed(member.WorkersGone(assignment.round, messages.UNREACHABLE, self._offer(), detail=detail))
-
-
-def _formed(assignment: Assignment) -> Formed:
-    master = assignment.master
-    return Formed(
-        round=assignment.round,
-        group_rank=assignment.group_rank,
-        group_world_size=assignment.group_world_size,
-        base_rank=assignment.base_rank,
-        world_size=assignment.world_size,
-        role_rank=assignment.role_rank,
-        role_world_size=assignment.role_world_size,
-        master_addr=master.host,
-        master_port=master.port,
-        restart_count=assignment.restart_count,
-        use_agent_store=master.use_agent_store,
-        news=assignment.news,
-    )
+        self._feed(member.WorkersGone(formed.assignment.round, messages.UNREACHABLE, self._offer(), detail=detail))

@@ -22,6 +22,7 @@ import os
 import time
 
 from elastic_run.core.node import machine as member
+from elastic_run.core.node.messages import Refused
 from elastic_run.core.protocol import job_keys, messages
 from elastic_run.rendezvous.elastic.decision_log import make_head, raise_start
 from elastic_run.rendezvous.elastic.exit_barrier import pass_exit_barrier
@@ -29,7 +30,7 @@ from elastic_run.rendezvous.elastic.heartbeats import HeartbeatReader, Heartbeat
 from elastic_run.rendezvous.elastic.partition import PartitionRecovery
 from elastic_run.rendezvous.elastic.retry_deadline import RetryDeadline
 from elastic_run.rendezvous.elastic.store_connection import STORE_ID
-from elastic_run.rendezvous.session import Lost, Notice, Refused, Waiting
+from elastic_run.rendezvous.session import Lost, Notice, Waiting
 from elastic_run.report.wait_status import WaitStatus
 from elastic_run.store.backoff import draw_fraction
 from elastic_run.store.errors import StoreAccessError, StoreError, StoreForgedError, StoreTokenError
