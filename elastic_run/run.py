@@ -24,7 +24,7 @@ from elastic_run.cli.config import (
     get_use_env,
     make_config,
 )
-from elastic_run.cli.flags import FLAGS
+from elastic_run.cli.flags import CONFIGURATION, FLAGS
 from elastic_run.cli.origins import name_source, write_given
 from elastic_run.cli.parser import LauncherArgumentParser, print_text
 from elastic_run.cli.values import WORKER_COUNTS, node_range, whole_number, worker_count
@@ -149,7 +149,7 @@ def _make_join_command(
     is_told_apart = not args.training_script.startswith("-") and "--" not in args.training_script_args
     return JoinCommand(
         command=tuple(command_words),
-        flags=tuple(filter(None, (write_given(flag, args, origins) for flag in flags))),
+        flags=tuple(filter(None, (write_given(flag, args, origins) for flag in flags if flag.group != CONFIGURATION))),
         program=program if is_told_apart else ("--", *program),
     )
 

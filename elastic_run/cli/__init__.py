@@ -14,6 +14,7 @@
 | `derivation` | the record of what follows |
 | `node_gpus` | one worker for each GPU of this node |
 | `config` | a checked namespace to a `LaunchConfig` and the command of the workers |
+| `config_file` | the file of ``--config``: TOML to checked values |
 | `explain` | the text of ``--explain``: values with their origins, and what would be started |
 | `help` | the texts of ``--help`` and ``--help-all``, and the reference in the docs |
 

@@ -15,7 +15,6 @@ import shlex
 import textwrap
 
 from elastic_run import contract
-from elastic_run.cli.flags import CONFIGURATION
 from elastic_run.cli.help import WIDTH, describe_default
 from elastic_run.cli.origins import DERIVED, FILE, FLAG, VARIABLE, Origin
 from elastic_run.cli.values import BUILT_IN_BACKENDS
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["render_explanation"]
 
+_OWN_FLAGS = ("--explain", "--explain-all")
 _HEAD = "Nothing was started. Without --explain, elastic-run would use these values:"
 _HEAD_OF_ENVIRONMENT = "Environment of the workers, beside that of this process:"
 _FOLD = "{} other flags have their defaults (--explain-all shows them)."
@@ -69,7 +69,7 @@ def render_explanation(
         environments: Variables of the workers by local rank, without those that only a round knows.
         environ: The variables of this process, without what a start would add.
     """
-    shown = [flag for flag in flags if not flag.prints_text and flag.group != CONFIGURATION]
+    shown = [flag for flag in flags if not flag.prints_text and flag.name not in _OWN_FLAGS]
     decided = [flag for flag in shown if flag.dest in origins or _is_of_program(flag, args)]
     rows = [_row(_write(flag, args, origins), _describe(origins.get(flag.dest))) for flag in decided]
     rows += _variable_rows(environ, config.nproc_per_node)

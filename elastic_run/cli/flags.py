@@ -484,6 +484,14 @@ FLAGS: tuple[Flag, ...] = (
         "(entry-point group elastic_run.event_handlers).",
     ),
     Flag(
+        "--config",
+        group=CONFIGURATION,
+        values="FILE",
+        is_ours=True,
+        text="TOML file with values of flags: a key is the name of a flag without the dashes in front (max-restarts = "
+        "3). A flag and its variable override the file; the file overrides what follows from the scheduler.",
+    ),
+    Flag(
         "--explain",
         group=CONFIGURATION,
         has_variable=False,

@@ -1,12 +1,13 @@
 """From the words of a command line to a namespace: argparse, filled from the table of flags.
 
-The command, `main`, `parse_args` and `get_args_parser` all use this parser. Four things differ from plain argparse:
+The command, `main`, `parse_args` and `get_args_parser` all use this parser. Five things differ from plain argparse:
 
 - Two spellings of one flag (``--max-restarts``, ``--max_restarts``) do not make an abbreviation ambiguous. Nor do flags
   that torchrun does not have, where one of torchrun's flags matches.
 - The words behind the script are never read as flags. Python before 3.12.8 ends with an error where one of them looks
   like an ambiguous abbreviation; here the ambiguity is an action, and argparse runs no action behind the script.
 - ``PET_<FLAG>`` is the default of a flag. argparse converts it only if the flag is not given.
+- The file of ``--config`` is read after that, for the values that neither a flag nor a variable gives.
 - An error is one line that names the flag or the variable, the value and what is allowed.
 
 argparse is imported before the first worker starts, with `re`, `enum` and `collections`: 5 ms of 40. More would be
@@ -24,6 +25,7 @@ from elastic_run.cli.origins import FLAG, VARIABLE, Origin
 from elastic_run.cli.values import nearest
 from elastic_run.errors import UsageError
 from elastic_run.notices import say
+from elastic_run.records import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ _VALUE_IS_TOO_MUCH = "ignored explicit argument "
 
 
 class ValueNotAllowedError(UsageError):
-    """A flag or its variable has a value that is not allowed; the words themselves are a command line."""
+    """A value of a flag, a variable or a file is not allowed; the words themselves are a command line."""
 
 
 class LauncherArgumentParser(argparse.ArgumentParser):
@@ -96,12 +98,35 @@ class LauncherArgumentParser(argparse.ArgumentParser):
             if flag.variable in os.environ
         }
         try:
-            return super().parse_known_args(self._words, namespace)
+            namespace, unknown = super().parse_known_args(self._words, namespace)
         except argparse.ArgumentError as error:
-            refused = error.__context__
-            if self._raises_values and isinstance(refused, _RefusedTextError):
-                raise ValueNotAllowedError(refused.line) from None
+            if isinstance(error.__context__, _RefusedTextError):
+                self._refuse(error.__context__.line)
             self.error(self._describe(error))
+        if getattr(namespace, "config", None):
+            self._take_file(namespace.config, namespace)
+        return namespace, unknown
+
+    def _take_file(self, path: str, namespace: argparse.Namespace) -> None:
+        """Take the values of a configuration file that neither a flag nor a variable gives."""
+        from elastic_run.cli.config_file import read_config_file  # noqa: PLC0415 - most jobs have none
+
+        try:
+            values = read_config_file(path, self.flags)
+        except ValueError as error:
+            self._refuse(str(error))
+        for dest, (value, origin) in values.items():
+            given = self.origins.get(dest)
+            if given is None:
+                setattr(namespace, dest, value)
+                self.origins[dest] = origin
+            elif given.unused is None:
+                self.origins[dest] = replace(given, unused=origin)
+
+    def _refuse(self, line: str) -> NoReturn:
+        if self._raises_values:
+            raise ValueNotAllowedError(line) from None
+        self.error(line)
 
     def format_help(self) -> str:
         """Return our own help; flags that somebody added are not in it."""
@@ -119,8 +144,6 @@ class LauncherArgumentParser(argparse.ArgumentParser):
 
     def _describe(self, error: argparse.ArgumentError) -> str:
         """Return our line for an error of argparse's."""
-        if isinstance(error.__context__, _RefusedTextError):
-            return error.__context__.line
         flag = next((flag for flag in self.flags if "/".join(flag.spellings) == error.argument_name), None)
         if flag is None:
             return str(error)

@@ -1,0 +1,161 @@
+"""The file of `--config`: TOML whose keys are the flags without dashes, in front or between the words.
+
+    nnodes = "1:4"
+    nproc-per-node = "gpu"
+    max_restarts = 3
+    preload = ["torch", "numpy"]
+
+    [rdzv-conf]
+    join_timeout = 600
+
+A value has the type that TOML has for it: true and false for a switch, a number, a text, a list where the flag takes
+several values, a table for settings. Each becomes the text of the flag and is read as that is, so that a file means
+nothing that the command line can't. The script and its arguments do not stand in the file: `elastic-run --config
+job.toml --lr=1` would not tell whether --lr is a flag or the script's.
+
+All of the file is checked, also what a flag overrides: a typing error that nobody sees would come back later.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from elastic_run.cli.flags import CONFIGURATION
+from elastic_run.cli.origins import FILE, Origin
+from elastic_run.cli.values import nearest, text_list
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+    from elastic_run.cli.flags import Flag
+
+__all__ = ["read_config_file"]
+
+#: Keys by which somebody may try to name the script.
+_SCRIPT_KEYS = ("script", "training_script", "training_script_args", "script_args", "args", "arguments", "command")
+
+
+def read_config_file(path: str, flags: Sequence[Flag]) -> dict[str, tuple[Any, Origin]]:
+    """Read a configuration file.
+
+    Args:
+        path: The file.
+        flags: The flags of the command.
+
+    Returns:
+        Each value with its origin, by the name of the value in the namespace.
+
+    Raises:
+        ValueError: The file can't be read, or something in it is wrong; the message names the file and the key.
+    """
+    known = {flag.dest: flag for flag in flags if not flag.prints_text}
+    values: dict[str, tuple[Any, Origin]] = {}
+    for key, value in _load(path).items():
+        dest = key.replace("-", "_")
+        try:
+            flag = _find_flag(key, known)
+            if dest in values:
+                message = "is there twice, with a hyphen and with an underscore"
+                raise ValueError(message)  # noqa: TRY301 - the key is added below, as for the other errors
+            text = _write(flag, value)
+            values[dest] = (_read(flag, text), Origin(FILE, path, "" if flag.is_switch else text))
+        except ValueError as error:
+            message = f"{path}: {key}: {error}"
+            raise ValueError(message) from None
+    return values
+
+
+def _load(path: str) -> Mapping[str, Any]:
+    import importlib  # noqa: PLC0415 - only here
+
+    try:
+        toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    except ImportError:
+        message = "--config: Python 3.10 reads TOML with the package tomli, which is missing (pip install tomli)"
+        raise ValueError(message) from None
+    try:
+        with open(path, "rb") as file:
+            document: Mapping[str, Any] = toml.load(file)
+    except OSError as error:
+        message = f"--config: {path!r} can't be read: {(error.strerror or str(error)).lower()}"
+        raise ValueError(message) from None
+    except (toml.TOMLDecodeError, UnicodeDecodeError) as error:
+        message = f"{path}: is not TOML: {' '.join(str(error).split())}"
+        raise ValueError(message) from None
+    return document
+
+
+def _find_flag(key: str, known: Mapping[str, Flag]) -> Flag:
+    dest = key.replace("-", "_")
+    flag = known.get(dest)
+    if flag is not None and flag.group != CONFIGURATION:
+        return flag
+    if flag is not None:
+        message = "is for the command line only"
+    elif dest in _SCRIPT_KEYS:
+        message = "is no flag: the script and its arguments stand on the command line"
+    else:
+        names = [name.replace("_", "-") for name, flag in known.items() if flag.group != CONFIGURATION]
+        message = f"is no flag{nearest(dest.replace('_', '-'), names)}"
+    raise ValueError(message)
+
+
+def _read(flag: Flag, text: str) -> Any:  # noqa: ANN401 - each flag has its own type
+    try:
+        return flag.parse(text)
+    except ValueError as error:
+        message = f"{text!r} {error}"
+        raise ValueError(message) from None
+
+
+def _write(flag: Flag, value: object) -> str:
+    """Return a value of TOML as the text of a flag."""
+    if flag.is_switch:
+        if not isinstance(value, bool):
+            message = f"{_show(value)} is not true or false"
+            raise ValueError(message)
+        return str(int(value))
+    if isinstance(value, list) and ",..." in flag.values:
+        return ",".join(_write_item(flag, item) for item in value)
+    if isinstance(value, dict) and flag.values.startswith("KEY="):
+        return ",".join(f"{key}={_write_setting(key, item)}" for key, item in value.items())
+    if isinstance(value, str) or (_is_number(value) and flag.parse is not str):
+        return str(value)
+    if _is_number(value):
+        message = f'{value} is a number, but the value is a text: write "{value}"'
+    else:
+        message = f"{_show(value)} is not a value of this flag ({flag.values})"
+    raise ValueError(message)
+
+
+def _write_item(flag: Flag, item: object) -> str:
+    if not isinstance(item, str) and not _is_number(item):
+        message = f"{_show(item)} in the list is not a value of this flag ({flag.values})"
+        raise ValueError(message)
+    return str(item).replace(",", ",,") if flag.parse is text_list else str(item)
+
+
+def _write_setting(key: str, value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if not isinstance(value, str) and not _is_number(value):
+        message = f"{key}: {_show(value)} is not a number, a text, true or false"
+        raise ValueError(message)
+    if "," in str(value):
+        message = f"{key}: {value!r} has a comma, which ends a setting"
+        raise ValueError(message)
+    return str(value)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _show(value: object) -> str:
+    """Return a value as it stands in the file, or what it is where that is long."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    kinds = {dict: "a table", list: "a list", str: repr(value), int: str(value), float: str(value)}
+    return kinds.get(type(value), "a date or a time")
