@@ -14,7 +14,7 @@ from elastic_run import contract, signals
 from elastic_run.agent.api import WorkerGroup, WorkerSpec
 from elastic_run.agent.driver.context import AgentContext, AgentOptions, parse_signals
 from elastic_run.agent.driver.early_start import start_early
-from elastic_run.cli.values import BUILT_IN_BACKENDS, duration, one_signal, preloaded
+from elastic_run.cli.values import duration, one_signal, preloaded
 from elastic_run.core.job.config import JobConfig
 from elastic_run.core.node.config import NodeConfig
 from elastic_run.errors import UsageError
@@ -22,6 +22,7 @@ from elastic_run.lazy import lazy_names
 from elastic_run.multiprocessing.output.logs import DefaultLogsSpecs
 from elastic_run.records import dataclass, field, replace
 from elastic_run.rendezvous.api import RendezvousParameters
+from elastic_run.rendezvous.backends import BACKENDS
 from elastic_run.rendezvous.registry import get_rendezvous_handler
 from elastic_run.signals import SIGTERM
 
@@ -351,7 +352,7 @@ def preview_environments(config: LaunchConfig, entrypoint: str, args: list[str])
     parameters = _make_parameters(config)
     handler = None
     try:
-        if config.rdzv_backend in BUILT_IN_BACKENDS:
+        if config.rdzv_backend in BACKENDS:
             handler = get_rendezvous_handler(parameters)
         spec = _make_spec(config, parameters, entrypoint, args, handler)
     except ValueError as error:

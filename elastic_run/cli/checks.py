@@ -13,9 +13,10 @@ import sys
 from elastic_run import contract
 from elastic_run.cli.config import names_rendezvous, read_token
 from elastic_run.cli.program_checks import check_program, name_reason
-from elastic_run.cli.values import BUILT_IN_BACKENDS, nearest, node_range, seconds
+from elastic_run.cli.values import nearest, node_range, seconds
 from elastic_run.errors import UsageError
 from elastic_run.multiprocessing.process.interpreter import own_interpreter
+from elastic_run.rendezvous.backends import BACKENDS, read_settings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
 
 _EVENT_HANDLERS = ("null", "console", "dynamic_rendezvous")
-#: Their store outlives the job, and other jobs use it too.
-_SHARED_BACKENDS = ("etcd", "etcd-v2", "etcd-v3")
 #: What stands between --log-dir and a log file: the run's directory with its id, the attempt's and the worker's.
 _LONGEST_BELOW = "/d" * 170
 #: Bytes: 16 random ones as text take twice as many, and half of that is beyond guessing still.
@@ -123,11 +122,11 @@ def _check_rendezvous(args: Namespace) -> None:
         raise UsageError(message)
     if args.rdzv_backend == "static" and not args.standalone and (most > 1 or names_rendezvous(args)):
         _check_static_place(args)
-    if args.rdzv_backend not in BUILT_IN_BACKENDS:
+    if args.rdzv_backend not in BACKENDS:
         _check_plugin_backend(args.rdzv_backend)
     if args.standalone:
         return
-    if args.rdzv_endpoint and args.rdzv_backend in BUILT_IN_BACKENDS:
+    if args.rdzv_endpoint and args.rdzv_backend in BACKENDS:
         _check_endpoints(args)
     _check_shared_store(args)
     _check_rendezvous_settings(args)
@@ -157,17 +156,21 @@ def _check_endpoints(args: Namespace) -> None:
         if not endpoint.strip():
             message = f"--rdzv-endpoint: {args.rdzv_endpoint!r} names an empty endpoint"
             raise UsageError(message)
-        if port < 0 and args.rdzv_backend == "static":
-            message = f"--rdzv-endpoint: {args.rdzv_endpoint!r} has no port, which the static backend needs"
+        if port < 0 and BACKENDS[args.rdzv_backend].needs_port:
+            message = (
+                f"--rdzv-endpoint: {args.rdzv_endpoint!r} has no port, which the {args.rdzv_backend} backend needs"
+            )
             raise UsageError(message)
 
 
 def _check_shared_store(args: Namespace) -> None:
-    if args.rdzv_backend in _SHARED_BACKENDS and not args.rdzv_endpoint:
+    backend = BACKENDS.get(args.rdzv_backend)
+    is_shared = backend is not None and backend.is_shared
+    if is_shared and not args.rdzv_endpoint:
         message = f"--rdzv-endpoint: is needed with --rdzv-backend={args.rdzv_backend}: HOST:PORT of its server"
         raise UsageError(message)
     is_met_at = args.rdzv_backend == "c10d" and args.rdzv_endpoint and node_range(args.nnodes)[1] > 1
-    if (is_met_at or args.rdzv_backend in _SHARED_BACKENDS) and args.rdzv_id in ("", "none"):
+    if (is_met_at or is_shared) and args.rdzv_id in ("", "none"):
         message = (
             f"--rdzv-id: is needed with --rdzv-backend={args.rdzv_backend}: jobs that share its store are told "
             f"apart by their ids; give all nodes of this job the same id"
@@ -176,10 +179,10 @@ def _check_shared_store(args: Namespace) -> None:
 
 
 def _check_rendezvous_settings(args: Namespace) -> None:
-    if not args.rdzv_conf or args.rdzv_backend not in (*_SHARED_BACKENDS, "c10d", "static"):
+    backend = BACKENDS.get(args.rdzv_backend)
+    if not args.rdzv_conf or backend is None or not backend.has_store:
         return
-    from elastic_run.rendezvous.settings import read_settings  # noqa: PLC0415 - most jobs have none
-    from elastic_run.rendezvous.utils import parse_rendezvous_config  # noqa: PLC0415
+    from elastic_run.rendezvous.utils import parse_rendezvous_config  # noqa: PLC0415 - most jobs have none
 
     try:
         read_settings(args.rdzv_backend, parse_rendezvous_config(args.rdzv_conf))
@@ -191,7 +194,7 @@ def _check_rendezvous_settings(args: Namespace) -> None:
 def _check_plugin_backend(name: str) -> None:
     from importlib.metadata import entry_points  # noqa: PLC0415 - slow, and only when asked for
 
-    known = [*BUILT_IN_BACKENDS, *sorted(entry_points(group=contract.RENDEZVOUS_ENTRY_POINTS).names)]
+    known = [*BACKENDS, *sorted(entry_points(group=contract.RENDEZVOUS_ENTRY_POINTS).names)]
     if name not in known:
         message = f"--rdzv-backend: {name!r} is none of {', '.join(known)}{nearest(name, known)}"
         raise UsageError(message)

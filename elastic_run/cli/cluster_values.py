@@ -10,7 +10,7 @@ from elastic_run import contract
 from elastic_run.cli.config import names_rendezvous
 from elastic_run.cli.flags import FLAGS
 from elastic_run.cli.origins import Origin, derive
-from elastic_run.cli.values import BUILT_IN_BACKENDS
+from elastic_run.rendezvous.backends import BACKENDS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def complete_from_cluster(args: Namespace, environ: Mapping[str, str], origins: 
         UsageError: The launchers would not become one job.
     """
     # A launcher inside a worker is the scheduler's no more. A plug-in may have its own way to count nodes.
-    if contract.ENV_RUN_ID in environ or args.standalone or args.rdzv_backend not in BUILT_IN_BACKENDS:
+    if contract.ENV_RUN_ID in environ or args.standalone or args.rdzv_backend not in BACKENDS:
         return []
     # Imported here: most launchers run outside of both.
     if "SLURM_JOB_ID" in environ:

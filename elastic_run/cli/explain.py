@@ -17,7 +17,7 @@ import textwrap
 from elastic_run import contract
 from elastic_run.cli.help import WIDTH, describe_default
 from elastic_run.cli.origins import DERIVED, FILE, FLAG, VARIABLE, Origin
-from elastic_run.cli.values import BUILT_IN_BACKENDS
+from elastic_run.rendezvous.backends import BACKENDS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def _describe_rendezvous(args: Namespace, config: LaunchConfig, origins: Mapping
     if backend == "c10d" and "," in endpoint:
         first, _, successors = endpoint.partition(",")
         return f"c10d, job {run_id}: the store is at {first}; if that is lost, at {successors.replace(',', ', ')}"
-    plugin = "" if backend in BUILT_IN_BACKENDS else " (plug-in)"
+    plugin = "" if backend in BACKENDS else " (plug-in)"
     return f"{backend}{plugin}, job {run_id}: the store is at {endpoint or 'an address that the plug-in knows'}"
 
 

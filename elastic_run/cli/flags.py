@@ -14,6 +14,7 @@ from elastic_run import contract
 from elastic_run.cli import values as _values
 from elastic_run.core.job.config import JobConfig
 from elastic_run.core.node.config import NodeConfig
+from elastic_run.rendezvous.backends import BACKENDS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ OUTPUT = "Output and logs"
 WORKERS = "Workers"
 CONFIGURATION = "Configuration"
 ABOUT = "About"
+_NAMES_OF_BACKENDS = [name for name, backend in BACKENDS.items() if backend.has_store]
 
 
 _CONFIGS = (JobConfig(), NodeConfig())
@@ -190,7 +192,7 @@ FLAGS: tuple[Flag, ...] = (
         group=RENDEZVOUS,
         values="NAME",
         default="static",
-        text="Rendezvous backend: static, c10d, etcd, etcd-v2, etcd-v3, or the name of an installed plug-in "
+        text=f"Rendezvous backend: {', '.join(_NAMES_OF_BACKENDS)}, or the name of an installed plug-in "
         "(entry-point group torchrun.handlers). A job of several nodes without a flag of this group uses c10d, and "
         "the node that starts the job serves the store.",
     ),

@@ -14,8 +14,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-#: Backends that are part of elastic-run; any other name is looked up among the installed plug-ins.
-BUILT_IN_BACKENDS = ("static", "c10d", "etcd", "etcd-v2", "etcd-v3", "local")
 WORKER_COUNTS = "a number from 1 up, nor auto, cpu, gpu or xpu"
 
 _MAX_PORT = 65535

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import socket
 
+from elastic_run.contract import DEFAULT_C10D_PORT
 from elastic_run.records import dataclass
 
 TYPE_CHECKING = False
@@ -22,7 +23,6 @@ __all__ = ["IndexedPod", "PodNameError", "find_indexed_pod", "full_hostname"]
 _INDEX = "JOB_COMPLETION_INDEX"
 #: Pods that may serve the job's store: the loss of one of them, or of two, does not end the job.
 _STORE_NODES = 3
-_PORT = 29400
 
 
 class PodNameError(ValueError):
@@ -70,7 +70,7 @@ class IndexedPod:
                 "Service, and name it in the pod template as subdomain"
             )
             raise PodNameError(message)
-        return ",".join(f"{name}-{index}.{domain}:{_PORT}" for index in range(min(nodes, _STORE_NODES)))
+        return ",".join(f"{name}-{index}.{domain}:{DEFAULT_C10D_PORT}" for index in range(min(nodes, _STORE_NODES)))
 
 
 def find_indexed_pod(environ: Mapping[str, str], hostname: str) -> IndexedPod | None:

@@ -14,6 +14,7 @@ import sys
 from elastic_run.contract import RENDEZVOUS_ENTRY_POINTS
 from elastic_run.lazy import lazy_names
 from elastic_run.rendezvous.api import RendezvousParameters, rendezvous_handler_registry
+from elastic_run.rendezvous.backends import BACKENDS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -72,11 +73,9 @@ def register_built_in_handlers(registry: RendezvousHandlerRegistry) -> None:
     Args:
         registry: Where to register them.
     """
-    registry.register("local", _create_local_handler)
-    registry.register("static", _create_static_handler)
-    registry.register("c10d", _create_c10d_handler)
-    for backend in ("etcd", "etcd-v2", "etcd-v3"):
-        registry.register(backend, _create_elastic_handler)
+    for_one_node = {"local": _create_local_handler, "static": _create_static_handler, "c10d": _create_c10d_handler}
+    for name in BACKENDS:
+        registry.register(name, for_one_node.get(name, _create_elastic_handler))
 
 
 def _create_local_handler(params: RendezvousParameters) -> RendezvousHandler:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-__all__ = ["Settings", "read_settings"]
+__all__ = ["Settings", "parse_settings"]
 
 #: torch's LaunchConfig puts this ``timeout`` into every job's settings; only static and etcd ever meant it.
 _TIMEOUT_OF_TORCH = 900
@@ -25,18 +25,6 @@ _JOB_TIMES = ("join_timeout", "last_call_timeout", "keep_alive_interval")
 _TIMES = ("close_timeout", "heartbeat_timeout", "read_timeout")
 _ATTEMPTS = "keep_alive_max_attempt"
 _COMMON = (*_JOB_TIMES, *_TIMES, "timeout", _ATTEMPTS)
-_OF_ETCD = (
-    *("protocol", "ssl_cert", "ssl_cert_key", "ca_cert", "cert", "key", "cacert", "etcd_prefix"),
-    *("user", "password", "password_file"),
-)
-#: The keys of each backend beyond the common ones.
-_OWN: Mapping[str, tuple[str, ...]] = {
-    "c10d": ("store_type", "is_host"),
-    "static": ("rank",),
-    "etcd": _OF_ETCD,
-    "etcd-v2": _OF_ETCD,
-    "etcd-v3": _OF_ETCD,
-}
 #: The only times that may be 0: then nobody waits for more nodes than the minimum.
 _MAY_BE_ZERO = ("last_call_timeout",)
 
@@ -75,12 +63,14 @@ class Settings:
         return replace(config, **self.job_settings)
 
 
-def read_settings(backend: str, config: Mapping[str, Any]) -> Settings:
+def parse_settings(backend: str, config: Mapping[str, Any], own: tuple[str, ...], *, reads_timeout: bool) -> Settings:
     """Read and check a backend's settings.
 
     Args:
-        backend: Name of the backend.
+        backend: Name of the backend, for messages.
         config: The settings as given.
+        own: The keys of this backend beyond the common ones.
+        reads_timeout: Whether torch's backend of this name reads `timeout`.
 
     Returns:
         All of them, with defaults.
@@ -88,12 +78,11 @@ def read_settings(backend: str, config: Mapping[str, Any]) -> Settings:
     Raises:
         ValueError: A key is unknown, a value of the wrong kind, or they don't go together.
     """
-    own = _OWN[backend]
     _refuse_unknown(backend, config, (*_COMMON, *own))
     job_settings: dict[str, Any] = {key: _read_time(key, config[key]) for key in _JOB_TIMES if key in config}
     if "join_timeout" not in config and "timeout" in config:
         timeout = _read_time("timeout", config["timeout"])
-        if backend not in ("c10d", "etcd-v3") or timeout != _TIMEOUT_OF_TORCH:
+        if reads_timeout or timeout != _TIMEOUT_OF_TORCH:
             job_settings["join_timeout"] = timeout
     if _ATTEMPTS in config:
         job_settings[_ATTEMPTS] = _read_attempts(config[_ATTEMPTS])

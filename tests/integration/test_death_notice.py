@@ -14,12 +14,11 @@ import pytest
 from elastic_run.contract import ENV_RECORD_DIR
 from elastic_run.core.protocol.job_keys import FACTS, HEAD
 from elastic_run.core.protocol.messages import Assignment, Head, Leave, Offer, SeatDead, read_fact, to_json
-from elastic_run.rendezvous.elastic.backend.factory import make_backend
+from elastic_run.rendezvous.backends import make_backend, read_settings
 from elastic_run.rendezvous.elastic.backend.hosting import HostedStore
 from elastic_run.rendezvous.elastic.node_death.notice import send_death_notice
 from elastic_run.rendezvous.elastic.node_death.proofs import DeathProofs, find_notice_limit, name_job
 from elastic_run.rendezvous.elastic.store_connection import STORE_ID
-from elastic_run.rendezvous.settings import read_settings
 from elastic_run.store.tcpstore.listener import open_public_listener
 from tests.support.etcd import Etcd
 from tests.support.sessions import free_port

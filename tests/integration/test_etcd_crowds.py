@@ -13,11 +13,10 @@ import pytest
 
 from elastic_run.core.node.messages import Ended, Formed, Halted, Refused
 from elastic_run.rendezvous import RendezvousParameters
+from elastic_run.rendezvous.backends import make_backend, read_settings
 from elastic_run.rendezvous.elastic.backend.base import SharedBackend
-from elastic_run.rendezvous.elastic.backend.etcd import make_etcd_backend
 from elastic_run.rendezvous.elastic.store_connection import StoreConnection
 from elastic_run.rendezvous.session import Lost
-from elastic_run.rendezvous.settings import read_settings
 from elastic_run.store.errors import SILENT, UNREADY, StoreConnectionError
 from elastic_run.store.jobstore.etcd_v3_client import EtcdV3Client
 from elastic_run.store.jobstore.http_client import Endpoint, HttpClient
@@ -215,7 +214,7 @@ def test_late_answers_are_waited_for_longer_the_next_time(stack: ExitStack, back
     late = stack.enter_context(LateServer((etcd.endpoints[0].host, etcd.endpoints[0].port), 0.75))
     settings = read_settings(backend, _CONF)
     endpoint = f"127.0.0.1:{late.port}"
-    made = make_etcd_backend(backend, [("127.0.0.1", late.port)], "job", settings, endpoint=endpoint, secret=None)
+    made = make_backend(backend, endpoint, "job", settings)
     assert isinstance(made, SharedBackend)
     link = StoreConnection(made, 0.5, threading.Event(), longest_timeout=_LEASE)
     stack.callback(link.drop)

@@ -12,8 +12,7 @@ import etcd
 import pytest
 from torch.distributed.elastic.rendezvous import RendezvousParameters, etcd_rendezvous, etcd_rendezvous_backend
 
-from elastic_run.rendezvous.elastic.backend.etcd import make_etcd_backend
-from elastic_run.rendezvous.settings import read_settings
+from elastic_run.rendezvous.backends import make_backend, read_settings
 from elastic_run.store.errors import StoreAccessError
 from elastic_run.store.jobstore.api import LEFT_BEHIND
 from elastic_run.store.jobstore.etcd_v2 import EtcdV2JobStore
@@ -173,12 +172,11 @@ def test_settings_mean_what_they_mean_to_torch(
         theirs = make_theirs(RendezvousParameters(backend, str(endpoint), "job", 1, 1, None, **conf))
         settings = read_settings(backend, {**conf, "etcd_prefix": "/custom", "timeout": "77"})
         assert settings.job_settings["join_timeout"] == 77
-        place = [(endpoint.host, endpoint.port)]
-        made = make_etcd_backend(backend, place, "job", settings, endpoint=str(endpoint), secret=None)
+        made = make_backend(backend, str(endpoint), "job", settings)
         with closing(made.open(DEADLINE)) as store:
             store.write({"d/0": b"value"})
             assert b64decode(theirs.read(f"{_JOB}/k/d/0").value) == b"+value"
         without = read_settings(backend, {key: value for key, value in conf.items() if key not in names[1:]})
-        made = make_etcd_backend(backend, place, "job", without, endpoint=str(endpoint), secret=None)
+        made = make_backend(backend, str(endpoint), "job", without)
         with closing(made.open(DEADLINE)) as store, pytest.raises(StoreAccessError, match="certificate"):
             store.get(["d/0"])

@@ -263,7 +263,7 @@ def test_users_of_version_3(certificates: Certificates) -> None:
     with Etcd(certificates=certificates, has_users=True) as etcd:
 
         def make(credentials: Credentials | None) -> EtcdV3JobStore:
-            return EtcdV3JobStore(EtcdV3Client(etcd.client(), credentials), _JOB)
+            return EtcdV3JobStore(EtcdV3Client(etcd.client(), credentials), _JOB, lease=_LEASE)
 
         with make(Credentials(*ROOT)) as store:
             store.create("d/0", b"x")

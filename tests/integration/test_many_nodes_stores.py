@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run.core.protocol.job_keys import decision_key
-from elastic_run.rendezvous.elastic.backend.factory import make_backend
-from elastic_run.rendezvous.settings import read_settings
+from elastic_run.rendezvous.backends import make_backend, read_settings
 from tests.support.etcd import ROOT, Certificates, Etcd, make_certificates
 from tests.support.wait import DEADLINE, stretched
 

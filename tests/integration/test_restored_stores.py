@@ -18,6 +18,7 @@ from elastic_run.store.jobstore.etcd_v3_client import EtcdV3Client
 from elastic_run.store.jobstore.revisions import Revisions
 from tests.support.configs import plain_setup
 from tests.support.etcd import Etcd
+from tests.support.job_stores import LEASE
 from tests.support.sessions import FAST, Node, handler_node
 from tests.support.wait import wait_until
 
@@ -42,8 +43,8 @@ def etcd(stack: ExitStack) -> Etcd:
 
 def _open(kind: str, etcd: Etcd, run_id: str, revisions: Revisions | None = None) -> JobStore:
     if kind == "etcd-v3":
-        return EtcdV3JobStore(EtcdV3Client(etcd.client(), revisions=revisions), run_id)
-    return EtcdV2JobStore(EtcdV2Client(etcd.client(), revisions=revisions), run_id)
+        return EtcdV3JobStore(EtcdV3Client(etcd.client(), revisions=revisions), run_id, lease=LEASE)
+    return EtcdV2JobStore(EtcdV2Client(etcd.client(), revisions=revisions), run_id, lease=LEASE)
 
 
 @pytest.mark.parametrize("kind", ["etcd-v2", "etcd-v3"])

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from elastic_run.core.job.config import JobConfig
 from elastic_run.store.jobstore.c10d import C10dJobStore
 from elastic_run.store.jobstore.etcd_v2 import EtcdV2JobStore
 from elastic_run.store.jobstore.etcd_v2_client import EtcdV2Client
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
     Opener: TypeAlias = Callable[[str], JobStore]
 
+#: Seconds, where a test does not say another.
+LEASE = JobConfig().lease
 _TORCHS_SERVER = """
 import sys
 from torch.distributed import TCPStore
@@ -86,7 +89,7 @@ def torch_older() -> Iterator[Opener]:
 def etcd_v3() -> Iterator[Opener]:
     """Start an etcd of one member."""
     with Etcd() as etcd:
-        yield lambda run_id: EtcdV3JobStore(EtcdV3Client(etcd.client()), run_id)
+        yield lambda run_id: EtcdV3JobStore(EtcdV3Client(etcd.client()), run_id, lease=LEASE)
 
 
 @contextmanager
@@ -100,21 +103,21 @@ def file() -> Iterator[Opener]:
 def etcd_v2() -> Iterator[Opener]:
     """Start an etcd of one member."""
     with Etcd() as etcd:
-        yield lambda run_id: EtcdV2JobStore(EtcdV2Client(etcd.client()), run_id)
+        yield lambda run_id: EtcdV2JobStore(EtcdV2Client(etcd.client()), run_id, lease=LEASE)
 
 
 @contextmanager
 def etcd_v2_of_three() -> Iterator[Opener]:
     """Start an etcd of three members, with TLS on both sides."""
     with tempfile.TemporaryDirectory() as directory, Etcd(3, certificates=make_certificates(Path(directory))) as etcd:
-        yield lambda run_id: EtcdV2JobStore(EtcdV2Client(etcd.client()), run_id, prefix="/torchelastic/")
+        yield lambda run_id: EtcdV2JobStore(EtcdV2Client(etcd.client()), run_id, lease=LEASE, prefix="/torchelastic/")
 
 
 @contextmanager
 def etcd_v3_of_three() -> Iterator[Opener]:
     """Start an etcd of three members."""
     with Etcd(3) as etcd:
-        yield lambda run_id: EtcdV3JobStore(EtcdV3Client(etcd.client()), run_id)
+        yield lambda run_id: EtcdV3JobStore(EtcdV3Client(etcd.client()), run_id, lease=LEASE)
 
 
 @contextmanager
@@ -123,7 +126,7 @@ def etcd_v3_guarded() -> Iterator[Opener]:
     with tempfile.TemporaryDirectory() as directory:
         certificates = make_certificates(Path(directory))
         with Etcd(certificates=certificates, has_users=True) as etcd:
-            yield lambda run_id: EtcdV3JobStore(EtcdV3Client(etcd.client(), Credentials(*ROOT)), run_id)
+            yield lambda run_id: EtcdV3JobStore(EtcdV3Client(etcd.client(), Credentials(*ROOT)), run_id, lease=LEASE)
 
 
 @contextmanager

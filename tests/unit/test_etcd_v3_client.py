@@ -114,7 +114,7 @@ def test_a_lease_is_revoked_by_its_number_and_may_be_gone() -> None:
 def test_a_node_that_is_dropped_loses_its_lease() -> None:
     """Forgetting the beats of a node ends the lease on which its beat hangs; nodes without a beat cost nothing."""
     http = FakeHttp()
-    store = EtcdV3JobStore(make_api(http), "j")
+    store = EtcdV3JobStore(make_api(http), "j", lease=6.0)
     store.write_beat("dropped", b"1")
     granted = http.asked[-1][1]["lease"]
     there = {**_HEADER, "kvs": [{"key": http.asked[-1][1]["key"]}]}

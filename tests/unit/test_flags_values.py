@@ -6,12 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.cli import values
 from elastic_run.cli.flags import FLAGS, Flag
 from elastic_run.cli.parser import LauncherArgumentParser
 from elastic_run.core.job.config import Window
 from elastic_run.errors import UsageError
-from elastic_run.rendezvous.api import rendezvous_handler_registry
 
 if TYPE_CHECKING:
     from typing import Any
@@ -181,8 +179,3 @@ def test_every_default_is_a_value_that_would_be_taken(flag: Flag) -> None:
     """Whatever a flag has by default may also be given on the command line."""
     if isinstance(flag.default, (str, int)) and not flag.is_switch:
         assert flag.parse(str(flag.default)) == flag.default
-
-
-def test_the_built_in_backends_are_those_of_the_registry() -> None:
-    """No backend that the registry has is taken for a plug-in, and none is named that it hasn't got."""
-    assert set(values.BUILT_IN_BACKENDS) <= set(rendezvous_handler_registry._registry)

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run.core.job.config import JobConfig
+from elastic_run.rendezvous.backends import read_settings
 from elastic_run.rendezvous.elastic import retry_deadline
 from elastic_run.rendezvous.elastic.context import SessionContext
 from elastic_run.rendezvous.elastic.retry_deadline import RetryDeadline
 from elastic_run.rendezvous.session import Lost, Notice, Waiting
-from elastic_run.rendezvous.settings import read_settings
 from elastic_run.store.errors import REFUSED, SILENT, StoreConnectionError
 
 if TYPE_CHECKING:

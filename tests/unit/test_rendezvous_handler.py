@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from elastic_run.rendezvous.backends import read_settings
 from elastic_run.rendezvous.elastic.handler import ElasticRendezvousHandler
-from elastic_run.rendezvous.settings import read_settings
 
 
 class FakeRounds:

@@ -8,8 +8,8 @@ import pytest
 
 from elastic_run.core.job.config import JobConfig
 from elastic_run.rendezvous import RendezvousParameters
+from elastic_run.rendezvous.backends import read_settings
 from elastic_run.rendezvous.elastic.handler import create_handler
-from elastic_run.rendezvous.settings import read_settings
 
 
 def test_defaults() -> None:

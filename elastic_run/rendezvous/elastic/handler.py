@@ -15,8 +15,8 @@ from elastic_run.core.node.config import NodeConfig
 from elastic_run.core.protocol import messages
 from elastic_run.records import replace
 from elastic_run.rendezvous.api import RendezvousHandler
+from elastic_run.rendezvous.backends import BACKENDS, make_backend, read_settings
 from elastic_run.rendezvous.elastic.addresses import find_outward_address, names_loopback, written
-from elastic_run.rendezvous.elastic.backend.factory import DEFAULT_PORTS, make_backend
 from elastic_run.rendezvous.elastic.backend.hosting import HostedWorkerStore
 from elastic_run.rendezvous.elastic.backend.tcp import TcpBackend
 from elastic_run.rendezvous.elastic.context import SessionContext
@@ -24,7 +24,6 @@ from elastic_run.rendezvous.elastic.job_session import JobSession
 from elastic_run.rendezvous.elastic.node_death.proofs import DeathProofs, name_job
 from elastic_run.rendezvous.join_command import describe_join_command
 from elastic_run.rendezvous.session import Setup
-from elastic_run.rendezvous.settings import read_settings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -118,7 +117,7 @@ class ElasticRendezvousHandler(RendezvousHandler):
 
     def _make_backend(self, token: bytes | None, local_addr: str | None) -> Backend:
         params = self._params
-        endpoint = params.endpoint or f"{_PUBLIC}:{DEFAULT_PORTS['c10d']}"
+        endpoint = params.endpoint or f"{_PUBLIC}:{BACKENDS['c10d'].default_port}"
         is_file = self._settings.store_type == "file"
         backend = make_backend(
             params.backend,

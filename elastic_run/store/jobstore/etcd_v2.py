@@ -56,7 +56,7 @@ class EtcdV2JobStore(EtcdJobStore):
     """
 
     def __init__(
-        self, api: EtcdV2Client, run_id: str, *, lease: float = 6.0, prefix: str = "", has_job: bool = False
+        self, api: EtcdV2Client, run_id: str, *, lease: float, prefix: str = "", has_job: bool = False
     ) -> None:
         super().__init__(api, run_id, lease, prefix.lstrip("/"))
         self._api = api

@@ -65,7 +65,7 @@ class EtcdV3JobStore(EtcdJobStore):
         api: EtcdV3Client,
         run_id: str,
         *,
-        lease: float = 6.0,
+        lease: float,
         prefix: str = "",
     ) -> None:
         super().__init__(api, run_id, lease, prefix)

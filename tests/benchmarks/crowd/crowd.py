@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING
 from elastic_run.core.node.messages import Formed, Refused
 from elastic_run.core.protocol.facts import Offer
 from elastic_run.loop import Loop
+from elastic_run.rendezvous.backends import make_backend, read_settings
 from elastic_run.rendezvous.elastic import handler
-from elastic_run.rendezvous.elastic.backend.factory import make_backend
 from elastic_run.rendezvous.elastic.backend.hosting import open_public_listener
 from elastic_run.rendezvous.session import Lost
-from elastic_run.rendezvous.settings import read_settings
 from elastic_run.store.tcpstore.listener import raise_descriptor_limit
 from tests.benchmarks.crowd.counting import Tally, say
 from tests.benchmarks.crowd.host import wait_joined

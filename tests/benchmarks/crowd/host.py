@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 
 from elastic_run.core.node.messages import Formed, Refused
 from elastic_run.core.protocol.facts import Offer
+from elastic_run.rendezvous.backends import read_settings
 from elastic_run.rendezvous.elastic.backend.hosting import HostedStore
 from elastic_run.rendezvous.elastic.backend.tcp import TcpBackend
 from elastic_run.rendezvous.elastic.handler import open_session
 from elastic_run.rendezvous.session import Lost
-from elastic_run.rendezvous.settings import read_settings
 from elastic_run.store.tcpstore.listener import open_public_listener, raise_descriptor_limit
 from tests.benchmarks.crowd.counting import count_traffic, say
 from tests.support.configs import plain_setup

@@ -4,7 +4,6 @@
 |---|---|
 | `base` | `Backend`: a job's store as one agent reaches it; stores that other programs serve |
 | `etcd` | the user's settings for an etcd cluster |
-| `factory` | a `Backend` for a backend's name and an endpoint |
 | `hosting` | the store that this node serves, on a thread of its own |
 | `tcp` | a store over TCPStore's protocol: who serves it, which endpoint is next |
 """

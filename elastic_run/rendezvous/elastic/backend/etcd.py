@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from elastic_run.rendezvous.elastic.backend.base import SharedBackend
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import ssl
@@ -16,37 +14,33 @@ if TYPE_CHECKING:
     from elastic_run.store.jobstore.http_client import Credentials, HttpClient
     from elastic_run.store.jobstore.revisions import Revisions
 
-__all__ = ["make_etcd_backend"]
+__all__ = ["make_opener"]
 
 #: torch's two etcd backends call the same things by different names.
 _CERTIFICATE = ("cert", "ssl_cert")
 _KEY = ("key", "ssl_cert_key")
 _AUTHORITY = ("cacert", "ca_cert")
-#: Where torch's two backends keep their jobs: a cluster's access rules may name it. v3 is ours alone.
-_PREFIXES = {"etcd": "/torchelastic/p2p", "etcd-v2": "/torch/elastic/rendezvous"}
 
 
-def make_etcd_backend(
-    kind: str,
+def make_opener(
+    version: int,
     endpoints: Sequence[tuple[str, int]],
     run_id: str,
     settings: Settings,
     *,
-    endpoint: str,
-    secret: bytes | None,
-) -> SharedBackend:
-    """Make the backend of a job that meets in etcd.
+    default_prefix: str,
+) -> Callable[[float], JobStore]:
+    """Make what opens a connection to the store of a job that meets in etcd.
 
     Args:
-        kind: `etcd`, `etcd-v2` or `etcd-v3`.
+        version: Of etcd's API, 2 or 3.
         endpoints: Hosts and ports of the cluster's servers.
         run_id: The job.
         settings: Of the rendezvous.
-        endpoint: As the user wrote it.
-        secret: What the members of the job share, or None.
+        default_prefix: What comes before the job's keys, unless the settings say it.
 
     Returns:
-        The backend; nothing was opened yet.
+        A function from the seconds for the connection to an open store.
 
     Raises:
         ValueError: A setting is wrong, or a file that it names can't be read.
@@ -54,17 +48,13 @@ def make_etcd_backend(
     conf = settings.backend
     tls = _read_tls(conf)
     credentials = _read_credentials(conf)
-    prefix = str(conf.get("etcd_prefix", _PREFIXES.get(kind, ""))).strip("/")
-    open_store = _opener(kind, run_id, settings.lease, f"{prefix}/" if prefix else "", credentials)
-
-    def connect(timeout: float) -> JobStore:
-        return open_store(_client(endpoints, timeout, tls))
-
-    return SharedBackend(kind, run_id, endpoint, conf=conf, host=endpoints[0], open_store=connect, secret=secret)
+    prefix = str(conf.get("etcd_prefix", default_prefix)).strip("/")
+    open_store = _opener(version, run_id, settings.lease, f"{prefix}/" if prefix else "", credentials)
+    return lambda timeout: open_store(_client(endpoints, timeout, tls))
 
 
 def _opener(
-    kind: str, run_id: str, lease: float, prefix: str, credentials: Credentials | None
+    version: int, run_id: str, lease: float, prefix: str, credentials: Credentials | None
 ) -> Callable[[HttpClient], JobStore]:
     shared: list[Pass] = []
     seen: list[Revisions] = []
@@ -93,7 +83,7 @@ def _opener(
         api = EtcdV2Client(client, credentials, find_revisions())
         return EtcdV2JobStore(api, run_id, lease=lease, prefix=prefix)
 
-    return open_v3 if kind == "etcd-v3" else open_v2
+    return open_v3 if version == 3 else open_v2  # noqa: PLR2004 - the version's name
 
 
 def _client(endpoints: Sequence[tuple[str, int]], timeout: float, tls: ssl.SSLContext | None) -> HttpClient:

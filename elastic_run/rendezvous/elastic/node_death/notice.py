@@ -20,13 +20,12 @@ import time
 
 from elastic_run.core.protocol import job_keys, messages
 from elastic_run.core.protocol.codec import MessageError, decode, encode
-from elastic_run.rendezvous.elastic.backend.factory import make_backend
+from elastic_run.rendezvous.backends import make_backend, read_settings
 from elastic_run.rendezvous.elastic.backend.tcp import TcpBackend
 from elastic_run.rendezvous.elastic.decision_log import create_entry
 from elastic_run.rendezvous.elastic.node_death.proofs import death_facts
 from elastic_run.rendezvous.elastic.node_death.seat_record import Record, read_record
 from elastic_run.rendezvous.elastic.store_connection import STORE_ID
-from elastic_run.rendezvous.settings import read_settings
 from elastic_run.store.errors import REFUSED, StoreAccessError, StoreError
 
 TYPE_CHECKING = False

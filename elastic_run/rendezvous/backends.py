@@ -1,0 +1,212 @@
+"""The rendezvous backends that come with elastic-run, as one table.
+
+The registry, the settings, the checks of flags and the help read it. A backend is imported when a job uses it. The
+handlers are made in `registry`, since a handler reads this table.
+"""
+
+from __future__ import annotations
+
+from elastic_run.contract import DEFAULT_C10D_PORT
+from elastic_run.records import dataclass
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+    from elastic_run.rendezvous.elastic.backend.base import Backend
+    from elastic_run.rendezvous.settings import Settings
+
+__all__ = ["BACKENDS", "BuiltInBackend", "make_backend", "read_settings"]
+
+_ETCD_PORT = 2379
+_ETCD_SETTINGS = (
+    *("protocol", "ssl_cert", "ssl_cert_key", "ca_cert", "cert", "key", "cacert", "etcd_prefix"),
+    *("user", "password", "password_file"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltInBackend:
+    """A rendezvous backend that comes with elastic-run.
+
+    Args:
+        make: Makes the job's store, as one agent reaches it; None where a job needs no store.
+        default_port: Port of an endpoint that names none; -1 where an endpoint has to name it.
+        settings: Keys of `--rdzv-conf` beyond those that all backends have.
+        reads_timeout: Whether torch's backend of this name reads the setting `timeout`, which torch's LaunchConfig puts
+            into each job's settings.
+        is_shared: Whether the store outlives the job and other jobs use it, so that endpoint and id have to be given.
+        prefix: Where torch's backend of this name keeps its jobs in etcd: a cluster's access rules may name it.
+    """
+
+    make: Callable[[_Request], Backend] | None = None
+    default_port: int = -1
+    settings: tuple[str, ...] = ()
+    reads_timeout: bool = False
+    is_shared: bool = False
+    prefix: str = ""
+
+    @property
+    def has_store(self) -> bool:
+        """Whether a job's nodes meet in a store; only then it has settings."""
+        return self.make is not None
+
+    @property
+    def needs_port(self) -> bool:
+        """Whether each endpoint has to name its port."""
+        return self.has_store and self.default_port < 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """What a user said of a job's store; see `make_backend`."""
+
+    kind: str
+    endpoint: str
+    run_id: str
+    settings: Settings
+    is_host: bool | None
+    secret: bytes | None
+
+    def endpoints(self) -> list[tuple[str, int]]:
+        """Return the hosts and ports of the endpoint."""
+        from elastic_run.rendezvous.elastic.addresses import parse_endpoints  # noqa: PLC0415 - imported when used
+
+        return parse_endpoints(self.endpoint, BACKENDS[self.kind].default_port)
+
+
+def _make_c10d(request: _Request) -> Backend:
+    settings = request.settings
+    if settings.store_type == "file":
+        return _make_file(request)
+    return _make_tcp(request, is_host=settings.is_host)
+
+
+def _make_static(request: _Request) -> Backend:
+    return _make_tcp(request, is_host=request.settings.rank == 0, serves_workers=True)
+
+
+def _make_tcp(request: _Request, *, is_host: bool | None, serves_workers: bool = False) -> Backend:
+    from elastic_run.rendezvous.elastic.backend.tcp import TcpBackend  # noqa: PLC0415 - imported when used
+
+    return TcpBackend(
+        request.kind,
+        request.run_id,
+        request.endpoints(),
+        is_host=is_host if request.is_host is None else request.is_host,
+        secret=request.secret,
+        serves_workers=serves_workers,
+    )
+
+
+def _make_file(request: _Request) -> Backend:
+    from elastic_run.rendezvous.elastic.backend.base import SharedBackend  # noqa: PLC0415 - imported when used
+    from elastic_run.store.jobstore.file import FileJobStore  # noqa: PLC0415 - ditto
+
+    return SharedBackend(
+        request.kind,
+        request.run_id,
+        request.endpoint,
+        conf=request.settings.backend,
+        host=None,
+        open_store=lambda _: FileJobStore(request.endpoint, request.run_id),
+        secret=request.secret,
+    )
+
+
+def _make_etcd_v2(request: _Request) -> Backend:
+    return _make_etcd(request, version=2)
+
+
+def _make_etcd_v3(request: _Request) -> Backend:
+    return _make_etcd(request, version=3)
+
+
+def _make_etcd(request: _Request, *, version: int) -> Backend:
+    from elastic_run.rendezvous.elastic.backend.base import SharedBackend  # noqa: PLC0415 - ditto
+    from elastic_run.rendezvous.elastic.backend.etcd import make_opener  # noqa: PLC0415 - imported when used
+
+    endpoints, settings = request.endpoints(), request.settings
+    return SharedBackend(
+        request.kind,
+        request.run_id,
+        request.endpoint,
+        conf=settings.backend,
+        host=endpoints[0],
+        open_store=make_opener(
+            version, endpoints, request.run_id, settings, default_prefix=BACKENDS[request.kind].prefix
+        ),
+        secret=request.secret,
+    )
+
+
+#: Name for `--rdzv-backend` -> the backend.
+BACKENDS: Mapping[str, BuiltInBackend] = {
+    "static": BuiltInBackend(_make_static, settings=("rank",), reads_timeout=True),
+    "c10d": BuiltInBackend(_make_c10d, default_port=DEFAULT_C10D_PORT, settings=("store_type", "is_host")),
+    "etcd": BuiltInBackend(
+        _make_etcd_v2, _ETCD_PORT, _ETCD_SETTINGS, reads_timeout=True, is_shared=True, prefix="/torchelastic/p2p"
+    ),
+    "etcd-v2": BuiltInBackend(
+        _make_etcd_v2,
+        _ETCD_PORT,
+        _ETCD_SETTINGS,
+        reads_timeout=True,
+        is_shared=True,
+        prefix="/torch/elastic/rendezvous",
+    ),
+    "etcd-v3": BuiltInBackend(_make_etcd_v3, _ETCD_PORT, _ETCD_SETTINGS, is_shared=True),
+    "local": BuiltInBackend(),
+}
+
+
+def make_backend(
+    kind: str,
+    endpoint: str,
+    run_id: str,
+    settings: Settings,
+    *,
+    is_host: bool | None = None,
+    secret: bytes | None = None,
+) -> Backend:
+    """Make the store of a job, as one agent reaches it.
+
+    Args:
+        kind: Name of the backend.
+        endpoint: As the user wrote it.
+        run_id: The job.
+        settings: Of the rendezvous.
+        is_host: Whether this process serves the store; None for what the settings and the endpoint say.
+        secret: What the members of the job share, or None.
+
+    Returns:
+        The backend; nothing was opened yet.
+
+    Raises:
+        ValueError: The backend has no store, or the endpoint or a setting doesn't suit it.
+    """
+    make = BACKENDS[kind].make
+    if make is None:
+        message = f"rendezvous backend {kind!r} has no store"
+        raise ValueError(message)
+    return make(_Request(kind, endpoint, run_id, settings, is_host, secret))
+
+
+def read_settings(kind: str, config: Mapping[str, Any]) -> Settings:
+    """Read and check a backend's settings.
+
+    Args:
+        kind: Name of the backend.
+        config: The settings as given.
+
+    Returns:
+        All of them, with defaults.
+
+    Raises:
+        ValueError: A key is unknown, a value of the wrong kind, or they don't go together.
+    """
+    from elastic_run.rendezvous.settings import parse_settings  # noqa: PLC0415 - many jobs have none
+
+    backend = BACKENDS[kind]
+    return parse_settings(kind, config, backend.settings, reads_timeout=backend.reads_timeout)

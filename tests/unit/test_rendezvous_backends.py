@@ -1,0 +1,57 @@
+"""The built-in rendezvous backends stand in one table."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from elastic_run import contract
+from elastic_run.cli.flags import FLAGS
+from elastic_run.rendezvous import rendezvous_handler_registry
+from elastic_run.rendezvous.backends import BACKENDS, make_backend, read_settings
+
+_ROOT = Path(__file__).parents[2] / "elastic_run"
+
+
+def test_the_registry_knows_each_backend() -> None:
+    """Every backend of the table is registered."""
+    assert set(BACKENDS) <= set(rendezvous_handler_registry._registry)
+
+
+def test_the_help_names_each_backend_that_meets_in_a_store() -> None:
+    """The help of --rdzv-backend lists the names that a user can give."""
+    (flag,) = (flag for flag in FLAGS if flag.dest == "rdzv_backend")
+    assert flag.text.startswith("Rendezvous backend: static, c10d, etcd, etcd-v2, etcd-v3, or ")
+
+
+def test_the_facts_of_a_backend_stand_in_the_table_only() -> None:
+    """No module but the table writes the name of an etcd backend; default ports stand there or in `contract`."""
+    facts = {"etcd-v2", "etcd-v3", 2379, contract.DEFAULT_C10D_PORT}
+    homes = {
+        path.relative_to(_ROOT).as_posix()
+        for path in _ROOT.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and node.value in facts
+    }
+    assert homes == {"rendezvous/backends.py", "contract.py"}
+
+
+def test_the_table_loads_no_backend() -> None:
+    """To read the table costs no import of a store, a handler or torch."""
+    program = (
+        "import sys, elastic_run.rendezvous.backends; "
+        "print([name for name in sys.modules if name.startswith(('elastic_run.store', 'elastic_run.rendezvous.e'))"
+        " and name != 'elastic_run.rendezvous.errors' or name in ('torch', 'socket', 'dataclasses', 'typing')])"
+    )
+    told = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
+    assert told == "[]\n"
+
+
+def test_the_local_backend_has_no_store() -> None:
+    """A job of one node needs no store, and asking for one is an error."""
+    with pytest.raises(ValueError, match="'local' has no store"):
+        make_backend("local", "", "job", read_settings("c10d", {}))
