@@ -222,7 +222,7 @@ def _check(args: Namespace, origins: Origins | None) -> int:
     notices += find_notices(args, os.environ)
     choose_rendezvous(args, recorded)
     for notice in notices:
-        say(notice)
+        say(name_source(notice, recorded))
     return workers
 
 

@@ -68,7 +68,7 @@ def _unused_flags(args: Namespace) -> list[str]:
         ("--node-rank", args.node_rank if args.standalone else 0, 0),
     )
     return [
-        f"{name}={value} is not used: only --rdzv-backend=static uses it, and this job has {backend}"
+        f"{name}: {value} is not used: only --rdzv-backend=static uses it, and this job has {backend}"
         for name, value, default in given
         if value not in {default, "", -1}
     ]

@@ -36,6 +36,22 @@ def test_the_copied_line_joins_with_variables_and_arguments(launch: Launch, work
     assert "PET_NODE_RANK" not in wait_join_line(first)
 
 
+def test_the_copied_line_needs_no_file_of_the_first_node(launch: Launch, worker: Worker, tmp_path: Path) -> None:
+    """It has the values of a configuration file as flags, so that a node without the file joins."""
+    file = tmp_path / "job.toml"
+    file.write_text('nnodes = 2\nnproc_per_node = 2\nrole = "a b"\n[rdzv-conf]\njoin_timeout = 60\n', encoding="utf-8")
+    path = worker("say('rank', rank, 'of', os.environ['WORLD_SIZE'], 'in', os.environ['ROLE_NAME'])")
+    first = launch(f"--config={file}", path, env={"OMP_NUM_THREADS": "1"})
+    line = wait_join_line(first)
+    assert "--config" not in line
+    assert "--rdzv-conf=join_timeout=60,last_call_timeout=0" in line
+    file.unlink()
+    second = launch(program=copied(first), env=COPIED)
+    assert [first.wait_exit(), second.wait_exit()] == [0, 0]
+    lines = (first.stdout + second.stdout).splitlines()
+    assert sorted(lines) == [f"rank {rank} of 4 in a b" for rank in range(4)]
+
+
 def test_each_job_has_a_token_of_its_own(launch: Launch, worker: Worker) -> None:
     """A node that knows the endpoint and the id, and not the token, is refused, and the job goes on without it."""
     first, other = (launch("--nnodes=2", worker("say('rank', rank)")) for _ in range(2))
@@ -59,7 +75,10 @@ def test_the_token_stands_nowhere_else(launch: Launch, worker: Worker, tmp_path:
     assert token
     second = launch(program=copied(first), env=COPIED, stdin=-1)
     logs = tmp_path / "logs"
-    wait_until(lambda: len([file for file in logs.rglob("stdout.log") if file.stat().st_size]) == 2, what="workers")
+    wait_until(
+        lambda: len([file for file in logs.glob("*_*/attempt_0/*/stdout.log") if file.stat().st_size]) == 2,
+        what="workers",
+    )
     pids = [pid for agent in (first, second) for pid in (agent.pid, *descendants_of(agent.pid))]
     commands = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids]
     assert len(commands) >= 6

@@ -404,11 +404,11 @@ def test_the_legacy_front_door_refuses_programs_without_use_env() -> None:
         (
             "--standalone --master-port 5 train.py",
             {},
-            "--master-port=5 is not used: only --rdzv-backend=static uses it",
+            "--master-port: 5 is not used: only --rdzv-backend=static uses it",
         ),
         ("--standalone --node-rank 0 train.py", {}, None),
         ("--rdzv-backend c10d --node-rank 1 train.py", {}, None),
-        ("--rdzv-backend c10d --master-addr h train.py", {}, "--master-addr=h is not used: "),
+        ("--rdzv-backend c10d --master-addr h train.py", {}, "--master-addr: h is not used: "),
         ("--master-addr localhost --master-port 5 train.py", {}, None),
         ("--rdzv-backend c10d --master-addr= --node-rank=-1 train.py", {}, None),
         ("--standalone --master-addr= --node-rank=-1 train.py", {}, None),
