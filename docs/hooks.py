@@ -1,4 +1,4 @@
-"""Fills the pages with facts of the code when the site is built: flags, exit codes, the state machine.
+"""Fills the pages with facts of the code when the site is built: flags, exit codes, the state machines.
 
 A page asks for them by a line of its own, ``<!-- made from: flags -->``. So the repository holds no generated text that
 could be out of date. The drawing is plain SVG: no script, nothing from the network.
@@ -7,13 +7,21 @@ could be out of date. The drawing is plain SVG: no script, nothing from the netw
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from html import escape
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from elastic_run.cli.flags import FLAGS
 from elastic_run.cli.help import render_markdown
 from elastic_run.contract import EXIT_CODES
-from elastic_run.core.agent.machine import TRANSITIONS
+from elastic_run.core.agent import machine as agent_machine
+from elastic_run.core.node import machine as node_machine
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+#: The states that may follow a state and the name of an event.
+Steps: TypeAlias = Mapping[tuple[str, str], tuple[str, ...]]
 
 #: A word of code: browsers would break it at each hyphen (`--log-dir`).
 _WORD = re.compile(r"<code>([^<\s]{1,34})</code>")
@@ -42,11 +50,15 @@ def on_page_markdown(markdown: str, **_: Any) -> str:  # noqa: ANN401 - mkdocs p
     Raises:
         KeyError: A page asks for something that isn't made here.
     """
-    makers = {
+    makers: dict[str, Callable[[], str]] = {
         "flags": lambda: render_markdown(FLAGS),
         "exit_codes": exit_codes_table,
-        "state_diagram": state_drawing,
-        "transitions": transitions_table,
+        "agent_states": lambda: state_drawing(_read_steps(agent_machine), "states of an agent"),
+        "agent_transitions": lambda: transitions_table(_read_steps(agent_machine)),
+        "node_states": lambda: state_drawing(
+            _read_steps(node_machine, node_machine.LEAVING, node_machine.OVER), "states of a node of a job"
+        ),
+        "node_transitions": lambda: transitions_table(_read_steps(node_machine, keeps_neutral=False)),
     }
     return _MARK.sub(lambda match: makers[match[1]](), markdown)
 
@@ -66,19 +78,30 @@ def exit_codes_table() -> str:
     return "\n".join(["| code | verdict | meaning |", "|---|---|---|", *rows])
 
 
-def transitions_table() -> str:
-    """Return every legal step of the state machine as a table."""
-    rows = [
-        f"| {state} | {event.__name__} | {' or '.join(transition.after)} |"
-        for (state, event), transition in TRANSITIONS.items()
-    ]
+def _read_steps(machine: ModuleType, *last: str, keeps_neutral: bool = True) -> Steps:
+    """Return the states that may follow each state and event of a machine.
+
+    Args:
+        machine: The module of the machine.
+        last: States that are left out, since they may follow every other.
+        keeps_neutral: Whether events that change no state are there too.
+    """
+    steps = {(state, event.__name__): transition.after for (state, event), transition in machine.TRANSITIONS.items()}
+    kept = {step: after for step, after in steps.items() if keeps_neutral or after != step[:1]}
+    shown = {step: tuple(state for state in after if state not in last) for step, after in kept.items()}
+    return {step: after for step, after in shown.items() if after and step[0] not in last}
+
+
+def transitions_table(steps: Steps) -> str:
+    """Return legal steps of a state machine as a table."""
+    rows = [f"| {state} | {event} | {' or '.join(after)} |" for (state, event), after in steps.items()]
     return "\n".join(["| in state | on event | goes to |", "|---|---|---|", *rows])
 
 
-def state_drawing() -> str:
-    """Return the state machine as SVG: states in a column, arrows on, back on the left, far ahead on the right."""
-    states = _states()
-    edges = _edges(states)
+def state_drawing(steps: Steps, label: str) -> str:
+    """Return a state machine as SVG: states in a column, arrows on, back on the left, far ahead on the right."""
+    states = _states(steps)
+    edges = _edges(steps, states)
     near = [edge for edge in edges if edge.end == edge.start + 1]
     ahead = sorted((edge for edge in edges if edge.end > edge.start + 1), key=lambda edge: edge.end - edge.start)
     back = sorted((edge for edge in edges if edge.end < edge.start), key=lambda edge: edge.start - edge.end)
@@ -88,25 +111,25 @@ def state_drawing() -> str:
     parts += [_draw_arc(edge, lane, tops, side=-1) for lane, edge in enumerate(back, 1)]
     parts += [_draw_state(name, top) for name, top in zip(states, tops, strict=True)]
     height = tops[-1] + _BOX_HEIGHT + 10
-    head = f'<div class="drawing"><svg viewBox="0 0 800 {height}" role="img" aria-label="states of an agent">'
+    head = f'<div class="drawing"><svg viewBox="0 0 800 {height}" role="img" aria-label="{label}">'
     tip = '<defs><marker id="tip" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="8" markerHeight="8" orient="auto">'
     tip += '<path d="M0 0L8 4L0 8z" fill="currentColor"/></marker></defs>'
     style = 'fill="none" stroke="currentColor" font-size="13" font-family="sans-serif"'
     return "\n".join([head, tip, f"<g {style}>", *parts, "</g>", "</svg></div>"])
 
 
-def _states() -> list[str]:
-    found = dict.fromkeys(state for state, _ in TRANSITIONS)
-    found.update(dict.fromkeys(after for transition in TRANSITIONS.values() for after in transition.after))
+def _states(steps: Steps) -> list[str]:
+    found = dict.fromkeys(state for state, _ in steps)
+    found.update(dict.fromkeys(state for after in steps.values() for state in after))
     return list(found)
 
 
-def _edges(states: list[str]) -> list[Edge]:
+def _edges(steps: Steps, states: list[str]) -> list[Edge]:
     events: dict[tuple[str, str], list[str]] = {}
-    for (state, event), transition in TRANSITIONS.items():
-        for after in transition.after:
+    for (state, event), following in steps.items():
+        for after in following:
             if after != state:
-                events.setdefault((state, after), []).append(event.__name__)
+                events.setdefault((state, after), []).append(event)
     return [Edge(states.index(start), states.index(end), names) for (start, end), names in events.items()]
 
 

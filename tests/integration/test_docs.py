@@ -13,8 +13,9 @@ import pytest
 
 from elastic_run.cli.flags import FLAGS
 from elastic_run.contract import EXIT_CODES
-from elastic_run.core.agent.machine import TRANSITIONS
+from elastic_run.core.agent import machine as agent_machine
 from elastic_run.core.failure.root_cause import WorkerEnd, parse_exception
+from elastic_run.core.node import machine as node_machine
 from elastic_run.report import Attempt, JobResult, failure_document
 
 ROOT = Path(__file__).parents[2]
@@ -48,13 +49,16 @@ def test_every_exit_code_is_in_its_table(site: Path) -> None:
     assert [name for _, name, meaning in EXIT_CODES if name not in text or meaning not in text] == []
 
 
-def test_the_state_diagram_is_the_table_of_the_code(site: Path) -> None:
-    """The architecture page draws every state and lists every transition."""
-    page = (site / "architecture.html").read_text(encoding="utf-8")
-    drawing = page[page.index("<svg viewBox") : page.index("</svg>", page.index("<svg viewBox"))]
-    for (state, event), transition in TRANSITIONS.items():
-        assert f">{state}</tspan>" in drawing
-        assert f"{state} {event.__name__} {' or '.join(transition.after)}" in read(site / "architecture.html")
+def test_the_state_diagrams_are_the_tables_of_the_code(site: Path) -> None:
+    """The architecture page draws every state of both machines and lists every transition."""
+    page, text = (site / "architecture.html").read_text(encoding="utf-8"), read(site / "architecture.html")
+    agent, node = [part.partition("</svg>")[0] for part in page.split("<svg viewBox")[1:]]
+    for step, agents in agent_machine.TRANSITIONS.items():
+        assert f">{step[0]}</tspan>" in agent
+        assert f"{step[0]} {step[1].__name__} {' or '.join(agents.after)}" in text
+    for moved, nodes in node_machine.TRANSITIONS.items():
+        assert f">{moved[0]}</tspan>" in node or moved[0] == node_machine.LEAVING
+        assert nodes.after == moved[:1] or f"{moved[0]} {moved[1].__name__} {' or '.join(nodes.after)}" in text
 
 
 def test_the_pages_load_nothing_from_elsewhere(site: Path) -> None:

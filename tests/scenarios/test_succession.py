@@ -206,8 +206,8 @@ class Bed:
 
     def _keep_copy(self, node: str) -> None:
         member = self.members[node]
-        document = self.values.get(state_key(member.state_slot, member.state_term))
-        if not member.config.has_successors or not member.has_view or document is None:
+        document = self.values.get(state_key(member.log.state_slot, member.log.state_term))
+        if not member.config.has_successors or not member.job.has_view or document is None:
             return
         kept = self.copies.get(node)
         if kept is None or not identify(document).is_older_than(identify(kept)):
@@ -229,7 +229,7 @@ class Bed:
         for node in nodes or tuple(self.members):
             self._enter_store(node)
             while True:
-                slot = self.members[node].next_slot
+                slot = self.members[node].log.next_slot
                 if slot is None or self.members[node].state == membership.OVER:
                     break
                 is_void = is_trimmed(slot, self.values.get(LOG_START))
@@ -248,11 +248,11 @@ class Bed:
         self._feed(node, membership.CoordinatorHeartbeatRead(watched, self.beats.get(watched)))
 
     def _failing(self, node: str, kind: str = "") -> None:
-        place = self.members[node].place
+        place = self.members[node].round.place
         self._feed(node, membership.WorkersFailing(0 if place is None else place.round, kind == "consequence"))
 
     def _gone(self, node: str, outcome: str) -> None:
-        place = self.members[node].place
+        place = self.members[node].round.place
         number = 0 if place is None else place.round
         self._feed(node, membership.WorkersGone(number, outcome, Offer(node, number + 1)))
 

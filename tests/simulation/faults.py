@@ -125,7 +125,7 @@ class Faults:
         return self._random.choice(living) if living else None
 
     def _pick_coordinator(self) -> Agent | None:
-        return next((agent for agent in self._world.living if agent.member.is_coordinator), None)
+        return next((agent for agent in self._world.living if agent.member.coordination.is_coordinator), None)
 
     def _pick_server(self) -> Agent | None:
         servers = [agent for agent in self._world.living if agent.connection.serves_store]

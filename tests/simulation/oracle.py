@@ -126,7 +126,7 @@ class Oracle:
         for agent in self._world.agents:
             if isinstance(agent.end, membership.Ended):
                 end = agent.end.end
-                verdicts[agent.member.incarnation].add(json.dumps([end.verdict, end.exit_code, end.root]))
+                verdicts[agent.member.job.incarnation].add(json.dumps([end.verdict, end.exit_code, end.root]))
         # An end that was lost with its store before anybody copied it is decided once more in the next one.
         closed = max(1, sum(log.end is not None for log in self._logs.values()))
         for incarnation, ends in verdicts.items():

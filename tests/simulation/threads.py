@@ -116,7 +116,7 @@ def _greet(agent: Agent) -> Generator[Request | Pause, Any, None]:
 
 def _say_all_again(agent: Agent) -> Generator[Request | Pause, Any, None]:
     """Go on in a store that was restored from a snapshot: nobody decides again what has been decided since."""
-    known = agent.member
+    known = agent.member.log
     agent.last_heartbeat = None
     if known.next_slot is not None and known.term:
         yield from raise_start(LogStart(known.next_slot, known.term))
@@ -164,7 +164,7 @@ def _read_progress(store: Store | None) -> Generator[Request | Pause, Any, tuple
 def follow(agent: Agent) -> Generator[Request | Pause, Any, None]:
     """Follow the log."""
     while not agent.is_over:
-        slot, store = agent.member.next_slot, agent.store
+        slot, store = agent.member.log.next_slot, agent.store
         try:
             if slot is None:
                 yield Pause(0.05)
@@ -189,8 +189,8 @@ def _feed_entry(agent: Agent, slot: int, value: bytes | None, start: bytes | Non
 
 
 def _copy_state(agent: Agent) -> Generator[Request | Pause, Any, None]:
-    if agent.world.config.has_successors and agent.member.has_view and agent.member.state_slot >= 0:
-        key = state_key(agent.member.state_slot, agent.member.state_term)
+    if agent.world.config.has_successors and agent.member.job.has_view and agent.member.log.state_slot >= 0:
+        key = state_key(agent.member.log.state_slot, agent.member.log.state_term)
         store = agent.store
         (state,) = yield Request("get", ([key],))
         if store is agent.store:

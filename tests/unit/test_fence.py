@@ -25,14 +25,20 @@ _PLACE = Assignment(
 def test_a_member_that_is_cut_off_ends_its_round() -> None:
     """The agent is told to stop its workers, once; what became of them is said when the store answers again."""
     begun, _ = member.begin("a", node_info=NodeInfo("a", 1, 1), config=JobConfig(1, 2), offer=_OFFER, now=0.0)
-    running = replace(begun, state=member.RUNNING, place=_PLACE, next_slot=5, term=1, known_round=3)
+    running = replace(
+        begun,
+        state=member.RUNNING,
+        log=replace(begun.log, next_slot=5, term=1),
+        job=replace(begun.job, known_round=3),
+        round=replace(begun.round, place=_PLACE),
+    )
     halting, commands = member.decide(running, member.CutOff(6.2), 10.0)
     assert member.Halted(3, "fenced", "no answer for 6 s") in commands
     again, commands = member.decide(halting, member.CutOff(7.0), 10.8)
     assert not [command for command in commands if isinstance(command, member.Halted)]
     ready, _ = member.decide(again, member.WorkersGone(3, STOPPED, _OFFER), 11.0)
     assert ready.state == member.READY
-    (fact,) = ready.outstanding
+    (fact,) = ready.facts.outstanding
     assert isinstance(fact, Ready)
     assert (fact.outcome, fact.sequence) == (STOPPED, 1)
 

@@ -4,18 +4,21 @@ Pure (law 3): `decide(member, event, now) -> (member, commands)`. The driver fee
 `Member`, in order, under one lock, and performs the commands in order.
 
 Rules
-- The driver waits for slot `member.next_slot` of the log as soon as that is not None, and feeds each entry.
+- The driver waits for slot `member.log.next_slot` of the log as soon as that is not None, and feeds each entry.
 - An entry counts if it is a claim with a higher term, or another decision of the present term; all others are void, for
   every reader alike. A node never claims a term twice, in whatever store. After an `End` nothing counts. A slot below
   the start of the log is void (see `log_start`): the node asks where the log stands.
 - A node whose `head` is missing or unreadable begins at the start of the log. It never founds a job where one was.
 - Facts are appended one at a time in the order of their commands, each again until the store has confirmed it: the
-  coordinator ignores a number that is not above the node's last. What was not confirmed is `member.outstanding`.
+  coordinator ignores a number that is not above the node's last. What was not confirmed is `member.facts.outstanding`.
 - Whoever sees no coordinator claims: none has claimed yet, it resigned, or its beats have stopped for a lease.
 - A node that may have been dropped says `Join` again: where its last beat was removed, after a gap in its own beats, a
   jump over trimmed slots, and each round that was formed without it. That is harmless where the coordinator counts it
   in.
 - A round that was formed without a node that still runs one ends that one: its agent is told to halt.
+- `TRANSITIONS` is the machine: for each state and event the function that answers, and the states that may follow. An
+  event that isn't in it for a state comes too late to matter; a step to a state that isn't in it raises.
+  docs/architecture.md draws it from here.
 """
 
 from __future__ import annotations
@@ -59,12 +62,26 @@ from elastic_run.core.node.messages import (
     WorkersFailing,
     WorkersGone,
 )
-from elastic_run.core.node.state import BEGINNING, HALTING, LEAVING, OVER, READY, REPLACED, RUNNING, WAITING, Member
+from elastic_run.core.node.state import (
+    BEGINNING,
+    HALTING,
+    LEAVING,
+    OVER,
+    READY,
+    REPLACED,
+    RUNNING,
+    STATES,
+    WAITING,
+    Coordination,
+    Member,
+)
 from elastic_run.core.protocol.liveness import Leases
+from elastic_run.records import dataclass
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import TypeAlias
+    from collections.abc import Callable
+    from typing import Any, TypeAlias
 
     from elastic_run.core.protocol.messages import (
         JobConfig,
@@ -80,6 +97,7 @@ __all__ = [
     "READY",
     "REPLACED",
     "RUNNING",
+    "TRANSITIONS",
     "WAITING",
     "Append",
     "Appended",
@@ -100,6 +118,7 @@ __all__ = [
     "Halted",
     "HeadRead",
     "HeartbeatWritten",
+    "IllegalTransitionError",
     "Interrupted",
     "KeepState",
     "Leaving",
@@ -114,6 +133,7 @@ __all__ = [
     "StopCoordinating",
     "StoreChanged",
     "TermEnded",
+    "Transition",
     "Unreadable",
     "UseStore",
     "Warned",
@@ -124,6 +144,66 @@ __all__ = [
 ]
 
 Decision: TypeAlias = tuple[Member, tuple[Command, ...]]
+
+
+class IllegalTransitionError(Exception):
+    """An event led to a state that `TRANSITIONS` doesn't name: a defect."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """What follows an event in a state.
+
+    Args:
+        react: Takes the event in.
+        after: The states that may follow.
+    """
+
+    react: Callable[[MemberUpdate, Any], None]
+    after: tuple[str, ...]
+
+
+#: Events that change no state, in whatever state they come, and the functions that answer.
+_NEUTRAL: dict[type[Event], Callable[[MemberUpdate, Any], None]] = {
+    Appended: MemberUpdate.enter_appended,
+    Reconnected: MemberUpdate.enter_reconnected,
+    Interrupted: MemberUpdate.enter_interrupted,
+    HeartbeatWritten: MemberUpdate.enter_heartbeat_written,
+    CoordinatorHeartbeatRead: MemberUpdate.enter_coordinator_heartbeat,
+    TermEnded: MemberUpdate.enter_term_ended,
+    StoreChanged: MemberUpdate.enter_store_changed,
+    RejoinPrepared: MemberUpdate.enter_rejoin_prepared,
+    StateKept: MemberUpdate.enter_state_kept,
+    EntryTrimmed: MemberUpdate.enter_trimmed,
+}
+
+#: The machine: (state, event) -> the function that answers, and the states that may follow.
+TRANSITIONS: dict[tuple[str, type[Event]], Transition] = {
+    (BEGINNING, HeadRead): Transition(MemberUpdate.enter_head, (BEGINNING, WAITING)),
+    (BEGINNING, Leaving): Transition(MemberUpdate.enter_leaving, (LEAVING,)),
+    (WAITING, HeadRead): Transition(MemberUpdate.enter_head, (WAITING,)),
+    (WAITING, EntryRead): Transition(MemberUpdate.enter_entry, (WAITING, OVER)),
+    (WAITING, AssignmentRead): Transition(MemberUpdate.enter_assignment, (WAITING, RUNNING, HALTING)),
+    (WAITING, Leaving): Transition(MemberUpdate.enter_leaving, (LEAVING,)),
+    (RUNNING, HeadRead): Transition(MemberUpdate.enter_head, (RUNNING, HALTING)),
+    (RUNNING, EntryRead): Transition(MemberUpdate.enter_entry, (RUNNING, HALTING, OVER)),
+    (RUNNING, WorkersFailing): Transition(MemberUpdate.enter_failing, (RUNNING,)),
+    (RUNNING, WorkersGone): Transition(MemberUpdate.enter_gone, (RUNNING, READY, WAITING)),
+    (RUNNING, CutOff): Transition(MemberUpdate.enter_cut_off, (HALTING,)),
+    (RUNNING, Leaving): Transition(MemberUpdate.enter_leaving, (LEAVING,)),
+    (HALTING, HeadRead): Transition(MemberUpdate.enter_head, (HALTING,)),
+    (HALTING, EntryRead): Transition(MemberUpdate.enter_entry, (HALTING, OVER)),
+    (HALTING, WorkersFailing): Transition(MemberUpdate.enter_failing, (HALTING,)),
+    (HALTING, WorkersGone): Transition(MemberUpdate.enter_gone, (HALTING, READY, WAITING)),
+    (HALTING, Leaving): Transition(MemberUpdate.enter_leaving, (LEAVING,)),
+    (READY, HeadRead): Transition(MemberUpdate.enter_head, (READY, WAITING)),
+    (READY, EntryRead): Transition(MemberUpdate.enter_entry, (READY, WAITING, OVER)),
+    (READY, AssignmentRead): Transition(MemberUpdate.enter_assignment, (READY, WAITING, RUNNING, HALTING)),
+    (READY, Leaving): Transition(MemberUpdate.enter_leaving, (LEAVING,)),
+    (LEAVING, HeadRead): Transition(MemberUpdate.enter_head, (LEAVING,)),
+    (LEAVING, EntryRead): Transition(MemberUpdate.enter_entry, (LEAVING, OVER)),
+    **{(state, event): Transition(react, (state,)) for event, react in _NEUTRAL.items() for state in STATES[:-1]},
+}
 
 
 def begin(node: str, *, node_info: NodeInfo, config: JobConfig, offer: Offer, now: float) -> Decision:
@@ -139,7 +219,7 @@ def begin(node: str, *, node_info: NodeInfo, config: JobConfig, offer: Offer, no
     Returns:
         The member, and the commands.
     """
-    member = Member(node, node_info, config, offer, Leases(config.lease), beaten_at=now)
+    member = Member(node, node_info, config, offer, now, Coordination(Leases(config.lease)))
     return member, (ReadHead(),)
 
 
@@ -153,10 +233,18 @@ def decide(member: Member, event: Event, now: float) -> Decision:
 
     Returns:
         What it knows now, and the commands to perform, in order.
+
+    Raises:
+        IllegalTransitionError: A defect.
     """
     if member.state == OVER:
         return member, ()
-    book = MemberUpdate(member, now)
-    book.enter(event)
-    book.claim()
-    return book.member, tuple(book.commands)
+    update = MemberUpdate(member, now)
+    transition = TRANSITIONS.get((member.state, type(event)))
+    if transition is not None:
+        transition.react(update, event)
+        if update.member.state not in transition.after:
+            message = f"{type(event).__name__} led from {member.state} to {update.member.state}"
+            raise IllegalTransitionError(message)
+    update.claim()
+    return update.member, tuple(update.commands)

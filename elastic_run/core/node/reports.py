@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from operator import attrgetter
-
 from elastic_run.core.node.messages import (
     Append,
     Appended,
@@ -13,7 +11,7 @@ from elastic_run.core.node.messages import (
     WorkersFailing,
     WorkersGone,
 )
-from elastic_run.core.node.state import BEGINNING, HALTING, LEAVING, READY, RUNNING, WAITING, Member
+from elastic_run.core.node.state import BEGINNING, LEAVING, READY, WAITING, Member
 from elastic_run.core.protocol.messages import (
     Fact,
     Failing,
@@ -23,76 +21,95 @@ from elastic_run.core.protocol.messages import (
     Ready,
     is_related,
 )
+from elastic_run.records import replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 
 class FactWriter:
     """A member while one event is entered, and the commands that follow from it."""
 
     def __init__(self, member: Member, now: float) -> None:
-        self.member = _copy(member)
+        self.member = member
         self.commands: list[Command] = []
         self._now = now
 
-    def _set(self, **changes: object) -> None:
-        for name, value in changes.items():
-            object.__setattr__(self.member, name, value)
+    def _set(self, **changes: Any) -> None:  # noqa: ANN401 - values of any field
+        self.member = replace(self.member, **changes)
+
+    def _set_log(self, **changes: Any) -> None:  # noqa: ANN401 - ditto
+        self._set(log=replace(self.member.log, **changes))
+
+    def _set_coordination(self, **changes: Any) -> None:  # noqa: ANN401 - ditto
+        self._set(coordination=replace(self.member.coordination, **changes))
+
+    def _set_job(self, **changes: Any) -> None:  # noqa: ANN401 - ditto
+        self._set(job=replace(self.member.job, **changes))
+
+    def _set_round(self, **changes: Any) -> None:  # noqa: ANN401 - ditto
+        self._set(round=replace(self.member.round, **changes))
+
+    def _set_facts(self, **changes: Any) -> None:  # noqa: ANN401 - ditto
+        self._set(facts=replace(self.member.facts, **changes))
 
     # --- what the agent says -----------------------------------------------------------------------------------------
     def enter_failing(self, event: WorkersFailing) -> None:
         """A worker has failed."""
-        is_news = not self.member.is_failing or (self.member.is_suspecting and not event.is_secondary)
-        if self.member.state not in (RUNNING, HALTING) or self._round != event.round or not is_news:
+        is_news = not self.member.round.is_failing or (self.member.round.is_suspecting and not event.is_secondary)
+        if self._round != event.round or not is_news:
             return
-        self._set(is_failing=True, is_suspecting=event.is_secondary)
+        self._set_round(is_failing=True, is_suspecting=event.is_secondary)
         self._say_failing()
 
     def enter_gone(self, event: WorkersGone) -> None:
         """No process of the round lives any more."""
-        if self.member.state not in (RUNNING, HALTING) or self._round != event.round:
+        if self._round != event.round:
             return
         self._set(offer=event.offer)
-        if event.round < self.member.known_round or self.member.is_replaced or self._is_of_another_job:
+        if event.round < self.member.job.known_round or self.member.round.is_replaced or self._is_of_another_job:
             self.leave_round()
         else:
-            self._set(state=READY, gone=event)
+            self._set(state=READY)
+            self._set_round(gone=event)
             self._say_ready(event)
 
     def leave_round(self) -> None:
         """Join as a newcomer: the job went on without this node."""
-        self._set(state=WAITING, place=None, gone=None, is_failing=False)
+        self._set(state=WAITING)
+        self._set_round(place=None, gone=None, is_failing=False)
         self._say_join()
 
     def enter_leaving(self, event: Leaving) -> None:
         """The agent goes."""
-        if self.member.state == LEAVING:
-            return
         self._set(state=LEAVING)
         self._say(Leave(self.member.node, self._next_sequence(), event.reason, event.detail))
-        if self.member.is_coordinator:
+        if self.member.coordination.is_coordinator:
             self.commands.append(EndTerm())
 
     # --- facts -------------------------------------------------------------------------------------------------------
     @property
     def _round(self) -> int:
-        return 0 if self.member.place is None else self.member.place.round
+        return 0 if self.member.round.place is None else self.member.round.place.round
 
     @property
     def _is_of_another_job(self) -> bool:
         """Whether the round that it runs, or has run, is of another job than the one whose log it follows."""
-        place = self.member.place
-        return place is not None and not is_related(place.incarnation, self.member.incarnation)
+        place = self.member.round.place
+        return place is not None and not is_related(place.incarnation, self.member.job.incarnation)
 
     def _next_sequence(self) -> int:
-        self._set(sequence=self.member.sequence + 1)
-        return self.member.sequence
+        self._set_facts(sequence=self.member.facts.sequence + 1)
+        return self.member.facts.sequence
 
     def _say(self, fact: Fact) -> None:
-        self._set(outstanding=(*self.member.outstanding, fact))
+        self._set_facts(outstanding=(*self.member.facts.outstanding, fact))
         self.commands.append(Append(fact))
 
     def _say_join(self) -> None:
-        member, place = self.member, self.member.place
-        if member.is_preparing:
+        member, place = self.member, self.member.round.place
+        if member.facts.is_preparing:
             return  # the workers' store that it offered in another store may be in use: it says `Join` with another one
         last = None
         if place is not None:
@@ -111,17 +128,19 @@ class FactWriter:
                 node_info=member.node_info,
                 config=member.config,
                 offer=member.offer,
-                seen=-1 if member.next_slot is None else member.next_slot - 1,
+                seen=-1 if member.log.next_slot is None else member.log.next_slot - 1,
                 last=last,
-                highest_round=max(member.highest_round, member.known_round),
-                copy=member.copy,
-                prepared=member.prepared,
+                highest_round=max(member.job.highest_round, member.job.known_round),
+                copy=member.job.copy,
+                prepared=member.job.prepared,
             )
         )
 
     def _say_failing(self) -> None:
-        round_id = "" if self.member.place is None else self.member.place.round_id
-        self._say(Failing(self.member.node, self._next_sequence(), self._round, round_id, self.member.is_suspecting))
+        round_id = "" if self.member.round.place is None else self.member.round.place.round_id
+        self._say(
+            Failing(self.member.node, self._next_sequence(), self._round, round_id, self.member.round.is_suspecting)
+        )
 
     def _say_ready(self, gone: WorkersGone) -> None:
         self._say(
@@ -129,7 +148,7 @@ class FactWriter:
                 self.member.node,
                 self._next_sequence(),
                 gone.round,
-                "" if self.member.place is None else self.member.place.round_id,
+                "" if self.member.round.place is None else self.member.round.place.round_id,
                 gone.outcome,
                 gone.offer,
                 gone.report,
@@ -140,31 +159,21 @@ class FactWriter:
 
     def _announce(self) -> None:
         """Say again all that the coordinator has to know of this node."""
-        if self.member.state in (BEGINNING, LEAVING) or self.member.is_preparing:
+        if self.member.state in (BEGINNING, LEAVING) or self.member.facts.is_preparing:
             return
-        if self.member.fetching is not None:
+        if self.member.round.fetching is not None:
             # Whether it belongs to the new round is known in a moment.
-            self._set(is_due=True)
+            self._set_facts(is_due=True)
             return
-        self._set(is_due=False)
+        self._set_facts(is_due=False)
         self._say_join()
-        if self.member.gone is not None:
-            self._say_ready(self.member.gone)
-        elif self.member.is_failing:
+        if self.member.round.gone is not None:
+            self._say_ready(self.member.round.gone)
+        elif self.member.round.is_failing:
             self._say_failing()
 
     def enter_appended(self, event: Appended) -> None:
         """A fact has arrived."""
-        self._set(outstanding=tuple(fact for fact in self.member.outstanding if fact.sequence > event.sequence))
-
-
-def _copy(member: Member) -> Member:
-    """Return a copy that one event may change in place; `replace` would cost ten times as much at every beat."""
-    copy = object.__new__(Member)
-    for put, value in zip(_PUTS, _values_of(member), strict=True):
-        put(copy, value)
-    return copy
-
-
-_values_of = attrgetter(*Member.__slots__)
-_PUTS = tuple(vars(Member)[name].__set__ for name in Member.__slots__)
+        self._set_facts(
+            outstanding=tuple(fact for fact in self.member.facts.outstanding if fact.sequence > event.sequence)
+        )

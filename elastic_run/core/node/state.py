@@ -1,4 +1,4 @@
-"""What a member of a job knows: one frozen record; see `machine`."""
+"""What a member of a job knows: one frozen record of five groups; see `machine`."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ HALTING = "halting"
 READY = "ready"
 LEAVING = "leaving"
 OVER = "over"
+STATES = (BEGINNING, WAITING, RUNNING, HALTING, READY, LEAVING, OVER)
 
 #: Why a round ends on a node that the job went on without.
 REPLACED = "replaced"
@@ -34,6 +35,117 @@ REPLACED = "replaced"
 FENCED = "fenced"
 #: Slots that a reader may be behind before it jumps to the newest; fewer than the coordinator keeps.
 JUMP = 32
+
+
+@dataclass(frozen=True, slots=True)
+class LogPosition:
+    """How far the node has followed the log of the store.
+
+    Attributes:
+        next_slot: The slot to wait for, or None while it isn't known.
+        needs_head: Whether it follows the log without having read a `head` that fits: it asks again at every beat.
+        trusted_slot: The slot that counts whatever its term: the one that `head` named; -1 for none.
+        term: The present term, 0 for none.
+        min_term: The highest term of a store that was left; the next claim is above it.
+        state_slot: Whose state document is the newest, -1 for none.
+        state_term: Its term.
+    """
+
+    next_slot: int | None = None
+    needs_head: bool = False
+    trusted_slot: int = -1
+    term: int = 0
+    min_term: int = 0
+    state_slot: int = -1
+    state_term: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Coordination:
+    """Which node coordinates, as this node sees it.
+
+    Attributes:
+        leases: When it last heard of the coordinator.
+        coordinator: The present coordinator, "" for none.
+        is_vacant: Whether there is none, or it seems to be gone.
+        is_coordinator: Whether this node is the coordinator.
+        claimed: The slot in which it last tried to claim, -1 for none.
+        claims_from: Monotonic seconds from which on it may claim.
+    """
+
+    leases: Leases
+    coordinator: str = ""
+    is_vacant: bool = True
+    is_coordinator: bool = False
+    claimed: int = -1
+    claims_from: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class KnownJob:
+    """What the node knows of the job whose log it follows, and of its stores.
+
+    Attributes:
+        incarnation: Of the job, "" before its first round; see `facts.is_related`.
+        known_round: The newest round that it has heard of.
+        highest_round: The newest round that it had heard of in a store that it left.
+        known_restarts: The restarts of the whole job that it has heard of; should the state be lost, they still count.
+        has_view: Whether the log tells of a round, so that its state documents are worth a copy.
+        copy: Which copy of the state it has put into this store, or None.
+        prepared: The state beside the newest `Prepare` that it has read, or None where a round was formed since then.
+    """
+
+    incarnation: str = ""
+    known_round: int = 0
+    highest_round: int = 0
+    known_restarts: int = 0
+    has_view: bool = False
+    copy: Copy | None = None
+    prepared: Copy | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OwnRound:
+    """The round that the node runs, has just run, or waits for.
+
+    Attributes:
+        place: Its assignment in the round that it runs or has just run, or None.
+        told_round_id: The unique id of the last round that it was told, "" for none: it never runs one a second time.
+        fetching: Slot and term of the round whose assignment it waits for, or None.
+        warned: The newest round that was warned.
+        halt: The newest halt, or None.
+        is_replaced: Whether the log goes on without the round that it runs or has just run.
+        is_failing: Whether it has said that its round fails.
+        is_suspecting: Whether it has said so only of workers that may have lost a peer.
+        gone: What it has said of the end of its round, or None.
+    """
+
+    place: Assignment | None = None
+    told_round_id: str = ""
+    fetching: tuple[int, int] | None = None
+    warned: int = 0
+    halt: Halt | None = None
+    is_replaced: bool = False
+    is_failing: bool = False
+    is_suspecting: bool = False
+    gone: WorkersGone | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OwnFacts:
+    """What the node has said.
+
+    Attributes:
+        sequence: Number of its last fact.
+        outstanding: Facts that the store has not confirmed, in order.
+        is_preparing: Whether it waits for `RejoinPrepared`, and says nowhere where it stands until then.
+        is_due: Whether it is to say again where it stands, as soon as the assignment that it waits for is there.
+    """
+
+    sequence: int = 0
+    outstanding: tuple[Fact, ...] = ()
+    is_preparing: bool = False
+    is_due: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,89 +157,33 @@ class Member:
         node_info: Who it is.
         config: The job's configuration as it was told.
         offer: Where its workers' store of the next round listens.
-        leases: When it last heard of the coordinator.
-        state: One of the states above.
-        next_slot: The slot of the log to wait for, or None while it isn't known.
-        needs_head: Whether it follows the log without having read a `head` that fits: it asks again at every beat.
-        trusted_slot: The slot that counts whatever its term: the one that `head` named; -1 for none.
-        term: The present term, 0 for none.
-        min_term: The highest term of a store that was left; the next claim is above it.
-        coordinator: The present coordinator, "" for none.
-        is_vacant: Whether there is none, or it seems to be gone.
-        is_coordinator: Whether this node is the coordinator.
-        claimed: The slot in which it last tried to claim, -1 for none.
-        has_view: Whether the log tells of a round, so that its state documents are worth a copy.
-        copy: Which copy of the state it has put into this store, or None.
-        prepared: The state beside the newest `Prepare` that it has read, or None where a round was formed since then.
-        claims_from: Monotonic seconds from which on it may claim.
-        state_slot: Whose state document is the newest, -1 for none.
-        state_term: Its term.
-        place: Its assignment in the round that it runs or has just run, or None.
-        told_round_id: The unique id of the last round that it was told, "" for none: it never runs one a second time.
-        known_round: The newest round that it has heard of.
-        incarnation: Of the job whose log it follows, "" before its first round; see `facts.is_related`.
-        highest_round: The newest round that it had heard of in a store that it left.
-        known_restarts: The restarts of the whole job that it has heard of; should the state be lost, they still count.
-        fetching: Slot and term of the round whose assignment it waits for, or None.
-        is_preparing: Whether it waits for `RejoinPrepared`, and says nowhere where it stands until then.
-        is_due: Whether it is to say again where it stands, as soon as that assignment is there.
-        warned: The newest round that was warned.
-        halt: The newest halt, or None.
-        is_replaced: Whether the log goes on without the round that it runs or has just run.
-        is_failing: Whether it has said that its round fails.
-        is_suspecting: Whether it has said so only of workers that may have lost a peer.
-        gone: What it has said of the end of its round, or None.
-        sequence: Number of its last fact.
-        outstanding: Facts that the store has not confirmed, in order.
         beaten_at: When the store last took a beat of it.
+        coordination: Which node coordinates.
+        state: One of the states above.
+        log: How far it has followed the log.
+        job: What it knows of the job.
+        round: The round that it runs or waits for.
+        facts: What it has said.
     """
 
     node: str
     node_info: NodeInfo
     config: JobConfig
     offer: Offer
-    leases: Leases
     beaten_at: float
+    coordination: Coordination
     state: str = BEGINNING
-    next_slot: int | None = None
-    needs_head: bool = False
-    trusted_slot: int = -1
-    term: int = 0
-    min_term: int = 0
-    coordinator: str = ""
-    is_vacant: bool = True
-    is_coordinator: bool = False
-    claimed: int = -1
-    has_view: bool = False
-    copy: Copy | None = None
-    prepared: Copy | None = None
-    claims_from: float = 0.0
-    state_slot: int = -1
-    state_term: int = 0
-    place: Assignment | None = None
-    told_round_id: str = ""
-    known_round: int = 0
-    incarnation: str = ""
-    highest_round: int = 0
-    known_restarts: int = 0
-    fetching: tuple[int, int] | None = None
-    is_preparing: bool = False
-    is_due: bool = False
-    warned: int = 0
-    halt: Halt | None = None
-    is_replaced: bool = False
-    is_failing: bool = False
-    is_suspecting: bool = False
-    gone: WorkersGone | None = None
-    sequence: int = 0
-    outstanding: tuple[Fact, ...] = ()
+    log: LogPosition = LogPosition()
+    job: KnownJob = KnownJob()
+    round: OwnRound = OwnRound()
+    facts: OwnFacts = OwnFacts()
 
     @property
     def watched(self) -> str:
         """Whose beat is to be read at every keep-alive interval, "" for nobody's."""
-        return "" if self.is_coordinator or self.state == OVER else self.coordinator
+        return "" if self.coordination.is_coordinator or self.state == OVER else self.coordination.coordinator
 
     @property
     def has_left(self) -> bool:
         """Whether its last word was heard: nothing keeps the agent any longer."""
-        return self.state == OVER or (self.state == LEAVING and not self.outstanding)
+        return self.state == OVER or (self.state == LEAVING and not self.facts.outstanding)

@@ -142,7 +142,7 @@ class MemberDriver:
     @property
     def next_fact(self) -> Fact | None:
         """The first fact that the store has not confirmed, or None."""
-        outstanding = self._member.outstanding
+        outstanding = self._member.facts.outstanding
         return outstanding[0] if outstanding else None
 
     def wait_slot(self, timeout: float) -> int | None:
@@ -155,8 +155,8 @@ class MemberDriver:
             The slot, or None when it did not become known in time.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._member.next_slot is not None, timeout)
-            return self._member.next_slot
+            self._changed.wait_for(lambda: self._member.log.next_slot is not None, timeout)
+            return self._member.log.next_slot
 
     def run_store_tasks(self, store: JobStore, store_id: bytes | None) -> None:
         """Do what the member wants of the store, by a connection of the calling thread.

@@ -212,7 +212,7 @@ class Sender:
 
     def _resend_all(self, store: JobStore, member_driver: MemberDriver) -> None:
         """Go on in a store that was restored from a backup: nobody decides again what has been decided since."""
-        known = member_driver.member
+        known = member_driver.member.log
         if known.next_slot is not None and known.term:
             raise_start(store, messages.LogStart(known.next_slot, known.term))
         name = self._context.backend.name
@@ -229,7 +229,7 @@ class Sender:
         if member_driver is None:
             return
         context = self._context
-        context.death_proofs.tell(store, context.store_id, member_driver.member.known_round)
+        context.death_proofs.tell(store, context.store_id, member_driver.member.job.known_round)
         while (fact := member_driver.next_fact) is not None:
             context.death_proofs.note_fact(fact, context.store_id)
             store.append(job_keys.FACTS, messages.to_json(fact))
@@ -262,7 +262,7 @@ class Sender:
     @property
     def _next_look(self) -> float:
         member_driver = self._context.member_driver
-        place = None if member_driver is None else member_driver.member.place
+        place = None if member_driver is None else member_driver.member.round.place
         if place is None or self._context.has_passed_exit_barrier:
             return math.inf  # after the end the store may go at any moment, and nobody is to take its place
         pause = max(self._context.config.keep_alive_interval / _LOOKS, place.group_world_size / _ALL_LOOKS)

@@ -57,10 +57,10 @@ class StateCopy:
         Raises:
             StoreConnectionError: The store can't be reached.
         """
-        newest = member.state_slot, member.state_term
-        if not self._backend.successors or not member.has_view or newest in ((-1, 0), self._kept):
+        newest = member.log.state_slot, member.log.state_term
+        if not self._backend.successors or not member.job.has_view or newest in ((-1, 0), self._kept):
             return
-        if member.place is not None and member.place.group_world_size > _SMALL and not self._serves_later:
+        if member.round.place is not None and member.round.place.group_world_size > _SMALL and not self._serves_later:
             return
         document = get_document(store, job_keys.state_key(*newest))
         if document is None:

@@ -124,7 +124,7 @@ class LightNode(ABC):
         yield from self._begin_following()
         while True:
             yield from self._run_errands()
-            slot = self.member.next_slot
+            slot = self.member.log.next_slot
             if slot is None:
                 yield None
                 continue
@@ -147,8 +147,8 @@ class LightNode(ABC):
                 self._follower.wake()
 
     def _say_facts(self) -> Asking[None]:
-        while self.member.outstanding:
-            fact = self.member.outstanding[0]
+        while self.member.facts.outstanding:
+            fact = self.member.facts.outstanding[0]
             yield from self._append(messages.to_json(fact))
             self.feed(core.Appended(fact.sequence))
 
