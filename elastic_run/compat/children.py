@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-_KEY = "elastic_run.compat"
+_KEY = "elastic-run compat"
 #: Runs in the child, whose `sys.path` is not the program's yet.
 _ARRIVAL = """
 import sys

@@ -35,9 +35,9 @@ __all__ = ["get_rendezvous_handler", "register_built_in_handlers"]
 __getattr__ = lazy_names(
     __name__,
     {
-        "RendezvousHandler": "elastic_run.rendezvous",
-        "RendezvousParameters": "elastic_run.rendezvous",
-        "handler_registry": "elastic_run.rendezvous:rendezvous_handler_registry",
+        "RendezvousHandler": "elastic_run.rendezvous.api",
+        "RendezvousParameters": "elastic_run.rendezvous.api",
+        "handler_registry": "elastic_run.rendezvous.api:rendezvous_handler_registry",
     },
     logger="log",
 )
