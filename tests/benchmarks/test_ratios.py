@@ -189,9 +189,10 @@ def test_workers_of_several_nodes_meet(installation: Installation, meet: meeting
 
 
 def test_many_nodes_form_a_round() -> None:
-    """A round of 256 nodes forms within four seconds, and asks no more of the store per node than one of 64."""
+    """A round of 256 nodes forms within four seconds, with at most 12 operations a node, and no more than for 64."""
     few, many = scale.form_round(64), scale.form_round(256)
     assert many.seconds <= stretched(4.0)
+    assert many.operations / many.nodes <= 12
     assert many.operations / many.nodes <= 2 * few.operations / few.nodes
     assert many.transferred / many.nodes <= 2 * few.transferred / few.nodes
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,15 +16,15 @@ from elastic_run.store.tcpstore.authentication import ClientAuthentication
 from tests.support.launch import ELASTIC_RUN
 from tests.support.meeting import place, wait_coordinated
 from tests.support.sessions import free_port
-from tests.support.wait import DEADLINE
+from tests.support.wait import DEADLINE, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from tests.support.launch import Launched
 
 _LIMIT = 1024
+_ESTABLISHED = "01"
 
 
 def test_a_full_store_says_so(launch: Callable[..., Launched], tmp_path: Path) -> None:
@@ -42,6 +43,32 @@ def test_a_full_store_says_so(launch: Callable[..., Launched], tmp_path: Path) -
         late.wait_line(f"takes no more connections: its process may open {_LIMIT} files, so raise ulimit -n")
     assert late.wait_exit() == host.wait_exit() == 0
     assert host.stderr.count("too few descriptors") == 1
+
+
+def test_a_node_that_finds_room_only_once_says_so(launch: Callable[..., Launched], tmp_path: Path) -> None:
+    """A node that has joined over the last connection that there was room for names the limit with its next word."""
+    script = tmp_path / "train.py"
+    script.write_text("print('trained', flush=True)", encoding="utf-8")
+    port = free_port()
+    flags = (*place(port), "--nnodes=2", script)
+    host = launch(*flags, program=("sh", "-c", f'ulimit -n {_LIMIT} && exec "$@"', "limited", *ELASTIC_RUN))
+    # Of its own: the sender's, the log reader's and the coordinator's.
+    wait_until(lambda: count_connections(port) == 3)
+    with ExitStack() as held:
+        first, *_ = [held.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(_LIMIT)]
+        host.wait_line("too few descriptors of the limit")
+        first.close()
+        late = launch(*flags)
+        late.wait_line("trained")
+        late.wait_line(f"takes no more connections: its process may open {_LIMIT} files, so raise ulimit -n")
+    assert late.wait_exit() == host.wait_exit() == 0
+
+
+def count_connections(port: int) -> int:
+    """Return how many connections there are to a port of this machine."""
+    lines = Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]
+    words = [line.split() for line in lines]
+    return sum(peer.endswith(f":{port:04X}") and state == _ESTABLISHED for _, _, peer, state, *_ in words)
 
 
 def test_a_node_with_a_token_hears_it_too() -> None:

@@ -132,3 +132,50 @@ def test_a_store_without_room_is_told() -> None:
     assert told == []
     fail(link, backend, StoreConnectionError("takes no more", FULL), 2)
     assert told == ["takes no more"] * 2
+
+
+def test_what_was_given_to_another_thread_stays_open() -> None:
+    """The thread that gives its connection opens another one; the thread that takes it opens none."""
+    giving, backend, closing = make_link()
+    opened = giving.store
+    taking = StoreConnection(backend, _FIRST, closing)
+    given = giving.give()
+    assert given is opened
+    assert not giving.is_open
+    assert giving.give() is None
+    taking.take(opened, b"store 1")
+    giving.drop()
+    giving.interrupt()
+    assert taking.store is opened
+    assert taking.store_id == b"store 1"
+    assert opened.get(["key"]) == [None]
+    assert giving.store is not opened
+    assert len(backend.timeouts) == 2
+
+
+def test_what_was_taken_has_the_time_for_each_answer_that_its_thread_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection that was opened in haste, shortly before the store is given up, is not used so for ever."""
+    timeouts: list[float] = []
+    monkeypatch.setattr(MemoryJobStore, "set_timeout", lambda _, timeout: timeouts.append(timeout))
+    giving, backend, closing = make_link()
+    giving.time_left = lambda: 0.0
+    taking = StoreConnection(backend, _FIRST, closing)
+    opened = giving.store
+    giving.give()
+    taking.take(opened, b"store 1")
+    assert taking.store is taking.store is opened
+    assert timeouts == [_FIRST]
+
+
+def test_what_was_taken_while_the_session_closes_is_closed() -> None:
+    """Nobody could interrupt it in between, so its thread looks before it waits in it."""
+    giving, backend, closing = make_link()
+    opened = giving.store
+    giving.give()
+    closing.set()
+    taking = StoreConnection(backend, _FIRST, closing)
+    taking.take(opened, b"store 1")
+    with pytest.raises(StoreConnectionError, match="session is closed"):
+        _ = taking.store
+    with pytest.raises(StoreConnectionError):
+        opened.get(["key"])

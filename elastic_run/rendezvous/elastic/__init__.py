@@ -29,9 +29,9 @@ Threads of one session, what each owns, and what passes between them::
     ┌──────────────┐  reports   ┌─────────────────────────────┐
     │ agent.driver │ ─────────> │        member driver        │   facts, heartbeats
     │     .job     │            │ core.node.machine, a lock;  │ <──── sender ──────────────>  facts, beats/…
-    │              │ <───────── │ one event at a time,        │                │ picks the endpoint; reads
-    └──────────────┘   events   │ commands in their order     │                │ the coordinator's heartbeat
-            ^                   │                             │   decisions
+    │              │ <───────── │ one event at a time,        │          │     │ picks the endpoint; reads
+    └──────────────┘   events   │ commands in their order     │          │     │ the coordinator's heartbeat
+            ^                   │                             │ decisions v its first connection
             │                   │                             │ <──── log reader ──────────>  decision slots
             │                   └─────────────────────────────┘
             │                      │ round formed      │ term begins, ends
@@ -39,12 +39,14 @@ Threads of one session, what each owns, and what passes between them::
             └──────── round admission            coordinator thread ────────────────────────>  facts, slots,
                       (one thread a round)       core.job.coordinator                          heartbeats, state
 
-- The **sender** owns the choice of the endpoint, the store's id, the heartbeats and the retry deadline. It starts the
-  log reader, and another one for each store that the session comes to.
+- The **sender** owns the choice of the endpoint, the store's id, the heartbeats and the retry deadline. When the store
+  has confirmed the node's first facts, it starts the log reader with its own connection, and opens another one when
+  there is something to say again: while the nodes gather, each has one connection. In each further store that the
+  session comes to it starts another log reader, with another connection.
 - The **log reader** owns only its connection. It feeds each slot to the member driver.
 - The **coordinator thread** runs while this node coordinates; it owns the coordinator's state (`core.job.coordinator`).
 - **Round admission** has a thread for each round, until rank 0's store was seen to be reachable.
 - The **fence** thread runs with ``--fence-after`` only; it owns nothing and feeds `CutOff`.
-- Each thread has a connection of its own. Another thread may only interrupt it.
+- A connection belongs to one thread at a time. Another thread may only interrupt it.
 - Events for the agent form one queue, in the order of the decisions (`context`).
 """

@@ -42,6 +42,7 @@ class SessionContext:
         member_driver: The node's member, None until the store was reached.
         store_id: The id of the store that the session lives with.
         failover_to: Where the store goes on, as its host said before it went; the sender goes there.
+        formed_at: Monotonic seconds at which this node read that its last round was formed, None before the first.
         last_heartbeat_at: Monotonic seconds at which the last beat was sent that the store has confirmed.
         fenced_for: Seconds without such a beat after which the workers were stopped, 0.0 while they were not.
         is_leaving: Whether the agent said that it goes.
@@ -69,6 +70,7 @@ class SessionContext:
     member_driver: MemberDriver | None = None
     store_id: bytes | None = None
     failover_to: str | None = None
+    formed_at: float | None = None
     last_heartbeat_at: float = 0.0
     fenced_for: float = 0.0
     is_leaving: bool = False

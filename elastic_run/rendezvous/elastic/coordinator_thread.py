@@ -6,6 +6,7 @@ Rules
 - Beats are read several times in a keep-alive interval, so that a silent node is seen soon after its lease is over.
 - Beats age only while they can be read: after an outage of its own, or when this process was stopped, all leases start
   anew.
+- While many nodes join, some more come before the next facts are read: a batch costs about the same whatever its size.
 - A slot is created after its documents. When the connection breaks in between, all of it is done again over a new one:
   the same proposal, so that nothing is decided twice.
 """
@@ -42,6 +43,10 @@ __all__ = ["CoordinatorThread"]
 _LOOKS = 4
 #: Seconds to wait for facts when nothing else is due.
 _LONGEST_WAIT = 30.0
+#: From so many nodes on, seconds between two reads of facts while the nodes gather: at least, and for each node.
+_CROWD = 16
+_BATCH_PAUSE = 0.005
+_BATCH_PAUSE_PER_NODE = 5e-6
 
 _log = logging.getLogger(__name__)
 
@@ -66,6 +71,7 @@ class CoordinatorThread:
         self._coordinator: Coordinator | None = None
         self._next_look = 0.0
         self._has_listened = False
+        self._has_read_facts = False
         self._next_notes = 0.0
         self._last_look = time.monotonic()
         self._complaint = ""
@@ -269,8 +275,11 @@ class CoordinatorThread:
             until = min(until, coordinator.wait_until)
         # Before it resigns it takes in what this node has said, and decides what follows from it.
         is_last = self._is_resigning and self._has_sent_all
+        if not is_last:
+            self._await_batch(coordinator)
         timeout = 0.0 if is_last else max(0.0, until - now)
         entries, position = store.read(job_keys.FACTS, coordinator.position, timeout)
+        self._has_read_facts = bool(entries)
         # A node that has said that it goes is not to be found silent instead.
         self._has_listened = True
         if is_last and not entries:
@@ -279,6 +288,12 @@ class CoordinatorThread:
         self._coordinator = coordinator
         self._complain()
         return coordinator
+
+    def _await_batch(self, coordinator: Coordinator) -> None:
+        """Let more facts come, if many nodes gather and facts came just now; the first of a rush is read at once."""
+        nodes = len(coordinator.job.nodes)
+        if self._has_read_facts and coordinator.job.phase == GATHERING and nodes >= _CROWD:
+            self._context.closing.wait(max(_BATCH_PAUSE, nodes * _BATCH_PAUSE_PER_NODE))
 
     def _complain(self) -> None:
         """Tell of garbage, once: whoever writes garbage may write other garbage for ever."""

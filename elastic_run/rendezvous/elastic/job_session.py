@@ -1,8 +1,8 @@
 """The session of one agent: puts the threads together, and stands between them and the agent.
 
-From `start` to `close`: the sender opens the store and makes the member driver; then the log reader follows the log;
-while this node is the coordinator it has a coordinator thread as well. The member's commands for the agent are
-delivered from here.
+From `start` to `close`: the sender opens the store, makes the member driver and says the node's first facts; then the
+log reader follows the log; while this node is the coordinator it has a coordinator thread as well. The member's
+commands for the agent are delivered from here.
 """
 
 # ruff: noqa: D102 - Session says what the methods promise
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from elastic_run.rendezvous.elastic.context import SessionContext
     from elastic_run.rendezvous.elastic.coordinator_thread import CoordinatorThread
     from elastic_run.rendezvous.session import Document, SessionEvent
+    from elastic_run.store.jobstore.api import JobStore
 
 __all__ = ["JobSession"]
 
@@ -179,7 +180,6 @@ class JobSession(Session):
 
             context.last_heartbeat_at = time.monotonic()
             self._threads["fence"] = context.spawn("fence", Fence(context, context.member_driver).run)
-        self._follow()
 
     def _renew_offer(self) -> messages.Offer | None:
         """Offer another workers' store: a round may have been formed with the last one in a store that is lost."""
@@ -204,13 +204,13 @@ class JobSession(Session):
         if reason and self.offers_store:
             context.deliver(Notice(f"the workers' store listens on all interfaces: {reason}"))
 
-    def _follow(self) -> None:
-        """Follow the log of the store that is the job's now."""
+    def _follow(self, store: JobStore | None) -> None:
+        """Follow the log of the store that is the job's now, over the sender's connection or over another one."""
         member_driver = self._context.member_driver
         if self._log_reader is not None:
             self._log_reader.abandon()
         if member_driver is not None:
-            self._log_reader = LogReader(self._context, member_driver)
+            self._log_reader = LogReader(self._context, member_driver, store)
             self._threads["log_reader"] = self._context.spawn("log_reader", self._log_reader.run)
 
     def _perform(self, command: member.Command) -> None:
@@ -219,7 +219,8 @@ class JobSession(Session):
         if isinstance(command, member.Formed):
             context.death_proofs.note_round(command.assignment)
             self._admission.announce(command)
-            context.wake.set()  # the sender looks more often now
+            context.formed_at = time.monotonic()
+            context.wake.set()  # the sender looks at the coordinator from now on
             if not self._is_prepared:
                 self._is_prepared = True
                 context.spawn("prepare", _prepare_to_coordinate)

@@ -1,7 +1,10 @@
 """The thread that follows the log of decisions: it blocks on the next slot and feeds what appears there.
 
-In another store another log_reader begins. This one may be on its way to a machine that is dark, which nothing can
-interrupt, and the round would have to wait for it.
+It begins with the connection over which the sender has said this node's first facts. So a node of a large job has one
+connection while the nodes gather; the sender opens another one with its first heartbeat, or with the next fact.
+
+In another store another log reader begins, with a connection of its own. This one may be on its way to a machine that
+is dark, which nothing can interrupt, and the round would have to wait for it.
 """
 
 from __future__ import annotations
@@ -31,12 +34,15 @@ class LogReader:
     Args:
         context: What the session's threads share.
         member_driver: The node's member.
+        store: The sender's connection, which this thread takes over; None to open another one.
     """
 
-    def __init__(self, context: SessionContext, member_driver: MemberDriver) -> None:
+    def __init__(self, context: SessionContext, member_driver: MemberDriver, store: JobStore | None = None) -> None:
         self._context = context
         self._member_driver = member_driver
         self._connection = context.make_connection(lambda: context.store_id)
+        if store is not None:
+            self._connection.take(store, context.store_id)
         self._is_abandoned = False
 
     def abandon(self) -> None:

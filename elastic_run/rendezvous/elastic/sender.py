@@ -6,9 +6,10 @@ Rules
   beat, and the store that may go with it, would be missed an interval after the lease.
 - It is the one that knows whether the store answers. A broken connection is opened anew, quietly for a lease, then with
   a line every ten seconds; after a stated time the store is given up and the agent is told `Lost`.
-- A thousand nodes may come at once: what a node asks before its first fact is one question. Its beats begin after that
-  rush, since the coordinator gives whom it has not heard yet a lease; and at a random moment, so that those of all
-  nodes never come in step.
+- A thousand nodes may come at once: what a node asks before its first fact is one question. After that fact the log
+  reader takes over the connection, and this thread opens another one when there is something to say again: one
+  connection for each node is enough while the nodes gather. Its beats begin after that rush, since the coordinator
+  gives whom it has not heard yet a lease; and at a random moment, so that those of all nodes never come in step.
 - A beat replaces the last one of this node. Where that is gone the coordinator has dropped the node, which says again
   where it stands: so a machine that was suspended, or a process that was stopped, needs no clock to learn it.
 - A store has an id, which its first agent writes. After an outage another id means another, emptied store, in which
@@ -58,9 +59,10 @@ class Sender:
 
     Args:
         context: What the session's threads share.
-        begin: Called once, when the store was reached: makes the member and starts the other threads. It is given where
-            the log stands, if that is known.
-        follow: Called whenever it is another store from then on: lets its log be followed.
+        begin: Called once, when the store was reached: makes the member. It is given where the log stands, if that is
+            known.
+        follow: Lets the log be followed: called with the connection over which the first facts were said; with None
+            whenever it is another store from then on.
         draw: Returns a random number from 0 to 1.
     """
 
@@ -68,7 +70,7 @@ class Sender:
         self,
         context: SessionContext,
         begin: Callable[[member.HeadRead | None], None],
-        follow: Callable[[], None],
+        follow: Callable[[JobStore | None], None],
         draw: Callable[[], float] = draw_fraction,
     ) -> None:
         self._context = context
@@ -76,6 +78,8 @@ class Sender:
         self._follow = follow
         self._draw = draw
         self._connection = context.make_connection()
+        self._is_followed = False
+        self._has_given = False  # the log reader has the connection, and there was nothing to say since
         self._beats = HeartbeatReader()
         self._next_beat = 0.0
         self._writer = HeartbeatWriter(context.node)
@@ -101,9 +105,12 @@ class Sender:
             self._context.deliver(Lost("rendezvous", f"the rendezvous store can't be served here: {error}"))
             return
         while not (self._context.closing.is_set() or self._context.is_lost):
+            if self._has_given and not self._needs_store:
+                self._wait()
+                continue
             asked_at = time.monotonic()
             try:
-                self._turn(self._connection.store)
+                self._turn()
             except StoreTokenError as error:
                 self._connection.drop()
                 if not self._refuse(error, asked_at):
@@ -118,10 +125,14 @@ class Sender:
         self._connection.drop()
 
     # --- the store answers ---------------------------------------------------------------------------------------
-    def _turn(self, store: JobStore) -> None:
+    def _turn(self) -> None:
         """Greet a store that was opened just now; then say what there is to say, and wait."""
         context = self._context
-        if self._retry_deadline.is_tried or context.store_id is None:
+        if self._has_given and context.failover_to is not None:
+            self._move(context.failover_to)  # without another connection to a host that leaves
+            return
+        store = self._connection.store
+        if self._retry_deadline.is_tried or context.store_id is None or self._is_replaced(store):
             self._identify_store(store)
             if context.is_over.is_set() and context.member_driver is None:
                 context.closing.wait()
@@ -133,24 +144,62 @@ class Sender:
             self._move(context.failover_to)
             return
         self._send_facts(store)
+        if self._watch_job(store):
+            self._give_connection()
+            self._wait()
+
+    def _watch_job(self, store: JobStore) -> bool:
+        """Beat, look at the coordinator or at who is missing, as it is due; returns whether this node stays here."""
         now = time.monotonic()
         if now >= self._next_beat:
             self._beat(store, now)
             others = self._partition.find_others(store)
             if others is not None:
                 self._rejoin(others)
-                return
+                return False
         elif now >= self._next_look:
             self._look(store)
         elif now >= self._wait_status.first_due(now):
             self._wait_status.tell(store, now)
-        # Asked again after all of this: a round may have begun, or be over.
+        return True
+
+    def _wait(self) -> None:
+        """Wait until something is due, or there may be something to say."""
         now = time.monotonic()
-        if context.wake.wait(max(0.0, min(self._next_beat, self._next_look, self._wait_status.first_due(now)) - now)):
+        # Asked again after all that was done: a round may have begun, or be over.
+        if self._context.wake.wait(max(0.0, self._find_next_due(now) - now)):
             # Cleared before facts are looked for, so that none is overlooked.
-            context.wake.clear()
+            self._context.wake.clear()
+
+    def _find_next_due(self, now: float) -> float:
+        return min(self._next_beat, self._next_look, self._wait_status.first_due(now))
+
+    @property
+    def _needs_store(self) -> bool:
+        """Whether there is something to say or to do; what else the member wants of the store the log reader does."""
+        context, now = self._context, time.monotonic()
+        is_tried = self._retry_deadline.is_tried
+        return is_tried or context.has_unsent or context.failover_to is not None or now >= self._find_next_due(now)
+
+    def _give_connection(self) -> None:
+        """Let the log reader take over the connection, once all that this node had to say first was confirmed.
+
+        The node that serves the store keeps its own and opens another one: later there may be no room for it, and this
+        is the node that must not fall silent then.
+        """
+        if self._is_followed or self._context.has_unsent or self._context.member_driver is None:
+            return
+        self._is_followed = True
+        self._has_given = not self._context.backend.is_host
+        self._follow(self._connection.give() if self._has_given else None)
+
+    def _is_replaced(self, store: JobStore) -> bool:
+        """Whether it is another store since the last connection was given away."""
+        has_given, self._has_given = self._has_given, False
+        return has_given and store.get([STORE_ID])[0] != self._context.store_id
 
     def _identify_store(self, store: JobStore) -> None:
+        self._has_given = False
         store_id, head, start = store.get([STORE_ID, job_keys.HEAD, job_keys.LOG_START])
         is_new = store_id is None
         store_id = self._check_store_id(store, store_id)
@@ -208,7 +257,8 @@ class Sender:
         for connection in tuple(context.connections):
             if connection is not self._connection:
                 connection.interrupt()
-        self._follow()
+        self._is_followed = True
+        self._follow(None)
 
     def _resend_all(self, store: JobStore, member_driver: MemberDriver) -> None:
         """Go on in a store that was restored from a backup: nobody decides again what has been decided since."""
@@ -263,10 +313,12 @@ class Sender:
     def _next_look(self) -> float:
         member_driver = self._context.member_driver
         place = None if member_driver is None else member_driver.member.round.place
-        if place is None or self._context.has_passed_exit_barrier:
+        formed_at = self._context.formed_at
+        if place is None or formed_at is None or self._context.has_passed_exit_barrier:
             return math.inf  # after the end the store may go at any moment, and nobody is to take its place
         pause = max(self._context.config.keep_alive_interval / _LOOKS, place.group_world_size / _ALL_LOOKS)
-        return self._last_look + pause
+        # A look when a round is formed would be one more question of all nodes at once, and tell nothing new.
+        return max(self._last_look, formed_at) + pause
 
     def _look(self, store: JobStore) -> None:
         """See how the coordinator is, and in any case that the store answers; do what follows from it."""

@@ -1,7 +1,9 @@
 """One thread's connection to the job store, which is opened anew when it breaks.
 
 Rules
-- A connection belongs to one thread; another thread may only `interrupt` it, which wakes whoever waits in it.
+- A connection belongs to one thread; another thread may only `interrupt` it, which wakes whoever waits in it. A thread
+  may give what it has opened to another one. Where that happens while the session closes, nobody interrupts the
+  connection, and the thread that takes it sees that the session is closed before it waits.
 - A store that was emptied, or moved, is another store under the same name. Only the sender may meet it first, because
   then all has to be said again; the others take a connection only to the store that they know by its id.
 - Opening waits a moment between two attempts, for as long as the session lives: when to give up is decided in one
@@ -130,10 +132,27 @@ class StoreConnection:
         """Whether there is a connection, as far as this side knows."""
         return self._store is not None
 
-    def drop(self) -> None:
-        """Close the connection; the next use opens another."""
+    def give(self) -> JobStore | None:
+        """Give the open connection to another thread, which has to `take` it; the next use here opens another."""
         with self._lock:
             store, self._store = self._store, None
+        return store
+
+    def take(self, store: JobStore, store_id: bytes | None) -> None:
+        """Use what another thread has opened, in place of opening a connection.
+
+        Args:
+            store: What that thread's `give` has returned.
+            store_id: The id of the store that it leads to.
+        """
+        self.store_id = store_id
+        self._is_hurried = True  # as far as this thread knows
+        with self._lock:
+            self._store = store
+
+    def drop(self) -> None:
+        """Close the connection; the next use opens another."""
+        store = self.give()
         if store is not None:
             store.close()
 

@@ -7,7 +7,6 @@ import time
 from typing import TYPE_CHECKING
 
 from elastic_run.core.protocol import job_keys
-from elastic_run.rendezvous.elastic.store_connection import STORE_ID
 from elastic_run.store.jobstore.memory import JobSpace, MemoryJobStore
 from elastic_run.store.jobstore.signed import _BEAT, _KEY, SignedStore
 from elastic_run.store.jobstore.signed import _ENTRY as _ENTRY_KIND
@@ -74,9 +73,6 @@ class LightC10dNode(LightNode):
         value = (yield self._look([f"b/{node}"]))[0]
         beat = None if value == NOTHING else self._remove_signature(_BEAT, node, value)
         return int(beat) if beat is not None and beat.isdigit() else None
-
-    def _begin_following(self) -> Asking[None]:
-        yield self._look([f"k/{STORE_ID}"])
 
     def _wait(self, key: str) -> Asking[bytes]:
         keys = self._key(f"k/{key}"), self._key(_LOG_START)

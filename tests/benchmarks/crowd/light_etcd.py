@@ -107,7 +107,7 @@ class LightEtcdNode(LightNode):
             self._reflect(items)
             revision = items[-1].changed + 1 if items else revision
             if self._awaited in self._mirror:
-                self._follower.wake()
+                self._log_reader.wake()
         yield _PAUSE * draw_fraction()
         Exchange(self._loop, self._address, self._watch(directory, revision))
 

@@ -1,10 +1,11 @@
 """A node of a crowd: the real member and the real messages, without the threads.
 
-It says on the wire what a session's speaker and follower say, in their order: one connection reads the birth mark and
-the head, appends facts and beats, another waits for the next slot and reads assignments, and at last there is a look
-whether rank 0's store listens. What it decides is `core.node.machine`'s; how its store is asked is said in `light_c10d`
-and `light_etcd`. A test holds the operations and bytes that a server sees against those of real sessions. It never
-gives up, and asks again only where it is told that the store can't answer now: a crowd that fares badly shows as time.
+It says on the wire what a session's sender and log reader say, in their order: one connection reads the store's id and
+the head, appends the first facts, then waits for the next slot and reads assignments; another one, opened for the first
+heartbeat, appends what comes later; and at last there is a look whether rank 0's store listens. What it decides is
+`core.node.machine`'s; how its store is asked is said in `light_c10d` and `light_etcd`. A test holds the operations and
+bytes that a server sees against those of real sessions. It never gives up, and asks again only where it is told that
+the store can't answer now: a crowd that fares badly shows as time.
 """
 
 from __future__ import annotations
@@ -70,8 +71,8 @@ class LightNode(ABC):
         self._on_formed = on_formed
         self._errands: deque[core.Command] = deque()
         self.member: core.Member
-        self._speaker = Exchange(loop, address, self._speak())
-        self._follower: Exchange
+        self._log_reader = Exchange(loop, address, self._join())
+        self._sender: Exchange
 
     # --- the member --------------------------------------------------------------------------------------------------
     def _begin(self, head: bytes | None) -> None:
@@ -82,7 +83,6 @@ class LightNode(ABC):
         )
         self._errands.clear()  # it asks for what is known
         self.feed(core.HeadRead(head))
-        self._follower = Exchange(self._loop, self._address, self._follow())
 
     def feed(self, event: core.Event) -> None:
         """Decide what follows an event, and note what is to be done."""
@@ -98,18 +98,23 @@ class LightNode(ABC):
                 Exchange(self._loop, (master.host, master.port), None, self._on_formed)
 
     # --- what it says ------------------------------------------------------------------------------------------------
-    def _speak(self) -> Script:
+    def _join(self) -> Script:
         yield from self._open()
-        # The first node was here: the store has a birth mark. Nothing is trimmed within one round.
+        # The first node was here: the store has an id. Nothing is trimmed within one round.
         _, head, _ = yield from self._get([STORE_ID, job_keys.HEAD, job_keys.LOG_START])
         self._begin(head)
         yield from self._say_facts()
         self._on_joined()
-        pause = self._config.keep_alive_interval * (1 + draw_fraction())
+        self._loop.call_later(self._config.keep_alive_interval * (1 + draw_fraction()), self._open_sender)
+        yield from self._follow()
+
+    def _open_sender(self) -> None:
+        self._sender = Exchange(self._loop, self._address, self._send())
+
+    def _send(self) -> Script:
+        yield from self._open()
+        yield from self._get([STORE_ID])
         while True:
-            self._loop.call_later(pause, self._speaker.wake)
-            pause = self._config.keep_alive_interval
-            yield None
             yield from self._beat()
             self.feed(core.HeartbeatWritten())
             watched = self.member.watched
@@ -118,9 +123,10 @@ class LightNode(ABC):
                 self.feed(core.CoordinatorHeartbeatRead(watched, beat))
             yield from self._run_errands()
             yield from self._say_facts()
+            self._loop.call_later(self._config.keep_alive_interval, self._sender.wake)
+            yield None
 
-    def _follow(self) -> Script:
-        yield from self._open()
+    def _follow(self) -> Asking[None]:
         yield from self._begin_following()
         while True:
             yield from self._run_errands()
@@ -144,7 +150,7 @@ class LightNode(ABC):
             else:
                 head, _ = yield from self._get([job_keys.HEAD, job_keys.LOG_START])
                 self.feed(core.HeadRead(head))
-                self._follower.wake()
+                self._log_reader.wake()
 
     def _say_facts(self) -> Asking[None]:
         while self.member.facts.outstanding:
@@ -177,9 +183,9 @@ class LightNode(ABC):
     def _read_beat(self, node: str) -> Asking[int | None]:
         """Read another node's beat."""
 
-    @abstractmethod
     def _begin_following(self) -> Asking[None]:
-        """Read the birth mark, and get ready to wait for slots."""
+        """Get ready to wait for slots."""
+        yield from ()
 
     @abstractmethod
     def _wait(self, key: str) -> Asking[bytes]:

@@ -1,0 +1,77 @@
+"""The coordinator's thread lets the facts of a large crowd come in batches."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elastic_run.core.node.messages import Coordinate
+from elastic_run.core.protocol import job_keys, messages
+from elastic_run.rendezvous.backends import read_settings
+from elastic_run.rendezvous.elastic import handler
+from elastic_run.rendezvous.elastic.backend.base import SharedBackend
+from elastic_run.rendezvous.elastic.coordinator_thread import CoordinatorThread
+from elastic_run.rendezvous.elastic.job_session import JobSession
+from elastic_run.store.jobstore.memory import JobSpace, MemoryJobStore
+from tests.support.configs import plain_setup
+
+if TYPE_CHECKING:
+    from elastic_run.rendezvous.elastic.context import SessionContext
+
+_MOST = 5000
+
+
+class NotingEvent(threading.Event):
+    """Notes how long it was to be waited for, and doesn't wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: list[float | None] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Note the time."""
+        self.waits.append(timeout)
+        return False
+
+
+def make_context(space: JobSpace) -> tuple[SessionContext, NotingEvent]:
+    """Return what the threads of a session share, and what notes the pauses."""
+    settings = read_settings("c10d", {"keep_alive_interval": "300", "last_call_timeout": "300"})
+    backend = SharedBackend("memory", "job", "memory", conf={}, host=None, open_store=lambda _: MemoryJobStore(space))
+    setup = plain_setup(min_nodes=_MOST, max_nodes=_MOST)
+    session = handler.open_session(backend, settings, setup, local_addr="127.0.0.1")
+    assert isinstance(session, JobSession)
+    session._context.closing = closing = NotingEvent()
+    return session._context, closing
+
+
+def join(store: MemoryJobStore, context: SessionContext, numbers: range) -> None:
+    """Let nodes say that they join."""
+    for number in numbers:
+        node, info = f"n{number}_1_0", messages.NodeInfo(f"n{number}", 1, 1)
+        offer = messages.Offer("127.0.0.1", 1)
+        fact = messages.Join(node=node, sequence=1, node_info=info, config=context.config, offer=offer)
+        store.append(job_keys.FACTS, messages.to_json(fact))
+
+
+@pytest.mark.parametrize(("nodes", "pauses"), [(1, []), (15, []), (16, [0.005]), (1000, [0.005]), (4000, [0.02])])
+def test_a_crowd_is_read_in_batches(nodes: int, pauses: list[float]) -> None:
+    """From 16 nodes on some more come before the next facts are read; a small job never waits for that."""
+    space = JobSpace()
+    store = MemoryJobStore(space)
+    context, closing = make_context(space)
+    thread = CoordinatorThread(context, Coordinate(term=1, slot=0, state_slot=-1, state_term=0))
+
+    def turn_until(count: int) -> None:
+        while thread._coordinator is None or len(thread._coordinator.job.nodes) < count:
+            thread._turn(store)
+
+    join(store, context, range(nodes))
+    turn_until(nodes)
+    assert closing.waits[len(range(0, nodes - 1, 1024)) :] == []
+    closing.waits.clear()
+    join(store, context, range(nodes, nodes + 1))
+    turn_until(nodes + 1)
+    assert closing.waits == pytest.approx(pauses)

@@ -1,0 +1,409 @@
+"""The log reader takes over the sender's connection, whatever happens in that moment."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elastic_run.core.node.messages import Ended, Formed
+from elastic_run.core.protocol import job_keys, messages
+from elastic_run.rendezvous.backends import read_settings
+from elastic_run.rendezvous.elastic.backend.base import Backend
+from elastic_run.rendezvous.elastic.handler import open_session
+from elastic_run.rendezvous.elastic.job_session import JobSession
+from elastic_run.rendezvous.elastic.log_reader import LogReader
+from elastic_run.rendezvous.elastic.store_connection import STORE_ID, StoreConnection
+from elastic_run.rendezvous.session import Notice
+from elastic_run.store.errors import FULL, REFUSED, StoreConnectionError
+from elastic_run.store.jobstore.memory import JobSpace, MemoryJobStore
+from tests.support.configs import plain_setup
+from tests.support.sessions import Node
+from tests.support.wait import DEADLINE, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from typing import Any, TypeAlias
+
+    from elastic_run.rendezvous.elastic.context import SessionContext
+    from elastic_run.store.jobstore.api import JobStore
+
+    #: Called with each use of a connection, before it: the connection, what is done, and with which key or stream.
+    OnUse: TypeAlias = Callable[["NotingStore", str, str], None]
+
+#: Heartbeats come after more time than any of these tests takes.
+_SLOW = {"keep_alive_interval": "300", "join_timeout": "300", "last_call_timeout": "0"}
+_ELSEWHERE = "elsewhere:1"
+_ATTEMPTS = 3
+_FIRST_AND_LAST = (messages.Join, messages.Leave)
+
+
+class NotingStore(MemoryJobStore):
+    """Notes what it is used for.
+
+    Args:
+        space: The store.
+        on_use: Called before each use.
+
+    Attributes:
+        uses: What was done, and with which key or stream.
+        facts: What was said over it.
+    """
+
+    def __init__(self, space: JobSpace, on_use: OnUse) -> None:
+        super().__init__(space)
+        self.uses: list[tuple[str, str]] = []
+        self.facts: list[object] = []
+        self._on_use = on_use
+
+    def _note(self, what: str, where: str) -> None:
+        self.uses.append((what, where))
+        self._on_use(self, what, where)
+
+    def append(self, stream: str, value: bytes) -> None:
+        """Note it, and do it; a second note says that it is done."""
+        self._note("append", stream)
+        super().append(stream, value)
+        if stream == job_keys.FACTS:
+            self.facts.append(messages.read_fact(value))
+        self._note("appended", stream)
+
+    def read(self, stream: str, position: int, timeout: float) -> tuple[list[bytes], int]:
+        """Note it, and do it."""
+        self._note("read", stream)
+        return super().read(stream, position, timeout)
+
+    def get(self, keys: Sequence[str]) -> list[bytes | None]:
+        """Note it, and do it."""
+        self._note("get", keys[0])
+        return super().get(keys)
+
+    def wait(self, key: str, timeout: float) -> bytes | None:
+        """Note it, and do it."""
+        self._note("wait", key)
+        return super().wait(key, timeout)
+
+    def fetch_beats(self, nodes: Sequence[str]) -> list[bytes | None]:
+        """Note it, and do it."""
+        self._note("beats", nodes[0])
+        return super().fetch_beats(nodes)
+
+    @property
+    def is_coordinators(self) -> bool:
+        """Whether the coordinator's thread has used it."""
+        return any(what in ("read", "create") for what, _ in self.uses)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed."""
+        return self._is_closed
+
+
+class NotingBackend(Backend):
+    """Opens connections to a store in memory, and keeps them.
+
+    Attributes:
+        opened: All connections.
+        on_use: Called before each use of a connection.
+        failure: What attempts to open another connection meet.
+        failures: How many attempts have failed so.
+    """
+
+    kind = "memory"
+    name = "memory"
+
+    def __init__(self) -> None:
+        # A job of its own: the agents of other tests on this machine are dead, and a new agent would say so.
+        self.run_id = secrets.token_hex()
+        self.space = JobSpace()
+        self.opened: list[NotingStore] = []
+        self.on_use: OnUse = lambda *_: None
+        self.failure: StoreConnectionError | None = None
+        self.failures = 0
+
+    def prepare(self) -> None:
+        """Nothing is served."""
+
+    def open(self, timeout: float) -> JobStore:
+        """Open a connection, or fail."""
+        del timeout
+        if self.failure is not None:
+            self.failures += 1
+            raise self.failure
+        self.opened.append(NotingStore(self.space, self._note_use))
+        return self.opened[-1]
+
+    def _note_use(self, store: NotingStore, what: str, where: str) -> None:
+        self.on_use(store, what, where)
+
+    def empty(self) -> None:
+        """Put an empty store in the place of this one, whose connections break."""
+        self.space, before = JobSpace(), self.space
+        before.set_reachable(is_reachable=False)
+
+    def advance(self, endpoint: str = "") -> bool:
+        """Go on in an empty store, if it is the one endpoint that there is beside this."""
+        if endpoint == _ELSEWHERE:
+            self.space = JobSpace()
+            self.name = _ELSEWHERE
+        return endpoint == _ELSEWHERE
+
+    def find_local_address(self) -> str:
+        """Return loopback."""
+        return "127.0.0.1"
+
+    def describe(self) -> dict[str, Any]:
+        """Return what names the job."""
+        return {"endpoint": self.name}
+
+    def users_of(self, what: str, where: str = "") -> list[NotingStore]:
+        """Return the connections that were used for something."""
+        return [store for store in self.opened if any(a == what and b.startswith(where) for a, b in store.uses)]
+
+    @property
+    def facts(self) -> list[object]:
+        """What was said, over whatever connection, in whatever store."""
+        return [fact for store in self.opened for fact in store.facts]
+
+
+@pytest.fixture
+def backend() -> NotingBackend:
+    """A store in memory."""
+    return NotingBackend()
+
+
+@pytest.fixture
+def node(backend: NotingBackend) -> Iterator[Node]:
+    """The one node of a job over it, not yet started; it is closed afterwards, and leaves nothing open."""
+    made = make_node(backend)
+    yield made
+    made.close()
+    wait_until(lambda: all(store.is_closed for store in backend.opened), what="all connections closed")
+
+
+def make_node(backend: Backend, **conf: str) -> Node:
+    """Return the one node of a job, not yet started."""
+    settings = read_settings("c10d", {**_SLOW, **conf})
+    return Node(open_session(backend, settings, plain_setup(), local_addr="127.0.0.1"))
+
+
+def context_of(node: Node) -> SessionContext:
+    """Return what the threads of a node share."""
+    assert isinstance(node.session, JobSession)
+    return node.session._context
+
+
+def in_another_thread(function: Callable[[], None]) -> None:
+    """Call a function in another thread, as the agent's is for the session's threads, and wait until it returns."""
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join(DEADLINE)
+    assert not thread.is_alive()
+
+
+def once(is_now: Callable[[NotingStore, str, str], bool], act: Callable[[NotingStore], None]) -> OnUse:
+    """Return what acts at the first use of a kind."""
+    acted: list[NotingStore] = []
+
+    def on_use(store: NotingStore, what: str, where: str) -> None:
+        if not acted and is_now(store, what, where):
+            acted.append(store)
+            act(store)
+
+    return on_use
+
+
+def is_first_wait(_: NotingStore, what: str, where: str) -> bool:
+    """Whether the log reader begins to wait for a slot."""
+    return what == "wait" and where.startswith(job_keys.decision_key(0)[:2])
+
+
+def is_joined(_: NotingStore, what: str, where: str) -> bool:
+    """Whether the first fact of a node was appended just now."""
+    return (what, where) == ("appended", job_keys.FACTS)
+
+
+# --- nothing breaks --------------------------------------------------------------------------------------------------
+def test_the_first_fact_and_the_log_take_one_connection(node: Node, backend: NotingBackend) -> None:
+    """The log is followed over the connection that the first fact was said over; a later fact opens another one."""
+    node.start()
+    node.wait_for(Formed)
+    (first,) = backend.users_of("append", job_keys.FACTS)
+    assert backend.users_of("wait") == [first]
+    node.done()
+    assert node.wait_for(Ended).end.verdict == "success"
+    _, second = backend.users_of("append", job_keys.FACTS)
+    assert second.uses[:2] == [("get", STORE_ID), ("append", job_keys.FACTS)]
+
+
+def test_the_node_that_serves_the_store_keeps_both_connections(
+    node: Node, backend: NotingBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where others fill the store, the one node that all need finds room for its heartbeats."""
+    monkeypatch.setattr(NotingBackend, "is_host", True)
+    node.start()
+    node.wait_for(Formed)
+    node.done()
+    assert node.wait_for(Ended).end.verdict == "success"
+    (senders,) = backend.users_of("append", job_keys.FACTS)
+    (readers,) = backend.users_of("wait")
+    assert senders is not readers
+
+
+def test_the_coordinator_is_looked_at_one_pause_after_a_round_was_formed(backend: NotingBackend) -> None:
+    """All nodes of a large job are told of a round at once; it brings no other question than each one's assignment."""
+    looked_at: list[float] = []
+
+    def note(_: NotingStore, what: str, __: str) -> None:
+        if what == "beats" and threading.current_thread().name == "sender":
+            looked_at.append(time.monotonic())
+
+    backend.on_use = note
+    with make_node(backend, keep_alive_interval="2") as node:
+        formed_at = node.when(node.wait_for(Formed))
+        wait_until(lambda: looked_at)
+    assert looked_at[0] - formed_at >= 2 / 8
+
+
+# --- the connection breaks -------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("moment", [is_joined, is_first_wait], ids=["before", "after"])
+def test_a_connection_that_breaks_meanwhile_is_replaced(
+    node: Node, backend: NotingBackend, moment: Callable[[NotingStore, str, str], bool]
+) -> None:
+    """The log reader opens another one, and the node takes part as if nothing had been."""
+    backend.on_use = once(moment, NotingStore.close)
+    node.start()
+    node.wait_for(Formed)
+    node.done()
+    assert node.wait_for(Ended).end.verdict == "success"
+    assert [type(fact) for fact in backend.facts] == [messages.Join, messages.Ready]
+    assert len(backend.users_of("wait")) == 2
+
+
+def test_a_store_without_room_for_the_next_connection_is_told(node: Node, backend: NotingBackend) -> None:
+    """A node that follows the log over its only connection says why it can't say its next fact."""
+    node.start()
+    node.wait_for(Formed)
+    backend.failure = StoreConnectionError("takes no more connections", FULL)
+    node.done()
+    assert "takes no more connections" in node.wait_for(Notice).text
+    backend.failure = None
+    assert node.wait_for(Ended).end.verdict == "success"
+
+
+def test_a_store_that_is_lost_meanwhile_is_tried_until_it_answers(node: Node, backend: NotingBackend) -> None:
+    """The thread that has given its connection away tries again as long as there is something to say."""
+    node.start()
+    node.wait_for(Formed)
+    backend.space.set_reachable(is_reachable=False)
+    backend.failure = StoreConnectionError("nobody listens", REFUSED)
+    node.done()
+    wait_until(lambda: backend.failures >= _ATTEMPTS)
+    backend.space.set_reachable(is_reachable=True)
+    backend.failure = None
+    assert node.wait_for(Ended).end.verdict == "success"
+
+
+# --- the store is another one ----------------------------------------------------------------------------------------
+@pytest.mark.parametrize("moment", [is_joined, is_first_wait], ids=["before", "after"])
+def test_a_store_that_is_emptied_meanwhile_is_told_all_again(
+    backend: NotingBackend, moment: Callable[[NotingStore, str, str], bool]
+) -> None:
+    """The next heartbeat finds it out, and nothing else is said there before the node has said that it joins."""
+    backend.on_use = once(moment, lambda _: backend.empty())
+    with make_node(backend, keep_alive_interval="0.2") as node:
+        node.wait_for(Formed)
+        node.finish()
+        assert node.wait_for(Ended).end.verdict == "success"
+    assert [type(fact) for fact in backend.facts][:2] == [messages.Join, messages.Join]
+
+
+def test_a_store_that_was_emptied_later_is_told_all_again(node: Node, backend: NotingBackend) -> None:
+    """A node that had nothing to say for a while looks whether the store knows the job before it says the next fact."""
+    node.start()
+    node.wait_for(Formed)
+    backend.empty()
+    node.finish()
+    assert node.wait_for(Ended).end.verdict == "success"
+    assert [type(fact) for fact in backend.facts][:3] == [messages.Join, messages.Join, messages.Ready]
+
+
+@pytest.mark.parametrize("moment", [is_joined, is_first_wait], ids=["before", "after"])
+def test_a_store_that_moves_meanwhile_is_followed(
+    node: Node, backend: NotingBackend, moment: Callable[[NotingStore, str, str], bool]
+) -> None:
+    """The node goes where the host has said, and opens no other connection to the host that leaves."""
+    left: list[int] = []
+
+    def move(_: NotingStore) -> None:
+        left.append(len(backend.opened))
+        context = context_of(node)
+        context.failover_to = _ELSEWHERE
+        context.wake.set()
+
+    former = backend.space
+    backend.on_use = once(moment, move)
+    node.start()
+    wait_until(lambda: backend.name == _ELSEWHERE)
+    node.wait_for(Formed)
+    node.finish()
+    assert node.wait_for(Ended).end.verdict == "success"
+    # The coordinator's thread, which began before, may have opened its own.
+    later = [store for store in backend.opened[left[0] :] if store.space is former]
+    assert not [store for store in later if not store.is_coordinators]
+
+
+# --- the node goes ---------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("moment", [is_joined, is_first_wait], ids=["before", "after"])
+def test_a_node_that_leaves_meanwhile_says_so(
+    node: Node, backend: NotingBackend, moment: Callable[[NotingStore, str, str], bool]
+) -> None:
+    """Its last fact goes over the connection where it is still the sender's, else over another one."""
+    backend.on_use = once(moment, lambda _: in_another_thread(lambda: node.session.leave("signal", "SIGTERM came")))
+    node.start()
+    wait_until(lambda: any(isinstance(fact, messages.Leave) for fact in backend.facts))
+    node.close()
+    first, last = (
+        next(store for store in backend.opened if kind in map(type, store.facts)) for kind in _FIRST_AND_LAST
+    )
+    assert (first is last) == (moment is is_joined)
+
+
+def test_a_session_that_is_closed_meanwhile_ends(
+    node: Node, backend: NotingBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the sender has given and the log reader has not yet taken is closed, though nobody can interrupt it."""
+    give, gave = StoreConnection.give, threading.Event()
+
+    def give_while_closing(connection: StoreConnection) -> JobStore | None:
+        given = give(connection)
+        if given is not None and not gave.is_set() and threading.current_thread().name == "sender":
+            gave.set()
+            assert context_of(node).closing.wait(DEADLINE)
+        return given
+
+    monkeypatch.setattr(StoreConnection, "give", give_while_closing)
+    node.start()
+    assert gave.wait(DEADLINE)
+    node.close()
+    wait_until(lambda: not {"sender", "log_reader"} & {thread.name for thread in threading.enumerate()})
+    assert backend.opened[0].is_closed
+
+
+def test_a_log_reader_that_is_given_up_before_it_begins_closes_what_it_has_taken(node: Node) -> None:
+    """Where the session comes to another store at once, the thread ends without a question."""
+    node.start()
+    node.wait_for(Formed)
+    context = context_of(node)
+    assert context.member_driver is not None
+    store = NotingStore(JobSpace(), lambda *_: None)
+    before = tuple(context.connections)
+    log_reader = LogReader(context, context.member_driver, store)
+    log_reader.abandon()
+    log_reader.run()
+    assert store.is_closed
+    assert store.uses == []
+    assert tuple(context.connections) == before
