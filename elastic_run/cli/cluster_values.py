@@ -2,14 +2,21 @@
 
 Schedulers start a launcher on each node: srun in a step of Slurm, Kubernetes in each pod of an indexed Job. Together
 they are one job. Without a word about it each of them would train a model of its own.
+
+Other programs start processes side by side too, mpirun for one. From their variables nothing is derived, and a line
+says that each launcher trains alone. Under mpirun this holds for a Slurm job as well: Slurm's variables are those of
+mpirun's daemons, which are on all nodes but the first, while there may be several launchers on each.
 """
 
 from __future__ import annotations
+
+import os
 
 from elastic_run import contract
 from elastic_run.cli.config import names_rendezvous
 from elastic_run.cli.flags import FLAGS
 from elastic_run.cli.origins import Origin, derive
+from elastic_run.cli.values import node_range
 from elastic_run.rendezvous.backends import BACKENDS
 
 TYPE_CHECKING = False
@@ -20,6 +27,14 @@ if TYPE_CHECKING:
     from elastic_run.cli.origins import Origins
 
 _DEFAULTS = {flag.dest: flag.default for flag in FLAGS}
+#: Programs that start launchers side by side, and the variable that holds their number.
+_STARTERS = {
+    "mpirun": "OMPI_COMM_WORLD_SIZE",  # of Open MPI
+    "mpirun_rsh": "MV2_COMM_WORLD_SIZE",  # of MVAPICH2
+    "jsrun": "JSM_NAMESPACE_SIZE",
+    "flux": "FLUX_JOB_SIZE",
+    "SkyPilot": "SKYPILOT_NUM_NODES",
+}
 
 
 def complete_from_cluster(args: Namespace, environ: Mapping[str, str], origins: Origins | None = None) -> list[str]:
@@ -41,6 +56,11 @@ def complete_from_cluster(args: Namespace, environ: Mapping[str, str], origins: 
     # A launcher inside a worker is the scheduler's no more. A plug-in may have its own way to count nodes.
     if contract.ENV_RUN_ID in environ or args.standalone or args.rdzv_backend not in BACKENDS:
         return []
+    given = set(origins) if origins is not None else _find_changed(args)
+    names_place = _names_place(args, given)
+    starter, count = _find_starter(environ)
+    if count > 1 and not names_place:
+        return [_describe_starter(starter, count, environ)] if node_range(args.nnodes)[1] == 1 else []
     # Imported here: most launchers run outside of both.
     if "SLURM_JOB_ID" in environ:
         from elastic_run.cli.slurm_step import derive_from_step as find  # noqa: PLC0415
@@ -48,8 +68,7 @@ def complete_from_cluster(args: Namespace, environ: Mapping[str, str], origins: 
         from elastic_run.cli.indexed_job import derive_from_indexed_job as find  # noqa: PLC0415
     else:
         return []
-    given = set(origins) if origins is not None else _find_changed(args)
-    found = find(args, environ, given, names_place=_names_place(args, given))
+    found = find(args, environ, given, names_place=names_place)
     values = {dest: value for dest, value in found.values.items() if value != getattr(args, dest)}
     for dest, value in values.items():
         variables = ", ".join(name for name in found.variables[dest] if environ.get(name))
@@ -64,6 +83,30 @@ def complete_from_cluster(args: Namespace, environ: Mapping[str, str], origins: 
 def _find_changed(args: Namespace) -> set[str]:
     """Return the names of the values that count as given in a namespace that a program has made."""
     return {dest for dest, value in vars(args).items() if value != _DEFAULTS.get(dest, value)} | {"nproc_per_node"}
+
+
+def _find_starter(environ: Mapping[str, str]) -> tuple[str, int]:
+    """Return which program has started this launcher and others side by side, and how many they are; else 1."""
+    if environ.get("SLURM_TASK_PID") == str(os.getpid()):
+        return "", 1  # srun has started this process itself
+    counts = {starter: environ.get(name, "") for starter, name in _STARTERS.items()}
+    if "MPI_LOCALNRANKS" in environ:  # of MPICH and Intel MPI; srun sets PMI_SIZE as well
+        counts["mpiexec"] = environ.get("PMI_SIZE", "")
+    if environ.get("SM_HOSTS"):
+        counts["SageMaker"] = str(environ["SM_HOSTS"].count(",") + 1)
+    return max(
+        ((starter, int(count)) for starter, count in counts.items() if count.isdecimal()),
+        key=lambda found: found[1],
+        default=("", 1),
+    )
+
+
+def _describe_starter(starter: str, count: int, environ: Mapping[str, str]) -> str:
+    by_srun = "; by srun --ntasks-per-node=1 they need no flag" if "SLURM_JOB_ID" in environ else ""
+    return (
+        f"{starter} has started {count} launchers, and each trains alone; for one job, start one launcher on each "
+        f"node, and give all of them --nnodes, --rdzv-backend=c10d, --rdzv-endpoint=HOST:PORT and --rdzv-id{by_srun}"
+    )
 
 
 def _names_place(args: Namespace, given_flags: Container[str]) -> bool:

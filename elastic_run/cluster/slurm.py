@@ -94,6 +94,10 @@ def _read_step(environ: Mapping[str, str], hostname: str) -> Step:
     from elastic_run.slurm_variables import find_port, parse_nodelist  # noqa: PLC0415
 
     nodes = parse_nodelist(environ["SLURM_STEP_NODELIST"])
+    job = environ.get("SLURM_JOB_NODELIST")
+    if job and not set(nodes) <= set(parse_nodelist(job)):
+        message = f"the step's nodes, {environ['SLURM_STEP_NODELIST']}, are not all among the job's nodes, {job}"
+        raise ValueError(message)
     life = (environ["SLURM_JOB_ID"], environ["SLURM_STEP_ID"], environ.get("SLURM_RESTART_COUNT") or "0")
     return Step(
         nodes=nodes,
@@ -131,8 +135,9 @@ def count_idle_nodes(environ: Mapping[str, str], hostname: str) -> int:
         0 outside of a batch script, and where the job has one node.
     """
     nodes = environ.get("SLURM_JOB_NUM_NODES", "")
-    is_batch_script = environ.get("SLURM_JOB_NODELIST") and not environ.get("SLURM_STEP_ID")
-    if not (is_batch_script and nodes.isdecimal() and int(nodes) > 1):
+    # The variables of a step leak into a batch script that its task has submitted; then the two kinds differ.
+    has_step = environ.get("SLURM_STEP_ID") and all(_agree(environ, *names) for names in _TWINS)
+    if has_step or not (environ.get("SLURM_JOB_NODELIST") and nodes.isdecimal() and int(nodes) > 1):
         return 0
     from elastic_run.slurm_variables import parse_nodelist  # noqa: PLC0415 - see `find_step`
 

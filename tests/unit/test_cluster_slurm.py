@@ -107,6 +107,11 @@ def test_what_is_no_step_is_left_alone(more: dict[str, str]) -> None:
         ({"SLURM_STEP_NODELIST": "a7,b["}, "'a7,b[' is no Slurm node list, "),
         ({"SLURM_STEP_NUM_TASKS": "three"}, "SLURM_STEP_NUM_TASKS='three' is not a number"),
         ({"SLURM_JOB_ID": "forty-one"}, "SLURM_JOB_ID='forty-one' is not a number"),
+        # A batch script of as many nodes, which a task of another job has submitted.
+        (
+            {"SLURM_JOB_NODELIST": f"{HOST},c,d"},
+            f"the step's nodes, a7,{HOST},c, are not all among the job's nodes, {HOST},c,d",
+        ),
         ({"SLURM_HET_SIZE": "2"}, "the job is heterogeneous, and Slurm's variables name the nodes of one component "),
         ({"SLURM_HET_SIZE": "2", "SLURM_STEP_NUM_TASKS": "1"}, "the job is heterogeneous, "),
     ],
@@ -260,6 +265,12 @@ def test_a_node_that_has_lost_its_gpus_is_refused(monkeypatch: pytest.MonkeyPatc
     [
         ("train.py", {}, "this Slurm job has 2 other nodes, which "),
         ("train.py", {"SLURM_JOB_NUM_NODES": "2"}, "this Slurm job has 1 other node, which "),
+        # Submitted by a task of another job, whose variables of the step leak.
+        (
+            "train.py",
+            {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "1", "SLURM_NNODES": "3"},
+            "this Slurm job has 2 other nodes, which ",
+        ),
         ("--standalone train.py", {}, ""),
         ("--nnodes=3 --rdzv-endpoint=a7:29400 --rdzv-backend=c10d train.py", {}, ""),
         ("train.py", {"SLURM_JOB_NUM_NODES": "1"}, ""),

@@ -1,0 +1,80 @@
+"""Launchers that another program has started side by side, and that nothing makes one job."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from elastic_run.cli import node_gpus
+from elastic_run.cli.cluster_values import complete_from_cluster
+from elastic_run.cli.flags import FLAGS
+from elastic_run.cli.parser import LauncherArgumentParser
+from tests.unit.test_cluster_slurm import STEP
+
+OPEN_MPI = {"OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_RANK": "5"}
+
+
+def notices(
+    words: str, environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> tuple[dict[str, object], list[str]]:
+    """Return the values that follow from an environment, and what is told."""
+    monkeypatch.setattr(node_gpus, "_DRIVERS", ())
+    parser = LauncherArgumentParser(FLAGS)
+    args = parser.parse_args(words.split())
+    before = dict(vars(args))
+    told = complete_from_cluster(args, environ, parser.origins)
+    return {name: value for name, value in vars(args).items() if value != before[name]}, told
+
+
+@pytest.mark.parametrize(
+    ("environ", "told"),
+    [
+        (OPEN_MPI, "mpirun has started 8 launchers, and each trains alone; "),
+        ({**STEP, **OPEN_MPI}, "mpirun has started 8 launchers, and each trains alone; "),
+        ({"MPI_LOCALNRANKS": "4", "PMI_SIZE": "12", "PMI_RANK": "3"}, "mpiexec has started 12 launchers, and each "),
+        ({"MV2_COMM_WORLD_SIZE": "2"}, "mpirun_rsh has started 2 launchers, and each "),
+        ({"FLUX_JOB_SIZE": "4", "FLUX_TASK_RANK": "0"}, "flux has started 4 launchers, and each "),
+        ({"JSM_NAMESPACE_SIZE": "4"}, "jsrun has started 4 launchers, and each "),
+        ({"SKYPILOT_NUM_NODES": "2"}, "SkyPilot has started 2 launchers, and each "),
+        ({"SM_HOSTS": '["algo-1","algo-2"]'}, "SageMaker has started 2 launchers, and each "),
+    ],
+)
+def test_launchers_that_do_not_know_each_other_are_told(
+    environ: dict[str, str], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each would train a model of its own without a word; the line says what to give. Nothing is derived."""
+    values, (line,) = notices("train.py", environ, monkeypatch)
+    assert values == {}
+    assert line.startswith(told)
+    assert "--rdzv-endpoint=HOST:PORT" in line
+
+
+@pytest.mark.parametrize(
+    ("words", "environ"),
+    [
+        ("train.py", {"OMPI_COMM_WORLD_SIZE": "1"}),
+        ("train.py", {"OMPI_COMM_WORLD_SIZE": "many"}),
+        ("train.py", {"SM_HOSTS": '["algo-1"]'}),
+        ("train.py", {"SM_HOSTS": "[]"}),
+        ("train.py", {"PMI_SIZE": "8"}),  # srun's own variables
+        ("--standalone train.py", OPEN_MPI),
+        ("--nnodes=2 --node-rank=1 --master-addr=h train.py", OPEN_MPI),
+        ("--nnodes=8 --rdzv-backend=c10d --rdzv-endpoint=h:1 --rdzv-id=j train.py", OPEN_MPI),
+        ("--rdzv-backend=c10d --rdzv-endpoint=localhost:0 train.py", OPEN_MPI),
+        ("--nnodes=2 train.py", OPEN_MPI),
+        ("train.py", {**OPEN_MPI, "TORCHELASTIC_RUN_ID": "outer"}),
+    ],
+)
+def test_nothing_is_told_where_it_is_one_or_somebody_chose(
+    words: str, environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One process, a rendezvous, several nodes and --standalone are what the user wants."""
+    assert notices(words, environ, monkeypatch) == ({}, [])
+
+
+def test_a_task_that_srun_has_started_itself_belongs_to_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Variables of MPI leak into a step that a program of mpirun starts; Slurm's number of the process tells."""
+    environ = {**STEP, **OPEN_MPI, "SLURM_TASK_PID": str(os.getpid())}
+    values, told = notices("train.py", environ, monkeypatch)
+    assert (values["nnodes"], told) == ("3", [])
