@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from elastic_run.agent.health_server import HealthServer
     from elastic_run.agent.local_elastic_agent import LocalElasticAgent
     from elastic_run.cluster.numa import NumaOptions
     from elastic_run.multiprocessing.output.console import Console
@@ -100,6 +101,7 @@ class LaunchConfig:
         capture: Whether the workers' stderr passes through the agent, so that the report can show its end.
         preload: Modules, separated by commas, or `auto`, that a template imports once for all workers; "" for none.
         kill_background: Whether what workers left running in the background ends with the job after a success too.
+        health_port: Port at which this node answers health checks, 0 for a free one, or None for no such port.
 
     Raises:
         ValueError: `shutdown_timeout` is negative, a signal is one that no process can handle, `scale_up_signal` is
@@ -136,6 +138,7 @@ class LaunchConfig:
     capture: bool = True
     preload: str = ""
     kill_background: bool = False
+    health_port: int | None = None
 
     def __post_init__(self) -> None:
         if self.rdzv_timeout != -1:
@@ -383,7 +386,11 @@ def preview_environments(config: LaunchConfig, entrypoint: str, args: list[str])
 
 def _name_flag(message: str) -> str:
     """Put the flag in front: the rendezvous knows settings and endpoints, but not how the user gave them."""
-    flags = {"rendezvous setting": "--rdzv-conf", "rendezvous endpoint": "--rdzv-endpoint"}
+    flags = {
+        "rendezvous setting": "--rdzv-conf",
+        "rendezvous endpoint": "--rdzv-endpoint",
+        "health port": "--health-port",
+    }
     return next((f"{flag}: {message}" for subject, flag in flags.items() if message.startswith(subject)), message)
 
 
@@ -444,6 +451,8 @@ def make_agent_context(
         _options(config, is_whole_process=is_whole_process),
     )
     context.mask = mask
+    if config.health_port is not None:
+        context.health_server = _open_health_port(config.health_port)
     if config.preload:
         from elastic_run.agent.driver.preload import start_preload  # noqa: PLC0415 - only when asked for
 
@@ -452,6 +461,21 @@ def make_agent_context(
 
             say(obstacle)
     return context
+
+
+def _open_health_port(port: int) -> HealthServer:
+    from elastic_run.agent.health_server import HealthServer  # noqa: PLC0415 - only when asked for
+
+    try:
+        server = HealthServer(port)
+    except OSError as error:
+        message = f"health port {port} can't be opened: {error.strerror}"
+        raise ValueError(message) from error
+    if not port:
+        from elastic_run.notices import say  # noqa: PLC0415
+
+        say(f"health checks are answered at port {server.port}")
+    return server
 
 
 def make_agent(

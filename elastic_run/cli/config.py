@@ -161,6 +161,7 @@ def make_config(
         node_config=_make_node_config(args, environ),
         capture=not args.no_capture,
         kill_background=args.kill_background_processes,
+        health_port=args.health_port,
         preload=args.preload,
     )
     command, command_args = make_command(args, environ)

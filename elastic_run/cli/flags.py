@@ -391,6 +391,15 @@ FLAGS: tuple[Flag, ...] = (
         "keep running, as under torchrun. After a failure, a stop or a restart they are always ended.",
     ),
     Flag(
+        "--health-port",
+        group=STOPPING,
+        values="PORT",
+        parse=_values.port,
+        is_ours=True,
+        text="Port at which this node answers health checks over HTTP, on all interfaces: /healthz says whether the "
+        "agent is alive, /readyz whether its workers run. Both are there before the nodes meet. 0 takes a free port.",
+    ),
+    Flag(
         "--monitor-interval",
         group=STOPPING,
         values="SECONDS",

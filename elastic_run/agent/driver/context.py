@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from elastic_run.agent.api import WorkerGroup
     from elastic_run.agent.driver.timers import WorkerTimers
+    from elastic_run.agent.health_server import HealthServer
     from elastic_run.core.job.config import JobConfig
     from elastic_run.multiprocessing.output.logs import LogsSpecs
     from elastic_run.multiprocessing.warm.worker_pool import WorkerPool
@@ -91,6 +92,7 @@ class AgentContext:
         "adopts_orphans",
         "group",
         "guardian",
+        "health_server",
         "hostname",
         "logs_specs",
         "mask",
@@ -111,6 +113,7 @@ class AgentContext:
         self.guardian = Guardian(is_exec=not options.is_whole_process or "torch" in sys.modules)
         self.timers: WorkerTimers | None = None
         self.worker_pool: WorkerPool | None = None
+        self.health_server: HealthServer | None = None
         self._announced = False
         self.adopts_orphans = False
         self.worker_limit: int | None = None

@@ -114,6 +114,8 @@ class Supervisor:
         self._finish: messages.Finish | None = None
         self._held_round = self._hold_rounds()
         self._background = Background(context, self.console.say)
+        if context.health_server is not None:
+            context.health_server.serve(self._loop, lambda: self._agent.state)
         self._joining = Joining(context, self._round_join, self._job, loop=self._loop, feed=self._feed)
         self._signals = SignalWatch(
             self._loop,
@@ -239,6 +241,8 @@ class Supervisor:
                     # The exit code is known; a signal that comes now must not replace it.
                     self._loop.ignore_signals()
             finally:
+                if self._context.health_server is not None:
+                    self._context.health_server.close()
                 self.console.close()
                 self._loop.close()
 
