@@ -9,8 +9,8 @@ import pytest
 
 from elastic_run.core.job import coordinator as office
 from elastic_run.core.job.snapshot import identify
-from elastic_run.core.job.state import AWAITED, LIVE, Job, Seat
-from elastic_run.core.job.view_change import View, find_view, is_behind, leave_out_old, may_go_on, restate
+from elastic_run.core.job.state import AWAITED, LIVE, Job, LeftLog, Seat
+from elastic_run.core.job.view_change import View, find_view, is_behind, is_outdated, leave_out_old, may_go_on, restate
 from elastic_run.core.protocol.job_keys import copy_key
 from elastic_run.core.protocol.messages import (
     Copy,
@@ -85,52 +85,71 @@ def test_the_newest_copy_is_of_the_highest_round_then_term_then_slot() -> None:
     """A minority that went on deciding in a later term has no newer round."""
     old, newer, newest = Copy("a.1", 1, 9, 99, 1), Copy("a.1", 2, 3, 4, 1), Copy("a.1", 2, 3, 5, 1)
     view = find_view([_join("a", copy=newest), _join("b", copy=old), _join("c", copy=newer)])
-    assert view == View(newest, None)
-    assert find_view([_join("a", copy=newest), _join("c", copy=newer)], [newest]) == View(newer, None)
+    assert view == View(newest, None, (newest,))
+    assert find_view([_join("a", copy=newest), _join("c", copy=newer)], [newest]) == View(newer, None, (newer,))
 
 
 def test_a_round_that_no_copy_knows_counts() -> None:
     """A node that runs a newer round than all copies tell of names its size."""
     copy = Copy("a.1", 1, 1, 1, 1)
-    assert find_view([_join("a", copy=copy), _join("b", last=_last(2))]) == View(copy, _last(2))
-    assert find_view([_join("a", copy=copy), _join("b", last=_last(1))]) == View(copy, None)
+    assert find_view([_join("a", copy=copy), _join("b", last=_last(2))]) == View(copy, _last(2), (copy,))
+    assert find_view([_join("a", copy=copy), _join("b", last=_last(1))]) == View(copy, None, (copy,))
 
 
 def test_of_two_rounds_of_one_number_the_later_terms_is_the_newer() -> None:
     """The log that formed it went on from what the other log knew; a node that has no copy names it by its id."""
     older, newer = Copy("a.1", 2, 9, 9, 1), Copy("a.1", 2, 3, 4, 3)
-    assert find_view([_join("a", copy=older), _join("b", copy=newer)]) == View(newer, None)
+    assert find_view([_join("a", copy=older), _join("b", copy=newer)]) == View(newer, None, (newer,))
     last = replace(_last(2), round_id="2/4/c")
-    assert find_view([_join("a", copy=newer), _join("b", last=last)]) == View(newer, last)
+    assert find_view([_join("a", copy=newer), _join("b", last=last)]) == View(newer, last, (newer,))
+
+
+def test_the_newest_copy_of_each_store_counts() -> None:
+    """The log of each store may have formed the next round; a copy of two rounds before tells of none."""
+    newest, older = Copy("a.1", 2, 3, 5, 3, "s"), Copy("a.1", 2, 3, 4, 3, "s")
+    other, former, old = Copy("a.1", 2, 1, 1, 1, "t"), Copy("a.1", 1, 9, 1, 1, "u"), Copy("a.1", 1, 3, 1, 1, "v")
+    told = [_join(str(index), copy=copy) for index, copy in enumerate([newest, older, other, former, old])]
+    view = find_view(told)
+    assert view is not None
+    assert (view.copy, set(view.copies), view.highest_term) == (newest, {newest, other, former}, 9)
 
 
 @pytest.mark.parametrize(
     ("prepared", "expected"),
     [
         (None, False),
-        (Copy("a.1", 2, 1, 5, 1), False),
-        (Copy("a.1", 2, 1, 6, 1), True),
-        (Copy("a.1", 1, 9, 9, 1), False),
-        (Copy("z.1", 3, 9, 9, 1), False),
+        (Copy("a.1", 2, 1, 5, 1, "s"), False),
+        (Copy("a.1", 2, 1, 6, 1, "s"), True),
+        (Copy("a.1", 2, 1, 1, 1, "u"), True),
+        (Copy("a.1", 2, 9, 9, 1, "t"), False),
+        (Copy("a.1", 1, 9, 9, 1, "s"), False),
+        (Copy("a.1", 1, 9, 9, 1, "u"), True),
+        (Copy("a.1", 1, 1, 9, 1, "s"), False),
+        (Copy("z.1", 3, 9, 9, 1, "s"), False),
     ],
 )
 def test_a_node_that_has_read_a_newer_prepare_than_all_copies_tell_of_holds_the_log_up(
     prepared: Copy | None, *, expected: bool
 ) -> None:
     """The round may have been formed without those who are here, and its nodes are not known."""
-    view = find_view([_join("a", copy=Copy("a.1", 2, 1, 5, 1)), replace(_join("b"), prepared=prepared)])
+    copy = Copy("a.1", 2, 1, 5, 1, "s")
+    view = find_view([_join("a", copy=copy), replace(_join("b"), prepared=prepared)])
     assert view is not None
-    assert view.is_outdated is expected
-    config = JobConfig(1, 3, has_successors=True)
-    job = Job(round=2, config=config, seats=(Seat("a", LIVE),))
-    assert may_go_on(view, job, config, 99.0) is not expected
+    seats = (Seat("a", AWAITED),)
+    copied = Job(round=2, round_id="2/1/a", incarnation="a.1", config=CONFIG, seats=seats, prepared=("a", "b"))
+    job = restate(view, {copy: copied}, [_join("a", copy=copy)], begun=Job(store_id="t"), now=5.0)
+    assert job.left_logs == (LeftLog(copy, ("a", "b")),)
+    job = replace(job, left_logs=(LeftLog(copy),), seats=(Seat("a", LIVE),))
+    assert is_outdated(view, job) is expected
+    assert may_go_on(view, job, CONFIG, 99.0) is not expected
 
 
 def test_a_round_that_no_copy_knows_is_newer_than_a_prepare_before_it() -> None:
     """Its members go on from it, whatever was prepared before."""
     prepared = Copy("a.1", 1, 1, 5, 1)
     view = find_view([_join("a", last=_last(2)), replace(_join("b"), prepared=prepared)])
-    assert view == View(None, _last(2))
+    assert view == View(None, _last(2), (), (prepared,))
+    assert not is_outdated(view, Job(round=2, round_id="2/1/a", incarnation="a.1", store_id="s"))
 
 
 @pytest.mark.parametrize(("round_id", "term"), [("3/7/a/b", 7), ("", 0), ("3", 0), ("3/x/a", 0)])
@@ -152,7 +171,7 @@ def test_without_a_copy_rules_and_scripts_are_those_of_the_nodes_that_run() -> N
         _join("a", last=_last(4), script="train.py"),
         SeatDead("b", "4/1/a", "a.1", 4, 1, "running"),
     ]
-    job = restate(View(None, _last(4)), None, events, begun=Job(highest_round=6, restart_count=2), now=5.0)
+    job = restate(View(None, _last(4)), {}, events, begun=Job(highest_round=6, restart_count=2), now=5.0)
     assert (job.config, job.round, job.highest_round, job.restart_count, job.incarnation) == (CONFIG, 4, 6, 2, "a.1")
     assert [script.script for script in job.scripts] == ["train.py"]
     assert [refusal.node for refusal in job.refusals] == ["x"]
@@ -164,8 +183,8 @@ def test_what_a_node_said_before_it_said_where_it_stands_does_not_count() -> Non
     seats = (Seat("a", LIVE), Seat("b", LIVE))
     copied = Job(round=1, round_id="1/1/a", phase="running", seats=seats, config=CONFIG, incarnation="a.1")
     again = Join("a", 2, NodeInfo("a", 1, 1), CONFIG, OFFER, last=_last(1))
-    view = View(Copy("a.1", 1, 1, 1, 1), None)
-    job = restate(view, copied, [_join("a"), again], begun=Job(), now=5.0)
+    copy = Copy("a.1", 1, 1, 1, 1)
+    job = restate(View(copy, None, (copy,)), {copy: copied}, [_join("a"), again], begun=Job(), now=5.0)
     assert [node.node for node in job.members] == ["a"]
     assert not job.has_lost
 

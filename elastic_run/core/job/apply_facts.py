@@ -234,7 +234,7 @@ class _JobUpdate:
             offer=fact.offer,
             sequence=fact.sequence,
             has_other_config=fact.config != config,
-            has_read_prepare=fact.prepared is not None and fact.prepared == self._job.preparation,
+            prepared=fact.prepared,
         )
         self._nodes[fact.node] = node
         self._note_rank(node)
@@ -344,14 +344,18 @@ class _JobUpdate:
     def _enter_leave(self, fact: Leave) -> None:
         clause = _CLAUSES.get(fact.reason, fact.reason)
         detail = f"{clause}: {fact.detail}" if fact.detail else clause
-        self._drop(fact.node, fact.reason, detail, sequence=LAST_SEQUENCE)
+        job, prepared = self._job, fact.prepared
+        is_counted_here = prepared is None or job.copy.knows(prepared, job.known_states)
+        self._drop(
+            fact.node, fact.reason, detail, sequence=LAST_SEQUENCE, gone=VOID if is_counted_here else DEAD_ELSEWHERE
+        )
 
     def _enter_silence(self, event: Silent) -> None:
         node = self._nodes.get(event.node)
         if node is not None:
             self._drop(event.node, SILENT, f"silent for {event.seconds:.1f} s", sequence=node.sequence)
 
-    def _drop(self, name: str, reason: str, detail: str, *, sequence: int) -> None:
+    def _drop(self, name: str, reason: str, detail: str, *, sequence: int, gone: str = VOID) -> None:
         node = self._nodes.pop(name, None)
         before = self._gone.pop(name, None)
         was = node if node is not None or before is None else before.was
@@ -360,7 +364,7 @@ class _JobUpdate:
             # One that says itself that it goes runs nowhere else. Of one that is silent, or whose agent died, only the
             # proof with its seat's record says so: the last round that it was in may be another log's.
             is_lost = was.is_member and was.outcome != DONE
-            self._set_seat(was.rank, UNKNOWN if reason in (SILENT, DIED) else VOID, is_lost=is_lost)
+            self._set_seat(was.rank, UNKNOWN if reason in (SILENT, DIED) else gone, is_lost=is_lost)
 
 
 def _is_suspecting(node: Node, fact: Ready) -> bool:

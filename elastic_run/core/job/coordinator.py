@@ -40,7 +40,7 @@ from elastic_run.core.job.machine import Job, Silent
 from elastic_run.core.job.majority import describe_majority
 from elastic_run.core.job.snapshot import Formation, State, make_state, read_state, write_state
 from elastic_run.core.job.state import GATHERING, HALTING, RUNNING, WARNED
-from elastic_run.core.job.view_change import find_view, is_behind, leave_out_old, may_go_on, restate
+from elastic_run.core.job.view_change import find_view, is_behind, is_outdated, leave_out_old, may_go_on, restate
 from elastic_run.core.protocol import liveness
 from elastic_run.core.protocol.codec import MessageError
 from elastic_run.core.protocol.job_keys import HEAD, STATUS, assignment_key, copy_key, decision_key, state_key
@@ -550,21 +550,20 @@ def _after_leases(coordinator: Coordinator, count: int) -> float:
 
 def _recover(coordinator: Coordinator, view: View, now: float) -> Coordinator:
     """Go on from what the nodes know of their job, as soon as a majority of its last round is here."""
-    copy = view.copy
-    if copy is not None and copy not in coordinator.copies:
-        return replace(coordinator, wants=copy)
-    copied = None if copy is None else coordinator.copies[copy]
-    job = restate(view, copied, coordinator.events, begun=coordinator.job, now=now)
+    wanted = next((copy for copy in view.copies if copy not in coordinator.copies), None)
+    if wanted is not None:
+        return replace(coordinator, wants=wanted)
+    job = restate(view, coordinator.copies, coordinator.events, begun=coordinator.job, now=now)
     config, waited = job.config or JobConfig(1, 1), now - coordinator.began
     if may_go_on(view, job, config, waited):
-        term = max(coordinator.term, 0 if copy is None else copy.term + 1)
+        term = max(coordinator.term, view.highest_term + 1)
         # Not all members may have read that the round was warned or halted: it is said again in this log.
         if job.phase in (WARNED, HALTING):
             job = replace(job, phase=RUNNING, until=None, halt_reason="")
         job = replace(job, term=term, since=coordinator.began)
         recovered = Recovered(term, coordinator.node, job.round, job.round_id, job.restart_count, job.incarnation)
         return replace(_watch(coordinator, job, now), pending=recovered)
-    missing = _OUTDATED if view.is_outdated else describe_majority(job, config)
+    missing = _OUTDATED if is_outdated(view, job) else describe_majority(job, config)
     gathering = replace(job, phase=GATHERING, since=coordinator.began)
     return _await_majority(coordinator, gathering, config, waited, missing)
 
@@ -715,5 +714,6 @@ def _write_head(coordinator: Coordinator) -> bytes:
             incarnation=job.incarnation if job.round else "",  # until then it may be another's that goes on here
             round_id=job.round_id,
             prepared=job.preparation,
+            known=job.known_states,
         )
     )

@@ -14,11 +14,12 @@ from elastic_run.core.job.state import (
     RUNNING,
     UNKNOWN,
     Job,
+    LeftLog,
     Node,
     Seat,
     forget_place,
 )
-from elastic_run.core.protocol.messages import Assignment, Copy, read_term
+from elastic_run.core.protocol.messages import Assignment
 from elastic_run.records import replace
 
 TYPE_CHECKING = False
@@ -102,12 +103,7 @@ def prepare(job: Job, names: Sequence[str]) -> Job:
     Returns:
         The state beside the `Prepare`.
     """
-    return replace(
-        job,
-        nodes=MappingProxyType({name: replace(node, has_read_prepare=False) for name, node in job.nodes.items()}),
-        prepared=tuple(names),
-        preparation=Copy(job.incarnation, job.round, job.term, job.slot, read_term(job.round_id)),
-    )
+    return replace(job, prepared=tuple(names), preparation=job.copy)
 
 
 def form(job: Job, names: Sequence[str], now: float) -> Job:
@@ -135,7 +131,8 @@ def form(job: Job, names: Sequence[str], now: float) -> Job:
         seats=tuple(Seat(name, LIVE) for name in ranks),
         prepared=(),
         preparation=None,
-        prepared_elsewhere=(),
+        # Nodes may still come that have confirmed a `Prepare` there.
+        left_logs=tuple(LeftLog(state) for state in job.known_states if state.round >= job.round),
         round_restarts=job.restart_count,
         since=now,
         min_reached_at=None,
@@ -203,5 +200,4 @@ def _place(node: Node, rank: int | None) -> Node:
         failing=None,
         outcome="",
         is_suspecting=False,
-        has_read_prepare=False,
     )

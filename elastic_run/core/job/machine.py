@@ -251,12 +251,17 @@ def _advance_gathering(job: Job, config: JobConfig, now: float) -> Step:
         if not majority.needs_preparation(job, config, chosen):
             return _form(job, chosen, now)
         if not job.prepared or any(name not in job.nodes for name in job.prepared):
-            return Step(formation.prepare(job, chosen), Prepare(job.term, job.round, job.round_id, job.incarnation))
+            return _prepare(job, chosen)
         if majority.is_prepared(job, config):
             return _form(job, job.prepared, now)
     if now >= job.since + config.join_timeout:
         return _end(job, _give_up_waiting(job, config))
     return Step(job)
+
+
+def _prepare(job: Job, chosen: Sequence[str]) -> Step:
+    prepare = Prepare(job.term, job.round, job.round_id, job.incarnation, job.store_id, job.known_states)
+    return Step(formation.prepare(job, chosen), prepare)
 
 
 def _form(job: Job, chosen: Sequence[str], now: float) -> Step:

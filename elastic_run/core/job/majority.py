@@ -8,12 +8,14 @@ Rules
   nodes have read the `Prepare` (raft's joint consensus; Ongaro, "Consensus: Bridging Theory and Practice", 4.3).
 - A log that goes on from a state with such a `Prepare` can't know whether the round was formed where it was left: it
   needs more than half of that round's nodes too.
+- A node confirms a `Prepare` only if that log has taken in the last one that the node confirmed in another store. So of
+  two logs that have confirmations of more than half of the last round, one has taken in the other's `Prepare`.
 """
 
 from __future__ import annotations
 
 from elastic_run.core.job.state import AWAITED, DEAD_ELSEWHERE, LIVE, MOVED, SILENT, UNKNOWN, VOID, Job, Seat
-from elastic_run.core.protocol.messages import DIED
+from elastic_run.core.protocol.messages import DIED, read_term
 from elastic_run.records import replace
 
 TYPE_CHECKING = False
@@ -42,8 +44,9 @@ def needs_preparation(job: Job, config: JobConfig, chosen: Collection[str]) -> b
     if not config.has_successors or job.round == 0:
         return False
     holders = [seat.node for seat in job.seats if seat.status != VOID]
-    is_same = len(holders) == len(chosen) and set(holders) == set(chosen)
-    return bool(job.prepared_elsewhere) or not (is_same or not holders)
+    # In a later term other logs may go on from this round, whose terms need not be above this one.
+    is_same = job.term == read_term(job.round_id) and len(holders) == len(chosen) and set(holders) == set(chosen)
+    return any(log.prepared for log in job.left_logs) or not (is_same or not holders)
 
 
 def is_prepared(job: Job, config: JobConfig) -> bool:
@@ -54,7 +57,7 @@ def is_prepared(job: Job, config: JobConfig) -> bool:
         config: Its configuration.
     """
     waiting = {node.node: node for node in job.waiting}
-    informed = {name for name, node in waiting.items() if node.has_read_prepare}
+    informed = {name for name, node in waiting.items() if node.prepared == job.preparation}
     return all(name in waiting for name in job.prepared) and has_majority(job, config, informed)
 
 
@@ -80,8 +83,8 @@ def _find_rounds(job: Job) -> Iterator[tuple[Seat, ...]]:
     """Return the seats of the last round, and of those that may have followed it in a store that was left."""
     yield job.seats
     known = {seat.node: seat for seat in job.seats}
-    for prepared in job.prepared_elsewhere:
-        yield tuple(known.get(name) or Seat(name, _find_status(job, name)) for name in prepared.nodes)
+    for log in job.left_logs:
+        yield tuple(known.get(name) or Seat(name, _find_status(job, name)) for name in log.prepared)
 
 
 def _find_status(job: Job, name: str) -> str:
@@ -130,7 +133,8 @@ def describe_majority(job: Job, config: JobConfig) -> str:
 
 
 def _describe_uninformed(job: Job) -> str:
-    informed = sum(job.nodes[seat.node].has_read_prepare for seat in job.seats if seat.status == LIVE)
+    live = [job.nodes[seat.node] for seat in job.seats if seat.status == LIVE]
+    informed = sum(node.prepared == job.preparation for node in live)
     return f"{informed} of the last round's {len(job.seats)} nodes have confirmed the next round, more are needed"
 
 

@@ -18,6 +18,7 @@ from elastic_run.core.protocol.messages import (
     JobConfig,
     NodeInfo,
     Offer,
+    read_term,
 )
 from elastic_run.records import dataclass, field, replace
 
@@ -72,7 +73,7 @@ class Node:
         outcome: How the round ended on it, "" while it runs.
         is_suspecting: Whether all that is known to have failed on it look as if they had lost a peer.
         has_other_config: Whether it was told a configuration that is not the job's, and has not taken the job's yet.
-        has_read_prepare: Whether it has read the last `Prepare` of this log.
+        prepared: The state beside the newest `Prepare` that it has confirmed, in whatever store, or None.
     """
 
     node: str
@@ -88,7 +89,7 @@ class Node:
     outcome: str = ""
     is_suspecting: bool = False
     has_other_config: bool = False
-    has_read_prepare: bool = False
+    prepared: Copy | None = None
 
 
 @register
@@ -113,10 +114,16 @@ class Gone:
 
 @register
 @dataclass(frozen=True, slots=True)
-class NodeSet:
-    """Nodes by id, as one field of a record."""
+class LeftLog:
+    """The log of a store that was left, as far as it was taken in.
 
-    nodes: tuple[str, ...]
+    Args:
+        state: The newest state of it that is known.
+        prepared: The nodes of the round that may have been formed there since then, by id; () for none.
+    """
+
+    state: Copy
+    prepared: tuple[str, ...] = ()
 
 
 @register
@@ -194,7 +201,7 @@ class Job:
         seats: Its configuration: one seat for each group rank.
         prepared: The nodes of the next round, by id, as the last `Prepare` of this log has them; () without one.
         preparation: The state beside that `Prepare`, as a node that has read it names it, or None.
-        prepared_elsewhere: The same of each store that was left: the round may have been formed there.
+        left_logs: The logs of other stores, one for each store: the next round may have been formed there.
         restart_count: Restarts so far.
         round_restarts: Restarts until the last round was formed. Its failure counts once, also where the restart that
             follows it was decided in several stores.
@@ -234,7 +241,7 @@ class Job:
     seats: tuple[Seat, ...] = ()
     prepared: tuple[str, ...] = ()
     preparation: Copy | None = None
-    prepared_elsewhere: tuple[NodeSet, ...] = ()
+    left_logs: tuple[LeftLog, ...] = ()
     restart_count: int = 0
     round_restarts: int = 0
     since: float = 0.0
@@ -253,6 +260,17 @@ class Job:
     incarnation: str = ""
     scripts: tuple[RoleScript, ...] = ()
     rank_claims: tuple[str, ...] = ()
+
+    @property
+    def copy(self) -> Copy:
+        """Which copy of the state this is, as a node that keeps it names it."""
+        formed_term = read_term(self.round_id)
+        return Copy(self.incarnation, self.round, self.term, self.slot, formed_term, self.store_id)
+
+    @property
+    def known_states(self) -> tuple[Copy, ...]:
+        """The newest state of each log that was left."""
+        return tuple(log.state for log in self.left_logs)
 
     @property
     def is_awaiting(self) -> bool:
@@ -311,11 +329,12 @@ class _Snapshot:
     changes: tuple[float, ...]
     attempts: tuple[Document, ...]
     incarnation: str = ""
+    store_id: str = ""
     scripts: tuple[RoleScript, ...] = ()
     rank_claims: tuple[str, ...] = ()
     prepared: tuple[str, ...] = ()
     preparation: Copy | None = None
-    prepared_elsewhere: tuple[NodeSet, ...] = ()
+    left_logs: tuple[LeftLog, ...] = ()
     round_restarts: int = 0
 
 
@@ -380,7 +399,6 @@ def move(job: Job, now: float) -> Job:
         formed_slot=-1,
         prepared=(),
         preparation=None,
-        prepared_elsewhere=(*job.prepared_elsewhere, *([NodeSet(job.prepared)] if job.prepared else [])),
         since=now,
     )
 

@@ -6,6 +6,8 @@ it runs or has run last, and which copy of the state it keeps.
 Rules
 - The newest copy counts: of the highest round, then term, then slot. A round that a node has run and no copy knows has
   as many seats as that node says, whose holders are not known by name until they come.
+- Of each log of another store the newest copy tells which round may have been formed there (`state.LeftLog`). While a
+  node has confirmed a `Prepare` that none of the copies knows, nothing is decided.
 - The log goes on (`Recovered`) when the holders of more than half of the round's seats that are not void are here: no
   other log can then go on from this round as well. Where the store can't move no other log exists, and a lease is
   enough to wait for them.
@@ -13,7 +15,8 @@ Rules
   a round have some leases of time to come first.
 - A log that tells of a round, but is older than what a node knows, goes on in the same way: the nodes left its store,
   the job went on in another one, and they are back.
-- Rounds go on with the next number, and the term is above every one from which the log goes on.
+- Rounds go on with the next number, and the term is above every one of which a node tells: what a node confirms here is
+  newer than what it has confirmed elsewhere.
 """
 
 from __future__ import annotations
@@ -24,18 +27,18 @@ from types import MappingProxyType
 from elastic_run.core.job.apply_facts import Silent, apply_facts
 from elastic_run.core.job.majority import has_majority
 from elastic_run.core.job.role_scripts import settle_script
-from elastic_run.core.job.state import RUNNING, Job, Seat, forget_place, move
+from elastic_run.core.job.state import RUNNING, Job, LeftLog, Seat, forget_place, move
 from elastic_run.core.protocol.messages import Join, SeatDead, read_term
 from elastic_run.records import dataclass, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from elastic_run.core.job.apply_facts import Event
     from elastic_run.core.protocol.messages import Copy, JobConfig, Last
 
-__all__ = ["View", "find_view", "is_behind", "leave_out_old", "may_go_on", "restate"]
+__all__ = ["View", "find_view", "is_behind", "is_outdated", "leave_out_old", "may_go_on", "restate"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +48,20 @@ class View:
     Args:
         copy: The newest copy of its state, or None.
         last: The newest round that a node has run, where no copy knows of it, else None.
-        is_outdated: Whether a node has read of a `Prepare` that is newer than this: the next round may have been formed
-            by those who were left, and its nodes are not known here.
+        copies: The newest copy of the state in each store's log, as far as it may tell of a newer round than `copy`.
+        prepared: The states beside all `Prepare`s that nodes here have confirmed.
     """
 
     copy: Copy | None
     last: Last | None
-    is_outdated: bool = False
+    copies: tuple[Copy, ...] = ()
+    prepared: tuple[Copy, ...] = ()
+
+    @property
+    def highest_term(self) -> int:
+        """The highest term of which a node tells."""
+        formed_term = 0 if self.last is None else read_term(self.last.round_id)
+        return max(formed_term, *(copy.term for copy in (*self.copies, *self.prepared)), 0)
 
 
 def leave_out_old(events: Iterable[Event], former: Iterable[Event]) -> list[Event]:
@@ -90,7 +100,10 @@ def is_behind(job: Job, term: int, events: Iterable[Event]) -> bool:
     lasts = [join.last for join in joins if join.last is not None and join.last.incarnation == job.incarnation]
     here = job.round, read_term(job.round_id)
     is_copied = any(copy.order[:3] > (*here, term) for copy in copies)
-    return is_copied or any((last.round, read_term(last.round_id)) > here for last in lasts)
+    is_prepared = any(
+        join.prepared is not None and not job.copy.knows(join.prepared, job.known_states) for join in joins
+    )
+    return is_copied or is_prepared or any((last.round, read_term(last.round_id)) > here for last in lasts)
 
 
 def find_view(events: Iterable[Event], unreadable: Collection[Copy] = ()) -> View | None:
@@ -113,13 +126,15 @@ def find_view(events: Iterable[Event], unreadable: Collection[Copy] = ()) -> Vie
     copy = max((copy for copy in copies if copy.incarnation == incarnation), key=lambda copy: copy.order, default=None)
     last = max((last for last in lasts if last.incarnation == incarnation), key=_order_last, default=None)
     is_known = last is None or (copy is not None and copy.order[:2] >= _order_last(last))
-    known = (0, 0, 0, 0) if copy is None else copy.order
-    known = known if is_known or last is None else (*_order_last(last), 0, 0)
-    is_outdated = any(
-        join.prepared is not None and join.prepared.incarnation == incarnation and join.prepared.order > known
-        for join in joins
+    prepared = {join.prepared for join in joins if join.prepared is not None}
+    told = [one for one in copies if one.incarnation == incarnation]
+    newest = {one.store_id: one for one in sorted(told, key=lambda one: one.order)}.values()
+    return View(
+        copy,
+        None if is_known else last,
+        tuple(one for one in newest if copy is not None and one.is_prepared_after(copy.round, copy.formed_term)),
+        tuple(one for one in prepared if one.incarnation == incarnation),
     )
-    return View(copy, None if is_known else last, is_outdated)
 
 
 def _order_last(last: Last) -> tuple[int, int]:
@@ -127,12 +142,12 @@ def _order_last(last: Last) -> tuple[int, int]:
     return last.round, read_term(last.round_id)
 
 
-def restate(view: View, copied: Job | None, events: Sequence[Event], *, begun: Job, now: float) -> Job:
+def restate(view: View, copies: Mapping[Copy, Job | None], events: Sequence[Event], *, begun: Job, now: float) -> Job:
     """Return the state of the job as the nodes know it, with all that was heard of them in this store.
 
     Args:
         view: What to go on from.
-        copied: The state in the view's copy, or None without one.
+        copies: The states in the view's copies.
         events: All that was heard in this store.
         begun: The state of a job that is founded here: coordinator and store are taken from it.
         now: Monotonic seconds.
@@ -140,6 +155,7 @@ def restate(view: View, copied: Job | None, events: Sequence[Event], *, begun: J
     Returns:
         The state.
     """
+    copied = None if view.copy is None else copies[view.copy]
     job = Job(incarnation=begun.incarnation) if copied is None else move(copied, now)
     if view.last is not None:
         job = _adopt(job, view.last, now)
@@ -153,6 +169,7 @@ def restate(view: View, copied: Job | None, events: Sequence[Event], *, begun: J
         term=begun.term,
         coordinator=begun.coordinator,
         store_id=begun.store_id,
+        left_logs=_find_left_logs({copy: copies[copy] for copy in view.copies}, job, begun.store_id),
         slot=begun.slot,
         highest_round=max(job.highest_round, begun.highest_round),
         restart_count=max(job.restart_count, begun.restart_count),
@@ -170,8 +187,33 @@ def may_go_on(view: View, job: Job, config: JobConfig, waited: float) -> bool:
         waited: Seconds since the first coordinator here began to wait for the nodes.
     """
     if config.has_successors:
-        return has_majority(job, config) and not view.is_outdated
+        return has_majority(job, config) and not is_outdated(view, job)
     return waited >= config.lease or not job.is_awaiting
+
+
+def is_outdated(view: View, job: Job) -> bool:
+    """Tell whether a round may have been formed in a store that was left, whose nodes are not known here.
+
+    Args:
+        view: What the nodes know.
+        job: The state, of `restate`.
+    """
+    return not all(job.copy.knows(prepared, job.known_states) for prepared in view.prepared)
+
+
+def _find_left_logs(copies: Mapping[Copy, Job | None], job: Job, store_id: str) -> tuple[LeftLog, ...]:
+    """Return what the copies tell of the logs of other stores, which rounds may have been formed there among it."""
+    logs = [LeftLog(copy, copied.prepared) for copy, copied in copies.items() if copied is not None]
+    logs += [log for copied in copies.values() if copied is not None for log in copied.left_logs]
+    newest: dict[str, LeftLog] = {}
+    for log in sorted(logs, key=lambda log: log.state.order):
+        newest[log.state.store_id] = log
+    formed_term = read_term(job.round_id)
+    return tuple(
+        log if log.state.is_prepared_after(job.round, formed_term) else replace(log, prepared=())
+        for log in newest.values()
+        if log.state.store_id != store_id
+    )
 
 
 def _adopt(job: Job, last: Last, now: float) -> Job:
@@ -186,7 +228,6 @@ def _adopt(job: Job, last: Last, now: float) -> Job:
         incarnation=last.incarnation,
         formed_slot=-1,
         seats=(Seat(),) * last.nodes,
-        prepared_elsewhere=(),
         until=None,
         restart_count=max(job.restart_count, last.restart_count),
         round_restarts=last.restart_count,

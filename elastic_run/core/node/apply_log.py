@@ -147,6 +147,7 @@ class MemberUpdate(FactWriter):
         self._set_job(
             has_view=False,
             copy=None,
+            has_confirmed_elsewhere=member.job.prepared is not None,
             known_round=self._round,
             highest_round=max(member.job.highest_round, member.job.known_round),
         )
@@ -174,7 +175,7 @@ class MemberUpdate(FactWriter):
         """Say that this node has read a `Prepare`, whatever store it says the next word in."""
         prepared = event.prepared
         if prepared.incarnation == self.member.job.incarnation and prepared.round >= self.member.job.known_round:
-            self._set_job(prepared=prepared)
+            self._set_job(prepared=prepared, has_confirmed_elsewhere=False)
             self._announce()
 
     # --- the log -----------------------------------------------------------------------------------------------------
@@ -250,16 +251,14 @@ class MemberUpdate(FactWriter):
             state_slot=head.state_slot,
             state_term=head.state_term,
         )
-        self._set_job(has_view=head.round > 0)
         # A node that has left this store, and is back, coordinates here no more.
         is_former = head.coordinator == self.member.node and not self.member.coordination.is_coordinator
         self._change_coordinator("" if is_former else head.coordinator)
         self._learn_job(head.incarnation, head.restart_count, head.round, head.round_id)
-        prepared = self.member.job.prepared
-        if prepared is not None and prepared.round < head.round:
-            self._set_job(prepared=None)
+        self._forget_prepared(head.round, read_term(head.round_id))
+        self._set_job(has_view=head.round > 0 and not self.member.job.has_confirmed_elsewhere)
         if head.prepared is not None:
-            self.commands.append(KeepState(head.prepared))
+            self._learn_prepare(head.prepared, head.known)
         if is_first:
             self._set_job(known_round=head.round)
         elif head.round > self.member.job.known_round:
@@ -321,8 +320,8 @@ class MemberUpdate(FactWriter):
             self._learn_form(decision, slot)
         elif isinstance(decision, Prepare):
             formed_term = read_term(decision.round_id)
-            prepared = Copy(decision.incarnation, decision.round, decision.term, slot, formed_term)
-            self.commands.append(KeepState(prepared))
+            state = Copy(decision.incarnation, decision.round, decision.term, slot, formed_term, decision.store_id)
+            self._learn_prepare(state, decision.known)
         elif isinstance(decision, Warn):
             self._learn_warning(decision)
         elif isinstance(decision, Halt):
@@ -339,16 +338,33 @@ class MemberUpdate(FactWriter):
         else:
             self._learn_term_end(decision)
 
+    def _learn_prepare(self, state: Copy, known: tuple[Copy, ...]) -> None:
+        """Confirm a `Prepare`, unless its log doesn't know the last one that this node confirmed in another store.
+
+        That log may have formed a round on the node's word. The node has said so here, and the coordinator asks anew.
+        """
+        last = self.member.job.prepared
+        if last is None or state.knows(last, known):
+            self._set_job(has_view=True)
+            self.commands.append(KeepState(state))
+
+    def _forget_prepared(self, number: int, formed_term: int) -> None:
+        """Forget the `Prepare` that this node has confirmed last, if a newer round was formed since then."""
+        prepared = self.member.job.prepared
+        if prepared is None or not prepared.is_prepared_after(number, formed_term):
+            self._set_job(prepared=None, has_confirmed_elsewhere=False)
+
     def _learn_form(self, decision: Form | Recovered, slot: int) -> None:
-        self._set_job(has_view=True, copy=None)
         if isinstance(decision, Recovered):
             self._set_job(known_round=max(self.member.job.known_round, decision.round))
             self._learn_job(decision.incarnation, decision.restart_count, decision.round, decision.round_id)
-            return
-        self._set_job(prepared=None)
-        self._learn_job(decision.incarnation, decision.restart_count)
-        if decision.round > self.member.job.known_round:
-            self._learn_round(decision.round, slot, decision.term)
+            self._forget_prepared(decision.round, read_term(decision.round_id))
+        else:
+            self._learn_job(decision.incarnation, decision.restart_count)
+            self._forget_prepared(decision.round, decision.term)
+            if decision.round > self.member.job.known_round:
+                self._learn_round(decision.round, slot, decision.term)
+        self._set_job(has_view=not self.member.job.has_confirmed_elsewhere, copy=None)
 
     def _learn_term_end(self, decision: Resign | Failover) -> None:
         self._change_coordinator("")
@@ -416,7 +432,8 @@ class MemberUpdate(FactWriter):
                 member.round.place is not None and self._round == number > 0 and member.round.place.round_id != round_id
             )
         else:
-            self._set_job(incarnation=incarnation, known_restarts=restart_count, prepared=None)
+            self._set_job(incarnation=incarnation, known_restarts=restart_count)
+            self._set_job(prepared=None, has_confirmed_elsewhere=False)
             is_other = True
         if is_other and member.state == RUNNING:
             self._set_round(is_replaced=True)
@@ -426,6 +443,10 @@ class MemberUpdate(FactWriter):
 
     # --- rounds ------------------------------------------------------------------------------------------------------
     def _learn_round(self, number: int, slot: int, term: int) -> None:
+        if self.member.job.prepared is not None:
+            # A newer one than this, of another store: its log may have formed a round on this node's word.
+            self._announce()
+            return
         self._set_job(known_round=number)
         if self.member.state in (RUNNING, HALTING):
             if self.member.state == RUNNING:

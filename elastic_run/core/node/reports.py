@@ -84,7 +84,8 @@ class FactWriter:
     def enter_leaving(self, event: Leaving) -> None:
         """The agent goes."""
         self._set(state=LEAVING)
-        self._say(Leave(self.member.node, self._next_sequence(), event.reason, event.detail))
+        member = self.member
+        self._say(Leave(member.node, self._next_sequence(), event.reason, event.detail, member.job.prepared))
         if self.member.coordination.is_coordinator:
             self.commands.append(EndTerm())
 

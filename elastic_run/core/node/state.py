@@ -93,6 +93,8 @@ class KnownJob:
         has_view: Whether the log tells of a round, so that its state documents are worth a copy.
         copy: Which copy of the state it has put into this store, or None.
         prepared: The state beside the newest `Prepare` that it has read, or None where a round was formed since then.
+        has_confirmed_elsewhere: Whether it has read that one in a store that it left. Until the log of this store knows
+            of that, its state documents are worth no copy.
     """
 
     incarnation: str = ""
@@ -102,6 +104,7 @@ class KnownJob:
     has_view: bool = False
     copy: Copy | None = None
     prepared: Copy | None = None
+    has_confirmed_elsewhere: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from elastic_run.core.protocol.facts import Copy  # noqa: TC001 - importing it registers it as a field
 from elastic_run.records import dataclass
 
 TYPE_CHECKING = False
@@ -45,12 +46,17 @@ class Prepare:
         round: The last round that was formed.
         round_id: Its unique id.
         incarnation: Of the job; see `facts.is_related`.
+        store_id: The birth mark of the store of this log.
+        known: The newest state of each log of another store that this log has taken in. A node that has confirmed a
+            `Prepare` which is newer than these does not confirm this one.
     """
 
     term: int
     round: int
     round_id: str
     incarnation: str
+    store_id: str = ""
+    known: tuple[Copy, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

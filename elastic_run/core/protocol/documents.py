@@ -66,6 +66,7 @@ class Head:
         incarnation: Of the job, "" before its first round; see `facts.is_related`.
         round_id: The unique id of that round.
         prepared: The state beside the newest `Prepare` for the next round, or None.
+        known: See `decisions.Prepare`.
     """
 
     slot: int
@@ -81,6 +82,7 @@ class Head:
     incarnation: str = ""
     round_id: str = ""
     prepared: Copy | None = None
+    known: tuple[Copy, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

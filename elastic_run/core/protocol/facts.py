@@ -14,6 +14,7 @@ from elastic_run.records import dataclass
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import TypeAlias
 
 #: The sequence number of a node's last word, said by its guardian, who can't know how many there were.
@@ -118,6 +119,7 @@ class Copy:
         term: The term of the decision.
         slot: The slot of the decision.
         formed_term: The term in which that round was formed.
+        store_id: The birth mark of the store of the log.
     """
 
     incarnation: str
@@ -125,6 +127,7 @@ class Copy:
     term: int
     slot: int
     formed_term: int = 0
+    store_id: str = ""
 
     @property
     def order(self) -> tuple[int, int, int, int]:
@@ -137,6 +140,27 @@ class Copy:
     def is_older_than(self, other: Copy | None) -> bool:
         """Whether another copy of the same job is newer."""
         return other is not None and other.incarnation == self.incarnation and self.order < other.order
+
+    def is_prepared_after(self, round_index: int, formed_term: int) -> bool:
+        """Whether the `Prepare` beside this state may lead to a newer round than a round of the same job.
+
+        Args:
+            round_index: The number of that round.
+            formed_term: The term in which it was formed.
+        """
+        return (self.round + 1, self.term) > (round_index, formed_term)
+
+    def knows(self, prepared: Copy, others: Iterable[Copy]) -> bool:
+        """Tell whether the log of this state has taken in a `Prepare`, or formed a newer round since then.
+
+        Args:
+            prepared: The state beside the `Prepare`, which a node has confirmed in whatever store.
+            others: The newest states of the logs of other stores that this log has taken in.
+        """
+        is_other = prepared.incarnation == self.incarnation and prepared.store_id != self.store_id
+        if not is_other or not prepared.is_prepared_after(self.round, self.formed_term):
+            return True
+        return any(one.store_id == prepared.store_id and one.order >= prepared.order for one in others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,12 +254,14 @@ class Leave:
         sequence: Number of this fact among the node's; `LAST_SEQUENCE` where its guardian says it.
         reason: `signal`, `died` or `unkillable`.
         detail: One sentence for the user, or "".
+        prepared: See `Join.prepared`: the log of another store may have formed a round on this.
     """
 
     node: str
     sequence: int
     reason: str
     detail: str = ""
+    prepared: Copy | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,4 +35,5 @@ def assignment_key(slot: int, term: int, node: str) -> str:
 
 def copy_key(copy: Copy) -> str:
     """Return the key of a copy of the job's state in another store; equal copies have one key."""
-    return f"c/{copy.round}.{copy.term}.{copy.slot}.{zlib.crc32(copy.incarnation.encode()):08x}"
+    log = f"{copy.incarnation}/{copy.store_id}"
+    return f"c/{copy.round}.{copy.term}.{copy.slot}.{zlib.crc32(log.encode()):08x}"
