@@ -9,7 +9,7 @@ import pytest
 
 from elastic_run.core.job import coordinator as office
 from elastic_run.core.job.snapshot import identify
-from elastic_run.core.job.state import AWAITED, LIVE, Job, LeftLog, Seat
+from elastic_run.core.job.state import AWAITED, LIVE, Gone, Job, LeftLog, Node, Seat, give_up_awaited, move
 from elastic_run.core.job.view_change import View, find_view, is_behind, is_outdated, leave_out_old, may_go_on, restate
 from elastic_run.core.protocol.job_keys import copy_key
 from elastic_run.core.protocol.messages import (
@@ -187,6 +187,17 @@ def test_what_a_node_said_before_it_said_where_it_stands_does_not_count() -> Non
     job = restate(View(copy, None, (copy,)), {copy: copied}, [_join("a"), again], begun=Job(), now=5.0)
     assert [node.node for node in job.members] == ["a"]
     assert not job.has_lost
+
+
+def test_a_seat_that_was_lost_stays_lost_in_another_store() -> None:
+    """Its holder never ran the round, and served the store that was left: the round can't succeed without it."""
+    holder = Node("b", NodeInfo("b", 1, 1, serves_store=True), OFFER, 1, arrived=1, arrived_at=0.0, rank=1)
+    seats = (Seat("a", LIVE), Seat("b", LIVE, is_lost=True))
+    job = Job(round=1, phase="running", seats=seats, nodes=MappingProxyType({"b": holder}))
+    assert move(job, 5.0).has_lost
+    done = Gone("b", 1, "moved", "", replace(holder, outcome="done"))
+    seats = (Seat("a", LIVE), Seat("b", AWAITED, is_lost=True))
+    assert give_up_awaited(Job(round=1, seats=seats, gone=MappingProxyType({"b": done}))).has_lost
 
 
 @pytest.mark.parametrize(

@@ -409,7 +409,8 @@ def _await_holder(seat: Seat, job: Job) -> Seat:
         return seat
     if not node.node_info.serves_store:
         return replace(seat, status=AWAITED)
-    return replace(seat, status=UNKNOWN, is_lost=node.is_member and node.outcome != DONE)
+    is_lost = seat.is_lost or (node.is_member and node.outcome != DONE)
+    return replace(seat, status=UNKNOWN, is_lost=is_lost)
 
 
 def _leave_behind(node: Node) -> Gone:
@@ -424,7 +425,7 @@ def give_up_awaited(job: Job) -> Job:
     def give_up(seat: Seat) -> Seat:
         gone = job.gone.get(seat.node)
         is_done = gone is not None and gone.was is not None and gone.was.outcome == DONE
-        return replace(seat, status=UNKNOWN, is_lost=not is_done)
+        return replace(seat, status=UNKNOWN, is_lost=seat.is_lost or not is_done)
 
     return replace(job, seats=tuple(give_up(seat) if seat.status == AWAITED else seat for seat in job.seats))
 
