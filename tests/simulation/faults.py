@@ -28,6 +28,7 @@ PROOFS = "proofs of death that are late, repeated, or in the wrong store"
 BURSTS = "kills in a row"
 OFFERS = "agents that die after they have offered themselves for another round, before they are told of it"
 FORMING = "partitions while a round forms with other nodes"
+WANDERING = "nodes that go from one part's store to the other's and back while a round forms"
 #: What the core does not hold yet: these kinds are left out of every run.
 KNOWN_BAD: frozenset[str] = frozenset((ROLLBACK,))
 
@@ -40,6 +41,9 @@ _LATE_PROOF = 15.0
 _BURST = 2.5
 #: Longest seconds for which a doomed agent lives after it has offered itself.
 _OFFERED = 1.0
+#: Seconds until the first node wanders, when the other part has a store; and longest seconds between two moves.
+_WANDERS_AFTER = (5.0, 14.0)
+_STAYS = 7.0
 #: What the scripts of two jobs under one id are.
 _OTHER_SCRIPT = "other.py"
 
@@ -59,6 +63,7 @@ class Faults:
         self._fatal_operation = -1
         self._late_operation = -1
         self._dividing_slot = -1
+        self._wanderers = 0
         self.is_spoilt = False
         self.has_strangers = False
         self.has_hidden = False
@@ -97,7 +102,7 @@ class Faults:
         everywhere += [self._kill_some] if self.has(BURSTS) else []
         if self._world.config.has_successors:
             everywhere += [self._doom_some, self._doom_some, self._divide_and_doom] if self.has(OFFERS) else []
-            everywhere += [self._arm_division, self._arm_division] if self.has(FORMING) else []
+            everywhere += [self._arm_division, self._arm_wandering] if self.has(FORMING) else []
             everywhere += [self._kill_server, self._stall_server, self._kill_server]
             everywhere += [self._cut, self._cut, self._cut_off] if self.has(CUTS) else []
         elif self.has(ROLLBACK) and self._random.random() < 0.3:
@@ -293,8 +298,14 @@ class Faults:
     def _arm_division(self) -> None:
         """Let newcomers come, and divide the hosts when a round forms or is prepared."""
         self._dividing_slot = self._random.choice((0, 0, 1, 2))
+        self._wanderers = 0
         for _ in range(self._random.randint(1, 3)):
             self._arrive()
+
+    def _arm_wandering(self) -> None:
+        """Divide the hosts in the same way, but for some that reach both parts."""
+        self._arm_division()
+        self._wanderers = self._random.randint(1, 3) if self.has(WANDERING) else 0
 
     def note_slot(self, store: Store, value: bytes) -> None:
         """Divide the hosts as soon as a slot was created, before anybody reads it, if that is armed.
@@ -314,8 +325,28 @@ class Faults:
             return
         other = self._random.choice(others)
         rest = {other, *(host for host in hosts if host != server and self._random.random() < 0.5)}
-        pairs = {(one, two) for one in hosts for two in hosts if (one in rest) != (two in rest)}
+        free = [host for host in hosts if host not in (server, other)]
+        wanderers = set(self._random.sample(free, min(len(free), self._wanderers)))
+        split = [host for host in hosts if host not in wanderers]
+        pairs = {(one, two) for one in split for two in split if (one in rest) != (two in rest)}
         self._pull(pairs, self._random.uniform(10.0, 60.0))
+        for host in sorted(wanderers):
+            self._plan_moves(host, (other, server))
+
+    def _plan_moves(self, host: str, places: tuple[str, str]) -> None:
+        """Let the agents of a host go to and fro between the stores of two hosts."""
+        time = self._world.clockwork.now + self._random.uniform(*_WANDERS_AFTER)
+        for index in range(self._random.randint(1, 5)):
+            self._world.clockwork.at(time, self._wander, host, places[index % 2])
+            self._note(time)
+            time += self._random.random() * _STAYS
+
+    def _wander(self, host: str, place: str) -> None:
+        is_open = any(endpoint.host == place and endpoint.open_store for endpoint in self._world.endpoints)
+        for agent in self._world.living:
+            if agent.name == host and is_open and not agent.is_stalled and not agent.connection.serves_store:
+                self._world.say(f"{agent.node} wanders to the store at {place}")
+                agent.follow_store(place)
 
     def note_operation(self, agent: Agent) -> float:
         """Count an operation of a coordinator; it may die of it.

@@ -158,7 +158,8 @@ class Oracle:
         """Return the rounds that a log was about when it ended; where it knew of none, those of its members."""
         forms = [entry for entry in log.entries if entry["kind"] in ("form", "recovered")]
         if forms:
-            return self.rounds.find_all(forms[-1]["incarnation"], forms[-1]["round"])
+            found = self.rounds.find_all(forms[-1]["incarnation"], forms[-1]["round"])
+            return [round_ for round_ in found if round_.name[2] == log.round_id] or found
         told = [agent for agent in self._world.agents if isinstance(agent.end, membership.Ended)]
         last = filter(None, map(self.rounds.find_last, told))
         return list({round_.name: round_ for round_ in last}.values())

@@ -10,9 +10,10 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tests.simulation.properties import ASSIGNMENTS, BUDGET, ONE_ROUND, WORKERS_STORE, require
+from tests.simulation.properties import ASSIGNMENTS, BUDGET, ONE_HISTORY, ONE_ROUND, WORKERS_STORE, require
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import TypeAlias
 
     from elastic_run.core.protocol.messages import Assignment
@@ -137,7 +138,9 @@ class Rounds:
         require(0 <= place.group_rank < place.group_world_size, ASSIGNMENTS, f"rank {place.group_rank}")
         address = (place.master.host, place.master.port)
         there = self._stores.setdefault(address, name)
-        require(there == name, WORKERS_STORE, f"{there} and {name} use the workers' store at {address}")
+        # A first fact of a dead node that arrives once more after the state was lost names a store that is gone.
+        is_there = any(one.node == place.master.host and one.is_alive for one in agent.world.agents)
+        require(there == name or not is_there, WORKERS_STORE, f"{there} and {name} use the workers' store at {address}")
         for other in round_.places.values():
             require(other.group_rank != place.group_rank, ASSIGNMENTS, f"rank {place.group_rank} of {name} twice")
             for shared in _SHARED:
@@ -166,26 +169,29 @@ class Rounds:
             is_later = round_.number > newest.number or self._are_both_of_spares(round_, newest)
             require(is_later, ONE_ROUND, f"all members were told {round_.name} after {newest.name}")
             require(round_.restarts >= newest.restarts, BUDGET, f"{round_.name} forgot restarts of {newest.name}")
+            former = self.former_ids.get(round_.name, "")
+            is_next = newest.name[2] == former or newest.number < int(former.partition("/")[0] or 0)
+            is_next = is_next or self._are_both_of_spares(round_, newest)
+            require(is_next, ONE_HISTORY, f"{round_.name} follows {former}, not {newest.name}")
         if newest is None or newest.formed_at < round_.formed_at:
             self.newest[round_.incarnation] = round_
 
-    def are_of_spares(self, former: str, members: set[str], other: Round | None) -> bool:
-        """Whether two rounds follow one round of which neither has a member: all of them are proved dead.
-
-        Args:
-            former: The unique id of that round.
-            members: The nodes of one of the two.
-            other: The other.
-        """
-        if other is None or not former or former != self.former_ids.get(other.name):
-            return False
-        before = [round_ for round_ in self._rounds.values() if round_.name[2] == former]
-        dead = {agent.node for round_ in before for agent in round_.places}
-        return dead.isdisjoint([*members, *(agent.node for agent in other.places)])
-
     def _are_both_of_spares(self, one: Round, other: Round) -> bool:
-        members = {agent.node for agent in one.places}
-        return one is not other and self.are_of_spares(self.former_ids.get(one.name, ""), members, other)
+        """Whether the lines of two rounds part after a round of which neither goes on with a member: all are dead."""
+        lines = [dict(self._find_line(round_)) for round_ in (one, other)]
+        former = next((former for former in lines[0] if former in lines[1]), None)
+        if former is None or lines[0][former] == lines[1][former]:
+            return False
+        followers = [self._rounds[line[former]] for line in lines if line[former] in self._rounds]
+        dead = {agent for round_ in self._rounds.values() if round_.name[2] == former for agent in round_.places}
+        return not any(agent.is_alive or agent in round_.places for agent in dead for round_ in followers)
+
+    def _find_line(self, round_: Round) -> Iterator[tuple[str, Name]]:
+        """Return the unique id of each round before one, the latest first, with the round that follows it."""
+        name: Name | None = round_.name
+        while name is not None and (former := self.former_ids.get(name)):
+            yield former, name
+            name = next((one for one in self.former_ids if one[2] == former), None)
 
     def look(self, *, may_be_hidden: bool) -> None:
         """Judge what must hold at any time: a round that was left lacks a member."""

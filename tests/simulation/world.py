@@ -213,10 +213,14 @@ class World:
         return not all([*before[-1:], *window]) or not before
 
     def is_tidy(self, slot: int) -> bool:
-        """Whether the coordinator that created a slot lived long enough to clean up, with nothing lost on the way."""
+        """Whether the coordinator that created a slot lived long enough to clean up, with nothing lost on the way.
+
+        Not where the host of the store left meanwhile, and the store with it.
+        """
         writer = next(node for number, node, _ in self.last_store.slots if number == slot)
         agent = next(agent for agent in self.agents if agent.node == writer)
-        return agent.is_alive and self.is_network_tidy
+        has_left = any(one.has_left and one is self.last_store.server for one in self.agents)
+        return agent.is_alive and not has_left and self.is_network_tidy
 
     @property
     def is_network_tidy(self) -> bool:
