@@ -131,6 +131,6 @@ def _bytes(text: str | bytes) -> bytes:
 
 
 def _missing(key: str) -> Exception:
-    from elastic_run.store.tcpstore.wire import StoreTimeoutError  # noqa: PLC0415 - only on the way to an error
+    from elastic_run.store.errors import StoreTimeoutError  # noqa: PLC0415 - only on the way to an error
 
     return StoreTimeoutError(f"key {key!r} is not in the store of this round, and no other node could set it")

@@ -21,7 +21,8 @@ _PORT = 29400
 _TIMEOUT = 3.0
 _SERVER = f"""
 from elastic_run.loop import Loop
-from elastic_run.store.tcpstore.server import StoreServer, open_listener
+from elastic_run.store.tcpstore.listener import open_listener
+from elastic_run.store.tcpstore.server import StoreServer
 with Loop() as loop:
     StoreServer(loop, open_listener("0.0.0.0", {_PORT}))
     print("serving", flush=True)

@@ -13,8 +13,9 @@ from elastic_run.store.jobstore import http_messages
 from elastic_run.store.jobstore.compression import compress, decompress_all
 from elastic_run.store.jobstore.file import FileJobStore
 from elastic_run.store.jobstore.http_messages import ChunkedLines, receive_body, receive_head
+from elastic_run.store.limits import MESSAGE_LIMIT
 from elastic_run.store.stream import Stream
-from elastic_run.store.tcpstore import wire
+from elastic_run.store.tcpstore import agent_client, client, wire
 from elastic_run.store.tcpstore.agent_client import AgentClient
 from tests.support.wait import DEADLINE
 
@@ -76,7 +77,7 @@ def flood() -> Iterator[Callable[..., Flood]]:
     ("answer", "ask"),
     [
         (wire.U64.pack((1 << 64) - 1), lambda client: client.compare_set("k", "", "v")),
-        (wire.U64.pack(wire.MESSAGE_LIMIT + 1), lambda client: client.look(["k"])),
+        (wire.U64.pack(MESSAGE_LIMIT + 1), lambda client: client.look(["k"])),
         (b"\0" + 3 * (wire.U64.pack(100_000) + 100_000 * b"x"), lambda client: client.multi_get(["a", "b", "c"])),
         (3 * (wire.U64.pack(100_000) + 100_000 * b"x"), lambda client: client.look(["a", "b", "c"])),
         (wire.I64.pack(1 << 60), lambda client: client.list_keys()),
@@ -91,13 +92,14 @@ def test_an_answer_of_a_store_is_bounded(
     ask: Callable[[AgentClient], object],
 ) -> None:
     """A store that answers with more than the bound is hung up on, and named."""
-    monkeypatch.setattr(wire, "MESSAGE_LIMIT", 250_000)
+    for module in (agent_client, client):
+        monkeypatch.setattr(module, "MESSAGE_LIMIT", 250_000)
     server = flood(answer)
     with (
-        AgentClient("127.0.0.1", server.port, DEADLINE) as client,
+        AgentClient("127.0.0.1", server.port, DEADLINE) as asking,
         pytest.raises(StoreConnectionError, match=rf":{server.port} answers with more than 250000 bytes"),
     ):
-        ask(client)
+        ask(asking)
 
 
 def open_http(server: Flood) -> Stream:
@@ -153,6 +155,6 @@ def test_a_huge_file_is_refused(tmp_path: Path) -> None:
     store.create("k", b"v")
     (path,) = [path for path in tmp_path.rglob("k") if path.is_file()]
     with path.open("r+b") as file:
-        file.truncate(wire.MESSAGE_LIMIT + 1)  # sparse: it takes no space
+        file.truncate(MESSAGE_LIMIT + 1)  # sparse: it takes no space
     with pytest.raises(StoreAccessError, match=f"{path} has more than"):
         store.get(["k"])

@@ -197,7 +197,8 @@ def test_a_server_that_stops_is_noticed() -> None:
     """When the host's process is stopped an operation ends after the timeout, and a wait soon after its own."""
     program = (
         "from elastic_run.loop import Loop\n"
-        "from elastic_run.store.tcpstore.server import StoreServer, open_listener\n"
+        "from elastic_run.store.tcpstore.listener import open_listener\n"
+        "from elastic_run.store.tcpstore.server import StoreServer\n"
         "with Loop() as loop:\n"
         "    print(StoreServer(loop, open_listener()).address[1], flush=True)\n"
         "    loop.run_until(lambda: False)\n"

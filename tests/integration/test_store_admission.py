@@ -18,7 +18,8 @@ from elastic_run.store.tcpstore import admission, server, wire
 from elastic_run.store.tcpstore.admission import TokenRequirement
 from elastic_run.store.tcpstore.authentication import AGENT, ClientAuthentication, derive_key, make_nonce, prove
 from elastic_run.store.tcpstore.client import StoreClient
-from elastic_run.store.tcpstore.server import StoreServer, open_listener
+from elastic_run.store.tcpstore.listener import open_listener
+from elastic_run.store.tcpstore.server import StoreServer
 from tests.support import impostor
 from tests.support.job_stores import torchs_server
 from tests.support.store import LOOPBACK, NONCE, Peer, ServedStore

@@ -9,6 +9,7 @@ import pytest
 
 from elastic_run.store.jobstore.api import ENTRIES_AT_ONCE
 from elastic_run.store.jobstore.c10d import C10dJobStore
+from elastic_run.store.limits import COUNT_LIMIT
 from elastic_run.store.tcpstore import wire
 from elastic_run.store.tcpstore.agent_client import AgentClient
 from tests.support.job_stores import torchs_server
@@ -217,7 +218,7 @@ def test_unread_answers_at_the_end_of_waits_are_bounded(bench: Bench) -> None:
 @pytest.mark.usefixtures("small")
 def test_keys_of_a_wait_are_bounded(bench: Bench) -> None:
     """The keys that are read at the end of a wait count as those that are waited for; who leaves gives them back."""
-    keys = [A, *(A + b"%08d" % number for number in range(wire.COUNT_LIMIT - 1))]
+    keys = [A, *(A + b"%08d" % number for number in range(COUNT_LIMIT - 1))]
     message = wire.encode(wire.WAIT_LOOK, len(keys), *keys)
     for _ in range(2):
         bench.peer().send(message)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from elastic_run.store.errors import QueueEmptyError, StoreConnectionError, StoreTimeoutError
+from elastic_run.store.limits import COUNT_LIMIT, KEY_LIMIT, VALUE_LIMIT
 from elastic_run.store.tcpstore import wire
 from elastic_run.store.tcpstore.client import StoreClient
 from tests.support.store import LOOPBACK, ServedStore
@@ -49,7 +51,7 @@ def test_values_come_back_as_bytes(client: StoreClient) -> None:
 
 def test_values_of_every_size(client: StoreClient) -> None:
     """Values around the sizes of packets, buffers and limits come back whole."""
-    for size in (0, 1, 1439, 1440, 16_384, 16_385, 65_535, 65_537, 1 << 20, wire.VALUE_LIMIT):
+    for size in (0, 1, 1439, 1440, 16_384, 16_385, 65_535, 65_537, 1 << 20, VALUE_LIMIT):
         client.set("k", b"x" * size)
         assert client.get("k") == b"x" * size
 
@@ -76,7 +78,7 @@ def test_get_waits_for_the_key(client: StoreClient) -> None:
 
 def test_a_wait_in_vain_leaves_the_client_usable(client: StoreClient) -> None:
     """A wait that runs out of time names the keys, and the next operations work."""
-    with pytest.raises(wire.StoreTimeoutError, match=r"not within 0.05 s: 'a', 'b', 'c', 'd', 'e' …"):
+    with pytest.raises(StoreTimeoutError, match=r"not within 0.05 s: 'a', 'b', 'c', 'd', 'e' …"):
         client.wait(["a", "b", "c", "d", "e", "f"], 0.05)
     client.set("a", "1")
     assert client.get("a") == b"1"
@@ -111,22 +113,22 @@ def test_queues_and_barriers(client: StoreClient) -> None:
     client.queue_push("q", "2")
     assert client.queue_len("q") == 2
     assert [client.queue_pop("q"), client.queue_pop("q", block=False)] == [b"1", b"2"]
-    with pytest.raises(wire.QueueEmptyError):
+    with pytest.raises(QueueEmptyError):
         client.queue_pop("q", block=False)
     with client.clone() as other:
         thread = in_thread(lambda: other.barrier("b", 2))
         client.barrier("b", 2)
         thread.join(DEADLINE)
-    with pytest.raises(wire.StoreTimeoutError, match="not 2 at barrier"):
+    with pytest.raises(StoreTimeoutError, match="not 2 at barrier"):
         client.barrier("c", 2, 0.01)
 
 
 def test_limits_are_checked_before_sending(client: StoreClient) -> None:
     """What the server would refuse is a ValueError, and the connection stays."""
     for refused in (
-        lambda: client.set("k" * wire.KEY_LIMIT, "v"),
-        lambda: client.set("k", b"x" * (wire.VALUE_LIMIT + 1)),
-        lambda: client.check(["k"] * (wire.COUNT_LIMIT + 1)),
+        lambda: client.set("k" * KEY_LIMIT, "v"),
+        lambda: client.set("k", b"x" * (VALUE_LIMIT + 1)),
+        lambda: client.check(["k"] * (COUNT_LIMIT + 1)),
         lambda: client.multi_set(["a", "b"], ["1"]),
     ):
         with pytest.raises(ValueError, match=r"limit|2 keys, but 1 values"):
@@ -138,7 +140,7 @@ def test_a_refusal_shows_at_the_next_operation(client: StoreClient) -> None:
     """When the server closes the connection the client says so, then and from then on."""
     client.set("k", "no number")
     for _ in range(2):
-        with pytest.raises(wire.StoreConnectionError, match="closed"):
+        with pytest.raises(StoreConnectionError, match="closed"):
             client.add("k", 1)
 
 
@@ -146,7 +148,7 @@ def test_a_silent_server_is_a_timeout() -> None:
     """A server that takes the connection and never answers is given up after the timeout."""
     with (
         socket.create_server((LOOPBACK, 0)) as listener,
-        pytest.raises(wire.StoreTimeoutError, match="sends no answer"),
+        pytest.raises(StoreTimeoutError, match="sends no answer"),
     ):
         StoreClient(LOOPBACK, listener.getsockname()[1], timeout=0.05)
 
@@ -155,7 +157,7 @@ def test_nobody_listening_is_an_error_after_the_timeout() -> None:
     """Where nobody listens the client tries until the timeout and names the address."""
     with socket.create_server((LOOPBACK, 0)) as listener:
         port = listener.getsockname()[1]
-    with pytest.raises(wire.StoreConnectionError, match=rf"no store answers at 127.0.0.1:{port} within 0.05 s"):
+    with pytest.raises(StoreConnectionError, match=rf"no store answers at 127.0.0.1:{port} within 0.05 s"):
         StoreClient(LOOPBACK, port, timeout=0.05)
 
 
@@ -171,7 +173,7 @@ def test_another_protocol_is_no_store() -> None:
                 connection.recv(100)
 
         thread = in_thread(serve)
-        with pytest.raises(wire.StoreConnectionError, match="is not a TCPStore"):
+        with pytest.raises(StoreConnectionError, match="is not a TCPStore"):
             StoreClient(LOOPBACK, listener.getsockname()[1], timeout=DEADLINE)
         thread.join(DEADLINE)
 

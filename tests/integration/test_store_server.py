@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from elastic_run.store.limits import COUNT_LIMIT, KEY_LIMIT, VALUE_LIMIT
 from elastic_run.store.tcpstore import wire
 from tests.support.store import NONCE
 
@@ -72,9 +73,9 @@ def test_a_client_that_turns_to_garbage_is_closed(bench: Bench) -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        bytes((wire.SET,)) + wire.U64.pack(wire.KEY_LIMIT + 1),
-        bytes((wire.SET,)) + wire.U64.pack(2) + b"/k" + wire.U64.pack(wire.VALUE_LIMIT + 1),
-        bytes((wire.WAIT,)) + wire.U64.pack(wire.COUNT_LIMIT + 1),
+        bytes((wire.SET,)) + wire.U64.pack(KEY_LIMIT + 1),
+        bytes((wire.SET,)) + wire.U64.pack(2) + b"/k" + wire.U64.pack(VALUE_LIMIT + 1),
+        bytes((wire.WAIT,)) + wire.U64.pack(COUNT_LIMIT + 1),
         bytes((wire.MULTI_SET,)) + wire.U64.pack(2**64 - 1),
     ],
     ids=["key", "value", "list", "endless list"],
@@ -168,7 +169,7 @@ def test_largest_values_in_one_reply(bench: Bench) -> None:
 
 def test_many_keys_in_one_message(bench: Bench) -> None:
     """A list of as many keys as the protocol allows is set, got and listed."""
-    keys = [b"/%d" % number for number in range(wire.COUNT_LIMIT)]
+    keys = [b"/%d" % number for number in range(COUNT_LIMIT)]
     peer = bench.peer()
     peer.ask(wire.MULTI_SET, len(keys), *(part for key in keys for part in (key, key)))
     peer.ask(wire.MULTI_GET, len(keys), *keys)
@@ -287,7 +288,7 @@ def test_the_limit_of_descriptors_is_raised() -> None:
     """The soft limit becomes the hard one, and what it was is returned, so that workers can get it back."""
     program = (
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 128));"
-        "from elastic_run.store.tcpstore.server import raise_descriptor_limit;"
+        "from elastic_run.store.tcpstore.listener import raise_descriptor_limit;"
         "print(raise_descriptor_limit(), raise_descriptor_limit(), *resource.getrlimit(resource.RLIMIT_NOFILE))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from elastic_run.store.limits import COUNT_LIMIT
 from elastic_run.store.tcpstore import wire
 
 if TYPE_CHECKING:
@@ -150,7 +151,7 @@ def test_unfinished_messages_together_are_bounded(bench: Bench) -> None:
 @pytest.mark.usefixtures("small")
 def test_waits_are_bounded(bench: Bench) -> None:
     """What is waited for is bounded for all clients together; whoever leaves gives it back."""
-    keys = [b"/%08d" % number for number in range(wire.COUNT_LIMIT)]
+    keys = [b"/%08d" % number for number in range(COUNT_LIMIT)]
     message = wire.encode(wire.WAIT, len(keys), *keys)
     for _ in range(2):
         bench.peer().send(message)

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from elastic_run.store.limits import COUNT_LIMIT, KEY_LIMIT, VALUE_LIMIT
 from elastic_run.store.tcpstore import wire
 from elastic_run.store.tcpstore.authentication import ClientAuthentication
 from elastic_run.store.tcpstore.client import StoreClient
@@ -49,10 +50,11 @@ resource.setrlimit(resource.RLIMIT_AS, (space, space))
 from elastic_run.loop import Loop
 from elastic_run.store.tcpstore import server
 from elastic_run.store.tcpstore.admission import TokenRequirement
+from elastic_run.store.tcpstore.listener import open_listener
 server.measure = lambda hosts: measure
 requirement = TokenRequirement(token, False, print) if token else None
 with Loop() as loop:
-    listener = server.open_listener()
+    listener = open_listener()
     serving = server.StoreServer(loop, listener, separates_groups=True, requirement=requirement, on_refusal=print)
     print(serving.address[1], flush=True)
     loop.run_until(lambda: False)
@@ -120,7 +122,7 @@ def _draw_size(generator: random.Random) -> int:
     kind = generator.random()
     if kind < 0.9:
         return generator.randrange(100)
-    return generator.randrange(100_000) if kind < 0.996 else wire.VALUE_LIMIT
+    return generator.randrange(100_000) if kind < 0.996 else VALUE_LIMIT
 
 
 def _draw_key(generator: random.Random) -> bytes:
@@ -133,7 +135,7 @@ def _draw_proper(generator: random.Random) -> bytes:
     operation = generator.choice(tuple(wire.LAYOUTS))
     fields: list[bytes | int] = []
     for kind in wire.LAYOUTS[operation].kinds:
-        if kind == wire.KEY_LIMIT:
+        if kind == KEY_LIMIT:
             fields.append(_draw_key(generator))
         elif kind > 0:
             fields.append(bytes(_draw_size(generator)))
@@ -161,7 +163,7 @@ def _draw_list(generator: random.Random) -> bytes:
 def _draw_lie(generator: random.Random) -> bytes:
     """Draw a length or a count that isn't so."""
     operation = generator.choice((wire.SET, wire.GET, wire.MULTI_GET, wire.MULTI_SET, wire.WAIT, wire.APPEND, *_AGENTS))
-    length = generator.choice((wire.KEY_LIMIT, wire.KEY_LIMIT + 1, wire.COUNT_LIMIT, 1 << 31, (1 << 64) - 1))
+    length = generator.choice((KEY_LIMIT, KEY_LIMIT + 1, COUNT_LIMIT, 1 << 31, (1 << 64) - 1))
     return bytes((operation,)) + wire.U64.pack(length) + generator.randbytes(generator.randrange(200))
 
 

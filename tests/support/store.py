@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from elastic_run.loop import Loop
 from elastic_run.store.tcpstore import wire
 from elastic_run.store.tcpstore.admission import TokenRequirement
-from elastic_run.store.tcpstore.server import StoreServer, open_listener
+from elastic_run.store.tcpstore.listener import open_listener
+from elastic_run.store.tcpstore.server import StoreServer
 from tests.support.wait import DEADLINE
 
 if TYPE_CHECKING:

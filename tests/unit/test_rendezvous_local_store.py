@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elastic_run.rendezvous.local_store import LocalStore
-from elastic_run.store.tcpstore.wire import StoreTimeoutError
+from elastic_run.store.errors import StoreTimeoutError
 
 
 def test_values_are_kept_as_bytes() -> None:

@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elastic_run.store.errors import UnknownOperationError, WireError
+from elastic_run.store.limits import COUNT_LIMIT, KEY_LIMIT, VALUE_LIMIT
 from elastic_run.store.tcpstore import wire
 
 OPENING = wire.encode_opening(7)
@@ -114,10 +116,10 @@ def test_a_large_value_says_what_is_missing() -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        bytes((wire.GET,)) + wire.U64.pack(wire.KEY_LIMIT + 1),
+        bytes((wire.GET,)) + wire.U64.pack(KEY_LIMIT + 1),
         bytes((wire.GET,)) + b"\xff" * 8,
-        bytes((wire.SET,)) + wire.U64.pack(1) + b"k" + wire.U64.pack(wire.VALUE_LIMIT + 1),
-        bytes((wire.WAIT,)) + wire.U64.pack(wire.COUNT_LIMIT + 1),
+        bytes((wire.SET,)) + wire.U64.pack(1) + b"k" + wire.U64.pack(VALUE_LIMIT + 1),
+        bytes((wire.WAIT,)) + wire.U64.pack(COUNT_LIMIT + 1),
         bytes((wire.MULTI_SET,)) + b"\xff" * 8,
         bytes((wire.VALIDATE,)) + wire.U32.pack(wire.MAGIC),
     ],
@@ -127,7 +129,7 @@ def test_what_the_protocol_forbids_is_refused_at_its_length(message: bytes) -> N
     """A string or list over its limit is refused when its length is read, before any of it has come."""
     decoder = opened()
     decoder.feed(message)
-    with pytest.raises(wire.WireError):
+    with pytest.raises(WireError):
         decoder.next_operation()
 
 
@@ -144,7 +146,7 @@ def test_a_message_has_a_limit_too(monkeypatch: pytest.MonkeyPatch) -> None:
             decoder.feed(pair)
             assert decoder.next_operation() == -1
 
-    with pytest.raises(wire.WireError, match="more than 10000 bytes"):
+    with pytest.raises(WireError, match="more than 10000 bytes"):
         feed_all()
 
 
@@ -153,9 +155,9 @@ def test_another_protocol_is_refused_at_its_first_byte(first: bytes) -> None:
     """Whatever doesn't begin with the opening is no client, and never an unknown operation."""
     decoder = wire.Decoder()
     decoder.feed(first)
-    with pytest.raises(wire.WireError) as caught:
+    with pytest.raises(WireError) as caught:
         decoder.next_operation()
-    assert not isinstance(caught.value, wire.UnknownOperationError)
+    assert not isinstance(caught.value, UnknownOperationError)
 
 
 @pytest.mark.parametrize("operation", [wire.BARRIER + 1, 200, 255])
@@ -163,7 +165,7 @@ def test_an_unknown_operation_is_named(operation: int) -> None:
     """An operation of a newer torch is told apart from garbage, by its number."""
     decoder = opened()
     decoder.feed(bytes((operation,)))
-    with pytest.raises(wire.UnknownOperationError) as caught:
+    with pytest.raises(UnknownOperationError) as caught:
         decoder.next_operation()
     assert caught.value.operation == operation
 
@@ -176,5 +178,5 @@ def test_no_bytes_crash_the_decoder(data: bytes) -> None:
     try:
         while decoder.next_operation() >= 0:
             pass
-    except wire.WireError:
+    except WireError:
         pass

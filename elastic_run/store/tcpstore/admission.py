@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 
 from elastic_run.records import dataclass
+from elastic_run.store.errors import UnprovedError, WireError
 from elastic_run.store.tcpstore import wire
 
 TYPE_CHECKING = False
@@ -123,7 +124,7 @@ class Admission:
         if self._timer is None:
             self._timer = self._loop.call_later(_PROVE_WITHIN, self._expire)
 
-    def remove(self, connection: Connection, error: wire.WireError | None = None) -> None:
+    def remove(self, connection: Connection, error: WireError | None = None) -> None:
         """Forget a connection that is closed.
 
         Args:
@@ -131,7 +132,7 @@ class Admission:
             error: What it has done wrong.
         """
         self._forget(connection)
-        if isinstance(error, wire.UnprovedError):
+        if isinstance(error, UnprovedError):
             self._tell(connection, str(error))
 
     def close(self) -> None:
@@ -155,7 +156,7 @@ class Admission:
             if self._requirement.is_shared:
                 self._end_wait(connection)  # a worker's spare connection may begin like this and say no more for hours
         elif wire.names_agents(fields):
-            raise wire.UnprovedError
+            raise UnprovedError
         else:
             self._let_in(connection)
             self._on_worker(connection, operation, fields)
@@ -165,7 +166,7 @@ class Admission:
         from elastic_run.store.tcpstore import authentication  # noqa: PLC0415
 
         if connection in self._nonces or not isinstance(nonce, bytes) or len(nonce) != wire.NONCE_SIZE:
-            raise wire.UnprovedError
+            raise UnprovedError
         if self._key is None:
             self._key = authentication.derive_key(self._requirement.token)
         own = authentication.make_nonce()
@@ -178,9 +179,9 @@ class Admission:
 
         nonces = self._nonces.get(connection)
         if self._key is None or nonces is None or not isinstance(proof, bytes):
-            raise wire.UnprovedError
+            raise UnprovedError
         if not authentication.is_proof(proof, self._key, authentication.AGENT, *nonces):
-            raise wire.UnprovedError(_OTHER_TOKEN)
+            raise UnprovedError(_OTHER_TOKEN)
         self._let_in(connection)
         self._on_agent(connection)
 
@@ -209,7 +210,7 @@ class Admission:
 
     # --- refusals ------------------------------------------------------------------------------------------------
     def _refuse(self, connection: Connection, reason: str) -> None:
-        connection.close(wire.UnprovedError(reason))
+        connection.close(UnprovedError(reason))
 
     def _tell(self, connection: Connection, reason: str) -> None:
         if reason not in self._told:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 
+from elastic_run.store.limits import MESSAGE_LIMIT
 from elastic_run.store.tcpstore import wire
 from elastic_run.store.tcpstore.client import StoreClient, encode_value
 from elastic_run.store.tcpstore.stream_keys import count_key, floor_key, slot_key
@@ -120,7 +121,7 @@ class AgentClient(StoreClient):
     def _ask_all(self, messages: Sequence[bytes], receive: Callable[[], _T]) -> list[_T]:
         answers: list[_T] = []
         batch: list[bytes] = []
-        self._room = wire.MESSAGE_LIMIT
+        self._room = MESSAGE_LIMIT
         for message in messages:
             batch.append(message)
             if len(batch) * len(message) >= _AT_ONCE:

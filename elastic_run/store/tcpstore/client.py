@@ -11,6 +11,8 @@ Rules
 
 from __future__ import annotations
 
+from elastic_run.store.errors import QueueEmptyError, StoreConnectionError, StoreTimeoutError
+from elastic_run.store.limits import COUNT_LIMIT, KEY_LIMIT, MESSAGE_LIMIT, VALUE_LIMIT
 from elastic_run.store.tcpstore import wire
 from elastic_run.store.tcpstore.opening import Opening
 
@@ -56,7 +58,7 @@ class StoreClient:
         self.host = host
         self.port = port
         self.timeout = timeout
-        self._room = wire.MESSAGE_LIMIT
+        self._room = MESSAGE_LIMIT
         self._prefix = prefix.encode()
         self._authentication = authentication
         is_agent = self._prefix.startswith(wire.AGENT_PREFIX)
@@ -189,7 +191,7 @@ class StoreClient:
         self._send(wire.encode(wire.QUEUE_POP, self._key(key)))
         if self._receive_number() == 0:
             message = f"the queue {key!r} is empty"
-            raise wire.QueueEmptyError(message)
+            raise QueueEmptyError(message)
         return self._receive_string()
 
     def queue_len(self, key: str | bytes) -> int:
@@ -218,7 +220,7 @@ class StoreClient:
             message = (
                 f"not within {timeout} s: {', '.join(map(repr, keys[:_NAMED]))}{' …' if len(keys) > _NAMED else ''}"
             )
-            raise wire.StoreTimeoutError(message)
+            raise StoreTimeoutError(message)
 
     def has_come(self, keys: Sequence[str | bytes], timeout: float) -> bool:
         """Wait until all keys are there.
@@ -248,7 +250,7 @@ class StoreClient:
         timeout = self.timeout if timeout is None else timeout
         if not self._wait_over(timeout):
             message = f"not {world_size} at barrier {key!r} within {timeout} s"
-            raise wire.StoreTimeoutError(message)
+            raise StoreTimeoutError(message)
 
     def _wait_over(self, timeout: float) -> bool:
         """Wait for a wait's end, or call it off; returns whether it was over by itself."""
@@ -265,7 +267,7 @@ class StoreClient:
 
     # --- messages ------------------------------------------------------------------------------------------------
     def _send(self, data: bytes) -> None:
-        self._room = wire.MESSAGE_LIMIT
+        self._room = MESSAGE_LIMIT
         self._send_more(data)
 
     def _send_more(self, data: bytes) -> None:
@@ -297,20 +299,20 @@ class StoreClient:
         """Count the bytes of an answer, before they are read."""
         if size > self._room:
             self.close()
-            message = f"the store at {self.host}:{self.port} answers with more than {wire.MESSAGE_LIMIT} bytes"
-            raise wire.StoreConnectionError(message)
+            message = f"the store at {self.host}:{self.port} answers with more than {MESSAGE_LIMIT} bytes"
+            raise StoreConnectionError(message)
         self._room -= size
 
     def _key(self, key: str | bytes) -> bytes:
         prefixed = self._prefix + (key.encode() if isinstance(key, str) else key)
-        if len(prefixed) > wire.KEY_LIMIT:
-            message = f"a key of {len(prefixed)} bytes, over the limit of {wire.KEY_LIMIT}"
+        if len(prefixed) > KEY_LIMIT:
+            message = f"a key of {len(prefixed)} bytes, over the limit of {KEY_LIMIT}"
             raise ValueError(message)
         return prefixed
 
     def _list(self, keys: Sequence[str | bytes]) -> list[bytes | int]:
-        if len(keys) > wire.COUNT_LIMIT:
-            message = f"{len(keys)} keys at once, over the limit of {wire.COUNT_LIMIT}"
+        if len(keys) > COUNT_LIMIT:
+            message = f"{len(keys)} keys at once, over the limit of {COUNT_LIMIT}"
             raise ValueError(message)
         return [len(keys), *map(self._key, keys)]
 
@@ -322,7 +324,7 @@ def encode_value(value: str | bytes) -> bytes:
         ValueError: It is over the limit.
     """
     encoded = value.encode() if isinstance(value, str) else value
-    if len(encoded) > wire.VALUE_LIMIT:
-        message = f"a value of {len(encoded)} bytes, over the limit of {wire.VALUE_LIMIT}"
+    if len(encoded) > VALUE_LIMIT:
+        message = f"a value of {len(encoded)} bytes, over the limit of {VALUE_LIMIT}"
         raise ValueError(message)
     return encoded

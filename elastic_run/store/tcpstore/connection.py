@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import _socket  # `socket` builds enums when it is imported: 3 ms, and this is on the launcher's way to its first worker
 
-from elastic_run.store.errors import ServerDefectError
+from elastic_run.store.errors import ServerDefectError, UnprovedError, WireError
 from elastic_run.store.limits import PIECE_COST
 from elastic_run.store.tcpstore.memory import SHARED_FROM
-from elastic_run.store.tcpstore.wire import Decoder, UnprovedError, WireError
+from elastic_run.store.tcpstore.wire import Decoder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -18,7 +18,8 @@ Rules
 
 from __future__ import annotations
 
-from elastic_run.store.limits import PROCESS_LIMIT
+from elastic_run.store.errors import LimitError
+from elastic_run.store.limits import KEY_LIMIT, PROCESS_LIMIT
 from elastic_run.store.tcpstore import wire
 
 TYPE_CHECKING = False
@@ -79,7 +80,7 @@ class ProcessGroups:
         kinds = wire.LAYOUTS[operation].kinds if operation in wire.LAYOUTS else ()
         return [
             field.replace(_GROUP_KEY, numbered, 1)
-            if isinstance(field, bytes) and kinds[position % len(kinds)] == wire.KEY_LIMIT
+            if isinstance(field, bytes) and kinds[position % len(kinds)] == KEY_LIMIT
             else field
             for position, field in enumerate(fields)
         ]
@@ -114,7 +115,7 @@ class ProcessGroups:
                 number += 1
             if process not in self._numbers and len(self._numbers) >= PROCESS_LIMIT:
                 message = f"more than {PROCESS_LIMIT} processes form groups in one store"
-                raise wire.LimitError(message, "processes")
+                raise LimitError(message, "processes")
             self._numbers[process] = number
             self._open_by_process[process] = self._open_by_process.get(process, 0) + 1
             self._open_by_number[number] = self._open_by_number.get(number, 0) + 1

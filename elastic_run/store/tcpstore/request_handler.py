@@ -6,6 +6,7 @@ doesn't have are answered from the agents' space only.
 
 from __future__ import annotations
 
+from elastic_run.store.errors import LimitError, WireError
 from elastic_run.store.tcpstore import wire
 from elastic_run.store.tcpstore.memory import MemoryStore
 
@@ -45,7 +46,7 @@ class RequestHandler:
         try:
             self._by_operation[operation](connection, *fields)
         except ValueError as error:
-            raise wire.WireError(str(error)) from error
+            raise WireError(str(error)) from error
 
     def forget(self, connection: Connection) -> None:
         """Drop what a client was waiting for."""
@@ -108,7 +109,7 @@ class RequestHandler:
         size, limit = self.data.measure(keys), self.data.limit
         if size > limit:
             message = f"a reply of {size} bytes, over the limit of {limit}"
-            raise wire.LimitError(message, "reply")
+            raise LimitError(message, "reply")
 
     def _list_keys(self, connection: Connection) -> None:
         keys = self.data.list_keys()
@@ -174,7 +175,7 @@ def _end_wait(connection: Connection, answer: Callable[[], None] | None = None) 
             answer()
         connection.flush()
         connection.account()
-    except wire.WireError as error:
+    except WireError as error:
         connection.close(error)
     except Exception as error:  # noqa: BLE001 - called while another client is served, who must not suffer for it
         connection.abort(error)
@@ -183,12 +184,12 @@ def _end_wait(connection: Connection, answer: Callable[[], None] | None = None) 
 def _validate(_: Connection, magic: int) -> None:
     if magic != wire.MAGIC:
         message = f"magic number {magic:#x}"
-        raise wire.WireError(message)
+        raise WireError(message)
 
 
 def _refuse_workers(*_: object) -> None:
     message = "an operation for agents, on keys of workers"
-    raise wire.WireError(message)
+    raise WireError(message)
 
 
 #: What is answered where there are no agents' keys.
@@ -199,13 +200,13 @@ _NO_AGENTS: Mapping[int, Callable[..., None]] = dict.fromkeys(
 
 def _refuse_late(*_: object) -> None:
     message = "a challenge on a connection that is open"
-    raise wire.WireError(message)
+    raise WireError(message)
 
 
 def _refuse_second_wait(connection: Connection) -> None:
     if connection.waiter is not None:
         message = "a wait within a wait"
-        raise wire.WireError(message)
+        raise WireError(message)
 
 
 def _reply_number(connection: Connection, number: int) -> None:

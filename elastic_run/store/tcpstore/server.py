@@ -23,12 +23,11 @@ import _socket  # `socket` builds enums when it is imported: 3 ms, and this is o
 import errno
 import os
 
-from elastic_run.store.errors import ServerDefectError
+from elastic_run.store.errors import LimitError, ServerDefectError, UnknownOperationError, UnprovedError, WireError
 from elastic_run.store.limits import FEW_DESCRIPTORS, RESERVED_DESCRIPTORS, measure
 from elastic_run.store.tcpstore import wire
 from elastic_run.store.tcpstore.connection import Connection, Holdings
 from elastic_run.store.tcpstore.groups import Member, ProcessGroups
-from elastic_run.store.tcpstore.listener import PortTakenError, open_listener, raise_descriptor_limit
 from elastic_run.store.tcpstore.request_handler import RequestHandler
 
 TYPE_CHECKING = False
@@ -38,8 +37,6 @@ if TYPE_CHECKING:
     from elastic_run.loop import Loop, Timer
     from elastic_run.store.tcpstore.admission import Admission, TokenRequirement
     from elastic_run.store.tcpstore.memory import MemoryStore
-
-__all__ = ["PortTakenError", "StoreServer", "open_listener", "raise_descriptor_limit"]
 
 #: Kinds of refusals, beside those of `LimitError`.
 GARBAGE, DEFECT = "garbage", "defect"
@@ -229,7 +226,7 @@ class StoreServer:
         largest = max(self._connections, key=lambda one: (one.held > 0 and not one.is_agent, one.held))
         limit = self._holdings.limit
         message = f"all clients' unfinished messages and unread replies pass {limit} bytes; its take {largest.held}"
-        largest.close(wire.LimitError(message, "connections"))
+        largest.close(LimitError(message, "connections"))
 
     def _take_connection(self, listener: _socket.socket) -> tuple[_socket.socket, tuple[str, int]] | None:
         try:
@@ -267,7 +264,7 @@ class StoreServer:
             self._pause.cancel()
             self._pause = None
 
-    def _forget(self, connection: Connection, error: wire.WireError | None) -> None:
+    def _forget(self, connection: Connection, error: WireError | None) -> None:
         self._connections.discard(connection)
         self._count_client(connection.host, -1)
         (self._agents if connection.is_agent else self._workers).forget(connection)
@@ -276,14 +273,14 @@ class StoreServer:
         self._resume_accepting()
         if self._admission is not None:
             self._admission.remove(connection, error)
-        if error is not None and not isinstance(error, wire.UnprovedError):
+        if error is not None and not isinstance(error, UnprovedError):
             self._tell_refusal(connection, error)
-        if isinstance(error, wire.UnknownOperationError) and self._on_unknown_operation and not self._has_told:
+        if isinstance(error, UnknownOperationError) and self._on_unknown_operation and not self._has_told:
             self._has_told = True
             self._on_unknown_operation(error.operation)
 
-    def _tell_refusal(self, connection: Connection, error: wire.WireError) -> None:
-        kind = error.kind if isinstance(error, wire.LimitError) else GARBAGE
+    def _tell_refusal(self, connection: Connection, error: WireError) -> None:
+        kind = error.kind if isinstance(error, LimitError) else GARBAGE
         kind = DEFECT if isinstance(error, ServerDefectError) else kind
         self._tell(kind, f"{connection.peer}: {error}")
 

@@ -38,34 +38,12 @@ from __future__ import annotations
 from struct import Struct
 
 from elastic_run.store.errors import (
-    CLOSED,
     LimitError,
-    QueueEmptyError,
-    StoreConnectionError,
-    StoreError,
-    StoreTimeoutError,
     UnknownOperationError,
     UnprovedError,
     WireError,
 )
 from elastic_run.store.limits import COUNT_LIMIT, FIELD_COST, KEY_LIMIT, MESSAGE_LIMIT, PIECE_COST, VALUE_LIMIT
-
-#: The errors and the limits belong to the protocol's interface.
-__all__ = [
-    "CLOSED",
-    "COUNT_LIMIT",
-    "KEY_LIMIT",
-    "MESSAGE_LIMIT",
-    "VALUE_LIMIT",
-    "LimitError",
-    "QueueEmptyError",
-    "StoreConnectionError",
-    "StoreError",
-    "StoreTimeoutError",
-    "UnknownOperationError",
-    "UnprovedError",
-    "WireError",
-]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -20,9 +20,8 @@ from elastic_run.core.protocol.facts import Offer
 from elastic_run.loop import Loop
 from elastic_run.rendezvous.backends import make_backend, read_settings
 from elastic_run.rendezvous.elastic import handler
-from elastic_run.rendezvous.elastic.backend.hosting import open_public_listener
 from elastic_run.rendezvous.session import Lost
-from elastic_run.store.tcpstore.listener import raise_descriptor_limit
+from elastic_run.store.tcpstore.listener import open_public_listener, raise_descriptor_limit
 from tests.benchmarks.crowd.counting import Tally, say
 from tests.benchmarks.crowd.host import wait_joined
 from tests.benchmarks.crowd.light_c10d import LightC10dNode

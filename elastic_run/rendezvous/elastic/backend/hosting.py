@@ -14,7 +14,6 @@ import logging
 import threading
 
 from elastic_run.loop import Loop
-from elastic_run.store.tcpstore.listener import open_public_listener
 from elastic_run.store.tcpstore.server import GARBAGE, StoreServer
 from elastic_run.store.tcpstore.worker_store import WorkerStore
 
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-__all__ = ["HostedStore", "HostedWorkerStore", "open_public_listener"]
+__all__ = ["HostedStore", "HostedWorkerStore"]
 
 #: Seconds for a call into the server's thread, which never blocks.
 _PATIENCE = 10.0
