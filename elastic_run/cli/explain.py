@@ -32,7 +32,7 @@ __all__ = ["render_explanation"]
 _OWN_FLAGS = ("--explain", "--explain-all")
 _HEAD = "Nothing was started. Without --explain, elastic-run would use these values:"
 _HEAD_OF_ENVIRONMENT = "Environment of the workers, beside that of this process:"
-_FOLD = "{} other flags have their defaults (--explain-all shows them)."
+_FOLD = "The other flags have their defaults (--explain-all shows them)."
 #: The column of the origins; a longer value has its origin in the next line.
 _COLUMN = 44
 _LABEL = 13
@@ -77,7 +77,7 @@ def render_explanation(
     if args.explain_all:
         rows += [_row(flag.name, f"default: {describe_default(flag) or 'none'}") for flag in others]
     else:
-        rows.append(f"  {_FOLD.format(len(others))}")
+        rows.append(f"  {_FOLD}")
     facts = [
         ("Job", _describe_size(config)),
         ("Rendezvous", _describe_rendezvous(args, config, origins)),

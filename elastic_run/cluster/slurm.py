@@ -4,8 +4,8 @@ Slurm's variables leak: into a batch script that was submitted from a step, into
 through ssh. So they count as this process's step only where everything agrees: the task's own variables are there, this
 host is one of the step's nodes, and the variables without STEP, which sbatch sets anew, say the same as those with it.
 In doubt nothing is derived, for a job that would have run must not be refused; but a task of several whose step can't
-be used is told (`StepError`), for each of them would train alone. So is one of a heterogeneous job (SLURM_HET_SIZE),
-whose variables describe one of its components.
+be used is told (`StepError`), for each of them would train alone. So is one of a heterogeneous job
+(SLURM_HET_SIZE), unless its step has the nodes of all components: else its variables may describe a part of the step.
 """
 
 from __future__ import annotations
@@ -83,9 +83,6 @@ def find_step(environ: Mapping[str, str], hostname: str) -> Step | None:
 
 def _read_step(environ: Mapping[str, str], hostname: str) -> Step:
     """Read the step from its variables; ValueError says why that is not possible."""
-    if environ.get("SLURM_HET_SIZE"):
-        message = "the job is heterogeneous, and Slurm's variables name the nodes of one component only"
-        raise ValueError(message)
     for name in _NUMBERS:
         if not environ[name].isdecimal():
             message = f"{name}={environ[name]!r} is not a number"
@@ -94,6 +91,9 @@ def _read_step(environ: Mapping[str, str], hostname: str) -> Step:
     from elastic_run.slurm_variables import find_port, parse_nodelist  # noqa: PLC0415
 
     nodes = parse_nodelist(environ["SLURM_STEP_NODELIST"])
+    if environ.get("SLURM_HET_SIZE") and set(nodes) != _find_component_nodes(environ):
+        message = "the job is heterogeneous, and Slurm's variables name the nodes of one component only"
+        raise ValueError(message)
     job = environ.get("SLURM_JOB_NODELIST")
     if job and not set(nodes) <= set(parse_nodelist(job)):
         message = f"the step's nodes, {environ['SLURM_STEP_NODELIST']}, are not all among the job's nodes, {job}"
@@ -106,6 +106,16 @@ def _read_step(environ: Mapping[str, str], hostname: str) -> Step:
         port=find_port(environ),
         run_id=".".join(life),
     )
+
+
+def _find_component_nodes(environ: Mapping[str, str]) -> set[str]:
+    """Return the nodes of all components of a heterogeneous job, none where a list is missing."""
+    from elastic_run.slurm_variables import parse_nodelist  # noqa: PLC0415 - see `_read_step`
+
+    lists = [
+        environ.get(f"SLURM_JOB_NODELIST_HET_GROUP_{group}", "") for group in range(int(environ["SLURM_HET_SIZE"]))
+    ]
+    return {node for text in lists for node in parse_nodelist(text)} if all(lists) else set()
 
 
 def _find_node(nodes: tuple[str, ...], environ: Mapping[str, str], hostname: str) -> int:

@@ -53,8 +53,8 @@ JobCompType=jobcomp/filetxt
 JobCompLoc={directory}/ended
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
-SchedulerType=sched/builtin
-SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0
+SchedulerType=sched/{scheduler}
+SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1
 SwitchType=switch/none
 MpiDefault=none
 ReturnToService=2
@@ -94,13 +94,15 @@ class SlurmCluster:
     Args:
         hosts: Its nodes, and the hub for the controller.
         directory: For its files; other users can reach it.
+        scheduler: Slurm's: `builtin` starts jobs at once, `backfill` knows heterogeneous jobs.
 
     Attributes:
         hosts: Its nodes.
     """
 
-    def __init__(self, hosts: VirtualHosts, directory: Path) -> None:
+    def __init__(self, hosts: VirtualHosts, directory: Path, scheduler: str = "builtin") -> None:
         self.hosts = hosts
+        self._scheduler = scheduler
         self._directory = directory
         self._env = {"SLURM_CONF": str(directory / "slurm.conf")}
         self._daemons: dict[str, HostProcess] = {}
@@ -197,7 +199,11 @@ class SlurmCluster:
         for name in ("state", "spool", *(f"spool/{host.name}" for host in self.hosts)):
             (self._directory / name).mkdir()
         text = _CONFIGURATION.format(
-            address=self.hosts.hub.address, directory=self._directory, node_timeout=NODE_TIMEOUT, kill_wait=KILL_WAIT
+            address=self.hosts.hub.address,
+            directory=self._directory,
+            node_timeout=NODE_TIMEOUT,
+            kill_wait=KILL_WAIT,
+            scheduler=self._scheduler,
         )
         for host in self.hosts:
             text += f"NodeName={host.name} NodeAddr={host.address} CPUs={_CPUS} State=UNKNOWN\n"
@@ -222,11 +228,12 @@ class SlurmCluster:
 
 
 @contextlib.contextmanager
-def slurm_cluster(count: int) -> Iterator[SlurmCluster]:
+def slurm_cluster(count: int, *, scheduler: str = "builtin") -> Iterator[SlurmCluster]:
     """Start a cluster, and remove it and all that it runs at the end.
 
     Args:
         count: How many nodes it has: node0, node1 and so on.
+        scheduler: Slurm's; see `SlurmCluster`.
 
     Yields:
         The cluster, its nodes idle.
@@ -234,6 +241,6 @@ def slurm_cluster(count: int) -> Iterator[SlurmCluster]:
     with tempfile.TemporaryDirectory(prefix="slurm-") as name, virtual_hosts(count, prefix="node") as hosts:
         directory = Path(name)
         directory.chmod(0o711)  # munged is another user
-        cluster = SlurmCluster(hosts, directory)
+        cluster = SlurmCluster(hosts, directory, scheduler)
         cluster.start()
         yield cluster

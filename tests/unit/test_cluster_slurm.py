@@ -72,6 +72,17 @@ def test_a_task_knows_its_step() -> None:
     assert (again.run_id, again.port) == ("41.2.2", 12000)
 
 
+def test_a_step_on_all_components_of_a_heterogeneous_job_is_a_step() -> None:
+    """Slurm 22.05 describes the whole step then; what describes one component only can't be told from that."""
+    groups = {"SLURM_HET_SIZE": "2", "SLURM_JOB_NODELIST_HET_GROUP_0": "a7"}
+    step = find_step({**STEP, **groups, "SLURM_JOB_NODELIST_HET_GROUP_1": f"{HOST},c"}, HOST)
+    assert step is not None
+    assert (step.nodes, step.node_rank, step.task_count) == (("a7", HOST, "c"), 1, 3)
+    for more in ({}, {"SLURM_JOB_NODELIST_HET_GROUP_1": f"{HOST},c,d"}, {"SLURM_JOB_NODELIST_HET_GROUP_1": "d["}):
+        with pytest.raises(StepError):
+            find_step({**STEP, **groups, **more}, HOST)
+
+
 def test_of_many_nodes_three_may_serve_the_store() -> None:
     """The loss of one or two nodes, whichever they are, ends no job."""
     many = {"SLURM_STEP_NODELIST": f"a[1-200],{HOST}", "SLURM_STEP_NUM_NODES": "201", "SLURM_NNODES": "201"}
