@@ -66,7 +66,7 @@ def test_a_node_whose_store_answers_is_left_alone(stack: ExitStack) -> None:
     etcd = stack.enter_context(Etcd())
     nodes = _start(stack, etcd, "lease", "lease")
     begun = time.monotonic()
-    wait_until(lambda: all(node.session._context.last_heartbeat_at > begun + 2 * _LEASE for node in nodes))  # type: ignore[attr-defined]
+    wait_until(lambda: all(node.session._context.sender.last_heartbeat_at > begun + 2 * _LEASE for node in nodes))  # type: ignore[attr-defined]
     for node in nodes:
         node.done()
     assert {node.wait_for(Ended).end.verdict for node in nodes} == {"success"}

@@ -121,7 +121,7 @@ class Node:
     @property
     def is_waiting(self) -> bool:
         """Whether it has said that it joins, and the store has heard it."""
-        member_driver = self.session._context.member_driver  # type: ignore[attr-defined]
+        member_driver = self.session._context.sender.member_driver  # type: ignore[attr-defined]
         return member_driver is not None and member_driver.member.facts.sequence > 0 and member_driver.next_fact is None
 
     # --- what the agent does -------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ def make_context(space: JobSpace) -> tuple[SessionContext, NotingEvent]:
     setup = plain_setup(min_nodes=_MOST, max_nodes=_MOST)
     session = handler.open_session(backend, settings, setup, local_addr="127.0.0.1")
     assert isinstance(session, JobSession)
-    session._context.closing = closing = NotingEvent()
+    session._context.signals.closing = closing = NotingEvent()
     return session._context, closing
 
 

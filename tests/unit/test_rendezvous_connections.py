@@ -341,8 +341,8 @@ def test_a_store_that_moves_meanwhile_is_followed(
     def move(_: NotingStore) -> None:
         left.append(len(backend.opened))
         context = context_of(node)
-        context.failover_to = _ELSEWHERE
-        context.wake.set()
+        context.signals.failover_to = _ELSEWHERE
+        context.signals.wake.set()
 
     former = backend.space
     backend.on_use = once(moment, move)
@@ -382,7 +382,7 @@ def test_a_session_that_is_closed_meanwhile_ends(
         given = give(connection)
         if given is not None and not gave.is_set() and threading.current_thread().name == "sender":
             gave.set()
-            assert context_of(node).closing.wait(DEADLINE)
+            assert context_of(node).signals.closing.wait(DEADLINE)
         return given
 
     monkeypatch.setattr(StoreConnection, "give", give_while_closing)
@@ -398,10 +398,10 @@ def test_a_log_reader_that_is_given_up_before_it_begins_closes_what_it_has_taken
     node.start()
     node.wait_for(Formed)
     context = context_of(node)
-    assert context.member_driver is not None
+    assert context.sender.member_driver is not None
     store = NotingStore(JobSpace(), lambda *_: None)
     before = tuple(context.connections)
-    log_reader = LogReader(context, context.member_driver, store)
+    log_reader = LogReader(context, context.sender.member_driver, store)
     log_reader.abandon()
     log_reader.run()
     assert store.is_closed

@@ -48,5 +48,7 @@ Threads of one session, what each owns, and what passes between them::
 - **Round admission** has a thread for each round, until rank 0's store was seen to be reachable.
 - The **fence** thread runs with ``--fence-after`` only; it owns nothing and feeds `CutOff`.
 - A connection belongs to one thread at a time. Another thread may only interrupt it.
-- Events for the agent form one queue, in the order of the decisions (`context`).
+- What the threads share is frozen (`context.SessionContext`). What changes has one owner (`SenderState`), is a word
+  from one thread to another (`SessionSignals`), or is a queue: the events for the agent, in the order of the decisions
+  (`EventQueue`).
 """

@@ -66,7 +66,7 @@ class CoordinatorThread:
         self.has_ended = False
         self._context = context
         self._command = command
-        self._store_id = store_id = context.store_id
+        self._store_id = store_id = context.sender.store_id
         self._connection = context.make_connection(lambda: store_id)
         self._coordinator: Coordinator | None = None
         self._next_look = 0.0
@@ -123,14 +123,14 @@ class CoordinatorThread:
         if (
             self._coordinator is not None
             and self._coordinator.is_superseded
-            and self._context.member_driver is not None
+            and self._context.sender.member_driver is not None
         ):
-            self._context.member_driver.feed_from(self._store_id, member.TermEnded(self._coordinator.term))
+            self._context.sender.member_driver.feed_from(self._store_id, member.TermEnded(self._coordinator.term))
 
     @property
     def _is_over(self) -> bool:
         is_over = self._coordinator is not None and self._coordinator.is_over
-        return is_over or self._is_stopped or self._context.is_lost or self._context.closing.is_set()
+        return is_over or self._is_stopped or self._context.events.is_lost or self._context.signals.closing.is_set()
 
     def _restart_leases(self) -> None:
         now = self._last_look = time.monotonic()
@@ -293,7 +293,7 @@ class CoordinatorThread:
         """Let more facts come, if many nodes gather and facts came just now; the first of a rush is read at once."""
         nodes = len(coordinator.job.nodes)
         if self._has_read_facts and coordinator.job.phase == GATHERING and nodes >= _CROWD:
-            self._context.closing.wait(max(_BATCH_PAUSE, nodes * _BATCH_PAUSE_PER_NODE))
+            self._context.signals.closing.wait(max(_BATCH_PAUSE, nodes * _BATCH_PAUSE_PER_NODE))
 
     def _complain(self) -> None:
         """Tell of garbage, once: whoever writes garbage may write other garbage for ever."""
@@ -305,7 +305,7 @@ class CoordinatorThread:
 
     @property
     def _has_sent_all(self) -> bool:
-        member_driver = self._context.member_driver
+        member_driver = self._context.sender.member_driver
         return member_driver is None or member_driver.next_fact is None
 
 

@@ -63,12 +63,12 @@ def wait_sent(context: SessionContext, deadline: float) -> None:
     """
     while True:
         # Cleared before it is asked, so that what is confirmed in between is seen.
-        context.has_sent.clear()
+        context.signals.has_sent.clear()
         if not context.has_unsent:
             return
-        context.wake.set()
+        context.signals.wake.set()
         left = deadline - time.monotonic()
-        if left <= 0 or not context.has_sent.wait(left):
+        if left <= 0 or not context.signals.has_sent.wait(left):
             return
 
 
@@ -153,12 +153,12 @@ def fail_over(context: SessionContext, deadline: float, *, is_refused: bool = Fa
     detail = f"the node that served the store at {name} ({host}) {why}"
     if not endpoint:
         detail += ", and the job ends with it: the endpoint lists no successor (--rdzv-endpoint=a,b,c)"
-        context.deliver(Notice("this node serves the job's store: the job ends with it"))
+        context.events.deliver(Notice("this node serves the job's store: the job ends with it"))
     try:
         with context.backend.open(context.answer_timeout) as store:
             store.append(job_keys.FACTS, messages.to_json(messages.FailoverRequest(endpoint, detail)))
     except StoreError:
         return
     now = time.monotonic()
-    context.has_failed_over.wait(max(0.0, min(_TELL, deadline - now)))
+    context.signals.has_failed_over.wait(max(0.0, min(_TELL, deadline - now)))
     hosted.wait_alone(context.open_connections, max(0.0, min(_HANG_UP, deadline - time.monotonic())))

@@ -19,7 +19,7 @@ from elastic_run.rendezvous.backends import BACKENDS, make_backend, read_setting
 from elastic_run.rendezvous.elastic.addresses import find_outward_address, names_loopback, written
 from elastic_run.rendezvous.elastic.backend.hosting import HostedWorkerStore
 from elastic_run.rendezvous.elastic.backend.tcp import TcpBackend
-from elastic_run.rendezvous.elastic.context import SessionContext
+from elastic_run.rendezvous.elastic.context import EventQueue, SenderState, SessionContext, SessionSignals
 from elastic_run.rendezvous.elastic.job_session import JobSession
 from elastic_run.rendezvous.elastic.node_death.proofs import DeathProofs, name_job
 from elastic_run.rendezvous.join_command import describe_join_command
@@ -282,15 +282,18 @@ def open_session(
         The session.
     """
     node_info = setup.node_info
+    signals = SessionSignals()
     context = SessionContext(
         node=f"{node_info.host}_{node_info.pid}_{os.urandom(4).hex()}",
         node_info=node_info,
         config=settings.complete(replace(setup.job_config, has_successors=bool(backend.successors))),
         settings=settings,
         backend=backend,
-        local_addr=local_addr or "",
         death_proofs=DeathProofs(name_job(backend)),
         shows_waiting=setup.shows_waiting,
+        sender=SenderState(local_addr or ""),
+        signals=signals,
+        events=EventQueue(signals.wake.set),
     )
     shares_server = isinstance(backend, TcpBackend) and backend.serves_workers
     is_fenced = setup.node_config.fence_after == "lease"

@@ -87,7 +87,7 @@ class JobSession(Session):
     @property
     def local_addr(self) -> str:
         """The address at which others reach this node, empty until it is known."""
-        return self._context.local_addr
+        return self._context.sender.local_addr
 
     @property
     def listening_host(self) -> str:
@@ -97,8 +97,8 @@ class JobSession(Session):
     def start(self, open_offer: Callable[[str], messages.Offer], deliver: Callable[[SessionEvent], None]) -> None:
         self._open_offer = open_offer
         context = self._context
-        context.deliver_to_agent = deliver
-        context.death_proofs.say = lambda text: context.deliver(Notice(text))
+        context.events.deliver_to_agent = deliver
+        context.death_proofs.say = lambda text: context.events.deliver(Notice(text))
         context.death_proofs.open(context.node)
         sender = Sender(context, self._begin, self._follow)
         self._threads["sender"] = context.spawn("sender", sender.run)
@@ -129,18 +129,18 @@ class JobSession(Session):
         )
 
     def leave(self, reason: str, detail: str = "") -> None:
-        self._context.is_leaving = True
+        self._context.signals.is_leaving = True
         self._leaving = member.Leaving(reason, detail)
         self._feed(self._leaving)
 
     def _feed(self, event: member.Event) -> None:
-        member_driver = self._context.member_driver
+        member_driver = self._context.sender.member_driver
         if member_driver is not None:
             member_driver.feed(event)
-            self._context.wake.set()
+            self._context.signals.wake.set()
 
     def _advertised(self) -> messages.Offer:
-        host = self._context.local_addr if self._offer.host in _WILDCARDS else self._offer.host
+        host = self._context.sender.local_addr if self._offer.host in _WILDCARDS else self._offer.host
         if self.worker_store is not None:
             host = self.worker_store.host  # what the user calls rank 0 on every node
         return replace(self._offer, host=host)
@@ -149,37 +149,37 @@ class JobSession(Session):
     def _begin(self, head: member.HeadRead | None) -> None:
         """Join: the store was reached just now, by the sender's thread, which may have seen where the log stands."""
         context = self._context
-        if not context.local_addr:
-            context.local_addr = context.backend.find_local_address()
+        if not context.sender.local_addr:
+            context.sender.local_addr = context.backend.find_local_address()
         self._choose_listening_host()
         try:
             self._offer = self._open_offer(self._listening_host)
         except OSError as error:
-            context.deliver(Lost("rendezvous", f"the workers' store can't be served here: {error}"))
+            context.events.deliver(Lost("rendezvous", f"the workers' store can't be served here: {error}"))
             return
         if self._describe_join is not None:
-            context.deliver(Notice(self._describe_join(context.local_addr, context.backend.port)))
+            context.events.deliver(Notice(self._describe_join(context.sender.local_addr, context.backend.port)))
         node_info = replace(context.node_info, serves_store=context.backend.is_host)
         begun = member.begin(
             context.node, node_info=node_info, config=context.config, offer=self._advertised(), now=time.monotonic()
         )
-        context.member_driver = MemberDriver(
+        context.sender.member_driver = MemberDriver(
             begun,
             perform=self._perform,
-            on_facts=context.wake.set,
+            on_facts=context.signals.wake.set,
             copy=StateCopy(context.backend),
             renew_offer=self._renew_offer,
-            store_id=context.store_id,
+            store_id=context.sender.store_id,
         )
         if head is not None:
-            context.member_driver.take_head(head)
+            context.sender.member_driver.take_head(head)
         if self._leaving is not None:
-            context.member_driver.feed(self._leaving)  # said while the store was being reached
+            context.sender.member_driver.feed(self._leaving)  # said while the store was being reached
         if self._is_fenced:
             from elastic_run.rendezvous.elastic.partition import Fence  # noqa: PLC0415 - imported when asked for
 
-            context.last_heartbeat_at = time.monotonic()
-            self._threads["fence"] = context.spawn("fence", Fence(context, context.member_driver).run)
+            context.sender.last_heartbeat_at = time.monotonic()
+            self._threads["fence"] = context.spawn("fence", Fence(context, context.sender.member_driver).run)
 
     def _renew_offer(self) -> messages.Offer | None:
         """Offer another workers' store: a round may have been formed with the last one in a store that is lost."""
@@ -188,25 +188,25 @@ class JobSession(Session):
         try:
             self._offer = self._open_offer(self._listening_host)
         except OSError as error:
-            self._context.deliver(Lost("rendezvous", f"the workers' store can't be served here: {error}"))
+            self._context.events.deliver(Lost("rendezvous", f"the workers' store can't be served here: {error}"))
             return None
         return self._advertised()
 
     def _choose_listening_host(self) -> None:
         """Choose where this node's workers' stores listen; told to the user where that is everywhere."""
         context = self._context
-        found = find_listening(context.local_addr, _LOOK_UP)
+        found = find_listening(context.sender.local_addr, _LOOK_UP)
         reason = found.reason
         if len(found.hosts) == 1:
             self._listening_host = found.hosts[0]
         elif found.hosts:
-            reason = f"{context.local_addr} has several addresses ({', '.join(found.hosts)})"
+            reason = f"{context.sender.local_addr} has several addresses ({', '.join(found.hosts)})"
         if reason and self.offers_store:
-            context.deliver(Notice(f"the workers' store listens on all interfaces: {reason}"))
+            context.events.deliver(Notice(f"the workers' store listens on all interfaces: {reason}"))
 
     def _follow(self, store: JobStore | None) -> None:
         """Follow the log of the store that is the job's now, over the sender's connection or over another one."""
-        member_driver = self._context.member_driver
+        member_driver = self._context.sender.member_driver
         if self._log_reader is not None:
             self._log_reader.abandon()
         if member_driver is not None:
@@ -219,22 +219,22 @@ class JobSession(Session):
         if isinstance(command, member.Formed):
             context.death_proofs.note_round(command.assignment)
             self._admission.announce(command)
-            context.formed_at = time.monotonic()
-            context.wake.set()  # the sender looks at the coordinator from now on
+            context.signals.formed_at = time.monotonic()
+            context.signals.wake.set()  # the sender looks at the coordinator from now on
             if not self._is_prepared:
                 self._is_prepared = True
                 context.spawn("prepare", _prepare_to_coordinate)
         elif isinstance(command, member.Warned):
-            context.deliver(command)
+            context.events.deliver(command)
         elif isinstance(command, member.Halted):
             if not self._admission.has_withdrawn(command.round):
-                context.deliver(command)
+                context.events.deliver(command)
         elif isinstance(command, member.Refused):
             self._is_refused = True
-            context.deliver(member.Refused(command.detail + exit_barrier.describe_failover(context)))
+            context.events.deliver(member.Refused(command.detail + exit_barrier.describe_failover(context)))
         elif isinstance(command, member.Ended):
             self._has_end = True
-            context.deliver(command)
+            context.events.deliver(command)
         elif isinstance(command, member.Settled | member.Unreadable):
             self._tell_user(command)
         elif isinstance(command, member.UseStore):
@@ -245,11 +245,12 @@ class JobSession(Session):
     def _tell_user(self, command: member.Settled | member.Unreadable) -> None:
         """Tell the user what this node has found out; that a document of the job is garbage only once."""
         if isinstance(command, member.Settled):
-            self._context.deliver(Notice(command.detail))
+            self._context.events.deliver(Notice(command.detail))
         elif command.key not in self._unreadable:
             self._unreadable.add(command.key)
             where = f"{command.key} at {self._context.backend.name}"
-            self._context.deliver(Notice(f"{where} can't be read: {command.detail}; the coordinator writes it again"))
+            text = f"{where} can't be read: {command.detail}; the coordinator writes it again"
+            self._context.events.deliver(Notice(text))
 
     def _coordinate(self, command: member.Command) -> None:
         if isinstance(command, member.Coordinate):
@@ -267,36 +268,37 @@ class JobSession(Session):
 
     def _move(self, command: member.UseStore) -> None:
         context = self._context
-        context.has_failed_over.set()
-        if context.is_leaving:
+        context.signals.has_failed_over.set()
+        if context.signals.is_leaving:
             return
         if command.endpoint:
-            context.failover_to = command.endpoint
-            context.wake.set()
+            context.signals.failover_to = command.endpoint
+            context.signals.wake.set()
         else:
-            context.deliver(Lost("store_lost", command.detail))
+            context.events.deliver(Lost("store_lost", command.detail))
 
     # --- the end -------------------------------------------------------------------------------------------------
     def close(self, timeout: float) -> None:
         context = self._context
         with self._lock:
-            if context.closing.is_set():
+            if context.signals.closing.is_set():
                 return
             deadline = time.monotonic() + timeout
-            if context.is_leaving:
+            if context.signals.is_leaving:
                 self._send_leave(min(deadline, time.monotonic() + _LEAVE_TIME))
             else:
                 exit_barrier.wait_sent(context, min(deadline, time.monotonic() + context.config.lease))
+            is_going = context.signals.is_leaving or self._is_refused
             if self._has_end and (context.backend.is_host or self._has_ended_the_job):
                 exit_barrier.wait_exit_barrier(context, deadline, removes_job=not context.backend.dies_with_host)
-            elif (context.is_leaving or self._is_refused) and context.backend.is_host and not context.is_lost:
+            elif is_going and context.backend.is_host and not context.events.is_lost:
                 exit_barrier.fail_over(context, deadline, is_refused=self._is_refused)
-            context.closing.set()
-            context.wake.set()
+            context.signals.closing.set()
+            context.signals.wake.set()
             for connection in tuple(context.connections):
                 connection.interrupt()
         # One that just opens a connection can't be woken; a node that was told to go doesn't wait for it.
-        joined_by = time.monotonic() + (_MOMENT if context.is_leaving else _PATIENCE)
+        joined_by = time.monotonic() + (_MOMENT if context.signals.is_leaving else _PATIENCE)
         for thread in tuple(self._threads.values()):
             thread.join(max(0.0, joined_by - time.monotonic()))
         for term in self._terms:

@@ -40,9 +40,9 @@ class LogReader:
     def __init__(self, context: SessionContext, member_driver: MemberDriver, store: JobStore | None = None) -> None:
         self._context = context
         self._member_driver = member_driver
-        self._connection = context.make_connection(lambda: context.store_id)
+        self._connection = context.make_connection(lambda: context.sender.store_id)
         if store is not None:
-            self._connection.take(store, context.store_id)
+            self._connection.take(store, context.sender.store_id)
         self._is_abandoned = False
 
     def abandon(self) -> None:
@@ -53,12 +53,12 @@ class LogReader:
     def run(self) -> None:
         """Follow until the session ends or its last event came, or another does."""
         context = self._context
-        while not (self._is_abandoned or context.closing.is_set() or context.is_over.is_set()):
+        while not (self._is_abandoned or context.signals.closing.is_set() or context.events.is_over.is_set()):
             try:
                 self._turn(self._connection.store)
             except StoreAccessError:
                 self._connection.drop()
-                context.closing.wait(_REFUSED)
+                context.signals.closing.wait(_REFUSED)
             except StoreError as error:
                 self._connection.drop()
                 self._connection.pause(error)

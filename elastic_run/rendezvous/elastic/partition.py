@@ -80,7 +80,7 @@ class PartitionRecovery:
 
     @property
     def _is_waiting(self) -> bool:
-        member_driver = self._context.member_driver
+        member_driver = self._context.sender.member_driver
         return member_driver is not None and member_driver.member.state in (member.WAITING, member.READY)
 
     def _look_at(self, endpoint: tuple[str, int]) -> Progress:
@@ -117,13 +117,14 @@ class Fence:
     def run(self) -> None:
         """Watch until the session ends."""
         context, lease = self._context, self._context.config.lease
-        while not (context.closing.is_set() or context.is_over.is_set()):
-            silent_for = time.monotonic() - context.last_heartbeat_at
+        while not (context.signals.closing.is_set() or context.events.is_over.is_set()):
+            silent_for = time.monotonic() - context.sender.last_heartbeat_at
             if silent_for >= lease:
                 self._stop_workers(silent_for)
-            context.closing.wait(lease - silent_for if silent_for < lease else context.config.keep_alive_interval)
+            pause = lease - silent_for if silent_for < lease else context.config.keep_alive_interval
+            context.signals.closing.wait(pause)
 
     def _stop_workers(self, silent_for: float) -> None:
         if self._member_driver.member.state == member.RUNNING:
-            self._context.fenced_for = silent_for
+            self._context.signals.fenced_for = silent_for
             self._member_driver.feed(member.CutOff(silent_for))

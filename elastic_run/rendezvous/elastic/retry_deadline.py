@@ -95,10 +95,9 @@ class RetryDeadline:
         """
         now = time.monotonic()
         reason, trouble = getattr(error, "reason", SILENT), getattr(error, "cause", str(error))
-        if self._context.fenced_for:
-            trouble = (
-                f"{trouble}; the workers were stopped after {self._context.fenced_for:.0f} s (--fence-after=lease)"
-            )
+        fenced_for = self._context.signals.fenced_for
+        if fenced_for:
+            trouble = f"{trouble}; the workers were stopped after {fenced_for:.0f} s (--fence-after=lease)"
         if self._since is None:
             # The wait for the answer counts, unless this process was stopped meanwhile: that says nothing of the store.
             self._since = max(asked_at, now - self._context.answer_timeout)

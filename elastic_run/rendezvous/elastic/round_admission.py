@@ -100,7 +100,7 @@ class RoundAdmission:
     def _share_server(self, assignment: Assignment) -> str | None:
         """Empty the workers' half as rank 0, or wait until rank 0 has done so; returns what is wrong, or None."""
         context = self._context
-        store_id = context.store_id
+        store_id = context.sender.store_id
         connection = context.make_connection(lambda: store_id)
         if assignment.group_rank == 0 and context.backend.hosted is not None:
             context.backend.hosted.reset()
@@ -115,7 +115,7 @@ class RoundAdmission:
                         return "rank 0 does not begin the round"
                 except StoreConnectionError as error:
                     # Emptying the workers' half also closes connections that have not yet shown whose they are.
-                    if time.monotonic() >= deadline or context.closing.is_set():
+                    if time.monotonic() >= deadline or context.signals.closing.is_set():
                         return str(error)
                     connection.drop()
                     connection.pause(error)
@@ -140,7 +140,7 @@ class RoundAdmission:
         trouble = find_trouble(master.host, master.port, _REACH)
         if trouble is None:
             return None
-        here = f"{self._context.node_info.host} ({self._context.local_addr})"
+        here = f"{self._context.node_info.host} ({self._context.sender.local_addr})"
         return f"{here} can't reach the store of rank 0 at {written(master.host, master.port)}: {trouble}"
 
     def _admit(self, formed: member.Formed) -> None:
@@ -150,8 +150,8 @@ class RoundAdmission:
                 return
             self._awaited = None
             # In its place before a halt of the round can come; told without the lock.
-            self._context.post(formed)
-        self._context.tell_agent()
+            self._context.events.post(formed)
+        self._context.events.tell_agent()
 
     def _refuse(self, formed: member.Formed, detail: str) -> None:
         """Say that this node's workers were not started, since the way is closed."""

@@ -90,7 +90,7 @@ class Sender:
             state=context.member_state,
             doubt=lambda: context.backend.doubt,
             shows_waiting=context.shows_waiting,
-            deliver=context.deliver,
+            deliver=context.events.deliver,
         )
         self._retry_deadline = RetryDeadline(context)
         self._connection.time_left = lambda: self._retry_deadline.attempt_limit
@@ -102,9 +102,9 @@ class Sender:
         try:
             self._context.backend.prepare()
         except OSError as error:
-            self._context.deliver(Lost("rendezvous", f"the rendezvous store can't be served here: {error}"))
+            self._context.events.deliver(Lost("rendezvous", f"the rendezvous store can't be served here: {error}"))
             return
-        while not (self._context.closing.is_set() or self._context.is_lost):
+        while not (self._context.signals.closing.is_set() or self._context.events.is_lost):
             if self._has_given and not self._needs_store:
                 self._wait()
                 continue
@@ -116,7 +116,7 @@ class Sender:
                 if not self._refuse(error, asked_at):
                     return
             except StoreAccessError as error:
-                self._context.deliver(Lost("rendezvous", f"the store at {self._context.backend.name}: {error}"))
+                self._context.events.deliver(Lost("rendezvous", f"the store at {self._context.backend.name}: {error}"))
                 return
             except StoreError as error:
                 self._connection.drop()
@@ -128,20 +128,20 @@ class Sender:
     def _turn(self) -> None:
         """Greet a store that was opened just now; then say what there is to say, and wait."""
         context = self._context
-        if self._has_given and context.failover_to is not None:
-            self._move(context.failover_to)  # without another connection to a host that leaves
+        if self._has_given and context.signals.failover_to is not None:
+            self._move(context.signals.failover_to)  # without another connection to a host that leaves
             return
         store = self._connection.store
-        if self._retry_deadline.is_tried or context.store_id is None or self._is_replaced(store):
+        if self._retry_deadline.is_tried or context.sender.store_id is None or self._is_replaced(store):
             self._identify_store(store)
-            if context.is_over.is_set() and context.member_driver is None:
-                context.closing.wait()
+            if context.events.is_over.is_set() and context.sender.member_driver is None:
+                context.signals.closing.wait()
                 return
-        if store.restores != self._restores and context.member_driver is not None:
-            self._resend_all(store, context.member_driver)
+        if store.restores != self._restores and context.sender.member_driver is not None:
+            self._resend_all(store, context.sender.member_driver)
             self._restores = store.restores
-        if context.failover_to is not None:
-            self._move(context.failover_to)
+        if context.signals.failover_to is not None:
+            self._move(context.signals.failover_to)
             return
         self._send_facts(store)
         if self._watch_job(store):
@@ -167,9 +167,9 @@ class Sender:
         """Wait until something is due, or there may be something to say."""
         now = time.monotonic()
         # Asked again after all that was done: a round may have begun, or be over.
-        if self._context.wake.wait(max(0.0, self._find_next_due(now) - now)):
+        if self._context.signals.wake.wait(max(0.0, self._find_next_due(now) - now)):
             # Cleared before facts are looked for, so that none is overlooked.
-            self._context.wake.clear()
+            self._context.signals.wake.clear()
 
     def _find_next_due(self, now: float) -> float:
         return min(self._next_beat, self._next_look, self._wait_status.first_due(now))
@@ -179,7 +179,9 @@ class Sender:
         """Whether there is something to say or to do; what else the member wants of the store the log reader does."""
         context, now = self._context, time.monotonic()
         is_tried = self._retry_deadline.is_tried
-        return is_tried or context.has_unsent or context.failover_to is not None or now >= self._find_next_due(now)
+        return (
+            is_tried or context.has_unsent or context.signals.failover_to is not None or now >= self._find_next_due(now)
+        )
 
     def _give_connection(self) -> None:
         """Let the log reader take over the connection, once all that this node had to say first was confirmed.
@@ -187,7 +189,7 @@ class Sender:
         The node that serves the store keeps its own and opens another one: later there may be no room for it, and this
         is the node that must not fall silent then.
         """
-        if self._is_followed or self._context.has_unsent or self._context.member_driver is None:
+        if self._is_followed or self._context.has_unsent or self._context.sender.member_driver is None:
             return
         self._is_followed = True
         self._has_given = not self._context.backend.is_host
@@ -196,7 +198,7 @@ class Sender:
     def _is_replaced(self, store: JobStore) -> bool:
         """Whether it is another store since the last connection was given away."""
         has_given, self._has_given = self._has_given, False
-        return has_given and store.get([STORE_ID])[0] != self._context.store_id
+        return has_given and store.get([STORE_ID])[0] != self._context.sender.store_id
 
     def _identify_store(self, store: JobStore) -> None:
         self._has_given = False
@@ -207,20 +209,20 @@ class Sender:
             return
         recovered = self._retry_deadline.recovered()
         if recovered:
-            self._context.deliver(Notice(recovered))
+            self._context.events.deliver(Notice(recovered))
             if self._context.shows_waiting:
-                self._context.deliver(Waiting(None, is_for_nodes=False))
-        context, member_driver = self._context, self._context.member_driver
+                self._context.events.deliver(Waiting(None, is_for_nodes=False))
+        context, member_driver = self._context, self._context.sender.member_driver
         if context.backend.notice:
-            context.deliver(Notice(context.backend.notice))
+            context.events.deliver(Notice(context.backend.notice))
             context.backend.notice = ""
         if member_driver is None:
-            context.store_id = store_id
+            context.sender.store_id = store_id
             self._next_beat = time.monotonic() + self._first_pause()
             # Where the id was written only now, the head may be too old.
             self._begin(None if is_new else make_head(store, head, start))
             return
-        if store_id == context.store_id:
+        if store_id == context.sender.store_id:
             member_driver.feed(member.Interrupted())
             member_driver.feed(member.Reconnected())
         else:
@@ -240,10 +242,10 @@ class Sender:
                 # Random, not this node's name: the same node may be the first in two stores one after another.
                 store_id = store.create(STORE_ID, _ID_PREFIX + os.urandom(8).hex().encode())
         except StoreForgedError:
-            self._context.deliver(Refused(f"the job at {name} has another token than this node, or none"))
+            self._context.events.deliver(Refused(f"the job at {name} has another token than this node, or none"))
             return None
         if not store_id.startswith(_ID_PREFIX):
-            self._context.deliver(Refused(f"the job at {name} has a token, and this node was given none"))
+            self._context.events.deliver(Refused(f"the job at {name} has a token, and this node was given none"))
             return None
         return store_id
 
@@ -253,7 +255,7 @@ class Sender:
         member_driver.change_store(store_id, serves_store=context.backend.is_host)
         self._writer = HeartbeatWriter(context.node)
         # Last, so that nobody takes the new store for the old one.
-        context.store_id = store_id
+        context.sender.store_id = store_id
         for connection in tuple(context.connections):
             if connection is not self._connection:
                 connection.interrupt()
@@ -266,7 +268,7 @@ class Sender:
         if known.next_slot is not None and known.term:
             raise_start(store, messages.LogStart(known.next_slot, known.term))
         name = self._context.backend.name
-        self._context.deliver(
+        self._context.events.deliver(
             Notice(f"the store at {name} was restored from a backup: this node says again where it stands")
         )
         member_driver.feed(member.Interrupted())
@@ -275,32 +277,32 @@ class Sender:
 
     def _send_facts(self, store: JobStore) -> None:
         """Append what was not confirmed, and do the member's tasks."""
-        member_driver = self._context.member_driver
+        member_driver = self._context.sender.member_driver
         if member_driver is None:
             return
         context = self._context
-        context.death_proofs.tell(store, context.store_id, member_driver.member.job.known_round)
+        context.death_proofs.tell(store, context.sender.store_id, member_driver.member.job.known_round)
         while (fact := member_driver.next_fact) is not None:
-            context.death_proofs.note_fact(fact, context.store_id)
+            context.death_proofs.note_fact(fact, context.sender.store_id)
             store.append(job_keys.FACTS, messages.to_json(fact))
             member_driver.feed(member.Appended(fact.sequence))
-        if self._context.is_over.is_set() and not self._context.has_passed_exit_barrier:
+        if self._context.events.is_over.is_set() and not self._context.sender.has_passed_exit_barrier:
             pass_exit_barrier(store, self._context.node)
-            self._context.has_passed_exit_barrier = True
-        member_driver.run_store_tasks(store, self._context.store_id)
-        self._context.has_sent.set()
+            self._context.sender.has_passed_exit_barrier = True
+        member_driver.run_store_tasks(store, self._context.sender.store_id)
+        self._context.signals.has_sent.set()
 
     def _beat(self, store: JobStore, now: float) -> None:
-        context, member_driver = self._context, self._context.member_driver
+        context, member_driver = self._context, self._context.sender.member_driver
         interval = context.config.keep_alive_interval
         self._next_beat = now + interval
-        if context.has_passed_exit_barrier:
+        if context.sender.has_passed_exit_barrier:
             return  # nobody watches any more, and the job may be removed at any moment: nothing must come after that
         state = None if member_driver is None else member_driver.member.state
         # A node that was dropped before its first beat reads so in the log, unless it waited all the time.
         is_unknown = self._writer.is_first and state == member.WAITING
         was_dropped = self._writer.write(store, comes_back=state != member.LEAVING) or is_unknown
-        context.last_heartbeat_at, context.fenced_for = now, 0.0
+        context.sender.last_heartbeat_at, context.signals.fenced_for = now, 0.0
         if member_driver is None:
             return
         member_driver.feed(member.HeartbeatWritten(was_dropped))
@@ -311,10 +313,10 @@ class Sender:
 
     @property
     def _next_look(self) -> float:
-        member_driver = self._context.member_driver
+        member_driver = self._context.sender.member_driver
         place = None if member_driver is None else member_driver.member.round.place
-        formed_at = self._context.formed_at
-        if place is None or formed_at is None or self._context.has_passed_exit_barrier:
+        formed_at = self._context.signals.formed_at
+        if place is None or formed_at is None or self._context.sender.has_passed_exit_barrier:
             return math.inf  # after the end the store may go at any moment, and nobody is to take its place
         pause = max(self._context.config.keep_alive_interval / _LOOKS, place.group_world_size / _ALL_LOOKS)
         # A look when a round is formed would be one more question of all nodes at once, and tell nothing new.
@@ -322,7 +324,7 @@ class Sender:
 
     def _look(self, store: JobStore) -> None:
         """See how the coordinator is, and in any case that the store answers; do what follows from it."""
-        member_driver = self._context.member_driver
+        member_driver = self._context.sender.member_driver
         if member_driver is None:
             return
         self._last_look = now = time.monotonic()
@@ -335,14 +337,14 @@ class Sender:
         self._last_read = time.monotonic()
         if watched:
             member_driver.feed(member.CoordinatorHeartbeatRead(watched, value))
-        member_driver.run_store_tasks(store, self._context.store_id)
+        member_driver.run_store_tasks(store, self._context.sender.store_id)
 
     # --- it doesn't ----------------------------------------------------------------------------------------------
     def _refuse(self, error: StoreTokenError, asked_at: float) -> bool:
         """Tell the agent that its token is not the job's; returns whether there is to be another attempt."""
-        if self._context.member_driver is not None:
+        if self._context.sender.member_driver is not None:
             return self._retry(error, asked_at)  # this node is in the job: what listens there now is another one's
-        self._context.deliver(Refused(str(error)))
+        self._context.events.deliver(Refused(str(error)))
         return False
 
     def _retry(self, error: StoreError, asked_at: float) -> bool:
@@ -351,30 +353,30 @@ class Sender:
         if isinstance(news, Lost) and self._fail_over(news):
             return True
         if news is not None:
-            self._context.deliver(news)
+            self._context.events.deliver(news)
         if isinstance(news, Lost):
             return False
         self._connection.pause(error)
-        return not self._context.closing.is_set()
+        return not self._context.signals.closing.is_set()
 
     # --- it goes on elsewhere ------------------------------------------------------------------------------------
     def _fail_over(self, lost: Lost) -> bool:
         """Go on at the next endpoint, if there is one; returns whether."""
         context = self._context
-        if context.store_id is None or context.closing.is_set() or not context.backend.advance():
+        if context.sender.store_id is None or context.signals.closing.is_set() or not context.backend.advance():
             return False
-        context.deliver(Notice(f"{lost.detail}; going on at {context.backend.name}"))
+        context.events.deliver(Notice(f"{lost.detail}; going on at {context.backend.name}"))
         return self._use_endpoint()
 
     def _move(self, endpoint: str) -> None:
         """Follow the host that has said where the store goes on."""
         context = self._context
-        context.failover_to = None
+        context.signals.failover_to = None
         before = context.backend.name
-        if context.closing.is_set() or context.is_leaving or not context.backend.advance(endpoint):
+        if context.signals.closing.is_set() or context.signals.is_leaving or not context.backend.advance(endpoint):
             return
         self._connection.drop()
-        context.deliver(
+        context.events.deliver(
             Notice(f"the node that serves the store at {before} leaves; going on at {context.backend.name}")
         )
         self._use_endpoint()
@@ -383,7 +385,7 @@ class Sender:
         """Leave a store that nobody else uses for the one where the job has gone on."""
         if self._context.backend.advance(endpoint):
             self._connection.drop()
-            self._context.deliver(Notice(f"the job has gone on at {endpoint}: joining it again"))
+            self._context.events.deliver(Notice(f"the job has gone on at {endpoint}: joining it again"))
             self._use_endpoint()
 
     def _use_endpoint(self) -> bool:
@@ -394,6 +396,6 @@ class Sender:
         try:
             self._context.backend.prepare()
         except OSError as error:
-            self._context.deliver(Lost("store_lost", f"the rendezvous store can't be served here: {error}"))
+            self._context.events.deliver(Lost("store_lost", f"the rendezvous store can't be served here: {error}"))
             return False
         return True

@@ -64,7 +64,9 @@ def main() -> None:
 def wait_joined(session: Session) -> None:
     """Wait until the store has the join of a session."""
     affairs: SessionContext = session._context  # type: ignore[attr-defined] # a benchmark may look inside
-    wait_until(lambda: affairs.member_driver is not None and affairs.member_driver.member.facts.sequence > 0)
+    wait_until(
+        lambda: affairs.sender.member_driver is not None and affairs.sender.member_driver.member.facts.sequence > 0
+    )
     wait_until(lambda: not affairs.has_unsent)
 
 
