@@ -145,10 +145,11 @@ def is_on_this_machine(host: str) -> bool:
         found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return False
-    return any(_can_bind(family, address) for family, _, _, _, address in found)
+    return any(can_bind(family, address) for family, _, _, _, address in found)
 
 
-def _can_bind(family: int, address: tuple[object, ...]) -> bool:
+def can_bind(family: int, address: tuple[object, ...]) -> bool:
+    """Tell whether a socket can be bound to an address, which is one of this machine then."""
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.bind(address)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import socket
 
 from elastic_run.records import dataclass
-from elastic_run.rendezvous.utils import parse_rendezvous_endpoint
+from elastic_run.rendezvous.utils import can_bind, parse_rendezvous_endpoint
 from elastic_run.store.connecting import connect_once, resolve
 from elastic_run.store.errors import StoreConnectionError
 
@@ -111,16 +111,7 @@ def find_whether_own_host(host: str, timeout: float) -> bool | None:
         found = resolve(host, 0, timeout)
     except StoreConnectionError:
         return host.partition(".")[0] == own_name.partition(".")[0] or None
-    return any(_can_bind(family, address) for family, address in found)
-
-
-def _can_bind(family: socket.AddressFamily, address: tuple[Any, ...]) -> bool:
-    try:
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.bind(address)
-    except OSError:
-        return False
-    return True
+    return any(can_bind(family, address) for family, address in found)
 
 
 def names_loopback(host: str) -> bool:
@@ -165,7 +156,7 @@ def find_listening(host: str, timeout: float) -> Listening:
         return Listening((), error.cause)
     hosts = tuple(dict.fromkeys(str(address[0]) for _, address in found))
     name = "" if host in hosts else f"{host} is "
-    foreign = next((str(address[0]) for family, address in found if not _can_bind(family, address)), None)
+    foreign = next((str(address[0]) for family, address in found if not can_bind(family, address)), None)
     if foreign is not None:
         return Listening((), f"{name}{foreign}, which is no address of this machine")
     loopback = next(filter(_is_loopback, hosts), None)
@@ -176,7 +167,7 @@ def find_listening(host: str, timeout: float) -> Listening:
 
 def _own_loopbacks() -> list[str]:
     families = (socket.AF_INET, socket.AF_INET6)
-    return [one for family, one in zip(families, _LOOPBACKS, strict=True) if _can_bind(family, (one, 0))]
+    return [one for family, one in zip(families, _LOOPBACKS, strict=True) if can_bind(family, (one, 0))]
 
 
 def find_outward_address() -> str:
