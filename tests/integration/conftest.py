@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import textwrap
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.function_programs import host, program
+from tests.support.output import Jobs
 from tests.support.store_bench import bench
 from tests.support.warm import module_writer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from tests.support.warm import Module
@@ -46,3 +48,17 @@ def worker(tmp_path: Path) -> Callable[[str], Path]:
 def module(tmp_path: Path) -> Module:
     """Write the module `heavy`, and return the variables with which it can be imported."""
     return module_writer(tmp_path)
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    """Return a stack that closes what entered it, the last first."""
+    with ExitStack() as entered:
+        yield entered
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> Iterator[Jobs]:
+    """Start jobs; what still runs at the end is killed."""
+    with Jobs(tmp_path / "notes") as opened:
+        yield opened

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,20 +24,13 @@ from tests.support.sessions import free_port
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from contextlib import ExitStack
 
     from elastic_run.rendezvous.elastic.backend.base import Backend
     from elastic_run.store.jobstore.api import JobStore
 
 TOKEN = b"secret of the nodes"
 _SECONDS = 10.0
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    """Return a stack that closes what entered it, the last first."""
-    with ExitStack() as entered:
-        yield entered
 
 
 class Dead:

@@ -6,7 +6,6 @@ import json
 import select
 import signal
 import time
-from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
@@ -24,17 +23,10 @@ from tests.support.sessions import FAST, NodeProcess, free_port, tcp_node
 from tests.support.wait import stretched, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from contextlib import ExitStack
 
 _LEASE = 1.2
 CALM = {**FAST, "last_call_timeout": "20"}
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    """Return a stack that closes what entered it, the last first."""
-    with ExitStack() as entered:
-        yield entered
 
 
 def test_a_killed_node_is_replaced_after_its_lease(stack: ExitStack) -> None:

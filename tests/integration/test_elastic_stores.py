@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,15 +20,8 @@ from tests.support.job_stores import torchs_server
 from tests.support.sessions import FAST, Node, free_port, handler_node, tcp_node
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from contextlib import ExitStack
     from pathlib import Path
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    """Return a stack that closes what entered it, the last first."""
-    with ExitStack() as entered:
-        yield entered
 
 
 def run_job(stack: ExitStack, backend: str, endpoint: str, **conf: str) -> list[Node]:

@@ -26,7 +26,7 @@ from tests.support.sessions import Node, handler_node
 from tests.support.wait import DEADLINE, stretched
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 _NODES = 48
 _LEASE = 3.0
@@ -36,13 +36,6 @@ _SOON = 15.0
 _TOO_MANY = b'{"error": "etcdserver: too many requests", "message": "etcdserver: too many requests", "code": 2}'
 
 both = pytest.mark.parametrize("backend", ["etcd-v2", "etcd-v3"])
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    """Return a stack that closes what entered it, the last first."""
-    with ExitStack() as entered:
-        yield entered
 
 
 def make_nodes(stack: ExitStack, etcd: Etcd, backend: str) -> list[Node]:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack
 from typing import TYPE_CHECKING
-
-import pytest
 
 from elastic_run.core.node.config import NodeConfig
 from elastic_run.core.node.messages import Ended, Formed, Halted
@@ -18,16 +15,9 @@ from tests.support.sessions import FAST, Node, handler_node
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from contextlib import ExitStack
 
 _LEASE = 1.2
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    """Return a stack that closes what entered it, the last first."""
-    with ExitStack() as entered:
-        yield entered
 
 
 def _start(stack: ExitStack, etcd: Etcd, *fences: str) -> list[Node]:

@@ -33,13 +33,6 @@ CONF = {**FAST, "last_call_timeout": "0"}
 STORES = {"memory": memory, "ours": our_server, "torch's": torch_libuv, "file": file}
 
 
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    """Return a stack that closes what entered it, the last first."""
-    with ExitStack() as entered:
-        yield entered
-
-
 @contextmanager
 def keys_of(port: int, run_id: str = "job") -> Iterator[C10dJobStore]:
     """Open a job's store, to count its keys."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,20 +18,14 @@ from tests.support.sessions import FAST, Node, NodeProcess, free_port, handler_n
 from tests.support.wait import DEADLINE, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+    from contextlib import ExitStack
     from pathlib import Path
     from typing import TypeAlias
 
     Place: TypeAlias = tuple[str, str]
 
 _SETUP = plain_setup()
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    """Return a stack that closes what entered it, the last first."""
-    with ExitStack() as entered:
-        yield entered
 
 
 @pytest.fixture(params=["c10d", "file", "etcd-v2", "etcd-v3"])

@@ -5,15 +5,11 @@ from __future__ import annotations
 import re
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.output import Jobs, finish, peak_memory, tee
 from tests.support.wait import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _LINES = 20_000
 _LINE_BYTES = 1000
@@ -22,13 +18,6 @@ _FLOOD = f"""
 text = b"".join([b"%d %0*d\\n" % (RANK, {_LINE_BYTES - 3}, number) for number in range({_LINES})])
 for at in range(0, len(text), 8192): write(1, text[at:at + 8192])
 """
-
-
-@pytest.fixture
-def jobs(tmp_path: Path) -> Iterator[Jobs]:
-    """Start jobs; what still runs at the end is killed."""
-    with Jobs(tmp_path / "notes") as opened:
-        yield opened
 
 
 def flooded(rank: int) -> bytes:

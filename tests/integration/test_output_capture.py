@@ -7,22 +7,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.output import CONSOLE, Jobs, finish, tee
 from tests.support.wait import DEADLINE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-
-@pytest.fixture
-def jobs(tmp_path: Path) -> Iterator[Jobs]:
-    """Start jobs; what still runs at the end is killed."""
-    with Jobs(tmp_path / "notes") as opened:
-        yield opened
 
 
 def test_capture_passes_bytes_unchanged(jobs: Jobs) -> None:

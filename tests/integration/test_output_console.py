@@ -20,14 +20,7 @@ from tests.support.output import CONSOLE, ROOT, Jobs, Streams, finish, peak_memo
 from tests.support.wait import DEADLINE, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-
-@pytest.fixture
-def jobs(tmp_path: Path) -> Iterator[Jobs]:
-    """Start jobs; what still runs at the end is killed."""
-    with Jobs(tmp_path / "notes") as opened:
-        yield opened
+    from collections.abc import Callable
 
 
 def test_a_file_is_continued_where_it_is(jobs: Jobs, tmp_path: Path) -> None:

@@ -21,13 +21,6 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def jobs(tmp_path: Path) -> Iterator[Jobs]:
-    """Start jobs; what still runs at the end is killed."""
-    with Jobs(tmp_path / "notes") as opened:
-        yield opened
-
-
-@pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """Mount a disk of 256 KiB."""
     disk = tmp_path / "disk"

@@ -13,18 +13,10 @@ from tests.support.output import CONSOLE, Jobs, finish
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 _PIPE = 1 << 20
 _DATA = b"".join([b"%d\n" % number for number in range(200_000)])[:_PIPE]
-
-
-@pytest.fixture
-def jobs(tmp_path: Path) -> Iterator[Jobs]:
-    """Start jobs; what still runs at the end is killed."""
-    with Jobs(tmp_path / "notes") as opened:
-        yield opened
 
 
 class Flood:

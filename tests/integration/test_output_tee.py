@@ -12,17 +12,10 @@ import pytest
 from tests.support.output import CONSOLE, Jobs, peak_memory, tee
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from tests.support.launch import Launched
-
-
-@pytest.fixture
-def jobs(tmp_path: Path) -> Iterator[Jobs]:
-    """Start jobs; what still runs at the end is killed."""
-    with Jobs(tmp_path / "notes") as opened:
-        yield opened
 
 
 def test_tee_writes_file_and_prefixed_lines(jobs: Jobs, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import time
-from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,17 +16,10 @@ from tests.support.sessions import FAST, free_port, handler_node, tcp_node
 from tests.support.wait import stretched
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from contextlib import ExitStack
 
 #: Seconds beyond what was asked for; the promise is one.
 _LATE = 1.0
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    """Return a stack that closes what entered it, the last first."""
-    with ExitStack() as entered:
-        yield entered
 
 
 @pytest.mark.parametrize("join_timeout", [1.0, 4.0])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
@@ -23,16 +22,9 @@ from tests.support.sessions import FAST, Node, handler_node
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from contextlib import ExitStack
 
     from elastic_run.store.jobstore.api import JobStore
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    """Return a stack that closes what entered it, the last first."""
-    with ExitStack() as entered:
-        yield entered
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import socket
 import sys
 import threading
 import time
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,7 @@ from tests.support.sessions import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import ExitStack
 
     from tests.support.host_process import HostProcess
     from tests.support.hosts import VirtualHost, VirtualHosts
@@ -35,13 +35,6 @@ BACKENDS = {
 }
 #: Seconds in which the line must have come; the next one would come at twelve.
 LATEST = 9.0
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    """Return a stack that closes what entered it, the last first."""
-    with ExitStack() as entered:
-        yield entered
 
 
 @pytest.fixture
