@@ -40,7 +40,15 @@ from elastic_run.core.job.machine import Job, Silent
 from elastic_run.core.job.majority import describe_majority
 from elastic_run.core.job.snapshot import Formation, State, make_state, read_state, write_state
 from elastic_run.core.job.state import GATHERING, HALTING, RUNNING, WARNED
-from elastic_run.core.job.view_change import find_view, is_behind, is_outdated, leave_out_old, may_go_on, restate
+from elastic_run.core.job.view_change import (
+    find_view,
+    is_behind,
+    is_outdated,
+    keep_deaths,
+    leave_out_old,
+    may_go_on,
+    restate,
+)
 from elastic_run.core.protocol import liveness
 from elastic_run.core.protocol.codec import MessageError
 from elastic_run.core.protocol.job_keys import HEAD, STATUS, assignment_key, copy_key, decision_key, state_key
@@ -260,7 +268,7 @@ def start_term(  # noqa: PLR0913 - what a node knows of the job
         else:
             fresh = _go_on(fresh, found, job)
             if newest_round > job.round > 0:
-                fresh = _ask_anew(fresh, now)
+                fresh = _ask_anew(fresh, (), now)
     restarts = max(fresh.job.restart_count, known_restarts)
     job = replace(fresh.job, term=term, slot=slot + 1, coordinator=node, store_id=store_id, restart_count=restarts)
     coordinator = replace(fresh, job=job, known_restarts=known_restarts)
@@ -509,12 +517,12 @@ def _decide(coordinator: Coordinator, events: Sequence[Event], now: float, jitte
             return replace(coordinator, due=founds_at, pending=coordinator.last)
         events = ()
     elif is_behind(coordinator.job, coordinator.term, events):
-        return _ask_anew(replace(coordinator, leases=liveness.watch(coordinator.leases, {}, now)), now)
+        return _ask_anew(replace(coordinator, leases=liveness.watch(coordinator.leases, {}, now)), events, now)
     step = coordination.decide(coordinator.job, events, now=now, jitter=jitter)
     return replace(_watch(coordinator, step.job, now), pending=step.decision or coordinator.last)
 
 
-def _ask_anew(coordinator: Coordinator, now: float) -> Coordinator:
+def _ask_anew(coordinator: Coordinator, events: Sequence[Event], now: float) -> Coordinator:
     """Ask all nodes where they stand: the job went on in another store, and this log is older than what they know."""
     former = coordinator.job
     begun = replace(
@@ -533,6 +541,7 @@ def _ask_anew(coordinator: Coordinator, now: float) -> Coordinator:
         began=now,
         patience=1,
         first=coordinator.position,
+        events=keep_deaths(former, events),
         has_halted=False,
         pending=Resync(coordinator.term, "the job went on in another store"),
     )

@@ -27,8 +27,8 @@ from types import MappingProxyType
 from elastic_run.core.job.apply_facts import Silent, apply_facts
 from elastic_run.core.job.majority import has_majority
 from elastic_run.core.job.role_scripts import settle_script
-from elastic_run.core.job.state import RUNNING, Job, LeftLog, Seat, forget_place, move
-from elastic_run.core.protocol.messages import Join, SeatDead, read_term
+from elastic_run.core.job.state import DEAD_ELSEWHERE, RUNNING, VOID, Job, LeftLog, Seat, forget_place, move
+from elastic_run.core.protocol.messages import SEAT_CONFIRMED, SEAT_RUNNING, Join, Leave, SeatDead, read_term
 from elastic_run.records import dataclass, replace
 
 TYPE_CHECKING = False
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from elastic_run.core.job.apply_facts import Event
     from elastic_run.core.protocol.messages import Copy, JobConfig, Last
 
-__all__ = ["View", "find_view", "is_behind", "is_outdated", "leave_out_old", "may_go_on", "restate"]
+__all__ = ["View", "find_view", "is_behind", "is_outdated", "keep_deaths", "leave_out_old", "may_go_on", "restate"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +104,22 @@ def is_behind(job: Job, term: int, events: Iterable[Event]) -> bool:
         join.prepared is not None and not job.copy.knows(join.prepared, job.known_states) for join in joins
     )
     return is_copied or is_prepared or any((last.round, read_term(last.round_id)) > here for last in lasts)
+
+
+def keep_deaths(job: Job, events: Iterable[Event]) -> tuple[Event, ...]:
+    """Return what is known of nodes that are gone, as facts: nobody tells it again after a `Resync`.
+
+    Args:
+        job: The state before the `Resync`.
+        events: What was heard now.
+    """
+    statuses = {VOID: SEAT_RUNNING, DEAD_ELSEWHERE: SEAT_CONFIRMED}
+    deaths = [
+        SeatDead(seat.node, job.round_id, job.incarnation, job.round, rank, statuses[seat.status])
+        for rank, seat in enumerate(job.seats)
+        if seat.status in statuses
+    ]
+    return (*deaths, *(event for event in events if isinstance(event, SeatDead | Leave)))
 
 
 def find_view(events: Iterable[Event], unreadable: Collection[Copy] = ()) -> View | None:
