@@ -6,9 +6,11 @@ import json
 import os
 import sys
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from ClusterShell.NodeSet import NodeSet
 
 from elastic_run.slurm_variables import parse_nodelist
 from tests.support.slurm import SlurmCluster, slurm_cluster
@@ -126,3 +128,38 @@ def test_elastic_run_in_a_step_comes_first(slurm: SlurmCluster, tmp_path: Path) 
 def test_node_lists_are_read_as_scontrol_reads_them(slurm: SlurmCluster, text: str) -> None:
     """Slurm's own program names the same nodes, in the same order."""
     assert slurm.run("scontrol", "show", "hostnames", text).split() == list(parse_nodelist(text))
+
+
+def write_random_list(random: Random) -> str:
+    """Return a list of one to three names, with up to two brackets each, as Slurm writes them.
+
+    Numbers rise, and no digit stands before a bracket: ClusterShell takes it for a part of the first number.
+    """
+    return ",".join(_write_name(random) for _ in range(random.randint(1, 3)))
+
+
+def _write_name(random: Random) -> str:
+    count = random.choice([0, 1, 1, 1, 1, 2])
+    brackets = [f"[{_write_ranges(random)}]" for _ in range(count)]
+    return random.choice("abcxyz") + random.choice(["", "1n", "-gpu", "07-n"]) + "x".join(brackets)
+
+
+def _write_ranges(random: Random) -> str:
+    width, ranges, first = random.choice([0, 0, 2, 3, 5]), [], random.choice([0, 1, 8, 98])
+    for _ in range(random.randint(1, 3)):
+        last = first + random.choice([0, 0, 1, 3, 9])
+        ranges.append(f"{first:0{width}}" if first == last else f"{first:0{width}}-{last:0{width}}")
+        first = last + random.randint(2, 9)
+    return ",".join(ranges)
+
+
+def test_ten_thousand_random_node_lists_are_read_as_scontrol_and_clustershell_read_them(slurm: SlurmCluster) -> None:
+    """Scontrol in its order, a hundred lists at a time; ClusterShell, which sorts names, each list by itself."""
+    random = Random(15)  # noqa: S311 - lists for a test
+    lists = [write_random_list(random) for _ in range(10_000)]
+    for text in lists:
+        assert sorted(set(parse_nodelist(text))) == sorted(NodeSet(text)), text
+    for start in range(0, len(lists), 100):
+        part = lists[start : start + 100]
+        expected = [node for text in part for node in parse_nodelist(text)]
+        assert slurm.run("scontrol", "show", "hostnames", ",".join(part)).split() == expected, part
