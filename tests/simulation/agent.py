@@ -38,7 +38,8 @@ from tests.simulation.threads import follow, run_errands, speak
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from elastic_run.core.protocol.messages import Assignment, Copy, Fact, JobConfig
+    from elastic_run.core.job.config import JobConfig
+    from elastic_run.core.protocol.messages import Assignment, Copy, Fact
     from tests.simulation.store import Store
     from tests.simulation.world import World
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from elastic_run.core.job.config import Window, describe_difference
-from elastic_run.core.protocol.messages import DONE, FAILED, JobConfig
+from elastic_run.core.job.config import JobConfig, Window, describe_difference
+from elastic_run.core.protocol.messages import DONE, FAILED
 from tests.simulation.agent import Agent
 from tests.simulation.clockwork import Clock, Clockwork
 from tests.simulation.connection import Endpoint

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from elastic_run.core.job.config import JobConfig
 from elastic_run.core.protocol import codec, messages
 from elastic_run.core.protocol.codec import MessageError
-from elastic_run.core.protocol.messages import JobConfig, Join, Last, NodeInfo, Offer
+from elastic_run.core.protocol.messages import Join, Last, NodeInfo, Offer
 
 NODE_INFO = NodeInfo("a", 7, 2)
 CONFIG = JobConfig(1, 4, no_restart_exit_codes=(3, 4))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run.core.job import coordinator as office
+from elastic_run.core.job.config import JobConfig
 from elastic_run.core.job.snapshot import identify
 from elastic_run.core.job.state import AWAITED, LIVE, Gone, Job, LeftLog, Node, Seat, give_up_awaited, move
 from elastic_run.core.job.view_change import View, find_view, is_behind, is_outdated, leave_out_old, may_go_on, restate
@@ -16,7 +17,6 @@ from elastic_run.core.protocol.messages import (
     Copy,
     End,
     Halt,
-    JobConfig,
     Join,
     Last,
     Leave,

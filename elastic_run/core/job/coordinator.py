@@ -35,6 +35,7 @@ from types import MappingProxyType
 
 from elastic_run.core.job import machine as coordination
 from elastic_run.core.job.apply_facts import apply_facts, verdict_exit_code
+from elastic_run.core.job.config import JobConfig
 from elastic_run.core.job.formation import assign
 from elastic_run.core.job.machine import Job, Silent
 from elastic_run.core.job.majority import describe_majority
@@ -63,7 +64,6 @@ from elastic_run.core.protocol.messages import (
     Form,
     Halt,
     Head,
-    JobConfig,
     Join,
     LogStart,
     Prepare,

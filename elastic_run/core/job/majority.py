@@ -22,7 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Container, Iterator, Sequence
 
-    from elastic_run.core.protocol.messages import JobConfig
+    from elastic_run.core.job.config import JobConfig
 
 _PAIR = 2
 #: Names that a line for the user holds.

@@ -15,7 +15,7 @@ from elastic_run.records import dataclass, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from elastic_run.core.protocol.messages import JobConfig
+    from elastic_run.core.job.config import JobConfig
 
 #: Characters of what a node says of its failure in a line.
 _SUMMARY_LENGTH = 200

@@ -12,19 +12,14 @@ from types import MappingProxyType
 from elastic_run.core.agent.restart_policy import Failure
 from elastic_run.core.job.role_scripts import RoleScript  # noqa: TC001 - importing it registers it as a field
 from elastic_run.core.protocol.codec import Document, MessageError, encode, from_document, register, to_document
-from elastic_run.core.protocol.messages import (
-    DONE,
-    Copy,
-    JobConfig,
-    NodeInfo,
-    Offer,
-    read_term,
-)
+from elastic_run.core.protocol.messages import DONE, Copy, NodeInfo, Offer, read_term
 from elastic_run.records import dataclass, field, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from elastic_run.core.job.config import JobConfig
 
 GATHERING = "gathering"
 RUNNING = "running"

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from elastic_run.core.job.apply_facts import Event
-    from elastic_run.core.protocol.messages import Copy, JobConfig, Last
+    from elastic_run.core.job.config import JobConfig
+    from elastic_run.core.protocol.messages import Copy, Last
 
 __all__ = ["View", "find_view", "is_behind", "is_outdated", "keep_deaths", "leave_out_old", "may_go_on", "restate"]
 

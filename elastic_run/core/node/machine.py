@@ -83,11 +83,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, TypeAlias
 
-    from elastic_run.core.protocol.messages import (
-        JobConfig,
-        NodeInfo,
-        Offer,
-    )
+    from elastic_run.core.job.config import JobConfig
+    from elastic_run.core.protocol.messages import NodeInfo, Offer
 
 __all__ = [
     "BEGINNING",

@@ -6,19 +6,12 @@ from elastic_run.records import dataclass
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from elastic_run.core.job.config import JobConfig
     from elastic_run.core.node.messages import (
         WorkersGone,
     )
     from elastic_run.core.protocol.liveness import Leases
-    from elastic_run.core.protocol.messages import (
-        Assignment,
-        Copy,
-        Fact,
-        Halt,
-        JobConfig,
-        NodeInfo,
-        Offer,
-    )
+    from elastic_run.core.protocol.messages import Assignment, Copy, Fact, Halt, NodeInfo, Offer
 
 BEGINNING = "beginning"
 WAITING = "waiting"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from elastic_run.core.job.config import JobConfig  # noqa: TC001 - the codec looks at annotations
-from elastic_run.core.protocol.facts import Copy, Offer  # noqa: TC001 - ditto
+from elastic_run.core.protocol.facts import Copy, Offer  # noqa: TC001 - importing them registers them as fields
 from elastic_run.records import dataclass
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import TypeAlias
+
+    from elastic_run.core.job.config import JobConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-from elastic_run.core.job.config import JobConfig
 from elastic_run.core.protocol.codec import Document, MessageError, decode, encode, from_document, to_document
 from elastic_run.core.protocol.decisions import (
     FAILURE,
@@ -105,7 +104,6 @@ __all__ = [
     "Form",
     "Halt",
     "Head",
-    "JobConfig",
     "Join",
     "Last",
     "Leave",

@@ -21,7 +21,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elastic_run.core.protocol.messages import JobConfig, NodeInfo
+    from elastic_run.core.job.config import JobConfig
+    from elastic_run.core.protocol.messages import NodeInfo
     from elastic_run.rendezvous.elastic.backend.base import Backend
     from elastic_run.rendezvous.elastic.member_driver import MemberDriver
     from elastic_run.rendezvous.elastic.node_death.proofs import DeathProofs

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
     from typing import TypeAlias, TypeVar
 
+    from elastic_run.core.job.config import JobConfig
     from elastic_run.loop import Loop
     from tests.benchmarks.crowd.exchange import Answers, Question, Script
 
@@ -57,7 +58,7 @@ class LightNode(ABC):
         run_id: str,
         number: int,
         *,
-        config: messages.JobConfig,
+        config: JobConfig,
         on_joined: Callable[[], None],
         on_formed: Callable[[], None],
     ) -> None:
