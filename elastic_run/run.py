@@ -254,8 +254,11 @@ def _tell(error: Exception) -> int:
 
 
 def get_args_parser() -> LauncherArgumentParser:
-    """Return the parser of the command line, for programs that build on it."""
-    return LauncherArgumentParser(FLAGS)
+    """Return the parser of the command line, for programs that build on it.
+
+    It leaves --config and --explain to them: such names are common, and argparse refuses a flag that is there already.
+    """
+    return LauncherArgumentParser([flag for flag in FLAGS if flag.group != CONFIGURATION])
 
 
 def parse_args(args: Sequence[str] | None) -> Namespace:
@@ -270,7 +273,7 @@ def parse_args(args: Sequence[str] | None) -> Namespace:
     Raises:
         SystemExit: It is wrong (2), or asks for the help or the version (0).
     """
-    namespace: Namespace = get_args_parser().parse_args(args)
+    namespace: Namespace = LauncherArgumentParser(FLAGS).parse_args(args)
     return namespace
 
 

@@ -103,8 +103,10 @@ class LauncherArgumentParser(argparse.ArgumentParser):
             if isinstance(error.__context__, _RefusedTextError):
                 self._refuse(error.__context__.line)
             self.error(self._describe(error))
-        if getattr(namespace, "config", None):
-            self._take_file(namespace.config, namespace)
+        # Not the namespace's value: a program that builds on this parser may have a --config of its own.
+        named = self.origins.get("config")
+        if named is not None and named.text:
+            self._take_file(named.text, namespace)
         return namespace, unknown
 
     def _take_file(self, path: str, namespace: argparse.Namespace) -> None:

@@ -18,7 +18,7 @@ from torch.distributed.launch import parse_args as torch_launch_parse_args
 from torch.distributed.run import get_args_parser as torch_get_args_parser
 
 from elastic_run import launch as legacy
-from elastic_run.cli.flags import FLAGS
+from elastic_run.cli.flags import CONFIGURATION, FLAGS
 from elastic_run.cli.parser import match_abbreviation
 from elastic_run.run import get_args_parser, parse_args
 
@@ -302,7 +302,9 @@ def without_ours(namespace: object) -> object:
     if not isinstance(namespace, dict):
         return namespace
     flags = legacy.LEGACY_FLAGS if "use_env" in namespace else FLAGS
-    ours = {flag.dest: flag.default for flag in flags if flag.is_ours and not flag.prints_text}
+    # The parser for programs has none of this group.
+    own = [flag for flag in flags if flag.group != CONFIGURATION or flag.dest in namespace]
+    ours = {flag.dest: flag.default for flag in own if flag.is_ours and not flag.prints_text}
     assert {name: namespace[name] for name in ours} == ours
     return {name: value for name, value in namespace.items() if name not in ours}
 

@@ -12,6 +12,7 @@ from elastic_run.cli.flags import FLAGS, USE_ENV, Flag
 from elastic_run.cli.parser import LauncherArgumentParser, match_abbreviation
 from elastic_run.core.job.config import Window
 from elastic_run.errors import UsageError
+from elastic_run.run import get_args_parser
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -220,6 +221,15 @@ def test_a_programs_own_flag_works_in_our_parser() -> None:
     assert parser.parse_args(["--profile-with=3", "s"]).profile_with == 3
     assert parser.parse_args(["--prof", "4", "s"]).profile_with == 4
     assert parser.parse_known_args(["--zzz", "s"])[1] == ["--zzz"]
+
+
+def test_a_program_may_have_flags_that_many_programs_have() -> None:
+    """The parser for programs leaves --config to them, which a program may well add itself; torch's has none either."""
+    parser = get_args_parser()
+    parser.add_argument("--config", type=int)
+    parser.add_argument_group("own").add_argument("--explain", type=int)
+    args = parser.parse_args(["--config=3", "--explain=4", "--nnodes=2", "s"])
+    assert (args.config, args.explain, args.nnodes) == (3, 4, "2")
 
 
 def test_a_wrong_value_is_raised_only_where_it_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
