@@ -326,8 +326,12 @@ _NEAR = 0.75
 
 
 def nearest(text: str, known: Iterable[str], translate: Mapping[str, str] | None = None) -> str:
-    """Return ``, did you mean 'x'?`` for the name that a wrong one looks like, or nothing."""
+    """Return ``, did you mean 'x'?`` for the name that a wrong one looks like or alone begins, or nothing."""
     import difflib  # noqa: PLC0415 - only on the way to an error
 
-    found = difflib.get_close_matches(text, list(known), n=1, cutoff=_NEAR)
+    names = list(known)
+    found = difflib.get_close_matches(text, names, n=1, cutoff=_NEAR)
+    if not found and text:
+        begun = [name for name in names if name.startswith(text)]
+        found = begun if len(begun) == 1 else []
     return f", did you mean {(translate or {}).get(found[0], found[0])!r}?" if found else ""

@@ -99,6 +99,7 @@ def test_a_variable_may_name_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
 MISTAKES = [
     ("max-restart = 3", "job.toml: max-restart: is no flag, did you mean 'max-restarts'?"),
     ("--nnodes = 3", "job.toml: --nnodes: is no flag, did you mean 'nnodes'?"),
+    ("nproc = 3", "job.toml: nproc: is no flag, did you mean 'nproc-per-node'?"),
     ("zzz = 3", "job.toml: zzz: is no flag"),
     ("[rdzv]\nbackend = 'c10d'", "job.toml: rdzv: is no flag"),
     ("script = 'train.py'", "job.toml: script: is no flag: the script and its arguments stand on the command line"),
