@@ -16,6 +16,7 @@ from elastic_run.cli.help import render_markdown
 from elastic_run.contract import EXIT_CODES
 from elastic_run.core.agent import machine as agent_machine
 from elastic_run.core.node import machine as node_machine
+from elastic_run.core.node.state import LEAVING, OVER
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -55,9 +56,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:  # noqa: ANN401 - mkdocs p
         "exit_codes": exit_codes_table,
         "agent_states": lambda: state_drawing(_read_steps(agent_machine), "states of an agent"),
         "agent_transitions": lambda: transitions_table(_read_steps(agent_machine)),
-        "node_states": lambda: state_drawing(
-            _read_steps(node_machine, node_machine.LEAVING, node_machine.OVER), "states of a node of a job"
-        ),
+        "node_states": lambda: state_drawing(_read_steps(node_machine, LEAVING, OVER), "states of a node of a job"),
         "node_transitions": lambda: transitions_table(_read_steps(node_machine, keeps_neutral=False)),
     }
     return _MARK.sub(lambda match: makers[match[1]](), markdown)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from elastic_run.core.node import machine as member
+from elastic_run.core.node.state import BEGINNING, READY, WAITING
 from elastic_run.core.protocol import job_keys, messages
 from elastic_run.core.protocol.codec import MessageError
 from elastic_run.rendezvous.session import Notice, Waiting
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["WaitStatus"]
 
-_WAITING = (member.BEGINNING, member.WAITING, member.READY)
+_WAITING = (BEGINNING, WAITING, READY)
 #: Phases of the job, as its status names them.
 _GATHERING = "gathering"
 _RUNNING = ("running", "warned")
@@ -111,7 +111,7 @@ class WaitStatus:
         return self._state() in _WAITING
 
     def _tell(self, status: Status, now: float) -> None:
-        is_spare = status.phase in _RUNNING and self._state() != member.READY
+        is_spare = status.phase in _RUNNING and self._state() != READY
         if status.phase == _GATHERING:
             self._told_spare = ""
             self._tell_missing(status, now)

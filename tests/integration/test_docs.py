@@ -16,6 +16,7 @@ from elastic_run.contract import EXIT_CODES
 from elastic_run.core.agent import machine as agent_machine
 from elastic_run.core.failure.root_cause import WorkerEnd, parse_exception
 from elastic_run.core.node import machine as node_machine
+from elastic_run.core.node.state import LEAVING
 from elastic_run.report import Attempt, JobResult, failure_document
 
 ROOT = Path(__file__).parents[2]
@@ -57,7 +58,7 @@ def test_the_state_diagrams_are_the_tables_of_the_code(site: Path) -> None:
         assert f">{step[0]}</tspan>" in agent
         assert f"{step[0]} {step[1].__name__} {' or '.join(agents.after)}" in text
     for moved, nodes in node_machine.TRANSITIONS.items():
-        assert f">{moved[0]}</tspan>" in node or moved[0] == node_machine.LEAVING
+        assert f">{moved[0]}</tspan>" in node or moved[0] == LEAVING
         assert nodes.after == moved[:1] or f"{moved[0]} {moved[1].__name__} {' or '.join(nodes.after)}" in text
 
 

@@ -28,6 +28,8 @@ from elastic_run.core.job import coordinator as office
 from elastic_run.core.job import machine as coordination
 from elastic_run.core.job.snapshot import identify
 from elastic_run.core.node import machine as membership
+from elastic_run.core.node import messages as node_messages
+from elastic_run.core.node.state import OVER, READY, WAITING, Member
 from elastic_run.core.protocol.job_keys import HEAD, LOG_START, assignment_key, copy_key, decision_key, state_key
 from elastic_run.core.protocol.log_start import find_start, is_trimmed
 from elastic_run.core.protocol.messages import (
@@ -71,12 +73,12 @@ class Bed:
         self.where: dict[str, str] = {}
         self.store = self.stores["a"]
         self.copies: dict[str, bytes] = {}
-        self.members: dict[str, membership.Member] = {}
+        self.members: dict[str, Member] = {}
         self.offices: dict[str, office.Coordinator] = {}
         self.deaf: set[str] = set()
         self.heads: list[bytes] = []
-        self.held: dict[str, membership.FetchAssignment | None] = {}
-        self.pending: list[tuple[str, membership.Command]] = []
+        self.held: dict[str, node_messages.FetchAssignment | None] = {}
+        self.pending: list[tuple[str, node_messages.Command]] = []
         self.config = plain_config()
 
     def play(self, script: str) -> str:
@@ -132,7 +134,7 @@ class Bed:
             )
             self._obey(node, commands)
 
-    def _feed(self, node: str, event: membership.Event) -> None:
+    def _feed(self, node: str, event: node_messages.Event) -> None:
         self._enter_store(node)
         before = self.members[node].state
         self.members[node], commands = membership.decide(self.members[node], event, self.now)
@@ -141,59 +143,59 @@ class Bed:
             self._tell(node, f"{before} -> {after}")
         self._obey(node, commands)
 
-    def _obey(self, node: str, commands: tuple[membership.Command, ...]) -> None:
+    def _obey(self, node: str, commands: tuple[node_messages.Command, ...]) -> None:
         """Perform commands in order: what follows from the first of them comes after the last."""
         is_free = not self.pending
         self.pending += [(node, command) for command in commands]
         while is_free and self.pending:
             node, command = self.pending[0]
             self._enter_store(node)
-            if isinstance(command, membership.ReadHead):
+            if isinstance(command, node_messages.ReadHead):
                 self._head(node)
-            elif isinstance(command, membership.Append):
+            elif isinstance(command, node_messages.Append):
                 self._append(node, command.fact)
-            elif isinstance(command, membership.CreateEntry):
+            elif isinstance(command, node_messages.CreateEntry):
                 winner = self._create_slot(command.slot, to_json(command.claim))
                 won = {None: "trimmed", to_json(command.claim): "won"}.get(winner, "lost")
                 self._tell(node, f"claims slot {command.slot} for term {command.claim.term}: {won}")
                 self._feed_entry(node, command.slot, winner)
-            elif isinstance(command, membership.FetchAssignment) and node in self.held:
+            elif isinstance(command, node_messages.FetchAssignment) and node in self.held:
                 self.held[node] = command
-            elif isinstance(command, membership.FetchAssignment):
+            elif isinstance(command, node_messages.FetchAssignment):
                 value = self.values.get(assignment_key(command.slot, command.term, node))
-                self._feed(node, membership.AssignmentRead(command.slot, command.term, value))
-            elif isinstance(command, membership.KeepState | membership.PrepareRejoin):
+                self._feed(node, node_messages.AssignmentRead(command.slot, command.term, value))
+            elif isinstance(command, node_messages.KeepState | node_messages.PrepareRejoin):
                 self._tend_copy(node, command)
-            elif isinstance(command, membership.Coordinate):
+            elif isinstance(command, node_messages.Coordinate):
                 self._take_office(node, command)
             else:
                 self._tell(node, _show(command))
-                if isinstance(command, membership.StopCoordinating):
+                if isinstance(command, node_messages.StopCoordinating):
                     self.offices.pop(node, None)
             del self.pending[0]
 
-    def _tend_copy(self, node: str, command: membership.KeepState | membership.PrepareRejoin) -> None:
-        if isinstance(command, membership.KeepState):
+    def _tend_copy(self, node: str, command: node_messages.KeepState | node_messages.PrepareRejoin) -> None:
+        if isinstance(command, node_messages.KeepState):
             self._keep_copy(node)
-            self._feed(node, membership.StateKept(command.prepared))
+            self._feed(node, node_messages.StateKept(command.prepared))
             return
         document = self.copies.get(node)
         copy = None if document is None else identify(document)
         if copy is not None and document is not None:
             self.values[copy_key(copy)] = document
-        is_idle = self.members[node].state in (membership.WAITING, membership.READY)
-        self._feed(node, membership.RejoinPrepared(copy, Offer(node, 99) if is_idle else None))
+        is_idle = self.members[node].state in (WAITING, READY)
+        self._feed(node, node_messages.RejoinPrepared(copy, Offer(node, 99) if is_idle else None))
 
     def _append(self, node: str, fact: Fact) -> None:
         is_lost = node in self.deaf
         self._tell(node, f"{'loses' if is_lost else 'says'} {_show(fact)}")
         if not is_lost:
             self.facts.append(to_json(fact))
-            self._feed(node, membership.Appended(fact.sequence))
+            self._feed(node, node_messages.Appended(fact.sequence))
 
     def _feed_entry(self, node: str, slot: int, value: bytes | None) -> None:
         is_void = value is None
-        self._feed(node, membership.EntryTrimmed(slot) if is_void else membership.EntryRead(slot, value))  # type: ignore[arg-type]
+        self._feed(node, node_messages.EntryTrimmed(slot) if is_void else node_messages.EntryRead(slot, value))  # type: ignore[arg-type]
 
     def _create_slot(self, slot: int, value: bytes) -> bytes | None:
         """Create a slot as the driver does; returns what it holds, None where the slot was trimmed."""
@@ -217,7 +219,7 @@ class Bed:
         return self.values.setdefault(decision_key(slot), value) == value
 
     def _head(self, node: str) -> None:
-        self._feed(node, membership.HeadRead(self.values.get(HEAD), self.values.get(LOG_START)))
+        self._feed(node, node_messages.HeadRead(self.values.get(HEAD), self.values.get(LOG_START)))
 
     def _oldhead(self) -> None:
         self.values[HEAD] = self.heads[0]
@@ -230,7 +232,7 @@ class Bed:
             self._enter_store(node)
             while True:
                 slot = self.members[node].log.next_slot
-                if slot is None or self.members[node].state == membership.OVER:
+                if slot is None or self.members[node].state == OVER:
                     break
                 is_void = is_trimmed(slot, self.values.get(LOG_START))
                 value = self.values.get(decision_key(slot))
@@ -241,34 +243,34 @@ class Bed:
 
     def _beat(self, node: str) -> None:
         self.beats[node] = self.beats.get(node, 0) + 1
-        self._feed(node, membership.HeartbeatWritten())
+        self._feed(node, node_messages.HeartbeatWritten())
 
     def _look(self, node: str) -> None:
         watched = self.members[node].watched
-        self._feed(node, membership.CoordinatorHeartbeatRead(watched, self.beats.get(watched)))
+        self._feed(node, node_messages.CoordinatorHeartbeatRead(watched, self.beats.get(watched)))
 
     def _failing(self, node: str, kind: str = "") -> None:
         place = self.members[node].round.place
-        self._feed(node, membership.WorkersFailing(0 if place is None else place.round, kind == "consequence"))
+        self._feed(node, node_messages.WorkersFailing(0 if place is None else place.round, kind == "consequence"))
 
     def _gone(self, node: str, outcome: str) -> None:
         place = self.members[node].round.place
         number = 0 if place is None else place.round
-        self._feed(node, membership.WorkersGone(number, outcome, Offer(node, number + 1)))
+        self._feed(node, node_messages.WorkersGone(number, outcome, Offer(node, number + 1)))
 
     def _leave(self, node: str) -> None:
-        self._feed(node, membership.Leaving("signal"))
+        self._feed(node, node_messages.Leaving("signal"))
         self._tell(node, f"has left: {self.members[node].has_left}")
 
     def _lose(self, node: str) -> None:
         self.deaf.add(node)
 
     def _answer(self, node: str, slot: str) -> None:
-        self._feed(node, membership.EntryRead(int(slot), self.values[decision_key(int(slot))]))
-        self._feed(node, membership.EntryTrimmed(int(slot)))
-        self._feed(node, membership.AssignmentRead(int(slot), 1, None))
-        self._feed(node, membership.TermEnded(0))
-        self._feed(node, membership.CoordinatorHeartbeatRead("nobody", 1))
+        self._feed(node, node_messages.EntryRead(int(slot), self.values[decision_key(int(slot))]))
+        self._feed(node, node_messages.EntryTrimmed(int(slot)))
+        self._feed(node, node_messages.AssignmentRead(int(slot), 1, None))
+        self._feed(node, node_messages.TermEnded(0))
+        self._feed(node, node_messages.CoordinatorHeartbeatRead("nobody", 1))
 
     def _hold(self, node: str) -> None:
         self.held[node] = None
@@ -280,10 +282,10 @@ class Bed:
 
     def _reconnect(self, node: str) -> None:
         self.deaf.discard(node)
-        self._feed(node, membership.Reconnected())
+        self._feed(node, node_messages.Reconnected())
 
     def _interrupt(self, node: str) -> None:
-        self._feed(node, membership.Interrupted())
+        self._feed(node, node_messages.Interrupted())
         if node in self.offices:
             self.offices[node] = office.interrupted(self.offices[node], self.now)
 
@@ -305,7 +307,7 @@ class Bed:
     def _change(self, node: str) -> None:
         self.values.clear()
         self.facts.clear()
-        self._feed(node, membership.StoreChanged())
+        self._feed(node, node_messages.StoreChanged())
 
     def _go(self, store: str, *nodes: str) -> None:
         """Let nodes go to a store, which is empty before the first of them."""
@@ -313,7 +315,7 @@ class Bed:
             self.where[node] = store
             self.stores.setdefault(store, Place())
             self.offices.pop(node, None)
-            self._feed(node, membership.StoreChanged())
+            self._feed(node, node_messages.StoreChanged())
 
     def _at(self, store: str, *nodes: str) -> None:
         """Let nodes start in a store."""
@@ -333,10 +335,10 @@ class Bed:
         self.facts.clear()
 
     def _elsewhere(self, node: str) -> None:
-        self._feed(node, membership.StoreChanged())
+        self._feed(node, node_messages.StoreChanged())
 
     # --- coordinators ------------------------------------------------------------------------------------------------
-    def _take_office(self, node: str, command: membership.Coordinate) -> None:
+    def _take_office(self, node: str, command: node_messages.Coordinate) -> None:
         self._tell(node, _show(command))
         state = None
         if command.state_slot >= 0:
@@ -406,7 +408,7 @@ class Bed:
         known = self.offices[node]
         self._tell(node, "is no coordinator any more")
         if known.is_superseded:
-            self._feed(node, membership.TermEnded(known.term))
+            self._feed(node, node_messages.TermEnded(known.term))
 
     def _decide(self, node: str) -> None:
         self._prepare(node)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from elastic_run.core.failure.root_cause import SECONDARY_FAILURE
 from elastic_run.core.node import machine as membership
+from elastic_run.core.node import messages as node_messages
 from elastic_run.core.protocol.messages import (
     DIED,
     DONE,
@@ -46,11 +47,11 @@ if TYPE_CHECKING:
 
 #: What another thread asks the store for.
 _ASKED = (
-    membership.ReadHead,
-    membership.CreateEntry,
-    membership.FetchAssignment,
-    membership.PrepareRejoin,
-    membership.KeepState,
+    node_messages.ReadHead,
+    node_messages.CreateEntry,
+    node_messages.FetchAssignment,
+    node_messages.PrepareRejoin,
+    node_messages.KeepState,
 )
 
 
@@ -101,14 +102,14 @@ class Agent(Host):
         self.random = world.random
         self.running: Assignment | None = None
         self.stopping = 0
-        self.end: membership.Ended | membership.Refused | Lost | None = None
+        self.end: node_messages.Ended | node_messages.Refused | Lost | None = None
         self.formed: list[Assignment] = []
         self.port = 0
         self.has_left = False
         self.copy: bytes | None = None
         self.queue: list[Fact] = []
         self.orders: list[str] = []
-        self.asked: list[membership.Command] = []
+        self.asked: list[node_messages.Command] = []
         self.coordinating: Thread | None = None
         self.connection = Connection(world, self)
         self.waits_since: float | None = None
@@ -180,49 +181,51 @@ class Agent(Host):
                 store.perform(thread, wish)
 
     # --- events in, commands out -------------------------------------------------------------------------------------
-    def feed(self, event: membership.Event) -> None:
+    def feed(self, event: node_messages.Event) -> None:
         """Feed one event into the member and perform what follows."""
         self.member, commands = membership.decide(self.member, event, self.clock.now())
         if self.world.trace is not None and commands:
             self.world.trace(f"{self.node}: {event} -> {self.member.state} {commands}")
         self._obey(commands)
 
-    def _obey(self, commands: tuple[membership.Command, ...]) -> None:
+    def _obey(self, commands: tuple[node_messages.Command, ...]) -> None:
         for command in commands:
-            if isinstance(command, membership.Append):
+            if isinstance(command, node_messages.Append):
                 self._note_offer(command.fact)
                 self.queue.append(command.fact)
                 self._wake(self.speaker)
             elif isinstance(command, _ASKED):
                 self.asked.append(command)
                 self._wake(self.clerk)
-            elif isinstance(command, membership.Coordinate | membership.EndTerm | membership.StopCoordinating):
+            elif isinstance(command, node_messages.Coordinate | node_messages.EndTerm | node_messages.StopCoordinating):
                 self._coordinate(command)
             else:
                 self._tell(command)
 
-    def _coordinate(self, command: membership.Coordinate | membership.EndTerm | membership.StopCoordinating) -> None:
-        if isinstance(command, membership.Coordinate):
+    def _coordinate(
+        self, command: node_messages.Coordinate | node_messages.EndTerm | node_messages.StopCoordinating
+    ) -> None:
+        if isinstance(command, node_messages.Coordinate):
             self.orders = []
             # An office never writes to another store than the one in which it was claimed.
             perform = partial(self._perform, store=self.store)
             self.coordinating = Thread(self, coordinate(self, command, self.orders, self.store), perform)
         else:
-            self.orders.append("resign" if isinstance(command, membership.EndTerm) else "stop")
+            self.orders.append("resign" if isinstance(command, node_messages.EndTerm) else "stop")
 
-    def _tell(self, command: membership.Command) -> None:
+    def _tell(self, command: node_messages.Command) -> None:
         """Do what the agent does with what it is told."""
-        if isinstance(command, membership.Formed):
+        if isinstance(command, node_messages.Formed):
             self._start(command.assignment)
-        elif isinstance(command, membership.Halted):
+        elif isinstance(command, node_messages.Halted):
             self._stop(command)
-        elif isinstance(command, membership.UseStore):
+        elif isinstance(command, node_messages.UseStore):
             self.follow_store(command.endpoint)
-        elif isinstance(command, membership.Ended | membership.Refused):
+        elif isinstance(command, node_messages.Ended | node_messages.Refused):
             self.end = command
             self.running = None
             self.world.oracle.note_end(self, command)
-            if isinstance(command, membership.Refused):
+            if isinstance(command, node_messages.Refused):
                 self._hand_store_over()
 
     def _wake(self, thread: Thread) -> None:
@@ -262,10 +265,10 @@ class Agent(Host):
         self.stopping = number
         self.world.oracle.note_failure(self.running)
         report = self.world.draw_report(self)
-        self.feed(membership.WorkersFailing(number, report["severity"] == SECONDARY_FAILURE))
+        self.feed(node_messages.WorkersFailing(number, report["severity"] == SECONDARY_FAILURE))
         self.clockwork.at(self.clockwork.now + self.random.random(), self._report, number, FAILED, report)
 
-    def _stop(self, halted: membership.Halted) -> None:
+    def _stop(self, halted: node_messages.Halted) -> None:
         if self.running is None or self.stopping == halted.round:
             return
         self.stopping = halted.round
@@ -280,7 +283,7 @@ class Agent(Host):
         place, self.running = self.running, None
         if outcome == DONE:
             self.world.oracle.note_done(self, place)
-        self.feed(membership.WorkersGone(number, outcome, self.offer(), report))
+        self.feed(node_messages.WorkersGone(number, outcome, self.offer(), report))
 
     # --- faults ------------------------------------------------------------------------------------------------------
     def leave(self) -> None:
@@ -288,7 +291,7 @@ class Agent(Host):
         if self.is_alive and self.end is None:
             self.has_left = True
             self.running = None
-            self.feed(membership.Leaving("signal"))
+            self.feed(node_messages.Leaving("signal"))
             self._hand_store_over()
 
     def _hand_store_over(self) -> None:

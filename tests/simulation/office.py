@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from elastic_run.core.job import coordinator as office
-from elastic_run.core.node import machine as membership
+from elastic_run.core.node import messages as node_messages
 from elastic_run.core.protocol.job_keys import HEAD, LOG_START, copy_key, state_key
 from tests.simulation.clockwork import StoreLost
 from tests.simulation.store import Pause, Request
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def coordinate(
-    agent: Agent, command: membership.Coordinate, orders: list[str], store: Store | None
+    agent: Agent, command: node_messages.Coordinate, orders: list[str], store: Store | None
 ) -> Generator[Request | Pause, Any, None]:
     """Decide, until another does or the job is over.
 
@@ -70,11 +70,11 @@ def coordinate(
             yield Pause(0.2)
             known = office.interrupted(known, agent.clock.now())
     if known.is_superseded and store is agent.store:
-        agent.feed(membership.TermEnded(known.term))
+        agent.feed(node_messages.TermEnded(known.term))
 
 
 def _take_office(
-    agent: Agent, command: membership.Coordinate, store: Store | None
+    agent: Agent, command: node_messages.Coordinate, store: Store | None
 ) -> Generator[Request | Pause, Any, office.Coordinator]:
     state: bytes | None = None
     if command.state_slot >= 0:

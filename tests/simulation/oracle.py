@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from elastic_run.core.job.config import describe_difference
 from elastic_run.core.job.role_scripts import RoleScript, describe_other_script
-from elastic_run.core.node import machine as membership
+from elastic_run.core.node import messages as node_messages
 from tests.simulation.logs import Log
 from tests.simulation.progress import Progress
 from tests.simulation.properties import (
@@ -83,10 +83,10 @@ class Oracle:
         self.rounds.find(place).has_failed = True
         self.progress.failed_at = self._world.clockwork.now
 
-    def note_end(self, agent: Agent, end: membership.Ended | membership.Refused) -> None:
+    def note_end(self, agent: Agent, end: node_messages.Ended | node_messages.Refused) -> None:
         """A node was told the end."""
         require(agent.is_alive, ENDS, f"{agent.node} was told the end after its own")
-        if isinstance(end, membership.Ended):
+        if isinstance(end, node_messages.Ended):
             self._ended_at = min(self._ended_at, self._world.clockwork.now)
 
     def look(self) -> None:
@@ -116,7 +116,7 @@ class Oracle:
         """A node is refused only where another with another configuration, or another script, was there before."""
         agents = self._world.agents
         for agent in agents:
-            if isinstance(agent.end, membership.Refused):
+            if isinstance(agent.end, node_messages.Refused):
                 others = {describe_difference(other.member.config, agent.member.config) for other in agents}
                 others |= {_describe_other_script(other, agent) for other in agents}
                 require(agent.end.detail in others - {""}, REFUSALS, agent.end.detail)
@@ -124,7 +124,7 @@ class Oracle:
     def _judge_verdicts(self) -> None:
         verdicts: dict[str, set[str]] = defaultdict(set)
         for agent in self._world.agents:
-            if isinstance(agent.end, membership.Ended):
+            if isinstance(agent.end, node_messages.Ended):
                 end = agent.end.end
                 verdicts[agent.member.job.incarnation].add(json.dumps([end.verdict, end.exit_code, end.root]))
         # An end that was lost with its store before anybody copied it is decided once more in the next one.
@@ -148,7 +148,7 @@ class Oracle:
         else:
             require(end["verdict"] in ("nodes_lost", "rendezvous"), VERDICT, str(end))
             # Where a node with another configuration came first, all the rest are refused.
-            refused = [agent for agent in self._world.agents if isinstance(agent.end, membership.Refused)]
+            refused = [agent for agent in self._world.agents if isinstance(agent.end, node_messages.Refused)]
             is_foreign = any(self._world.is_ours(agent) for agent in refused)
             is_barred = is_foreign or config.membership_window is not None or config.has_successors
             is_short = is_barred or self._world.was_short(self._ended_at)
@@ -160,7 +160,7 @@ class Oracle:
         if forms:
             found = self.rounds.find_all(forms[-1]["incarnation"], forms[-1]["round"])
             return [round_ for round_ in found if round_.name[2] == log.round_id] or found
-        told = [agent for agent in self._world.agents if isinstance(agent.end, membership.Ended)]
+        told = [agent for agent in self._world.agents if isinstance(agent.end, node_messages.Ended)]
         last = filter(None, map(self.rounds.find_last, told))
         return list({round_.name: round_ for round_ in last}.values())
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from elastic_run.core.job.snapshot import identify
-from elastic_run.core.node import machine as membership
+from elastic_run.core.node import messages as node_messages
+from elastic_run.core.node.state import BEGINNING, LEAVING, READY, WAITING
 from elastic_run.core.protocol.codec import MessageError
 from elastic_run.core.protocol.job_keys import HEAD, LOG_START, assignment_key, copy_key, decision_key, state_key
 from elastic_run.core.protocol.log_start import find_start, is_trimmed
@@ -41,7 +42,7 @@ def speak(agent: Agent) -> Generator[Request | Pause, Any, None]:
             elif agent.clock.now() >= next_beat:
                 was_dropped = yield from _beat(agent)
                 next_beat = agent.clock.now() + interval
-                agent.feed(membership.HeartbeatWritten(was_dropped))
+                agent.feed(node_messages.HeartbeatWritten(was_dropped))
                 yield from _look_at_coordinator(agent)
                 if (place := (yield from _find_others(agent))) is not None:
                     agent.follow_store(place)
@@ -60,7 +61,7 @@ def _append(agent: Agent, fact: Fact) -> Generator[Request | Pause, Any, None]:
     yield Request("append", (to_json(fact),))
     if agent.queue and agent.queue[0] is fact:
         del agent.queue[0]
-        agent.feed(membership.Appended(fact.sequence))
+        agent.feed(node_messages.Appended(fact.sequence))
 
 
 def _beat(agent: Agent) -> Generator[Request | Pause, Any, bool]:
@@ -70,16 +71,16 @@ def _beat(agent: Agent) -> Generator[Request | Pause, Any, bool]:
         last = yield Request("beat", (agent.node, agent.last_heartbeat))
         was_dropped = last is None
         agent.last_heartbeat = last or agent.last_heartbeat
-    if is_first or (was_dropped and agent.member.state != membership.LEAVING):
+    if is_first or (was_dropped and agent.member.state != LEAVING):
         agent.last_heartbeat = yield Request("beat", (agent.node, None))
-    return was_dropped or (is_first and agent.member.state == membership.WAITING)
+    return was_dropped or (is_first and agent.member.state == WAITING)
 
 
 def _look_at_coordinator(agent: Agent) -> Generator[Request | Pause, Any, None]:
     if agent.member.watched:
         beats = yield Request("read_beats", ((agent.member.watched,),))
         for node, value in beats.items():
-            agent.feed(membership.CoordinatorHeartbeatRead(node, value))
+            agent.feed(node_messages.CoordinatorHeartbeatRead(node, value))
 
 
 def _prove_predecessor(agent: Agent) -> Generator[Request | Pause, Any, None]:
@@ -104,14 +105,14 @@ def _greet(agent: Agent) -> Generator[Request | Pause, Any, None]:
         return
     agent.queue.clear()
     if before is connection.bound:
-        agent.feed(membership.Interrupted())
-        agent.feed(membership.Reconnected())
+        agent.feed(node_messages.Interrupted())
+        agent.feed(node_messages.Reconnected())
         return
     agent.asked.clear()
     agent.last_heartbeat = None
     before.hang_up(agent)
     agent.world.say(f"{agent.node} has come to the store at {connection.name}")
-    agent.feed(membership.StoreChanged(serves_store=connection.serves_store))
+    agent.feed(node_messages.StoreChanged(serves_store=connection.serves_store))
 
 
 def _say_all_again(agent: Agent) -> Generator[Request | Pause, Any, None]:
@@ -121,15 +122,15 @@ def _say_all_again(agent: Agent) -> Generator[Request | Pause, Any, None]:
     if known.next_slot is not None and known.term:
         yield from raise_start(LogStart(known.next_slot, known.term))
     agent.queue.clear()
-    agent.feed(membership.Interrupted())
-    agent.feed(membership.Reconnected())
-    agent.feed(membership.HeartbeatWritten(was_dropped=True))
+    agent.feed(node_messages.Interrupted())
+    agent.feed(node_messages.Reconnected())
+    agent.feed(node_messages.HeartbeatWritten(was_dropped=True))
 
 
 def _find_others(agent: Agent) -> Generator[Request | Pause, Any, str | None]:
     """Look where the job has come further than in the store that this node serves, and waits at."""
     connection, now = agent.connection, agent.clock.now()
-    is_waiting = agent.member.state in (membership.WAITING, membership.READY)
+    is_waiting = agent.member.state in (WAITING, READY)
     if not (connection.serves_store and connection.others and is_waiting):
         agent.waits_since = None
         return None
@@ -180,10 +181,10 @@ def follow(agent: Agent) -> Generator[Request | Pause, Any, None]:
 def _feed_entry(agent: Agent, slot: int, value: bytes | None, start: bytes | None) -> bool:
     """Take in what a slot holds; returns whether that is an entry."""
     if is_trimmed(slot, start):
-        agent.feed(membership.EntryTrimmed(slot))
+        agent.feed(node_messages.EntryTrimmed(slot))
     elif value is not None:
         agent.world.oracle.note_entry(agent, slot, value)
-        agent.feed(membership.EntryRead(slot, value))
+        agent.feed(node_messages.EntryRead(slot, value))
         return True
     return False
 
@@ -199,17 +200,17 @@ def _copy_state(agent: Agent) -> Generator[Request | Pause, Any, None]:
 
 
 def _tend_copy(
-    agent: Agent, ask: membership.PrepareRejoin | membership.KeepState
-) -> Generator[Request | Pause, Any, membership.RejoinPrepared | membership.StateKept]:
+    agent: Agent, ask: node_messages.PrepareRejoin | node_messages.KeepState
+) -> Generator[Request | Pause, Any, node_messages.RejoinPrepared | node_messages.StateKept]:
     """Renew the copy of the state, or put it into the store and offer another workers' store where no workers run."""
-    if isinstance(ask, membership.KeepState):
+    if isinstance(ask, node_messages.KeepState):
         yield from _copy_state(agent)
-        return membership.StateKept(ask.prepared)
+        return node_messages.StateKept(ask.prepared)
     copy = None if agent.copy is None else identify(agent.copy)
     if copy is not None and agent.copy is not None:
         yield Request("write", ({copy_key(copy): agent.copy},))
-    is_idle = agent.member.state in (membership.BEGINNING, membership.WAITING, membership.READY)
-    return membership.RejoinPrepared(copy, agent.offer() if is_idle else None)
+    is_idle = agent.member.state in (BEGINNING, WAITING, READY)
+    return node_messages.RejoinPrepared(copy, agent.offer() if is_idle else None)
 
 
 # --- errands ---------------------------------------------------------------------------------------------------------
@@ -221,20 +222,20 @@ def run_errands(agent: Agent) -> Generator[Request | Pause, Any, None]:
             continue
         ask = agent.asked[0]
         try:
-            if isinstance(ask, membership.ReadHead):
+            if isinstance(ask, node_messages.ReadHead):
                 head, start = yield Request("get", ([HEAD, LOG_START],))
-                event: membership.Event = membership.HeadRead(head, start)
-            elif isinstance(ask, membership.PrepareRejoin | membership.KeepState):
+                event: node_messages.Event = node_messages.HeadRead(head, start)
+            elif isinstance(ask, node_messages.PrepareRejoin | node_messages.KeepState):
                 event = yield from _tend_copy(agent, ask)
-            elif isinstance(ask, membership.FetchAssignment):
+            elif isinstance(ask, node_messages.FetchAssignment):
                 yield from _copy_state(agent)
                 (place,) = yield Request("get", ([assignment_key(ask.slot, ask.term, agent.node)],))
-                event = membership.AssignmentRead(ask.slot, ask.term, place)
-            elif isinstance(ask, membership.CreateEntry):
+                event = node_messages.AssignmentRead(ask.slot, ask.term, place)
+            elif isinstance(ask, node_messages.CreateEntry):
                 winner = yield from create_slot(ask.slot, to_json(ask.claim))
-                event = membership.EntryTrimmed(ask.slot)
+                event = node_messages.EntryTrimmed(ask.slot)
                 if winner is not None:
-                    event = membership.EntryRead(ask.slot, winner)
+                    event = node_messages.EntryRead(ask.slot, winner)
             else:
                 raise TypeError(ask)
         except StoreLost:

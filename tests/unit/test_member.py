@@ -8,6 +8,8 @@ import pytest
 
 from elastic_run.core.job.config import JobConfig
 from elastic_run.core.node import machine as membership
+from elastic_run.core.node import messages as node_messages
+from elastic_run.core.node.state import BEGINNING, HALTING, LEAVING, OVER, READY, RUNNING, WAITING
 from elastic_run.core.protocol.messages import (
     DONE,
     Assignment,
@@ -32,12 +34,12 @@ def test_a_preparation_that_a_round_has_followed_is_not_told() -> None:
     member, _ = membership.begin(
         "a", node_info=NodeInfo("a", 1, 1), config=JobConfig(1, 3), offer=Offer("a", 1), now=0.0
     )
-    member = replace(member, state=membership.READY, job=replace(member.job, known_round=2, incarnation="a.1"))
+    member = replace(member, state=READY, job=replace(member.job, known_round=2, incarnation="a.1"))
     for prepared in (Copy("a.1", 1, 1, 5, 1), Copy("z.1", 2, 1, 5, 1)):
-        assert membership.decide(member, membership.StateKept(prepared), 1.0) == (member, ())
-    told, commands = membership.decide(member, membership.StateKept(Copy("a.1", 2, 1, 5, 1)), 1.0)
+        assert membership.decide(member, node_messages.StateKept(prepared), 1.0) == (member, ())
+    told, commands = membership.decide(member, node_messages.StateKept(Copy("a.1", 2, 1, 5, 1)), 1.0)
     assert told.job.prepared == Copy("a.1", 2, 1, 5, 1)
-    assert [type(command) for command in commands] == [membership.Append]
+    assert [type(command) for command in commands] == [node_messages.Append]
 
 
 _NODE_INFO, _OFFER = NodeInfo("a", 1, 1), Offer("a", 1)
@@ -56,57 +58,57 @@ def _member(state: str, **round_: object) -> Member:
     )
 
 
-def _entry(decision: Decision) -> membership.EntryRead:
-    return membership.EntryRead(5, to_json(decision))
+def _entry(decision: Decision) -> node_messages.EntryRead:
+    return node_messages.EntryRead(5, to_json(decision))
 
 
 #: Moves that no scenario makes: the state and event, and the state after.
-_MOVES: dict[str, tuple[Member, membership.Event, str]] = {
+_MOVES: dict[str, tuple[Member, node_messages.Event, str]] = {
     "told to go before the log was found": (
-        _member(membership.BEGINNING),
-        membership.Leaving("signal"),
-        membership.LEAVING,
+        _member(BEGINNING),
+        node_messages.Leaving("signal"),
+        LEAVING,
     ),
     "the end while it leaves": (
-        _member(membership.LEAVING),
+        _member(LEAVING),
         _entry(End(1, "success", 0)),
-        membership.OVER,
+        OVER,
     ),
     "the end while it runs": (
-        _member(membership.RUNNING, place=_PLACE),
+        _member(RUNNING, place=_PLACE),
         _entry(End(1, "unkillable_worker", 1)),
-        membership.OVER,
+        OVER,
     ),
     "a round that was halted before it was told": (
-        _member(membership.READY, fetching=(4, 1), halt=Halt(1, 3, "loss")),
-        membership.AssignmentRead(4, 1, to_json(_PLACE)),
-        membership.HALTING,
+        _member(READY, fetching=(4, 1), halt=Halt(1, 3, "loss")),
+        node_messages.AssignmentRead(4, 1, to_json(_PLACE)),
+        HALTING,
     ),
     "a round without it": (
-        _member(membership.READY, fetching=(4, 1)),
-        membership.AssignmentRead(4, 1, None),
-        membership.WAITING,
+        _member(READY, fetching=(4, 1)),
+        node_messages.AssignmentRead(4, 1, None),
+        WAITING,
     ),
     "a log that recovers another job": (
-        _member(membership.READY, place=_PLACE),
+        _member(READY, place=_PLACE),
         _entry(Recovered(1, "z", 3, "3/1/z", 0, "z.1")),
-        membership.WAITING,
+        WAITING,
     ),
     "a node that is cut off": (
-        _member(membership.RUNNING, place=_PLACE),
-        membership.CutOff(6.0),
-        membership.HALTING,
+        _member(RUNNING, place=_PLACE),
+        node_messages.CutOff(6.0),
+        HALTING,
     ),
     "workers that end after the job went on": (
-        _member(membership.RUNNING, place=replace(_PLACE, round=2)),
-        membership.WorkersGone(2, DONE, _OFFER),
-        membership.WAITING,
+        _member(RUNNING, place=replace(_PLACE, round=2)),
+        node_messages.WorkersGone(2, DONE, _OFFER),
+        WAITING,
     ),
 }
 
 
 @pytest.mark.parametrize(("member", "event", "after"), _MOVES.values(), ids=_MOVES.keys())
-def test_a_move_that_no_scenario_makes(member: Member, event: membership.Event, after: str) -> None:
+def test_a_move_that_no_scenario_makes(member: Member, event: node_messages.Event, after: str) -> None:
     """Rare moves lead where the table says."""
     assert membership.decide(member, event, 1.0)[0].state == after
 
@@ -116,7 +118,7 @@ def test_every_move_of_the_table_is_made(monkeypatch: pytest.MonkeyPatch) -> Non
     made = {(member.state, type(event), after) for member, event, after in _MOVES.values()}
     decide = membership.decide
 
-    def record(member: Member, event: membership.Event, now: float) -> membership.Decision:
+    def record(member: Member, event: node_messages.Event, now: float) -> membership.Decision:
         after = decide(member, event, now)
         made.add((member.state, type(event), after[0].state))
         return after
@@ -135,22 +137,22 @@ def test_every_move_of_the_table_is_made(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_step_that_is_not_in_the_table_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reaction that leads to a state which the table does not name is refused."""
-    step = (membership.RUNNING, membership.CutOff)
+    step = (RUNNING, node_messages.CutOff)
     monkeypatch.setitem(membership.TRANSITIONS, step, replace(membership.TRANSITIONS[step], after=()))
     with pytest.raises(membership.IllegalTransitionError, match="from running to halting"):
-        membership.decide(_member(membership.RUNNING, place=_PLACE), membership.CutOff(6.0), 1.0)
+        membership.decide(_member(RUNNING, place=_PLACE), node_messages.CutOff(6.0), 1.0)
 
 
 @pytest.mark.parametrize(
     ("member", "event"),
     [
-        (_member(membership.READY, fetching=(4, 1)), membership.AssignmentRead(3, 1, to_json(_PLACE))),
-        (_member(membership.RUNNING, place=_PLACE), membership.WorkersFailing(2)),
-        (_member(membership.RUNNING, place=_PLACE), membership.WorkersGone(2, DONE, _OFFER)),
-        (_member(membership.RUNNING, place=_PLACE), membership.AssignmentRead(4, 1, None)),
+        (_member(READY, fetching=(4, 1)), node_messages.AssignmentRead(3, 1, to_json(_PLACE))),
+        (_member(RUNNING, place=_PLACE), node_messages.WorkersFailing(2)),
+        (_member(RUNNING, place=_PLACE), node_messages.WorkersGone(2, DONE, _OFFER)),
+        (_member(RUNNING, place=_PLACE), node_messages.AssignmentRead(4, 1, None)),
     ],
 )
-def test_a_word_about_another_round_changes_nothing(member: Member, event: membership.Event) -> None:
+def test_a_word_about_another_round_changes_nothing(member: Member, event: node_messages.Event) -> None:
     """What was said of a round before, or asked for before, comes too late to matter."""
     after, _ = membership.decide(
         replace(member, coordination=replace(member.coordination, claims_from=9.0)), event, 1.0

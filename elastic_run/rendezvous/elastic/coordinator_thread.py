@@ -20,7 +20,7 @@ import time
 
 from elastic_run.core.job import coordinator as core
 from elastic_run.core.job.state import GATHERING
-from elastic_run.core.node import machine as member
+from elastic_run.core.node import messages as node_messages
 from elastic_run.core.protocol import job_keys, messages
 from elastic_run.rendezvous.elastic import decision_log
 from elastic_run.rendezvous.elastic.exit_barrier import EXIT_BARRIER_NODES
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import threading
 
     from elastic_run.core.job.coordinator import Cleanup, Coordinator, Proposal
-    from elastic_run.core.node.machine import Coordinate
+    from elastic_run.core.node.messages import Coordinate
     from elastic_run.rendezvous.elastic.context import SessionContext
     from elastic_run.store.jobstore.api import JobStore
 
@@ -125,7 +125,9 @@ class CoordinatorThread:
             and self._coordinator.is_superseded
             and self._context.sender.member_driver is not None
         ):
-            self._context.sender.member_driver.feed_from(self._store_id, member.TermEnded(self._coordinator.term))
+            self._context.sender.member_driver.feed_from(
+                self._store_id, node_messages.TermEnded(self._coordinator.term)
+            )
 
     @property
     def _is_over(self) -> bool:
@@ -206,7 +208,7 @@ class CoordinatorThread:
         store.write(documents)
         self._is_final_decision = isinstance(decision, messages.End | messages.Resign | messages.Failover)
         entry = decision_log.create_entry(store, proposal.slot, decision)
-        winner = None if isinstance(entry, member.EntryTrimmed) else entry.value
+        winner = None if isinstance(entry, node_messages.EntryTrimmed) else entry.value
         coordinator, cleanup = core.settle(coordinator, winner, now=time.monotonic(), jitter=_jitter())
         # Settled, whatever happens to the connection now: the rest may come later.
         self._coordinator = coordinator

@@ -12,6 +12,7 @@ import threading
 import time
 
 from elastic_run.core.node import machine as member
+from elastic_run.core.node import messages as node_messages
 from elastic_run.core.protocol import messages
 from elastic_run.records import replace
 from elastic_run.rendezvous.elastic import exit_barrier
@@ -73,7 +74,7 @@ class JobSession(Session):
         self._listening_host = ""
         self._terms: list[CoordinatorThread] = []
         self._is_prepared = False
-        self._leaving: member.Leaving | None = None
+        self._leaving: node_messages.Leaving | None = None
         self._log_reader: LogReader | None = None
         self._threads: dict[str, threading.Thread] = {}
         self._describe_join = describe_join
@@ -104,7 +105,7 @@ class JobSession(Session):
         self._threads["sender"] = context.spawn("sender", sender.run)
 
     def report_failing(self, round: int, *, is_secondary: bool = False) -> None:  # noqa: A002 - the events' word
-        self._feed(member.WorkersFailing(round, is_secondary))
+        self._feed(node_messages.WorkersFailing(round, is_secondary))
 
     def report_ready(
         self,
@@ -118,7 +119,7 @@ class JobSession(Session):
     ) -> None:
         self._offer = offer
         self._feed(
-            member.WorkersGone(
+            node_messages.WorkersGone(
                 round,
                 outcome,
                 self._advertised(),
@@ -130,10 +131,10 @@ class JobSession(Session):
 
     def leave(self, reason: str, detail: str = "") -> None:
         self._context.signals.is_leaving = True
-        self._leaving = member.Leaving(reason, detail)
+        self._leaving = node_messages.Leaving(reason, detail)
         self._feed(self._leaving)
 
-    def _feed(self, event: member.Event) -> None:
+    def _feed(self, event: node_messages.Event) -> None:
         member_driver = self._context.sender.member_driver
         if member_driver is not None:
             member_driver.feed(event)
@@ -146,7 +147,7 @@ class JobSession(Session):
         return replace(self._offer, host=host)
 
     # --- what the job says ---------------------------------------------------------------------------------------
-    def _begin(self, head: member.HeadRead | None) -> None:
+    def _begin(self, head: node_messages.HeadRead | None) -> None:
         """Join: the store was reached just now, by the sender's thread, which may have seen where the log stands."""
         context = self._context
         if not context.sender.local_addr:
@@ -213,10 +214,10 @@ class JobSession(Session):
             self._log_reader = LogReader(self._context, member_driver, store)
             self._threads["log_reader"] = self._context.spawn("log_reader", self._log_reader.run)
 
-    def _perform(self, command: member.Command) -> None:
+    def _perform(self, command: node_messages.Command) -> None:
         """Hand on what the member says, to the agent or to the coordinator's thread."""
         context = self._context
-        if isinstance(command, member.Formed):
+        if isinstance(command, node_messages.Formed):
             context.death_proofs.note_round(command.assignment)
             self._admission.announce(command)
             context.signals.formed_at = time.monotonic()
@@ -224,27 +225,27 @@ class JobSession(Session):
             if not self._is_prepared:
                 self._is_prepared = True
                 context.spawn("prepare", _prepare_to_coordinate)
-        elif isinstance(command, member.Warned):
+        elif isinstance(command, node_messages.Warned):
             context.events.deliver(command)
-        elif isinstance(command, member.Halted):
+        elif isinstance(command, node_messages.Halted):
             if not self._admission.has_withdrawn(command.round):
                 context.events.deliver(command)
-        elif isinstance(command, member.Refused):
+        elif isinstance(command, node_messages.Refused):
             self._is_refused = True
-            context.events.deliver(member.Refused(command.detail + exit_barrier.describe_failover(context)))
-        elif isinstance(command, member.Ended):
+            context.events.deliver(node_messages.Refused(command.detail + exit_barrier.describe_failover(context)))
+        elif isinstance(command, node_messages.Ended):
             self._has_end = True
             context.events.deliver(command)
-        elif isinstance(command, member.Settled | member.Unreadable):
+        elif isinstance(command, node_messages.Settled | node_messages.Unreadable):
             self._tell_user(command)
-        elif isinstance(command, member.UseStore):
+        elif isinstance(command, node_messages.UseStore):
             self._move(command)
         else:
             self._coordinate(command)
 
-    def _tell_user(self, command: member.Settled | member.Unreadable) -> None:
+    def _tell_user(self, command: node_messages.Settled | node_messages.Unreadable) -> None:
         """Tell the user what this node has found out; that a document of the job is garbage only once."""
-        if isinstance(command, member.Settled):
+        if isinstance(command, node_messages.Settled):
             self._context.events.deliver(Notice(command.detail))
         elif command.key not in self._unreadable:
             self._unreadable.add(command.key)
@@ -252,8 +253,8 @@ class JobSession(Session):
             text = f"{where} can't be read: {command.detail}; the coordinator writes it again"
             self._context.events.deliver(Notice(text))
 
-    def _coordinate(self, command: member.Command) -> None:
-        if isinstance(command, member.Coordinate):
+    def _coordinate(self, command: node_messages.Command) -> None:
+        if isinstance(command, node_messages.Coordinate):
             # Only the node that was elected needs it.
             from elastic_run.rendezvous.elastic.coordinator_thread import CoordinatorThread  # noqa: PLC0415
 
@@ -261,12 +262,12 @@ class JobSession(Session):
             del self._terms[:-1]  # those long past have ended, and each holds a state of the whole job
             self._terms.append(term)
             term.start()
-        elif isinstance(command, member.StopCoordinating) and self._terms:
+        elif isinstance(command, node_messages.StopCoordinating) and self._terms:
             self._terms[-1].stop()
-        elif isinstance(command, member.EndTerm) and self._terms:
+        elif isinstance(command, node_messages.EndTerm) and self._terms:
             self._terms[-1].resign()
 
-    def _move(self, command: member.UseStore) -> None:
+    def _move(self, command: node_messages.UseStore) -> None:
         context = self._context
         context.signals.has_failed_over.set()
         if context.signals.is_leaving:

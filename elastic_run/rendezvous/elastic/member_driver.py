@@ -15,6 +15,8 @@ import time
 from collections import deque
 
 from elastic_run.core.node import machine as core
+from elastic_run.core.node import messages as node_messages
+from elastic_run.core.node.state import BEGINNING, READY, WAITING, Member
 from elastic_run.core.protocol import job_keys
 from elastic_run.rendezvous.elastic import decision_log
 
@@ -27,11 +29,23 @@ if TYPE_CHECKING:
     from elastic_run.rendezvous.elastic.state_copy import StateCopy
     from elastic_run.store.jobstore.api import JobStore
 
-    StoreTask: TypeAlias = core.ReadHead | core.CreateEntry | core.FetchAssignment | core.PrepareRejoin | core.KeepState
+    StoreTask: TypeAlias = (
+        node_messages.ReadHead
+        | node_messages.CreateEntry
+        | node_messages.FetchAssignment
+        | node_messages.PrepareRejoin
+        | node_messages.KeepState
+    )
 
 __all__ = ["MemberDriver"]
 
-_STORE_TASKS = (core.ReadHead, core.CreateEntry, core.FetchAssignment, core.PrepareRejoin, core.KeepState)
+_STORE_TASKS = (
+    node_messages.ReadHead,
+    node_messages.CreateEntry,
+    node_messages.FetchAssignment,
+    node_messages.PrepareRejoin,
+    node_messages.KeepState,
+)
 
 
 class MemberDriver:
@@ -52,7 +66,7 @@ class MemberDriver:
         self,
         begun: core.Decision,
         *,
-        perform: Callable[[core.Command], None],
+        perform: Callable[[node_messages.Command], None],
         on_facts: Callable[[], None],
         copy: StateCopy,
         renew_offer: Callable[[], Offer | None],
@@ -66,13 +80,13 @@ class MemberDriver:
         self._on_facts = on_facts
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._commands: deque[core.Command] = deque(commands)
+        self._commands: deque[node_messages.Command] = deque(commands)
         self._is_performing = False
         self._tasks: deque[StoreTask] = deque()
         with self._lock:
             self._hand_on_all()
 
-    def feed(self, event: core.Event) -> None:
+    def feed(self, event: node_messages.Event) -> None:
         """Decide what follows an event, and hand the commands on.
 
         Args:
@@ -83,7 +97,7 @@ class MemberDriver:
             self._commands.extend(commands)
             self._hand_on_all()
 
-    def feed_from(self, store_id: bytes | None, event: core.Event) -> None:
+    def feed_from(self, store_id: bytes | None, event: node_messages.Event) -> None:
         """Feed what was read of a store, unless that is no longer the job's.
 
         Args:
@@ -94,14 +108,14 @@ class MemberDriver:
             if store_id == self._store_id:
                 self.feed(event)
 
-    def take_head(self, head: core.HeadRead) -> None:
+    def take_head(self, head: node_messages.HeadRead) -> None:
         """Take in where the log stands, which was read on the way to the store: nobody need read it again.
 
         Args:
             head: What was read.
         """
         with self._lock:
-            self._tasks = deque(task for task in self._tasks if not isinstance(task, core.ReadHead))
+            self._tasks = deque(task for task in self._tasks if not isinstance(task, node_messages.ReadHead))
             self.feed(head)
 
     def change_store(self, store_id: bytes, *, serves_store: bool) -> None:
@@ -114,7 +128,7 @@ class MemberDriver:
         with self._lock:
             self._store_id = store_id
             self._tasks.clear()
-            self.feed(core.StoreChanged(serves_store=serves_store))
+            self.feed(node_messages.StoreChanged(serves_store=serves_store))
 
     def _hand_on_all(self) -> None:
         if self._is_performing:
@@ -125,7 +139,7 @@ class MemberDriver:
                 command = self._commands.popleft()
                 if isinstance(command, _STORE_TASKS):
                     self._tasks.append(command)
-                elif isinstance(command, core.Append):
+                elif isinstance(command, node_messages.Append):
                     self._on_facts()
                 else:
                     self._perform(command)
@@ -135,7 +149,7 @@ class MemberDriver:
 
     # --- what needs the store ------------------------------------------------------------------------------------
     @property
-    def member(self) -> core.Member:
+    def member(self) -> Member:
         """What the node knows now."""
         return self._member
 
@@ -182,17 +196,17 @@ class MemberDriver:
         with self._lock:
             return self._tasks.popleft() if self._tasks and store_id == self._store_id else None
 
-    def _run(self, store: JobStore, task: StoreTask) -> core.Event:
-        if isinstance(task, core.CreateEntry):
+    def _run(self, store: JobStore, task: StoreTask) -> node_messages.Event:
+        if isinstance(task, node_messages.CreateEntry):
             return decision_log.create_entry(store, task.slot, task.claim)
-        if isinstance(task, core.FetchAssignment):
+        if isinstance(task, node_messages.FetchAssignment):
             self.copy.keep(store, self._member)
             key = job_keys.assignment_key(task.slot, task.term, self._member.node)
-            return core.AssignmentRead(task.slot, task.term, decision_log.get_document(store, key))
-        if isinstance(task, core.KeepState):
+            return node_messages.AssignmentRead(task.slot, task.term, decision_log.get_document(store, key))
+        if isinstance(task, node_messages.KeepState):
             self.copy.keep(store, self._member)
-            return core.StateKept(task.prepared)
-        if isinstance(task, core.PrepareRejoin):
-            is_idle = self._member.state in (core.BEGINNING, core.WAITING, core.READY)
-            return core.RejoinPrepared(self.copy.offer(store), self._renew_offer() if is_idle else None)
+            return node_messages.StateKept(task.prepared)
+        if isinstance(task, node_messages.PrepareRejoin):
+            is_idle = self._member.state in (BEGINNING, WAITING, READY)
+            return node_messages.RejoinPrepared(self.copy.offer(store), self._renew_offer() if is_idle else None)
         return decision_log.read_head(store)

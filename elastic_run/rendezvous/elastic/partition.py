@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import time
 
-from elastic_run.core.node import machine as member
+from elastic_run.core.node import messages as node_messages
+from elastic_run.core.node.state import READY, RUNNING, WAITING
 from elastic_run.core.protocol import job_keys, messages
 from elastic_run.core.protocol.codec import MessageError
 from elastic_run.rendezvous.elastic.addresses import written
@@ -81,7 +82,7 @@ class PartitionRecovery:
     @property
     def _is_waiting(self) -> bool:
         member_driver = self._context.sender.member_driver
-        return member_driver is not None and member_driver.member.state in (member.WAITING, member.READY)
+        return member_driver is not None and member_driver.member.state in (WAITING, READY)
 
     def _look_at(self, endpoint: tuple[str, int]) -> Progress:
         try:
@@ -125,6 +126,6 @@ class Fence:
             context.signals.closing.wait(pause)
 
     def _stop_workers(self, silent_for: float) -> None:
-        if self._member_driver.member.state == member.RUNNING:
+        if self._member_driver.member.state == RUNNING:
             self._context.signals.fenced_for = silent_for
-            self._member_driver.feed(member.CutOff(silent_for))
+            self._member_driver.feed(node_messages.CutOff(silent_for))

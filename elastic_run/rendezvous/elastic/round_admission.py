@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 import time
 
-from elastic_run.core.node import machine as member
+from elastic_run.core.node import messages as node_messages
 from elastic_run.core.protocol import messages
 from elastic_run.rendezvous.elastic.addresses import find_trouble, written
 from elastic_run.store.errors import StoreConnectionError
@@ -48,7 +48,7 @@ class RoundAdmission:
         self,
         context: SessionContext,
         *,
-        feed: Callable[[member.Event], None],
+        feed: Callable[[node_messages.Event], None],
         offer: Callable[[], Offer],
         shares_server: bool = False,
     ) -> None:
@@ -57,10 +57,10 @@ class RoundAdmission:
         self._offer = offer
         self._shares_server = shares_server
         self._lock = threading.RLock()
-        self._awaited: member.Formed | None = None
+        self._awaited: node_messages.Formed | None = None
         self._opened: list[str] = []  # keys by which this node, as rank 0, has opened rounds
 
-    def announce(self, formed: member.Formed) -> None:
+    def announce(self, formed: node_messages.Formed) -> None:
         """Let the agent have a round as soon as the way is open; doesn't block."""
         assignment = formed.assignment
         with self._lock:
@@ -83,11 +83,11 @@ class RoundAdmission:
             if self._awaited is None or self._awaited.assignment.round != number:
                 return False
             self._awaited = None
-        self._feed(member.WorkersGone(number, messages.STOPPED, self._offer()))
+        self._feed(node_messages.WorkersGone(number, messages.STOPPED, self._offer()))
         return True
 
     # --- the thread ----------------------------------------------------------------------------------------------
-    def _look(self, formed: member.Formed) -> None:
+    def _look(self, formed: node_messages.Formed) -> None:
         assignment = formed.assignment
         trouble = self._share_server(assignment) if self._shares_server else None
         if trouble is None and assignment.group_rank != 0:
@@ -143,7 +143,7 @@ class RoundAdmission:
         here = f"{self._context.node_info.host} ({self._context.sender.local_addr})"
         return f"{here} can't reach the store of rank 0 at {written(master.host, master.port)}: {trouble}"
 
-    def _admit(self, formed: member.Formed) -> None:
+    def _admit(self, formed: node_messages.Formed) -> None:
         """Tell the agent of the round."""
         with self._lock:
             if self._awaited is not formed:
@@ -153,10 +153,12 @@ class RoundAdmission:
             self._context.events.post(formed)
         self._context.events.tell_agent()
 
-    def _refuse(self, formed: member.Formed, detail: str) -> None:
+    def _refuse(self, formed: node_messages.Formed, detail: str) -> None:
         """Say that this node's workers were not started, since the way is closed."""
         with self._lock:
             if self._awaited is not formed:
                 return
             self._awaited = None
-        self._feed(member.WorkersGone(formed.assignment.round, messages.UNREACHABLE, self._offer(), detail=detail))
+        self._feed(
+            node_messages.WorkersGone(formed.assignment.round, messages.UNREACHABLE, self._offer(), detail=detail)
+        )

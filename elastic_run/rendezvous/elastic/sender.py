@@ -22,8 +22,9 @@ import math
 import os
 import time
 
-from elastic_run.core.node import machine as member
+from elastic_run.core.node import messages as node_messages
 from elastic_run.core.node.messages import Refused
+from elastic_run.core.node.state import LEAVING, RUNNING, WAITING
 from elastic_run.core.protocol import job_keys, messages
 from elastic_run.rendezvous.elastic.decision_log import make_head, raise_start
 from elastic_run.rendezvous.elastic.exit_barrier import pass_exit_barrier
@@ -69,7 +70,7 @@ class Sender:
     def __init__(
         self,
         context: SessionContext,
-        begin: Callable[[member.HeadRead | None], None],
+        begin: Callable[[node_messages.HeadRead | None], None],
         follow: Callable[[JobStore | None], None],
         draw: Callable[[], float] = draw_fraction,
     ) -> None:
@@ -223,8 +224,8 @@ class Sender:
             self._begin(None if is_new else make_head(store, head, start))
             return
         if store_id == context.sender.store_id:
-            member_driver.feed(member.Interrupted())
-            member_driver.feed(member.Reconnected())
+            member_driver.feed(node_messages.Interrupted())
+            member_driver.feed(node_messages.Reconnected())
         else:
             self._change_store(member_driver, store_id)
         self._next_beat = 0.0
@@ -271,9 +272,9 @@ class Sender:
         self._context.events.deliver(
             Notice(f"the store at {name} was restored from a backup: this node says again where it stands")
         )
-        member_driver.feed(member.Interrupted())
-        member_driver.feed(member.Reconnected())
-        member_driver.feed(member.HeartbeatWritten(was_dropped=True))
+        member_driver.feed(node_messages.Interrupted())
+        member_driver.feed(node_messages.Reconnected())
+        member_driver.feed(node_messages.HeartbeatWritten(was_dropped=True))
 
     def _send_facts(self, store: JobStore) -> None:
         """Append what was not confirmed, and do the member's tasks."""
@@ -285,7 +286,7 @@ class Sender:
         while (fact := member_driver.next_fact) is not None:
             context.death_proofs.note_fact(fact, context.sender.store_id)
             store.append(job_keys.FACTS, messages.to_json(fact))
-            member_driver.feed(member.Appended(fact.sequence))
+            member_driver.feed(node_messages.Appended(fact.sequence))
         if self._context.events.is_over.is_set() and not self._context.sender.has_passed_exit_barrier:
             pass_exit_barrier(store, self._context.node)
             self._context.sender.has_passed_exit_barrier = True
@@ -300,13 +301,13 @@ class Sender:
             return  # nobody watches any more, and the job may be removed at any moment: nothing must come after that
         state = None if member_driver is None else member_driver.member.state
         # A node that was dropped before its first beat reads so in the log, unless it waited all the time.
-        is_unknown = self._writer.is_first and state == member.WAITING
-        was_dropped = self._writer.write(store, comes_back=state != member.LEAVING) or is_unknown
+        is_unknown = self._writer.is_first and state == WAITING
+        was_dropped = self._writer.write(store, comes_back=state != LEAVING) or is_unknown
         context.sender.last_heartbeat_at, context.signals.fenced_for = now, 0.0
         if member_driver is None:
             return
-        member_driver.feed(member.HeartbeatWritten(was_dropped))
-        if member_driver.member.state != member.RUNNING:
+        member_driver.feed(node_messages.HeartbeatWritten(was_dropped))
+        if member_driver.member.state != RUNNING:
             context.death_proofs.look()
         self._look(store)
         self._wait_status.tell(store, now)
@@ -331,12 +332,12 @@ class Sender:
         watched = member_driver.member.watched
         if self._last_read is not None and now - self._last_read > 2 * self._context.config.keep_alive_interval:
             # We were stopped, or the machine slept: what did not change meanwhile says nothing.
-            member_driver.feed(member.Interrupted())
+            member_driver.feed(node_messages.Interrupted())
         read = watched or self._context.node
         value = self._beats.read(store, [read])[read]
         self._last_read = time.monotonic()
         if watched:
-            member_driver.feed(member.CoordinatorHeartbeatRead(watched, value))
+            member_driver.feed(node_messages.CoordinatorHeartbeatRead(watched, value))
         member_driver.run_store_tasks(store, self._context.sender.store_id)
 
     # --- it doesn't ----------------------------------------------------------------------------------------------

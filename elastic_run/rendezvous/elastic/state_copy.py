@@ -19,7 +19,7 @@ from elastic_run.rendezvous.elastic.decision_log import get_document
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from elastic_run.core.node.machine import Member
+    from elastic_run.core.node.state import Member
     from elastic_run.core.protocol.messages import Copy
     from elastic_run.rendezvous.elastic.backend.base import Backend
     from elastic_run.store.jobstore.api import JobStore

@@ -17,6 +17,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from elastic_run.core.node import machine as core
+from elastic_run.core.node import messages as node_messages
 from elastic_run.core.protocol import job_keys, messages
 from elastic_run.rendezvous.elastic.store_connection import STORE_ID
 from elastic_run.store.backoff import draw_fraction
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias, TypeVar
 
     from elastic_run.core.job.config import JobConfig
+    from elastic_run.core.node.state import Member
     from elastic_run.loop import Loop
     from tests.benchmarks.crowd.exchange import Answers, Question, Script
 
@@ -70,8 +72,8 @@ class LightNode(ABC):
         self._config = config
         self._on_joined = on_joined
         self._on_formed = on_formed
-        self._errands: deque[core.Command] = deque()
-        self.member: core.Member
+        self._errands: deque[node_messages.Command] = deque()
+        self.member: Member
         self._log_reader = Exchange(loop, address, self._join())
         self._sender: Exchange
 
@@ -83,18 +85,18 @@ class LightNode(ABC):
             core.begin(self._node, node_info=self._node_info, config=self._config, offer=offer, now=time.monotonic())
         )
         self._errands.clear()  # it asks for what is known
-        self.feed(core.HeadRead(head))
+        self.feed(node_messages.HeadRead(head))
 
-    def feed(self, event: core.Event) -> None:
+    def feed(self, event: node_messages.Event) -> None:
         """Decide what follows an event, and note what is to be done."""
         self._take(core.decide(self.member, event, time.monotonic()))
 
     def _take(self, decision: core.Decision) -> None:
         self.member, commands = decision
         for command in commands:
-            if isinstance(command, core.ReadHead | core.CreateEntry | core.FetchAssignment):
+            if isinstance(command, node_messages.ReadHead | node_messages.CreateEntry | node_messages.FetchAssignment):
                 self._errands.append(command)
-            elif isinstance(command, core.Formed):
+            elif isinstance(command, node_messages.Formed):
                 master = command.assignment.master
                 Exchange(self._loop, (master.host, master.port), None, self._on_formed)
 
@@ -117,11 +119,11 @@ class LightNode(ABC):
         yield from self._get([STORE_ID])
         while True:
             yield from self._beat()
-            self.feed(core.HeartbeatWritten())
+            self.feed(node_messages.HeartbeatWritten())
             watched = self.member.watched
             if watched:
                 beat = yield from self._read_beat(watched)
-                self.feed(core.CoordinatorHeartbeatRead(watched, beat))
+                self.feed(node_messages.CoordinatorHeartbeatRead(watched, beat))
             yield from self._run_errands()
             yield from self._say_facts()
             self._loop.call_later(self._config.keep_alive_interval, self._sender.wake)
@@ -136,28 +138,28 @@ class LightNode(ABC):
                 yield None
                 continue
             value = yield from self._wait(job_keys.decision_key(slot))
-            self.feed(core.EntryRead(slot, value))
+            self.feed(node_messages.EntryRead(slot, value))
 
     def _run_errands(self) -> Asking[None]:
         while self._errands:
             errand = self._errands.popleft()
-            if isinstance(errand, core.CreateEntry):
+            if isinstance(errand, node_messages.CreateEntry):
                 value = yield from self._create(job_keys.decision_key(errand.slot), messages.to_json(errand.claim))
-                self.feed(core.EntryRead(errand.slot, value))
-            elif isinstance(errand, core.FetchAssignment):
+                self.feed(node_messages.EntryRead(errand.slot, value))
+            elif isinstance(errand, node_messages.FetchAssignment):
                 key = job_keys.assignment_key(errand.slot, errand.term, self._node)
                 (document,) = yield from self._get([key])
-                self.feed(core.AssignmentRead(errand.slot, errand.term, document))
+                self.feed(node_messages.AssignmentRead(errand.slot, errand.term, document))
             else:
                 head, _ = yield from self._get([job_keys.HEAD, job_keys.LOG_START])
-                self.feed(core.HeadRead(head))
+                self.feed(node_messages.HeadRead(head))
                 self._log_reader.wake()
 
     def _say_facts(self) -> Asking[None]:
         while self.member.facts.outstanding:
             fact = self.member.facts.outstanding[0]
             yield from self._append(messages.to_json(fact))
-            self.feed(core.Appended(fact.sequence))
+            self.feed(node_messages.Appended(fact.sequence))
 
     # --- its store ---------------------------------------------------------------------------------------------------
     def _open(self) -> Asking[None]:
