@@ -44,6 +44,8 @@ _OFFERED = 1.0
 #: Seconds until the first node wanders, when the other part has a store; and longest seconds between two moves.
 _WANDERS_AFTER = (5.0, 14.0)
 _STAYS = 7.0
+#: Probability that a node that wanders is told to go at the end.
+_LEAVES = 0.2
 #: What the scripts of two jobs under one id are.
 _OTHER_SCRIPT = "other.py"
 
@@ -340,6 +342,13 @@ class Faults:
             self._world.clockwork.at(time, self._wander, host, places[index % 2])
             self._note(time)
             time += self._random.random() * _STAYS
+        if self._random.random() < _LEAVES:
+            self._world.clockwork.at(time, self._send_some_away, host)
+
+    def _send_some_away(self, host: str) -> None:
+        for agent in self._world.living:
+            if agent.name == host:
+                self._send_away(agent)
 
     def _wander(self, host: str, place: str) -> None:
         is_open = any(endpoint.host == place and endpoint.open_store for endpoint in self._world.endpoints)

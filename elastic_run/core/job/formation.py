@@ -8,11 +8,8 @@ from elastic_run.core.job.majority import has_majority
 from elastic_run.core.job.ranks import Candidate, assign_group_ranks, assign_worker_ranks
 from elastic_run.core.job.round_outcome import describe_lost
 from elastic_run.core.job.state import (
-    AWAITED,
-    DEAD_ELSEWHERE,
     LIVE,
     RUNNING,
-    UNKNOWN,
     Job,
     LeftLog,
     Node,
@@ -28,10 +25,8 @@ if TYPE_CHECKING:
 
     from elastic_run.core.job.config import JobConfig
 
-_PAIR = 2
 #: Names that a line for the user holds.
 _SHOWN = 8
-_AWAY = frozenset((AWAITED, UNKNOWN, DEAD_ELSEWHERE))
 
 
 def note_minimum(job: Job, config: JobConfig, now: float) -> Job:
