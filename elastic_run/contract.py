@@ -24,6 +24,7 @@ EXIT_INTERNAL_ERROR = 205
 EXIT_NODES_LOST = 206
 EXIT_STORE_LOST = 207
 EXIT_REFUSED = 208
+EXIT_REQUEUED = 209
 
 #: Code, name in `failure.json`, and what it tells a scheduler. The table in docs/exit-codes.md is made from it.
 EXIT_CODES: tuple[tuple[int | str, str, str], ...] = (
@@ -50,6 +51,7 @@ EXIT_CODES: tuple[tuple[int | str, str, str], ...] = (
         "refused",
         "This node was not taken into the job: its settings, its script or its release don't fit those of the job.",
     ),
+    (EXIT_REQUEUED, "requeued", "SIGTERM stopped the job, and --requeue wants it to run again; see the last line."),
 )
 
 # --- environment: set for workers ------------------------------------------------------------------------------

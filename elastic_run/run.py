@@ -130,6 +130,8 @@ def run_command(
         from elastic_run.launcher import launch_job  # noqa: PLC0415 - after all checks: it imports the most
 
         code = launch_job(config, command, command_args)
+        if args.requeue and code == contract.EXIT_SIGNAL_BASE + 15:  # SIGTERM
+            code = _requeue(args.requeue, code)
     except KeyboardInterrupt:
         # Before the loop has the signals: nothing was started yet.
         code = contract.EXIT_SIGNAL_BASE + 2
@@ -137,6 +139,16 @@ def run_command(
         code = _tell(error)
     if code != contract.EXIT_SUCCESS:
         sys.exit(code)
+
+
+def _requeue(limit: int, code: int) -> int:
+    """Ask Slurm to run this job again, and return the exit code."""
+    from elastic_run.cluster.requeue import requeue_job  # noqa: PLC0415 - only when asked for
+
+    requeue = requeue_job(os.environ, limit)
+    if requeue.text:
+        say(requeue.text)
+    return contract.EXIT_REQUEUED if requeue.is_wanted else code
 
 
 def _make_join_command(

@@ -391,6 +391,15 @@ FLAGS: tuple[Flag, ...] = (
         "keep running, as under torchrun. After a failure, a stop or a restart they are always ended.",
     ),
     Flag(
+        "--requeue",
+        group=STOPPING,
+        values="N",
+        parse=_values.count,
+        is_ours=True,
+        text="On Slurm: run the job again after SIGTERM has stopped it, at most N times (#SBATCH --signal=TERM@120). "
+        f"The exit code is {contract.EXIT_REQUEUED} then. A job that was cancelled is not run again.",
+    ),
+    Flag(
         "--health-port",
         group=STOPPING,
         values="PORT",

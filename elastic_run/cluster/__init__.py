@@ -10,6 +10,7 @@ can show it other machines.
 | `kubernetes` | the indexed Job of Kubernetes of this pod: its index, the other pods' names |
 | `numa` | which CPUs each worker is bound to, near its GPU |
 | `programs` | finds a program as the system does, and the directory that denies access to it |
+| `requeue` | asks Slurm to run a stopped job again |
 | `slurm` | the Slurm step of this launcher: nodes, launchers, addresses |
 | `torch_devices` | devices that only torch knows, such as `npu` of torch_npu |
 """

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.slurm import SlurmCluster, slurm_cluster
+from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -152,6 +153,65 @@ def test_what_means_one_job_runs(slurm: SlurmCluster, tmp_path: Path, body: str,
     """A single task, --standalone, a batch script, also one submitted by a task, and a worker's own launcher run."""
     code, log = run_batch(slurm, tmp_path, body, "--nodes=3", "--ntasks=6")
     assert (code, trained(log)) == (0, workers), log
+
+
+#: In its first life it is stopped; in the second one it ends.
+TWO_LIVES = """
+import os, time
+life = os.environ.get("SLURM_RESTART_COUNT", "0")
+os.write(1, "life {} rank {RANK}\\n".format(life, **os.environ).encode())
+if life == "0":
+    time.sleep(600)
+"""
+
+
+def start_two_lives(slurm: SlurmCluster, directory: Path, *options: str) -> int:
+    """Submit a job of two nodes with --requeue=1, wait until its workers run, and return its number."""
+    (directory / "train.py").write_text(TWO_LIVES, encoding="utf-8")
+    script = directory / "job.sbatch"
+    script.write_text("#!/bin/bash\nexec srun elastic-run --requeue=1 train.py\n", encoding="utf-8")
+    programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    env = {"PATH": programs, "PYTHONPATH": str(ROOT)}
+    options = ("--output=job.log", "--open-mode=append", "--nodes=2", *options)
+    job = slurm.submit(*options, script, env=env, cwd=directory)
+    wait_until(lambda: read_log(directory).count("life 0 rank") == 2, what="the first life")
+    return job
+
+
+def read_log(directory: Path) -> str:
+    """Return what a job has written so far."""
+    log = directory / "job.log"
+    return log.read_text(encoding="utf-8") if log.exists() else ""
+
+
+def test_a_warned_job_is_requeued_once(slurm: SlurmCluster, tmp_path: Path) -> None:
+    """SIGTERM to the steps, as --signal=TERM@120 sends it: one launcher requeues the job, and its second life ends."""
+    job = start_two_lives(slurm, tmp_path, "--requeue")
+    slurm.run("scancel", "--signal=TERM", str(job))
+    assert slurm.wait_end(job, count=2, deadline=120).state == "COMPLETED", read_log(tmp_path)
+    log = read_log(tmp_path)
+    assert log.count(f"the Slurm job {job} is requeued (1 of 1)") == 1, log
+    assert sorted(re.findall(r"life (\d rank \d)", log)) == ["0 rank 0", "0 rank 1", "1 rank 0", "1 rank 1"]
+
+
+def test_a_cancelled_job_is_not_requeued(slurm: SlurmCluster, tmp_path: Path) -> None:
+    """Whoever cancels a job means it."""
+    job = start_two_lives(slurm, tmp_path, "--requeue")
+    slurm.cancel(job)
+    assert slurm.wait_end(job).state == "CANCELLED"
+    slurm.wait_cleared(job)
+    log = read_log(tmp_path)
+    assert f"the Slurm job {job} is not requeued: Slurm says that it is " in log, log
+    assert len(slurm.endings(job)) == 1
+
+
+def test_a_job_that_may_not_be_requeued_says_so(slurm: SlurmCluster, tmp_path: Path) -> None:
+    """--no-requeue of sbatch wins; the exit code tells the batch script that another run is wanted."""
+    job = start_two_lives(slurm, tmp_path, "--no-requeue")
+    slurm.run("scancel", "--signal=TERM", str(job))
+    ending = slurm.wait_end(job)
+    assert (ending.state, ending.exit_code) == ("FAILED", 209), read_log(tmp_path)
+    assert f"the Slurm job {job} is not requeued: it may not be (sbatch --requeue" in read_log(tmp_path)
 
 
 def test_a_command_in_the_shell_of_an_allocation_runs(slurm: SlurmCluster, tmp_path: Path) -> None:
