@@ -177,14 +177,15 @@ class Rounds:
             self.newest[round_.incarnation] = round_
 
     def _are_both_of_spares(self, one: Round, other: Round) -> bool:
-        """Whether the lines of two rounds part after a round of which neither goes on with a member: all are dead."""
+        """Whether the lines of two rounds part after a round of which neither goes on with a member: all are gone."""
         lines = [dict(self._find_line(round_)) for round_ in (one, other)]
         former = next((former for former in lines[0] if former in lines[1]), None)
         if former is None or lines[0][former] == lines[1][former]:
             return False
         followers = [self._rounds[line[former]] for line in lines if line[former] in self._rounds]
-        dead = {agent for round_ in self._rounds.values() if round_.name[2] == former for agent in round_.places}
-        return not any(agent.is_alive or agent in round_.places for agent in dead for round_ in followers)
+        gone = {agent for round_ in self._rounds.values() if round_.name[2] == former for agent in round_.places}
+        is_gone = all(not agent.is_alive or agent.has_left for agent in gone)
+        return is_gone and not any(agent in round_.places for agent in gone for round_ in followers)
 
     def _find_line(self, round_: Round) -> Iterator[tuple[str, Name]]:
         """Return the unique id of each round before one, the latest first, with the round that follows it."""
