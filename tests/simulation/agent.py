@@ -55,6 +55,10 @@ _ASKED = (
 )
 
 
+#: True seconds for which an agent that was told to go tries to say so, in whatever store.
+_LEAVE_TIME = 6.0
+
+
 @dataclass(frozen=True, slots=True)
 class Lost:
     """The end of a node that finds no store any more."""
@@ -293,6 +297,12 @@ class Agent(Host):
             self.running = None
             self.feed(node_messages.Leaving("signal"))
             self._hand_store_over()
+            self.clockwork.at(self.clockwork.now + _LEAVE_TIME, self._give_up_leaving)
+
+    def _give_up_leaving(self) -> None:
+        """End, whether or not its last word was heard, and with it the store that it has come to serve."""
+        if self.is_alive and self.end is None:
+            self.lose_store()
 
     def _hand_store_over(self) -> None:
         """Say where the store goes on that this node serves, and serve it until the others have heard it."""
