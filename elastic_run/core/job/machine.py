@@ -7,8 +7,8 @@ decision was written, decide again with no events: another may follow from the s
 Rules
 - Gathering: nobody runs. The first round forms when max nodes are there, or min and the last call is over; every later
   one at once, when min are there (and, where the store can move, more than half of the last round's members). Where
-  the store can move, and the nodes are others than the last round's, a `Prepare` comes first: the round forms when more
-  than half of the last one have read it.
+  the store can move, and the nodes or the term are others than the last round's, a `Prepare` comes first: the round
+  forms when more than half of the last one have confirmed it.
 - A round that loses a worker or a node is halted; what follows is settled when it has stopped on every node that is
   still there (`round_outcome`), because only then the cause is known.
 - Where all that failed look as if they had lost a peer, and somebody still runs, the cause is awaited for a moment: who
