@@ -425,7 +425,7 @@ FLAGS: tuple[Flag, ...] = (
         default="0",
         parse=_values.output_choice,
         text="Write the workers' output to log files and to the console, where each line gets a prefix. 0: none, 1: "
-        "stdout, 2: stderr, 3: both, or a map of local ranks (0:3,1:2).",
+        "stdout, 2: stderr, 3: both, or for some local ranks only (0:3,1:2 is both of worker 0 and stderr of worker 1).",
     ),
     Flag(
         "-r",
@@ -441,7 +441,7 @@ FLAGS: tuple[Flag, ...] = (
         group=OUTPUT,
         values="DIR",
         default_text="a temporary directory",
-        text="Directory for log files. Each job makes a directory of its own in it.",
+        text="Directory for log files. Each launcher makes a new directory in it, so that the nodes of a job may share it.",
     ),
     Flag(
         "--local-ranks-filter",
