@@ -22,7 +22,7 @@ from elastic_run.lazy import lazy_names
 from elastic_run.multiprocessing.output.logs import DefaultLogsSpecs
 from elastic_run.records import dataclass, field, replace
 from elastic_run.rendezvous.api import RendezvousParameters
-from elastic_run.rendezvous.backends import BACKENDS
+from elastic_run.rendezvous.backend_table import BACKENDS
 from elastic_run.rendezvous.registry import get_rendezvous_handler
 from elastic_run.signals import SIGTERM
 

@@ -16,7 +16,7 @@ from elastic_run.cli.program_checks import check_program, name_reason
 from elastic_run.cli.values import nearest, node_range, seconds
 from elastic_run.errors import UsageError
 from elastic_run.multiprocessing.process.interpreter import own_interpreter
-from elastic_run.rendezvous.backends import BACKENDS, read_settings
+from elastic_run.rendezvous.backend_table import BACKENDS, read_settings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

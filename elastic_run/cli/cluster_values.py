@@ -17,7 +17,7 @@ from elastic_run.cli.config import names_rendezvous
 from elastic_run.cli.flags import FLAGS
 from elastic_run.cli.origins import Origin, derive
 from elastic_run.cli.values import node_range
-from elastic_run.rendezvous.backends import BACKENDS
+from elastic_run.rendezvous.backend_table import BACKENDS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import textwrap
 from elastic_run import contract
 from elastic_run.cli.help import WIDTH, describe_default
 from elastic_run.cli.origins import DERIVED, FILE, FLAG, VARIABLE, Origin
-from elastic_run.rendezvous.backends import BACKENDS
+from elastic_run.rendezvous.backend_table import BACKENDS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

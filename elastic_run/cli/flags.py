@@ -14,7 +14,7 @@ from elastic_run import contract
 from elastic_run.cli import values as _values
 from elastic_run.core.job.config import JobConfig
 from elastic_run.core.node.config import NodeConfig
-from elastic_run.rendezvous.backends import BACKENDS
+from elastic_run.rendezvous.backend_table import BACKENDS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -425,7 +425,8 @@ FLAGS: tuple[Flag, ...] = (
         default="0",
         parse=_values.output_choice,
         text="Write the workers' output to log files and to the console, where each line gets a prefix. 0: none, 1: "
-        "stdout, 2: stderr, 3: both, or for some local ranks only (0:3,1:2 is both of worker 0 and stderr of worker 1).",
+        "stdout, 2: stderr, 3: both; or for some local ranks only (0:3,1:2 is both of worker 0 and stderr of worker "
+        "1).",
     ),
     Flag(
         "-r",
@@ -441,7 +442,8 @@ FLAGS: tuple[Flag, ...] = (
         group=OUTPUT,
         values="DIR",
         default_text="a temporary directory",
-        text="Directory for log files. Each launcher makes a new directory in it, so that the nodes of a job may share it.",
+        text="Directory for log files. Each launcher makes a new directory in it, so that the nodes of a job may share "
+        "it.",
     ),
     Flag(
         "--local-ranks-filter",

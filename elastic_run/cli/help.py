@@ -68,7 +68,9 @@ def render_help(flags: Sequence[Flag]) -> str:
     paragraphs = [_USAGE, _render_group("Most used flags", [by_name[name] for name in MOST_USED])]
     examples = "\n".join(f"  {command}\n      {text}" for command, text in EXAMPLES)
     paragraphs.append(f"Examples\n{examples}\n")
-    paragraphs.append(f"[PET_...] is the variable that sets a flag. --help-all shows all {len(flags)} flags and the exit codes.\n")
+    paragraphs.append(
+        f"[PET_...] is the variable that sets a flag.\n--help-all shows all {len(flags)} flags and the exit codes.\n"
+    )
     return "\n".join(paragraphs)
 
 

@@ -6,7 +6,7 @@ for, plug-ins are looked for only when the backend is not one of ours.
 | module | what it holds |
 |---|---|
 | `api` | torch's interface: handler, parameters, info, registry |
-| `backends` | the table of the built-in backends |
+| `backend_table` | the table of the built-in backends |
 | `elastic` | the rendezvous of several nodes, over a job store |
 | `errors` | torch's rendezvous errors |
 | `etcd_server` | torch's helper that starts an etcd for tests |

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from elastic_run.rendezvous.api import Store
-    from elastic_run.store.tcpstore.memory import MemoryStore
+    from elastic_run.store.tcpstore.memory_store import MemoryStore
 
 __all__ = ["LocalStore", "find_torch_stores", "make_local_store"]
 
@@ -44,7 +44,7 @@ class LocalStore:
     @property
     def _data(self) -> MemoryStore:
         if self._made is None:
-            from elastic_run.store.tcpstore.memory import MemoryStore  # noqa: PLC0415 - no worker waits for it
+            from elastic_run.store.tcpstore.memory_store import MemoryStore  # noqa: PLC0415 - no worker waits for it
 
             self._made = MemoryStore()
         return self._made

@@ -14,7 +14,7 @@ import sys
 from elastic_run.contract import RENDEZVOUS_ENTRY_POINTS
 from elastic_run.lazy import lazy_names
 from elastic_run.rendezvous.api import RendezvousParameters, rendezvous_handler_registry
-from elastic_run.rendezvous.backends import BACKENDS
+from elastic_run.rendezvous.backend_table import BACKENDS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 | module | what it holds |
 |---|---|
 | `advice` | what to do about failures that many users meet |
-| `document` | failure.json |
+| `failure_json` | failure.json |
 | `failure` | the closing report |
 | `job_result` | how a job ended: the record that report, failure.json and error file are made of |
 | `lines` | the lines of the launcher while the job runs |
@@ -24,9 +24,9 @@ from elastic_run.lazy import lazy_names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from elastic_run.report.document import failure_document as failure_document
-    from elastic_run.report.document import write_failure_file as write_failure_file
     from elastic_run.report.failure import render as render
+    from elastic_run.report.failure_json import failure_document as failure_document
+    from elastic_run.report.failure_json import write_failure_file as write_failure_file
     from elastic_run.report.job_result import Attempt as Attempt
     from elastic_run.report.job_result import JobResult as JobResult
     from elastic_run.report.memory import OomKills as OomKills
@@ -36,10 +36,10 @@ _HOMES = {
     "Attempt": "job_result",
     "JobResult": "job_result",
     "OomKills": "memory",
-    "failure_document": "document",
+    "failure_document": "failure_json",
     "read_oom_kills": "memory",
     "render": "failure",
-    "write_failure_file": "document",
+    "write_failure_file": "failure_json",
 }
 
 __all__ = [*_HOMES]  # noqa: PLE0604 - the keys are the names

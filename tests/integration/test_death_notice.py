@@ -13,7 +13,7 @@ import pytest
 from elastic_run.contract import ENV_RECORD_DIR
 from elastic_run.core.protocol.job_keys import FACTS, HEAD
 from elastic_run.core.protocol.messages import Assignment, Head, Leave, Offer, SeatDead, read_fact, to_json
-from elastic_run.rendezvous.backends import make_backend, read_settings
+from elastic_run.rendezvous.backend_table import make_backend, read_settings
 from elastic_run.rendezvous.elastic.backend.hosting import HostedStore
 from elastic_run.rendezvous.elastic.node_death.notice import send_death_notice
 from elastic_run.rendezvous.elastic.node_death.proofs import DeathProofs, find_notice_limit, name_job

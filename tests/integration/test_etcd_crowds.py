@@ -13,7 +13,7 @@ import pytest
 
 from elastic_run.core.node.messages import Ended, Formed, Halted, Refused
 from elastic_run.rendezvous import RendezvousParameters
-from elastic_run.rendezvous.backends import make_backend, read_settings
+from elastic_run.rendezvous.backend_table import make_backend, read_settings
 from elastic_run.rendezvous.elastic.backend.base import SharedBackend
 from elastic_run.rendezvous.elastic.store_connection import StoreConnection
 from elastic_run.rendezvous.session import Lost

@@ -12,7 +12,7 @@ import etcd
 import pytest
 from torch.distributed.elastic.rendezvous import RendezvousParameters, etcd_rendezvous, etcd_rendezvous_backend
 
-from elastic_run.rendezvous.backends import make_backend, read_settings
+from elastic_run.rendezvous.backend_table import make_backend, read_settings
 from elastic_run.store.errors import StoreAccessError
 from elastic_run.store.jobstore.api import LEFT_BEHIND
 from elastic_run.store.jobstore.etcd_v2 import EtcdV2JobStore

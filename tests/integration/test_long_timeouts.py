@@ -13,7 +13,7 @@ from elastic_run.cli.values import duration, seconds, whole_seconds
 from elastic_run.contract import LONGEST_TIME
 from elastic_run.loop import Loop
 from elastic_run.multiprocessing import DefaultLogsSpecs, start_processes
-from elastic_run.rendezvous.backends import read_settings
+from elastic_run.rendezvous.backend_table import read_settings
 from elastic_run.store.connecting import connect_once
 from elastic_run.store.stream import Stream
 from tests.support.store import ServedStore

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run.core.protocol.job_keys import decision_key
-from elastic_run.rendezvous.backends import make_backend, read_settings
+from elastic_run.rendezvous.backend_table import make_backend, read_settings
 from tests.support.etcd import ROOT, Certificates, Etcd, make_certificates
 from tests.support.wait import DEADLINE, stretched
 

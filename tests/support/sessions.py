@@ -21,7 +21,7 @@ from elastic_run.core.node.messages import Ended, Formed, Halted, Refused, Warne
 from elastic_run.core.protocol.facts import Offer
 from elastic_run.records import replace
 from elastic_run.rendezvous import get_rendezvous_handler
-from elastic_run.rendezvous.backends import read_settings
+from elastic_run.rendezvous.backend_table import read_settings
 from elastic_run.rendezvous.elastic.backend.tcp import TcpBackend
 from elastic_run.rendezvous.elastic.handler import ElasticRendezvousHandler, open_session
 from elastic_run.rendezvous.session import Lost, Notice, Setup

@@ -9,7 +9,7 @@ import pytest
 from elastic_run.loop import Loop
 from elastic_run.store.tcpstore import wire
 from elastic_run.store.tcpstore.listener import open_listener
-from elastic_run.store.tcpstore.memory import MemoryStore
+from elastic_run.store.tcpstore.memory_store import MemoryStore
 from elastic_run.store.tcpstore.server import GARBAGE, StoreServer
 from tests.support.store import Peer
 

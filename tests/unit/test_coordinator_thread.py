@@ -9,7 +9,7 @@ import pytest
 
 from elastic_run.core.node.messages import Coordinate
 from elastic_run.core.protocol import job_keys, messages
-from elastic_run.rendezvous.backends import read_settings
+from elastic_run.rendezvous.backend_table import read_settings
 from elastic_run.rendezvous.elastic import handler
 from elastic_run.rendezvous.elastic.backend.base import SharedBackend
 from elastic_run.rendezvous.elastic.coordinator_thread import CoordinatorThread

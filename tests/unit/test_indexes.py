@@ -41,3 +41,12 @@ def test_only_packages_without_a_list_are_excepted() -> None:
         ".".join(package.relative_to(ROOT).parts) for package in PACKAGES if set(listed(package)) == modules(package)
     }
     assert complete & STILL_WITHOUT_LIST == set()
+
+
+def test_what_contributing_points_to_is_there() -> None:
+    """The table `to change X, go to Y` names files and directories that exist."""
+    page = (ROOT.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    table = page.partition("## Where things are")[2].partition("\n## ")[0]
+    places = re.findall(r"`([\w/]+(?:\.py|/))`", table)
+    assert len(places) > len(table.splitlines()) / 2
+    assert [place for place in places if not (ROOT / place).exists()] == []

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run.core.job.config import JobConfig
-from elastic_run.rendezvous.backends import read_settings
+from elastic_run.rendezvous.backend_table import read_settings
 from elastic_run.rendezvous.elastic import retry_deadline
 from elastic_run.rendezvous.elastic.context import SessionContext
 from elastic_run.rendezvous.elastic.retry_deadline import RetryDeadline

@@ -12,7 +12,7 @@ import pytest
 from elastic_run import contract
 from elastic_run.cli.flags import FLAGS
 from elastic_run.rendezvous import rendezvous_handler_registry
-from elastic_run.rendezvous.backends import BACKENDS, make_backend, read_settings
+from elastic_run.rendezvous.backend_table import BACKENDS, make_backend, read_settings
 
 _ROOT = Path(__file__).parents[2] / "elastic_run"
 
@@ -37,13 +37,13 @@ def test_the_facts_of_a_backend_stand_in_the_table_only() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Constant) and node.value in facts
     }
-    assert homes == {"rendezvous/backends.py", "contract.py"}
+    assert homes == {"rendezvous/backend_table.py", "contract.py"}
 
 
 def test_the_table_loads_no_backend() -> None:
     """To read the table costs no import of a store, a handler or torch."""
     program = (
-        "import sys, elastic_run.rendezvous.backends; "
+        "import sys, elastic_run.rendezvous.backend_table; "
         "print([name for name in sys.modules if name.startswith(('elastic_run.store', 'elastic_run.rendezvous.e'))"
         " and name != 'elastic_run.rendezvous.errors' or name in ('torch', 'socket', 'dataclasses', 'typing')])"
     )

@@ -11,7 +11,7 @@ import pytest
 
 from elastic_run.core.node.messages import Ended, Formed
 from elastic_run.core.protocol import job_keys, messages
-from elastic_run.rendezvous.backends import read_settings
+from elastic_run.rendezvous.backend_table import read_settings
 from elastic_run.rendezvous.elastic.backend.base import Backend
 from elastic_run.rendezvous.elastic.handler import open_session
 from elastic_run.rendezvous.elastic.job_session import JobSession

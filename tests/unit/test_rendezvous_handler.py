@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastic_run.rendezvous.backends import read_settings
+from elastic_run.rendezvous.backend_table import read_settings
 from elastic_run.rendezvous.elastic.handler import ElasticRendezvousHandler
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from elastic_run.store.tcpstore import wire
 from elastic_run.store.tcpstore.groups import Member, ProcessGroups
-from elastic_run.store.tcpstore.memory import MemoryStore
+from elastic_run.store.tcpstore.memory_store import MemoryStore
 
 ADDRESS = b"/default_pg/0//cpu//0/0"
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic_run.store.tcpstore.integers import parse_integer
-from elastic_run.store.tcpstore.memory import MemoryStore
+from elastic_run.store.tcpstore.memory_store import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable

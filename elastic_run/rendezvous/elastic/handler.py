@@ -15,7 +15,7 @@ from elastic_run.core.node.config import NodeConfig
 from elastic_run.core.protocol import messages
 from elastic_run.records import replace
 from elastic_run.rendezvous.api import RendezvousHandler
-from elastic_run.rendezvous.backends import BACKENDS, make_backend, read_settings
+from elastic_run.rendezvous.backend_table import BACKENDS, make_backend, read_settings
 from elastic_run.rendezvous.elastic.addresses import find_outward_address, names_loopback, written
 from elastic_run.rendezvous.elastic.backend.hosting import HostedWorkerStore
 from elastic_run.rendezvous.elastic.backend.tcp import TcpBackend

@@ -10,7 +10,7 @@
 | `groups` | keeps the process groups of a worker apart |
 | `integers` | numbers as torch's server reads them |
 | `listener` | the port, open before its number is told |
-| `memory` | the data: keys, values, counters, queues and streams |
+| `memory_store` | the data: keys, values, counters, queues and streams |
 | `opening` | how a client opens its connection and proves the token |
 | `request_handler` | what the server answers to each operation |
 | `server` | the server, on the agent's loop |

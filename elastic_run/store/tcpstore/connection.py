@@ -16,7 +16,7 @@ import _socket  # `socket` builds enums when it is imported: 3 ms, and this is o
 
 from elastic_run.store.errors import ServerDefectError, UnprovedError, WireError
 from elastic_run.store.limits import PIECE_COST
-from elastic_run.store.tcpstore.memory import SHARED_FROM
+from elastic_run.store.tcpstore.memory_store import SHARED_FROM
 from elastic_run.store.tcpstore.wire import Decoder
 
 TYPE_CHECKING = False

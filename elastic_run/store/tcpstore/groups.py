@@ -24,7 +24,7 @@ from elastic_run.store.tcpstore import wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from elastic_run.store.tcpstore.memory import MemoryStore
+    from elastic_run.store.tcpstore.memory_store import MemoryStore
 
 _OPENING_KEY = b"init/"
 _GROUP_KEY = b"/default_pg/"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from elastic_run.store.errors import LimitError, WireError
 from elastic_run.store.tcpstore import wire
-from elastic_run.store.tcpstore.memory import MemoryStore
+from elastic_run.store.tcpstore.memory_store import MemoryStore
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

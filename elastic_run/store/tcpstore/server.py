@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from elastic_run.loop import Loop, Timer
     from elastic_run.store.tcpstore.admission import Admission, TokenRequirement
-    from elastic_run.store.tcpstore.memory import MemoryStore
+    from elastic_run.store.tcpstore.memory_store import MemoryStore
 
 #: Kinds of refusals, beside those of `LimitError`.
 GARBAGE, DEFECT = "garbage", "defect"

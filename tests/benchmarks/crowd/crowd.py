@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from elastic_run.core.node.messages import Formed, Refused
 from elastic_run.core.protocol.facts import Offer
 from elastic_run.loop import Loop
-from elastic_run.rendezvous.backends import make_backend, read_settings
+from elastic_run.rendezvous.backend_table import make_backend, read_settings
 from elastic_run.rendezvous.elastic import handler
 from elastic_run.rendezvous.session import Lost
 from elastic_run.store.tcpstore.listener import open_public_listener, raise_descriptor_limit

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from elastic_run.core.node.messages import Formed, Refused
 from elastic_run.core.protocol.facts import Offer
-from elastic_run.rendezvous.backends import read_settings
+from elastic_run.rendezvous.backend_table import read_settings
 from elastic_run.rendezvous.elastic.backend.hosting import HostedStore
 from elastic_run.rendezvous.elastic.backend.tcp import TcpBackend
 from elastic_run.rendezvous.elastic.handler import open_session

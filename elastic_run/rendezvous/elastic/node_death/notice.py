@@ -20,7 +20,7 @@ import time
 
 from elastic_run.core.protocol import job_keys, messages
 from elastic_run.core.protocol.codec import MessageError, decode, encode
-from elastic_run.rendezvous.backends import make_backend, read_settings
+from elastic_run.rendezvous.backend_table import make_backend, read_settings
 from elastic_run.rendezvous.elastic.backend.tcp import TcpBackend
 from elastic_run.rendezvous.elastic.decision_log import create_entry
 from elastic_run.rendezvous.elastic.node_death.proofs import death_facts
