@@ -9,7 +9,7 @@ import pytest
 
 from elastic_run.core.job import coordinator as office
 from elastic_run.core.job.config import JobConfig
-from elastic_run.core.job.snapshot import identify
+from elastic_run.core.job.snapshot import identify, make_state, write_state
 from elastic_run.core.job.state import AWAITED, LIVE, Gone, Job, LeftLog, Node, Seat, give_up_awaited, move
 from elastic_run.core.job.view_change import View, find_view, is_behind, is_outdated, leave_out_old, may_go_on, restate
 from elastic_run.core.protocol.job_keys import copy_key
@@ -23,6 +23,7 @@ from elastic_run.core.protocol.messages import (
     MessageError,
     NodeInfo,
     Offer,
+    Recovered,
     SeatDead,
     read_term,
     to_json,
@@ -236,6 +237,18 @@ def test_a_copy_that_is_wanted_is_read_once() -> None:
     assert copy_key(copy) in known.complaint
     assert (known.wants, known.view is not None) == (None, True)
     assert office.take_copy(known, b"", now=0.0, jitter=0.0) is known
+
+
+def test_the_cause_of_a_failure_is_awaited_anew() -> None:
+    """The wait of the log that was left is over: a coordinator that went by it would never wait for facts."""
+    seats = (Seat("a", LIVE), Seat("b", LIVE))
+    job = Job(1, round=1, round_id="1/1/a", incarnation="a.1", phase="running", seats=seats, config=CONFIG, until=-1.0)
+    state = write_state(make_state(replace(job, slot=1), 0.0, position=0, oldest=0, formations=()))
+    facts = [to_json(_join(node, last=_last(1, rank), copy=identify(state))) for rank, node in enumerate("ab")]
+    known = office.start_term("b", term=2, slot=0, state=None, now=0.0, is_successor=True)
+    known = office.take_copy(office.receive(known, facts, 2, now=0.0, jitter=0.0), state, now=0.0, jitter=0.0)
+    assert isinstance(known.pending, Recovered)
+    assert known.job.until is None
 
 
 def test_without_a_majority_the_job_ends_after_the_join_timeout() -> None:

@@ -567,7 +567,8 @@ def _recover(coordinator: Coordinator, view: View, now: float) -> Coordinator:
     if may_go_on(view, job, config, waited):
         term = max(coordinator.term, view.highest_term + 1)
         # Not all members may have read that the round was warned or halted: it is said again in this log.
-        if job.phase in (WARNED, HALTING):
+        # The cause of a failure is awaited anew, once the node that failed is here.
+        if job.phase in (RUNNING, WARNED, HALTING):
             job = replace(job, phase=RUNNING, until=None, halt_reason="")
         job = replace(job, term=term, since=coordinator.began)
         recovered = Recovered(term, coordinator.node, job.round, job.round_id, job.restart_count, job.incarnation)
