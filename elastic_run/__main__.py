@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 
 from elastic_run import signals
 
@@ -14,8 +15,13 @@ def main() -> None:
     """Run the command.
 
     Raises:
-        SystemExit: The job didn't succeed; the code is one of `contract.EXIT_CODES`.
+        SystemExit: The job didn't succeed, and the code is one of `contract.EXIT_CODES`; or a command has ended.
     """
+    if len(sys.argv) > 1 and sys.argv[1].isalpha():  # no flag, and no script with a suffix
+        from elastic_run.cli import commands  # noqa: PLC0415 - not on the way to a worker
+
+        if sys.argv[1] in commands.COMMANDS:
+            sys.exit(commands.run(sys.argv[1:]))
     # Until the loop answers them, which takes over in time for the first worker.
     for number in (signals.SIGTERM, signals.SIGINT, signals.SIGHUP, signals.SIGQUIT):
         if signals.is_unanswered(number):

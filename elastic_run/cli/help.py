@@ -10,6 +10,7 @@ import re
 import textwrap
 
 from elastic_run import contract
+from elastic_run.cli.commands import COMMANDS
 from elastic_run.core.job.config import Window
 
 TYPE_CHECKING = False
@@ -44,6 +45,7 @@ _USAGE = """\
 usage: elastic-run [flags] SCRIPT [arguments of the script]
        elastic-run [flags] -m MODULE [arguments of the module]
        elastic-run [flags] --no-python PROGRAM [arguments of the program]
+       elastic-run COMMAND [arguments of the command]
 
 elastic-run starts the workers of a distributed PyTorch job on this node,
 restarts them after a failure, and reports the cause of the failure. It accepts
@@ -58,7 +60,8 @@ the command line overrides its variable. For a flag without a value the variable
 is 1 or 0. TIME and PERIOD are a number of seconds, or a number with the unit s,
 m, h or d (5m). ${local_rank} in the arguments of the script becomes the number
 of the worker on its node. The variable PYTHON_EXEC names the interpreter of the
-workers; by default it is the interpreter that runs elastic-run.
+workers; by default it is the interpreter that runs elastic-run. A script with
+the name of a command is written with its directory: elastic-run ./help.
 """
 
 
@@ -68,15 +71,25 @@ def render_help(flags: Sequence[Flag]) -> str:
     paragraphs = [_USAGE, _render_group("Most used flags", [by_name[name] for name in MOST_USED])]
     examples = "\n".join(f"  {command}\n      {text}" for command, text in EXAMPLES)
     paragraphs.append(f"Examples\n{examples}\n")
+    names = textwrap.fill(", ".join(COMMANDS), WIDTH, initial_indent="  ", subsequent_indent="  ")
+    paragraphs.append(f"Commands (elastic-run help explains them)\n{names}\n")
     paragraphs.append(
         f"[PET_...] is the variable that sets a flag.\n--help-all shows all {len(flags)} flags and the exit codes.\n"
     )
     return "\n".join(paragraphs)
 
 
+def render_commands() -> str:
+    """Return the table of the commands."""
+    rows = "\n".join(
+        textwrap.fill(f"  {name:<10}{text}", WIDTH, subsequent_indent=" " * 12) for name, text in COMMANDS.items()
+    )
+    return f"Commands (elastic-run help COMMAND shows the arguments of each)\n{rows}\n"
+
+
 def render_all_help(flags: Sequence[Flag]) -> str:
     """Return the text of --help-all: all flags by group, and the exit codes."""
-    paragraphs = [_USAGE, _RULES]
+    paragraphs = [_USAGE, render_commands(), _RULES]
     groups = dict.fromkeys(flag.group for flag in flags)
     paragraphs += [_render_group(group, [flag for flag in flags if flag.group == group]) for group in groups]
     codes = "\n".join(_render_exit_code(code, text) for code, _, text in contract.EXIT_CODES)

@@ -31,7 +31,7 @@ def test_help_opens_with_what_everybody_needs() -> None:
     assert shown == ["--nproc-per-node", "--nnodes", "--max-restarts", "--tee", "--log-dir", "--preload"]
     assert all(command in text for command, _ in EXAMPLES)
     assert f"--help-all shows all {len(FLAGS)} flags" in text
-    assert len(text.splitlines()) <= 50
+    assert len(text.splitlines()) <= 55
 
 
 def test_all_help_has_every_flag_with_its_default_and_variable() -> None:

@@ -1,0 +1,50 @@
+"""The commands beside the start of a job: ``elastic-run help``, and more.
+
+| module | what it holds |
+|---|---|
+| `parser` | the argparse parser that all commands share |
+| `help` | ``elastic-run help``: the commands, or the help of one of them |
+
+The first word of a command line is a command if `COMMANDS` has it; a script of that name is started with ``./`` before
+its name. Each command is the module of its name, with a function ``main(words)`` that returns the exit code, or raises
+UsageError for what the user has to correct.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from elastic_run import contract
+from elastic_run.errors import UsageError
+from elastic_run.notices import say
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: Each command with its one line of help.
+COMMANDS = {
+    "help": "Show the commands and the most used flags, or the help of one command.",
+}
+
+
+def run(words: Sequence[str]) -> int:
+    """Run a command.
+
+    Args:
+        words: Its name, which `COMMANDS` has, and its arguments.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        SystemExit: The arguments are wrong (2), or ask for the command's help (0).
+    """
+    name, *arguments = words
+    try:
+        return int(import_module(f"{__name__}.{name}").main(arguments))
+    except UsageError as error:
+        say(f"error: {name}: {error}")
+        return contract.EXIT_USAGE
+    except KeyboardInterrupt:
+        return contract.EXIT_SIGNAL_BASE + 2

@@ -1,0 +1,35 @@
+"""``elastic-run help [COMMAND]``: the commands and the most used flags, or the help of one command."""
+
+from __future__ import annotations
+
+from elastic_run.cli.commands import COMMANDS, run
+from elastic_run.cli.commands.parser import CommandParser
+from elastic_run.cli.flags import FLAGS
+from elastic_run.cli.help import render_commands, render_help
+from elastic_run.cli.parser import print_text
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def main(words: Sequence[str]) -> int:
+    """Print the help.
+
+    Args:
+        words: The arguments: none, or a command.
+
+    Returns:
+        0.
+
+    Raises:
+        UsageError: There is no such command.
+        SystemExit: The help of one command was printed (0).
+    """
+    parser = CommandParser("help")
+    parser.add_argument("command", nargs="?", choices=COMMANDS, metavar="COMMAND", help="one of the commands")
+    command = parser.parse_args(words).command
+    if command is not None:
+        return run([command, "--help"])
+    print_text(f"{render_commands()}\n{render_help(FLAGS)}")
+    return 0
