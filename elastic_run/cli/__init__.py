@@ -13,6 +13,7 @@
 | `indexed_job` | those that follow from the indexed Job of Kubernetes whose pod this is |
 | `derivation` | the record of what follows |
 | `node_gpus` | one worker for each GPU of this node |
+| `threads` | OpenMP threads of each worker |
 | `config` | a checked namespace to a `LaunchConfig` and the command of the workers |
 | `config_file` | the file of ``--config``: TOML to checked values |
 | `explain` | the text of ``--explain``: values with their origins, and what would be started |

@@ -8,6 +8,7 @@ import sys
 from elastic_run import contract
 from elastic_run.cli.flags import FLAGS
 from elastic_run.cli.origins import DERIVED, VARIABLE, Origin, derive
+from elastic_run.cli.threads import choose_threads
 from elastic_run.cli.values import node_range
 from elastic_run.core.job.config import JobConfig
 from elastic_run.core.node.config import NodeConfig
@@ -165,7 +166,7 @@ def make_config(
         preload=args.preload,
     )
     command, command_args = make_command(args, environ)
-    _limit_threads(workers, environ)
+    _limit_threads(args.omp_threads, workers, environ)
     return config, command, command_args
 
 
@@ -199,11 +200,13 @@ def _local_rank_argument(args: Namespace) -> list[str]:
     return [f"{name}=${{local_rank}}"]
 
 
-def _limit_threads(workers: int, environ: MutableMapping[str, str]) -> None:
-    """Give each worker one OpenMP thread unless the user decides."""
-    if workers > 1 and contract.ENV_OMP_NUM_THREADS not in environ:
-        environ[contract.ENV_OMP_NUM_THREADS] = "1"
-        say(f"{contract.ENV_OMP_NUM_THREADS} is not set: each of the {workers} workers gets 1 (set it to tune)")
+def _limit_threads(flag: int | str | None, workers: int, environ: MutableMapping[str, str]) -> None:
+    """Set the workers' number of OpenMP threads unless the user has."""
+    threads = choose_threads(flag, workers, environ)
+    if threads.count is not None:
+        environ[contract.ENV_OMP_NUM_THREADS] = str(threads.count)
+    if threads.notice:
+        say(threads.notice)
 
 
 def _rdzv_configs(args: Namespace) -> dict[str, Any]:

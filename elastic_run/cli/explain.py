@@ -17,6 +17,7 @@ import textwrap
 from elastic_run import contract
 from elastic_run.cli.help import WIDTH, describe_default
 from elastic_run.cli.origins import DERIVED, FILE, FLAG, VARIABLE, Origin
+from elastic_run.cli.threads import choose_threads
 from elastic_run.rendezvous.backend_table import BACKENDS
 
 TYPE_CHECKING = False
@@ -72,7 +73,7 @@ def render_explanation(
     shown = [flag for flag in flags if not flag.prints_text and flag.name not in _OWN_FLAGS]
     decided = [flag for flag in shown if flag.dest in origins or _is_of_program(flag, args)]
     rows = [_row(_write(flag, args, origins), _describe(origins.get(flag.dest))) for flag in decided]
-    rows += _variable_rows(environ, config.nproc_per_node)
+    rows += _variable_rows(args, environ, config.nproc_per_node)
     others = [flag for flag in shown if flag not in decided]
     if args.explain_all:
         rows += [_row(flag.name, f"default: {describe_default(flag) or 'none'}") for flag in others]
@@ -124,13 +125,15 @@ def _describe_unused(origin: Origin) -> str:
     return f"{origin.source}={origin.text}" if origin.text else origin.source
 
 
-def _variable_rows(environ: Mapping[str, str], workers: int) -> list[str]:
+def _variable_rows(args: Namespace, environ: Mapping[str, str], workers: int) -> list[str]:
     values = {name: environ[name] for name in _VARIABLES if name in environ}
     if contract.ENV_RDZV_TOKEN in values:
         values[contract.ENV_RDZV_TOKEN] = _HIDDEN
     rows = [_row(f"{name}={value}", "variable") for name, value in values.items()]
-    if workers > 1 and contract.ENV_OMP_NUM_THREADS not in values:
-        rows.append(_row(f"{contract.ENV_OMP_NUM_THREADS}=1", f"{DERIVED}: several workers on this node"))
+    threads = choose_threads(args.omp_threads, workers, environ)
+    if threads.count is not None:
+        origin = f"{DERIVED}: {threads.reason or '--omp-threads'}"
+        rows.append(_row(f"{contract.ENV_OMP_NUM_THREADS}={threads.count}", origin))
     return rows
 
 

@@ -162,6 +162,16 @@ FLAGS: tuple[Flag, ...] = (
         "socket. exclusive: an equal share of the node's cores. core-complex: the cores of one last-level cache.",
     ),
     Flag(
+        "--omp-threads",
+        group=WORKERS,
+        values="N|auto",
+        parse=_values.threads,
+        is_ours=True,
+        default_text="1 for several workers on this node, as with torchrun",
+        text="OpenMP threads of each worker (OMP_NUM_THREADS). auto: an equal share of the cores that this process "
+        "may use (affinity and cgroup limit). The variable OMP_NUM_THREADS, if set, overrides this flag.",
+    ),
+    Flag(
         "--worker-store",
         group=WORKERS,
         values="auto|agent|torch|rank0",

@@ -95,6 +95,11 @@ def count(text: str) -> int:
     return whole_number(text, least=0, allowed="a whole number from 0 up")
 
 
+def threads(text: str) -> int | str:
+    """Read a number of threads, or the word auto."""
+    return text if text == "auto" else whole_number(text, least=1, allowed="a whole number from 1 up, nor auto")
+
+
 def node_rank(text: str) -> int:
     """Read a node's rank from 0, or -1, which launchers of other tools give where they know of none."""
     return whole_number(text, least=-1, allowed="a whole number from 0 up, nor -1 for none")

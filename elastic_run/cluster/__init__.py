@@ -5,7 +5,7 @@ can show it other machines.
 
 | module | what it holds |
 |---|---|
-| `cpus` | how many CPUs this process may use |
+| `cpus` | how many CPUs, and how many cores, this process may use |
 | `devices` | which GPUs a worker will see |
 | `kubernetes` | the indexed Job of Kubernetes of this pod: its index, the other pods' names |
 | `numa` | which CPUs each worker is bound to, near its GPU |

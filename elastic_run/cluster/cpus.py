@@ -29,6 +29,21 @@ def cpu_count(*, root: str = ROOT) -> int:
     return available if limit is None else max(1, min(available, _round_up(limit)))
 
 
+def core_count(*, root: str = ROOT) -> int:
+    """Count the cores whose time this process gets in full: two hardware threads of a core are one.
+
+    Args:
+        root: Root of the file system.
+
+    Returns:
+        At least 1; a limit of one and a half CPUs counts as 1, since a second thread would wait for the first one.
+    """
+    path = os.path.join(root, "sys/devices/system/cpu/cpu{}/topology/thread_siblings_list")
+    cores = len({read_text(path.format(cpu)) or str(cpu) for cpu in available_cpus()})
+    limit = cgroup_limit(root=root)
+    return cores if limit is None else max(1, min(cores, int(limit)))
+
+
 def available_cpus() -> frozenset[int]:
     """Return the numbers of the CPUs that this process may be scheduled on."""
     if hasattr(os, "sched_getaffinity"):

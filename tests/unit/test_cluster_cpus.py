@@ -81,6 +81,22 @@ def test_the_count_is_the_lower_of_affinity_and_limit(
     assert cpus.cpu_count(root=root) == expected
 
 
+@pytest.mark.parametrize(
+    ("quota", "affinity", "expected"),
+    [("150000", 8, 1), ("300000", 8, 3), ("50000", 8, 1), ("max", 8, 4), ("max", 3, 2), ("max", 1, 1)],
+)
+def test_two_threads_of_a_core_count_once(
+    quota: str, affinity: int, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cores count once, and only those whose time the control group grants in full."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(affinity)), raising=False)
+    siblings = {
+        f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list": f"{cpu & ~1}-{cpu | 1}\n" for cpu in range(8)
+    }
+    root = write_tree(tmp_path, {GROUPS: "0::/\n", f"{V2}/cpu.max": f"{quota} 100000\n", **siblings})
+    assert cpus.core_count(root=root) == expected
+
+
 def test_without_affinity_all_cpus_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a system without affinity masks every CPU may be used."""
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)

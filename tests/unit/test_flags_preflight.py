@@ -15,6 +15,7 @@ from elastic_run import contract
 from elastic_run import launch as legacy
 from elastic_run.cli.checks import check_arguments, find_notices
 from elastic_run.cli.config import choose_rendezvous, get_use_env, make_command, unique_id
+from elastic_run.cluster import cpus
 from elastic_run.core.job.config import Window
 from elastic_run.core.node.config import NodeConfig
 from elastic_run.errors import UsageError
@@ -488,6 +489,36 @@ def test_several_workers_get_one_thread_each(
     monkeypatch.setenv("OMP_NUM_THREADS", "8")
     config_from_args(parse_args(["--nproc-per-node=2", "s"]))
     assert os.environ["OMP_NUM_THREADS"] == "8"
+
+
+def test_omp_threads_gives_workers_more(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """--omp-threads sets OMP_NUM_THREADS, auto to an equal share of the cores, and a line says so."""
+    monkeypatch.setattr(cpus, "core_count", lambda: 7)
+    for words, value, told in (
+        (["--omp-threads=auto", "--nproc-per-node=2"], "3", "(7 cores for 2 workers)"),
+        (["--omp-threads=auto", "--nproc-per-node=9"], "1", "(7 cores for 9 workers)"),
+        (["--omp-threads=auto"], "7", "(7 cores for 1 worker)"),
+        (["--omp-threads=5", "--nproc-per-node=2"], "5", "OMP_NUM_THREADS=5 for each worker"),
+    ):
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+        config_from_args(parse_args([*words, "s"]))
+        assert os.environ["OMP_NUM_THREADS"] == value
+        err = capsys.readouterr().err
+        assert told in err
+        assert err.count("\n") == 1
+
+
+def test_omp_threads_leaves_the_users_variable(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """OMP_NUM_THREADS of the user stays, and a line names the flag that is not used."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "8")
+    config_from_args(parse_args(["--omp-threads=auto", "--nproc-per-node=2", "s"]))
+    config_from_args(parse_args(["--omp-threads=8", "--nproc-per-node=2", "s"]))
+    assert os.environ["OMP_NUM_THREADS"] == "8"
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert "--omp-threads: auto is not used, since OMP_NUM_THREADS=8 is set" in err
 
 
 def test_a_namespace_of_argparse_is_taken_and_completed() -> None:

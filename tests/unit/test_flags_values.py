@@ -60,6 +60,8 @@ GOOD: list[tuple[str, str, Any]] = [
     ("--worker-store", "rank0", "rank0"),
     ("--preload", "torch,torch.distributed", "torch,torch.distributed"),
     ("--preload", "", ""),
+    ("--omp-threads", "4", 4),
+    ("--omp-threads", "auto", "auto"),
     ("--restart-window", "5/1h", Window(5, 3600.0)),
     ("--restart-window", "5/h", Window(5, 3600.0)),
     ("--restart-window", "3/600", Window(3, 600.0)),
@@ -77,6 +79,8 @@ GOOD: list[tuple[str, str, Any]] = [
 BAD = [
     ("--nnodes", "0", "MIN[:MAX] with 1 <= MIN <= MAX"),
     ("--nnodes", "3:1", "MIN[:MAX] with 1 <= MIN <= MAX"),
+    ("--omp-threads", "0", "is not a whole number from 1 up, nor auto"),
+    ("--omp-threads", "Auto", "is not a whole number from 1 up, nor auto"),
     ("--nnodes", "a", "MIN[:MAX]"),
     ("--nnodes", "1:2:3", "MIN[:MAX]"),
     ("--nnodes", "", "MIN[:MAX]"),
