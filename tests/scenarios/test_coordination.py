@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from elastic_run.core.job import formation
+from elastic_run.core.job import formation, job_document, store_change
 from elastic_run.core.job import machine as coordination
-from elastic_run.core.job import state as job_state
 from elastic_run.core.job.config import Window
 from elastic_run.core.job.machine import Job, Silent
+from elastic_run.core.job.state import GATHERING
 from elastic_run.core.protocol.messages import (
     Failing,
     Foreign,
@@ -117,12 +117,12 @@ class Player:
         return self.now + self.offset
 
     def _succeed(self, *, is_moved: bool) -> None:
-        document = job_state.job_to_document(self.job, self._clock)
+        document = job_document.job_to_document(self.job, self._clock)
         self.offset += _OTHER_CLOCK
-        self.job = job_state.job_from_document(document, self._clock)
+        self.job = job_document.job_from_document(document, self._clock)
         self.job = replace(self.job, term=self.job.term + 1, slot=self.job.slot + 1)
         if is_moved:
-            self.job = job_state.move(self.job, self._clock)
+            self.job = store_change.move(self.job, self._clock)
 
     def _event(self, words: list[str], values: dict[str, Any]) -> Event:  # noqa: PLR0911 - one per kind
         kind, node = words[0], words[1]
@@ -241,7 +241,7 @@ def test_every_transition_is_told() -> None:
     """Every move between phases that the table allows is seen in some scenario, at the end of a step."""
     seen = set()
     for path in SCRIPTS:
-        phase = job_state.GATHERING
+        phase = GATHERING
         for line in path.read_text(encoding="utf-8").splitlines():
             words = line.split()
             if line.startswith("    ") and not line.startswith("      "):
@@ -249,7 +249,7 @@ def test_every_transition_is_told() -> None:
                 seen.add((phase, kind))
                 phase = words[0]
             elif line.startswith("config"):
-                phase = job_state.GATHERING
+                phase = GATHERING
     allowed = {(phase, None if kind is None else kind.__name__) for phase, kind in coordination.TRANSITIONS}
     assert allowed <= seen
 

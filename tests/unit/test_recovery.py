@@ -10,7 +10,8 @@ import pytest
 from elastic_run.core.job import coordinator as office
 from elastic_run.core.job.config import JobConfig
 from elastic_run.core.job.snapshot import identify, make_state, write_state
-from elastic_run.core.job.state import AWAITED, LIVE, Gone, Job, LeftLog, Node, Seat, give_up_awaited, move
+from elastic_run.core.job.state import AWAITED, LIVE, Gone, Job, LeftLog, Node, Seat
+from elastic_run.core.job.store_change import give_up_awaited, move
 from elastic_run.core.job.view_change import View, find_view, is_behind, is_outdated, leave_out_old, may_go_on, restate
 from elastic_run.core.protocol.job_keys import copy_key
 from elastic_run.core.protocol.messages import (

@@ -6,13 +6,16 @@
 | `config` | the job's settings: which of them all nodes must agree on, which the first node decides |
 | `coordinator` | the coordinator's side of the log: facts in, decisions out, one slot at a time |
 | `formation` | when a round is formed, and of which nodes |
+| `job_document` | the job's state as a document, with relative times |
 | `machine` | the policy of the job: `decide` gives the next decision |
 | `majority` | which nodes of the last round are needed, so that no other store's log can form a round |
 | `rank_claims` | two nodes with one fixed rank |
 | `ranks` | which node and which worker gets which rank |
+| `reported_failure` | the failure in a node's report, which may be garbage |
 | `role_scripts` | which script the nodes of a role run |
 | `round_outcome` | what follows a round that has ended: a restart, a change of membership, the end of the job |
 | `snapshot` | the document of the job's state beside each decision, for the next coordinator |
 | `state` | the job's state |
+| `store_change` | the state after the job has moved to another store |
 | `view_change` | how the log of a new store goes on from the copies that the nodes keep |
 """

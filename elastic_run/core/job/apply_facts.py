@@ -16,11 +16,10 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from elastic_run.contract import EXIT_CODES, EXIT_RENDEZVOUS
-from elastic_run.core.agent.restart_policy import Failure
-from elastic_run.core.failure.root_cause import BARE_END, SECONDARY_FAILURE
+from elastic_run.core.failure.root_cause import SECONDARY_FAILURE
 from elastic_run.core.job.config import describe_difference
 from elastic_run.core.job.rank_claims import has_rival
+from elastic_run.core.job.reported_failure import read_report
 from elastic_run.core.job.role_scripts import describe_other_script, settle_script
 from elastic_run.core.job.state import (
     DEAD_ELSEWHERE,
@@ -38,10 +37,8 @@ from elastic_run.core.job.state import (
     Job,
     Node,
     Refusal,
-    Root,
     Seat,
 )
-from elastic_run.core.protocol.codec import encode
 from elastic_run.core.protocol.messages import (
     BY_SIGNAL,
     CANNOT_START,
@@ -66,17 +63,11 @@ from elastic_run.records import dataclass, replace
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from typing import TypeAlias, TypeGuard
+    from typing import TypeAlias
 
-    from elastic_run.core.protocol.codec import Document
     from elastic_run.core.protocol.messages import NodeInfo
 
-#: Bytes of a report that are kept, and of one of its values where it is longer.
-_REPORT_BYTES = 64 * 1024
-_VALUE_BYTES = 1024
-_SIGNATURE_LENGTH = 1024
 _ACTIVE = frozenset((RUNNING, WARNED, HALTING))
-_EXIT_CODES = {name: code for code, name, _ in EXIT_CODES if isinstance(code, int)}
 _CLAUSES = {BY_SIGNAL: "was told to stop", DIED: "its agent died", "unkillable": "has a process that can't be killed"}
 
 
@@ -114,11 +105,6 @@ def drop_refused(job: Job, name: str, detail: str) -> Job:
     book = _JobUpdate(job, 0.0)
     book.drop_refused(name, detail)
     return book.close()
-
-
-def verdict_exit_code(verdict: str) -> int:
-    """Return the exit code of a verdict that has one of its own, else 1."""
-    return _EXIT_CODES.get(verdict, 1)
 
 
 class _JobUpdate:
@@ -332,7 +318,7 @@ class _JobUpdate:
         is_hidden = fact.outcome == STOPPED and fact.report is not None
         if fact.outcome not in (FAILED, UNREACHABLE, CANNOT_START) and not is_hidden:
             return
-        root = _read_report(fact, node.failing if node.failing is not None else self._next_order())
+        root = read_report(fact, node.failing if node.failing is not None else self._next_order())
         if is_hidden:
             self._set(hidden=self._job.hidden or root)
         elif fact.outcome == CANNOT_START and self._job.ending is None:
@@ -372,41 +358,6 @@ def _is_suspecting(node: Node, fact: Ready) -> bool:
     report = fact.report or {}
     is_certain = node.failing is not None and not node.is_suspecting
     return fact.outcome == FAILED and not is_certain and report.get("severity") == SECONDARY_FAILURE
-
-
-def _read_report(fact: Ready, order: int) -> Root:
-    report = fact.report or {}
-    code, uptime, severity = report.get("exit_code"), report.get("uptime"), report.get("severity")
-    signature = report.get("signature")
-    own = {UNREACHABLE: "rendezvous", CANNOT_START: fact.verdict or "cannot_start"}.get(fact.outcome, "")
-    fallback = EXIT_RENDEZVOUS if fact.outcome == UNREACHABLE else verdict_exit_code(own)
-    return Root(
-        node=fact.node,
-        # Who could not reach the master's node may see no more than that it died.
-        severity=SECONDARY_FAILURE if fact.outcome == UNREACHABLE else severity if _is_integer(severity) else BARE_END,
-        order=order,
-        failure=Failure(
-            exit_code=code if _is_integer(code) and code != 0 else fallback,
-            signature=None if signature is None else encode({"": signature}).decode("ascii")[:_SIGNATURE_LENGTH],
-            is_deterministic=report.get("is_deterministic") is True,
-            uptime=float(uptime) if isinstance(uptime, int | float) else 0.0,
-        ),
-        verdict=own,
-        detail=fact.detail,
-        report=_cut(fact.report),
-    )
-
-
-def _cut(report: Document | None) -> Document | None:
-    """Return a report without its long values where it is too long to be carried to every node."""
-    if report is None or len(encode(report)) <= _REPORT_BYTES:
-        return report
-    short = {name: value for name, value in report.items() if len(encode({name: value})) <= _VALUE_BYTES}
-    return short if len(encode(short)) <= _REPORT_BYTES else {}
-
-
-def _is_integer(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _kept(node_info: NodeInfo) -> NodeInfo:

@@ -34,11 +34,12 @@ from __future__ import annotations
 from types import MappingProxyType
 
 from elastic_run.core.job import machine as coordination
-from elastic_run.core.job.apply_facts import apply_facts, verdict_exit_code
+from elastic_run.core.job.apply_facts import apply_facts
 from elastic_run.core.job.config import JobConfig
 from elastic_run.core.job.formation import assign
 from elastic_run.core.job.machine import Job, Silent
 from elastic_run.core.job.majority import describe_majority
+from elastic_run.core.job.reported_failure import verdict_exit_code
 from elastic_run.core.job.snapshot import Formation, State, make_state, read_state, write_state
 from elastic_run.core.job.state import GATHERING, HALTING, RUNNING, WARNED
 from elastic_run.core.job.view_change import (
@@ -159,11 +160,11 @@ class Coordinator:
         state_slot: Whose state document is the newest, -1 for none.
         state_term: Its term.
         garbage_keys: Keys to delete, as far as it knows: nobody needs them any more.
-        known_restarts: The restarts that its node had heard of when it took office.
+        known_restarts: The restarts that its node had heard of when its term began.
         pending: The decision that is being written, or None.
         last: The last decision, to be written after the pending one, or None.
         complaint: What was wrong with the last garbage among the facts, "" for none; for one line of the log.
-        is_over: Whether its office is over.
+        is_over: Whether its term is over.
         is_superseded: Whether it is over because another term decides, which this node's member may not know yet.
     """
 
@@ -467,7 +468,7 @@ def check(coordinator: Coordinator, head: bytes | None, log_start: bytes | None)
         log_start: What lies at `LOG_START`, or None.
 
     Returns:
-        What it knows now; its office is over where a later term has written either of them.
+        What it knows now; its term is over where a later term has written either of them.
     """
     start = find_start(log_start)
     terms = [_read_term(head), 0 if start is None else start.term]
@@ -476,7 +477,7 @@ def check(coordinator: Coordinator, head: bytes | None, log_start: bytes | None)
 
 
 def resign(coordinator: Coordinator) -> Coordinator:
-    """Give the office back in order: a `Resign` follows what is pending, then the office is over.
+    """End the term in order: a `Resign` follows the pending decision, then the term is over.
 
     Args:
         coordinator: What it knows.

@@ -25,9 +25,10 @@ import math
 
 from elastic_run.core.agent.shutdown import CAUSE_PATIENCE
 from elastic_run.core.job import formation, majority
-from elastic_run.core.job.apply_facts import Event, Silent, apply_facts, drop_refused, verdict_exit_code
+from elastic_run.core.job.apply_facts import Event, Silent, apply_facts, drop_refused
 from elastic_run.core.job.config import JobConfig
 from elastic_run.core.job.rank_claims import counts_at, describe_dispute, find_disputes
+from elastic_run.core.job.reported_failure import verdict_exit_code
 from elastic_run.core.job.round_outcome import change_allowed_at, describe_lost, end_with, settle
 from elastic_run.core.job.state import (
     ENDED,
@@ -38,8 +39,8 @@ from elastic_run.core.job.state import (
     WARNED,
     Job,
     Node,
-    give_up_awaited,
 )
+from elastic_run.core.job.store_change import give_up_awaited
 from elastic_run.core.protocol.messages import (
     BY_SIGNAL,
     DONE,

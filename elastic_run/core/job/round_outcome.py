@@ -7,8 +7,8 @@ from types import MappingProxyType
 
 from elastic_run.core.agent.restart_policy import GiveUp, decide_restart
 from elastic_run.core.failure.root_cause import SECONDARY_FAILURE
-from elastic_run.core.job.apply_facts import verdict_exit_code
 from elastic_run.core.job.ranks import assign_worker_ranks
+from elastic_run.core.job.reported_failure import verdict_exit_code
 from elastic_run.core.job.state import AWAITED, GATHERING, PAUSING, REMEMBERED, Job, Root, remember
 from elastic_run.core.protocol.messages import DONE, End
 from elastic_run.records import dataclass, replace

@@ -8,7 +8,7 @@ earlier attempts, when restarts and changes of membership were, and so how many 
 
 from __future__ import annotations
 
-from elastic_run.core.job.state import Job, job_from_document, job_to_document
+from elastic_run.core.job.job_document import job_from_document, job_to_document
 from elastic_run.core.protocol.codec import Document, MessageError, decode, encode, from_document, register, to_document
 from elastic_run.core.protocol.messages import PROTOCOL, Copy, is_spoken, read_term
 from elastic_run.records import dataclass
@@ -16,6 +16,8 @@ from elastic_run.records import dataclass
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import TypeAlias
+
+    from elastic_run.core.job.state import Job
 
     Read: TypeAlias = "tuple[State, Job]"
 
@@ -42,7 +44,7 @@ class State:
         oldest: The oldest slot that may still be there.
         formations: Those whose assignments are kept, the latest last.
         patience: Leases for which nodes that know of a round may come before a job is founded.
-        job: See `state.job_to_document`.
+        job: See `job_document.job_to_document`.
     """
 
     term: int

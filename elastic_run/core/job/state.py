@@ -1,8 +1,7 @@
-"""What the coordinator knows of its job: one frozen record, which is also the snapshot for whoever succeeds it.
+"""The coordinator's knowledge of its job: one frozen record, of which the next coordinator gets a copy.
 
-Bounded: figures of the last failures, causes of the last attempts, and those nodes that are gone which may be heard of
-again. Times are monotonic seconds of the coordinator; in a document they are relative to the moment of its writing,
-so that another node's clock can go on from there (law 4).
+The record is bounded: it has the last failures, the causes of the last attempts, and the last nodes that are gone and
+may come back. Times are monotonic seconds of the coordinator.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ from types import MappingProxyType
 
 from elastic_run.core.agent.restart_policy import Failure
 from elastic_run.core.job.role_scripts import RoleScript  # noqa: TC001 - importing it registers it as a field
-from elastic_run.core.protocol.codec import Document, MessageError, encode, from_document, register, to_document
-from elastic_run.core.protocol.messages import DONE, Copy, NodeInfo, Offer, read_term
+from elastic_run.core.protocol.codec import Document, encode, register
+from elastic_run.core.protocol.messages import Copy, NodeInfo, Offer, read_term
 from elastic_run.records import dataclass, field, replace
 
 TYPE_CHECKING = False
@@ -293,138 +292,6 @@ class Job:
         return tuple(node for node in self.nodes.values() if not node.is_member and not node.is_busy)
 
 
-@register
-@dataclass(frozen=True, slots=True)
-class _Snapshot:
-    """A `Job` in JSON's types, with times relative to the moment of writing."""
-
-    term: int
-    phase: str
-    config: JobConfig | None
-    nodes: tuple[Node, ...]
-    gone: tuple[Gone, ...]
-    order: int
-    round: int
-    round_id: str
-    highest_round: int
-    formed_slot: int
-    seats: tuple[Seat, ...]
-    restart_count: int
-    since: float
-    min_reached_at: float | None
-    until: float | None
-    halt_reason: str
-    news: str
-    root: Root | None
-    hidden: Root | None
-    ending: Root | None
-    refusals: tuple[Refusal, ...]
-    failures: tuple[Failure, ...]
-    restart_times: tuple[float, ...]
-    changes: tuple[float, ...]
-    attempts: tuple[Document, ...]
-    incarnation: str = ""
-    store_id: str = ""
-    scripts: tuple[RoleScript, ...] = ()
-    rank_claims: tuple[str, ...] = ()
-    prepared: tuple[str, ...] = ()
-    preparation: Copy | None = None
-    left_logs: tuple[LeftLog, ...] = ()
-    round_restarts: int = 0
-
-
-def job_to_document(job: Job, now: float) -> Document:
-    """Return the job's state for a successor.
-
-    Args:
-        job: The state.
-        now: Monotonic seconds.
-
-    Returns:
-        A document of JSON's types.
-    """
-    job = _shift(job, -now)
-    names = (name for name in _Snapshot.__slots__ if name not in ("nodes", "gone"))
-    values = {name: getattr(job, name) for name in names}
-    return to_document(_Snapshot(nodes=tuple(job.nodes.values()), gone=tuple(job.gone.values()), **values))
-
-
-def job_from_document(document: object, now: float) -> Job:
-    """Return the state that a coordinator before left.
-
-    Args:
-        document: What `job_to_document` gave, or garbage.
-        now: Monotonic seconds of this node.
-
-    Returns:
-        The state, as if no time had passed since.
-
-    Raises:
-        MessageError: It is garbage.
-    """
-    snapshot = from_document(_Snapshot, document)
-    if snapshot.phase not in PHASES:
-        message = f"_Snapshot.phase: {snapshot.phase!r} is none of {', '.join(PHASES)}"
-        raise MessageError(message)
-    names = (name for name in _Snapshot.__slots__ if name not in ("nodes", "gone"))
-    values = {name: getattr(snapshot, name) for name in names}
-    nodes = MappingProxyType({node.node: node for node in snapshot.nodes})
-    gone = MappingProxyType({gone.node: gone for gone in snapshot.gone})
-    return _shift(Job(nodes=nodes, gone=gone, **values), now)
-
-
-def move(job: Job, now: float) -> Job:
-    """Return the state as it goes on in another store, to which every node has yet to come.
-
-    But the one in whose agent the old store lived: it went silent with it, and its lease is over. Should it be there
-    all the same, it comes back as any other that was silent.
-
-    Args:
-        job: A copy of the state that was left in the old store.
-        now: Monotonic seconds.
-
-    Returns:
-        The state there.
-    """
-    return replace(
-        job,
-        nodes=MappingProxyType({}),
-        gone=MappingProxyType({**job.gone, **{name: _leave_behind(node) for name, node in job.nodes.items()}}),
-        seats=tuple(_await_holder(seat, job) for seat in job.seats),
-        formed_slot=-1,
-        prepared=(),
-        preparation=None,
-        since=now,
-    )
-
-
-def _await_holder(seat: Seat, job: Job) -> Seat:
-    node = job.nodes.get(seat.node)
-    if node is None:
-        return seat
-    if not node.node_info.serves_store:
-        return replace(seat, status=AWAITED)
-    is_lost = seat.is_lost or (node.is_member and node.outcome != DONE)
-    return replace(seat, status=UNKNOWN, is_lost=is_lost)
-
-
-def _leave_behind(node: Node) -> Gone:
-    if node.node_info.serves_store:
-        return Gone(node.node, node.sequence, SILENT, "silent, and with it the store that it served", node)
-    return Gone(node.node, node.sequence, MOVED, "did not follow the store", node)
-
-
-def give_up_awaited(job: Job) -> Job:
-    """Return the state in which nobody is awaited any more: those who have not come may live elsewhere."""
-
-    def give_up(seat: Seat) -> Seat:
-        gone = job.gone.get(seat.node)
-        is_done = gone is not None and gone.was is not None and gone.was.outcome == DONE
-        return replace(seat, status=UNKNOWN, is_lost=seat.is_lost or not is_done)
-
-    return replace(job, seats=tuple(give_up(seat) if seat.status == AWAITED else seat for seat in job.seats))
-
-
 def forget_place(gone: Gone) -> Gone:
     """Return a node that is gone without its place in the last round: another round is there now."""
     return gone if gone.was is None else replace(gone, was=replace(gone.was, is_member=False, rank=None))
@@ -437,16 +304,3 @@ def remember(attempts: tuple[Document, ...], report: Document | None) -> tuple[D
     while len(kept) > REMEMBERED or sum(sizes) > REMEMBERED_BYTES:
         del kept[0], sizes[0]
     return tuple(kept)
-
-
-def _shift(job: Job, offset: float) -> Job:
-    nodes = {name: replace(node, arrived_at=node.arrived_at + offset) for name, node in job.nodes.items()}
-    return replace(
-        job,
-        nodes=MappingProxyType(nodes),
-        since=job.since + offset,
-        min_reached_at=None if job.min_reached_at is None else job.min_reached_at + offset,
-        until=None if job.until is None else job.until + offset,
-        restart_times=tuple(time + offset for time in job.restart_times),
-        changes=tuple(time + offset for time in job.changes),
-    )

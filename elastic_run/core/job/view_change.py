@@ -27,7 +27,8 @@ from types import MappingProxyType
 from elastic_run.core.job.apply_facts import Silent, apply_facts
 from elastic_run.core.job.majority import has_majority
 from elastic_run.core.job.role_scripts import settle_script
-from elastic_run.core.job.state import DEAD_ELSEWHERE, RUNNING, VOID, Job, LeftLog, Seat, forget_place, move
+from elastic_run.core.job.state import DEAD_ELSEWHERE, RUNNING, VOID, Job, LeftLog, Seat, forget_place
+from elastic_run.core.job.store_change import move
 from elastic_run.core.protocol.messages import SEAT_CONFIRMED, SEAT_RUNNING, Join, Leave, SeatDead, read_term
 from elastic_run.records import dataclass, replace
 

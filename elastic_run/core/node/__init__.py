@@ -2,10 +2,13 @@
 
 | module | what it holds |
 |---|---|
-| `apply_log` | what a decision in the log, or a document of the store, means for this node |
+| `apply_log` | what `head` and each decision in the log mean for this node |
 | `config` | the settings in which nodes may differ, with the command line for the other nodes |
+| `coordination` | who coordinates: heartbeats of the coordinator, claims, terms that end |
 | `machine` | the state machine of a member: `decide` |
 | `messages` | the machine's events and commands |
 | `reports` | the agent's events as facts for the coordinator |
+| `rounds` | the node's assignment, the warning of a new round, halts |
 | `state` | the member's state |
+| `store_events` | broken connections, answered heartbeats, another store |
 """

@@ -1,0 +1,61 @@
+"""The job's state after the job has moved to another store, to which each node has yet to come."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from elastic_run.core.job.state import AWAITED, MOVED, SILENT, UNKNOWN, Gone, Job, Node, Seat
+from elastic_run.core.protocol.messages import DONE
+from elastic_run.records import replace
+
+
+def move(job: Job, now: float) -> Job:
+    """Return the state as it goes on in another store, to which every node has yet to come.
+
+    But the one in whose agent the old store lived: it went silent with it, and its lease is over. Should it be there
+    all the same, it comes back as any other that was silent.
+
+    Args:
+        job: A copy of the state that was left in the old store.
+        now: Monotonic seconds.
+
+    Returns:
+        The state there.
+    """
+    return replace(
+        job,
+        nodes=MappingProxyType({}),
+        gone=MappingProxyType({**job.gone, **{name: _leave_behind(node) for name, node in job.nodes.items()}}),
+        seats=tuple(_await_holder(seat, job) for seat in job.seats),
+        formed_slot=-1,
+        prepared=(),
+        preparation=None,
+        since=now,
+    )
+
+
+def _await_holder(seat: Seat, job: Job) -> Seat:
+    node = job.nodes.get(seat.node)
+    if node is None:
+        return seat
+    if not node.node_info.serves_store:
+        return replace(seat, status=AWAITED)
+    is_lost = seat.is_lost or (node.is_member and node.outcome != DONE)
+    return replace(seat, status=UNKNOWN, is_lost=is_lost)
+
+
+def _leave_behind(node: Node) -> Gone:
+    if node.node_info.serves_store:
+        return Gone(node.node, node.sequence, SILENT, "silent, and with it the store that it served", node)
+    return Gone(node.node, node.sequence, MOVED, "did not follow the store", node)
+
+
+def give_up_awaited(job: Job) -> Job:
+    """Return the state in which nobody is awaited any more: those who have not come may live elsewhere."""
+
+    def give_up(seat: Seat) -> Seat:
+        gone = job.gone.get(seat.node)
+        is_done = gone is not None and gone.was is not None and gone.was.outcome == DONE
+        return replace(seat, status=UNKNOWN, is_lost=seat.is_lost or not is_done)
+
+    return replace(job, seats=tuple(give_up(seat) if seat.status == AWAITED else seat for seat in job.seats))
