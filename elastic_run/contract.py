@@ -107,6 +107,8 @@ ENV_RDZV_TOKEN = "ELASTIC_RUN_RDZV_TOKEN"  # noqa: S105 - a name, not a secret
 ENV_COMPAT = "ELASTIC_RUN_COMPAT"
 #: Where the agents of several nodes keep their seat records, instead of /dev/shm: a directory of this machine.
 ENV_RECORD_DIR = "ELASTIC_RUN_RECORD_DIR"
+#: Where the control sockets of this user's agents are, instead of /tmp: a directory of this machine.
+ENV_CONTROL_DIR = "ELASTIC_RUN_CONTROL_DIR"
 ENV_DISABLE_SHARED_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 
 #: The type of a root cause that is a timer which expired, in `failure.json`; no exception of that name is raised.

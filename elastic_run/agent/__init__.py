@@ -4,6 +4,8 @@
 |---|---|
 | `api` | specification, worker, worker group, result and the abstract agent, with torch's fields |
 | `background` | processes that workers left running in the background: they end or live on with the job |
+| `control_requests` | the requests that commands may make of a running agent |
+| `control_server` | the agent's control socket, on which commands ask |
 | `driver` | the parts that `LocalElasticAgent` runs a job with |
 | `failures` | a failed worker as torch's `ProcessFailure`, for programs that launch |
 | `health_check_server` | torch's hook for health checks; it serves nothing by itself |

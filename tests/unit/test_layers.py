@@ -15,7 +15,9 @@ ALLOWED: dict[str, set[str]] = {
     "contract": set(),
     "errors": set(),
     "notices": set(),
-    "cli": {"contract", "errors", "notices", "cluster", "core", "events", "multiprocessing", "rendezvous", "launcher"},
+    "cli": {"contract", "errors", "notices", "cluster", "core", "events", "multiprocessing", "rendezvous", "launcher"}
+    | {"control"},
+    "control": {"contract", "errors"},
     "core": {"contract"},
     "loop": {"contract"},
     "utils": {"contract"},
@@ -34,7 +36,7 @@ ALLOWED: dict[str, set[str]] = {
     "rendezvous": {"contract", "core", "loop", "store", "utils", "events", "report.wait_status", "report.wait_texts"},
     "cluster": {"contract", "core", "utils", "slurm_variables"},
     "agent": {"contract", "core", "loop", "multiprocessing", "report", "cluster", "events", "metrics", "utils"}
-    | {"store.tcpstore", "timer", "rendezvous.api", "rendezvous.errors", "rendezvous.session"},
+    | {"control", "store.tcpstore", "timer", "rendezvous.api", "rendezvous.errors", "rendezvous.session"},
     "worker": {"contract", "slurm_variables"},
 }
 #: Room of `store` -> the rooms that it may import; modules outside of the rooms import no room.

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from elastic_run.agent.control_server import ControlServer
     from elastic_run.agent.driver.context import AgentContext
     from elastic_run.agent.driver.early_start import EarlyStart
     from elastic_run.agent.driver.held_round import HeldRound
@@ -116,6 +117,7 @@ class Supervisor:
         self._background = Background(context, self.console.say)
         if context.health_server is not None:
             context.health_server.serve(self._loop, lambda: self._agent.state)
+        self._control: ControlServer | None = None
         self._joining = Joining(context, self._round_join, self._job, loop=self._loop, feed=self._feed)
         self._signals = SignalWatch(
             self._loop,
@@ -183,12 +185,32 @@ class Supervisor:
         try:
             self._agent, commands = machine.begin(self._agent)
             self._perform_all(commands)
+            self._loop.call_later(_SETTLED, self._open_control)
             self._loop.run_until(self._is_finished)
         except BaseException as error:
             # A defect, or Ctrl-C in a program that has kept SIGINT to itself: the workers get their grace all the same.
             self._stop_after(error)
             raise
         return self._conclude()
+
+    def _open_control(self) -> None:
+        """Open the control socket. Without one the job goes on, and commands don't find it."""
+        from elastic_run.agent.control_requests import AgentView  # noqa: PLC0415 - the workers come first
+        from elastic_run.agent.control_server import ControlServer  # noqa: PLC0415 - ditto
+
+        view = AgentView(
+            loop=self._loop,
+            context=self._context,
+            job=self._job,
+            find_agent=lambda: self._agent,
+            find_round=lambda: self._round,
+            stop=lambda number: self._feed(messages.Signalled(number)),
+        )
+        self._control = ControlServer(self._loop, view)
+        try:
+            self._control.open(os.environ)
+        except OSError:
+            self._control = None
 
     @property
     def restart_count(self) -> int:
@@ -241,6 +263,8 @@ class Supervisor:
                     # The exit code is known; a signal that comes now must not replace it.
                     self._loop.ignore_signals()
             finally:
+                if self._control is not None:
+                    self._control.close()
                 if self._context.health_server is not None:
                     self._context.health_server.close()
                 self.console.close()

@@ -1,0 +1,222 @@
+"""The agent's control socket: serves requests of the user's own commands, such as ``elastic-run status``.
+
+Rules
+- Everything runs in the agent's loop, without a thread and without a timer while nobody asks.
+- The socket is opened when the workers are started, or when the node has waited for others for a while: no worker
+  waits for it. Where it can't be opened the job goes on without it, and commands don't find the job.
+- A client has `_PATIENCE` seconds to send its request, and as many to take the answer. A client that is slower than
+  that, or sends more than a request, loses its connection. `_MOST` connections are served at a time.
+- An error in a request's function is told to the client; it never ends the job.
+- Only the user's processes come here: the directory is the user's (`control.socket_directory`).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+
+from elastic_run.control import wire
+from elastic_run.control.socket_directory import SUFFIX, is_stale, make_directory, remove_stale
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+    from elastic_run.agent.control_requests import AgentView
+    from elastic_run.loop import Loop, Timer
+
+__all__ = ["ControlServer"]
+
+#: Seconds for a client to ask, and to take the answer.
+_PATIENCE = 10.0
+#: Seconds after which the answer to a request is given up, whatever it waits for.
+_ANSWER_PATIENCE = 120.0
+_MOST = 16
+#: Seconds without accepting, when there is no descriptor for a client.
+_PAUSE = 1.0
+_CHUNK = 1 << 16
+#: Sockets of other agents that are looked at when one's own is opened.
+_LOOKED_AT = 64
+
+
+class ControlServer:
+    """Serves the control socket of one agent.
+
+    Args:
+        loop: The agent's.
+        view: What requests may see of the agent.
+
+    Attributes:
+        path: Where the socket is, or an empty string.
+    """
+
+    def __init__(self, loop: Loop, view: AgentView) -> None:
+        self._loop = loop
+        self._view = view
+        self._socket: socket.socket | None = None
+        self._clients: set[_Client] = set()
+        self.path = ""
+
+    def open(self, environment: Mapping[str, str]) -> None:
+        """Open the socket, if it is not open yet.
+
+        Args:
+            environment: The process's.
+
+        Raises:
+            OSError: There is no place for it.
+        """
+        if self._socket is not None:
+            return
+        directory = make_directory(environment)
+        _remove_stale_sockets(directory)
+        path = os.path.join(directory, f"{os.getpid()}-{os.urandom(2).hex()}")
+        self._socket = listener = socket.socket(socket.AF_UNIX)
+        try:
+            listener.bind(path)
+            os.chmod(path, 0o600)
+            listener.listen(_MOST)
+            listener.settimeout(0)
+            # Only now under a name that clients look for: before, it would look stale.
+            self.path = path + SUFFIX
+            os.rename(path, self.path)
+        except OSError:
+            self.close()
+            remove_stale(path)
+            raise
+        self._loop.add_reader(listener.fileno(), self._accept)
+
+    def close(self) -> None:
+        """Remove the socket and end all connections; harmless when it was never opened."""
+        listener, self._socket = self._socket, None
+        if listener is None:
+            return
+        self._loop.remove_reader(listener.fileno())
+        listener.close()
+        if self.path:
+            remove_stale(self.path)
+        for client in [*self._clients]:
+            client.close()
+
+    def _accept(self) -> None:
+        if self._socket is None:
+            return
+        try:
+            connection, _ = self._socket.accept()
+        except BlockingIOError:
+            return
+        except OSError:
+            self._pause_accepting()
+            self._loop.call_later(_PAUSE, self._resume_accepting)
+            return
+        connection.settimeout(0)
+        self._clients.add(_Client(self._loop, connection, self._view, self._forget))
+        if len(self._clients) >= _MOST:
+            self._pause_accepting()
+
+    def _forget(self, client: _Client) -> None:
+        self._clients.discard(client)
+        self._resume_accepting()
+
+    def _pause_accepting(self) -> None:
+        if self._socket is not None:
+            self._loop.remove_reader(self._socket.fileno())
+
+    def _resume_accepting(self) -> None:
+        if self._socket is not None and len(self._clients) < _MOST:
+            self._loop.add_reader(self._socket.fileno(), self._accept)
+
+
+class _Client:
+    """One connection: reads a request, has it answered, writes the answer, ends."""
+
+    def __init__(
+        self, loop: Loop, connection: socket.socket, view: AgentView, on_closed: Callable[[_Client], None]
+    ) -> None:
+        self._loop = loop
+        self._socket = connection
+        self._view = view
+        self._on_closed = on_closed
+        self._is_open = True
+        self._received = bytearray()
+        self._unsent = memoryview(b"")
+        self._timer: Timer = loop.call_later(_PATIENCE, self.close)
+        loop.add_reader(connection.fileno(), self._read)
+
+    def close(self) -> None:
+        """End the connection; harmless when it has ended."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        self._timer.cancel()
+        self._loop.remove_reader(self._socket.fileno())
+        self._loop.remove_writer(self._socket.fileno())
+        self._socket.close()
+        self._on_closed(self)
+
+    def _read(self) -> None:
+        try:
+            data = self._socket.recv(_CHUNK)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data or self._has_asked() or len(self._received) + len(data) > wire.REQUEST_LIMIT:
+            self.close()  # gone, or more than one request
+            return
+        self._received += data
+        if self._has_asked():
+            self._answer()
+
+    def _has_asked(self) -> bool:
+        return self._received.endswith(b"\n")
+
+    def _answer(self) -> None:
+        from elastic_run.agent.control_requests import Request, perform  # noqa: PLC0415 - only when somebody asks
+
+        self._wait(_ANSWER_PATIENCE)
+        request = Request(self._view, self._reply)
+        try:
+            perform(request, wire.decode_call(bytes(self._received)))
+        except wire.ControlError as error:
+            self._send(wire.encode_error(str(error)))
+        except Exception as error:  # noqa: BLE001 - a defect in one request must not end the job
+            self._send(wire.encode_error(f"internal error: {type(error).__name__}: {error} (please report it)"))
+
+    def _reply(self, answer: dict[str, Any]) -> None:
+        self._send(wire.encode_answer(answer))
+
+    def _send(self, line: bytes) -> None:
+        if not self._is_open or self._unsent:
+            return
+        self._wait(_PATIENCE)
+        self._unsent = memoryview(line)
+        self._write()
+
+    def _write(self) -> None:
+        try:
+            sent = self._socket.send(self._unsent)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            self.close()
+            return
+        self._unsent = self._unsent[sent:]
+        if not self._unsent:
+            self.close()
+        else:
+            self._loop.add_writer(self._socket.fileno(), self._write)
+
+    def _wait(self, seconds: float) -> None:
+        self._timer.cancel()
+        self._timer = self._loop.call_later(seconds, self.close)
+
+
+def _remove_stale_sockets(directory: str) -> None:
+    """Remove what killed agents have left."""
+    names = [name for name in os.listdir(directory) if name.endswith(SUFFIX)]
+    for name in names[:_LOOKED_AT]:
+        path = os.path.join(directory, name)
+        if is_stale(path):
+            remove_stale(path)

@@ -1,0 +1,185 @@
+"""Asks agents through their control sockets, several at once, and never waits longer than a deadline."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import struct
+import time
+
+from elastic_run.control.socket_directory import find_sockets, remove_stale
+from elastic_run.control.wire import ANSWER_LIMIT, Call, ControlError, decode_answer, encode_call
+from elastic_run.records import dataclass
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from typing import Any
+
+__all__ = ["Answer", "ask", "ask_agents", "ask_all"]
+
+#: Seconds that an agent may take to answer, unless the caller says otherwise.
+PATIENCE = 5.0
+_CHUNK = 1 << 18
+#: struct ucred of unix(7): pid, uid, gid.
+_CREDENTIALS = struct.Struct("3i")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of a request to one agent.
+
+    Args:
+        path: Its socket.
+        pid: Its pid in this process's pid namespace; 0 if it has none there.
+        document: The answer, or None where there is an error.
+        error: Why there is no answer, or an empty string.
+    """
+
+    path: str
+    pid: int
+    document: dict[str, Any] | None = None
+    error: str = ""
+
+
+def ask(path: str, call: Call, *, patience: float = PATIENCE) -> dict[str, Any]:
+    """Ask one agent.
+
+    Args:
+        path: Its socket.
+        call: The request.
+        patience: Seconds for the whole answer.
+
+    Raises:
+        ControlError: It refuses, or doesn't answer.
+    """
+    answers = ask_all([path], call, patience=patience)
+    if not answers:
+        message = f"the agent at {path} has ended"
+        raise ControlError(message)
+    answer = answers[0]
+    if answer.document is None:
+        raise ControlError(answer.error)
+    return answer.document
+
+
+def ask_agents(environment: Mapping[str, str], call: Call, *, patience: float = PATIENCE) -> list[Answer]:
+    """Ask every agent of this user on this machine.
+
+    Args:
+        environment: The process's.
+        call: The request.
+        patience: Seconds for all answers together.
+
+    Returns:
+        One for each agent that runs.
+
+    Raises:
+        ControlError: The directory of the sockets is somebody else's.
+    """
+    paths, problems = find_sockets(environment)
+    if problems and not paths:
+        raise ControlError(problems[0])
+    return ask_all(paths, call, patience=patience)
+
+
+def ask_all(paths: Sequence[str], call: Call, *, patience: float = PATIENCE) -> list[Answer]:
+    """Ask several agents at once.
+
+    Args:
+        paths: Their sockets; a stale one is removed.
+        call: The request.
+        patience: Seconds for all answers together.
+
+    Returns:
+        One for each agent that runs, in the order of the paths.
+    """
+    asked = [conversation for path in paths if (conversation := _begin(path)) is not None]
+    try:
+        line = encode_call(call)
+        for conversation in asked:
+            conversation.send(line)
+        _collect([each for each in asked if not each.error], time.monotonic() + patience)
+        return [each.conclude(patience) for each in asked]
+    finally:
+        for conversation in asked:
+            conversation.socket.close()
+
+
+class _Conversation:
+    """One connection: what was asked is sent, what came is kept."""
+
+    def __init__(self, path: str, connection: socket.socket) -> None:
+        self.path = path
+        self.socket = connection
+        self.error = ""
+        self._received = bytearray()
+        self.is_over = False
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        self._pid, owner, _ = _CREDENTIALS.unpack(credentials)
+        if owner != os.geteuid():
+            self.error = f"{path} belongs to another user ({owner})"
+
+    def send(self, line: bytes) -> None:
+        """Send the request, which a new connection takes at once."""
+        if self.error:
+            return
+        try:
+            self.socket.sendall(line)
+        except OSError as error:
+            self.error = f"the agent with pid {self._pid} takes no request: {error.strerror or error}"
+
+    def receive(self) -> None:
+        """Read what is there."""
+        try:
+            data = self.socket.recv(_CHUNK)
+        except OSError:
+            data = b""
+        self._received += data
+        self.is_over = not data or len(self._received) > ANSWER_LIMIT
+
+    def conclude(self, patience: float) -> Answer:
+        """Return what came of it."""
+        if not self.error and not self.is_over:
+            self.error = f"the agent with pid {self._pid} does not answer within {patience:g} s (is it stopped?)"
+        elif not self.error and not self._received:
+            self.error = f"the agent with pid {self._pid} has ended, or has too many clients"
+        if self.error:
+            return Answer(self.path, self._pid, error=self.error)
+        try:
+            return Answer(self.path, self._pid, decode_answer(bytes(self._received)))
+        except ControlError as error:
+            return Answer(self.path, self._pid, error=str(error))
+
+
+def _begin(path: str) -> _Conversation | None:
+    """Connect; None where the agent has ended."""
+    connection = socket.socket(socket.AF_UNIX)
+    connection.settimeout(0)
+    try:
+        connection.connect(path)
+        return _Conversation(path, connection)
+    except ConnectionRefusedError:
+        remove_stale(path)
+    except OSError:
+        pass  # gone, or its queue of clients is full: it hasn't accepted any for long
+    connection.close()
+    return None
+
+
+def _collect(asked: Iterable[_Conversation], deadline: float) -> None:
+    waiting = {each.socket.fileno(): each for each in asked}
+    poll = select.poll()
+    for fd in waiting:
+        poll.register(fd, select.POLLIN)
+    while waiting:
+        left = deadline - time.monotonic()
+        ready = poll.poll(max(0.0, left) * 1000)
+        for fd, _ in ready:
+            waiting[fd].receive()
+            if waiting[fd].is_over:
+                poll.unregister(fd)
+                del waiting[fd]
+        if not ready and left <= 0:
+            return

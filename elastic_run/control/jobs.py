@@ -1,0 +1,164 @@
+"""Finds the job that a command's RUN means, among the jobs of this user on this machine.
+
+RUN is a run id or the beginning of one, or the pid of a launcher; it may be left out where one job runs. Launchers of
+jobs of several nodes with the same run id are one job: nodes of it may share a machine.
+"""
+
+from __future__ import annotations
+
+from elastic_run.control.client import ask_agents
+from elastic_run.control.wire import Call, ControlError
+from elastic_run.errors import UsageError
+from elastic_run.records import dataclass
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from elastic_run.control.client import Answer
+
+__all__ = ["RunningAgent", "RunningJob", "choose_job", "find_job", "find_jobs"]
+
+#: Seconds in which all agents of this machine say which job they run.
+_PATIENCE = 2.0
+#: Run ids that tell nothing: torchrun's default, and numbers that were made up.
+_NO_RUN_ID = "none"
+_LONGEST_LABEL = 32
+#: Jobs that an error names.
+_NAMED = 6
+
+
+@dataclass(frozen=True, slots=True)
+class RunningAgent:
+    """One agent of this user on this machine.
+
+    Args:
+        path: Its control socket.
+        pid: Its pid.
+        run_id: The job's run id; empty if the agent doesn't answer.
+        program: The name of the workers' program.
+        log_dir: The directory of the log files, or an empty string.
+        state: The state of the agent, such as `running`.
+        started_at: Wall clock when it began, seconds since the epoch, for display.
+        max_nodes: Most nodes of the job.
+        error: Why nothing more is known of it, or an empty string.
+    """
+
+    path: str
+    pid: int
+    run_id: str = ""
+    program: str = ""
+    log_dir: str = ""
+    state: str = ""
+    started_at: float = 0.0
+    max_nodes: int = 1
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RunningJob:
+    """The agents of one job on this machine, at least one.
+
+    Args:
+        agents: The agents, by pid.
+    """
+
+    agents: tuple[RunningAgent, ...]
+
+    @property
+    def label(self) -> str:
+        """What to type for RUN: the run id if somebody has chosen it, otherwise the launcher's pid."""
+        first = self.agents[0]
+        has_name = first.run_id not in {"", _NO_RUN_ID} and len(first.run_id) <= _LONGEST_LABEL
+        return first.run_id if has_name else str(first.pid)
+
+    def is_named(self, run: str) -> bool:
+        """Whether this is its run id, or the pid of one of its launchers."""
+        return any(run in {agent.run_id, str(agent.pid)} for agent in self.agents)
+
+
+def find_job(environment: Mapping[str, str], run: str | None) -> RunningJob:
+    """Find the job that a command means.
+
+    Args:
+        environment: The process's.
+        run: The command's RUN, or None.
+
+    Raises:
+        UsageError: There is no such job, there are several, or it doesn't answer.
+    """
+    job = choose_job(find_jobs(environment), run)
+    if errors := [agent.error for agent in job.agents if agent.error]:
+        raise UsageError(errors[0])
+    return job
+
+
+def find_jobs(environment: Mapping[str, str]) -> list[RunningJob]:
+    """Find all jobs of this user on this machine, the oldest first.
+
+    Raises:
+        UsageError: The directory of the control sockets is somebody else's.
+    """
+    try:
+        answers = ask_agents(environment, Call("identify", {}), patience=_PATIENCE)
+    except ControlError as error:
+        raise UsageError(str(error)) from error
+    agents = sorted(map(_read_agent, answers), key=lambda agent: (agent.started_at, agent.pid))
+    jobs: dict[tuple[str, int], list[RunningAgent]] = {}
+    for agent in agents:
+        is_shared = agent.max_nodes > 1 and not agent.error
+        jobs.setdefault((agent.run_id, 0 if is_shared else agent.pid), []).append(agent)
+    return [RunningJob(tuple(each)) for each in jobs.values()]
+
+
+def choose_job(jobs: Sequence[RunningJob], run: str | None) -> RunningJob:
+    """Choose the job that RUN means.
+
+    Args:
+        jobs: Those that run.
+        run: A run id or its beginning, a pid, or None.
+
+    Raises:
+        UsageError: There is no such job, or there are several.
+    """
+    if run is None:
+        found = list(jobs)
+    else:
+        found = [job for job in jobs if job.is_named(run)]
+        found = found or [job for job in jobs if job.agents[0].run_id.startswith(run)]
+    if len(found) == 1:
+        return found[0]
+    if not jobs:
+        message = "no job of yours runs on this machine" + (f", so none is {run!r}" if run else "")
+    elif not found:
+        message = f"{run!r} is no job of yours on this machine, which has {_list(jobs)}"
+    elif run is None:
+        message = f"several jobs run on this machine, name one: {_list(found)}"
+    else:
+        message = f"{run!r} means several jobs: {_list(found)}"
+    raise UsageError(message)
+
+
+def _list(jobs: Sequence[RunningJob]) -> str:
+    named = [f"{job.label} ({job.agents[0].program or 'does not answer'})" for job in jobs[:_NAMED]]
+    more = f" and {len(jobs) - _NAMED} more" if len(jobs) > _NAMED else ""
+    return ", ".join(named) + more
+
+
+def _read_agent(answer: Answer) -> RunningAgent:
+    document = answer.document
+    if document is None:
+        return RunningAgent(answer.path, answer.pid, error=answer.error)
+    try:
+        return RunningAgent(
+            answer.path,
+            answer.pid or int(document["pid"]),
+            run_id=str(document["run_id"]),
+            program=str(document["program"]),
+            log_dir=str(document["log_dir"]),
+            state=str(document["state"]),
+            started_at=float(document["started_at"]),
+            max_nodes=int(document["max_nodes"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        return RunningAgent(answer.path, answer.pid, error=f"the agent with pid {answer.pid} gives no sense: {error}")

@@ -1,0 +1,63 @@
+"""Which job a command's RUN means."""
+
+from __future__ import annotations
+
+import pytest
+
+from elastic_run.control.jobs import RunningAgent, RunningJob, choose_job
+from elastic_run.errors import UsageError
+
+
+def job(run_id: str, *pids: int, program: str = "train.py") -> RunningJob:
+    """Return a job with an agent for each pid."""
+    return RunningJob(tuple(RunningAgent("", pid, run_id=run_id, program=program) for pid in pids))
+
+
+LLAMA, OTHER, UNNAMED = job("llama", 10, 11), job("llava", 20), job("none", 30)
+
+
+@pytest.mark.parametrize(
+    ("run", "expected"), [("llama", LLAMA), ("11", LLAMA), ("llav", OTHER), ("30", UNNAMED), ("none", UNNAMED)]
+)
+def test_a_job_is_named_by_its_run_id_its_beginning_or_a_pid(run: str, expected: RunningJob) -> None:
+    """Any launcher's pid will do."""
+    assert choose_job([LLAMA, OTHER, UNNAMED], run) is expected
+
+
+def test_the_only_job_needs_no_name() -> None:
+    """RUN may be left out where one job runs."""
+    assert choose_job([LLAMA], None) is LLAMA
+
+
+def test_a_whole_run_id_wins_over_a_longer_one() -> None:
+    """A job can always be named, also where its run id is the beginning of another's."""
+    longer = job("llama-2", 40)
+    assert choose_job([longer, LLAMA], "llama") is LLAMA
+
+
+@pytest.mark.parametrize(
+    ("jobs", "run", "error"),
+    [
+        ([], None, "no job of yours runs on this machine"),
+        ([], "llama", "no job of yours runs on this machine, so none is 'llama'"),
+        ([LLAMA], "x", "'x' is no job of yours on this machine, which has llama (train.py)"),
+        ([LLAMA, UNNAMED], None, "several jobs run on this machine, name one: llama (train.py), 30 (train.py)"),
+        ([LLAMA, OTHER], "lla", "'lla' means several jobs: llama (train.py), llava (train.py)"),
+    ],
+)
+def test_what_names_no_single_job_is_refused_in_one_line(jobs: list[RunningJob], run: str | None, error: str) -> None:
+    """The line names what may be typed instead."""
+    with pytest.raises(UsageError) as raised:
+        choose_job(jobs, run)
+    assert str(raised.value) == error
+
+
+def test_an_error_names_only_some_of_many_jobs() -> None:
+    """The line stays short."""
+    with pytest.raises(UsageError, match=r"name one: j0 .*, j5 \(train.py\) and 4 more$"):
+        choose_job([job(f"j{number}", 100 + number) for number in range(10)], None)
+
+
+def test_a_run_id_that_nobody_chose_is_no_label() -> None:
+    """The default of torchrun and long random numbers are replaced by the pid."""
+    assert [each.label for each in (LLAMA, UNNAMED, job("1" * 39, 50))] == ["llama", "30", "50"]
