@@ -79,8 +79,13 @@ class History:
         from elastic_run.report import lines  # noqa: PLC0415 - only after a failure
 
         for end in self._ends:
-            if -end.exitcode in self._senders.passed_on and not end.remark:
-                end.remark = lines.passed_on(-end.exitcode, self._senders.find(-end.exitcode))
+            number = -end.exitcode
+            if end.remark:
+                continue
+            if number in self._senders.passed_on:
+                end.remark = lines.passed_on(number, self._senders.find(number))
+            elif number in self._senders.warned_with:
+                end.remark = lines.warned_with(number)
 
     def root_cause_document(self, failure: Failure | None) -> dict[str, Any] | None:
         """Return the last round's failure on this node as a document for the other nodes, or None."""

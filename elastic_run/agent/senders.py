@@ -23,10 +23,12 @@ class Senders:
 
     Attributes:
         passed_on: Signals that workers of this node have got since.
+        warned_with: Signals with which this launcher told the workers of new nodes.
     """
 
     def __init__(self) -> None:
         self.passed_on: set[int] = set()
+        self.warned_with: set[int] = set()
         self._senders: dict[int, str] = {}
 
     def note(self, number: int, found: SignalInfo | None) -> None:

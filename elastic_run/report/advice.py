@@ -219,7 +219,9 @@ _SIGNALS: dict[int, str] = {
     SIGSYS: "It made a system call that the sandbox forbids: look at the container's seccomp profile.",
 }
 _WARNINGS = (SIGUSR1, SIGUSR2)
-_PASSED_ON = "The script has no handler for it: install one, or leave it out of --forward-signals."
+_PASSED_ON = (
+    "The script has no handler for it: install one, or leave the signal out of --forward-signals and --scale-up-signal."
+)
 _WARNED = (
     "Somebody else sent {name}, not elastic-run, and the script has no handler for it: the scheduler, as a warning "
     "before a limit (Slurm: --signal=B:… tells the batch script alone), or a person."

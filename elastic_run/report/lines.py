@@ -85,6 +85,11 @@ def passed_on(number: int, sender: str) -> str:
     return f"elastic-run passed on the {signal_name(number)} that it got{f' from {sender}' if sender else ''}"
 
 
+def warned_with(number: int) -> str:
+    """Say of a worker that died of --scale-up-signal that this launcher sent it."""
+    return f"elastic-run sent {signal_name(number)} to say that new nodes wait (--scale-up-signal)"
+
+
 def sent_by(number: int, sender: str) -> str:
     """Say where the signal came from that stopped the job."""
     return f"{signal_name(number)} came from {sender}"

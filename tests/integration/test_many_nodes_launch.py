@@ -119,6 +119,19 @@ def test_workers_are_told_before_a_new_node_comes(launch: Launch, worker: Worker
     assert "new nodes wait" in first.stderr
 
 
+def test_a_worker_that_dies_of_the_scale_up_signal(launch: Launch, worker: Worker) -> None:
+    """Where --scale-up-signal kills a worker without a handler, the report says that elastic-run sent it."""
+    path = worker("say('rank', rank, 'of', os.environ['WORLD_SIZE'])\nsignal.pause()\n")
+    flags = ("--nnodes=1:2", "--max-restarts=0", "--scale-up-signal=SIGUSR1", "--scale-up-grace=20")
+    first = launch(*flags, "--scale-up-delay=0", path)
+    first.wait_line("rank 0 of 1")
+    second = launch(program=copied(first), env=COPIED)
+    assert first.wait_exit() == 128 + signal.SIGUSR1
+    second.wait_exit()
+    assert "elastic-run sent SIGUSR1 to say that new nodes wait (--scale-up-signal)" in " ".join(first.stderr.split())
+    assert "Somebody else" not in first.stderr
+
+
 def test_the_shortest_command_waits_for_the_second_node(launch: Launch, worker: Worker) -> None:
     """`--nnodes=2` without an endpoint serves one, and the command that it prints makes the second node join."""
     first = launch("--nnodes=2", worker("say('rank', rank, 'of', os.environ['WORLD_SIZE'])"))

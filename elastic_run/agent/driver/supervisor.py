@@ -339,6 +339,7 @@ class Supervisor:
     # --- what the job is told --------------------------------------------------------------------------------------
     def _perform_warn(self, _: messages.Warn) -> None:
         if self._options.scale_up_signal:
+            self._senders.warned_with.add(self._options.scale_up_signal)
             self._signals.forward(self._options.scale_up_signal)
 
     def _perform_leave(self, command: messages.Leave) -> None:
