@@ -117,12 +117,13 @@ def run_command(
     parser = LauncherArgumentParser(flags)
     args: Namespace = parser.parse_args(words)
     try:
-        workers = _check(args, parser.origins)
+        workers, notices = _check(args, parser.origins)
         # Before anything is opened: a closed standard descriptor's number would go to the first file.
         ensure_standard_descriptors()
         if args.explain or args.explain_all:
-            _explain(args, flags, parser.origins, workers)
+            _explain(args, flags, parser.origins, workers, notices)
             return
+        _tell_all(notices)
         config, command, command_args = make_config(args, workers, os.environ)
         if config.max_nodes > 1:
             command_line = _make_join_command(args, flags, command_words, parser.origins)
@@ -182,21 +183,24 @@ def run(args: Namespace) -> None:
 
 def _run(args: Namespace, parser: LauncherArgumentParser | None) -> None:
     origins = None if parser is None else parser.origins
-    workers = _check(args, origins)
+    workers, notices = _check(args, origins)
     if args.explain or args.explain_all:
-        _explain(args, FLAGS, origins or {}, workers)
+        _explain(args, FLAGS, origins or {}, workers, notices)
         return
+    _tell_all(notices)
     config, command, command_args = make_config(args, workers, os.environ)
     from elastic_run.launcher import elastic_launch  # noqa: PLC0415 - after all checks: it imports the most
 
     elastic_launch(config, command)(*command_args)
 
 
-def _explain(args: Namespace, flags: Sequence[Flag], origins: Mapping[str, Origin], workers: int) -> None:
-    """Print what a start would do."""
+def _explain(
+    args: Namespace, flags: Sequence[Flag], origins: Mapping[str, Origin], workers: int, notices: Sequence[str]
+) -> None:
+    """Print what a start would do, with the notices that it would begin with."""
     # Without the directory, which would be made; `check_arguments` has tried it out.
     quiet = type(args)(**{**vars(args), "log_dir": None})
-    config, command, command_args = make_config(quiet, workers, dict(os.environ))
+    config, command, command_args = make_config(quiet, workers, dict(os.environ), tell=lambda _: None)
     from elastic_run.cli.explain import render_explanation  # noqa: PLC0415 - only when asked for
     from elastic_run.launcher import preview_environments  # noqa: PLC0415 - ditto
 
@@ -208,19 +212,25 @@ def _explain(args: Namespace, flags: Sequence[Flag], origins: Mapping[str, Origi
         command=[command, *command_args],
         environments=preview_environments(config, command, command_args),
         environ=os.environ,
+        notices=notices,
     )
     print_text(text)
 
 
-def _check(args: Namespace, origins: Origins | None) -> int:
-    """Check everything, fill in what follows from it, and tell the user what is worth knowing.
+def _tell_all(notices: Sequence[str]) -> None:
+    for notice in notices:
+        say(notice)
+
+
+def _check(args: Namespace, origins: Origins | None) -> tuple[int, list[str]]:
+    """Check everything, fill in what follows from it, and find what the user should know.
 
     Args:
         args: The command line; it is changed.
         origins: The origins of its values, to which new ones are added; None where a program made the namespace.
 
     Returns:
-        Workers on this node.
+        Workers on this node, and a line for each notice.
     """
     complete_arguments(args)
     recorded = {} if origins is None else origins
@@ -233,9 +243,7 @@ def _check(args: Namespace, origins: Origins | None) -> int:
         raise UsageError(name_source(str(error), recorded)) from None
     notices += find_notices(args, os.environ)
     choose_rendezvous(args, recorded)
-    for notice in notices:
-        say(name_source(notice, recorded))
-    return workers
+    return workers, [name_source(notice, recorded) for notice in notices]
 
 
 def _tell(error: Exception) -> int:

@@ -11,7 +11,7 @@ import os
 import sys
 
 from elastic_run import contract
-from elastic_run.cli.config import names_rendezvous, read_token
+from elastic_run.cli.config import hosts_rendezvous, names_rendezvous, read_token
 from elastic_run.cli.program_checks import check_program, name_reason
 from elastic_run.cli.values import nearest, node_range, seconds
 from elastic_run.errors import UsageError
@@ -181,13 +181,15 @@ def _check_shared_store(args: Namespace) -> None:
 
 
 def _check_rendezvous_settings(args: Namespace) -> None:
-    backend = BACKENDS.get(args.rdzv_backend)
+    # The name that a job without a rendezvous of the user's gets later.
+    name = "c10d" if hosts_rendezvous(args) else args.rdzv_backend
+    backend = BACKENDS.get(name)
     if not args.rdzv_conf or backend is None or not backend.has_store:
         return
     from elastic_run.rendezvous.utils import parse_rendezvous_config  # noqa: PLC0415 - most jobs have none
 
     try:
-        read_settings(args.rdzv_backend, parse_rendezvous_config(args.rdzv_conf))
+        read_settings(name, parse_rendezvous_config(args.rdzv_conf))
     except ValueError as error:
         message = f"--rdzv-conf: {error}"
         raise UsageError(message) from None

@@ -15,11 +15,12 @@ from elastic_run.core.node.config import NodeConfig
 from elastic_run.errors import UsageError
 from elastic_run.multiprocessing.process.interpreter import RUN_PATH_CODE, own_interpreter
 from elastic_run.notices import say
+from elastic_run.rendezvous.backend_table import BACKENDS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Mapping, MutableMapping
+    from collections.abc import Callable, Mapping, MutableMapping
     from typing import Any
 
     from elastic_run.cli.origins import Origins
@@ -115,7 +116,7 @@ def get_use_env(args: Namespace) -> bool:
 
 
 def make_config(
-    args: Namespace, workers: int, environ: MutableMapping[str, str]
+    args: Namespace, workers: int, environ: MutableMapping[str, str], *, tell: Callable[[str], None] = say
 ) -> tuple[LaunchConfig, str, list[str]]:
     """Turn arguments into a configuration and the command of the workers.
 
@@ -123,6 +124,7 @@ def make_config(
         args: The command line.
         workers: Workers on this node.
         environ: The environment; OMP_NUM_THREADS is set in it, as torch does, so that the workers inherit it.
+        tell: Tells the user what follows from the values.
 
     Returns:
         The configuration, the program, and its arguments.
@@ -133,6 +135,11 @@ def make_config(
     from elastic_run.launcher import LaunchConfig  # noqa: PLC0415 - after all checks: it imports the most
 
     least, most = node_range(args.nnodes)
+    notice = _limit_threads(args.omp_threads, workers, environ)
+    # In a job of several nodes the node with rank 0 tells it, when the nodes have met.
+    is_told_later = bool(notice) and most > 1 and args.rdzv_backend in BACKENDS
+    if notice and not is_told_later:
+        tell(notice)
     config = LaunchConfig(
         min_nodes=least,
         max_nodes=most,
@@ -159,14 +166,13 @@ def make_config(
         forward_signals=args.forward_signals,
         worker_store=args.worker_store,
         job_config=JobConfig(**{flag.dest: getattr(args, flag.dest) for flag in _JOB_FLAGS}),
-        node_config=_make_node_config(args, environ),
+        node_config=_make_node_config(args, environ, notice if is_told_later else ""),
         capture=not args.no_capture,
         kill_background=args.kill_background_processes,
         health_port=args.health_port,
         preload=args.preload,
     )
     command, command_args = make_command(args, environ)
-    _limit_threads(args.omp_threads, workers, environ)
     return config, command, command_args
 
 
@@ -200,13 +206,12 @@ def _local_rank_argument(args: Namespace) -> list[str]:
     return [f"{name}=${{local_rank}}"]
 
 
-def _limit_threads(flag: int | str | None, workers: int, environ: MutableMapping[str, str]) -> None:
-    """Set the workers' number of OpenMP threads unless the user has."""
+def _limit_threads(flag: int | str | None, workers: int, environ: MutableMapping[str, str]) -> str:
+    """Set the workers' number of OpenMP threads unless the user has, and return a line that says so."""
     threads = choose_threads(flag, workers, environ)
     if threads.count is not None:
         environ[contract.ENV_OMP_NUM_THREADS] = str(threads.count)
-    if threads.notice:
-        say(threads.notice)
+    return threads.notice
 
 
 def _rdzv_configs(args: Namespace) -> dict[str, Any]:
@@ -245,8 +250,9 @@ def read_token(path: str | None, environ: Mapping[str, str]) -> bytes | None:
     return content
 
 
-def _make_node_config(args: Namespace, environ: Mapping[str, str]) -> NodeConfig:
+def _make_node_config(args: Namespace, environ: Mapping[str, str], notice: str) -> NodeConfig:
     return NodeConfig(
+        notice=notice,
         # Everybody's default is 0, so that only a higher number says something.
         preferred_rank=max(args.node_rank, 0) or None,
         token=read_token(args.rdzv_token_file, environ),

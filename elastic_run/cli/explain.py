@@ -58,6 +58,7 @@ def render_explanation(
     command: Sequence[str],
     environments: Mapping[int, Mapping[str, str]],
     environ: Mapping[str, str],
+    notices: Sequence[str] = (),
 ) -> str:
     """Return what a start with these values would do.
 
@@ -69,6 +70,7 @@ def render_explanation(
         command: The workers' command.
         environments: Variables of the workers by local rank, without those that only a round knows.
         environ: The variables of this process, without what a start would add.
+        notices: What a start would say before the workers run.
     """
     shown = [flag for flag in flags if not flag.prints_text and flag.name not in _OWN_FLAGS]
     decided = [flag for flag in shown if flag.dest in origins or _is_of_program(flag, args)]
@@ -85,6 +87,7 @@ def render_explanation(
         ("This node", _describe_node(args, config)),
         ("Command", shlex.join(command)),
         ("Directory", os.getcwd()),
+        *(("Notice", notice) for notice in notices),
     ]
     sections = [_HEAD, "\n".join(rows), "\n".join(f"{label:<{_LABEL}}{text}" for label, text in facts)]
     return "\n\n".join([*sections, _render_environment(environments, origins)]) + "\n"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 
-__all__ = ["is_host", "is_on_this_machine", "parse_rendezvous_config", "parse_rendezvous_endpoint"]
+__all__ = ["is_host", "parse_rendezvous_config", "parse_rendezvous_endpoint"]
 
 _MAX_PORT = 65535
 _HOST_PUNCTUATION = "_.-"
@@ -124,28 +124,6 @@ def _is_ipv6(text: str) -> bool:
     except (OSError, ValueError):
         return False
     return True
-
-
-def is_on_this_machine(host: str) -> bool:
-    """Tell whether a host name or address is one of this machine.
-
-    An address is ours if a socket can be bound to it: that holds for every network card and never asks a name server.
-    A name is looked up only when it isn't localhost and doesn't begin with this machine's own name.
-
-    Args:
-        host: Name or address, IPv6 without brackets.
-
-    Returns:
-        Whether it is; False for a name that has no address.
-    """
-    name = socket.gethostname()
-    if host == "localhost" or host.startswith("127.") or host.partition(".")[0] == name.partition(".")[0]:
-        return True
-    try:
-        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):
-        return False
-    return any(can_bind(family, address) for family, _, _, _, address in found)
 
 
 def can_bind(family: int, address: tuple[object, ...]) -> bool:

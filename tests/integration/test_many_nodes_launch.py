@@ -63,6 +63,15 @@ def test_ranks_of_nodes_of_different_size(nodes: Nodes, worker: Worker) -> None:
     assert lines == [f"rank {rank} of 3 2" for rank in range(3)]
 
 
+def test_the_notice_about_threads_comes_once(nodes: Nodes, worker: Worker) -> None:
+    """The node with rank 0 says once for the whole job that workers get one OpenMP thread, also over a restart."""
+    path = worker("sys.exit(rank == 3 and attempt == 0)")
+    unset = {"OMP_NUM_THREADS": None}
+    agents = nodes("--nnodes=2", "--nproc-per-node=2", "--max-restarts=1", path, env=unset)
+    assert [agent.wait_exit() for agent in agents] == [0, 0]
+    assert "".join(agent.stderr for agent in agents).count("OMP_NUM_THREADS is not set: each of the 2 workers") == 1
+
+
 def test_one_cause_and_one_exit_code(nodes: Nodes, worker: Worker, tmp_path: Path) -> None:
     """After its last restart a failed job has the same cause on every node, within 2 s, and the same exit code."""
     path = worker("if rank == 1:\n    raise SystemExit(7) if attempt == 0 else ValueError('the cause')\nsignal.pause()")

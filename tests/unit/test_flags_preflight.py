@@ -231,6 +231,7 @@ def test_an_unreadable_script_is_refused(place: Path, monkeypatch: pytest.Monkey
         ("--rdzv-backend c10d --rdzv-endpoint h:1,,g:2 train.py", "--rdzv-endpoint: 'h:1,,g:2' names an empty"),
         ("--nnodes 2 --rdzv-endpoint h train.py", "--rdzv-endpoint: 'h' has no port, which the static backend needs"),
         ("--rdzv-backend c10d --rdzv-conf join_time=3 train.py", "--rdzv-conf: "),
+        ("--nnodes 2 --rdzv-conf bogus=1 train.py", "--rdzv-conf: unknown rendezvous setting 'bogus' for c10d;"),
         ("--rdzv-backend c10d --rdzv-conf is_host=perhaps train.py", "--rdzv-conf: "),
         ("--rdzv-backend c10d --rdzv-conf keep_alive_interval=x train.py", "--rdzv-conf: "),
         ("--rdzv-backend c10d --rdzv-conf is_host=0 train.py", "--rdzv-conf: rendezvous setting is_host=false needs"),

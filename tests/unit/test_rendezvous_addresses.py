@@ -23,16 +23,18 @@ def test_an_endpoint_and_its_successors() -> None:
     assert [written(*one) for one in parse_endpoints("a,[::1]:2", 9)] == ["a:9", "[::1]:2"]
 
 
-@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.9.9.9", "::1"])
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.9.9.9", "::1", "0.0.0.0"])  # noqa: S104 - any of ours
 def test_own_addresses(host: str) -> None:
     """Loopback is this machine, and so is its own name, without asking anybody."""
     assert is_own_host(host, 1.0)
     assert is_own_host(socket.gethostname(), 1.0)
 
 
-def test_foreign_addresses() -> None:
-    """An address of no interface is not this machine."""
-    assert not is_own_host("203.0.113.77", 1.0)
+# 203.0.113.0/24 and 2001:db8::/32 are reserved for documentation: no machine has them.
+@pytest.mark.parametrize("host", ["203.0.113.77", "2001:db8::1", "a" * 64])
+def test_foreign_addresses(host: str) -> None:
+    """An address of no interface, or a name that can't exist, is not this machine."""
+    assert not is_own_host(host, 1.0)
 
 
 @pytest.mark.parametrize(("suffix", "expected"), [(".no.such.domain.invalid", True), ("x.invalid", False)])

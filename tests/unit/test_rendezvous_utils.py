@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import socket
-
 import pytest
 
-from elastic_run.rendezvous.utils import is_on_this_machine, parse_rendezvous_config, parse_rendezvous_endpoint
+from elastic_run.rendezvous.utils import parse_rendezvous_config, parse_rendezvous_endpoint
 
 
 @pytest.mark.parametrize(
@@ -88,22 +86,3 @@ def test_a_wrong_host_is_named(text: str) -> None:
     with pytest.raises(ValueError, match="is not a host name, an IPv4 or an") as raised:
         parse_rendezvous_endpoint(text, default_port=29400)
     assert str(raised.value).startswith(f"rendezvous endpoint {text!r}: ")
-
-
-@pytest.mark.parametrize(
-    "host",
-    [
-        *("localhost", "127.0.0.1", "127.9.9.9", socket.gethostname(), f"{socket.gethostname()}.cluster"),
-        "0.0.0.0",  # noqa: S104 - it stands for any address of this machine
-    ],
-)
-def test_this_machine_knows_its_own_names(host: str) -> None:
-    """Loopback addresses, any address that can be bound and the machine's own name are this machine."""
-    assert is_on_this_machine(host)
-
-
-# 192.0.2.0/24 and 2001:db8::/32 are reserved for documentation: no machine has them.
-@pytest.mark.parametrize("host", ["192.0.2.1", "2001:db8::1", "a" * 64])
-def test_other_machines_are_not_this_one(host: str) -> None:
-    """An address that can't be bound here, or a name that can't exist, is not this machine."""
-    assert not is_on_this_machine(host)

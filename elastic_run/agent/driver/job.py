@@ -283,6 +283,8 @@ class MultiNodeJob:
         nodes = place.group_world_size
         self._end_wait("" if self._round >= 0 else f"{nodes} node{'s are' if nodes > 1 else ' is'} there")
         self._is_running = True
+        if place.group_rank == 0 and not place.news and self._options.node_config.notice:
+            self._say(self._options.node_config.notice)
         if self._round >= 0:
             self._say(_describe_round(place, self._options.job_config.max_restarts))
         self._round_join.close_former_store()

@@ -38,6 +38,7 @@ class NodeConfig:
             job without an endpoint: it gets a new one, which the line that tells others how to join shows. Empty for
             none at all.
         join_command: The command as given, to show how others join, or None.
+        notice: A line for the user that the node with rank 0 shows when the first round is formed, or "".
     """
 
     preferred_rank: int | None = None
@@ -46,3 +47,4 @@ class NodeConfig:
     exit_barrier_timeout: float | None = None
     token: bytes | None = None
     join_command: JoinCommand | None = None
+    notice: str = ""
