@@ -2,7 +2,7 @@
 
 An alias is a module of its own rather than ours under a second name: the import system writes a child into its parent
 and a spec into every module that it loads, and neither may land in our package. Names are looked up, set and deleted
-in ours, so that whoever patches `torch.distributed.run.main` patches what runs.
+in ours, so that a program that patches `torch.distributed.run.main` patches what runs.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Alias(ModuleType):
         return path is None or find_torchs_own(f"{self.__name__}.{name}", path) is None
 
     def _torchs_own(self, name: str) -> ModuleType:
-        """Return torch's module of this name, loaded beside the alias: it is in nobody's way, and in no table."""
+        """Return torch's module of this name, loaded beside the alias: no import finds it, and no table has it."""
         if self.__dict__["__torch__"] is None:
             spec = find_torchs_own(
                 self.__name__, getattr(sys.modules[self.__name__.rpartition(".")[0]], "__path__", None)

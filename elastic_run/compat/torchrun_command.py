@@ -30,7 +30,7 @@ def write_command(directory: str, python: str = sys.executable) -> str:
         Its path, absolute.
 
     Raises:
-        CommandExistsError: A torchrun that somebody else wrote is there.
+        CommandExistsError: Another program's torchrun is there.
         OSError: It can't be written.
     """
     path = os.path.join(os.path.abspath(directory), "torchrun")

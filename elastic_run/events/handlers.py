@@ -50,7 +50,7 @@ def is_recorded(destination: str = "null") -> bool:
         destination: Name of the handler.
 
     Returns:
-        False where everything is dropped and nobody has added another handler to the destination's logger.
+        False if everything is dropped and no program has added another handler to the destination's logger.
 
     Raises:
         ValueError: There is no handler of that name, or the plug-in is broken.

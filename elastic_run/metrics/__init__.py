@@ -1,4 +1,4 @@
-"""Metrics of the launcher and of whoever wants to add some: the names of ``torch.distributed.elastic.metrics``.
+"""Metrics of the launcher, and of programs that add some: the names of ``torch.distributed.elastic.metrics``.
 
 The launcher publishes in the group ``torchelastic``: ``workers.<role>.…`` and ``agent.….duration.ms``. Choose a
 handler with `configure`; without one they are dropped.

@@ -1,4 +1,4 @@
-"""The pauses of one who asks again: longer each time, and never in step with the others.
+"""The pauses between attempts: longer each time, and of random length, so that clients don't ask in step.
 
 A thousand clients whose store was slow for a moment ask again at the same time, and again at the same time after that:
 then it is slow because they ask. So each pause is drawn from all lengths up to a bound that doubles (full jitter).

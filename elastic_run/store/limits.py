@@ -1,7 +1,7 @@
 """What a store takes from outside at most: each bound once, with its reason.
 
 Rules
-- Torch's own bounds come first: whoever meets one would meet it at torch's server too.
+- Torch's own bounds come first: a client that meets one would meet it at torch's server too.
 - The others are ours, for the sums that torch leaves unbounded. A job of torch never meets them: the largest content
   known is that of Gloo groups, in which each of N workers leaves about 8 bytes for each other one (136 with torch 2.6
   and before). That grows with the hosts, so the bound does as well. A stranger mostly has one address.
@@ -47,7 +47,7 @@ UNBOUNDED = sys.maxsize
 ENTRY_COST = 200
 #: A queue.
 QUEUE_COST = 1000
-#: A key that a client waits for, and such a key itself, whoever waits for it.
+#: Bytes for each key that a client waits for, and for such a key itself, however many clients wait for it.
 WAIT_COST = 128
 WAITED_KEY_COST = 400
 #: A piece of a message or of a reply.

@@ -3,8 +3,8 @@
 After a send or a reply that did not come off in time the stream is out of step, so it is closed and says so. Only
 `fill` may run out of time and leave it in order: nothing was taken from it.
 
-`close` may come from another thread: it wakes whoever reads or sends. The descriptor itself is closed by the last who
-uses it, since its number could otherwise be given away under the feet of the one who waits on it.
+`close` may come from another thread: it wakes the threads that read or send. The last thread that uses the descriptor
+closes it: else the kernel could give its number to another file while a thread still waits on it.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ class Stream:
             return
         self._closing = closing
         try:
-            # The socket's own: that of a TLS socket would take its state from under who reads.
+            # The socket's own `shutdown`: that of a TLS socket would remove its state while another thread reads.
             socket.socket.shutdown(closing, socket.SHUT_RDWR)
         except OSError:
             pass  # it was not connected any more
         self._bury()
 
     def _bury(self) -> None:
-        """Give the descriptor back once nobody uses it."""
+        """Close the descriptor once no thread uses it."""
         if self._closing is not None and self._using.acquire(blocking=False):
             try:
                 closing, self._closing = self._closing, None

@@ -1,9 +1,9 @@
 """Timers through a named pipe, whose path is TORCHELASTIC_TIMER_FILE where elastic-run serves them.
 
 The client and the server may each be torch's. Source of the names: torch 2.13,
-torch.distributed.elastic.timer.file_based_local_timer. Different on purpose: an expiry ends the worker and nobody else
-(torch's server ends its own process, the agent, as well), and the server waits for requests and deadlines instead of
-looking for them.
+torch.distributed.elastic.timer.file_based_local_timer. Different on purpose: an expiry ends only the worker (torch's
+server ends its own process, the agent, as well), and the server waits for requests and deadlines instead of looking
+for them.
 """
 
 from __future__ import annotations

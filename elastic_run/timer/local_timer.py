@@ -83,7 +83,7 @@ class MultiprocessingRequestQueue(RequestQueue):
         try:
             self._mp_queue.put_nowait(TimerRequest(os.getpid(), "", -1))
         except (queue.Full, ValueError, OSError):
-            pass  # full: nobody waits; closed: nobody can
+            pass  # full: no reader waits; closed: no reader can
 
 
 class LocalTimerServer(TimerServer):

@@ -114,7 +114,7 @@ class TimerClient(abc.ABC):
 
 
 def read_request(line: bytes) -> FileTimerRequest:
-    """Read a request that somebody wrote into the pipe.
+    """Read a request from the pipe.
 
     Args:
         line: What was written; a beginning that is no JSON, such as half a line of another writer, is passed over.

@@ -96,7 +96,7 @@ class TimerFile:
                 if (status.st_dev, status.st_ino) == self._identity:
                     os.unlink(self.path)
         except OSError:
-            pass  # somebody has removed it
+            pass  # another process has removed it
 
 
 @contextmanager
@@ -145,7 +145,7 @@ def make_pipe(path: str) -> None:
 
 
 def has_reader(path: str) -> bool:
-    """Whether somebody reads a named pipe."""
+    """Whether a process reads a named pipe."""
     try:
         if not stat.S_ISFIFO(os.stat(path).st_mode):
             return False

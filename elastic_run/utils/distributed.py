@@ -116,7 +116,7 @@ def _wait_for_all(store: Any, world_size: int, timeout: float) -> None:  # noqa:
 
 
 def get_free_port() -> int:
-    """Find a port that nobody uses at the moment.
+    """Find a port that no program uses at the moment.
 
     Nothing keeps it free: another process may take it before you do. Prefer to hand on a socket that is bound.
 

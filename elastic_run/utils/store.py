@@ -24,7 +24,7 @@ _PRESENT = "/TRACE"
 _TOLD = "/TRACING_GATE"
 _ANYTHING = "there"
 _MOST_MISSING = 16
-#: Seconds for the second and later missing ranks: who is there has said so while the first was waited for.
+#: Seconds for the second and later missing ranks: ranks that are there have said so during the wait for the first.
 _MOMENT = timedelta(milliseconds=1)
 
 
@@ -36,7 +36,7 @@ def __getattr__(name: str) -> object:
 
 
 def _store_error() -> type[Exception]:
-    import torch  # noqa: PLC0415 - whoever has a store has it loaded
+    import torch  # noqa: PLC0415 - a caller that has a store has loaded it
 
     error: type[Exception] = torch._C._DistStoreError  # noqa: SLF001 - its public name, torch.distributed's, is newer
     return error
@@ -119,9 +119,9 @@ def barrier(
         world_size: How many ranks there are.
         key_prefix: What the keys begin with.
         barrier_timeout: Seconds to wait for the others.
-        rank: This process's rank; with it an error says who is missing.
+        rank: This process's rank; with it an error names the missing ranks.
         rank_tracing_decoder: Returns what to call a rank in that error, such as its host.
-        trace_timeout: Seconds for finding out who is missing.
+        trace_timeout: Seconds for finding the missing ranks.
 
     Raises:
         AssertionError: There is a decoder and no rank (torch's exception).
@@ -164,7 +164,7 @@ def _find_missing(
     name_of: Callable[[int], str],
     patience: timedelta,
 ) -> list[str] | None:
-    """Return who is missing, as rank 0 finds it; the others point to rank 0, or know nothing if it is missing."""
+    """Return the missing ranks, as rank 0 finds them; other ranks point to rank 0, or know nothing if it is missing."""
     store.set(f"{prefix}{rank}{_PRESENT}", _ANYTHING)
     if rank != 0:
         try:

@@ -1,4 +1,4 @@
-"""A sign of life to whoever watches the workers.
+"""A sign of life to a program that watches the workers.
 
 The seam: a launcher that wants to know names a file of this worker's own in ELASTIC_RUN_HEARTBEAT_FILE. A beat
 replaces the file's content by one short line, the count of beats and the step, in one write: ``17 step=300``. The
@@ -32,7 +32,7 @@ class _Pulse:
         self.descriptor = -1
 
     def open(self) -> None:
-        """Look once in each process whether somebody wants to know. A fork doesn't speak for its parent."""
+        """Look once in each process whether a file is named. A fork writes nothing for its parent."""
         path = os.environ.get(ENV_HEARTBEAT_FILE, "")
         is_fork = self.pid != 0 and path == self.path
         self.count, self.next_write, self.pid, self.path = 0, 0.0, os.getpid(), path
@@ -50,7 +50,7 @@ _pulse = _Pulse()
 def heartbeat(step: int | None = None) -> None:
     """Tell the launcher that this worker is alive: call it in every step.
 
-    It costs next to nothing where nobody asks, and at most five short writes a second where somebody does. It
+    It costs next to nothing without such a file, and at most five short writes a second with one. It
     never fails.
 
     Args:

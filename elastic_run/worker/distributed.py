@@ -1,4 +1,4 @@
-"""One way into the process group, whoever started the worker; and what this worker is.
+"""One way into the process group, however the worker was started; and a description of this worker.
 
 A process has one default group, as torch has it. So what is kept here, the group this module made, is the process's
 too; it is the one thing that this package remembers between calls.
@@ -40,7 +40,7 @@ class WorkerContext:
         local_world_size: How many workers there are on this node.
         device: Where to put the model and the data; with CUDA it is the current device already.
         backend: Of the process group.
-        launcher: Who placed it: "elastic-run", "torchrun", "slurm", "environment" (somebody else who set RANK), "none".
+        launcher: Its launcher: "elastic-run", "torchrun", "slurm", "environment" (RANK set otherwise), "none".
     """
 
     rank: int
@@ -93,12 +93,12 @@ def init_distributed(
 
     Raises:
         PlaceError: The environment doesn't say which worker this is, or there is no device for it.
-        JoinError: Not all workers came together; it says who is missing.
+        JoinError: Not all workers came together; it names the missing ranks.
         ValueError: The timeout isn't positive, backend and device don't fit, or the group that is there already has
             another backend.
         WorkerError: This build of torch has no distributed package.
     """
-    import torch.distributed as dist  # noqa: PLC0415 - a second, which only those who call it pay
+    import torch.distributed as dist  # noqa: PLC0415 - a second, which only callers of this function pay
 
     if not dist.is_available():
         message = "this build of torch has no torch.distributed"

@@ -1,8 +1,8 @@
 """How workers come together: the store first, then the process group, then one all-reduce that proves it.
 
 torch alone leaves a worker that waits for a missing rank without its name: until the timeout, then with the message of
-some layer below. So each rank writes its host's name into the store before anything else; who doesn't is missing, by
-number. A rank that is connected writes that too; so when the all-reduce fails, it is known who couldn't be reached.
+some layer below. So each rank writes its host's name into the store before anything else: the other ranks are missing.
+A rank that is connected writes that too; so when the all-reduce fails, the ranks that couldn't be reached are known.
 
 Every wait is the store's own, and each rank does the same few operations, however many ranks there are.
 """
@@ -32,7 +32,7 @@ _NETWORK = "look at firewalls between the nodes, and where they have several int
 #: How long rank 0 lets the others leave before it takes the store with it; and how long after a failure, which gloo
 #: tells some ranks several times later than others.
 _FAREWELL, _LINGER = dt.timedelta(seconds=10), dt.timedelta(seconds=60)
-#: Under this the store keeps who is there; with a number, for a group that is destroyed and made again.
+#: The store keeps the ranks that are there under this key; with a number, for a group that is destroyed and made again.
 _PREFIX = "elastic_run/worker"
 
 
@@ -69,7 +69,7 @@ class Meeting:
         Args:
             step: Its name.
             problem: What is the matter if they don't come.
-            noted: Which notes tell who is missing.
+            noted: The notes that tell which ranks are missing.
 
         Raises:
             JoinError: They don't, in time.
@@ -82,16 +82,16 @@ class Meeting:
             raise self.failure(problem, error, noted=noted) from error
 
     def part(self, patience: dt.timedelta = _FAREWELL) -> None:
-        """Let rank 0, where it serves the store, be the last to go: the others ask it who is missing, or just end.
+        """Let rank 0 end last if it serves the store: the others ask it for the missing ranks, or just end.
 
         Args:
-            patience: How long it waits for them at most: who has crashed doesn't say goodbye.
+            patience: Most seconds that it waits for them: a rank that has crashed does not sign off.
         """
         if self.place.is_store_served or self.place.world_size == 1:
             return
         try:
             if self.store.add("arrived", 0) <= 1:
-                return  # nobody else came
+                return  # no other rank came
             if self.store.add("left", 1) >= self.place.world_size:
                 self.store.set("left/all", "1")
             if self.place.rank == 0:
@@ -100,7 +100,7 @@ class Meeting:
             pass  # another rank has failed, or the store is gone: nothing is left to be said
 
     def failure(self, problem: str, error: Exception, *, noted: str) -> JoinError:
-        """Return the error that says who is missing, as far as the store can tell."""
+        """Return the error that names the missing ranks, as far as the store can tell."""
         where = f"rank {self.place.rank} on {os.uname().nodename}"
         try:
             others = (rank for rank in range(self.place.world_size) if rank != self.place.rank)
@@ -179,7 +179,7 @@ def _open_store(place: Place, timeout: dt.timedelta) -> Store:
             place.world_size,
             place.rank == 0 and not place.is_store_served,
             timeout,
-            # Else rank 0 waits here for all, and whoever doesn't come looks like a port that is taken.
+            # Else rank 0 waits here for all ranks, and a missing rank looks like a port that is taken.
             wait_for_workers=False,
             multi_tenant=True,  # for a group that is made again
         )

@@ -21,7 +21,7 @@ _T = TypeVar("_T")
 
 
 def launch_subprocesses(fn: Callable[..., _T], config: LaunchConfig | int, *args: object) -> dict[int, _T]:
-    """Run a function on several workers, whoever started this script.
+    """Run a function on several workers, however this script was started.
 
     In plain python it starts the workers with elastic-run and waits for them. In a process that is a worker already
     (under elastic-run, torchrun or srun) it calls the function there, so that the same script works in both ways. The

@@ -6,7 +6,7 @@ both wait for ever. When Python is on its way out by then, the thread is ended i
 issue 190489; seen with 2.13). So models let go first, then the group, while Python is all there. A group that the
 script still holds then is never destroyed: the process's end takes it.
 
-After a failure there may be collectives that nobody will ever end, since the others wait for this worker. The
+After a failure there may be collectives that never end, since the others wait for this worker. The
 destructor would wait for their timeout, and the whole job with it. So no group is destroyed then.
 """
 
@@ -31,7 +31,7 @@ def has_failed() -> bool:
 
 
 def destroy_groups() -> None:
-    """Destroy all process groups but those that somebody else holds."""
+    """Destroy all process groups except those that the program still holds."""
     import torch.distributed as dist  # noqa: PLC0415
 
     groups = _groups()

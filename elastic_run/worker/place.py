@@ -2,7 +2,7 @@
 
 Who set RANK comes first: a launcher that runs inside a Slurm job has said more than Slurm knows. Then a step of Slurm.
 A batch script is no step, though Slurm sets SLURM_PROCID=0 and SLURM_NTASKS for it too: a python that is
-started there directly is one process. A process that nobody placed is rank 0 of 1.
+started there directly is one process. A process without a launcher is rank 0 of 1.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Place:
         world_size: How many workers there are.
         local_rank: Among those on this node.
         local_world_size: How many workers there are on this node.
-        launcher: Who said so: "elastic-run", "torchrun", "environment" (somebody else who set RANK), "slurm", "none".
+        launcher: The source: "elastic-run", "torchrun", "environment" (another program that set RANK), "slurm", "none".
         master_addr: Where the workers' store is; "" for a single process.
         master_port: Its port; 0 for a single process.
         node_rank: The node's number.

@@ -1,7 +1,7 @@
 """Small agreements of all ranks: a mean, a yes or no.
 
-A worker without a process group is a group of one only if nobody placed it among others; else it would take its own
-value for everybody's, and a plain mistake would show as a model that learns badly.
+A worker without a process group is a group of one only if no launcher placed it among others. Else it would take its
+own value for everybody's, and a plain mistake would show as a model that learns badly.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def has_peers(group: dist.ProcessGroup | None) -> bool:
 
     if dist.is_available() and dist.is_initialized():
         size = dist.get_world_size(group)
-        if size < 1:  # so torch says of those whom new_group() was not given
+        if size < 1:  # torch's value for ranks that are not in the group
             message = f"rank {dist.get_rank()} is not in this group, and can't ask its ranks"
             raise WorkerError(message)
         return size > 1

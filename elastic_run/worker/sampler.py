@@ -185,7 +185,7 @@ class ElasticSampler(Sampler[int]):
     def state_dict(self) -> SamplerState:
         """Return where the epoch is: the same on every rank between two steps, so one rank may save it for all.
 
-        It warns when samples were handed out that nobody has counted: a job that goes on from there takes them again.
+        It warns when samples were handed out but not counted: a job that goes on from there takes them again.
         """
         if self._is_uncounted:
             message = "nothing counts what ElasticSampler handed out: go through track(loader), or call advance()"

@@ -33,7 +33,7 @@ class _Watch:
         self.is_agreed = False
 
     def set_up(self) -> None:
-        """Catch the signals from now on; who caught one before still gets it.
+        """Catch the signals from now on; a handler that was there before still gets them.
 
         Raises:
             WorkerError: This is not the main thread, and Python allows handlers there only.

@@ -8,8 +8,8 @@ Rules
   number is the job's: the agent takes it over with `RoundFormed`.
 - A worker's failure stops the round; whether it is tried again is decided when the last of its processes is gone,
   because only then all that the workers wrote has been read and the cause is known.
-- Where all that failed look as if they had lost a peer, the cause is awaited for a moment while others run: it may
-  still be cleaning up, and who is told to stop first never says what was wrong. Any other failure ends the wait.
+- If all failed workers seem to have lost a peer, the agent waits for the cause for a moment while others run: it may
+  still be cleaning up, and a worker that is told to stop first never says what was wrong. Another failure ends that.
 - A signal wins over a restart and over a failure that is still being cleaned up, never over a success.
 - In a job of several nodes the agent decides on none of this (`follows_job`): it tells the job what became of its
   round, waits (again `JOINING`), and does what the job has decided. A signal is its own: it leaves.
@@ -348,7 +348,7 @@ def _on_group_gone(agent: Agent, event: GroupGone, now: float, jitter: float) ->
 
 
 def _find_end(agent: Agent, event: GroupGone) -> Finish | None:
-    """Return the end of this agent, where nobody has to be asked."""
+    """Return the end of this agent, if no other node has a say in it."""
     if event.is_unkillable:
         return Finish("unkillable_worker", signal=agent.signal)
     if agent.stop_reason == AFTER_SIGNAL:

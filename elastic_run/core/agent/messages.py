@@ -45,7 +45,7 @@ class WorkerExited(Event):
         round: The agent's round.
         local_rank: Its number on this node.
         exitcode: Its exit code, or minus the number of the signal that ended it.
-        is_secondary: Whether it failed as those do who lose a peer, so that the cause may be somebody else's.
+        is_secondary: Whether it failed as workers do that lose a peer, so that another worker may be the cause.
     """
 
     local_rank: int

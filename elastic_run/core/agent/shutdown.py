@@ -25,7 +25,7 @@ LATE = 0.8
 KILL_PATIENCE = 5.0
 #: Seconds that the kernel gets in all to carry out SIGKILL.
 KILL_LIMIT = 300.0
-#: Seconds between two looks at what was sent SIGKILL; the kernel tells nobody of progress.
+#: Seconds between two looks at processes that were sent SIGKILL; the kernel reports no progress.
 _LOOK = 1.0
 #: Seconds for which a round is not stopped while all that failed are workers that look as if they had lost a peer: the
 #: worker that had the cause may still be cleaning up. Long enough for a last flush of logs; shorter than a lease, so

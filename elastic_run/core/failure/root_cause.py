@@ -9,7 +9,7 @@ often they are the ones that shout. So failures are ranked before they are order
 
 A worker that the agent had already told to stop is no cause, with one exception: where nothing but consequences is left
 and a stopped worker ended with an exception of its own, that one was first (its interpreter was still going down).
-A lone consequence is a cause: nobody else is there to blame.
+A secondary failure without any other failure counts as the cause.
 
 Imported by the agent before the first worker starts: cheap, and expressions are compiled on first use.
 """
@@ -186,7 +186,7 @@ def is_secondary(end: WorkerEnd) -> bool:
         end: The failed worker.
 
     Returns:
-        Whether somebody else is more likely the cause.
+        Whether another worker is more likely the cause.
     """
     return severity(end) == SECONDARY_FAILURE
 

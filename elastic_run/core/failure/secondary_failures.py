@@ -69,7 +69,7 @@ def is_secondary(name: str, message: str) -> bool:
         message: Its message.
 
     Returns:
-        Whether somebody else is more likely the cause.
+        Whether another worker is more likely the cause.
     """
     message = message[:_LIMIT]
     if _OWN_FAULT.search(message):

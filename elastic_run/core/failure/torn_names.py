@@ -2,7 +2,7 @@
 
 Pure. Up to Python 3.12 an interpreter whose stderr is unbuffered (`python -u`) writes the name, `: `, the message and
 the line's end one by one, and what other threads write comes between them: `ValueErrorstep 151`, `step 3ValueError: x`.
-Only a name that touches other text counts: `ValueError` between spaces is a word of somebody's sentence. What is found
+Only a name that touches other text counts: `ValueError` between spaces is a word of some sentence. What is found
 is a guess, good only where no whole line names the exception.
 """
 

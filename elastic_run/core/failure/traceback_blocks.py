@@ -2,7 +2,7 @@
 
 Pure. A reader gets all lines and the index at which a block begins and returns the block, or None where it turns out to
 be none. `[rank0]: ` and other prefixes that a writer puts before each line are taken off, and lines without it are
-somebody else's; where there is no prefix, lines that can't belong to a traceback are passed over.
+another writer's; where there is no prefix, lines that can't belong to a traceback are passed over.
 """
 
 from __future__ import annotations
@@ -293,7 +293,7 @@ def _read_fatal(lines: list[str], start: int) -> Block:
 
 
 def _read_terminate(lines: list[str], start: int, name: str) -> Block:
-    """Read what the C++ runtime says of an exception that nobody caught."""
+    """Read the C++ runtime's message about an uncaught exception."""
     message: list[str] = []
     end = start + 1
     for index in range(start + 1, len(lines)):

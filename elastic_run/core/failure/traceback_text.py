@@ -6,7 +6,7 @@ begin (`traceback_blocks` reads them), and the last block counts, if the text en
 was logged and the program wrote on, where the program chose an exit code of its own and wrote on, or where it was
 killed from outside: then a handled exception would be blamed, and the last lines of stderr tell more.
 
-Exit code 1 is what Python gives to an exception that nobody caught. There the last block is returned, whatever follows:
+Exit code 1 is Python's for an uncaught exception. There the last block is returned, whatever follows:
 other threads, exit handlers and child processes may write any amount. It isn't certain then, and marked so. Only there
 an exception counts that no whole line names (`torn_names`): other threads wrote into the line.
 """
@@ -29,10 +29,10 @@ _TEXT_LIMIT = 256 * 1024
 _LINE_LIMIT = 16 * 1024
 #: Lines after an exception, from which on the program is taken to have lived on.
 _AFTERLIFE = 30
-#: Python's exit code for an exception that nobody caught, and lines of a message that may be other output.
+#: Python's exit code for an uncaught exception, and lines of a message that may be other output.
 _UNCAUGHT = 1
 _UNCERTAIN_LINES = 20
-#: HUP, QUIT, KILL, PIPE, ALRM, TERM, XCPU, XFSZ: whoever dies of one did not die of an exception.
+#: HUP, QUIT, KILL, PIPE, ALRM, TERM, XCPU, XFSZ: a worker that one of these ended did not end by an exception.
 _KILLS = frozenset((-1, -3, -9, -13, -14, -15, -24, -25))
 
 _ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[ -/]*[0-~]")

@@ -1,4 +1,4 @@
-"""Facts into the job's state: who is there, what became of the round on each node. Decides nothing.
+"""Facts into the job's state: which nodes are there, and what became of the round on each. It decides nothing.
 
 - A fact counts once: its number must be above the last that its node said.
 - A node that went silent keeps its place in `gone`: when it is heard again it comes back, with its rank if no round was
@@ -228,7 +228,7 @@ class _JobUpdate:
     def _place(self, node: Node, fact: Join) -> Node:
         """Return a node where it stands in the round that runs."""
         if fact.last is not None and self._is_last(fact.last):
-            # Where the state was lost nobody knew whose this seat is.
+            # After the state was lost, the seat's node is unknown.
             node = self._take_seat(node, fact.last.rank)
             if self._job.phase in _ACTIVE and node.rank is not None:
                 return replace(node, is_member=True, is_busy=False)

@@ -1,4 +1,4 @@
-"""When a round is formed, of whom, and where each of its members stands."""
+"""When a round is formed, of which nodes, and the assignment of each of its members."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def note_minimum(job: Job, config: JobConfig, now: float) -> Job:
 
 
 def last_call_ends(job: Job, config: JobConfig) -> float | None:
-    """Return when a first round is formed of whoever is there, or None."""
+    """Return when a first round is formed of the nodes that are there, or None."""
     if job.round > 0 or job.min_reached_at is None:
         return None
     return job.min_reached_at + config.last_call_timeout

@@ -112,7 +112,7 @@ class Step:
 
 
 def begin() -> Job:
-    """Return the state of a job of which nobody has heard yet."""
+    """Return the state of a job without any fact."""
     return Job()
 
 
@@ -172,7 +172,7 @@ def next_at(job: Job) -> float | None:
 
 
 def describe(job: Job, now: float) -> Status:
-    """Return who is there, for the lines of those who wait.
+    """Return which nodes are there, for the lines of the nodes that wait.
 
     Args:
         job: The state.
@@ -225,12 +225,12 @@ def _advance(job: Job, now: float, jitter: float) -> Step:  # noqa: PLR0911 - on
 
 
 def _awaited_until(job: Job, config: JobConfig) -> float:
-    """Return when those who have not come are given up: each may have noticed a lease late that the store was lost."""
+    """Return when the job gives up nodes that have not come: each may notice the loss of the store a lease late."""
     return job.since + (2 if config.has_successors else 1) * config.lease
 
 
 def _settle_ranks(job: Job, config: JobConfig, now: float) -> tuple[Job, Refuse | End | None]:
-    """Refuse a node whose fixed rank another node has; before the first round nobody knows which of them is right."""
+    """Refuse a node whose fixed rank another node has; before the first round either of them may be right."""
     disputes = find_disputes(job)
     job = replace(job, rank_claims=tuple(node.node for node, _ in disputes))
     due = [(node, rival) for node, rival in disputes if now >= counts_at(node, config)]
@@ -325,7 +325,7 @@ def _make_way(job: Job, config: JobConfig, now: float) -> Step:
 
 
 def _scale_up_at(job: Job, config: JobConfig) -> float:
-    """Return when a running round makes way for those who wait; infinity for never."""
+    """Return when a running round ends for the nodes that wait; infinity for never."""
     members = job.members
     is_full = len(members) >= config.max_nodes
     if is_full or job.is_awaiting or not job.waiting or any(member.outcome for member in members):
@@ -363,7 +363,7 @@ def _describe_leavers(job: Job) -> str:
 
 
 def _losses(job: Job) -> str:
-    # Of a round that was adopted from those who run it the others are not known by name.
+    # The names of the other nodes of a recovered round are unknown.
     return ", ".join(describe_lost(job, _SHOWN)) or "not all of its nodes were heard of again"
 
 

@@ -1,7 +1,7 @@
 """Who gets which rank.
 
 Group ranks: a survivor keeps its rank where the round still has it, so that a replacement takes exactly the place that
-became free. Then who prefers a free rank gets it (`--node-rank`), then the lowest free ranks go out in order of
+became free. Then a node that prefers a free rank gets it (`--node-rank`), then the lowest free ranks go out in order of
 joining.
 Worker ranks: global and role ranks count up in the order of group ranks, as torch's agent does
 (`SimpleElasticAgent._assign_worker_ranks`), for any number of workers per node.
@@ -87,7 +87,7 @@ def assign_worker_ranks(sizes: Sequence[tuple[str, int]]) -> tuple[WorkerRanks, 
 
 
 def _take(taken: dict[int, str], wishes: Iterable[tuple[Candidate, int | None]], size: int) -> list[Candidate]:
-    """Fulfil the wishes that can be, the first first, and return who got nothing."""
+    """Give each node its preferred rank if that is free, in order of arrival; return the nodes without a rank."""
     left = []
     for candidate, rank in wishes:
         if rank is not None and 0 <= rank < size and rank not in taken:

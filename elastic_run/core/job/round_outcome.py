@@ -62,7 +62,10 @@ def change_allowed_at(job: Job, config: JobConfig) -> float:
 
 
 def describe_lost(job: Job, limit: int = 8) -> tuple[str, ...]:
-    """Return a clause for each member that the last round has lost, the latest first; not for who may yet come."""
+    """Return a clause for each member that the last round has lost, the latest first.
+
+    Members that may still come are left out.
+    """
     lost = [
         gone
         for gone in job.gone.values()

@@ -1,4 +1,4 @@
-"""The document that lies beside each decision: the job's state after it, for whoever succeeds the coordinator.
+"""The document beside each decision: the job's state after that decision, for the next coordinator.
 
 It was read from a store that strangers may write to, so it may be garbage. No agent dies of that (`read_state` raises):
 the workers run on, every node is asked to say again where it stands, and the log recovers from that (`view_change`).

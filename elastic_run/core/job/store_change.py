@@ -51,7 +51,7 @@ def _leave_behind(node: Node) -> Gone:
 
 
 def give_up_awaited(job: Job) -> Job:
-    """Return the state in which nobody is awaited any more: those who have not come may live elsewhere."""
+    """Return the state in which no node is awaited any more: nodes that have not come may run elsewhere."""
 
     def give_up(seat: Seat) -> Seat:
         gone = job.gone.get(seat.node)

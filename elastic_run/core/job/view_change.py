@@ -132,7 +132,7 @@ def find_view(events: Iterable[Event], unreadable: Collection[Copy] = ()) -> Vie
         unreadable: Copies that turned out to be garbage.
 
     Returns:
-        The view of the job that most of them know, or None where nobody knows of a round.
+        The view of the job that most nodes know, or None if no node knows of a round.
     """
     joins = {event.node: event for event in events if isinstance(event, Join)}.values()
     copies = [join.copy for join in joins if join.copy is not None and join.copy not in unreadable]

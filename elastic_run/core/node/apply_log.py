@@ -58,7 +58,7 @@ class MemberUpdate(StoreUpdate):
                 self._begin_at(start)
         elif self.member.log.next_slot is None:
             if event.log_start is not None:
-                return  # slots were trimmed, nobody knows which: to begin at 0 might found a second job
+                return  # some slots were trimmed, but not which: a node that begins at 0 might start a second job
             self._set_log(next_slot=0)
         if self.member.state == BEGINNING:
             self._set(state=WAITING)
@@ -226,7 +226,7 @@ class MemberUpdate(StoreUpdate):
         self.commands.append(last)
 
     def _learn_job(self, incarnation: str, restart_count: int, number: int = 0, round_id: str = "") -> None:
-        """Learn whose log this is, and its last round; another round of the same number is nobody's here.
+        """Learn the job of this log, and its last round. Another round of that number does not belong to this log.
 
         A round of a higher number is newer than this log: the coordinator lets the log go on from it.
         """

@@ -176,7 +176,7 @@ class Member:
 
     @property
     def watched(self) -> str:
-        """Whose beat is to be read at every keep-alive interval, "" for nobody's."""
+        """The node whose heartbeat is read at every keep-alive interval, "" for none."""
         return "" if self.coordination.is_coordinator or self.state == OVER else self.coordination.coordinator
 
     @property

@@ -1,4 +1,4 @@
-"""What the coordinator writes beside the log: places in a round, where the log stands, who is there."""
+"""The documents that the coordinator writes beside the log: assignments, the log's head, the nodes that are there."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Where the log stands: a hint for who comes late or slept through a trim.
+    """The end of the log: a hint for nodes that come late or missed a trim.
 
     Args:
         slot: The newest slot, whose entry is valid.
@@ -90,7 +90,7 @@ class Head:
 class LogStart:
     """Where the log begins. The document is raised before slots are deleted, and is never lowered.
 
-    A slot below it was decided once and trimmed: an entry that appears there later is void, whoever writes it.
+    A slot below it was decided once and trimmed: an entry that appears there later is void.
 
     Args:
         slot: The oldest slot that may still be there.

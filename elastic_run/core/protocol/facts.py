@@ -1,4 +1,4 @@
-"""What agents say to their coordinator: who they are, what became of a round on them, that they go.
+"""The facts that agents append for their coordinator: a node joins, its round has ended in some way, it leaves.
 
 Each fact carries its node and a number that grows per node, so that one that was said twice (a reply was lost) counts
 once.
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import TypeAlias
 
-#: The sequence number of a node's last word, said by its guardian, who can't know how many there were.
+#: The sequence number of a node's last fact if its guardian writes it: the guardian does not know the number before.
 LAST_SEQUENCE = 1 << 53
 
 # What the record of a dead agent says that it did last.
@@ -340,7 +340,7 @@ def read_term(round_id: str) -> int:
 def is_related(one: str, other: str) -> bool:
     """Tell whether two rounds may be of the same job, whatever stores it went through.
 
-    Where a store is lost, and those who were there are out of reach, others may begin the job anew in the next one. The
+    If a store is lost, and its nodes are out of reach, others may begin the job anew in the next one. The
     numbers of its rounds begin anew, too, so that a round needs more than its number to be known by.
 
     Args:

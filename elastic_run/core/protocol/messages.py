@@ -255,7 +255,7 @@ def read_log_start(data: bytes) -> LogStart:
 
 
 def read_status(data: bytes) -> Status:
-    """Read who is there; raises `MessageError` as `read_decision`."""
+    """Read which nodes are there; raises `MessageError` as `read_decision` does."""
     return from_document(Status, _open(data))
 
 

@@ -7,7 +7,7 @@ Rules
   reply was lost; it never loses one that it returned from.
 - A key is made once (`create`: the first wins, and all see the same winner), written over (`write`: the last wins) or
   changed from one known value to another (`replace`).
-- An object belongs to one thread. Only `close` may be called from another one: it wakes whoever waits in the object.
+- An object belongs to one thread. Only `close` may be called from another one: it wakes the thread that waits in it.
 - When the store can't be reached, or broke the connection, the operation raises `StoreConnectionError` and the object
   is closed. Whether the operation took place is then unknown. `clone` works on a closed object too: it opens a new one.
 - A store that refuses us for good (user, password, certificate, right) raises `StoreAccessError` from any operation.
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self  # for the type checker only: typing has it from Python 3.11 on
 
-#: Where everything of ours lies in a store, whoever else uses it.
+#: The prefix of all keys of ours in a store that other programs may use too.
 ROOT = "elastic-run"
 #: Seconds for which a store keeps what a job left behind without being able to remove it, where it can do that.
 LEFT_BEHIND = 24 * 3600
@@ -308,7 +308,7 @@ class JobStore(ABC):
     # --- the whole -----------------------------------------------------------------------------------------------
     @abstractmethod
     def remove_job(self) -> None:
-        """Remove everything of this job from the store. Others who still use it see an empty store.
+        """Remove everything of this job from the store. Nodes that still use it see an empty store.
 
         Raises:
             StoreConnectionError: The store can't be reached.

@@ -2,12 +2,12 @@
 
 Rules
 - A stream's entries lie in numbered slots. A writer takes a number by counting up, then fills the slot by
-  compare-and-set: never a plain set, so a slot is filled once. Constant work for each entry, whoever else writes. A
-  server of ours does both at once, so that no gap comes from there.
+  compare-and-set: never a plain set, so a slot is filled once. The work for an entry is constant, however many
+  nodes write. A server of ours does both at once, so that no gap comes from there.
 - A writer that died between the two leaves a gap. A reader that has seen one for a second fills it with VOID the same
   way. A writer that comes too late for its slot takes another one.
 - Trimming first raises the stream's floor, then deletes. A writer asks for the floor after it has filled its slot:
-  below the floor its entry was seen by nobody, and it takes another slot.
+  below the log's start no reader has seen its entry, and it takes another slot.
 - A reader that has nothing to read waits in the server for the next slot. It looks at the counter again now and then:
   the next slot may become a gap while it waits. What it has seen behind a gap it keeps: a filled slot never changes.
 - The store knows no time: nothing expires, and what is left behind dies with the server.

@@ -9,7 +9,7 @@ Rules
   new is read, from whichever server answers. Where that shows something that should have been told, the next server is
   followed.
 - An answer that is older than one before it means that etcd was restored from a backup (`revisions`): the object is
-  closed, and whoever opens another one reads from the beginning.
+  closed, and the caller opens another one and reads from the beginning.
 - A request may be done twice (see `http_client`); each is made so that this changes nothing.
 """
 

@@ -1,7 +1,7 @@
 """The job store over etcd's version 3 API: transactions and leases. How it reads stands in `etcd_job_store`.
 
 Rules
-- An entry of a stream is a key with a name of its own, so a thousand who append at once don't meet.
+- An entry of a stream is a key with a name of its own, so a thousand nodes that append at once don't collide.
 - A node's beat is a key on a lease of the node: a beat renews the lease, and etcd removes the key when it expires. The
   coordinator knows the lease's number, too, and ends it when it drops the node.
 - Everything else hangs on a lease of the job, which every node renews now and then: what a job that was killed left

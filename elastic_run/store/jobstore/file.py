@@ -6,7 +6,7 @@ Rules
 - A stream's entries are files with numbers. A writer takes the number behind the last one; a reader goes up to the
   first that is missing. There are no gaps: a number is taken together with its entry.
 - Trimming first raises the stream's floor, then deletes. A writer looks at the floor after it has placed its entry: at
-  or below the floor nobody has seen it, and it takes another number.
+  or below the log's start no reader has seen it, and it takes another number.
 - An agent may be stopped between any two calls and go on much later. A value that replaces another is therefore a new
   file with the next number, and the highest number counts. A late writer finds its number taken, or leaves a file that
   no agent reads. A lock was rejected: an agent that is stopped while it holds the lock would block all others.

@@ -6,7 +6,7 @@ Rules
 - A stream's garbage is left out, and what lies at a key is as good as missing; each place is reported once. Only who
   must know that a place is taken is told so: `create` and `wait` raise `StoreForgedError`, and a log's reader passes
   over that slot.
-- Values are signed, not hidden: whoever can read the store can read them. And a stranger can still delete.
+- Values are signed, not hidden: a program that can read the store can read them. And a stranger can still delete.
 """
 
 # ruff: noqa: D102 - JobStore says what the methods promise
@@ -36,7 +36,7 @@ class SignedStore(JobStore):
 
     Args:
         store: The store; this object owns it from now on.
-        secret: What all members of the job know, and nobody else.
+        secret: The secret that only the members of the job know.
         reported: Places whose garbage was reported over another connection.
     """
 
@@ -134,7 +134,7 @@ class SignedStore(JobStore):
         return self._sign(kind, place, value) + value
 
     def _remove_signature(self, kind: bytes, place: str, signed: bytes) -> bytes | None:
-        """Return a value, or None if nobody of the job wrote it there."""
+        """Return a value, or None if no member of the job wrote it there."""
         value = signed[_SIZE:]
         if hmac.compare_digest(signed[:_SIZE], self._sign(kind, place, value)):
             return value

@@ -1,4 +1,4 @@
-"""The server's side of the token: who may see the agents' keys, and what a connection may do before that.
+"""The server's side of the token: which connections may see the agents' keys, and what one may do before its proof.
 
 Rules
 - Before its proof a connection gets no answer but those of the opening. It may send `_MOST_BYTES`, and has
@@ -6,7 +6,7 @@ Rules
   workers' keys only.
 - `_MOST_WAITING` connections may be without a proof at a time, and they may take a quarter of the descriptors. Beyond
   that the oldest makes room once it has had `_SHORTEST` seconds, and until then others wait in the backlog: a thousand
-  nodes that come at once all get in, and silent strangers hold nobody up.
+  nodes that come at once all get in, and silent strangers delay no node.
   On a shared port a connection that begins as a worker's do is out of these bounds.
 - A refusal is told once for each kind, with the peer's address: a stranger must not fill the log.
 """
@@ -162,7 +162,7 @@ class Admission:
             self._on_worker(connection, operation, fields)
 
     def _challenge(self, connection: Connection, nonce: bytes | int) -> None:
-        # Imported by who has a token, and in the server's thread: hashing costs milliseconds to import.
+        # Imported only with a token, and in the server's thread: hashing costs milliseconds to import.
         from elastic_run.store.tcpstore import authentication  # noqa: PLC0415
 
         if connection in self._nonces or not isinstance(nonce, bytes) or len(nonce) != wire.NONCE_SIZE:

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 __all__ = ["NOTHING", "AgentClient"]
 
-#: Expected and desired of a `compare_set` that only looks: nobody's value, and the answer for a missing key.
+#: Expected and desired of a `compare_set` that only looks: a value that no key has, and the answer for a missing key.
 NOTHING = b"\0nothing\0"
 #: Bytes of questions that go out before answers are read: with more, both sides could wait for the other to read.
 _AT_ONCE = 32 * 1024
-#: Seconds between looks at a key that is waited for: torch's older server (USE_LIBUV=0) wakes nobody for a
+#: Seconds between looks at a key that is waited for: torch's older server (USE_LIBUV=0) wakes no client for a
 #: compare-and-set.
 _WAIT_AGAIN = 5.0
 
@@ -89,7 +89,7 @@ class AgentClient(StoreClient):
             entry: What is put into the slot.
 
         Returns:
-            Whether the entry is in the stream; False where somebody was faster, or the slot was trimmed.
+            Whether the entry is in the stream; False if another node was faster, or the slot was trimmed.
         """
         if self._is_extended:
             self._send(wire.encode(wire.STREAM_APPEND, self._key(stream), encode_value(entry)))

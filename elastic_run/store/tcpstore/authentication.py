@@ -8,7 +8,7 @@ Rules
   is worth nothing on another one. The role is signed, so the server's proof can't be sent back as the client's.
 - The key is derived from the token for this purpose alone: a proof is never a signature of a value (`jobstore.signed`).
 - Proofs are compared in constant time.
-- The server proves itself to every stranger who asks, so the token can be guessed offline if it is short: it has to be
+- The server proves itself to every stranger that asks, so the token can be guessed offline if it is short: it has to be
   random.
 - The connection is not encrypted, and its messages are not signed. Values are signed as well (`jobstore.signed`).
 """

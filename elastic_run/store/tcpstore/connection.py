@@ -6,7 +6,7 @@ Rules
   looked at until the queue is empty. So what a client can make the server hold is bounded by one reply.
 - Small replies are gathered, large values queued by reference and sent with sendmsg, so nothing large is copied.
 - What a connection holds of unfinished messages and of copied replies it tells its `Holdings`, which has a bound.
-- A client that breaks the protocol or its connection is closed; that harms nobody else and is not worth a word.
+- A client that breaks the protocol or its connection is closed. That harms no other client, and is not logged.
 - Whatever goes wrong while a client is served, be it that memory runs out, ends that client's connection only.
 """
 

@@ -1,4 +1,4 @@
-"""The port: opened before its number is given to anyone, so that nobody can take it in between.
+"""The port: opened before its number is given to anyone, so that no other program can take it in between.
 
 Everything here is close-on-exec and does no name look-up. Where a port is taken, the error says by whom, as far as
 /proc lets us see.
@@ -168,7 +168,7 @@ def _explain(error: OSError, host: str, port: int) -> OSError:
     return OSError(error.errno, f"can't listen on {host}:{port}: {error.strerror}")
 
 
-# --- who has the port ------------------------------------------------------------------------------------------------
+# --- which process has the port ---------------------------------------------------------------------------------------
 def find_port_owner(port: int) -> str | None:
     """Find the process that listens on a TCP port.
 

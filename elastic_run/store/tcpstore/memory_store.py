@@ -1,4 +1,4 @@
-"""A store in memory: values, counters, queues, and those who wait for them. No I/O, no clock, no thread.
+"""A store in memory: values, counters, queues, and the clients that wait for them. No I/O, no clock, no thread.
 
 Rules
 - Keys and values are bytes, as on the wire. The operations have the names and the semantics of torch's Store, whose
@@ -56,7 +56,7 @@ class Pieces:
         """Put bytes behind it."""
         self.size += len(value)
         last = self.parts.pop()
-        # A piece that a reply refers to stays as it is: a grown copy would be held beside it, and counted by nobody.
+        # A piece that a reply refers to stays as it is: a grown copy would be held beside it, and not be counted.
         if len(last) + len(value) <= _PIECE and (len(last) <= SHARED_FROM or getrefcount(last) <= _OWN_REFERENCES):
             self.parts.append(last + value)
         else:
@@ -83,7 +83,7 @@ class MemoryStore:
         self._waits = Waits()
 
     def set_limit(self, limit: int) -> None:
-        """Bound what keys and values take together, and, for itself, what those who wait take."""
+        """Bound what keys and values take together, and, apart from that, what waiting clients take."""
         self.limit = self._waits.limit = limit
 
     def clear(self) -> None:
@@ -283,7 +283,7 @@ class MemoryStore:
 
     # --- queues --------------------------------------------------------------------------------------------------
     def queue_push(self, key: bytes, value: bytes) -> None:
-        """Put a value at a queue's end, and wake the first who waits for it."""
+        """Put a value at a queue's end, and wake the first client that waits for it."""
         queue = self._queues.get(key)
         more = len(value) + ENTRY_COST + (len(key) + QUEUE_COST if queue is None else 0)
         if self.size + more > self.limit:
@@ -317,7 +317,7 @@ class MemoryStore:
         return len(self._queues.get(key, ()))
 
     def pass_on(self, key: bytes) -> None:
-        """Wake the next who waits for a queue, after the one woken before took nothing."""
+        """Wake the next client that waits for a queue, after the one woken before took nothing."""
         if self._queues.get(key):
             self._waits.wake_one(key)
 

@@ -177,7 +177,7 @@ def _end_wait(connection: Connection, answer: Callable[[], None] | None = None) 
         connection.account()
     except WireError as error:
         connection.close(error)
-    except Exception as error:  # noqa: BLE001 - called while another client is served, who must not suffer for it
+    except Exception as error:  # noqa: BLE001 - called while another client is served, which must not suffer from it
         connection.abort(error)
 
 

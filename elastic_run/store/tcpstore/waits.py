@@ -46,7 +46,7 @@ class Waits:
         """Forget all waiters; none is called."""
         for waiters in self.by_key.values():
             for waiter in waiters:
-                waiter.cost = 0  # whoever cancels it later gives nothing back
+                waiter.cost = 0  # a later cancellation gives nothing back
         self.by_key.clear()
         self.size = 0
 
@@ -94,14 +94,14 @@ class Waits:
         waiter.cost = 0
 
     def wake_all(self, key: bytes) -> None:
-        """Tell all who wait for a key that it is there."""
+        """Tell all clients that wait for a key that it is there."""
         if key in self.by_key:
             for waiter in self._forget_waited(key):
                 self._found(waiter, key)
 
     def wake_one(self, key: bytes) -> None:
         """Call the first whose wait a queue's new value ends."""
-        # Those who miss other keys too are told on the way; they don't use the value up.
+        # Waits that lack other keys too are told first; they don't use the value up.
         while waiters := self.by_key.get(key):
             waiter = next(iter(waiters))
             del waiters[waiter]

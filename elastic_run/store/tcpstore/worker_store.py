@@ -5,10 +5,10 @@ Rules
   on our listening socket. `rank0`: the port is kept for the worker of rank 0, which serves the store itself.
 - `renew` gives the next round a store without a key or a client of the last one: on a new port, or on the same one
   where the user has fixed it.
-- Loopback only on a single node: its workers need no more, and nobody else should reach an unguarded store. On several
-  it listens at the address that the agent tells the others.
+- On a single node it listens on loopback only: its workers need no more, and no other machine should reach a store
+  without a token. On several nodes it listens at the address that the agent tells the others.
 - `rank0` keeps its port bound and not listening. With SO_REUSEADDR on both sides torch may then listen on it, while the
-  kernel gives it to nobody who asks for any free port. (Rejected: closing it again, as torchrun does, and hoping.)
+  kernel gives it to no program that asks for any free port. (Rejected: closing it again, as torchrun does, and hoping.)
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class WorkerStore(ABC):
 
     @abstractmethod
     def serve(self, loop: Loop) -> None:
-        """Answer those who come, from now on; they may have come before.
+        """Answer clients from now on; some may have connected before.
 
         Args:
             loop: The agent's loop.
@@ -76,7 +76,7 @@ class WorkerStore(ABC):
 
 
 def choose_worker_store(requested: str, world_size: int, env: Mapping[str, str]) -> str:
-    """Decide who serves the workers' store.
+    """Decide which process serves the workers' store.
 
     Args:
         requested: `auto`, or what the user asked for.
@@ -192,7 +192,7 @@ class _AgentStore(WorkerStore):
             if self._server is not None:
                 self._server.reset()
             return self
-        # The new one before the old one is closed: so their ports differ, and a straggler meets nobody.
+        # The new one before the old one is closed: so their ports differ, and a late client of the old one fails.
         following = _AgentStore(0, self._on_unknown_operation, self._host, self._on_refusal)
         if self._loop is not None:
             following.serve(self._loop)
