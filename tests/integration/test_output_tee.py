@@ -168,6 +168,20 @@ def test_progress_bar_is_shown_before_its_line_ends(jobs: Jobs, tmp_path: Path) 
     assert (tmp_path / "log").read_bytes() == b" 10%\r 20%\r 30%\r100%\n"
 
 
+def test_a_prompt_is_shown_before_its_line_ends(jobs: Jobs, tmp_path: Path) -> None:
+    """A tee'd prompt is shown while its worker waits for the answer; the file has it as it was written."""
+    go = tmp_path / "go"
+    os.mkfifo(go)
+    job = jobs.start((tee(tmp_path / "log"), f"write(1, b'(Pdb) '); open({str(go)!r}).read(); write(1, b'c\\n')"))
+    assert job.stdout is not None
+    with job.stdout as reader:
+        assert reader.read(10) == b"[0]:(Pdb) "
+        with go.open("w"):
+            pass
+        assert reader.read() == b"c\n"
+    assert (tmp_path / "log").read_bytes() == b"(Pdb) c\n"
+
+
 def test_complete_lines_are_not_held_back(jobs: Jobs, tmp_path: Path) -> None:
     """A line is on the console while its worker waits, also when the next one has begun."""
     go = tmp_path / "go"

@@ -150,6 +150,54 @@ def test_a_long_line_is_one_piece(bench: Bench) -> None:
     assert bench.got == b"[0]:" + b"x" * 120 + b"y" * 210 + b"z\n[0]:next\n[1]:other\n"
 
 
+def test_a_prompt_is_shown(bench: Bench) -> None:
+    """An unfinished line is shown after 100 ms in which its worker wrote nothing; what follows stands on the same line."""
+    one = bench.lines(b"[0]:")
+    give(one, b"line\n(Pd")
+    bench.loop.advance(0.06)
+    give(one, b"b) ")
+    bench.loop.advance(0.06)
+    assert bench.got == b"[0]:line\n"
+    bench.loop.advance(0.05)
+    assert bench.got == b"[0]:line\n[0]:(Pdb) "
+    give(one, b"x = 1\n(Pdb) ")
+    bench.loop.advance(0.1)
+    assert bench.got == b"[0]:line\n[0]:(Pdb) x = 1\n[0]:(Pdb) "
+    one.end()
+    assert bench.got.endswith(b"(Pdb) \n")
+
+
+def test_a_slow_line_stays_whole(bench: Bench) -> None:
+    """Others wait for a second for the rest of a line that is shown in part, and not again at its next pause."""
+    one, other = bench.lines(b"[0]:"), bench.lines(b"[1]:")
+    give(one, b"saving ...")
+    bench.loop.advance(0.1)
+    give(other, b"other\n")
+    bench.loop.advance(0.8)
+    give(one, b" done\n")
+    bench.loop.turn()
+    assert bench.got == b"[0]:saving ... done\n[1]:other\n"
+    for _ in range(3):
+        give(one, b".")
+        bench.loop.advance(0.6)
+    give(other, b"at once\n")
+    assert bench.got.endswith(b"[0]:...\n[1]:at once\n")
+    give(one, b"\nnext\n")
+    assert bench.got.endswith(b"[1]:at once\n[0]:next\n")
+
+
+def test_a_progress_bar_is_no_prompt(bench: Bench) -> None:
+    """A line with carriage returns is shown once a second, as a line, also where its first bytes had none."""
+    bar = bench.lines(b"[0]:")
+    give(bar, b"train: ", b"\rtrain: 1%")
+    bench.loop.advance(0.2)
+    assert not bench.got
+    bench.loop.advance(0.9)
+    assert bench.got == b"[0]:train: \r\n"
+    bench.loop.advance(5.0)
+    assert bench.got == b"[0]:train: \r\n"
+
+
 def test_a_line_without_end_gives_way(bench: Bench) -> None:
     """A line that goes on and on is broken at last for those who wait; not a byte of it is lost."""
     long, other = bench.lines(b"[0]:"), bench.lines(b"[1]:")
@@ -308,8 +356,9 @@ class Logged(LogFile):
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_any_interleaving(bench: Bench, seed: int, tmp_path: Path) -> None:
+def test_any_interleaving(bench: Bench, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever writes when, however slow the reader: every tee'd line is whole, each byte comes once and in order."""
+    monkeypatch.setattr("elastic_run.multiprocessing.output.outlet._SILENCE", 60.0)  # nobody is silent for so long
     chance = random.Random(seed)  # noqa: S311 - not a secret
     tees = {name: bench.lines(b"[%s]:" % name, limit=50) for name in (b"A", b"B", b"C")}
     logs = {name: Logged(tmp_path / "log", chance) for name in (b"D", b"E", b"F")}

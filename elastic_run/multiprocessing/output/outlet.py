@@ -11,6 +11,9 @@ Rules
 - A progress bar ends its updates with a carriage return. Held until its newline it would be invisible for hours, so an
   unfinished line with a carriage return in it is shown, as a line, once a second. (torchrun makes a line of each.)
   When its newline comes at last and nothing before it, that line is ended already.
+- A prompt (`(Pdb) `) has no newline either: an unfinished line after which its worker is silent is shown as a part of a
+  line. The rest of the line follows on it, if it comes within the patience for long lines, so that slow lines stay whole.
+  A line that pauses again holds nobody up. With a filter lines stay whole, since a filter looks at whole lines.
 """
 
 from __future__ import annotations
@@ -37,6 +40,8 @@ _EXPANDED = 1 << 22
 #: Bytes that are read back from a log file at once.
 _REFILL = 1 << 18
 _PROGRESS_INTERVAL = 1.0
+#: Seconds of silence after which an unfinished line is shown.
+_SILENCE = 0.1
 _NEWLINE = 10
 
 
@@ -162,6 +167,11 @@ class Lines(Outlet):
         self._is_inside = False
         self._is_part_given = False
         self._is_progress_shown = False
+        #: Whether the unfinished line has a carriage return, and when the last bytes of it came;
+        #: whether it was shown because of a pause.
+        self._is_progress = False
+        self._fed_at = 0.0
+        self._has_paused = False
         self._most = max(1, _EXPANDED // max(1, len(prefix)))
         self._timer: Timer | None = None
 
@@ -191,6 +201,8 @@ class Lines(Outlet):
         if end:
             self._add(memoryview(data)[:end])
             self._partial = bytearray(memoryview(data)[end:])
+            self._is_progress = self._has_paused = False
+            self.patience = _LONG_LINE_PATIENCE
         else:
             self._partial += data
         if self._partial:
@@ -229,9 +241,33 @@ class Lines(Outlet):
     def _look_at_partial(self, data: bytes) -> None:
         is_part = self._is_inside and self._stream.is_held_by(self)
         if is_part or len(self._partial) > self._limit():
+            if self._has_paused:
+                # A rank that prints a dot now and then would hold the others up for as long as it does so.
+                self.patience = _PATIENCE
             self._add(b"")
-        elif self._timer is None and b"\r" in data:
+            return
+        self._fed_at = self._loop.now()
+        if b"\r" in data:
+            self._is_progress = True
+        if self._timer is None and self._is_progress:
             self._timer = self._loop.call_later(_PROGRESS_INTERVAL, self._show_progress)
+        elif self._timer is None and self._copy is None:
+            self._timer = self._loop.call_later(_SILENCE, self._show_prompt)
+
+    def _show_prompt(self) -> None:
+        """Show an unfinished line after which nothing has come for a while."""
+        self._timer = None
+        if not self._partial or self._is_behind:
+            return
+        silent_at = self._fed_at + _SILENCE
+        if self._is_progress:
+            self._timer = self._loop.call_later(_PROGRESS_INTERVAL - _SILENCE, self._show_progress)
+        elif self._loop.now() < silent_at:
+            self._timer = self._loop.call_at(silent_at, self._show_prompt)
+        else:
+            self._has_paused = True
+            self._add(b"")
+            self._pump()
 
     def _show_progress(self) -> None:
         self._timer = None
