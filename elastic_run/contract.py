@@ -138,7 +138,7 @@ DEFAULT_EXIT_BARRIER_TIMEOUT = 300
 LONGEST_TIME = 1e9
 #: Seconds that one wait of a socket or of poll may last: the kernel counts milliseconds in 32 bits.
 LONGEST_WAIT = 1e6
-DEFAULT_PREFIX_TEMPLATE = "[${role_name}${local_rank}]:"
+DEFAULT_PREFIX_TEMPLATE = "[${role_name}${rank}]:"
 #: Bytes of each rank's stderr that are kept for the report.
 CAPTURE_BYTES = 64 * 1024
 #: Stands in that end for lines between an exception and the last ones; indented as no message of another program is.

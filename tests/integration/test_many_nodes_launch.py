@@ -63,6 +63,14 @@ def test_ranks_of_nodes_of_different_size(nodes: Nodes, worker: Worker) -> None:
     assert lines == [f"rank {rank} of 3 2" for rank in range(3)]
 
 
+def test_the_prefix_has_the_rank_in_the_job(nodes: Nodes, worker: Worker) -> None:
+    """Under --tee each line of a job of several nodes names the role and the global rank of its worker."""
+    agents = nodes("--nnodes=2", "--nproc-per-node=2", "--tee=3", "--role=part", worker("say('rank', rank)"))
+    assert [agent.wait_exit() for agent in agents] == [0, 0]
+    lines = sorted("".join(agent.stdout for agent in agents).splitlines())
+    assert lines == [f"[part{rank}]:rank {rank}" for rank in range(4)]
+
+
 def test_the_notice_about_threads_comes_once(nodes: Nodes, worker: Worker) -> None:
     """The node with rank 0 says once for the whole job that workers get one OpenMP thread, also over a restart."""
     path = worker("sys.exit(rank == 3 and attempt == 0)")

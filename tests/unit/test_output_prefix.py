@@ -18,8 +18,8 @@ def render(template: str) -> bytes:
 
 
 def test_default_template() -> None:
-    """Without a template a line's prefix is torchrun's."""
-    assert render(contract.DEFAULT_PREFIX_TEMPLATE) == b"[trainer3]:"
+    """Without a template a line's prefix has role and rank, so that it is torchrun's where a job has one node."""
+    assert render(contract.DEFAULT_PREFIX_TEMPLATE) == b"[trainer11]:"
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ Rules
   unfinished line with a carriage return in it is shown, as a line, once a second. (torchrun makes a line of each.)
   When its newline comes at last and nothing before it, that line is ended already.
 - A prompt (`(Pdb) `) has no newline either: an unfinished line after which its worker is silent is shown as a part of a
-  line. The rest of the line follows on it, if it comes within the patience for long lines, so that slow lines stay whole.
-  A line that pauses again holds nobody up. With a filter lines stay whole, since a filter looks at whole lines.
+  line. The rest follows on it, if it comes within the patience for long lines, so that slow lines stay whole. A line
+  that pauses again holds nobody up. With a filter lines stay whole, since a filter looks at whole lines.
 """
 
 from __future__ import annotations
