@@ -2,6 +2,7 @@
 
 | module | what it holds |
 |---|---|
+| `doctor` | ``elastic-run doctor``: what would break a job on this machine, or between the nodes |
 | `parser` | the argparse parser that all commands share |
 | `help` | ``elastic-run help``: the commands, or the help of one of them |
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 #: Each command with its one line of help.
 COMMANDS = {
+    "doctor": "Check this machine, and the network between the nodes, for what breaks jobs.",
     "help": "Show the commands and the most used flags, or the help of one command.",
 }
 

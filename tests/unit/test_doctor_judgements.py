@@ -1,0 +1,246 @@
+"""The doctor's judgements: pure functions from what was read to findings."""
+
+from __future__ import annotations
+
+import errno
+import resource
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elastic_run.diagnosis.doctor import (
+    control_groups,
+    directories,
+    gpus,
+    interfaces,
+    names,
+    ports,
+    resource_limits,
+    scheduler,
+    variables,
+)
+from elastic_run.diagnosis.doctor.checks import FAMILIES, run_checks
+from elastic_run.diagnosis.doctor.control_groups import GroupLimits
+from elastic_run.diagnosis.doctor.finding import Finding, Subject, problem
+from elastic_run.diagnosis.doctor.interfaces import Interface
+from elastic_run.diagnosis.doctor.names import Lookup
+from elastic_run.diagnosis.doctor.ports import PortState
+from elastic_run.diagnosis.doctor.report import render_report
+from elastic_run.diagnosis.doctor.resource_limits import Limits
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_UP, _DOWN = Interface("eth0", is_up=True), Interface("ib0", is_up=False)
+_LO = Interface("lo", is_up=True)
+
+
+def texts(findings: list[Finding]) -> list[str]:
+    """Return each finding as its severity and sentence."""
+    return [f"{finding.severity}: {finding.what}" for finding in findings]
+
+
+def test_a_slow_look_up_is_told_with_its_seconds() -> None:
+    """A name that a second name server knows after the first one was silent stalls each start."""
+    (found,) = names.judge_endpoint(Lookup("node1", ("10.0.0.1",), 5.02))
+    assert (found.what, "/etc/resolv.conf" in found.remedy) == ("the look-up of node1 takes 5.0 s", True)
+
+
+@pytest.mark.parametrize(
+    ("is_alone", "interface", "severity"),
+    [(True, "", None), (False, "", "warning"), (False, "eth0", None)],
+)
+def test_an_own_name_that_is_loopback_matters_between_nodes(
+    is_alone: bool,  # noqa: FBT001 - a case of the table
+    interface: str,
+    severity: str | None,
+) -> None:
+    """Gloo offers that address to others, unless a variable names the interface."""
+    found = names.judge_own_name(Lookup("node0", ("127.0.1.1",), 0.0), is_alone=is_alone, interface=interface)
+    assert [finding.severity for finding in found] == ([severity] if severity else [])
+
+
+def test_a_port_that_nobody_serves_yet_is_in_order_where_nodes_meet() -> None:
+    """The nodes are started one after another, and one of them will serve the port."""
+    refused = PortState("node0", 29400, is_own=False, failure="nobody listens")
+    assert ports.judge(refused, 3.0, meets=True) == []
+    assert len(ports.judge(refused, 3.0, meets=False)) == 1
+
+
+def test_a_privileged_port_names_the_allowed_ones() -> None:
+    """A user can't open port 80."""
+    (found,) = ports.judge(PortState("node0", 80, is_own=True, failure=errno.EACCES), 3.0, meets=False)
+    assert "Permission denied" in found.what
+    assert "from 1024 to" in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        (Limits(), []),
+        (
+            Limits(files=64, most_files=4096),
+            ["problem: only 64 open files are allowed: jobs die of 'Too many open files'"],
+        ),
+        (Limits(processes=1000, running=900), ["problem: only 100 more processes or threads are allowed"]),
+        (Limits(locked=65536), []),
+        (
+            Limits(locked=65536, has_infiniband=True),
+            ["problem: only 64 KiB of memory may be locked: NCCL can't use InfiniBand"],
+        ),
+        (
+            Limits(core=resource.RLIM_INFINITY),
+            ["warning: core files have no limit: each crashed worker writes its whole memory to a disk"],
+        ),
+        (Limits(core=resource.RLIM_INFINITY, core_pattern="|/usr/lib/systemd/systemd-coredump"), []),
+    ],
+)
+def test_limits(limits: Limits, expected: list[str]) -> None:
+    """Each limit that is too low is a problem, if something needs it."""
+    assert texts(resource_limits.judge(limits)) == expected
+
+
+@pytest.mark.parametrize(
+    ("limits", "count"),
+    [
+        (GroupLimits(cpus=0.5, available=8), 1),
+        (GroupLimits(cpus=1.5, available=8), 0),
+        (GroupLimits(memory=1 << 30, memory_left=1 << 20), 1),
+        (GroupLimits(processes_left=10), 1),
+        (GroupLimits(kills=3), 1),
+    ],
+)
+def test_control_groups(limits: GroupLimits, count: int) -> None:
+    """A limit that leaves too little is a finding."""
+    assert len(control_groups.judge(limits)) == count
+
+
+@pytest.mark.parametrize(
+    ("line", "group", "files"),
+    [
+        ("4:memory:/a/b\n8:pids:/\n", "memory/a", ("limit_in_bytes", "usage_in_bytes", "oom_control")),
+        ("0::/a/b\n", "a", ("max", "current", "events")),
+    ],
+    ids=["version-1", "version-2"],
+)
+def test_control_groups_of_both_versions_are_read(
+    tmp_path: Path, line: str, group: str, files: tuple[str, str, str]
+) -> None:
+    """The lowest limit of the group and those above it counts, in version 1 and 2."""
+    directory = tmp_path / "sys/fs/cgroup" / group
+    directory.mkdir(parents=True)
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(line, encoding="ascii")
+    for name, text in zip(files, ("1073741824\n", "1063256064\n", "low 0\noom_kill 2\n"), strict=True):
+        (directory / f"memory.{name}").write_text(text, encoding="ascii")
+    assert texts(control_groups.check(Subject({}, "h", root=str(tmp_path)))) == [
+        "problem: only 10 MiB of memory are left: the kernel kills workers without a message",
+        "warning: the kernel has killed 2 processes of this container for want of memory",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "count"),
+    [("eth", 0), ("=eth", 1), ("=eth0", 0), ("ib,eth", 0), ("ib", 1), ("^lo,docker", 0), ("", 0), ("en", 1)],
+)
+def test_nccl_takes_prefixes_and_whole_names(value: str, count: int) -> None:
+    """NCCL_SOCKET_IFNAME has a grammar of its own."""
+    assert len(interfaces.judge_nccl(value, [_LO, _UP, _DOWN])) == count
+
+
+def test_a_host_without_network_can_be_the_only_one() -> None:
+    """With other nodes it is a problem, and the mend names the interface that is down."""
+    assert interfaces.judge_network([_LO, _DOWN], is_alone=True) == []
+    (found,) = interfaces.judge_network([_LO, _DOWN], is_alone=False)
+    assert "ip link set ib0 up" in found.remedy
+
+
+def test_a_hanging_driver_is_found_in_the_failure_of_nvidia_smi() -> None:
+    """The remedy is not the same for a hang, a mismatch and another failure."""
+    failures = ("no answer in 15 s", "Failed to initialize NVML: Driver/library version mismatch", "No devices")
+    assert len({gpus.judge_failure(failure).remedy for failure in failures}) == 3
+
+
+@pytest.mark.parametrize(
+    ("mask", "count"), [(None, 0), ("0,1", 0), ("", 1), ("1,2", 1), ("GPU-b", 0), ("GPU-x", 1), ("MIG-GPU-a/1/0", 0)]
+)
+def test_masks_of_gpus(mask: str | None, count: int) -> None:
+    """CUDA_VISIBLE_DEVICES has numbers, names that begin as GPUs', and parts of GPUs."""
+    found = gpus.parse_gpus("0, GPU-aa, 0, 81559\n1, GPU-bb, [N/A], 81559\n")
+    assert len(gpus.judge_mask({} if mask is None else {"CUDA_VISIBLE_DEVICES": mask}, found)) == count
+
+
+def test_what_a_failed_write_means() -> None:
+    """Read-only, full, over quota and denied each have their sentence."""
+    numbers = (errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EACCES)
+    found = [directories.judge_failure("/logs", OSError(number, "reason")).what for number in numbers]
+    assert found == [
+        f"the directory /logs {text}" for text in ("is read-only", "is full", "is over your quota", "cannot be written")
+    ]
+
+
+def test_many_launchers_of_a_step_and_idle_nodes_are_told() -> None:
+    """Variables of Slurm that agree may still describe another job than is meant."""
+    step = {"SLURM_JOB_ID": "4", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_STEP_NODELIST": "a[1-2]"}
+    (found,) = scheduler.judge_slurm({**step, "SLURM_STEP_NUM_TASKS": "8"}, "a1")
+    assert "srun --ntasks=2 --ntasks-per-node=1" in found.remedy
+    batch = {"SLURM_JOB_ID": "4", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "a[1-2]"}
+    assert texts(scheduler.judge_slurm(batch, "a1")) == [
+        "warning: the Slurm job has 1 more nodes, which a launcher without srun does not use"
+    ]
+    assert scheduler.judge_slurm({**step, "SLURM_STEP_NUM_TASKS": "2"}, "a1") == []
+
+
+@pytest.mark.parametrize(
+    ("index", "nodes", "host", "count"),
+    [
+        ("1", "2", "job-1", 0),
+        ("1", "", "job-1", 1),
+        ("2", "1:2", "job-2", 1),
+        ("x", "2", "job-1", 1),
+        ("1", "2", "my", 1),
+    ],
+)
+def test_pods(index: str, nodes: str, host: str, count: int) -> None:
+    """A pod needs its index, its name and the number of pods."""
+    environ = {"JOB_COMPLETION_INDEX": index, **({"PET_NNODES": nodes} if nodes else {})}
+    assert len(scheduler.judge_kubernetes(environ, host)) == count
+
+
+def test_variables_of_debugging_and_proxies_are_warnings() -> None:
+    """They may be meant so."""
+    found = variables.judge_settings({"NCCL_P2P_DISABLE": "1", "CUDA_LAUNCH_BLOCKING": "0", "OMP_NUM_THREADS": "4,2"})
+    found += variables.judge_proxy({"https_proxy": "http://p:3128", "no_proxy": ".local"}, ["n0", "n1.local"])
+    assert [finding.severity for finding in found] == ["warning", "warning"]
+    assert found[1].remedy == "export no_proxy=.local,n0"
+
+
+def test_a_check_that_hangs_or_breaks_is_a_finding() -> None:
+    """A network file system that does not answer stops neither the doctor nor the other checks."""
+    end = threading.Event()
+
+    def hang(_: Subject) -> list[Finding]:
+        end.wait()
+        return []
+
+    def break_down(_: Subject) -> list[Finding]:
+        message = "broken"
+        raise RuntimeError(message)
+
+    families = {"broken": break_down, "disks": hang, "names": lambda _: [problem("a", "b", "c")]}
+    found = run_checks(Subject({}, "h"), families=families, deadline=0.2)
+    end.set()
+    assert texts(found) == [
+        "problem: the check of disks hangs for more than 0 s",
+        "problem: a",
+        "warning: broken can't be checked: RuntimeError: broken",
+    ]
+
+
+def test_the_report_is_for_one_screen() -> None:
+    """However much is wrong, the report has at most 40 lines, and says how much there is more."""
+    text = render_report(["h0"], [problem("what", "evidence", "remedy")] * 30, {"torch": "2.13"})
+    assert len(text.splitlines()) < 40
+    assert text.splitlines()[-2:] == ["and 21 more (--json has all)", "30 problems, no warnings"]
+    assert len(FAMILIES) == 12
