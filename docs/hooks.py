@@ -17,9 +17,12 @@ from elastic_run.contract import EXIT_CODES
 from elastic_run.core.agent import machine as agent_machine
 from elastic_run.core.node import machine as node_machine
 from elastic_run.core.node.state import LEAVING, OVER
+from elastic_run.report.event_schema import ALWAYS, EVENTS, OF_WORKER
 
 if TYPE_CHECKING:
     from types import ModuleType
+
+    from elastic_run.report.event_schema import Field
 
 #: The states that may follow a state and the name of an event.
 Steps: TypeAlias = Mapping[tuple[str, str], tuple[str, ...]]
@@ -54,6 +57,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:  # noqa: ANN401 - mkdocs p
     makers: dict[str, Callable[[], str]] = {
         "flags": lambda: render_markdown(FLAGS),
         "exit_codes": exit_codes_table,
+        "events": events_tables,
         "agent_states": lambda: state_drawing(_read_steps(agent_machine), "states of an agent"),
         "agent_transitions": lambda: transitions_table(_read_steps(agent_machine)),
         "node_states": lambda: state_drawing(_read_steps(node_machine, LEAVING, OVER), "states of a node of a job"),
@@ -75,6 +79,24 @@ def exit_codes_table() -> str:
     """Return the table of exit codes."""
     rows = [f"| {code} | `{name}` | {meaning} |" for code, name, meaning in EXIT_CODES]
     return "\n".join(["| code | verdict | meaning |", "|---|---|---|", *rows])
+
+
+def events_tables() -> str:
+    """Return the schema of the event log: the fields of all lines, then each event with its own."""
+    parts = ["### In every line", _fields_table(ALWAYS), "### In every line about a worker", _fields_table(OF_WORKER)]
+    for name, kind in EVENTS.items():
+        about = " The line is about a worker." if kind.is_of_worker else ""
+        parts += [f"### `{name}`", f"{kind.meaning}{about}"]
+        parts += [_fields_table(kind.fields)] if kind.fields else []
+    return "\n\n".join(parts)
+
+
+def _fields_table(fields: tuple[Field, ...]) -> str:
+    rows = [
+        f"| `{field.name}` | {field.type}{' or null' if field.may_be_null else ''} | {field.meaning} |"
+        for field in fields
+    ]
+    return "\n".join(["| field | type | meaning |", "|---|---|---|", *rows])
 
 
 def _read_steps(machine: ModuleType, *last: str, keeps_neutral: bool = True) -> Steps:

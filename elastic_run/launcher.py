@@ -102,6 +102,7 @@ class LaunchConfig:
         preload: Modules, separated by commas, or `auto`, that a template imports once for all workers; "" for none.
         kill_background: Whether what workers left running in the background ends with the job after a success too.
         health_port: Port at which this node answers health checks, 0 for a free one, or None for no such port.
+        events_file: File to which the events of this node are appended, beside the log directory's; "" for none.
 
     Raises:
         ValueError: `shutdown_timeout` is negative, a signal is one that no process can handle, `scale_up_signal` is
@@ -139,6 +140,7 @@ class LaunchConfig:
     preload: str = ""
     kill_background: bool = False
     health_port: int | None = None
+    events_file: str = ""
 
     def __post_init__(self) -> None:
         if self.rdzv_timeout != -1:
@@ -587,6 +589,7 @@ def _options(config: LaunchConfig, *, is_whole_process: bool) -> AgentOptions:
         worker_store=config.worker_store,
         capture=config.capture,
         kill_background=config.kill_background,
+        events_file=config.events_file,
         prefix_template=config.log_line_prefix_template or contract.DEFAULT_PREFIX_TEMPLATE,
         affinities=affinities,
         is_whole_process=is_whole_process,

@@ -74,6 +74,16 @@ class History:
         self._root = find_root_cause(self._ends)
         return None if self._root is None else failure_of(self._root, ended.uptime)
 
+    @property
+    def last_ends(self) -> tuple[WorkerEnd, ...]:
+        """How the workers of the last round ended; empty where all ended with 0."""
+        return self._ends
+
+    @property
+    def last_root(self) -> WorkerEnd | None:
+        """The worker of the last round that failed first, on this node."""
+        return self._root
+
     def _add_senders(self) -> None:
         """Say of workers that died of a signal which they got from this launcher where it came from."""
         from elastic_run.report import lines  # noqa: PLC0415 - only after a failure

@@ -7,6 +7,7 @@ value and what to do.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 
@@ -40,6 +41,7 @@ def check_arguments(args: Namespace, worker_count: int, environ: Mapping[str, st
     _check_virtual_ranks(args, worker_count, environ)
     _check_event_log_handler(args)
     _check_log_dir(args)
+    _check_events_file(args)
     _check_numa_binding(args, worker_count)
     check_program(args, environ)
 
@@ -294,6 +296,23 @@ def _check_log_dir(args: Namespace) -> None:
         os.rmdir(probe)
     except OSError as error:
         message = f"--log-dir: {args.log_dir!r} is not a writable directory: {place}: {name_reason(error)}"
+        raise UsageError(message) from None
+
+
+def _check_events_file(args: Namespace) -> None:
+    """Open the file as the launcher will; one that wasn't there is removed again, for --explain starts nothing."""
+    path = args.events_file
+    if not path:
+        return
+    is_new = not os.path.lexists(path)
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY))
+        if is_new:
+            os.unlink(path)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            return  # a named pipe that nobody reads yet
+        message = f"--events-file: {path!r} can't be written: {name_reason(error)}"
         raise UsageError(message) from None
 
 

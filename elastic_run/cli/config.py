@@ -170,6 +170,7 @@ def make_config(
         capture=not args.no_capture,
         kill_background=args.kill_background_processes,
         health_port=args.health_port,
+        events_file=args.events_file,
         preload=args.preload,
     )
     command, command_args = make_command(args, environ)

@@ -516,6 +516,16 @@ FLAGS: tuple[Flag, ...] = (
         "(entry-point group elastic_run.event_handlers).",
     ),
     Flag(
+        "--events-file",
+        group=OUTPUT,
+        values="FILE",
+        default="",
+        default_text="none",
+        is_ours=True,
+        text="File to which this node appends what happens to the job, one JSON object a line. With a log directory "
+        "the same lines are in its events.jsonl.",
+    ),
+    Flag(
         "--config",
         group=CONFIGURATION,
         values="FILE",

@@ -3,8 +3,12 @@
 | module | what it holds |
 |---|---|
 | `advice` | what to do about failures that many users meet |
+| `event_file` | appends lines to the event log, in a thread of its own |
+| `event_history` | reads event logs, and folds them into the history of jobs |
+| `event_schema` | the events of the event log with their fields |
 | `failure_json` | failure.json |
 | `failure` | the closing report |
+| `job_history` | launchers, rounds, members and workers of a job, as its event logs tell |
 | `job_result` | how a job ended: the record that report, failure.json and error file are made of |
 | `lines` | the lines of the launcher while the job runs |
 | `memory` | counts what the kernel's OOM killer did while the job ran |

@@ -53,6 +53,7 @@ class AgentOptions:
         start_method: How function workers are started: `spawn`, `fork` or `forkserver`.
         stuck_timeout: Seconds that a worker may be in uninterruptible sleep; 0 for any time.
         kill_background: Whether what workers left running in the background ends with the job after a success too.
+        events_file: File to which events are appended, beside the one in the log directory; "" for none.
     """
 
     job_config: JobConfig
@@ -70,6 +71,7 @@ class AgentOptions:
     start_method: str = "spawn"
     stuck_timeout: float = 0.0
     kill_background: bool = False
+    events_file: str = ""
 
     @property
     def scale_up_signal(self) -> int:

@@ -81,6 +81,8 @@ class MultiNodeJob:
 
     Attributes:
         ended: The job's verdict, or None.
+        place: This node's place in the current round, or None before the first.
+        halt: Why the job has stopped the last round that it stopped, in words.
         use_agent_store: Whether rank 0's agent serves the workers' store of the current round.
     """
 
@@ -95,6 +97,8 @@ class MultiNodeJob:
         console: Console,
     ) -> None:
         self.ended: End | None = None
+        self.place: Assignment | None = None
+        self.halt = ""
         self.error: RendezvousError | None = None
         self.use_agent_store = True
         self._session: Session | None = None
@@ -233,7 +237,8 @@ class MultiNodeJob:
             self._say("new nodes wait: telling the workers, which will be stopped soon")
             self._feed(messages.RoundWarned(event.round))
         elif isinstance(event, Halted):
-            self._say(f"stopping the workers: {_describe_halt(event)}")
+            self.halt = _describe_halt(event)
+            self._say(f"stopping the workers: {self.halt}")
             self._feed(messages.RoundHalted(event.round))
         elif isinstance(event, Ended):
             self.ended = end = event.end
@@ -288,6 +293,7 @@ class MultiNodeJob:
         if self._round >= 0:
             self._say(_describe_round(place, self._options.job_config.max_restarts))
         self._round_join.close_former_store()
+        self.place = place
         self._round = place.round
         self.use_agent_store = place.master.use_agent_store
         group = self._group

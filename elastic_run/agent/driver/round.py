@@ -49,17 +49,19 @@ class Round:
         number: int,
         restart_count: int,
         on_exit: Callable[[int, int], None],
+        on_output: Callable[[int, float | None], None] = lambda *_: None,
     ) -> None:
         self.number = number
         self.restart_count = restart_count
         self.started_at = launched.started_at
+        self.started = launched.started
         self._context = context
         self._launched = launched
         self._loop = loop
         self._report_exit = on_exit
         self._ended_at: dict[int, tuple[float, int, bool]] = {}
         self._failed_after: float | None = None
-        self.output = WorkerOutput(loop, console, launched.wiring)
+        self.output = WorkerOutput(loop, console, launched.wiring, on_output=on_output)
         self.workers = Workers(loop, context.guardian, on_exit=self._on_exit, adopts=lambda: context.adopts_orphans)
 
     def watch(self) -> None:
@@ -102,7 +104,7 @@ class Round:
         was_stopped = self.workers.was_stopped(local_rank) and exitcode not in _CRASHES
         self._ended_at[local_rank] = (time.time(), exitcode, was_stopped)
         if exitcode != 0 and self._failed_after is None:
-            self._failed_after = self._loop.now() - self._launched.started
+            self._failed_after = self._loop.now() - self.started
         self._report_exit(local_rank, exitcode)
 
     def _has_lost_status(self, local_rank: int) -> bool:
@@ -117,6 +119,10 @@ class Round:
 
         function.result.finish()
         return function.result.kind == VALUE
+
+    def was_stopped(self, local_rank: int) -> bool:
+        """Whether a worker that has ended did so since it was told to stop."""
+        return self._ended_at[local_rank][2]
 
     def is_secondary(self, local_rank: int) -> bool:
         """Whether a worker that has just failed looks as if it had lost a peer; asked only after a failure."""
@@ -133,7 +139,7 @@ class Round:
     @property
     def uptime(self) -> float:
         """Seconds from the round's start to its first failure, or to now."""
-        return self._loop.now() - self._launched.started if self._failed_after is None else self._failed_after
+        return self._loop.now() - self.started if self._failed_after is None else self._failed_after
 
     def close(self) -> tuple[WorkerEnd, ...]:
         """Read the rest of the workers' output.

@@ -18,9 +18,11 @@ from collections import deque
 from elastic_run.agent import steps
 from elastic_run.agent.background import Background
 from elastic_run.agent.driver.joining import Joining
+from elastic_run.agent.driver.observation import Observation
 from elastic_run.agent.driver.round import Round
 from elastic_run.agent.driver.round_join import RoundJoin
 from elastic_run.agent.driver.signal_watch import SignalWatch
+from elastic_run.agent.driver.step import Step
 from elastic_run.agent.driver.watches import Watches
 from elastic_run.agent.driver.worker_launch import launch_workers
 from elastic_run.agent.senders import Senders
@@ -115,6 +117,7 @@ class Supervisor:
         self._finish: messages.Finish | None = None
         self._held_round = self._hold_rounds()
         self._background = Background(context, self.console.say)
+        self._observation = Observation(context, self._loop, self.console.say)
         if context.health_server is not None:
             context.health_server.serve(self._loop, lambda: self._agent.state)
         self._control: ControlServer | None = None
@@ -176,6 +179,7 @@ class Supervisor:
     def run(self) -> JobResult:
         """Run to the end."""
         self._signals.begin()
+        self._observation.tell(lambda recorder, moment: recorder.agent_started(moment))
         try:
             self._guardian_keeper.start()
         except OSError as error:
@@ -229,7 +233,10 @@ class Supervisor:
     def _conclude(self) -> JobResult:
         if self._job is not None and self._job.ended is not None:
             self._history.add_verdict(self._job.ended)
-        return self._history.conclude(self._finish or messages.Finish("internal_error"), self._agent)
+        result = self._history.conclude(self._finish or messages.Finish("internal_error"), self._agent)
+        self._observation.tell(lambda recorder, moment: recorder.agent_ended(moment, result))
+        self._observation.begin()
+        return result
 
     def _is_finished(self) -> bool:
         return self._finish is not None and not self._background.is_ending
@@ -258,6 +265,7 @@ class Supervisor:
                 if self._context.worker_pool is not None:
                     self._context.worker_pool.close()
                 self._guardian_keeper.close(is_clean=self._is_finished())
+                self._observation.close()
                 self._flush(before)
                 if self._options.is_whole_process:
                     # The exit code is known; a signal that comes now must not replace it.
@@ -293,13 +301,20 @@ class Supervisor:
         try:
             while self._events:
                 jitter = int.from_bytes(os.urandom(2), "big") / 65536
-                before = self._agent
-                self._agent, commands = machine.decide(before, self._events.popleft(), self._loop.now(), jitter)
+                before, event = self._agent, self._events.popleft()
+                self._agent, commands = machine.decide(before, event, self._loop.now(), jitter)
+                self._observe_step(before, event, commands)
                 if machine.has_news(before, self._agent):
                     self._history.tell(before, self._agent, commands)
                 self._perform_all(commands)
         finally:
             self._is_feeding = False
+
+    def _observe_step(self, before: machine.Agent, event: Event, commands: tuple[Command, ...]) -> None:
+        place, halt = (None, "") if self._job is None else (self._job.place, self._job.halt)
+        sender = self._senders.find(event.number) if isinstance(event, messages.Signalled) else ""
+        step = Step(before, event, self._agent, commands, place, halt, sender)
+        self._observation.tell(lambda recorder, moment: recorder.stepped(moment, step))
 
     @property
     def _history(self) -> History:
@@ -377,6 +392,7 @@ class Supervisor:
             number=number,
             restart_count=self._agent.restart_count,
             on_exit=lambda rank, code: self._on_exit(number, rank, code),
+            on_output=self._on_output,
         )
         try:
             self._round.watch()
@@ -388,6 +404,9 @@ class Supervisor:
             self._feed(start_failed(number, error, program))
         else:
             self._tell_step(steps.START, launched.started)
+            started = self._round
+            self._observation.tell(lambda recorder, moment: recorder.workers_started(moment, started))
+        self._observation.begin()
         self._round.output.resize()  # the window may have changed since the workers' terminals got its size
         if self._options.is_whole_process:
             self._context.adopt_orphans()
@@ -399,7 +418,13 @@ class Supervisor:
             self._loop.call_later(_SETTLED, self._context.worker_pool.tell_sharing)
         self._watches.begin(self._round)
 
+    def _on_output(self, local_rank: int, silence: float | None) -> None:
+        if (current := self._round) is not None:
+            self._observation.tell(lambda recorder, moment: recorder.output_came(moment, current, local_rank, silence))
+
     def _on_exit(self, number: int, local_rank: int, exitcode: int) -> None:
+        if (ended := self._round) is not None:
+            self._observation.tell(lambda recorder, moment: recorder.worker_exited(moment, ended, local_rank, exitcode))
         # If other workers still run, or other nodes, one of them may have the root cause.
         has_others = self._job is not None or self._agent.running != {local_rank}
         is_asked = exitcode != 0 and has_others and self._agent.state == machine.RUNNING
@@ -478,6 +503,8 @@ class Supervisor:
         if current is None:
             return
         self._failure = self._history.add_round(current, survivors)
+        ends, root = self._history.last_ends, self._history.last_root
+        self._observation.tell(lambda recorder, moment: recorder.round_gone(moment, ends, root, len(survivors)))
         if self._failure is not None:
             self._on_step(steps.FAILED, 0.0)
         if self._agent.stop_reason != machine.AFTER_SUCCESS:

@@ -5,6 +5,7 @@ own stdout and stderr. Nothing is imported here: a worker starts as soon as it i
 
 | module | what it holds |
 |---|---|
+| `activity` | when a worker has last written |
 | `backlog` | the place in a log file up to which the console has shown it |
 | `channel` | reads one pipe or pseudo-terminal of a worker |
 | `console` | the launcher's own stdout and stderr |

@@ -17,6 +17,7 @@ from elastic_run.multiprocessing.output.descriptors import bytes_in
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from elastic_run.loop import Loop
+    from elastic_run.multiprocessing.output.activity import Activity
     from elastic_run.multiprocessing.output.logfile import LogFile
     from elastic_run.multiprocessing.output.outlet import Outlet
     from elastic_run.multiprocessing.output.tail import Tail
@@ -38,12 +39,14 @@ class Channel:
         outlet: Outlet | None = None,
         file: LogFile | None = None,
         tail: Tail | None = None,
+        activity: Activity | None = None,
     ) -> None:
         self.fd = fd
         self._loop = loop
         self._outlet = outlet
         self._file = file
         self._tail = tail
+        self._activity = activity
         loop.add_reader(fd, self._on_readable)
 
     @property
@@ -101,6 +104,8 @@ class Channel:
         if not data:
             self._end()
             return 0
+        if self._activity is not None:
+            self._activity.note(self._loop.now())
         if self._file is not None:
             self._file.write(data)
         if self._tail is not None:

@@ -83,6 +83,8 @@ class Wiring:
         self._is_shared = capture and is_same_file(STDOUT, STDERR)
         self._writing: dict[int, list[int]] = {}
         self._pipes = 0
+        #: Local ranks whose two streams are one channel.
+        self._joint: set[int] = set()
 
     def open(
         self, local_rank: int, *, stdout: str, stderr: str, tee_stdout: bool = False, tee_stderr: bool = False
@@ -107,6 +109,7 @@ class Wiring:
         try:
             if self._is_shared and not (stdout or stderr or tee_stdout or tee_stderr):
                 both = self._open_captured(local_rank, STDERR)
+                self._joint.add(local_rank)
                 return (both, both) if both != STDERR else (STDOUT, STDERR)
             out = self._open_one(local_rank, STDOUT, stdout, tee=tee_stdout)
             err = self._open_one(local_rank, STDERR, stderr, tee=tee_stderr)
@@ -115,6 +118,10 @@ class Wiring:
             self.abandon(local_rank)
             raise
         return out, err
+
+    def takes_stdout(self, local_rank: int) -> bool:
+        """Whether a worker's stdout passes through the launcher, alone or in one channel with its stderr."""
+        return local_rank in self._joint or any(line.fd == STDOUT for line in self.lines.get(local_rank, ()))
 
     def launcher_ends(self) -> list[int]:
         """Return the launcher's descriptors of all workers that are wired, which a forked worker has no use for."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from errno import EDQUOT, ENOSPC
 
+from elastic_run.multiprocessing.output.activity import Activity
 from elastic_run.multiprocessing.output.backlog import Backlog
 from elastic_run.multiprocessing.output.channel import Channel
 from elastic_run.multiprocessing.output.descriptors import (
@@ -26,7 +27,7 @@ from elastic_run.multiprocessing.output.wiring import CAPTURED, TEED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from elastic_run.loop import Loop
     from elastic_run.multiprocessing.output.console import Console
@@ -41,9 +42,30 @@ _LINES_TOTAL = 1 << 24
 
 
 class WorkerOutput:
-    """The output of one round's workers."""
+    """The output of one round's workers.
 
-    def __init__(self, loop: Loop, console: Console, wiring: Wiring) -> None:
+    Args:
+        loop: The agent's loop.
+        console: The launcher's.
+        wiring: The workers' streams.
+        on_output: See `Activity`.
+
+    Attributes:
+        activities: When each worker has last written, by local rank.
+        with_stdout: Local ranks of workers whose stdout passes through the launcher too.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        console: Console,
+        wiring: Wiring,
+        *,
+        on_output: Callable[[int, float | None], None] = lambda *_: None,
+    ) -> None:
+        self.activities: dict[int, Activity] = {}
+        self.with_stdout: set[int] = set()
+        self._on_output = on_output
         self._loop = loop
         self._console = console
         self._wiring = wiring
@@ -88,6 +110,9 @@ class WorkerOutput:
             self._tell_loss(path, error)
         self._tees = sum(line.purpose == TEED for lines in self._wiring.lines.values() for line in lines)
         for local_rank, lines in self._wiring.lines.items():
+            self.activities[local_rank] = Activity(local_rank, self._loop.now(), self._on_output)
+            if self._wiring.takes_stdout(local_rank):
+                self.with_stdout.add(local_rank)
             self._channels[local_rank] = [self._listen(local_rank, line, prefixes) for line in lines]
         self._wiring.lines = {}
 
@@ -99,7 +124,9 @@ class WorkerOutput:
         elif line.purpose == TEED:
             outlet = self._lines(line, prefixes.get(local_rank, b""), file)
         tail = self._tails.setdefault(local_rank, Tail()) if line.fd == STDERR else None
-        channel = Channel(self._loop, line.reading, outlet=outlet, file=file, tail=tail)
+        channel = Channel(
+            self._loop, line.reading, outlet=outlet, file=file, tail=tail, activity=self.activities[local_rank]
+        )
         self._targets[channel] = [line.fd] * (outlet is not None) + [line.file] * (file is not None)
         if line.is_terminal:
             self._terminals[line.fd].append(channel)

@@ -1,0 +1,69 @@
+"""Passes on what happens to those who watch: the event log and the metrics; nothing where nobody does.
+
+Their modules are imported after the first worker was started (law 1). What happens before is kept until then.
+"""
+
+from __future__ import annotations
+
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from elastic_run.agent.driver.context import AgentContext
+    from elastic_run.agent.driver.event_recorder import EventRecorder
+    from elastic_run.agent.driver.step import Moment
+    from elastic_run.loop import Loop
+
+
+class Observation:
+    """What watches over one agent.
+
+    Args:
+        context: What the rounds of the agent share.
+        loop: The agent's.
+        say: Tells the user something in one line.
+    """
+
+    def __init__(self, context: AgentContext, loop: Loop, say: Callable[[str], None]) -> None:
+        self._context = context
+        self._loop = loop
+        self._say = say
+        self._recorder: EventRecorder | None = None
+        self._waiting: list[tuple[Callable[[EventRecorder, Moment], None], Moment]] = []
+        has_directory = not getattr(context.logs_specs, "is_temporary", False)
+        self._is_wanted = has_directory or bool(context.options.events_file)
+
+    def tell(self, tell: Callable[[EventRecorder, Moment], None]) -> None:
+        """Pass on that something happened.
+
+        Args:
+            tell: Calls a method of the recorder with the moment; what it refers to must not change before that.
+        """
+        if not self._is_wanted:
+            return
+        moment = (time.time(), self._loop.now())
+        if self._recorder is None:
+            self._waiting.append((tell, moment))
+        else:
+            tell(self._recorder, moment)
+
+    def begin(self) -> None:
+        """Begin to write; call it when the first workers run, or when it is certain that none will."""
+        if not self._is_wanted or self._recorder is not None:
+            return
+        from elastic_run.agent.driver.event_recorder import open_recorder  # noqa: PLC0415 - the workers come first
+
+        self._recorder = open_recorder(self._context, self._loop, self._say)
+        waiting, self._waiting = self._waiting, []
+        if self._recorder is None:
+            self._is_wanted = False
+            return
+        for tell, moment in waiting:
+            tell(self._recorder, moment)
+
+    def close(self) -> None:
+        """Write what waits to be written."""
+        if self._recorder is not None:
+            self._recorder.close()

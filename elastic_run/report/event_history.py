@@ -1,0 +1,207 @@
+"""Reads event logs, and folds them into the history of jobs.
+
+Pure: lines go in, records come out. A log may be that of a launcher that was killed in the middle of a line, may lack
+any part, and may hold anything: what is no event is counted and named, never an error. The events of each launcher are
+folded in their order; what launchers of several nodes say of one round is put together by the round's number and id.
+"""
+
+from __future__ import annotations
+
+import json
+
+from elastic_run.records import dataclass
+from elastic_run.report.event_schema import find_mistake
+from elastic_run.report.job_history import Agent, Job, Member, Round, Worker
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from typing import Any
+
+    from elastic_run.report.job_history import Event
+
+#: Bytes; no line of ours is longer, and of a foreign file only so much is read as one line.
+LINE_LIMIT = 1 << 16
+
+
+@dataclass(slots=True)
+class Mistakes:
+    """Lines of a file that are no events.
+
+    Args:
+        file: Its name.
+        count: How many.
+        first_line: Number of the first of them.
+        reason: What is wrong with it.
+    """
+
+    file: str
+    count: int
+    first_line: int
+    reason: str
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+def read_events(lines: Iterable[bytes], file: str) -> tuple[list[Event], Mistakes | None]:
+    """Read the lines of an event log.
+
+    Args:
+        lines: As they are in the file.
+        file: Its name, to tell what is wrong.
+
+    Returns:
+        The events, and the lines that are none; empty lines don't count.
+    """
+    events, mistakes = [], None
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        document, reason = _parse(line)
+        if not reason:
+            events.append(document)
+        elif mistakes is None:
+            mistakes = Mistakes(file, 1, number, reason)
+        else:
+            mistakes.count += 1
+    return events, mistakes
+
+
+def _parse(line: bytes) -> tuple[Event, str]:
+    if len(line) > LINE_LIMIT:
+        return {}, "longer than any event"
+    try:
+        document = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}, "no whole line of JSON"
+    return document, find_mistake(document)
+
+
+# --- folding ---------------------------------------------------------------------------------------------------------
+def fold(events: Iterable[Event]) -> list[Job]:
+    """Put events together.
+
+    Args:
+        events: Those of each launcher in the order in which it wrote them; twice the same counts once.
+
+    Returns:
+        The jobs, the one that began first first.
+    """
+    of_agent: dict[str, _AgentFold] = {}
+    seen: set[tuple[str, float, str, Any]] = set()
+    for event in events:
+        key = (event["agent"], event["monotonic"], event["event"], event.get("rank"))
+        if key not in seen:
+            seen.add(key)
+            of_agent.setdefault(event["agent"], _AgentFold(event)).take(event)
+    folds = sorted(of_agent.values(), key=lambda each: each.agent.first_at)
+    return [_join(list(group)) for group in _group_by_job(folds)]
+
+
+def _group_by_job(folds: list[_AgentFold]) -> Iterator[list[_AgentFold]]:
+    """Put launchers of one job together; one that was in no round belongs to the last job of its id, if any."""
+    groups: dict[tuple[str, str], list[_AgentFold]] = {}
+    for each in (each for each in folds if each.rounds):
+        groups.setdefault((each.agent.run_id, each.agent.job), []).append(each)
+    for each in (each for each in folds if not each.rounds):
+        of_id = [key for key in groups if key[0] == each.agent.run_id and key[1] != each.agent.name]
+        groups.setdefault(of_id[-1] if of_id else (each.agent.run_id, each.agent.name), []).append(each)
+    yield from sorted(groups.values(), key=lambda group: min(each.agent.first_at for each in group))
+
+
+def _join(folds: list[_AgentFold]) -> Job:
+    rounds: dict[tuple[int, str], Round] = {}
+    for each in folds:
+        for found in each.rounds:
+            known = rounds.setdefault((found.number, found.round_id), found)
+            known.members.update(found.members)
+    ordered = sorted(rounds.values(), key=lambda each: (each.number, min(m.formed_at for m in each.members.values())))
+    agents = sorted((each.agent for each in folds), key=lambda agent: agent.first_at)
+    return Job(agents[0].run_id, agents, ordered)
+
+
+class _AgentFold:
+    """Folds the events of one launcher."""
+
+    def __init__(self, first: Event) -> None:
+        self.agent = Agent(first["agent"], first["node"], first["run_id"], first["time"], first["time"])
+        self.rounds: list[Round] = []
+        self._member: Member | None = None
+
+    def take(self, event: Event) -> None:
+        """Take the next event."""
+        self.agent.last_at = max(self.agent.last_at, event["time"])
+        take = getattr(self, f"_take_{event['event']}", None)
+        if take is not None:
+            take(event)
+        if self._member is not None and event["event"] not in ("rendezvous_started", "agent_ended"):
+            self._member.last_at = event["time"]
+
+    def _take_agent_started(self, event: Event) -> None:
+        self.agent.started = event
+
+    def _take_agent_ended(self, event: Event) -> None:
+        self.agent.ended = event
+
+    def _take_lines_lost(self, event: Event) -> None:
+        self.agent.lost_lines += event["lines"]
+
+    def _take_signal_received(self, event: Event) -> None:
+        self.agent.signals.append((event["time"], event["signal"]))
+
+    def _take_pause_started(self, event: Event) -> None:
+        self.agent.pauses.append((event["time"], event["pause_s"]))
+
+    def _take_round_formed(self, event: Event) -> None:
+        self.agent.job = event["job"]
+        self._member = Member(
+            self.agent.name, self.agent.node, event["node_rank"], event["time"], event["rendezvous_s"]
+        )
+        found = Round(
+            event["round"] or 0,
+            event["round_id"],
+            event["restart"],
+            event["nodes"],
+            event["workers"],
+            event["reason"],
+            {event["node_rank"]: self._member},
+        )
+        self.rounds.append(found)
+
+    def _take_workers_started(self, event: Event) -> None:
+        if self._member is not None:
+            self._member.started_at = event["time"]
+            self._member.start_s, self._member.recovery_s = event["start_s"], event["recovery_s"]
+
+    def _take_workers_stopping(self, event: Event) -> None:
+        if self._member is not None:
+            self._member.stopping_at, self._member.stop_reason = event["time"], event["reason"]
+            self._member.detail, self._member.detected_s = event["detail"], event["detected_s"]
+
+    def _take_workers_stopped(self, event: Event) -> None:
+        if self._member is not None:
+            self._member.stopped_at, self._member.stop_s = event["time"], event["stop_s"]
+
+    def _find_worker(self, event: Event) -> Worker:
+        if self._member is None:
+            return Worker(event["rank"], event["local_rank"], event["pid"])  # its round's line is missing
+        worker = Worker(event["rank"], event["local_rank"], event["pid"])
+        return self._member.workers.setdefault(event["rank"], worker)
+
+    def _take_worker_started(self, event: Event) -> None:
+        worker = self._find_worker(event)
+        worker.started_at, worker.is_output_seen = event["time"], event["is_output_seen"]
+
+    def _take_first_output(self, event: Event) -> None:
+        self._find_worker(event).first_output_s = event["after_s"]
+
+    def _take_silence(self, event: Event) -> None:
+        self._find_worker(event).silences.append((event["time"], event["silence_s"]))
+
+    def _take_worker_exited(self, event: Event) -> None:
+        worker = self._find_worker(event)
+        worker.ended_at, worker.was_stopped = event["time"], event["was_stopped"]
+        worker.exit_code, worker.signal = event["exit_code"], event["signal"]
+        worker.silences.append((event["time"], event["silence_s"]))
+
+    def _take_worker_failed(self, event: Event) -> None:
+        self._find_worker(event).failure = event

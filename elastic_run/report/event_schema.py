@@ -1,0 +1,223 @@
+"""The schema of the event log: every event with its fields, as one table.
+
+A line of the log is one JSON object with the fields of `ALWAYS`, those of `OF_WORKER` where a worker is meant, and
+those of its event. Rules of version 1: no field is renamed or changes its meaning; new fields and new events may be
+added, so a reader passes over those that it doesn't know. Durations are seconds of this node's monotonic clock.
+docs/event-log.md is made from these tables, and `find_mistake` checks a line against them.
+"""
+
+from __future__ import annotations
+
+from elastic_run.records import dataclass
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+VERSION = 1
+
+#: JSON's types by the name in `Field.type`; true is no number here.
+_TYPES: dict[str, tuple[type, ...]] = {"text": (str,), "count": (int,), "seconds": (int, float), "yes or no": (bool,)}
+#: A clock, a duration or a count from here up is garbage, and so are nan and infinity.
+_BEYOND = 1e12
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field of an event.
+
+    Args:
+        name: Its key.
+        type: `text`, `count`, `seconds` or `yes or no`.
+        meaning: One sentence without the full stop.
+        may_be_null: Whether null stands for unknown, or for none.
+    """
+
+    name: str
+    type: str
+    meaning: str
+    may_be_null: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One event.
+
+    Args:
+        meaning: When it is written.
+        fields: Its own, beside `ALWAYS`.
+        is_of_worker: Whether it has the fields of `OF_WORKER` too.
+    """
+
+    meaning: str
+    fields: tuple[Field, ...] = ()
+    is_of_worker: bool = False
+
+
+ALWAYS = (
+    Field("version", "count", f"version of the schema: {VERSION}"),
+    Field("event", "text", "name of the event"),
+    Field("time", "seconds", "wall clock of the node, since the epoch: for display only"),
+    Field("monotonic", "seconds", "monotonic clock of the node; compare it with values of the same agent only"),
+    Field("node", "text", "host name of the node"),
+    Field("agent", "text", "the launcher: eight random hexadecimal digits, new with each start"),
+    Field("run_id", "text", "id of the job"),
+    Field("round", "count", "number of the round; null before the first", may_be_null=True),
+    Field("restart", "count", "restarts of the job so far"),
+)
+
+OF_WORKER = (
+    Field("rank", "count", "global rank"),
+    Field("local_rank", "count", "rank on this node"),
+    Field("pid", "count", "process id"),
+)
+
+_END = (
+    Field("exit_code", "count", "exit code; null for a signal", may_be_null=True),
+    Field("signal", "text", "name of the signal; null for an exit code", may_be_null=True),
+    Field("was_stopped", "yes or no", "whether the launcher had told it to stop before"),
+)
+
+EVENTS: dict[str, Kind] = {
+    "agent_started": Kind(
+        "The launcher of a node begins; written when its first workers run, with the time of its start.",
+        (
+            Field("agent_pid", "count", "process id of the launcher"),
+            Field("release", "text", "version of elastic-run"),
+            Field("program", "text", "what the workers run"),
+            Field("role", "text", "role of the workers"),
+            Field("local_workers", "count", "workers on this node"),
+            Field("min_nodes", "count", "fewest nodes of the job"),
+            Field("max_nodes", "count", "most nodes of the job"),
+            Field("max_restarts", "count", "restarts that the job may make"),
+        ),
+    ),
+    "rendezvous_started": Kind("The node begins to wait for a place in the next round."),
+    "round_formed": Kind(
+        "The node has its place in a round.",
+        (
+            Field("job", "text", "what tells this job from others of the same id"),
+            Field("round_id", "text", "unique id of the round in a job of several nodes, else empty"),
+            Field("node_rank", "count", "rank of this node"),
+            Field("nodes", "count", "nodes in the round"),
+            Field("workers", "count", "workers in the round, on all nodes"),
+            Field("first_rank", "count", "global rank of this node's first worker"),
+            Field("reason", "text", "what made the round necessary; empty for the first one, and on one node"),
+            Field("rendezvous_s", "seconds", "since rendezvous_started"),
+        ),
+    ),
+    "worker_started": Kind(
+        "A worker was started.",
+        (Field("is_output_seen", "yes or no", "whether its stdout passes through the launcher, as with --tee"),),
+        is_of_worker=True,
+    ),
+    "workers_started": Kind(
+        "All workers of this node were started.",
+        (
+            Field("start_s", "seconds", "since round_formed"),
+            Field("recovery_s", "seconds", "since the failure before it on this node; else null", may_be_null=True),
+        ),
+    ),
+    "first_output": Kind(
+        "The first bytes of a worker came: of its stderr, and of its stdout where it is seen.",
+        (Field("after_s", "seconds", "since the workers' start"),),
+        is_of_worker=True,
+    ),
+    "silence": Kind(
+        "A worker writes again after at least 10 s; of many equal silences the first 20 of a round are written, then "
+        "those that are half as long again as the longest.",
+        (Field("silence_s", "seconds", "since its output before"),),
+        is_of_worker=True,
+    ),
+    "worker_exited": Kind(
+        "A worker has ended.",
+        (
+            *_END,
+            Field("uptime_s", "seconds", "since the workers' start"),
+            Field("silence_s", "seconds", "since its last output, or since its start"),
+        ),
+        is_of_worker=True,
+    ),
+    "worker_failed": Kind(
+        "Why a worker has failed; written when all workers of the round have ended, and their output was read.",
+        (
+            *_END,
+            Field("cause", "text", "its exception in one line; else empty"),
+            Field("where", "text", "file and line of the exception; else empty"),
+            Field("remark", "text", "what else is known; else empty"),
+            Field("is_root", "yes or no", "whether it failed first, as far as this node knows"),
+            Field("is_consequence", "yes or no", "whether it failed as workers do that lose a peer"),
+            Field("log_file", "text", "path of the file with its stderr, or empty"),
+        ),
+        is_of_worker=True,
+    ),
+    "round_warned": Kind("New nodes wait; the workers will be stopped soon, and are told."),
+    "workers_stopping": Kind(
+        "The launcher begins to stop the workers of its node.",
+        (
+            Field("reason", "text", "failure, halt, signal or success"),
+            Field("detail", "text", "why the job stops the round: which nodes came or were lost; else empty"),
+            Field("detected_s", "seconds", "since the first failure on this node; null without one", may_be_null=True),
+        ),
+    ),
+    "workers_stopped": Kind(
+        "No process of the round lives on this node.",
+        (
+            Field("stop_s", "seconds", "since workers_stopping"),
+            Field("unkillable", "count", "processes that SIGKILL did not end"),
+        ),
+    ),
+    "pause_started": Kind("The launcher waits before a restart.", (Field("pause_s", "seconds", "for how long"),)),
+    "signal_received": Kind(
+        "The launcher got a signal.",
+        (
+            Field("signal", "text", "its name"),
+            Field("sender", "text", "the process that sent it, where that is known, else empty"),
+        ),
+    ),
+    "lines_lost": Kind(
+        "Lines before this one could not be written.",
+        (Field("lines", "count", "how many"),),
+    ),
+    "agent_ended": Kind(
+        "The launcher knows how the job has ended for this node.",
+        (
+            Field("verdict", "text", "as in failure.json, or success"),
+            Field("exit_code", "count", "exit code of the launcher"),
+            Field("detail", "text", "one sentence on the verdict; else empty"),
+            Field("cause", "text", "the job's root cause in one line; else empty"),
+            Field("cause_rank", "count", "global rank of the root cause; else null", may_be_null=True),
+            Field("cause_node", "text", "host name of the root cause; else empty"),
+            Field("wall_s", "seconds", "since agent_started"),
+            Field("running_s", "seconds", "in which all workers of this node ran and none had failed"),
+        ),
+    ),
+}
+
+
+def find_mistake(document: object) -> str:
+    """Return what is wrong with a line of an event log, in a few words; "" where it fits the schema.
+
+    Args:
+        document: The line's value, as JSON gives it.
+    """
+    if not isinstance(document, dict):
+        return "no JSON object"
+    version, name = document.get("version"), document.get("event")
+    if version != VERSION or version is True:
+        return "no event of elastic-run" if "event" not in document else f"version {version!r:.20} is not known"
+    if not isinstance(name, str) or name not in EVENTS:
+        return f"event {name!r:.40} is not known"
+    kind = EVENTS[name]
+    fields = (*ALWAYS, *(OF_WORKER if kind.is_of_worker else ()), *kind.fields)
+    return next((f"{field.name} of {name} is wrong" for field in fields if not _fits(field, document)), "")
+
+
+def _fits(field: Field, document: dict[str, Any]) -> bool:
+    value = document.get(field.name)
+    if value is None:
+        return field.may_be_null and field.name in document
+    if isinstance(value, bool):
+        return field.type == "yes or no"
+    is_sane = not isinstance(value, (int, float)) or abs(value) < _BEYOND
+    return is_sane and isinstance(value, _TYPES[field.type])
