@@ -226,7 +226,7 @@ class JobSession(Session):
                 self._is_prepared = True
                 context.spawn("prepare", _prepare_to_coordinate)
         elif isinstance(command, node_messages.Warned):
-            context.events.deliver(command)
+            self._admission.warn(command)
         elif isinstance(command, node_messages.Halted):
             if not self._admission.has_withdrawn(command.round):
                 context.events.deliver(command)

@@ -3,7 +3,9 @@
 Rules
 - The agent hears of a round only once the way to rank 0's store was seen to be open from here: workers that can't reach
   it would only time out, much later and with less to say. A thread looks, so that nothing else has to wait.
-- A round that is halted before that was never the agent's: the session answers for it that nothing ran.
+- A round that is halted before that was never the agent's: the session answers for it that nothing ran. The halt may
+  come between two steps of the thread that has found the way closed; the agent hears nothing of it then, either.
+- A warning that comes before the agent has the round waits for it.
 - Where agents and workers share one server (static), rank 0's session empties the workers' half when the round was
   formed, since only then no worker of the last round lives anywhere, and says so; the others wait for its word.
 """
@@ -58,13 +60,15 @@ class RoundAdmission:
         self._shares_server = shares_server
         self._lock = threading.RLock()
         self._awaited: node_messages.Formed | None = None
+        self._admitted: int | None = None  # the round that the agent has, unless another one was announced since
+        self._warned: node_messages.Warned | None = None
         self._opened: list[str] = []  # keys by which this node, as rank 0, has opened rounds
 
     def announce(self, formed: node_messages.Formed) -> None:
         """Let the agent have a round as soon as the way is open; doesn't block."""
         assignment = formed.assignment
         with self._lock:
-            self._awaited = formed
+            self._awaited, self._admitted, self._warned = formed, None, None
         if assignment.group_rank == 0 and not self._shares_server:
             self._admit(formed)
         else:
@@ -77,14 +81,27 @@ class RoundAdmission:
             number: The round.
 
         Returns:
-            Whether it was so: then the agent needn't hear of it now.
+            Whether it was so: then the agent must not hear of it now.
         """
         with self._lock:
             if self._awaited is None or self._awaited.assignment.round != number:
-                return False
+                return self._admitted != number
             self._awaited = None
         self._feed(node_messages.WorkersGone(number, messages.STOPPED, self._offer()))
         return True
+
+    def warn(self, warned: node_messages.Warned) -> None:
+        """Tell the agent that a round will be stopped soon, as soon as it has that round.
+
+        Args:
+            warned: What to tell.
+        """
+        with self._lock:
+            if self._awaited is not None and self._awaited.assignment.round == warned.round:
+                self._warned = warned
+            elif self._admitted == warned.round:
+                self._context.events.post(warned)
+        self._context.events.tell_agent()
 
     # --- the thread ----------------------------------------------------------------------------------------------
     def _look(self, formed: node_messages.Formed) -> None:
@@ -148,9 +165,11 @@ class RoundAdmission:
         with self._lock:
             if self._awaited is not formed:
                 return
-            self._awaited = None
+            self._awaited, self._admitted = None, formed.assignment.round
             # In its place before a halt of the round can come; told without the lock.
             self._context.events.post(formed)
+            if self._warned is not None:
+                self._context.events.post(self._warned)
         self._context.events.tell_agent()
 
     def _refuse(self, formed: node_messages.Formed, detail: str) -> None:
