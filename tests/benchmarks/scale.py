@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import tempfile
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +21,7 @@ from statistics import median
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
+from elastic_run.contract import ENV_RECORD_DIR
 from tests.benchmarks.comparison import compare, take_turns
 from tests.benchmarks.figures import Bar, Figure, alone, compared
 from tests.benchmarks.job import BenchmarkError, Job
@@ -340,5 +342,15 @@ def _programs(commands: Sequence[Sequence[str]]) -> Iterator[list[Job]]:
         yield [stack.enter_context(_program(*command)) for command in commands]
 
 
-def _program(name: str, *arguments: str) -> Job:
-    return Job([sys.executable, "-m", f"tests.benchmarks.crowd.{name}", *arguments], directory=_ROOT)
+@contextmanager
+def _program(name: str, *arguments: str) -> Iterator[Job]:
+    # What it leaves there would slow down each agent that starts on this machine within a day.
+    with (
+        tempfile.TemporaryDirectory(prefix="crowd-") as records,
+        Job(
+            [sys.executable, "-m", f"tests.benchmarks.crowd.{name}", *arguments],
+            directory=_ROOT,
+            env={ENV_RECORD_DIR: records},
+        ) as job,
+    ):
+        yield job

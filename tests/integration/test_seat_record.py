@@ -307,3 +307,18 @@ def test_old_records_are_removed(directory: RecordDirectory) -> None:
     assert not Path(gone).exists()
     assert Path(stays).exists()
     held.close()
+
+
+def test_old_records_are_looked_for_once_an_hour(directory: RecordDirectory) -> None:
+    """A machine with thousands of records costs each agent that starts there no look at all of them."""
+    directory.sweep()
+    old = SeatRecord(directory, JOB, "old")
+    os.utime(old.path, (time.time() - 2 * 86400.0,) * 2)
+    path = Path(old.path)
+    old.close()
+    directory.sweep()
+    assert path.exists()
+    os.utime(path.with_name("swept"), (time.time() - 3601.0,) * 2)
+    directory.sweep()
+    assert not path.exists()
+    assert path.with_name("swept").exists()

@@ -13,8 +13,10 @@ import os
 import select
 import sys
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from elastic_run.contract import ENV_RECORD_DIR
 from elastic_run.core.node.messages import Formed, Refused
 from elastic_run.core.protocol.facts import Offer
 from elastic_run.loop import Loop
@@ -88,7 +90,11 @@ def run_real(backend: str, endpoint: str, run_id: str, nodes: int, count: int) -
 
     say("ready")
     sys.stdin.readline()
-    for session in sessions:
+    records = Path(os.environ[ENV_RECORD_DIR])
+    for number, session in enumerate(sessions):
+        # As on a machine of its own: else each of them tries the locks of all others.
+        os.environ[ENV_RECORD_DIR] = str(records / str(number))
+        (records / str(number)).mkdir()
         session.start(lambda _: offer, deliver)
     if count == 1:
         wait_joined(sessions[0])

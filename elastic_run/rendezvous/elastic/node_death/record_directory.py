@@ -8,6 +8,8 @@ Rules
   records: two machines, or two virtual machines, might not see each other's locks.
 - /dev/shm comes first. It is memory, so a record that is found there is never older than what its agent wrote last; all
   containers of a Kubernetes pod share it, and it is empty after a reboot.
+- A machine on which many agents were killed has thousands of records. So one agent an hour looks for old ones, and the
+  time of change of a file says when that was.
 - The directory belongs to one user, and nobody else may enter it. Symbolic connections are not followed.
 - Nothing here is fatal: where there is no such directory the node has no record, and its death is not proved.
 """
@@ -37,6 +39,9 @@ _OTHERS = 0o077
 _NEW = "new-"
 #: Seconds after which a record that no process holds is removed, whichever job it was of.
 _KEPT = 86400.0
+#: Its time of change says when old records were last looked for; and seconds until the next time.
+_SWEPT = "swept"
+_SWEEP_AGAIN = 3600.0
 
 
 class RecordDirectory:
@@ -114,13 +119,16 @@ class RecordDirectory:
         Yields:
             A file's name and its descriptor, which the caller owns and which holds the lock.
         """
-        for name in sorted(os.listdir(self._fd)):
-            if name.startswith(prefix) and (fd := self._lock(name)) is not None:
+        for name in sorted(name for name in os.listdir(self._fd) if name.startswith(prefix)):
+            if (fd := self._lock(name)) is not None:
                 yield name, fd
 
     def sweep(self) -> None:
-        """Remove what no process has held for a day."""
-        before = time.time() - _KEPT
+        """Remove what no process has held for a day, unless an agent has looked for that within the last hour."""
+        now = time.time()
+        if self._is_swept(now):
+            return
+        before = now - _KEPT
         for name in os.listdir(self._fd):
             try:
                 is_old = os.stat(name, dir_fd=self._fd, follow_symlinks=False).st_mtime < before
@@ -129,6 +137,21 @@ class RecordDirectory:
             if is_old and (fd := self._lock(name)) is not None:
                 self.remove(name)
                 os.close(fd)
+
+    def _is_swept(self, now: float) -> bool:
+        """Whether old records were looked for a short time ago; if not, note that they are from now on."""
+        try:
+            since = now - os.stat(_SWEPT, dir_fd=self._fd, follow_symlinks=False).st_mtime
+        except FileNotFoundError:
+            since = _SWEEP_AGAIN
+        if 0 <= since < _SWEEP_AGAIN:
+            return True
+        try:
+            os.close(os.open(_SWEPT, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self._fd))
+            os.utime(_SWEPT, (now, now), dir_fd=self._fd, follow_symlinks=False)
+        except OSError as error:
+            _log.debug("elastic-run: %s in %s: %s", _SWEPT, self.path, error)
+        return False
 
     def close(self) -> None:
         """Close the directory."""
