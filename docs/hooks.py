@@ -15,6 +15,7 @@ from elastic_run.cli.flags import FLAGS
 from elastic_run.cli.help import render_markdown
 from elastic_run.contract import EXIT_CODES
 from elastic_run.core.agent import machine as agent_machine
+from elastic_run.core.job import machine as job_machine
 from elastic_run.core.node import machine as node_machine
 from elastic_run.core.node.state import LEAVING, OVER
 from elastic_run.report.event_schema import ALWAYS, EVENTS, OF_WORKER
@@ -60,6 +61,8 @@ def on_page_markdown(markdown: str, **_: Any) -> str:  # noqa: ANN401 - mkdocs p
         "events": events_tables,
         "agent_states": lambda: state_drawing(_read_steps(agent_machine), "states of an agent"),
         "agent_transitions": lambda: transitions_table(_read_steps(agent_machine)),
+        "job_states": lambda: state_drawing(_read_job_steps(), "phases of a job"),
+        "job_transitions": lambda: transitions_table(_read_job_steps(), "in phase", "with the decision"),
         "node_states": lambda: state_drawing(_read_steps(node_machine, LEAVING, OVER), "states of a node of a job"),
         "node_transitions": lambda: transitions_table(_read_steps(node_machine, keeps_neutral=False)),
     }
@@ -113,10 +116,19 @@ def _read_steps(machine: ModuleType, *last: str, keeps_neutral: bool = True) -> 
     return {step: after for step, after in shown.items() if after and step[0] not in last}
 
 
-def transitions_table(steps: Steps) -> str:
+def _read_job_steps() -> Steps:
+    """Return the phases that may follow each phase of a job, with each decision that changes the phase."""
+    steps = {
+        (phase, "no decision" if kind is None else kind.__name__): tuple(each for each in after if each != phase)
+        for (phase, kind), after in job_machine.TRANSITIONS.items()
+    }
+    return {step: after for step, after in steps.items() if after}
+
+
+def transitions_table(steps: Steps, state_title: str = "in state", event_title: str = "on event") -> str:
     """Return legal steps of a state machine as a table."""
     rows = [f"| {state} | {event} | {' or '.join(after)} |" for (state, event), after in steps.items()]
-    return "\n".join(["| in state | on event | goes to |", "|---|---|---|", *rows])
+    return "\n".join([f"| {state_title} | {event_title} | goes to |", "|---|---|---|", *rows])
 
 
 def state_drawing(steps: Steps, label: str) -> str:
