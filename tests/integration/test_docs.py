@@ -14,8 +14,8 @@ import pytest
 from elastic_run.cli.flags import FLAGS
 from elastic_run.contract import EXIT_CODES
 from elastic_run.core.agent import machine as agent_machine
-from elastic_run.core.job import machine as job_machine
 from elastic_run.core.failure.root_cause import WorkerEnd, parse_exception
+from elastic_run.core.job import machine as job_machine
 from elastic_run.core.node import machine as node_machine
 from elastic_run.core.node.state import LEAVING
 from elastic_run.report import Attempt, JobResult, failure_document

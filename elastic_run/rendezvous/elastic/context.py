@@ -1,9 +1,9 @@
-"""What the threads of one session share: who this node is, what the agent is told, and what they tell each other.
+"""The data that the threads of one session share: the node's identity, the agent's events, signals between threads.
 
-- `SessionContext` itself is frozen: it says who the node is. What changes stands in its parts, each with one owner.
+- `SessionContext` itself is frozen: it identifies the node. Data that changes is in its parts; each has one owner.
 - `SenderState` belongs to the sender; other threads only read it.
-- `SessionSignals` are words from one thread to another, each with one writer and a reader that waits for it or looks.
-- `EventQueue` tells the agent, in order, whatever thread an event comes from.
+- `SessionSignals` pass from one thread to another; each has a reader that waits for it or looks.
+- `EventQueue` brings the events of all threads to the agent, in order.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Who has to hear the verdict before the store goes: waiting for the others, and saying that one has heard.
+"""The wait at the end of a job, until the other nodes have read the verdict.
 
-Each agent puts its name into a stream once it knows the verdict. The agent that serves the store, or that is to remove
-the job from a store of somebody else's, waits until all who lived when the job ended are in it; those whose beats stop
-meanwhile are not waited for. Who waits for longer than a moment says so: its user sees an agent that doesn't end.
+Each agent appends its name to a stream when it knows the verdict. The agent that serves the store, or that has to
+remove the job from another program's store, waits until all nodes that lived at the end of the job are in that stream.
+It does not wait for a node whose heartbeats stop meanwhile. After a moment a line tells the user about the wait.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _TELL = 2.0
 #: Seconds for the others to hang up.
 _HANG_UP = 1.0
 
-#: Key: who lived when the job ended. Its coordinator writes it before it ends the job.
+#: Key: the nodes that lived at the end of the job. The coordinator writes it before it ends the job.
 EXIT_BARRIER_NODES = "exit_barrier_nodes"
-#: Stream: who knows the verdict.
+#: Stream: the nodes that know the verdict.
 EXIT_BARRIER = "exit_barrier"
 
 
@@ -86,7 +86,7 @@ def wait_exit_barrier(context: SessionContext, deadline: float, *, removes_job: 
             if removes_job:
                 store.remove_job()
     except StoreError:
-        return  # it has gone already: nobody can hear anything there
+        return  # the store has gone already: no node can read anything there
 
 
 def _wait(store: JobStore, context: SessionContext, deadline: float) -> None:
@@ -145,7 +145,7 @@ def fail_over(context: SessionContext, deadline: float, *, is_refused: bool = Fa
     """
     hosted = context.backend.hosted
     if hosted is None or hosted.wait_alone(context.open_connections, 0.0):
-        return  # nobody is left to be told
+        return  # no node is left that has to read it
     successors = context.backend.successors
     endpoint = written(*successors[0]) if successors else ""
     host, name = context.node_info.host, context.backend.name

@@ -3,9 +3,9 @@
 Rules
 - `feed` decides under a lock, and hands on what is for the agent or the coordinator's thread, in the order of the
   decisions. A callback may feed again; its commands come after those before it.
-- What needs the store is left for whoever has a connection: facts for the sender (`next_fact`), everything else as an
-  task for the first thread that comes by (`run_store_tasks`). An task whose connection broke goes back to the queue.
-- What was read of a store that the session no longer lives with is dropped: the log there is another one.
+- Work that needs the store waits for a thread with a connection: facts for the sender (`next_fact`), everything else as
+  a task for the first thread that asks (`run_store_tasks`). A task whose connection broke goes back to the queue.
+- Anything that was read from a store that the session has left is dropped: the log there is another one.
 """
 
 from __future__ import annotations

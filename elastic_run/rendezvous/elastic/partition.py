@@ -1,10 +1,10 @@
 """How a node that was cut off finds the others again, where the store can move.
 
-It may serve a store that nobody else uses: the one that the others have left, or the one that it went on to alone. The
-majority rule keeps it from forming rounds there, and nobody would ever come. So, while it waits, it looks at the job's
-other endpoints, and goes where the job has come further. Of two stores that have come equally far the one that the user
-named first is the right one, so that two waiting nodes don't change places for ever. It looks only after a lease of
-waiting: until then the others may still be on their way to here, from a store whose host has not hung up yet.
+The node may serve a store that no other node uses: the one that the others have left, or the one to which it went
+alone. The majority rule keeps it from forming rounds there, and no node would ever come. So while it waits, it looks at
+the job's other endpoints, and goes to the store whose job has come furthest. Of two equal stores the one that the user
+named first counts, so that two waiting nodes don't change places for ever. The node looks only after a lease of
+waiting: until then the others may still be on their way here, from a store whose host has not closed it yet.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """How long an agent goes on without an answer of the job's store, and what it says meanwhile.
 
-A store that answered before: inside the lease nobody is told, the workers go on anyway. One that was never reached:
-a line comes after two seconds. Then a line every ten seconds says what is wrong and for how long it will be tried; then
-the store is lost. A store that was never reached is tried for `join_timeout`. So is one
-that comes back by itself (etcd, a file). One that dies with its host (c10d) is given up sooner: a refused connection
-means that its process is gone, and what it knew with it. With successors it is given up after a lease, or after a
-second of refusals: the next one serves the store then, and gets the time that a node needs to find that out.
+For a store that has answered before, no line appears within the lease: the workers go on. For a store that was never
+reached, the first line appears after two seconds. Then a line every ten seconds says what is wrong, and for how long
+the agent tries; after that the store is lost. The agent tries for `join_timeout` if it never reached the store, or if
+the store comes back by itself (etcd, a file). It gives up a store that dies with its host (c10d) sooner: a refused
+connection means that the store's process is gone, with its contents. With successors it gives up after a lease, or
+after a second of refusals: then the next endpoint serves the store, and gets the time that a node needs to notice.
 """
 
 from __future__ import annotations

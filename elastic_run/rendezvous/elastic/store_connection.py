@@ -1,13 +1,13 @@
 """One thread's connection to the job store, which is opened anew when it breaks.
 
 Rules
-- A connection belongs to one thread; another thread may only `interrupt` it, which wakes whoever waits in it. A thread
-  may give what it has opened to another one. Where that happens while the session closes, nobody interrupts the
-  connection, and the thread that takes it sees that the session is closed before it waits.
+- A connection belongs to one thread; another thread may only `interrupt` it, which wakes the thread that waits in
+  it. A thread may give its connection to another thread. If that happens while the session closes, no thread interrupts
+  the connection, and the thread that takes it sees that the session is closed before it waits.
 - A store that was emptied, or moved, is another store under the same name. Only the sender may meet it first, because
-  then all has to be said again; the others take a connection only to the store that they know by its id.
+  then all facts have to be sent again. The others connect only to the store whose id they know.
 - Opening waits a moment between two attempts, for as long as the session lives: when to give up is decided in one
-  place only, by the sender, which beats and so knows best whether the store answers.
+  place only, by the sender: it writes the heartbeats, and so knows best whether the store answers.
 - A store that is slow since many ask must not be asked more often for that. So the moments grow, and are of random
   length; and where no answer came in time the next attempt waits for it twice as long, up to a lease.
 """

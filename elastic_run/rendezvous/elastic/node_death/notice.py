@@ -1,16 +1,15 @@
-"""What a guardian says when its agent died: this node is gone. So the others needn't wait for its lease to run out.
+"""The guardian's notice that its agent has died, so that the other nodes don't wait for the lease.
 
 Rules
 - The agent writes the document beforehand (`Session.death_notice`). The guardian is another process, which imports this
-  module when nothing is left to kill. What the agent did last stands in its seat record, which is read only now.
+  module when nothing is left to kill. The seat record says what the agent did last; it is read only then.
 - A job with several endpoints may be at any of them, and it may be between two stores. So each endpoint is tried again
-  and again, for two leases and 10 s, and each store that is found there is told, again when its log has come to another
-  round. The job needs no more telling when a log has formed a newer round than the dead agent's.
+  and again, for two leases and 10 s. Each store that is found there is told, and told again after its log has formed
+  another round. The notice ends when a log has formed a newer round than the dead agent's.
 - A store at one endpoint that refuses is gone, and the job with it, unless it is etcd or a file: that is tried again.
-- Facts are for the coordinator's ears. So where the agent that died was the coordinator, its thread is given back as
-  well, as it would have done itself: by an entry of its own term behind its last one, with the state as of that. It
-  decides nothing any more, so there are no two who could; and where another has claimed the thread already, its entry
-  is there.
+- The coordinator reads the facts. So if the dead agent was the coordinator, the guardian also ends its term, as the
+  agent would have done: by an entry of that term after its last one, with the state as of that entry. The dead agent
+  decides nothing more, so there are no two coordinators. If another node has begun a term, its entry is there already.
 """
 
 from __future__ import annotations
@@ -171,7 +170,7 @@ def _resign_for(store: JobStore, node: str, head: messages.Head) -> None:
 
 
 def _find_last(store: JobStore, node: str, head: messages.Head) -> tuple[int, str] | None:
-    """Return the slot behind the node's last entry, and the key of the state as of that; None without an thread."""
+    """Return the slot behind the node's last entry, and the key of the state as of that; None if its term has ended."""
     slot, state_key = head.slot + 1, job_keys.state_key(head.state_slot, head.state_term)
     while (raw := store.get([job_keys.decision_key(slot)])[0]) is not None:
         decision = messages.read_decision(raw)
