@@ -16,7 +16,7 @@ ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "notices": set(),
     "cli": {"contract", "errors", "notices", "cluster", "core", "events", "multiprocessing", "rendezvous", "launcher"}
-    | {"control", "diagnosis"},
+    | {"control", "diagnosis", "report"},
     "control": {"contract", "errors"},
     "core": {"contract"},
     "loop": {"contract"},
@@ -37,7 +37,8 @@ ALLOWED: dict[str, set[str]] = {
     "cluster": {"contract", "core", "utils", "slurm_variables"},
     "agent": {"contract", "core", "loop", "multiprocessing", "report", "cluster", "events", "metrics", "utils"}
     | {"control", "store.tcpstore", "timer", "rendezvous.api", "rendezvous.errors", "rendezvous.session"},
-    "diagnosis": {"contract", "core", "utils", "cluster", "store", "rendezvous.utils", "rendezvous.elastic.addresses"},
+    "diagnosis": {"contract", "core", "utils", "cluster", "store", "rendezvous.utils", "rendezvous.elastic.addresses"}
+    | {"report.wording"},
     "worker": {"contract", "slurm_variables"},
 }
 #: Room of `store` -> the rooms that it may import; modules outside of the rooms import no room.

@@ -5,6 +5,7 @@
 | `doctor` | ``elastic-run doctor``: what would break a job on this machine, or between the nodes |
 | `parser` | the argparse parser that all commands share |
 | `help` | ``elastic-run help``: the commands, or the help of one of them |
+| `trace` | ``elastic-run trace``: dumps of torch's flight recorder, and which rank did not join |
 
 The first word of a command line is a command if `COMMANDS` has it; a script of that name is started with ``./`` before
 its name. Each command is the module of its name, with a function ``main(words)`` that returns the exit code, or raises
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "doctor": "Check this machine, and the network between the nodes, for what breaks jobs.",
     "help": "Show the commands and the most used flags, or the help of one command.",
+    "trace": "Read flight-recorder dumps: which rank did not join which collective.",
 }
 
 

@@ -1,0 +1,131 @@
+"""``elastic-run trace PATH…``: which rank did not join which collective, from the dumps of torch's flight recorder.
+
+The dumps may be of some ranks only, and have any names. One screen: the cause first, then what follows from it, then
+what was read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+
+from elastic_run.cli.commands.parser import CommandParser
+from elastic_run.cli.parser import print_text
+from elastic_run.diagnosis.dump_files import find_dumps
+from elastic_run.diagnosis.dump_format import DumpError
+from elastic_run.diagnosis.trace_analysis import analyse
+from elastic_run.diagnosis.trace_text import cause_line, detail_lines
+from elastic_run.errors import UsageError
+from elastic_run.report.text import printable, wrap
+from elastic_run.report.wording import count, ranks
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from elastic_run.diagnosis.dump_files import FoundDumps
+    from elastic_run.diagnosis.trace_analysis import Analysis, Finding
+
+#: Columns of a line and of its label; causes, details of each, lines of what follows, and files that are shown.
+_WIDTH = 100
+_LABEL = 9
+_MOST_CAUSES = 3
+_MOST_DETAILS = 4
+_MOST_CONSEQUENCES = 3
+_MOST_PROBLEMS = 5
+
+
+def main(words: Sequence[str]) -> int:
+    """Print the analysis.
+
+    Args:
+        words: The arguments.
+
+    Returns:
+        0, also where nothing is wrong.
+
+    Raises:
+        UsageError: A path is not there, or no dump was found.
+    """
+    parser = CommandParser("trace")
+    parser.add_argument("path", nargs="+", metavar="PATH", help="a dump, or a directory that has dumps in it")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    arguments = parser.parse_args(words)
+    try:
+        found = find_dumps(arguments.path)
+    except DumpError as error:
+        raise UsageError(str(error)) from error
+    if not found.dumps:
+        raise UsageError(_nothing(arguments.path, found))
+    analysis = analyse(found.dumps)
+    if arguments.json:
+        print_text(json.dumps(_document(analysis, found), indent=2) + "\n")
+    else:
+        print_text("\n".join(_lines(analysis, found)) + "\n")
+    return 0
+
+
+def _nothing(paths: list[str], found: FoundDumps) -> str:
+    if found.problems:
+        more = f" ({count(len(found.problems), 'file')} like this)" if len(found.problems) > 1 else ""
+        return f"{found.problems[0]}{more}"
+    return f"no dump of a flight recorder in {', '.join(paths)} ({count(found.foreign, 'other file')})"
+
+
+def _lines(analysis: Analysis, found: FoundDumps) -> list[str]:
+    lines: list[str] = []
+    for finding in analysis.findings[:_MOST_CAUSES]:
+        lines += _section("cause" if not lines else "and", cause_line(finding), 4)
+        for detail in detail_lines(finding)[:_MOST_DETAILS]:
+            lines += _section("", detail, 2)
+    if not lines:
+        lines += _section("cause", "none found: the ranks with a dump have called the same collectives", 2)
+    for finding in analysis.consequences[:_MOST_CONSEQUENCES]:
+        lines += _section("follows", cause_line(finding), 2)
+    lines += _section("dumps", _what_was_read(analysis), 2)
+    for problem in found.problems[:_MOST_PROBLEMS]:
+        lines += _section("", problem, 2)
+    if len(found.problems) > _MOST_PROBLEMS:
+        lines += _section("", f"... ({len(found.problems)} remarks in all)", 1)
+    return lines
+
+
+def _what_was_read(analysis: Analysis) -> str:
+    absent = f"; none of {ranks(analysis.absent)}" if analysis.absent else ""
+    return f"{count(len(analysis.ranks), 'dump')} read, of {ranks(analysis.ranks)}{absent}"
+
+
+def _section(label: str, text: str, most: int) -> list[str]:
+    lines = wrap(printable(text), _WIDTH - _LABEL, most)
+    return [f"{(label if index == 0 else ''):<{_LABEL}}{line}" for index, line in enumerate(lines)]
+
+
+def _document(analysis: Analysis, found: FoundDumps) -> dict[str, Any]:
+    """Return the analysis as a document; its version grows where a field changes its meaning."""
+    return {
+        "version": 1,
+        "findings": [_finding_document(finding) for finding in analysis.findings],
+        "consequences": [_finding_document(finding) for finding in analysis.consequences],
+        "ranks": list(analysis.ranks),
+        "ranks_without_dump": list(analysis.absent),
+        "files": {str(dump.rank): os.path.abspath(dump.source) for dump in found.dumps},
+        "problems": list(found.problems),
+    }
+
+
+def _finding_document(finding: Finding) -> dict[str, Any]:
+    return {
+        "kind": finding.kind,
+        "text": cause_line(finding),
+        "details": detail_lines(finding),
+        "group": finding.group,
+        "group_description": finding.description,
+        "group_ranks": list(finding.members),
+        "operation": finding.operation,
+        "sequence": finding.sequence,
+        "ranks": list(finding.ranks),
+        "waiting": list(finding.waiting),
+        "where": finding.where,
+        "behind": {str(rank): number for rank, number in finding.behind},
+    }

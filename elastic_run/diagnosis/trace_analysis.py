@@ -1,0 +1,419 @@
+"""Dumps to findings: which rank did not join which collective of which process group.
+
+Pure. Each process group is judged by itself: the ranks of a group count its collectives alike, so a rank whose count is
+lower than that of its peers has not joined the next one. Then the groups are judged together: a rank that does not join
+because it waits in a collective of another group has a cause there, so of nested groups the innermost is left. A
+finding is the cause if none of its ranks waits elsewhere; where each waits for another, the order of calls differs.
+
+What is unknown stays unknown: a rank without a dump, and a rank whose ring has lost its first collectives and that has
+none of the group left, is never taken for one that did not join as long as another rank is.
+"""
+
+from __future__ import annotations
+
+from elastic_run.diagnosis.collectives import COMPLETED, OPEN, STARTED, Collective
+from elastic_run.diagnosis.operation_match import difference, group_equal
+from elastic_run.records import dataclass, replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from elastic_run.diagnosis.collectives import Dump
+    from elastic_run.diagnosis.operation_match import Calls
+
+#: Kinds of findings, the likelier cause first.
+DIFFERENT_CALLS = "different_calls"
+NOT_JOINED = "not_joined"
+NO_PARTNER = "no_partner"
+DIFFERENT_ORDER = "different_order"
+NOT_STARTED = "not_started"
+NO_DUMP = "no_dump"
+ALONE = "alone"
+UNFINISHED = "unfinished"
+BEHIND = "behind"
+_KINDS = (DIFFERENT_CALLS, DIFFERENT_ORDER, NOT_JOINED, NO_PARTNER, NOT_STARTED, NO_DUMP, ALONE, BEHIND, UNFINISHED)
+#: Kinds without ranks at which the cause lies.
+_WITHOUT_RANKS = (ALONE, UNFINISHED)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that keeps the ranks of a group from going on.
+
+    Args:
+        kind: One of the kinds above.
+        group: Name of the process group.
+        description: Description of the process group, or "".
+        members: Ranks of the group that are known.
+        operation: The operation, or "" where it is unknown.
+        sequence: Its number in the group.
+        ranks: The ranks at which the cause lies.
+        waiting: The ranks that wait for them.
+        where: Where the waiting ranks are in the user's code, or "".
+        difference: For different calls: the operation, the sizes or the types.
+        calls: For different calls, and for a different order: what which ranks call.
+        last: The last collective of each of `ranks`, if it has one.
+        behind: For each of `ranks`, how many collectives its peers are ahead.
+    """
+
+    kind: str
+    group: str
+    description: str
+    members: tuple[int, ...]
+    operation: str
+    sequence: int
+    ranks: tuple[int, ...]
+    waiting: tuple[int, ...]
+    where: str = ""
+    difference: str = ""
+    calls: tuple[tuple[tuple[int, ...], Collective], ...] = ()
+    last: tuple[tuple[int, Collective], ...] = ()
+    behind: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Analysis:
+    """What dumps tell.
+
+    Args:
+        findings: The cause first, then what does not follow from it.
+        consequences: Findings that follow from those.
+        ranks: Ranks that have a dump.
+        absent: Ranks of a group that have none.
+    """
+
+    findings: tuple[Finding, ...]
+    consequences: tuple[Finding, ...]
+    ranks: tuple[int, ...]
+    absent: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """A process group: its members, each member's calls by number, and whether a dump lists the members."""
+
+    name: str
+    description: str
+    members: tuple[int, ...]
+    calls: dict[int, dict[int, Calls]]
+    is_listed: bool
+
+
+def analyse(dumps: Sequence[Dump]) -> Analysis:
+    """Find what keeps a job from going on.
+
+    Args:
+        dumps: At most one of each rank, of any of the job's ranks.
+
+    Returns:
+        The findings.
+    """
+    by_rank = {dump.rank: dump for dump in dumps}
+    groups = _find_groups(by_rank)
+    found = [finding for group in groups for finding in _judge(group, by_rank)]
+    found += [finding for group in groups for finding in _unmatched_p2p(group, by_rank)]
+    causes, consequences = _separate(found)
+    members = {rank for group in groups for rank in group.members}
+    return Analysis(
+        findings=tuple(sorted(causes, key=_order)),
+        consequences=tuple(sorted(consequences, key=_order)),
+        ranks=tuple(sorted(by_rank)),
+        absent=tuple(sorted(members - set(by_rank))),
+    )
+
+
+def _order(finding: Finding) -> tuple[int, int, int, str]:
+    return (_KINDS.index(finding.kind), len(finding.members), finding.sequence, finding.group)
+
+
+# --- process groups ------------------------------------------------------------------------------------------------
+def _find_groups(dumps: dict[int, Dump]) -> list[_Group]:
+    """Return the process groups; two groups of one name are told apart by their lists of members."""
+    world = _find_world(dumps)
+    ranks: dict[tuple[str, tuple[int, ...]], set[int]] = {}
+    descriptions: dict[tuple[str, tuple[int, ...]], str] = {}
+    for rank, dump in dumps.items():
+        used = {call.group: call.description for call in dump.collectives}
+        for name in {**dict.fromkeys(dump.members), **used}:
+            description = used.get(name, "")
+            known = dump.members.get(name) or (world if description == "default_pg" else ())
+            present = ranks.setdefault((name, known), set())
+            if not known or rank in known:
+                present.add(rank)
+            descriptions[name, known] = description or descriptions.get((name, known), "")
+    return [
+        _Group(
+            name=name,
+            description=descriptions[name, known],
+            members=tuple(sorted(known or present)),
+            calls={rank: _calls_by_number(dumps[rank], name) for rank in sorted(present)},
+            is_listed=bool(known),
+        )
+        for (name, known), present in ranks.items()
+        if name or any(call.group == name for rank in present for call in dumps[rank].collectives)
+    ]
+
+
+def _find_world(dumps: dict[int, Dump]) -> tuple[int, ...]:
+    """Return the ranks of the whole job, as far as they are known. gloo's dumps list the default group as ``."""
+    lists = [members for dump in dumps.values() for members in dump.members.values()]
+    return tuple(sorted({*dumps, *(rank for members in lists for rank in members)}))
+
+
+def _calls_by_number(dump: Dump, group: str) -> dict[int, Calls]:
+    calls: dict[int, Calls] = {}
+    for call in dump.collectives:
+        if call.group == group and not call.is_p2p:
+            calls[call.sequence] = (*calls.get(call.sequence, ()), call)
+    return calls
+
+
+# --- one group -----------------------------------------------------------------------------------------------------
+def _judge(group: _Group, dumps: dict[int, Dump]) -> list[Finding]:
+    """Return what is wrong in a group: what comes first there makes the rest follow."""
+    if not any(group.calls.values()):
+        return []
+    if len(group.members) == 1:
+        return _alone(group)
+    finding = _different_calls(group, dumps) or _not_joined(group, dumps) or _unfinished(group)
+    return [] if finding is None else [finding]
+
+
+def _alone(group: _Group) -> list[Finding]:
+    """Return that a rank waits in a group whose other members are unknown: gloo's own dumps don't list them."""
+    ((rank, by_number),) = group.calls.items()
+    number, calls = max(by_number.items())
+    if group.is_listed or not _is_open(calls):
+        return []
+    return [
+        Finding(
+            kind=ALONE,
+            group=group.name,
+            description=group.description,
+            members=group.members,
+            operation=calls[-1].operation,
+            sequence=number,
+            ranks=(),
+            waiting=(rank,),
+            where=calls[-1].where,
+        )
+    ]
+
+
+def _different_calls(group: _Group, dumps: dict[int, Dump]) -> Finding | None:
+    numbers = sorted({number for calls in group.calls.values() for number in calls})
+    for number in numbers:
+        calls = {rank: each[number] for rank, each in group.calls.items() if number in each}
+        sets = group_equal(calls)
+        if len(sets) < 2:  # noqa: PLR2004 - all are equal
+            continue
+        most, second = sets[0], sets[1]
+        is_tie = len(most) == len(second)
+        first = calls[most[0]]
+        return Finding(
+            kind=DIFFERENT_CALLS,
+            group=group.name,
+            description=group.description,
+            members=group.members,
+            operation=first[-1].operation,
+            sequence=number,
+            ranks=tuple(sorted(calls)) if is_tie else tuple(sorted(rank for other in sets[1:] for rank in other)),
+            waiting=() if is_tie else tuple(rank for rank in most if _waits(dumps[rank], calls[rank])),
+            where=_common_place(calls[rank] for rank in most),
+            difference=difference(first, calls[second[0]]),
+            calls=tuple((ranks, _differing(calls[ranks[0]], first)) for ranks in sets),
+        )
+    return None
+
+
+def _differing(calls: Calls, other: Calls) -> Collective:
+    """Return the first of several calls that differs from another rank's, or the last."""
+    pairs = zip(calls, other, strict=False)
+    return next((mine for mine, theirs in pairs if difference((mine,), (theirs,))), calls[-1])
+
+
+def _not_joined(group: _Group, dumps: dict[int, Dump]) -> Finding | None:
+    first = min(number for calls in group.calls.values() for number in calls)
+    last = {rank: _last_number(group, dumps, rank, first) for rank in group.members}
+    known = {rank: number for rank, number in last.items() if number is not None}
+    low, high = min(known.values()), max(known.values())
+    number = min((each for calls in group.calls.values() for each in calls if each > low), default=low)
+    late = tuple(rank for rank, each in sorted(known.items()) if each < number)
+    joined = {rank: group.calls[rank].get(number, ()) for rank in known if rank not in late}
+    waiting = tuple(rank for rank, calls in sorted(joined.items()) if calls and _waits(dumps[rank], calls))
+    missing = late or tuple(rank for rank in group.members if rank not in dumps)
+    if not missing or (not late and not any(_is_open(calls) for calls in joined.values())):
+        return None
+    kind = NO_DUMP if not late else NOT_JOINED if waiting else BEHIND
+    example = next((calls for calls in joined.values() if calls), ())
+    ends = [(rank, dumps[rank].collectives[-1]) for rank in late if dumps[rank].collectives]
+    return Finding(
+        kind=kind,
+        group=group.name,
+        description=group.description,
+        members=group.members,
+        operation=example[-1].operation if example else "",
+        sequence=number,
+        ranks=missing,
+        waiting=waiting,
+        where=_common_place(calls for rank, calls in joined.items() if rank in waiting),
+        last=tuple(ends),
+        behind=tuple((rank, high - known[rank]) for rank in late),
+    )
+
+
+def _last_number(group: _Group, dumps: dict[int, Dump], rank: int, first: int) -> int | None:
+    """Return the number of a rank's last collective in a group, or None where it is unknown."""
+    if group.calls.get(rank):
+        return max(group.calls[rank])
+    return first - 1 if rank in dumps and dumps[rank].is_whole else None
+
+
+def _unfinished(group: _Group) -> Finding | None:
+    """Return a collective that all ranks have joined and that some have not ended."""
+    number = max(number for calls in group.calls.values() for number in calls)
+    calls = {rank: each[number] for rank, each in group.calls.items() if number in each}
+    waiting = tuple(rank for rank, each in calls.items() if _is_open(each))
+    if not waiting or len(calls) < len(group.members):
+        return None
+    started = {rank for rank, each in calls.items() if any(call.state == STARTED for call in each)}
+    not_started = tuple(rank for rank in waiting if rank not in started) if started else ()
+    return Finding(
+        kind=NOT_STARTED if not_started else UNFINISHED,
+        group=group.name,
+        description=group.description,
+        members=group.members,
+        operation=calls[waiting[0]][-1].operation,
+        sequence=number,
+        ranks=not_started,
+        waiting=tuple(rank for rank in waiting if rank not in not_started),
+        where=_common_place(calls[rank] for rank in waiting),
+    )
+
+
+def _is_open(calls: Calls) -> bool:
+    return any(call.is_open for call in calls)
+
+
+def _waits(dump: Dump, calls: Calls) -> bool:
+    """Whether a rank waits in calls, or waited until they failed: its last record, not known as a success."""
+    is_last = bool(calls) and calls[-1] is dump.collectives[-1]
+    return _is_open(calls) or (is_last and calls[-1].state != COMPLETED)
+
+
+def _common_place(calls: Iterable[Calls]) -> str:
+    """Return the place in the code that most of these calls have, or ""."""
+    places = [call[-1].where for call in calls if call and call[-1].where]
+    return max(places, key=places.count, default="")
+
+
+# --- send and recv -------------------------------------------------------------------------------------------------
+def _unmatched_p2p(group: _Group, dumps: dict[int, Dump]) -> list[Finding]:
+    """Return the sends and recvs of a group that wait for a partner that has none of that pair open.
+
+    Only open ones are compared: how many ended ones a ring still holds differs from rank to rank.
+    """
+    pending: dict[tuple[int, int, str], list[tuple[int, Collective]]] = {}
+    for rank in group.calls:
+        for call in dumps[rank].collectives:
+            if call.group == group.name and call.is_p2p and call.is_open:
+                pending.setdefault((call.source, call.target, call.operation), []).append((rank, call))
+    findings = []
+    for (source, target, operation), calls in sorted(pending.items()):
+        opposite = pending.get((source, target, "recv" if operation == "send" else "send"), [])
+        partner = target if operation == "send" else source
+        if len(calls) > len(opposite):
+            findings.append(_without_partner(group, calls[len(opposite)], partner, dumps))
+        elif operation == "send":
+            findings += _different_p2p(group, calls, opposite)
+    return findings
+
+
+def _without_partner(group: _Group, waiting: tuple[int, Collective], partner: int, dumps: dict[int, Dump]) -> Finding:
+    rank, call = waiting
+    # The partner's number counts within the group.
+    other = group.members[partner] if partner < len(group.members) else partner
+    last = dumps[other].collectives[-1:] if other in dumps else ()
+    return Finding(
+        kind=NO_PARTNER if other in dumps else NO_DUMP,
+        group=group.name,
+        description=group.description,
+        members=group.members,
+        operation=call.operation,
+        sequence=call.sequence,
+        ranks=(other,),
+        waiting=(rank,),
+        where=call.where,
+        last=tuple((other, each) for each in last),
+    )
+
+
+def _different_p2p(
+    group: _Group, sends: list[tuple[int, Collective]], receives: list[tuple[int, Collective]]
+) -> list[Finding]:
+    for (sender, send), (receiver, receive) in zip(sends, receives, strict=False):
+        sizes = send.input_sizes != receive.output_sizes
+        sent, received = send.input_types or send.output_types, receive.output_types or receive.input_types
+        if sizes or set(sent) != set(received):
+            return [
+                Finding(
+                    kind=DIFFERENT_CALLS,
+                    group=group.name,
+                    description=group.description,
+                    members=group.members,
+                    operation=send.operation,
+                    sequence=send.sequence,
+                    ranks=(sender, receiver),
+                    waiting=(),
+                    where=send.where,
+                    difference="sizes" if sizes else "types",
+                    calls=(((sender,), send), ((receiver,), receive)),
+                )
+            ]
+    return []
+
+
+# --- all groups ----------------------------------------------------------------------------------------------------
+def _separate(found: list[Finding]) -> tuple[list[Finding], list[Finding]]:
+    """Separate the causes from what follows from them: ranks that wait in another group are no cause."""
+    causes, consequences = [], []
+    for finding in found:
+        waiting = {rank for other in found if other is not finding for rank in other.waiting}
+        own = tuple(rank for rank in finding.ranks if rank not in waiting)
+        if finding.kind in (DIFFERENT_CALLS, *_WITHOUT_RANKS) or own:
+            causes.append(finding if finding.kind == DIFFERENT_CALLS else _keep_ranks(finding, own))
+        else:
+            consequences.append(finding)
+    if consequences and not any(_KINDS.index(cause.kind) <= _KINDS.index(NO_DUMP) for cause in causes):
+        return [_different_order(consequences), *causes], []
+    return causes, consequences
+
+
+def _keep_ranks(finding: Finding, ranks: tuple[int, ...]) -> Finding:
+    return replace(
+        finding,
+        ranks=ranks,
+        last=tuple(each for each in finding.last if each[0] in ranks),
+        behind=tuple(each for each in finding.behind if each[0] in ranks),
+    )
+
+
+def _different_order(findings: list[Finding]) -> Finding:
+    """Return that ranks wait for each other in different groups."""
+    first = min(findings, key=_order)
+    ranks = tuple(sorted({rank for finding in findings for rank in (*finding.ranks, *finding.waiting)}))
+    waits = tuple((finding.waiting, _call_of(finding)) for finding in sorted(findings, key=_order))
+    return replace(first, kind=DIFFERENT_ORDER, ranks=ranks, waiting=(), calls=waits, last=(), behind=())
+
+
+def _call_of(finding: Finding) -> Collective:
+    return Collective(
+        record=0,
+        group=finding.group,
+        description=finding.description,
+        sequence=finding.sequence,
+        operation=finding.operation,
+        state=OPEN,
+        where=finding.where,
+    )

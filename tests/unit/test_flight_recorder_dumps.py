@@ -1,0 +1,163 @@
+"""Dumps of torch's flight recorder are found and read from anywhere, and nothing in them is run."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+
+from elastic_run.diagnosis.collectives import OPEN, RETIRED
+from elastic_run.diagnosis.dump_files import find_dumps, rank_in_name
+from elastic_run.diagnosis.dump_format import DumpError, ForeignFileError, parse_dump
+
+DATA = Path(__file__).parents[1] / "data" / "flight_recorder"
+
+
+class _Evil:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return (os.system, ("touch /tmp/it-was-run",))
+
+
+def test_a_pickle_of_torch_is_read() -> None:
+    """A dump of torch 2.13 gives each collective with its number, state, sizes and place."""
+    content = parse_dump((DATA / "missing_rank" / "rank_0").read_bytes())
+    last = content.collectives[-1]
+    assert [call.sequence for call in content.collectives] == [1, 2, 3, 4]
+    assert (last.operation, last.group, last.description, last.state) == ("all_reduce", "0", "default_pg", OPEN)
+    assert (last.input_sizes, last.input_types) == (((4,),), ("Float",))
+    assert last.where == "make.py:77 in _missing_rank"
+    assert content.collectives[0].state == RETIRED
+
+
+def test_json_of_torch_is_read() -> None:
+    """The JSON form has the same collectives, without places."""
+    found = find_dumps([str(DATA / "json")])
+    assert [dump.rank for dump in found.dumps] == [0, 1, 2, 3]
+    assert [call.sequence for call in found.dumps[3].collectives] == [1, 2, 3]
+    assert found.dumps[0].members == {"": (0, 1, 2, 3)}
+
+
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+def test_a_pickle_with_a_global_is_refused(protocol: int) -> None:
+    """A pickle that names a function is refused before it runs, and the message names the function."""
+    data = pickle.dumps({"entries": [_Evil()]}, protocol=protocol)
+    with pytest.raises(DumpError, match=r"posix\.system"):
+        parse_dump(data)
+    assert not Path("/tmp/it-was-run").exists()
+
+
+def test_a_pickle_that_refers_to_outside_is_refused() -> None:
+    """A persistent id, which only the program that wrote it could look up, is refused."""
+    with pytest.raises(DumpError, match="outside"):
+        parse_dump(b"\x80\x02U\x05helloQ.")
+
+
+def test_damage_is_one_clause() -> None:
+    """A dump that is cut anywhere or has a wrong byte anywhere is read or refused, with no other exception."""
+    whole = (DATA / "missing_rank" / "rank_0").read_bytes()
+    for length in range(0, len(whole) - 1, 7):
+        with pytest.raises(DumpError):
+            parse_dump(whole[:length])
+    for index in range(2, len(whole), 11):
+        try:
+            parse_dump(whole[:index] + bytes([whole[index] ^ 0x15]) + whole[index + 1 :])
+        except DumpError as error:
+            assert "\n" not in str(error)  # noqa: PT017 - both outcomes are right
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "text"),
+    [
+        (b"", DumpError, "empty"),
+        (b"hello\n", ForeignFileError, "neither"),
+        (b'{"message": 1}', ForeignFileError, "no list of entries"),
+        (b'{"entries": [', DumpError, "cut short"),
+        (b"{nonsense", ForeignFileError, "no JSON"),
+        (b'{"entries": [{}]}', DumpError, "an entry can't be read"),
+        (b'{"entries": [], "pg_config": 5}', DumpError, "an entry can't be read"),
+        (pickle.dumps([1, 2]), ForeignFileError, "no list of entries"),
+    ],
+)
+def test_what_is_no_dump_is_told_from_a_damaged_one(data: bytes, error: type[DumpError], text: str) -> None:
+    """A file that should be a dump is named with the reason; a file of something else is only counted."""
+    with pytest.raises(DumpError, match=text) as caught:
+        parse_dump(data)
+    assert type(caught.value) is error
+
+
+@pytest.mark.parametrize(
+    ("name", "rank"),
+    [
+        ("rank_3", 3),
+        ("nccl_trace_rank_12", 12),
+        ("comm_lib_trace_rank_0", 0),
+        ("dump.7", 7),
+        ("host4_rank-5.pickle", 5),
+        ("trace_2.json", 2),
+        ("rank7_20261123", 7),
+        ("stderr.log", None),
+    ],
+)
+def test_the_rank_stands_in_the_name(name: str, rank: int | None) -> None:
+    """Names of torch, of elastic-run and of people end in the rank, or have it behind the word."""
+    assert rank_in_name(f"/tmp/job_1/{name}") == rank
+
+
+def test_a_partial_set_among_logs_is_read(tmp_path: Path) -> None:
+    """Dumps of some ranks, under other names and beside logs, are read; a damaged one is named."""
+    whole = (DATA / "missing_rank" / "rank_0").read_bytes()
+    (tmp_path / "copy_of_rank_2.bin").write_bytes(whole)
+    (tmp_path / "x" / "0").mkdir(parents=True)
+    (tmp_path / "x" / "0" / "stderr.log").write_text("hello")
+    (tmp_path / "x" / "0" / "stdout.log").write_text("")
+    (tmp_path / "rank_5").write_bytes(whole[:100])
+    (tmp_path / "rank_6").write_bytes(b"")
+    os.mkfifo(tmp_path / "rank_7")
+    found = find_dumps([str(tmp_path)])
+    assert [dump.rank for dump in found.dumps] == [2]
+    assert found.foreign == 2
+    assert [problem.rpartition("/")[2] for problem in sorted(found.problems)] == [
+        "rank_5: left out: it is cut short or damaged",
+        "rank_6: left out: it is empty",
+    ]
+
+
+def test_the_rank_in_the_dump_is_stronger_than_the_name(tmp_path: Path) -> None:
+    """A dump that elastic-run has asked for names its rank."""
+    (tmp_path / "trace_1").write_text(json.dumps({"rank": 9, "entries": []}))
+    assert [dump.rank for dump in find_dumps([str(tmp_path)]).dumps] == [9]
+
+
+def test_a_dump_without_a_rank_is_named(tmp_path: Path) -> None:
+    """Where neither the name nor the content has the rank, the message says what to do."""
+    (tmp_path / "dump").write_bytes((DATA / "missing_rank" / "rank_0").read_bytes())
+    found = find_dumps([str(tmp_path)])
+    assert found.dumps == ()
+    assert "let the name end in the rank" in found.problems[0]
+
+
+def test_only_the_last_attempt_counts(tmp_path: Path) -> None:
+    """A rank that has no dump in the last attempt is not taken from an earlier one."""
+    whole = (DATA / "missing_rank" / "rank_0").read_bytes()
+    for attempt, ranks in ((0, (0, 1, 2)), (1, (0, 1))):
+        (tmp_path / f"attempt_{attempt}").mkdir()
+        for rank in ranks:
+            (tmp_path / f"attempt_{attempt}" / f"rank_{rank}").write_bytes(whole)
+    found = find_dumps([str(tmp_path)])
+    assert [dump.rank for dump in found.dumps] == [0, 1]
+    assert all("attempt_1" in dump.source for dump in found.dumps)
+    assert found.problems == ("dumps of attempts 0, 1: only the last, 1, is read",)
+
+
+def test_of_two_dumps_of_a_rank_the_newer_counts(tmp_path: Path) -> None:
+    """The older file is named."""
+    whole = (DATA / "missing_rank" / "rank_0").read_bytes()
+    for index, name in enumerate(("b_rank_0", "a_rank_0")):
+        (tmp_path / name).write_bytes(whole)
+        os.utime(tmp_path / name, (index, index))
+    found = find_dumps([str(tmp_path)])
+    assert [Path(dump.source).name for dump in found.dumps] == ["a_rank_0"]
+    assert found.problems == (f"{tmp_path}/b_rank_0: left out: there is a newer dump of rank 0",)
