@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from elastic_run.agent.health_server import HealthServer
     from elastic_run.agent.local_elastic_agent import LocalElasticAgent
+    from elastic_run.agent.metrics_server import MetricsServer
     from elastic_run.cluster.numa import NumaOptions
     from elastic_run.multiprocessing.output.console import Console
     from elastic_run.multiprocessing.output.logs import LogsSpecs
@@ -103,6 +104,7 @@ class LaunchConfig:
         kill_background: Whether what workers left running in the background ends with the job after a success too.
         health_port: Port at which this node answers health checks, 0 for a free one, or None for no such port.
         events_file: File to which the events of this node are appended, beside the log directory's; "" for none.
+        metrics_port: Port at which this node answers Prometheus, 0 for a free one, or None for no such port.
 
     Raises:
         ValueError: `shutdown_timeout` is negative, a signal is one that no process can handle, `scale_up_signal` is
@@ -141,6 +143,7 @@ class LaunchConfig:
     kill_background: bool = False
     health_port: int | None = None
     events_file: str = ""
+    metrics_port: int | None = None
 
     def __post_init__(self) -> None:
         if self.rdzv_timeout != -1:
@@ -392,6 +395,7 @@ def _name_flag(message: str) -> str:
         "rendezvous setting": "--rdzv-conf",
         "rendezvous endpoint": "--rdzv-endpoint",
         "health port": "--health-port",
+        "metrics port": "--metrics-port",
     }
     return next((f"{flag}: {message}" for subject, flag in flags.items() if message.startswith(subject)), message)
 
@@ -455,6 +459,8 @@ def make_agent_context(
     context.mask = mask
     if config.health_port is not None:
         context.health_server = _open_health_port(config.health_port)
+    if config.metrics_port is not None:
+        context.metrics_server = _open_metrics_port(config.metrics_port)
     if config.preload:
         from elastic_run.agent.driver.preload import start_preload  # noqa: PLC0415 - only when asked for
 
@@ -477,6 +483,26 @@ def _open_health_port(port: int) -> HealthServer:
         from elastic_run.notices import say  # noqa: PLC0415
 
         say(f"health checks are answered at port {server.port}")
+    return server
+
+
+def _open_metrics_port(port: int) -> MetricsServer:
+    from importlib.util import find_spec  # noqa: PLC0415 - only when asked for
+
+    from elastic_run.agent.metrics_server import MetricsServer  # noqa: PLC0415 - ditto
+
+    if find_spec("prometheus_client") is None:
+        message = "metrics port needs prometheus-client: pip install 'elastic-run[metrics]'"
+        raise ValueError(message)
+    try:
+        server = MetricsServer(port)
+    except OSError as error:
+        message = f"metrics port {port} can't be opened: {error.strerror}"
+        raise ValueError(message) from error
+    if not port:
+        from elastic_run.notices import say  # noqa: PLC0415
+
+        say(f"metrics are at port {server.port}")
     return server
 
 

@@ -171,6 +171,7 @@ def make_config(
         kill_background=args.kill_background_processes,
         health_port=args.health_port,
         events_file=args.events_file,
+        metrics_port=args.metrics_port,
         preload=args.preload,
     )
     command, command_args = make_command(args, environ)

@@ -419,6 +419,15 @@ FLAGS: tuple[Flag, ...] = (
         "agent is alive, /readyz whether its workers run. Both are there before the nodes meet. 0 takes a free port.",
     ),
     Flag(
+        "--metrics-port",
+        group=STOPPING,
+        values="PORT",
+        parse=_values.port,
+        is_ours=True,
+        text="Port at which this node answers Prometheus at /metrics, on all interfaces: restarts, failures by cause, "
+        "durations, silences, goodput. 0 takes a free port. Needs prometheus-client.",
+    ),
+    Flag(
         "--monitor-interval",
         group=STOPPING,
         values="SECONDS",

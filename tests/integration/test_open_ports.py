@@ -199,6 +199,11 @@ def start_one_with_health_port(bed: Bed, rows: Rows) -> None:
     bed.check(rows, ["it"], {PORT: ("all", "`--health-port`")})
 
 
+def start_one_with_metrics_port(bed: Bed, rows: Rows) -> None:
+    bed.start(0, f"--metrics-port={PORT}")
+    bed.check(rows, ["it"], {PORT: ("all", "`--metrics-port`")})
+
+
 def start_without_endpoint(bed: Bed, rows: Rows) -> None:
     first = bed.start(0, "--nnodes=2")
     bed.execute(1, copied(first))
@@ -283,6 +288,7 @@ MODES: Mapping[str, Callable[[Bed, Rows], None]] = {
     "one node, `--worker-store=torch`": start_one_with_torch,
     "one node, `--worker-store=rank0`": start_one_with_rank0,
     "one node, `--health-port`": start_one_with_health_port,
+    "one node, `--metrics-port`": start_one_with_metrics_port,
     "no endpoint": start_without_endpoint,
     "c10d": start_c10d,
     "c10d, endpoint `localhost`": start_at_localhost,

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from elastic_run.agent.api import WorkerGroup
     from elastic_run.agent.driver.timers import WorkerTimers
     from elastic_run.agent.health_server import HealthServer
+    from elastic_run.agent.metrics_server import MetricsServer
     from elastic_run.core.job.config import JobConfig
     from elastic_run.multiprocessing.output.logs import LogsSpecs
     from elastic_run.multiprocessing.warm.worker_pool import WorkerPool
@@ -98,6 +99,7 @@ class AgentContext:
         "hostname",
         "logs_specs",
         "mask",
+        "metrics_server",
         "options",
         "run_id",
         "timers",
@@ -116,6 +118,7 @@ class AgentContext:
         self.timers: WorkerTimers | None = None
         self.worker_pool: WorkerPool | None = None
         self.health_server: HealthServer | None = None
+        self.metrics_server: MetricsServer | None = None
         self._announced = False
         self.adopts_orphans = False
         self.worker_limit: int | None = None

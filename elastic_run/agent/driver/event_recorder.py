@@ -67,6 +67,8 @@ def open_recorder(context: AgentContext, loop: Loop, say: Callable[[str], None])
             say(f"the event log {path} can't be written: {error.strerror}; the job goes on")
     if files:
         recorder.write_to(EventWriter(files))
+    if context.metrics_server is not None:
+        recorder.sinks.append(context.metrics_server.metrics.take)
     return recorder if recorder.sinks else None
 
 

@@ -124,6 +124,16 @@ class Round:
         """Whether a worker that has ended did so since it was told to stop."""
         return self._ended_at[local_rank][2]
 
+    def find_silences(self) -> dict[int, float]:
+        """Return seconds since the last output of each worker that runs, by global rank."""
+        now, activities = self._loop.now(), self.output.activities
+        alive = [worker for worker in self._context.group.workers if worker.local_rank in self.workers.alive]
+        return {
+            worker.global_rank: now - activities[worker.local_rank].last
+            for worker in alive
+            if worker.local_rank in activities
+        }
+
     def is_secondary(self, local_rank: int) -> bool:
         """Whether a worker that has just failed looks as if it had lost a peer; asked only after a failure."""
         _, exitcode, _ = self._ended_at[local_rank]

@@ -120,6 +120,8 @@ class Supervisor:
         self._observation = Observation(context, self._loop, self.console.say)
         if context.health_server is not None:
             context.health_server.serve(self._loop, lambda: self._agent.state)
+        if context.metrics_server is not None:
+            context.metrics_server.serve(self._loop, lambda: self._agent.state, self._find_silences)
         self._control: ControlServer | None = None
         self._joining = Joining(context, self._round_join, self._job, loop=self._loop, feed=self._feed)
         self._signals = SignalWatch(
@@ -275,6 +277,8 @@ class Supervisor:
                     self._control.close()
                 if self._context.health_server is not None:
                     self._context.health_server.close()
+                if self._context.metrics_server is not None:
+                    self._context.metrics_server.close()
                 self.console.close()
                 self._loop.close()
 
@@ -421,6 +425,10 @@ class Supervisor:
     def _on_output(self, local_rank: int, silence: float | None) -> None:
         if (current := self._round) is not None:
             self._observation.tell(lambda recorder, moment: recorder.output_came(moment, current, local_rank, silence))
+
+    def _find_silences(self) -> dict[int, float]:
+        """Return seconds since the last output of each worker that runs, by global rank."""
+        return {} if self._round is None else self._round.find_silences()
 
     def _on_exit(self, number: int, local_rank: int, exitcode: int) -> None:
         if (ended := self._round) is not None:

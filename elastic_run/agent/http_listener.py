@@ -1,0 +1,111 @@
+"""A port at which an agent answers requests over HTTP: for `--health-port` and `--metrics-port`.
+
+The port is taken before anything is started, so that a port in use is bad input. Threads of its own read the requests,
+one each, and ask the agent's loop; so a loop that hangs is seen. Of a request only the path is used. A stranger can
+hold `_MOST` connections, each for `_PATIENCE` seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeVar
+
+    from elastic_run.loop import Loop
+
+    T = TypeVar("T")
+
+__all__ = ["HttpListener", "ask_loop"]
+
+#: Seconds that the loop may take to answer, and a client to ask.
+_PATIENCE = 5.0
+_MOST = 16
+#: Seconds after a client that can't be accepted.
+_PAUSE = 0.1
+
+
+class HttpListener:
+    """Listens at one port.
+
+    Args:
+        port: Where, on all interfaces, for those who ask are outside of a pod. 0 takes a free port.
+        name: Of its thread.
+
+    Attributes:
+        port: Where it listens.
+
+    Raises:
+        OSError: The port can't be taken.
+    """
+
+    def __init__(self, port: int, name: str) -> None:
+        try:
+            self._socket = socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True)
+        except ValueError:  # a machine that has no IPv6 at all
+            self._socket = socket.create_server(("", port))
+        self.port: int = self._socket.getsockname()[1]
+        self._name = name
+        self._is_closed = threading.Event()
+        self._slots = threading.BoundedSemaphore(_MOST)
+
+    def serve(self, reply_to: Callable[[str], tuple[int, str, bytes]]) -> None:
+        """Begin to answer.
+
+        Args:
+            reply_to: Takes the path of a request; returns status, content type and body. Called in any thread.
+        """
+        threading.Thread(target=self._accept, args=(reply_to,), name=self._name, daemon=True).start()
+
+    def close(self) -> None:
+        """Give the port back; the thread that accepts ends."""
+        self._is_closed.set()
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
+        self._socket.close()
+
+    def _accept(self, reply_to: Callable[[str], tuple[int, str, bytes]]) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                if self._is_closed.wait(_PAUSE):
+                    return
+                continue  # the client has gone already, or there is no descriptor for it
+            with contextlib.suppress(RuntimeError):  # no thread can be started
+                if self._slots.acquire(blocking=False):
+                    threading.Thread(target=self._answer, args=(connection, reply_to), daemon=True).start()
+                    continue
+            connection.close()
+
+    def _answer(self, connection: socket.socket, reply_to: Callable[[str], tuple[int, str, bytes]]) -> None:
+        try:
+            from elastic_run.agent.http_requests import answer  # noqa: PLC0415 - its imports come after the workers
+
+            with connection, contextlib.suppress(OSError):
+                connection.settimeout(_PATIENCE)
+                answer(connection, reply_to)
+        finally:
+            self._slots.release()
+
+
+def ask_loop(loop: Loop, find: Callable[[], T]) -> T | None:
+    """Call a function in the loop's thread.
+
+    Returns:
+        Its value, or None where the loop doesn't answer in time.
+    """
+    is_answered = threading.Event()
+    found: list[T] = []
+
+    def answer() -> None:
+        found.append(find())
+        is_answered.set()
+
+    loop.call_soon_threadsafe(answer)
+    is_answered.wait(_PATIENCE)
+    return found[0] if found else None
