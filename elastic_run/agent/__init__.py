@@ -2,6 +2,7 @@
 
 | module | what it holds |
 |---|---|
+| `agent_view` | what a request on the control socket sees of the agent |
 | `api` | specification, worker, worker group, result and the abstract agent, with torch's fields |
 | `background` | processes that workers left running in the background: they end or live on with the job |
 | `control_requests` | the requests that commands may make of a running agent |
@@ -21,6 +22,7 @@
 | `simple_elastic_agent` | `SimpleElasticAgent`: torch's template for agents with hooks of their own |
 | `state` | `WorkerState`, without which workers can be started |
 | `steps` | torch's events and metrics of an agent's steps |
+| `worker_status` | what `elastic-run status` shows of this node |
 """
 
 from __future__ import annotations

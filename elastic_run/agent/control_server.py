@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-    from elastic_run.agent.control_requests import AgentView
+    from elastic_run.agent.agent_view import AgentView
     from elastic_run.loop import Loop, Timer
 
 __all__ = ["ControlServer"]
@@ -173,7 +173,8 @@ class _Client:
         return self._received.endswith(b"\n")
 
     def _answer(self) -> None:
-        from elastic_run.agent.control_requests import Request, perform  # noqa: PLC0415 - only when somebody asks
+        from elastic_run.agent.agent_view import Request  # noqa: PLC0415 - ditto
+        from elastic_run.agent.control_requests import perform  # noqa: PLC0415 - only when somebody asks
 
         self._wait(_ANSWER_PATIENCE)
         request = Request(self._view, self._reply)

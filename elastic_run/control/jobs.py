@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 
     from elastic_run.control.client import Answer
 
-__all__ = ["RunningAgent", "RunningJob", "choose_job", "find_job", "find_jobs"]
+__all__ = ["RUN_HELP", "RunningAgent", "RunningJob", "choose_job", "find_job", "find_jobs"]
 
+#: What RUN is, for the help of commands.
+RUN_HELP = "run id or its beginning, or the launcher's pid; may be left out if one job runs on this machine"
 #: Seconds in which all agents of this machine say which job they run.
 _PATIENCE = 2.0
 #: Run ids that tell nothing: torchrun's default, and numbers that were made up.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run.agent import control_requests, control_server
-from elastic_run.agent.control_requests import AgentView, Request
+from elastic_run.agent.agent_view import AgentView, Request
 from elastic_run.agent.control_server import ControlServer
 from elastic_run.contract import ENV_CONTROL_DIR
 from elastic_run.control import client
@@ -44,7 +44,7 @@ class Agent:
 
     def __init__(self, loop: Loop, directory: Path) -> None:
         self.loop = loop
-        view = AgentView(loop, None, None, None, None, None)  # type: ignore[arg-type] # these requests look at nothing
+        view = AgentView(loop, None, None, None, None, None, 0.0)  # type: ignore[arg-type] # these requests look at nothing
         self.server = ControlServer(loop, view)
         self.server.open({ENV_CONTROL_DIR: str(directory)})
 

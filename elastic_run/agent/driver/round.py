@@ -134,6 +134,25 @@ class Round:
             if worker.local_rank in activities
         }
 
+    def exit_code(self, local_rank: int) -> int | None:
+        """Return a worker's exit code, or minus the signal's number; None while it runs."""
+        ended = self._ended_at.get(local_rank)
+        return None if ended is None else ended[1]
+
+    def output_files(self, local_rank: int) -> list[str]:
+        """Return the log files that a worker writes itself, with no pipe between."""
+        logs = self._launched.logs
+        if logs is None:
+            return []
+        streams = ((logs.stdouts, logs.tee_stdouts), (logs.stderrs, logs.tee_stderrs))
+        own = [_file(files, local_rank) for files, tees in streams if not _file(tees, local_rank)]
+        return [path for path in own if path]
+
+    def sees_stdout(self, local_rank: int) -> bool:
+        """Whether a worker's stdout passes through this process, or goes into a log file."""
+        logs = self._launched.logs
+        return local_rank in self.output.with_stdout or (logs is not None and bool(_file(logs.stdouts, local_rank)))
+
     def is_secondary(self, local_rank: int) -> bool:
         """Whether a worker that has just failed looks as if it had lost a peer; asked only after a failure."""
         _, exitcode, _ = self._ended_at[local_rank]
@@ -190,11 +209,7 @@ class Round:
 
     def is_redirected(self, local_rank: int) -> bool:
         """Whether a worker writes into a log file by itself, with no pipe between."""
-        logs = self._launched.logs
-        if logs is None:
-            return False
-        streams = ((logs.stdouts, logs.tee_stdouts), (logs.stderrs, logs.tee_stderrs))
-        return any(_file(files, local_rank) and not _file(tees, local_rank) for files, tees in streams)
+        return bool(self.output_files(local_rank))
 
     def _end_of(self, worker: Worker, *, is_thorough: bool = True) -> WorkerEnd:
         from elastic_run.core.failure.root_cause import WorkerEnd  # noqa: PLC0415 - only after a failure

@@ -82,6 +82,7 @@ class Supervisor:
         # Before anything is opened: a closed standard descriptor's number would go to the first file.
         ensure_standard_descriptors()
         self._loop = Loop()
+        self._started = self._loop.now()
         self.console = Console(self._loop)
         self._launched = None if early_start is None else early_start.launched
         self._round_join = (
@@ -201,7 +202,7 @@ class Supervisor:
 
     def _open_control(self) -> None:
         """Open the control socket. Without one the job goes on, and commands don't find it."""
-        from elastic_run.agent.control_requests import AgentView  # noqa: PLC0415 - the workers come first
+        from elastic_run.agent.agent_view import AgentView  # noqa: PLC0415 - the workers come first
         from elastic_run.agent.control_server import ControlServer  # noqa: PLC0415 - ditto
 
         view = AgentView(
@@ -211,6 +212,7 @@ class Supervisor:
             find_agent=lambda: self._agent,
             find_round=lambda: self._round,
             stop=lambda number: self._feed(messages.Signalled(number)),
+            started=self._started,
         )
         self._control = ControlServer(self._loop, view)
         try:

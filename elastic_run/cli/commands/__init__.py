@@ -6,6 +6,7 @@
 | `parser` | the argparse parser that all commands share |
 | `help` | ``elastic-run help``: the commands, or the help of one of them |
 | `trace` | ``elastic-run trace``: dumps of torch's flight recorder, and which rank did not join |
+| `status` | ``elastic-run status``: the state of a running job and of its workers |
 
 The first word of a command line is a command if `COMMANDS` has it; a script of that name is started with ``./`` before
 its name. Each command is the module of its name, with a function ``main(words)`` that returns the exit code, or raises
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 #: Each command with its one line of help.
 COMMANDS = {
     "doctor": "Check this machine, and the network between the nodes, for what breaks jobs.",
+    "status": "Show a running job: each worker's state, CPU, memory, silence and last line.",
     "help": "Show the commands and the most used flags, or the help of one command.",
     "trace": "Read flight-recorder dumps: which rank did not join which collective.",
 }

@@ -8,6 +8,8 @@ if TYPE_CHECKING:
 
 #: Seconds without output that count as a silence.
 SILENCE = 10.0
+#: Bytes of the last output that are kept, to show its last line.
+_KEPT = 512
 
 
 class Activity:
@@ -23,12 +25,13 @@ class Activity:
         last: Monotonic seconds of its last output, or of its start.
     """
 
-    __slots__ = ("_has_written", "_local_rank", "_on_output", "last")
+    __slots__ = ("_has_written", "_local_rank", "_on_output", "_recent", "last")
 
     def __init__(self, local_rank: int, began_at: float, on_output: Callable[[int, float | None], None]) -> None:
         self.last = began_at
         self._local_rank = local_rank
         self._has_written = False
+        self._recent = b""
         self._on_output = on_output
 
     def note(self, now: float) -> None:
@@ -39,3 +42,18 @@ class Activity:
             self._on_output(self._local_rank, None)
         if silence >= SILENCE:
             self._on_output(self._local_rank, silence)
+
+    def keep(self, data: bytes) -> None:
+        """Keep the end of output, whatever pieces it comes in."""
+        self._recent = data[-_KEPT:] if len(data) >= _KEPT else (self._recent + data)[-_KEPT:]
+
+    @property
+    def last_line(self) -> str:
+        """The last line that isn't blank, or its end; empty before the first output."""
+        return last_line(self._recent)
+
+
+def last_line(data: bytes) -> str:
+    """Return the last line of some output that isn't blank, or an empty string."""
+    lines = data.decode(errors="replace").replace("\r", "\n").split("\n")
+    return next((line for line in reversed(lines) if line.strip()), "")

@@ -106,6 +106,7 @@ class Channel:
             return 0
         if self._activity is not None:
             self._activity.note(self._loop.now())
+            self._activity.keep(data)
         if self._file is not None:
             self._file.write(data)
         if self._tail is not None:

@@ -1,0 +1,64 @@
+"""What a request on the control socket sees of the agent, and the request while it is answered."""
+
+from __future__ import annotations
+
+from elastic_run.records import dataclass, field
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from elastic_run.agent.driver.context import AgentContext
+    from elastic_run.agent.driver.job import MultiNodeJob
+    from elastic_run.agent.driver.round import Round
+    from elastic_run.core.agent.machine import Agent
+    from elastic_run.loop import Loop
+
+    Document = dict[str, Any]
+
+__all__ = ["AgentView", "Request"]
+
+
+@dataclass(frozen=True, slots=True)
+class AgentView:
+    """What requests see of the agent.
+
+    Args:
+        loop: Its loop, in which every request runs.
+        context: Its workers and options.
+        job: Its part in a job of several nodes, or None.
+        find_agent: Returns the state machine as it is now.
+        find_round: Returns the current round, or the last one, or None before the first.
+        stop: Stops the job as if this signal had come.
+        started: Monotonic seconds when the agent began.
+        memory: What requests keep until the next one, by request, such as the last measured CPU times.
+    """
+
+    loop: Loop
+    context: AgentContext
+    job: MultiNodeJob | None
+    find_agent: Callable[[], Agent]
+    find_round: Callable[[], Round | None]
+    stop: Callable[[int], None]
+    started: float
+    memory: dict[str, Any] = field(default_factory=dict)
+
+
+class Request:
+    """One request while it is answered.
+
+    Args:
+        view: What it may see of the agent.
+        reply: Sends the answer; harmless when the client has gone.
+
+    Attributes:
+        arguments: The client's, unchecked.
+    """
+
+    __slots__ = ("arguments", "reply", "view")
+
+    def __init__(self, view: AgentView, reply: Callable[[Document], None]) -> None:
+        self.view = view
+        self.reply = reply
+        self.arguments: Document = {}

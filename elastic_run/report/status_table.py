@@ -1,0 +1,193 @@
+"""The text of ``elastic-run status``: what runs, a row for each worker, and a line for each worker that stands out.
+
+Pure: documents of nodes in (`agent.worker_status` makes them), lines out. A worker stands out in three ways:
+- silent: it has written nothing for 10 s, and for 4 times as long as the median of the other workers;
+- idle alone: it takes no CPU, while the other workers compute;
+- busy alone: it computes, while the other workers wait. In a job that waits in a collective this is the slow worker.
+"""
+
+from __future__ import annotations
+
+from statistics import median
+
+from elastic_run.records import dataclass
+from elastic_run.report.text import columns, elide, printable
+from elastic_run.report.wording import count, ranks, signal_name, span
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    Document = dict[str, Any]
+
+__all__ = ["Mark", "find_marks", "render_status"]
+
+#: Seconds without output, and how many times the median of the others, that make a worker silent.
+_SILENCE = 10.0
+_TIMES_MEDIAN = 4.0
+#: Percent of a processor: a worker below the first waits, a worker above the second computes.
+_IDLE = 10.0
+_BUSY = 50.0
+_MEBIBYTE = 1 << 20
+_GIBIBYTE = 1 << 30
+_HEADINGS = ("NODE", "RANK", "LOCAL", "PID", "STATE", "CPU", "MEMORY", "SILENT", "LAST LINE")
+_TEXT_COLUMNS = frozenset((0, 4, 8))
+_LEAST_LINE = 20
+_BOLD = "\x1b[1m"
+_NORMAL = "\x1b[0m"
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What makes a worker stand out.
+
+    Args:
+        rank: The worker.
+        word: `silent`, `idle alone` or `busy alone`.
+        text: One line that explains it.
+    """
+
+    rank: int
+    word: str
+    text: str
+
+
+def find_marks(workers: Sequence[Document]) -> list[Mark]:
+    """Find the workers that stand out among all workers of a job.
+
+    Args:
+        workers: The documents of the workers of all nodes.
+    """
+    living = [worker for worker in workers if worker.get("exit_code") is None]
+    return [
+        mark for worker in living for mark in _mark_worker(worker, [other for other in living if other is not worker])
+    ]
+
+
+def _mark_worker(worker: Document, others: Sequence[Document]) -> list[Mark]:
+    marks = []
+    rank, silence, cpu = int(worker["rank"]), worker.get("silence"), worker.get("cpu")
+    usual = _find_median(others, "silence")
+    if silence is not None and usual is not None and silence >= max(_SILENCE, _TIMES_MEDIAN * usual):
+        text = f"rank {rank} is silent: no output for {span(silence)}; the median of the other workers is {span(usual)}"
+        marks.append(Mark(rank, "silent", text))
+    usual = _find_median(others, "cpu")
+    if cpu is None or usual is None:
+        return marks
+    if cpu < _IDLE and usual >= _BUSY:
+        text = f"rank {rank} takes no CPU ({cpu:.0f} %) while the other workers compute (median {usual:.0f} %)"
+        marks.append(Mark(rank, "idle alone", text))
+    elif cpu >= _BUSY and usual < _IDLE:
+        text = f"rank {rank} computes ({cpu:.0f} % CPU) while the other workers wait (median {usual:.0f} %)"
+        marks.append(Mark(rank, "busy alone", text))
+    return marks
+
+
+def _find_median(workers: Sequence[Document], field: str) -> float | None:
+    values = [worker[field] for worker in workers if worker.get(field) is not None]
+    return median(values) if values else None
+
+
+def render_status(
+    nodes: Sequence[Document], *, label: str, width: int, color: bool = False, has_stacks: bool = False
+) -> list[str]:
+    """Return the lines of a job's state.
+
+    Args:
+        nodes: The document of each node that has answered, at least one.
+        label: The job's name in commands.
+        width: Columns of the terminal.
+        color: Whether rows of workers that stand out are bold.
+        has_stacks: Whether there is a command that shows where a worker is.
+    """
+    workers = [worker for node in nodes for worker in node["workers"]]
+    marks = find_marks(workers)
+    marked = {mark.rank for mark in marks}
+    rows = [_make_row(node, worker, marked) for node in nodes for worker in node["workers"]]
+    lines = [_describe_job(nodes, label, len(workers)), *_describe_waiting(nodes)]
+    if nodes[0].get("log_dir"):
+        lines.append(f"logs: {printable(nodes[0]['log_dir'])}")
+    if rows:
+        lines += ["", *_align(rows, width, has_nodes=len(nodes) > 1, bold=marked if color else set())]
+    if marks:
+        lines += ["", *(mark.text for mark in marks)]
+        if has_stacks:
+            chosen = ",".join(map(str, sorted(marked)))
+            lines.append(f"`elastic-run stacks {label} --rank {chosen}` shows where it is")
+    unseen = [int(worker["rank"]) for worker in workers if worker.get("silence") is None and worker.get("pid")]
+    if unseen:
+        lines += ["", f"the output of {ranks(unseen)} goes past elastic-run (--tee 3 or --redirects 3 keeps it)"]
+    return lines
+
+
+def _describe_job(nodes: Sequence[Document], label: str, workers: int) -> str:
+    first = nodes[0]
+    size = first.get("world_size") or workers
+    parts = [f"{first['state']} for {span(first['uptime'])}"]
+    if size:
+        parts.append(f"{count(size, 'worker')} on {count(first.get('nodes') or len(nodes), 'node')}")
+    parts.append(f"round {first['round']}")
+    if first.get("round_uptime") is not None and first["round"]:
+        parts[-1] += f" for {span(first['round_uptime'])}"
+    used, most = first["restart_count"], first["max_restarts"]
+    parts.append(f"{used} of {most} restarts used" if most else count(used, "restart"))
+    return f"job {printable(label)}: {printable(first['program'])}, {', '.join(parts)}"
+
+
+def _describe_waiting(nodes: Sequence[Document]) -> list[str]:
+    waiting = [node for node in nodes if not node["workers"]]
+    return [
+        f"node {printable(node['host'])} (pid {node['pid']}) has no workers yet: {node['state']}" for node in waiting
+    ]
+
+
+def _make_row(node: Document, worker: Document, marked: set[int]) -> tuple[str, ...]:
+    cpu, memory, silence = worker.get("cpu"), worker.get("memory"), worker.get("silence")
+    mark = " !" if worker["rank"] in marked else ""
+    return (
+        printable(node["host"]),
+        str(worker["rank"]),
+        str(worker["local_rank"]),
+        str(worker.get("pid") or "-"),
+        _describe_state(worker),
+        "-" if cpu is None else f"{cpu:.0f} %",
+        "-" if memory is None else _describe_memory(memory),
+        ("?" if silence is None else _describe_silence(silence)) + mark,
+        printable(worker.get("last_line") or "").strip() or "-",
+    )
+
+
+def _describe_state(worker: Document) -> str:
+    code = worker.get("exit_code")
+    if code is None:
+        return str(worker["state"])
+    return signal_name(-code) if code < 0 else f"exit code {code}" if code else "done"
+
+
+def _describe_memory(memory: float) -> str:
+    return f"{memory / _GIBIBYTE:.1f} GiB" if memory >= _GIBIBYTE else f"{memory / _MEBIBYTE:.0f} MiB"
+
+
+def _describe_silence(silence: float) -> str:
+    return "0 s" if silence < 1 else span(int(silence)).replace(".0 s", " s")
+
+
+def _align(rows: Sequence[tuple[str, ...]], width: int, *, has_nodes: bool, bold: set[int]) -> list[str]:
+    shown = range(0 if has_nodes else 1, len(_HEADINGS))
+    table = [_HEADINGS, *rows]
+    widths = [max(columns(row[index]) for row in table) for index in range(len(_HEADINGS))]
+    used = sum(widths[index] + 2 for index in shown[:-1])
+    widths[-1] = max(_LEAST_LINE, width - used)
+    lines = []
+    for row in table:
+        cells = [_fit(row[index], widths[index], is_text=index in _TEXT_COLUMNS) for index in shown]
+        line = "  ".join(cells).rstrip()
+        lines.append(f"{_BOLD}{line}{_NORMAL}" if row is not _HEADINGS and int(row[1]) in bold else line)
+    return lines
+
+
+def _fit(text: str, width: int, *, is_text: bool) -> str:
+    text = elide(text, width)
+    room = " " * (width - columns(text))
+    return text + room if is_text else room + text

@@ -1,0 +1,122 @@
+"""The text of `elastic-run status`, and which workers stand out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from elastic_run.report.status_table import find_marks, render_status
+from elastic_run.report.text import columns
+
+
+def worker(rank: int, **changes: Any) -> dict[str, Any]:  # noqa: ANN401 - values of any field
+    """Return the document of a worker that runs."""
+    fields = {
+        "rank": rank,
+        "local_rank": rank,
+        "pid": 100 + rank,
+        "state": "sleeping",
+        "exit_code": None,
+        "cpu": 98.0,
+        "memory": 3 << 29,
+        "silence": 1.0,
+        "last_line": f"step 7 of rank {rank}",
+    }
+    return {**fields, **changes}
+
+
+def node(*workers: dict[str, Any], **changes: Any) -> dict[str, Any]:  # noqa: ANN401 - ditto
+    """Return the document of a node."""
+    fields = {
+        "host": "n0",
+        "pid": 99,
+        "node_rank": 0,
+        "nodes": 1,
+        "state": "running",
+        "program": "train.py",
+        "log_dir": "",
+        "uptime": 723.0,
+        "round": 0,
+        "round_uptime": 722.0,
+        "restart_count": 1,
+        "max_restarts": 3,
+        "world_size": len(workers),
+        "workers": list(workers),
+    }
+    return {**fields, **changes}
+
+
+def test_the_table_has_a_row_for_each_worker_and_names_the_silent_one() -> None:
+    """A reader who knows nothing of the tool sees which rank, since when, and what it has written last."""
+    workers = [worker(rank) for rank in range(3)]
+    late = worker(3, silence=62.4, cpu=97.0, last_line="loading batch 8")
+    assert render_status([node(*workers, late)], label="llama", width=80, has_stacks=True) == [
+        "job llama: train.py, running for 12 min 03 s, 4 workers on 1 node, round 0, 1 of 3 restarts used",
+        "",
+        "RANK  LOCAL  PID  STATE      CPU   MEMORY  SILENT  LAST LINE",
+        "   0      0  100  sleeping  98 %  1.5 GiB     1 s  step 7 of rank 0",
+        "   1      1  101  sleeping  98 %  1.5 GiB     1 s  step 7 of rank 1",
+        "   2      2  102  sleeping  98 %  1.5 GiB     1 s  step 7 of rank 2",
+        "   3      3  103  sleeping  97 %  1.5 GiB  62 s !  loading batch 8",
+        "",
+        "rank 3 is silent: no output for 62.4 s; the median of the other workers is 1.0 s",
+        "`elastic-run stacks llama --rank 3` shows where it is",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("workers", "expected"),
+    [
+        ([worker(0, silence=500), worker(1, silence=490), worker(2, silence=0.1)], []),
+        ([worker(0, silence=9), worker(1, silence=0.1)], []),
+        ([worker(0, silence=41), worker(1, silence=10)], [(0, "silent")]),
+        ([worker(0, silence=None), worker(1, silence=100)], []),
+        ([worker(0, silence=100)], []),
+        ([worker(0, cpu=1.0), worker(1), worker(2)], [(0, "idle alone")]),
+        ([worker(0, cpu=90.0), worker(1, cpu=0.0), worker(2, cpu=3.0)], [(0, "busy alone")]),
+        ([worker(0, cpu=None), worker(1)], []),
+        ([worker(0, exit_code=1, silence=100, cpu=None), worker(1), worker(2)], []),
+    ],
+)
+def test_a_worker_stands_out_against_the_median_of_the_others(
+    workers: list[dict[str, Any]], expected: list[tuple[int, str]]
+) -> None:
+    """Only rank 0 writes in most jobs: then all others are silent, and none of them stands out."""
+    assert [(mark.rank, mark.word) for mark in find_marks(workers)] == expected
+
+
+def test_ended_workers_show_how_they_ended() -> None:
+    """By a signal, with a code, or well."""
+    ended = [worker(rank, exit_code=code, state="ended", cpu=None, memory=None) for rank, code in enumerate((0, 3, -9))]
+    rows = render_status([node(*ended)], label="1", width=80)[3:]
+    assert all(word in row for word, row in zip(("done", "exit code 3", "SIGKILL"), rows, strict=True))
+
+
+def test_nothing_that_a_worker_writes_reaches_the_terminal_as_a_command() -> None:
+    """A last line of escape sequences, wide characters and 10,000 columns fits the width."""
+    nasty = worker(0, last_line="\x1b[2J\x07" + "漢" * 5000)
+    lines = render_status([node(nasty)], label="1", width=80)
+    assert "\x1b" not in "".join(lines)
+    assert columns(lines[3]) <= 80
+
+
+def test_a_node_that_waits_says_so() -> None:
+    """Before the first round there are no workers, and nodes of one job show their names."""
+    waiting = node(host="n1", pid=7, state="joining", world_size=None)
+    lines = render_status([node(worker(0)), waiting], label="j", width=80)
+    assert "node n1 (pid 7) has no workers yet: joining" in lines
+    assert lines[3].startswith("NODE")
+
+
+def test_silences_that_are_not_known_are_explained() -> None:
+    """Where stdout goes past the launcher a question mark stands instead of a wrong number."""
+    lines = render_status([node(worker(0, silence=None), worker(1, silence=None))], label="j", width=80)
+    assert " ? " in lines[3]
+    assert lines[-1] == "the output of ranks 0-1 goes past elastic-run (--tee 3 or --redirects 3 keeps it)"
+
+
+def test_rows_that_stand_out_are_bold_on_a_terminal() -> None:
+    """And only those."""
+    lines = render_status([node(worker(0, silence=99), worker(1))], label="j", width=80, color=True)
+    assert [line.startswith("\x1b[1m") for line in lines[2:5]] == [False, True, False]
