@@ -30,7 +30,7 @@ class AgentView:
         job: Its part in a job of several nodes, or None.
         find_agent: Returns the state machine as it is now.
         find_round: Returns the current round, or the last one, or None before the first.
-        stop: Stops the job as if this signal had come.
+        stop: Stops the job as if this signal had come; the second argument names the sender.
         started: Monotonic seconds when the agent began.
         memory: What requests keep until the next one, by request, such as the last measured CPU times.
     """
@@ -40,7 +40,7 @@ class AgentView:
     job: MultiNodeJob | None
     find_agent: Callable[[], Agent]
     find_round: Callable[[], Round | None]
-    stop: Callable[[int], None]
+    stop: Callable[[int, str], None]
     started: float
     memory: dict[str, Any] = field(default_factory=dict)
 

@@ -17,6 +17,7 @@ from elastic_run.agent.agent_view import AgentView, Request
 from elastic_run.agent.driver.exit_codes import program_name
 from elastic_run.agent.worker_status import answer_status
 from elastic_run.control.wire import ControlError
+from elastic_run.signals import SIGTERM
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -60,10 +61,20 @@ def identify(request: Request) -> Document:
         "state": view.find_agent().state,
         "started_at": time.time() - (view.loop.now() - view.started),
         "max_nodes": options.job_config.max_nodes,
+        "is_whole_process": options.is_whole_process,
     }
+
+
+def stop(request: Request) -> Document:
+    """Stop the job as SIGTERM would; the answer comes first, and the agent's end tells that it is over."""
+    view, pid = request.view, request.arguments.get("pid")
+    sender = f"pid {pid} (elastic-run stop)" if isinstance(pid, int) else "elastic-run stop"
+    view.loop.call_soon(lambda: view.stop(SIGTERM, sender))
+    return {"grace": view.context.options.shutdown_timeout}
 
 
 REQUESTS: dict[str, Callable[[Request], Document | None]] = {
     "identify": identify,
     "status": answer_status,
+    "stop": stop,
 }

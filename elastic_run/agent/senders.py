@@ -35,6 +35,10 @@ class Senders:
         """Take note of a signal that came."""
         self._senders[number] = "" if found is None else _describe(found)
 
+    def name(self, number: int, sender: str) -> None:
+        """Name the sender of a signal that stands for a request."""
+        self._senders[number] = sender
+
     def find(self, number: int) -> str:
         """Return where the last signal of a number came from, as `pid 12 (bash)`; empty where that isn't known."""
         return self._senders.get(number, "")

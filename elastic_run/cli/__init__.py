@@ -18,6 +18,7 @@
 | `config_file` | the file of ``--config``: TOML to checked values |
 | `explain` | the text of ``--explain``: values with their origins, and what would be started |
 | `help` | the texts of ``--help`` and ``--help-all``, and the reference in the docs |
+| `log_files` | finds the log files of a run, for ``elastic-run logs`` |
 | `commands` | the commands beside the start of a job, such as ``elastic-run help`` |
 
 `elastic_run.run` calls them in this order. These modules know the flags. What they call in `cluster`, `rendezvous` and

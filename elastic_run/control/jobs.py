@@ -43,6 +43,7 @@ class RunningAgent:
         state: The state of the agent, such as `running`.
         started_at: Wall clock when it began, seconds since the epoch, for display.
         max_nodes: Most nodes of the job.
+        is_whole_process: Whether its process ends with the job.
         error: Why nothing more is known of it, or an empty string.
     """
 
@@ -54,6 +55,7 @@ class RunningAgent:
     state: str = ""
     started_at: float = 0.0
     max_nodes: int = 1
+    is_whole_process: bool = True
     error: str = ""
 
 
@@ -161,6 +163,7 @@ def _read_agent(answer: Answer) -> RunningAgent:
             state=str(document["state"]),
             started_at=float(document["started_at"]),
             max_nodes=int(document["max_nodes"]),
+            is_whole_process=bool(document["is_whole_process"]),
         )
     except (KeyError, TypeError, ValueError) as error:
         return RunningAgent(answer.path, answer.pid, error=f"the agent with pid {answer.pid} gives no sense: {error}")

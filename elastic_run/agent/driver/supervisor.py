@@ -211,7 +211,7 @@ class Supervisor:
             job=self._job,
             find_agent=lambda: self._agent,
             find_round=lambda: self._round,
-            stop=lambda number: self._feed(messages.Signalled(number)),
+            stop=self._stop_for_request,
             started=self._started,
         )
         self._control = ControlServer(self._loop, view)
@@ -219,6 +219,10 @@ class Supervisor:
             self._control.open(os.environ)
         except OSError:
             self._control = None
+
+    def _stop_for_request(self, number: int, sender: str) -> None:
+        self._senders.name(number, sender)
+        self._feed(messages.Signalled(number))
 
     @property
     def restart_count(self) -> int:

@@ -1,0 +1,202 @@
+"""``elastic-run logs [RUN]``: the log files of a job that runs or has ended, across its attempts.
+
+Log files have no times, so they are shown attempt by attempt and rank by rank. `--follow` shows what is added, in the
+order in which it comes. It looks for more every `_LOOK` seconds: another node may write into a shared directory, and no
+kernel tells that. The end of the job is awaited on its launcher's descriptor.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import sys
+import time
+from collections import deque
+
+from elastic_run import contract
+from elastic_run.cli.commands.parser import CommandParser
+from elastic_run.cli.log_files import find_log_files, find_run_directories
+from elastic_run.control.jobs import RUN_HELP, find_job
+from elastic_run.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from elastic_run.cli.log_files import LogFile
+
+_LOOK = 0.2
+#: Lines of each file that come before those that follow.
+_LAST_LINES = 10
+_CHUNK = 1 << 20
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+_SPAN = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
+_RANKS = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
+
+
+def main(words: Sequence[str]) -> int:
+    """Print the log files of a job.
+
+    Args:
+        words: The arguments.
+
+    Returns:
+        0, or 1 if there is no line to show.
+
+    Raises:
+        UsageError: There is no such job, no such directory, or it has no log files.
+        SystemExit: The help was printed (0).
+    """
+    args = _read_arguments(words)
+    directories, pids = _find_directories(args.run)
+    reader = _Reader(args)
+    if not args.lines and args.follow:
+        args.lines = _LAST_LINES
+    try:
+        reader.show(find_log_files(directories), args.lines)
+        if args.follow:
+            _follow(reader, directories, pids)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has seen enough
+    return contract.EXIT_SUCCESS if reader.has_shown else contract.EXIT_FAILURE
+
+
+def _read_arguments(words: Sequence[str]) -> Namespace:
+    parser = CommandParser("logs")
+    parser.add_argument("run", nargs="?", metavar="RUN", help=f"a log directory, also of an ended job; or {RUN_HELP}")
+    parser.add_argument("-f", "--follow", action="store_true", help="show what is added, until the job ends")
+    parser.add_argument("--rank", metavar="RANKS", help="only these ranks, such as 3 or 0-3,8")
+    parser.add_argument(
+        "--since", metavar="TIME", help="only files written to in the last TIME, such as 90s, 10m or 2h"
+    )
+    parser.add_argument("--grep", metavar="TEXT", help="only lines in which this regular expression is found")
+    parser.add_argument("-n", "--lines", type=int, default=0, metavar="N", help="only the last N lines of each file")
+    args = parser.parse_args(words)
+    args.rank = None if args.rank is None else _read_ranks(args.rank)
+    args.since = 0.0 if args.since is None else time.time() - _read_span(args.since)
+    try:
+        args.grep = re.compile((args.grep or "").encode())
+    except re.error as error:
+        message = f"--grep: {args.grep!r} is no regular expression: {error}"
+        raise UsageError(message) from None
+    return args
+
+
+def _read_ranks(text: str) -> set[int]:
+    if not _RANKS.fullmatch(text):
+        message = f"--rank: {text!r} is no list of ranks, such as 3 or 0-3,8"
+        raise UsageError(message)
+    ends = (part.partition("-") for part in text.split(","))
+    return {rank for first, _, last in ends for rank in range(int(first), int(last or first) + 1)}
+
+
+def _read_span(text: str) -> float:
+    match = _SPAN.fullmatch(text)
+    if match is None:
+        message = f"--since: {text!r} is no time, such as 90s, 10m, 2h or 1d"
+        raise UsageError(message)
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def _find_directories(run: str | None) -> tuple[list[str], list[int]]:
+    """Return the run directories that RUN means, and the pids of the launchers that write there."""
+    if run is not None and os.path.isdir(run):
+        return find_run_directories(run), []
+    if run is not None and os.sep in run:
+        message = f"there is no directory {run!r}"
+        raise UsageError(message)
+    job = find_job(os.environ, run)
+    directories = [agent.log_dir for agent in job.agents if agent.log_dir]
+    if not directories:
+        message = f"job {job.label} keeps no log files: --tee=3 or --redirects=3, with --log-dir, would"
+        raise UsageError(message)
+    # Where nodes share the log directory, each has its own beside the others, named by run id and host.
+    beside = [_list_siblings(directory, job.agents[0].run_id) for directory in directories]
+    siblings = [path for paths in beside for path in paths] if job.agents[0].max_nodes > 1 else []
+    return list(dict.fromkeys(directories + siblings)), [agent.pid for agent in job.agents]
+
+
+def _list_siblings(directory: str, run_id: str) -> list[str]:
+    parent = os.path.dirname(directory)
+    names = sorted(os.listdir(parent))
+    return [os.path.join(parent, name) for name in names if name.startswith(f"{run_id.replace('/', '_')}_")]
+
+
+class _Reader:
+    """Shows lines of log files, each file from where it was left."""
+
+    def __init__(self, args: Namespace) -> None:
+        self._args = args
+        self._offsets: dict[str, int] = {}
+        self._attempt = ""
+        self.has_shown = False
+
+    def show(self, files: Iterable[LogFile], last: int = 0, *, is_end: bool = False) -> None:
+        """Show what is new.
+
+        Args:
+            files: The files that there are.
+            last: Show only so many lines of each; 0 for all.
+            is_end: Whether nothing follows, so that a line without an end counts as one.
+        """
+        for file in files:
+            if self._args.rank is not None and file.rank not in self._args.rank:
+                continue
+            is_whole = is_end or not self._args.follow
+            lines = (line for line in self._read(file, is_whole=is_whole) if self._args.grep.search(line))
+            for line in deque(lines, last) if last else lines:
+                self._write(file, line)
+        sys.stdout.buffer.flush()
+
+    def _read(self, file: LogFile, *, is_whole: bool) -> Iterator[bytes]:
+        """Read what is new of a file; a line without an end waits for the rest unless the file is whole."""
+        try:
+            status = os.stat(file.path)
+            if status.st_mtime < self._args.since or status.st_size == self._offsets.get(file.path, 0):
+                return
+            with open(file.path, "rb") as lines:
+                start = self._offsets.get(file.path, 0)
+                start = start if start <= status.st_size else 0  # a file that was truncated begins anew
+                lines.seek(start)
+                for line in lines:
+                    if not (line.endswith(b"\n") or is_whole):
+                        break
+                    start += len(line)
+                    self._offsets[file.path] = start
+                    yield line
+        except OSError:
+            return
+
+    def _write(self, file: LogFile, line: bytes) -> None:
+        out = sys.stdout.buffer
+        if file.attempt != self._attempt:
+            self._attempt = file.attempt
+            out.write(f"--- {file.attempt}\n".encode())
+        stream = f" {file.stream}" if file.stream else ""
+        out.write(f"[{file.rank}{stream}] ".encode() + line.rstrip(b"\n") + b"\n")
+        self.has_shown = True
+
+
+def _follow(reader: _Reader, directories: list[str], pids: Sequence[int]) -> None:
+    """Show what is added until all launchers have ended; for ever where none is known."""
+    descriptors = [fd for pid in pids if (fd := _open_pidfd(pid)) is not None]
+    poll = select.poll()
+    for fd in descriptors:
+        poll.register(fd, select.POLLIN)
+    left = len(descriptors)
+    while left or not pids:
+        for fd, _ in poll.poll(_LOOK * 1000):
+            poll.unregister(fd)
+            os.close(fd)
+            left -= 1
+        reader.show(find_log_files(directories))
+    reader.show(find_log_files(directories), is_end=True)
+
+
+def _open_pidfd(pid: int) -> int | None:
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        return None  # it has ended

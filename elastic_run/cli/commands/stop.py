@@ -1,0 +1,84 @@
+"""``elastic-run stop [RUN]``: stops the launchers of a job on this machine, as SIGTERM would, and awaits their end."""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+
+from elastic_run import contract
+from elastic_run.cli.commands.parser import CommandParser
+from elastic_run.control.client import ask_all
+from elastic_run.control.jobs import RUN_HELP, find_job
+from elastic_run.control.wire import Call
+from elastic_run.errors import UsageError
+from elastic_run.notices import say
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from elastic_run.control.jobs import RunningAgent
+
+#: A wait of poll(2), in seconds; the end may come in a later one.
+_LONGEST_WAIT = 3600.0
+#: Seconds between two looks for the socket of an agent whose process can't be waited for.
+_LOOK = 0.1
+
+
+def main(words: Sequence[str]) -> int:
+    """Stop a job.
+
+    Args:
+        words: The arguments.
+
+    Returns:
+        0 when its launchers on this machine have ended, 1 if one of them has not in time.
+
+    Raises:
+        UsageError: There is no such job, or there are several.
+        SystemExit: The help was printed (0).
+    """
+    parser = CommandParser("stop")
+    parser.add_argument("run", nargs="?", metavar="RUN", help=RUN_HELP)
+    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="end with 1 if the job still runs after that")
+    args = parser.parse_args(words)
+    if args.timeout is not None and not args.timeout >= 0:
+        message = f"--timeout: {args.timeout} must be 0 or more seconds"
+        raise UsageError(message)
+    job = find_job(os.environ, args.run)
+    # Before anything is asked: a pid may belong to another process once its own has ended.
+    waiting = [(agent.path, _open_pidfd(agent)) for agent in job.agents]
+    for answer in ask_all([agent.path for agent in job.agents], Call("stop", {"pid": os.getpid()})):
+        if answer.error:
+            say(answer.error)
+    deadline = None if args.timeout is None else time.monotonic() + args.timeout
+    has_ended = [_wait_end(path, fd, deadline) for path, fd in waiting]
+    if not all(has_ended):
+        say(f"job {job.label} still runs: its workers get their grace period (--shutdown-timeout)")
+        return contract.EXIT_FAILURE
+    say(f"job {job.label} has ended")
+    return contract.EXIT_SUCCESS
+
+
+def _wait_end(path: str, pidfd: int | None, deadline: float | None) -> bool:
+    """Wait for an agent's end; return whether it came in time."""
+    poll = select.poll()
+    if pidfd is not None:
+        poll.register(pidfd, select.POLLIN)
+    while deadline is None or time.monotonic() < deadline:
+        left = _LONGEST_WAIT if deadline is None else max(0.0, deadline - time.monotonic())
+        seconds = min(left, _LOOK if pidfd is None else _LONGEST_WAIT)
+        if poll.poll(seconds * 1000) or (pidfd is None and not os.path.exists(path)):
+            return True
+    return False
+
+
+def _open_pidfd(agent: RunningAgent) -> int | None:
+    """Return a descriptor that tells the end of an agent's process; None where the process goes on after the job."""
+    if not agent.is_whole_process:
+        return None
+    try:
+        return os.pidfd_open(agent.pid)
+    except OSError:
+        return None  # it has ended, or is in another pid namespace

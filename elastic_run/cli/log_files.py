@@ -1,0 +1,122 @@
+"""Finds the log files of a run: ``<run directory>/attempt_<n>/<local rank>/{stdout,stderr}.log``.
+
+The directories are named by local ranks. The rank in the job that each had is read from `events.jsonl` beside them, if
+that is there and knows as many rounds as there are attempts; otherwise the local rank counts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+
+from elastic_run import contract
+from elastic_run.errors import UsageError
+from elastic_run.records import dataclass
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["LogFile", "find_log_files", "find_run_directories"]
+
+_ATTEMPT = re.compile(rf"{contract.ATTEMPT_DIR_PREFIX}(\d+)(?:\.(\d+))?")
+_STREAMS = {contract.STDOUT_LOG: "", contract.STDERR_LOG: "stderr"}
+#: Runs that an error names.
+_NAMED = 6
+
+
+@dataclass(frozen=True, slots=True)
+class LogFile:
+    """One stream of one worker in one attempt.
+
+    Args:
+        path: The file.
+        attempt: The name of the attempt's directory.
+        node: Number of the run directory among those that are read.
+        rank: The worker's rank.
+        stream: An empty string for stdout, or `stderr`.
+    """
+
+    path: str
+    attempt: str
+    node: int
+    rank: int
+    stream: str
+
+
+def find_run_directories(path: str) -> list[str]:
+    """Return the run directories that a path names: itself, or the only run in it.
+
+    Raises:
+        UsageError: There are none, or those of several runs.
+    """
+    if _list_attempts(path):
+        return [path]
+    names = sorted(name for name in _list_names(path) if _list_attempts(os.path.join(path, name)))
+    found = {os.path.realpath(os.path.join(path, name)): name for name in names}
+    if not found:
+        message = f"{path!r} holds no log files of a run (directories attempt_0, attempt_1 …)"
+        raise UsageError(message)
+    if len(found) > 1:
+        shown = ", ".join(os.path.join(path, name) for name in [*found.values()][:_NAMED])
+        more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+        message = f"{path!r} has several runs, name one: {shown}{more}"
+        raise UsageError(message)
+    return [os.path.join(path, name) for name in found.values()]
+
+
+def find_log_files(directories: Iterable[str]) -> list[LogFile]:
+    """Return all log files of some run directories: by attempt, then by node and rank.
+
+    Args:
+        directories: The run directory of each node.
+    """
+    found: list[tuple[tuple[int, int], LogFile]] = []
+    for node, directory in enumerate(directories):
+        attempts = _list_attempts(directory)
+        ranks = _read_ranks(directory)
+        for index, (number, name) in enumerate(attempts):
+            by_local = ranks[index] if len(ranks) == len(attempts) else {}
+            found += [(number, file) for file in _list_files(directory, name, node, by_local)]
+    found.sort(key=lambda each: (each[0], each[1].node, each[1].rank, each[1].stream))
+    return [file for _, file in found]
+
+
+def _list_files(directory: str, attempt: str, node: int, ranks: dict[int, int]) -> list[LogFile]:
+    files = []
+    for name in _list_names(os.path.join(directory, attempt)):
+        if not name.isdecimal():
+            continue
+        place = os.path.join(directory, attempt, name)
+        rank = ranks.get(int(name), int(name))
+        paths = ((os.path.join(place, file), stream) for file, stream in _STREAMS.items())
+        files += [LogFile(path, attempt, node, rank, stream) for path, stream in paths if os.path.isfile(path)]
+    return files
+
+
+def _list_attempts(directory: str) -> list[tuple[tuple[int, int], str]]:
+    """Return the attempts of a run with their numbers, the first one first."""
+    matches = ((_ATTEMPT.fullmatch(name), name) for name in _list_names(directory))
+    return sorted(((int(match[1]), int(match[2] or 0)), name) for match, name in matches if match)
+
+
+def _list_names(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except OSError:
+        return []
+
+
+def _read_ranks(directory: str) -> list[dict[int, int]]:
+    """Return for each round of this node the ranks of its workers by local rank, as far as the event log tells."""
+    rounds: dict[object, dict[int, int]] = {}
+    try:
+        with open(os.path.join(directory, contract.EVENTS_FILE), encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                if '"worker_started"' in line:
+                    event = json.loads(line)
+                    rounds.setdefault(event.get("round"), {})[int(event["local_rank"])] = int(event["rank"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    return [*rounds.values()]

@@ -1,0 +1,196 @@
+"""`elastic-run logs` and `elastic-run stop` on real jobs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elastic_run.contract import ENV_CONTROL_DIR
+from elastic_run.control.socket_directory import find_sockets
+from tests.support.launch import launch as start
+from tests.support.wait import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.support.launch import Launched
+
+    Launch = Callable[..., Launched]
+    Worker = Callable[[str], Path]
+
+WAITING = "say('rank', rank, 'waits')\nsignal.pause()\n"
+#: Fails once, and ends well then.
+RESTARTED = "say('rank', rank, 'attempt', attempt)\nos.write(2, b'warning\\n')\nif attempt == 0: sys.exit(3)\n"
+
+
+@pytest.fixture(autouse=True)
+def own_sockets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Keep the control sockets of other tests' jobs out, which a killed launcher leaves."""
+    monkeypatch.setenv(ENV_CONTROL_DIR, str(tmp_path))
+
+
+def run(*words: str | Path) -> Launched:
+    """Run a command to its end."""
+    with start(*words) as command:
+        command.wait_exit()
+    return command
+
+
+def wait_found(count: int = 1) -> None:
+    """Wait for the control sockets of jobs that were started."""
+    wait_until(lambda: len(find_sockets(os.environ)[0]) == count, what=f"{count} control sockets")
+
+
+@pytest.fixture
+def ended(launch: Launch, worker: Worker, tmp_path: Path) -> Path:
+    """Return the log directory of a job of two ranks that was restarted once and has ended."""
+    logs = tmp_path / "logs"
+    job = launch("--nproc-per-node=2", "--max-restarts=1", "--redirects=3", f"--log-dir={logs}", worker(RESTARTED))
+    assert job.wait_exit() == 0, job.stderr
+    return logs
+
+
+def test_the_logs_of_an_ended_job_are_shown_across_its_attempts(ended: Path) -> None:
+    """Its directory, or the one above it, is RUN."""
+    for directory in (ended, *ended.glob("*_*")):
+        shown = run("logs", directory)
+        assert (shown.process.returncode, shown.stderr) == (0, "")
+        first, second = shown.stdout.split("--- attempt_1\n")
+        assert second.splitlines() == [
+            "[0] rank 0 attempt 1",
+            "[0 stderr] warning",
+            "[1] rank 1 attempt 1",
+            "[1 stderr] warning",
+        ]
+        assert first.startswith("--- attempt_0\n")
+        assert {"[0] rank 0 attempt 0", "[1] rank 1 attempt 0"} & set(first.splitlines())
+
+
+def test_logs_are_chosen_by_rank_text_time_and_number(ended: Path) -> None:
+    """Each of the flags narrows; no line at all is exit code 1."""
+    assert run("logs", ended, "--rank=1", "--grep=attempt 1$").stdout == "--- attempt_1\n[1] rank 1 attempt 1\n"
+    assert run("logs", ended, "--rank=0-1", "--grep=rank", "-n", "1").stdout.count("attempt 1") == 2
+    assert run("logs", ended, "--since=1h").stdout == run("logs", ended).stdout
+    nothing = run("logs", ended, "--grep=nothing")
+    assert (nothing.stdout, nothing.process.returncode) == ("", 1)
+    for path in ended.rglob("*.log"):
+        os.utime(path, (0, 0))
+    assert run("logs", ended, "--since=1h").stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["--rank=x"], "--rank: 'x' is no list of ranks"),
+        (["--since=yesterday"], "--since: 'yesterday' is no time"),
+        (["--grep=("], "--grep: '(' is no regular expression"),
+        (["/nowhere/at/all"], "there is no directory '/nowhere/at/all'"),
+        (["/proc/self/task"], "holds no log files of a run"),
+        ([], "no job of yours runs on this machine"),
+    ],
+)
+def test_wrong_arguments_are_refused_in_one_line(words: list[str], error: str) -> None:
+    """Exit code 2."""
+    refused = run("logs", *words)
+    assert refused.process.returncode == 2
+    assert error in refused.stderr
+    assert len(refused.stderr.splitlines()) == 1
+
+
+def test_the_directory_of_several_runs_names_them(ended: Path, launch: Launch, worker: Worker) -> None:
+    """One has to be chosen."""
+    assert launch("--redirects=3", f"--log-dir={ended}", worker("say('x')")).wait_exit() == 0
+    refused = run("logs", ended)
+    assert refused.process.returncode == 2
+    assert refused.stderr.count(f"{ended}/") == 2
+
+
+def test_logs_of_a_running_job_are_followed_through_a_restart_to_its_end(
+    launch: Launch, worker: Worker, tmp_path: Path
+) -> None:
+    """Lines come as they are written, a line without an end at last, and the command ends with the job."""
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    body = (
+        f"say('attempt', attempt)\nopen({str(gate)!r}).read()\nif attempt == 0: sys.exit(1)\nos.write(1, b'the end')\n"
+    )
+    job = launch("--max-restarts=1", "--tee=1", f"--log-dir={tmp_path / 'logs'}", worker(body))
+    job.wait_line("attempt 0")
+    wait_found()
+    follower = launch("logs", "-f", str(job.pid))
+    follower.wait_line(r"\[0\] attempt 0")
+    gate.write_text("", encoding="utf-8")
+    follower.wait_line(r"\[0\] attempt 1")
+    gate.write_text("", encoding="utf-8")
+    assert (job.wait_exit(), follower.wait_exit()) == (0, 0)
+    assert follower.stdout.splitlines()[-1] == "[0] the end"
+
+
+def test_a_job_without_log_files_says_which_flags_keep_them(launch: Launch, worker: Worker) -> None:
+    """One line, exit 2."""
+    launch(worker(WAITING))
+    wait_found()
+    refused = run("logs")
+    assert refused.process.returncode == 2
+    assert "keeps no log files: --tee=3 or --redirects=3" in refused.stderr
+
+
+def test_a_closed_reader_is_no_error(ended: Path) -> None:
+    """As with `| head -1`."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with start("logs", ended, env={"PYTHONUNBUFFERED": "1"}) as command:
+        command.wait_exit()
+    os.close(writing)
+    assert "Traceback" not in command.stderr
+
+
+def test_ranks_come_from_the_event_log(ended: Path) -> None:
+    """On a node whose workers begin at rank 8, the directories 0 and 1 are ranks 8 and 9."""
+    (path,) = ended.rglob("events.jsonl")
+    events = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    for event in events:
+        if event["event"] == "worker_started":
+            event["rank"] += 8
+    path.write_text("".join(json.dumps(event) + "\n" for event in events), encoding="utf-8")
+    assert run("logs", ended, "--rank=9", "--grep=attempt 1").stdout == "--- attempt_1\n[9] rank 1 attempt 1\n"
+
+
+def test_a_job_is_stopped_as_by_sigterm_and_its_end_is_awaited(launch: Launch, worker: Worker) -> None:
+    """Workers get their grace period, the launcher ends with 143 and names the command."""
+    body = "def end(*_):\n    say('bye')\n    sys.exit(0)\nsignal.signal(signal.SIGTERM, end)\n" + WAITING
+    job = launch("--nproc-per-node=2", worker(body))
+    job.wait_lines("waits", count=2)
+    wait_found()
+    stopped = run("stop")
+    assert (stopped.process.returncode, stopped.stderr) == (0, f"elastic-run: job {job.pid} has ended\n")
+    assert job.wait_exit() == 143
+    assert job.stdout.count("bye") == 2
+    assert "(elastic-run stop)" in job.stderr
+
+
+def test_a_job_that_does_not_end_in_time_is_told(launch: Launch, worker: Worker) -> None:
+    """Exit code 1; the job gets its grace period all the same."""
+    job = launch(
+        "--shutdown-timeout=600",
+        worker("signal.signal(signal.SIGTERM, signal.SIG_IGN)\nsay('waits')\nwhile True: signal.pause()"),
+    )
+    job.wait_line("waits")
+    wait_found()
+    stopped = run("stop", "--timeout=0.2")
+    assert stopped.process.returncode == 1
+    assert "still runs" in stopped.stderr
+    job.send(signal.SIGTERM)
+    job.send(signal.SIGTERM)
+
+
+def test_stop_without_a_job_is_an_error(tmp_path: Path) -> None:
+    """One line, exit 2."""
+    with start("stop", env={ENV_CONTROL_DIR: str(tmp_path)}) as command:
+        assert command.wait_exit() == 2
+    assert "no job of yours runs on this machine" in command.stderr
