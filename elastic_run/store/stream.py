@@ -15,10 +15,8 @@ import time
 
 from elastic_run.contract import LONGEST_WAIT
 from elastic_run.store.connecting import reason_of
-from elastic_run.store.errors import CLOSED, StoreConnectionError, StoreError, StoreTimeoutError, WireError
+from elastic_run.store.errors import CLOSED, StoreConnectionError, StoreError, StoreTimeoutError
 
-#: Bytes of a line.
-LINE_LIMIT = 64 * 1024
 _RECEIVE = 64 * 1024
 _RECEIVE_MOST = 1024 * 1024
 
@@ -96,42 +94,37 @@ class Stream:
         start, self._offset = self._offset, self._offset + size
         return self._buffer[start : self._offset]
 
-    def has_line(self, timeout: float) -> bool:
-        """Wait until a whole line can be taken, which may be no longer than LINE_LIMIT.
+    def has_data(self, timeout: float) -> bool:
+        """Wait until at least one byte can be taken.
 
         Returns:
-            Whether it can; False when the time was over first, and what came is kept.
+            Whether one can; False if the time was over first.
 
         Raises:
             StoreConnectionError: The connection is closed.
-            WireError: The line is longer.
         """
-        deadline = time.monotonic() + timeout
-        while self._buffer.find(b"\n", self._offset) < 0:
-            length = len(self._buffer) - self._offset
-            if length > LINE_LIMIT:
-                self.close()
-                message = f"{self._name} sends a line of more than {LINE_LIMIT} bytes"
-                raise WireError(message)
+        if self._offset == len(self._buffer):
             try:
-                self.fill(length + 1, deadline - time.monotonic())
+                self.fill(1, timeout)
             except TimeoutError:
                 return False
         return True
 
-    def receive_line(self, timeout: float) -> bytes:
-        """Take a line, without its end.
+    def receive_some(self, timeout: float) -> bytes:
+        """Take the bytes that are there, at least one.
 
         Raises:
             StoreConnectionError: The connection is closed.
-            StoreTimeoutError: It did not come in time.
-            WireError: It is too long.
+            StoreTimeoutError: None came in time.
         """
-        if not self.has_line(timeout):
-            raise self._lost(TimeoutError())
-        start, end = self._offset, self._buffer.index(b"\n", self._offset)
-        self._offset = end + 1
-        return self._buffer[start:end].removesuffix(b"\r")
+        if not self.has_data(timeout):
+            raise self.out_of_time()
+        start, self._offset = self._offset, len(self._buffer)
+        return self._buffer[start:]
+
+    def out_of_time(self) -> StoreError:
+        """Close the stream, since a reply did not come in time, and return the error to raise."""
+        return self._lost(TimeoutError())
 
     def fill(self, size: int, timeout: float) -> None:
         """Read until so many bytes can be taken.

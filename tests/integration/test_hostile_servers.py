@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run.store.errors import StoreAccessError, StoreConnectionError, WireError
-from elastic_run.store.jobstore import http_messages
+from elastic_run.store.jobstore import http_connection
 from elastic_run.store.jobstore.compression import compress, decompress_all
 from elastic_run.store.jobstore.file import FileJobStore
-from elastic_run.store.jobstore.http_messages import ChunkedLines, receive_body, receive_head
+from elastic_run.store.jobstore.http_connection import HttpConnection
 from elastic_run.store.limits import MESSAGE_LIMIT
 from elastic_run.store.stream import Stream
 from elastic_run.store.tcpstore import agent_client, client, wire
@@ -102,13 +102,15 @@ def test_an_answer_of_a_store_is_bounded(
         ask(asking)
 
 
-def open_http(server: Flood) -> Stream:
-    """Connect to a server that answers as to HTTP."""
+def open_http(server: Flood) -> HttpConnection:
+    """Connect to a server that answers as to HTTP, and send a request."""
     connected = socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE)
     connected.sendall(b"GET ")
     stream = Stream(connected, "etcd")
-    stream.receive(4, DEADLINE)
-    return stream
+    stream.receive(4, DEADLINE)  # the server's echo
+    connection = HttpConnection(stream, "etcd")
+    connection.send("GET", "/", b"", {}, DEADLINE)
+    return connection
 
 
 @pytest.mark.parametrize(
@@ -126,20 +128,26 @@ def test_an_answer_of_an_etcd_is_bounded(
     flood: Callable[..., Flood], monkeypatch: pytest.MonkeyPatch, answer: bytes, piece: bytes
 ) -> None:
     """An etcd that answers without end is given up at the bound."""
-    monkeypatch.setattr(http_messages, "MESSAGE_LIMIT", 1_000_000)
-    stream = open_http(flood(answer, piece))
+    monkeypatch.setattr(http_connection, "MESSAGE_LIMIT", 1_000_000)
+    connection = open_http(flood(answer, piece))
     with pytest.raises(WireError):
-        receive_body(stream, receive_head(stream, DEADLINE), DEADLINE)
-    stream.close()
+        _read_answer(connection)
+    connection.close()
+
+
+def _read_answer(connection: HttpConnection) -> bytes:
+    connection.receive_head(DEADLINE)
+    return connection.receive_body(DEADLINE)
 
 
 def test_a_line_of_a_watch_is_bounded(flood: Callable[..., Flood], monkeypatch: pytest.MonkeyPatch) -> None:
     """A watch whose line never ends is given up at the bound."""
-    monkeypatch.setattr(http_messages, "MESSAGE_LIMIT", 1_000_000)
-    stream = open_http(flood(b"", b"ffff\r\n" + b"x" * 0xFFFF + b"\r\n"))
-    lines = ChunkedLines(stream, DEADLINE)
-    with pytest.raises(StoreConnectionError, match="a line of more than"):
-        lines.next_lines(DEADLINE)
+    monkeypatch.setattr(http_connection, "MESSAGE_LIMIT", 1_000_000)
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    connection = open_http(flood(head, b"ffff\r\n" + b"x" * 0xFFFF + b"\r\n"))
+    connection.receive_head(DEADLINE)
+    with pytest.raises(StoreConnectionError, match="in one piece"):
+        connection.receive_lines(DEADLINE)
 
 
 def test_entries_together_are_unpacked_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:

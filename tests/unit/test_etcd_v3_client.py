@@ -12,7 +12,7 @@ from elastic_run.store.errors import StoreAccessError
 from elastic_run.store.jobstore.etcd_v3 import EtcdV3JobStore
 from elastic_run.store.jobstore.etcd_v3_client import EtcdV3Client
 from elastic_run.store.jobstore.http_client import Credentials
-from elastic_run.store.jobstore.http_messages import Answer
+from elastic_run.store.jobstore.http_connection import Answer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

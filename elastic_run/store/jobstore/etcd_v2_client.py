@@ -29,7 +29,6 @@ from elastic_run.store.errors import (
     StoreConnectionError,
 )
 from elastic_run.store.jobstore.etcd import Directory, EtcdReader, HistoryLostError, Item, Watch
-from elastic_run.store.jobstore.http_messages import receive_body
 from elastic_run.store.jobstore.revisions import Revisions
 
 TYPE_CHECKING = False
@@ -38,8 +37,7 @@ if TYPE_CHECKING:
     from typing import Any, TypeAlias
 
     from elastic_run.store.jobstore.http_client import Credentials, HttpClient
-    from elastic_run.store.jobstore.http_messages import Answer
-    from elastic_run.store.stream import Stream
+    from elastic_run.store.jobstore.http_connection import Answer, HttpConnection
 
     Document: TypeAlias = dict[str, Any]
 
@@ -148,20 +146,20 @@ class EtcdV2Client(EtcdReader):
     def watch(self, directory: str, number: int) -> Watch:
         return _Watch(self, directory, number)
 
-    def open_wait(self, directory: str, index: int) -> tuple[Stream, Answer]:
+    def open_wait(self, directory: str, index: int) -> HttpConnection:
         """Ask for the next event below a directory, from an index on.
 
         Returns:
-            The stream, at the answer's body, and its head.
+            The connection, at the answer's body.
 
         Raises:
             StoreConnectionError: No server is able to answer.
             HistoryLostError: It was too long ago.
         """
         path = _path(directory, {"wait": "true", "recursive": "true", "waitIndex": str(index)})
-        stream, answer = self.http.open_answer("GET", path, b"", self._headers())
+        connection, answer = self.http.open_answer("GET", path, b"", self._headers())
         if answer.status in _OK:
-            return stream, answer
+            return connection
         self.http.prefer_next()
         if answer.status == _BAD_REQUEST:
             raise HistoryLostError
@@ -185,16 +183,15 @@ class _Watch(Watch):
         self._api = api
         self._directory = directory
         self._index = index
-        self._open: tuple[Stream, Answer] | None = None
+        self._open: HttpConnection | None = None
 
     def next_items(self, timeout: float) -> list[Item]:
         if self._open is None:
             self._open = self._api.open_wait(self._directory, self._index)
-        stream, answer = self._open
-        if not stream.has_line(timeout):
+        if not self._open.has_body_data(timeout):
             return []
+        item = _parse_event(self._open.receive_body(self._api.http.timeout))
         self._open = None
-        item = _parse_event(receive_body(stream, answer, self._api.http.timeout))
         self._index = item.changed + 1
         return [item]
 

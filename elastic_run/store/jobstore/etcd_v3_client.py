@@ -27,7 +27,6 @@ from elastic_run.store.errors import (
     StoreConnectionError,
 )
 from elastic_run.store.jobstore.etcd import Directory, EtcdReader, HistoryLostError, Item, Watch
-from elastic_run.store.jobstore.http_messages import ChunkedLines
 from elastic_run.store.jobstore.revisions import Revisions
 
 TYPE_CHECKING = False
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from typing import Any, TypeAlias
 
     from elastic_run.store.jobstore.http_client import Credentials, HttpClient
-    from elastic_run.store.jobstore.http_messages import Answer
+    from elastic_run.store.jobstore.http_connection import Answer, HttpConnection
 
     Document: TypeAlias = dict[str, Any]
 
@@ -235,12 +234,12 @@ class EtcdV3Client(EtcdReader):
         token = self._find_token(time.monotonic() + self.http.timeout, self._make_backoff())
         request = range_request(directory, end_of(directory), start_revision=str(number))
         body = json.dumps({"create_request": request}).encode()
-        stream, answer = self.http.open_answer("POST", "/v3/watch", body, {**_REQUIRE_LEADER, **_headers(token)})
+        connection, answer = self.http.open_answer("POST", "/v3/watch", body, {**_REQUIRE_LEADER, **_headers(token)})
         if answer.status != _OK:
             message = f"etcd at {self.http.endpoint} refuses a watch with status {answer.status}"
             self.http.prefer_next()
             raise StoreConnectionError(message, UNREADY)
-        return _Watch(ChunkedLines(stream, self.http.timeout))
+        return _Watch(connection)
 
 
 def _headers(token: str) -> Mapping[str, str]:
@@ -251,14 +250,14 @@ class _Watch(Watch):
     """The answer to a watch: one JSON document a line.
 
     Args:
-        lines: The answer's body.
+        connection: The connection, at the answer's body.
     """
 
-    def __init__(self, lines: ChunkedLines) -> None:
-        self._lines = lines
+    def __init__(self, connection: HttpConnection) -> None:
+        self._connection = connection
 
     def next_items(self, timeout: float) -> list[Item]:
-        return [item for line in self._lines.next_lines(timeout) for item in parse_news(line)]
+        return [item for line in self._connection.receive_lines(timeout) for item in parse_news(line)]
 
 
 def parse_news(line: bytes) -> list[Item]:

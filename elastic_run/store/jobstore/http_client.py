@@ -6,8 +6,6 @@ Rules
   asked, round and round until the time is over. So a request may be done twice: callers make that harmless.
 - A server that says nothing is left for the next one soon, at first, and later in the next rounds. When all have
   failed there is a pause before the next round, of random length: a crowd must not ask again in step (see `backoff`).
-- Built on `Stream`: everything has a deadline, and `close` may come from another thread. The standard library's client
-  can do neither, and a stream that timed out once is lost with it.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from elastic_run.store.errors import (
     StoreTimeoutError,
     WireError,
 )
-from elastic_run.store.jobstore.http_messages import Answer, encode, receive_body, receive_head
+from elastic_run.store.jobstore.http_connection import Answer, HttpConnection
 from elastic_run.store.stream import Stream
 
 TYPE_CHECKING = False
@@ -116,14 +114,14 @@ class HttpClient:
         self.draw = draw
         self._endpoints = list(endpoints)
         self._tls = tls
-        self._stream: Stream | None = None
+        self._connection: HttpConnection | None = None
         self._is_closed = False
 
     def close(self) -> None:
         """Close the connection, from any thread; a request under way raises."""
         self._is_closed = True
-        if self._stream is not None:
-            self._stream.close()
+        if self._connection is not None:
+            self._connection.close()
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
@@ -137,9 +135,9 @@ class HttpClient:
 
     def prefer_next(self) -> None:
         """Ask the next server from now on."""
-        if self._stream is not None:
-            self._stream.close()
-            self._stream = None
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
         self._endpoints.append(self._endpoints.pop(0))
 
     def connect(self) -> None:
@@ -173,14 +171,14 @@ class HttpClient:
         """
 
         def once(timeout: float) -> Answer:
-            stream = self._connected(timeout)
+            connection = self._connected(timeout)
             deadline = time.monotonic() + timeout
-            stream.send(encode(method, path, str(self.endpoint), body, headers), timeout)
-            answer = receive_head(stream, deadline - time.monotonic())
-            answer.body = receive_body(stream, answer, deadline - time.monotonic())
-            if answer.headers.get("connection", "").lower() == "close":
-                stream.close()
-                self._stream = None
+            connection.send(method, path, body, headers, timeout)
+            answer = connection.receive_head(deadline - time.monotonic())
+            answer.body = connection.receive_body(deadline - time.monotonic())
+            if not connection.is_reusable:
+                connection.close()
+                self._connection = None
             if answer.status in _UNAVAILABLE:
                 message = f"{self.endpoint}: {answer.body[:200].decode(errors='replace').strip()}"
                 raise StoreConnectionError(message, UNREADY)
@@ -188,21 +186,23 @@ class HttpClient:
 
         return self._try(once)
 
-    def open_answer(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> tuple[Stream, Answer]:
+    def open_answer(
+        self, method: str, path: str, body: bytes, headers: Mapping[str, str]
+    ) -> tuple[HttpConnection, Answer]:
         """Send a request whose answer streams, in chunks, and takes up the connection from now on.
 
         Returns:
-            The stream, at the answer's body, and the answer's head.
+            The connection, at the answer's body, and the answer's head.
 
         Raises:
             StoreConnectionError: No server can be reached.
         """
 
-        def once(timeout: float) -> tuple[Stream, Answer]:
-            stream = self._connected(timeout)
+        def once(timeout: float) -> tuple[HttpConnection, Answer]:
+            connection = self._connected(timeout)
             deadline = time.monotonic() + timeout
-            stream.send(encode(method, path, str(self.endpoint), body, headers), timeout)
-            return stream, receive_head(stream, deadline - time.monotonic())
+            connection.send(method, path, body, headers, timeout)
+            return connection, connection.receive_head(deadline - time.monotonic())
 
         return self._try(once)
 
@@ -244,12 +244,12 @@ class HttpClient:
         failure.__cause__ = error
         return failure
 
-    def _connected(self, timeout: float) -> Stream:
-        if self._stream is None:
-            self._stream = self._open(timeout)
+    def _connected(self, timeout: float) -> HttpConnection:
+        if self._connection is None:
+            self._connection = HttpConnection(self._open(timeout), str(self.endpoint))
         if self._is_closed:
-            self._stream.close()
-        return self._stream
+            self._connection.close()
+        return self._connection
 
     def _open(self, timeout: float) -> Stream:
         host = self.endpoint.host

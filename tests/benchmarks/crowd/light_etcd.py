@@ -18,7 +18,6 @@ from elastic_run.store.backoff import Backoff, draw_fraction
 from elastic_run.store.errors import StoreConnectionError
 from elastic_run.store.jobstore.compression import compress, decompress
 from elastic_run.store.jobstore.etcd_v3_client import encode, encode_key, end_of, parse_items, parse_news, range_request
-from elastic_run.store.jobstore.http_messages import encode as encode_request
 from tests.benchmarks.crowd.exchange import HTTP, HTTP_HEAD, HTTP_LINE, Exchange, Question
 from tests.benchmarks.crowd.light_node import LightNode
 
@@ -127,7 +126,10 @@ class LightEtcdNode(LightNode):
 
     def _request(self, path: str, request: dict[str, Any], headers: dict[str, str]) -> bytes:
         host, port = self._address
-        return encode_request("POST", f"/v3/{path}", f"{host}:{port}", json.dumps(request).encode(), headers)
+        body = json.dumps(request).encode()
+        more = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        head = f"POST /v3/{path} HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Length: {len(body)}\r\n{more}\r\n"
+        return head.encode() + body
 
     def _put(self, path: str, value: bytes, lease: int) -> dict[str, Any]:
         return {"key": encode_key(path), "value": encode(compress(value)), "lease": str(lease)}
