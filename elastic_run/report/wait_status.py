@@ -1,8 +1,8 @@
 """What a waiting node tells its user about the other nodes: which are there, which are missing, how long is left.
 
 The coordinator writes the status into the store at every keep-alive interval, and every waiting node reads it there:
-after two seconds, then every ten seconds, or with each heartbeat if the agent shows it as one line that it rewrites. A
-spare node is told once that it is a spare.
+after two seconds (in a large job a bit later, not all nodes at once), then every ten seconds, or with each heartbeat if
+the agent shows it as one line that it rewrites. A spare node is told once that it is a spare.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ class WaitStatus:
         doubt: Gives what the user may have got wrong, should no other node come; or "".
         shows_waiting: Whether the agent shows the status in one line that it rewrites.
         deliver: Brings an event to the agent.
+        delay: Seconds by which the first look is later than the first line is due.
     """
 
     def __init__(
@@ -55,7 +56,9 @@ class WaitStatus:
         doubt: Callable[[], str],
         shows_waiting: bool,
         deliver: Callable[[Notice | Waiting], None],
+        delay: float = 0.0,
     ) -> None:
+        self._first = FIRST + delay
         self._state = state
         self._doubt = doubt
         self._shows_waiting = shows_waiting
@@ -77,7 +80,7 @@ class WaitStatus:
             return math.inf
         if self._since is None:
             self._since = now
-        return math.inf if self._last_told is not None else max(self._since + FIRST, self._last_look + _AGAIN)
+        return math.inf if self._last_told is not None else max(self._since + self._first, self._last_look + _AGAIN)
 
     def tell(self, store: JobStore, now: float) -> None:
         """Tell the agent which nodes are missing, if that is due.

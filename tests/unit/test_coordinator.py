@@ -209,3 +209,20 @@ def test_an_office_that_is_over_does_nothing() -> None:
     known = replace(_pending(), is_over=True)
     assert office.propose(known, 0.0) is None
     assert office.receive(known, [], 0, now=0.0, jitter=0.0) is known
+
+
+@pytest.mark.parametrize(("nodes", "leases"), [(255, 1), (256, 2)])
+def test_hundreds_of_nodes_have_more_time_for_their_first_heartbeats(nodes: int, leases: int) -> None:
+    """While they gather for the first round a node that was never seen is lost later; in a round it is not."""
+    config = plain_config(nodes, nodes)
+    known = office.start_term("n0", term=1, slot=0, state=None, now=0.0)
+    joins = [messages.to_json(Join(f"n{n}", 1, NodeInfo(f"n{n}", 1, 1), config, Offer("n", 1))) for n in range(nodes)]
+    waiting = office.receive(known, joins[:-1], nodes - 1, now=0.0, jitter=0.0)
+    before = office.observe(waiting, {}, now=leases * config.lease - 0.1, jitter=0.0)
+    assert len(before.job.nodes) == nodes - 1
+    assert not office.observe(waiting, {}, now=leases * config.lease, jitter=0.0).job.nodes
+    formed_at = leases * config.lease - 0.1
+    formed = office.receive(waiting, joins[-1:], nodes, now=formed_at, jitter=0.0)
+    assert formed.job.round == 1
+    assert formed.leases.first == 1
+    assert {beat.since for beat in formed.leases.beats.values()} == ({0.0, formed_at} if leases == 1 else {formed_at})

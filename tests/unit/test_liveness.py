@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastic_run.core.protocol.liveness import Leases, interrupted, observe, watch
+from elastic_run.core.protocol.liveness import Leases, expect_first, interrupted, observe, watch
 
 
 def test_a_node_that_does_not_beat_for_a_lease_is_silent() -> None:
@@ -31,6 +31,26 @@ def test_a_node_that_never_beat_has_a_whole_lease() -> None:
     leases, silent = observe(watch(Leases(6.0), ["a"], 0.0), {"a": None}, 5.9)
     assert silent == ()
     assert observe(leases, {"a": None}, 6.0)[1] == ("a",)
+
+
+def test_the_first_beat_may_have_more_leases() -> None:
+    """A node that was never seen has all of them, and a node that was seen has one."""
+    leases = expect_first(Leases(6.0), 2, 0.0)
+    assert expect_first(leases, 2, 1.0) is leases
+    leases, silent = observe(watch(leases, ["a", "b"], 0.0), {"a": None, "b": 1}, 0.5)
+    assert observe(leases, {"a": None, "b": 1}, 6.5)[1] == ("b",)
+    assert observe(leases, {"a": None, "b": 2}, 11.9)[1] == ()
+    assert observe(leases, {"a": None, "b": 2}, 12.0)[1] == ("a",)
+    assert silent == ()
+
+
+def test_fewer_leases_for_the_first_beat_begin_anew() -> None:
+    """A node that had more time until now is not silent at once; what is known of the others stays."""
+    leases, _ = observe(watch(expect_first(Leases(6.0), 2, 0.0), ["a", "b"], 0.0), {"a": None, "b": 1}, 8.0)
+    leases = expect_first(leases, 1, 10.0)
+    assert leases.age("b", 10.0) == 2.0
+    assert observe(leases, {"a": None, "b": 2}, 15.9)[1] == ()
+    assert observe(leases, {"a": None, "b": 2}, 16.0)[1] == ("a",)
 
 
 def test_a_store_that_says_that_a_node_is_gone_is_believed() -> None:

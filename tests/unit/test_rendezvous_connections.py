@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from elastic_run.core.job import config
 from elastic_run.core.node.messages import Ended, Formed
 from elastic_run.core.protocol import job_keys, messages
 from elastic_run.rendezvous.backend_table import read_settings
@@ -18,11 +19,12 @@ from elastic_run.rendezvous.elastic.job_session import JobSession
 from elastic_run.rendezvous.elastic.log_reader import LogReader
 from elastic_run.rendezvous.elastic.store_connection import STORE_ID, StoreConnection
 from elastic_run.rendezvous.session import Notice
+from elastic_run.report import wait_status
 from elastic_run.store.errors import FULL, REFUSED, StoreConnectionError
 from elastic_run.store.jobstore.memory import JobSpace, MemoryJobStore
 from tests.support.configs import plain_setup
 from tests.support.sessions import Node
-from tests.support.wait import DEADLINE, wait_until
+from tests.support.wait import DEADLINE, stretched, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -90,6 +92,11 @@ class NotingStore(MemoryJobStore):
         """Note it, and do it."""
         self._note("beats", nodes[0])
         return super().fetch_beats(nodes)
+
+    def write_beat(self, node: str, value: bytes, last: bytes | None = None) -> bool:
+        """Note it, and do it."""
+        self._note("beat", node)
+        return super().write_beat(node, value, last)
 
     @property
     def is_coordinators(self) -> bool:
@@ -407,3 +414,42 @@ def test_a_log_reader_that_is_given_up_before_it_begins_closes_what_it_has_taken
     assert store.is_closed
     assert store.uses == []
     assert tuple(context.connections) == before
+
+
+def test_a_waiting_node_finds_at_once_that_its_store_is_gone(
+    backend: NotingBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its one connection waits for the log; when that breaks the node does not wait for its next heartbeat."""
+    monkeypatch.setattr(wait_status, "FIRST", 300.0)  # nor for the first line
+    settings = read_settings("c10d", _SLOW)
+    node = Node(open_session(backend, settings, plain_setup(min_nodes=2, max_nodes=2), local_addr="127.0.0.1"))
+    backend.on_use = once(is_first_wait, lambda _: backend.empty())
+    with node:
+        wait_until(lambda: len(backend.facts) > 1)
+    assert [type(fact) for fact in backend.facts][:2] == [messages.Join, messages.Join]
+
+
+def test_the_first_heartbeats_of_a_crowd_wait_for_its_round(
+    backend: NotingBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They come a lease later than those of a small job, unless the node coordinates, or the job has its round."""
+    monkeypatch.setattr(config, "_CROWD", 3)
+    beats: dict[NotingStore, float] = {}
+
+    def note(store: NotingStore, what: str, _: str) -> None:
+        if what == "beat":
+            beats.setdefault(store, time.monotonic())
+
+    backend.on_use = note
+    settings = read_settings("c10d", {**_SLOW, "keep_alive_interval": "0.3", "keep_alive_max_attempt": "20"})
+    setup = plain_setup(min_nodes=3, max_nodes=3)
+    first, second, third = (Node(open_session(backend, settings, setup, local_addr="127.0.0.1")) for _ in range(3))
+    with first, second:
+        wait_until(lambda: beats)  # the coordinator's
+        assert len(beats) == 1
+        with third:
+            for node in (first, second, third):
+                node.wait_for(Formed)
+            begun = time.monotonic()
+            wait_until(lambda: len(beats) == 3)
+    assert time.monotonic() - begun < stretched(4.0)

@@ -34,6 +34,9 @@ _DECIDED_BY_FIRST = {
     "scale_up_grace": "--scale-up-grace",
 }
 
+#: From so many nodes on, the first heartbeats wait until the nodes have come.
+_CROWD = 256
+
 
 @dataclass(frozen=True, slots=True)
 class Window:
@@ -98,6 +101,14 @@ class JobConfig:
     def lease(self) -> float:
         """Seconds without a heartbeat after which a node is lost."""
         return self.keep_alive_interval * self.keep_alive_max_attempt
+
+    @property
+    def first_leases(self) -> int:
+        """Leases within which a node's first heartbeat is expected while the job has no round yet.
+
+        Hundreds of nodes that come at once keep the store busy; heartbeats in that time would make it later for all.
+        """
+        return 2 if self.min_nodes >= _CROWD else 1
 
 
 def describe_difference(job: JobConfig, node: JobConfig) -> str:

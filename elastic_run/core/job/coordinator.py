@@ -549,7 +549,11 @@ def _ask_anew(coordinator: Coordinator, events: Sequence[Event], now: float) -> 
 
 
 def _watch(coordinator: Coordinator, job: Job, now: float) -> Coordinator:
-    leases = coordinator.leases if job.config is None else replace(coordinator.leases, lease=job.config.lease)
+    leases, config = coordinator.leases, job.config
+    if config is not None:
+        is_founding = job.round == 0 and coordinator.view is None
+        leases = replace(leases, lease=config.lease)
+        leases = liveness.expect_first(leases, config.first_leases if is_founding else 1, now)
     return replace(coordinator, job=job, leases=liveness.watch(leases, job.nodes, now))
 
 

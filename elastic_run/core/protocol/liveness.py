@@ -4,6 +4,8 @@ A node is silent when its counter has not changed for a lease on the observer's 
 node is read, and time in which the observer itself could not read doesn't count (law 4). A store with leases of its own
 says None for a node that is gone; that is believed at once where the node had been seen before. Not after such a time:
 a store that was out for all has let the beats of the living expire, too.
+
+The first beat of a node may be given more than one lease (`JobConfig.first_leases`).
 """
 
 from __future__ import annotations
@@ -39,10 +41,12 @@ class Leases:
     Args:
         lease: Seconds without a change after which a node is silent.
         beats: The last beat of each node that is watched.
+        first: Leases within which the first beat of a node is expected.
     """
 
     lease: float
     beats: Mapping[str, Heartbeat] = field(default_factory=lambda: MappingProxyType({}))
+    first: int = 1
 
     def age(self, node: str, now: float) -> float:
         """Return for how many seconds nothing was heard of a node, 0 for a stranger."""
@@ -68,6 +72,23 @@ def watch(leases: Leases, nodes: Iterable[str], now: float) -> Leases:
     return replace(leases, beats=MappingProxyType(beats))
 
 
+def expect_first(leases: Leases, first: int, now: float) -> Leases:
+    """Give nodes so many leases for their first beat; where that is less than before, these begin now.
+
+    Args:
+        leases: What the observer knows.
+        first: The number of leases.
+        now: Monotonic seconds.
+
+    Returns:
+        What it knows now.
+    """
+    if first >= leases.first:
+        return leases if first == leases.first else replace(leases, first=first)
+    beats = {node: replace(beat, since=now) if beat.value is None else beat for node, beat in leases.beats.items()}
+    return replace(leases, beats=MappingProxyType(beats), first=first)
+
+
 def observe(leases: Leases, beats: Mapping[str, int | None], now: float) -> tuple[Leases, tuple[str, ...]]:
     """Take in what was read of the store.
 
@@ -87,7 +108,8 @@ def observe(leases: Leases, beats: Mapping[str, int | None], now: float) -> tupl
         was_seen = beat.value is not None and beat.is_news
         after[node] = Heartbeat(value, now) if value is not None and value != beat.value else beat
         is_expired = value is None and was_seen and node in beats
-        if is_expired or now - after[node].since >= leases.lease:
+        limit = leases.lease * (leases.first if after[node].value is None else 1)
+        if is_expired or now - after[node].since >= limit:
             silent.append(node)
     return replace(leases, beats=MappingProxyType(after)), tuple(silent)
 

@@ -120,6 +120,7 @@ class SessionSignals:
         wake: Wakes the sender.
         has_sent: Set whenever the store has confirmed what was to be said; by the sender.
         has_failed_over: Set when the coordinator has told that the store moves.
+        has_lost_log: Whether the log reader's connection has broken; the sender, which it wakes, looks at the store.
         failover_to: Where the store goes on, as its host said before it went; the sender goes there.
         formed_at: Monotonic seconds at which this node read that its last round was formed, None before the first.
         fenced_for: Seconds without a confirmed beat after which the fence stopped the workers, 0.0 while it has not.
@@ -131,6 +132,7 @@ class SessionSignals:
     wake: threading.Event = field(default_factory=threading.Event)
     has_sent: threading.Event = field(default_factory=threading.Event)
     has_failed_over: threading.Event = field(default_factory=threading.Event)
+    has_lost_log: bool = False
     failover_to: str | None = None
     formed_at: float | None = None
     fenced_for: float = 0.0

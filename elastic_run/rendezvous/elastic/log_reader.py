@@ -10,7 +10,7 @@ is dark, which nothing can interrupt, and the round would have to wait for it.
 from __future__ import annotations
 
 from elastic_run.rendezvous.elastic.decision_log import wait_entry
-from elastic_run.store.errors import StoreAccessError, StoreError
+from elastic_run.store.errors import CLOSED, REFUSED, StoreAccessError, StoreError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ _LONGEST_WAIT = 30.0
 _MOMENT = 0.5
 #: Seconds before a store that refuses us is asked again; the sender, which is refused as well, tells the agent.
 _REFUSED = 5.0
+#: After these the sender looks whether the store is still there.
+_BROKEN = (CLOSED, REFUSED)
 
 
 class LogReader:
@@ -61,6 +63,10 @@ class LogReader:
                 context.signals.closing.wait(_REFUSED)
             except StoreError as error:
                 self._connection.drop()
+                if getattr(error, "reason", None) in _BROKEN:
+                    # Not if it is silent: a store that is only slow would be slower if all senders came again now.
+                    context.signals.has_lost_log = True
+                    context.signals.wake.set()
                 self._connection.pause(error)
         self._connection.drop()
         context.connections.remove(self._connection)
@@ -74,3 +80,4 @@ class LogReader:
         if entry is not None:
             self._member_driver.feed_from(self._connection.store_id, entry)
             self._member_driver.copy.keep(store, self._member_driver.member)
+            self._context.signals.wake.set()  # the sender's first beat may be due, now that the job has a round

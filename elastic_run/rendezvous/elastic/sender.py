@@ -9,7 +9,10 @@ Rules
 - A thousand nodes may come at once: what a node asks before its first fact is one question. After that fact the log
   reader takes over the connection, and this thread opens another one when there is something to say again: one
   connection for each node is enough while the nodes gather. Its beats begin after that rush, since the coordinator
-  gives whom it has not heard yet a lease; and at a random moment, so that those of all nodes never come in step.
+  gives a node some time for the first (`JobConfig.first_leases`); at the latest when the job has a round, or when this
+  node coordinates it. They begin at a random moment, so that those of all nodes never come in step.
+- The log reader wakes this thread when its connection has broken: while this thread has none, nothing else would tell
+  it that the store is gone.
 - A beat replaces the last one of this node. Where that is gone the coordinator has dropped the node, which says again
   where it stands: so a machine that was suspended, or a process that was stopped, needs no clock to learn it.
 - A store has an id, which its first agent writes. After an outage another id means another, emptied store, in which
@@ -83,6 +86,7 @@ class Sender:
         self._has_given = False  # the log reader has the connection, and there was nothing to say since
         self._beats = HeartbeatReader()
         self._next_beat = 0.0
+        self._is_founding = False  # the first beat waits for the job's first round
         self._writer = HeartbeatWriter(context.node)
         self._restores = 0
         self._last_look = 0.0
@@ -92,6 +96,7 @@ class Sender:
             doubt=lambda: context.backend.doubt,
             shows_waiting=context.shows_waiting,
             deliver=context.events.deliver,
+            delay=0.0 if context.backend.is_host else draw() * context.config.min_nodes / _ALL_LOOKS,
         )
         self._retry_deadline = RetryDeadline(context)
         self._connection.time_left = lambda: self._retry_deadline.attempt_limit
@@ -129,6 +134,7 @@ class Sender:
     def _turn(self) -> None:
         """Greet a store that was opened just now; then say what there is to say, and wait."""
         context = self._context
+        context.signals.has_lost_log = False
         if self._has_given and context.signals.failover_to is not None:
             self._move(context.signals.failover_to)  # without another connection to a host that leaves
             return
@@ -167,22 +173,34 @@ class Sender:
     def _wait(self) -> None:
         """Wait until something is due, or there may be something to say."""
         now = time.monotonic()
+        self._hasten_first_beat(now)
         # Asked again after all that was done: a round may have begun, or be over.
         if self._context.signals.wake.wait(max(0.0, self._find_next_due(now) - now)):
             # Cleared before facts are looked for, so that none is overlooked.
             self._context.signals.wake.clear()
 
+    def _hasten_first_beat(self, now: float) -> None:
+        if self._is_founding and self._has_founded:
+            self._is_founding = False
+            self._next_beat = min(self._next_beat, now + self._first_pause())
+
     def _find_next_due(self, now: float) -> float:
         return min(self._next_beat, self._next_look, self._wait_status.first_due(now))
+
+    @property
+    def _has_founded(self) -> bool:
+        """Whether the job has a round, or this node coordinates it: others look at this node's beats then."""
+        member_driver = self._context.sender.member_driver
+        if member_driver is None:
+            return False
+        return member_driver.member.job.known_round > 0 or member_driver.member.coordination.is_coordinator
 
     @property
     def _needs_store(self) -> bool:
         """Whether there is something to say or to do; what else the member wants of the store the log reader does."""
         context, now = self._context, time.monotonic()
-        is_tried = self._retry_deadline.is_tried
-        return (
-            is_tried or context.has_unsent or context.signals.failover_to is not None or now >= self._find_next_due(now)
-        )
+        is_urgent = self._retry_deadline.is_tried or context.has_unsent or context.signals.has_lost_log
+        return is_urgent or context.signals.failover_to is not None or now >= self._find_next_due(now)
 
     def _give_connection(self) -> None:
         """Let the log reader take over the connection, once all that this node had to say first was confirmed.
@@ -219,7 +237,9 @@ class Sender:
             context.backend.notice = ""
         if member_driver is None:
             context.sender.store_id = store_id
-            self._next_beat = time.monotonic() + self._first_pause()
+            wait = (context.config.first_leases - 1) * context.config.lease
+            self._next_beat = time.monotonic() + wait + self._first_pause()
+            self._is_founding = True
             # Where the id was written only now, the head may be too old.
             self._begin(None if is_new else make_head(store, head, start))
             return
@@ -231,7 +251,7 @@ class Sender:
         self._next_beat = 0.0
 
     def _first_pause(self) -> float:
-        """Return the seconds to the first beat: one to two intervals, and well before the lease is over."""
+        """Return seconds to the first beat: one to two intervals, and well before a lease is over."""
         config = self._context.config
         return min(config.keep_alive_interval, config.lease / _FIRST_BEAT) * (1 + self._draw())
 

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 #: Per node.
 _WORKERS = 8
 _STACK = 256 * 1024
+#: Seconds that a thread waits for the interpreter before it asks again; hundreds that ask each 5 ms leave no time.
+_SWITCH = 0.5
 
 
 def run_light(backend: str, endpoint: str, run_id: str, nodes: int, first: int, count: int) -> None:
@@ -67,6 +69,7 @@ def run_light(backend: str, endpoint: str, run_id: str, nodes: int, first: int, 
 def run_real(backend: str, endpoint: str, run_id: str, nodes: int, count: int) -> None:
     """Open real sessions until the input ends."""
     threading.stack_size(_STACK)
+    sys.setswitchinterval(_SWITCH)
     tally = Tally(count)
     token = os.environ.get("CROWD_TOKEN", "").encode() or None
     settings = read_settings(backend, {"join_timeout": "600", **({"is_host": "0"} if backend == "c10d" else {})})

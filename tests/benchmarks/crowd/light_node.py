@@ -108,7 +108,8 @@ class LightNode(ABC):
         self._begin(head)
         yield from self._say_facts()
         self._on_joined()
-        self._loop.call_later(self._config.keep_alive_interval * (1 + draw_fraction()), self._open_sender)
+        wait = (self._config.first_leases - 1) * self._config.lease
+        self._loop.call_later(wait + self._config.keep_alive_interval * (1 + draw_fraction()), self._open_sender)
         yield from self._follow()
 
     def _open_sender(self) -> None:
