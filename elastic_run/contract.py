@@ -25,7 +25,6 @@ EXIT_NODES_LOST = 206
 EXIT_STORE_LOST = 207
 EXIT_REFUSED = 208
 EXIT_REQUEUED = 209
-EXIT_UNHEALTHY = 210
 
 #: Code, name in `failure.json`, and what it tells a scheduler. The table in docs/exit-codes.md is made from it.
 EXIT_CODES: tuple[tuple[int | str, str, str], ...] = (
@@ -53,7 +52,6 @@ EXIT_CODES: tuple[tuple[int | str, str, str], ...] = (
         "This node was not taken into the job: its settings, its script or its release don't fit those of the job.",
     ),
     (EXIT_REQUEUED, "requeued", "SIGTERM stopped the job, and --requeue wants it to run again; see the last line."),
-    (EXIT_UNHEALTHY, "unhealthy", "This node failed its --health-check and has left; the job goes on without it."),
 )
 
 # --- environment: set for workers ------------------------------------------------------------------------------
@@ -85,6 +83,9 @@ ENV_SCALE_UP_SIGNAL = "ELASTIC_RUN_SCALE_UP_SIGNAL"
 ENV_HEARTBEAT_FILE = "ELASTIC_RUN_HEARTBEAT_FILE"
 #: Makes a process the template of warm workers; says which descriptor its orders come from. No worker has it.
 ENV_TEMPLATE = "ELASTIC_RUN_TEMPLATE"
+#: For a Python worker until its start is over: descriptor, inode and signal with which the agent gets its stacks. Only
+#: our .pth file reads it, and removes it: no program sees it.
+ENV_STACK_PIPE = "ELASTIC_RUN_STACK_PIPE"
 #: Those of the workers' variables that are known when the nodes have met.
 ENV_OF_ROUND = (
     *(ENV_RANK, ENV_WORLD_SIZE, ENV_GROUP_RANK, ENV_GROUP_WORLD_SIZE, ENV_ROLE_RANK, ENV_ROLE_WORLD_SIZE),
@@ -111,6 +112,8 @@ ENV_COMPAT = "ELASTIC_RUN_COMPAT"
 ENV_RECORD_DIR = "ELASTIC_RUN_RECORD_DIR"
 #: Where the control sockets of this user's agents are, instead of /tmp: a directory of this machine.
 ENV_CONTROL_DIR = "ELASTIC_RUN_CONTROL_DIR"
+#: 0: no worker gets a pipe for its stacks, and SIGQUIT stops the job at once.
+ENV_STACKS = "ELASTIC_RUN_STACKS"
 ENV_DISABLE_SHARED_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 
 #: The type of a root cause that is a timer which expired, in `failure.json`; no exception of that name is raised.
@@ -124,6 +127,7 @@ FILTERED_STDERR_LOG = "filtered_stderr.log"
 ERROR_FILE = "error.json"
 FAILURE_FILE = "failure.json"
 EVENTS_FILE = "events.jsonl"
+STACKS_FILE = "stacks.txt"
 ATTEMPT_DIR_PREFIX = "attempt_"
 RENDEZVOUS_ENTRY_POINTS = "torchrun.handlers"
 LOGS_SPECS_ENTRY_POINTS = "torchrun.logs_specs"

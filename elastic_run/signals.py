@@ -41,6 +41,8 @@ OFFERED: tuple[int, ...] = (
     *_numbers("SIGUSR1 SIGUSR2 SIGIO SIGSTKFLT"),
     *range(getattr(_signal, "SIGRTMIN", 0), getattr(_signal, "SIGRTMAX", -1) + 1),
 )
+#: Lets a worker write its stacks: a real-time signal of which no program is known that uses it. 0 where there is none.
+STACK_SIGNAL: int = _signal.SIGRTMAX - 4 if hasattr(_signal, "SIGRTMAX") else 0
 #: signalfd(2) with SFD_CLOEXEC and SFD_NONBLOCK, whose numbers are those of open(2).
 _SIGNALFD_FLAGS = os.O_CLOEXEC | os.O_NONBLOCK
 #: signalfd_siginfo: so many bytes, which begin with number, errno, code, pid and uid in 32 bits each.

@@ -1,4 +1,6 @@
-"""Finds the causes of what goes wrong with a job, before it starts and after it has failed.
+"""What breaks a job: before it starts, while it runs, and after it has failed.
+
+What is decided of a running job's workers stands in `core.diagnosis`.
 
 | module | what it holds |
 |---|---|
@@ -6,7 +8,10 @@
 | `doctor` | the checks of `elastic-run doctor`: this machine, and the network between the nodes |
 | `dump_files` | finds the dumps of a job in files and directories, and the rank of each |
 | `dump_format` | a dump's bytes to collectives: the pickle and the JSON of torch, read without running anything |
+| `kernel_view` | what the kernel tells of a process: state, signals, where its threads sleep |
 | `operation_match` | whether the ranks of a group call the same operation with the same sizes and types |
+| `stack_files` | the file with all stacks of one moment |
+| `stack_requests` | asks the workers of one round for their stacks |
 | `trace_analysis` | dumps to findings: the rank that did not join, the ranks that differ |
 | `trace_text` | the words for findings |
 """

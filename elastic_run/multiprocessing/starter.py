@@ -10,7 +10,7 @@ import os
 
 from elastic_run import contract
 from elastic_run.multiprocessing.output.descriptors import is_log
-from elastic_run.multiprocessing.process import process_table
+from elastic_run.multiprocessing.process import process_table, stack_signal
 from elastic_run.multiprocessing.process.descriptors import inheritable_descriptors
 from elastic_run.multiprocessing.process.fork_exec import inherited_environment, start_process
 from elastic_run.multiprocessing.process.spawn_options import SpawnOptions
@@ -54,6 +54,7 @@ class WorkerStarter:
         descriptor_limit: The commands' soft limit of descriptors, or None for this process's own.
         closed: Descriptors that the workers must not inherit.
         inherited: Variables that the workers inherit.
+        has_stacks: Whether they can be asked for their stacks, through pipes of the wiring.
     """
 
     guardian: Guardian
@@ -64,6 +65,7 @@ class WorkerStarter:
     descriptor_limit: int | None = None
     closed: Sequence[int] = field(default_factory=inheritable_descriptors)
     inherited: Mapping[str, str] = field(default_factory=inherited_environment)
+    has_stacks: bool = False
 
     def start_command(
         self,
@@ -87,8 +89,10 @@ class WorkerStarter:
         options = self._options(local_rank, env)
         try:
             self.guardian.expect(options.stderr)
-            whole_env = {**self.inherited, **options.env}
-            pid = take_fork and take_fork(local_rank, argv, whole_env, stdout=options.stdout, stderr=options.stderr)
+            kept = () if options.stacks < 0 else (options.stacks,)
+            whole_env = {**self.inherited, **options.env, **stack_signal.variables(options.stacks)}
+            streams = (options.stdout, options.stderr, *kept)
+            pid = take_fork and take_fork(local_rank, argv, whole_env, streams)
             if not pid:
                 pid = start_process(
                     argv,
@@ -98,6 +102,7 @@ class WorkerStarter:
                     affinity=options.affinity,
                     descriptor_limit=self.descriptor_limit,
                     closed=options.closed,
+                    kept=kept,
                     mask=self.mask,
                 )
         finally:
@@ -144,7 +149,8 @@ class WorkerStarter:
             tee_stderr=is_log(logs.tee_stderrs.get(rank, "")),
         )
         replaced = [fd for fd, paths in ((1, logs.stdouts), (2, logs.stderrs)) if paths[rank]]
-        return SpawnOptions(own, stdout, stderr, replaced, self.affinities.get(rank), self.closed)
+        stacks = self.wiring.open_stacks(rank) if self.has_stacks else -1
+        return SpawnOptions(own, stdout, stderr, replaced, self.affinities.get(rank), self.closed, stacks)
 
     def _tell_guardian(self, pid: int, function: StartedFunction | None = None) -> StartedWorker:
         born = process_table.start_time(pid)

@@ -158,7 +158,7 @@ class Session(ABC):
         """Say that this node goes. Never blocks; `close` waits until it was heard.
 
         Args:
-            reason: Of `core.protocol.outcomes`: `signal`, `unkillable` or `unhealthy`.
+            reason: Of `core.protocol.outcomes`: `signal` or `unkillable`.
             detail: One sentence for the user.
         """
 

@@ -14,6 +14,7 @@
 | `memory` | counts what the kernel's OOM killer did while the job ran |
 | `other_workers` | what became of the workers that are not the root cause |
 | `root_cause` | a root cause as a document for the other nodes, and back |
+| `stack_lines` | the lines that say where the workers are |
 | `status_table` | the text of `elastic-run status`: a row for each worker, and which stand out |
 | `text` | printable text: width in columns, wrapping, shortening |
 | `trace` | the lines of a traceback that tell most |

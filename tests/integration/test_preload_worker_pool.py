@@ -64,7 +64,7 @@ class Engaged:
     def start(self, rank: int, **env: str) -> str | None:
         """Start a worker, and return what it writes; None where there is no fork for it."""
         reading, writing = os.pipe()
-        pid = self.warm.start_worker(rank, self.argv, {**os.environ, **env}, stdout=writing, stderr=2)
+        pid = self.warm.start_worker(rank, self.argv, {**os.environ, **env}, (writing, 2))
         os.close(writing)
         with os.fdopen(reading) as pipe:
             text = pipe.read().strip()

@@ -104,7 +104,7 @@ def test_grace_period_ends_with_kill(launch: Launch, worker: Worker, tmp_path: P
     assert 1.0 < time.monotonic() - job.started_at < 10
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
 def test_signal_stops_the_job(launch: Launch, worker: Worker, name: str) -> None:
     """A stop signal reaches the workers as itself, and the launcher ends with 128 + n."""
     number = signal.Signals[name]

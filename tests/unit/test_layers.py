@@ -36,8 +36,18 @@ ALLOWED: dict[str, set[str]] = {
     "rendezvous": {"contract", "core", "loop", "store", "utils", "events", "report.wait_status", "report.wait_texts"},
     "cluster": {"contract", "core", "utils", "slurm_variables"},
     "agent": {"contract", "core", "loop", "multiprocessing", "report", "cluster", "events", "metrics", "utils"}
-    | {"control", "store.tcpstore", "timer", "rendezvous.api", "rendezvous.errors", "rendezvous.session"},
-    "diagnosis": {"contract", "core", "utils", "cluster", "store", "rendezvous.utils", "rendezvous.elastic.addresses"}
+    | {"control", "diagnosis", "store.tcpstore", "timer", "rendezvous.api", "rendezvous.errors", "rendezvous.session"},
+    "diagnosis": {
+        "contract",
+        "core",
+        "loop",
+        "multiprocessing",
+        "utils",
+        "cluster",
+        "store",
+        "rendezvous.utils",
+        "rendezvous.elastic.addresses",
+    }
     | {"report.wording"},
     "worker": {"contract", "slurm_variables"},
 }

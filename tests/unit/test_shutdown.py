@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastic_run.core.agent.shutdown import KILL_LIMIT, KILL_PATIENCE, LATE, Condition, Step, Stop, advance
+from elastic_run.core.agent.shutdown import KILL_LIMIT, KILL_PATIENCE, LATE, STACKS_LEAD, Condition, Step, Stop, advance
 
 GRACE = 10.0
 
@@ -12,7 +12,7 @@ def _stop() -> Stop:
 
 
 def _wants(step: Step) -> set[str]:
-    return {name for name in ("tell_leaders", "tell_groups", "kill", "give_up") if getattr(step, name)}
+    return {name for name in ("tell_leaders", "tell_groups", "ask_stacks", "kill", "give_up") if getattr(step, name)}
 
 
 def test_leader_first_group_late_kill_at_the_end() -> None:
@@ -22,6 +22,9 @@ def test_leader_first_group_late_kill_at_the_end() -> None:
     assert step.next_at == 100.0 + GRACE * LATE
     stop, step = advance(stop, leaders_alive=True, is_hurried=False, now=step.next_at)
     assert _wants(step) == {"tell_groups"}
+    assert step.next_at == 100.0 + GRACE - STACKS_LEAD
+    stop, step = advance(stop, leaders_alive=True, is_hurried=False, now=step.next_at)
+    assert _wants(step) == {"ask_stacks"}
     assert step.next_at == 100.0 + GRACE
     stop, step = advance(stop, leaders_alive=True, is_hurried=False, now=step.next_at)
     assert _wants(step) == {"kill"}
@@ -53,6 +56,20 @@ def test_hurry_kills_now() -> None:
     assert _wants(step) == {"kill"}
     _, step = advance(stop, leaders_alive=True, is_hurried=True, now=100.1)
     assert _wants(step) == set()
+
+
+def test_stacks_are_asked_for_once_and_only_of_workers_that_run() -> None:
+    """Before SIGKILL the workers that did not stop tell where they are; a short grace period does without."""
+    late = 100.0 + GRACE - STACKS_LEAD
+    stop, step = advance(_stop(), leaders_alive=True, is_hurried=False, now=late)
+    assert _wants(step) == {"tell_leaders", "tell_groups", "ask_stacks"}
+    _, step = advance(stop, leaders_alive=True, is_hurried=False, now=late + 0.1)
+    assert (_wants(step), step.next_at) == (set(), 100.0 + GRACE)
+    _, step = advance(_stop(), leaders_alive=False, is_hurried=False, now=late)
+    assert _wants(step) == {"tell_groups"}
+    short = Stop(started_at=1.0, signal=15, grace=STACKS_LEAD)
+    _, step = advance(short, leaders_alive=True, is_hurried=False, now=1.0)
+    assert _wants(step) == {"tell_leaders"}
 
 
 def test_no_grace_kills_at_once() -> None:

@@ -2,14 +2,12 @@
 
 | module | what it holds |
 |---|---|
-| `check_process` | one run of a command beside the workers, with a timeout |
 | `context` | the agent's options, and what all rounds share: guardian, token, limit of descriptors |
 | `d_state` | watches for workers in uninterruptible sleep (state D) |
 | `early_start` | starts the first round's workers before the supervisor is imported |
 | `environment` | the workers' environment variables |
 | `event_recorder` | makes the events of the event log |
 | `exit_codes` | the exit code and the name of each way in which a job can end |
-| `gpu_memory` | waits until the GPUs have taken back the old workers' memory |
 | `held_round` | a formed round that waits for its warm workers |
 | `job` | this node's part in a job of several nodes |
 | `joining` | joins a round, through the job or through a rendezvous handler |
@@ -17,9 +15,9 @@
 | `preload` | starts the templates of warm workers |
 | `rank_assignment` | the ranks of this node's workers in a round |
 | `round` | one round: its workers, their output, and how each ended |
-| `round_checks` | what must hold before a round: free GPU memory, the health check |
 | `round_join` | offers this node's worker store, and takes part in the rendezvous |
 | `signal_watch` | answers the launcher's signals |
+| `stack_reports` | shows the workers' stacks, on SIGQUIT and before SIGKILL |
 | `step` | one step of the state machine, for those who watch |
 | `supervisor` | the loop: events to the state machine, commands to the parts |
 | `timers` | the pipe and the expiry of the workers' timers |

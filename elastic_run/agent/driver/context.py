@@ -10,6 +10,7 @@ from elastic_run import contract
 from elastic_run.core.node.config import NodeConfig
 from elastic_run.multiprocessing.process.descriptors import allowed_descriptors
 from elastic_run.multiprocessing.process.guardian import Guardian
+from elastic_run.multiprocessing.process.stack_signal import is_possible
 from elastic_run.records import dataclass, field
 from elastic_run.signals import block_signals, signal_number
 from elastic_run.store.tcpstore.listener import raise_descriptor_limit
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 #: Descriptors of the launcher's own: what it can't do without, and what it has room for when all goes well.
 _DESCRIPTORS_LEAST = 24
 _DESCRIPTORS = 64
-#: For each worker: pidfd, two pipes while it starts, two log files that are written and read, a client.
+#: For each worker: pidfd, three pipes while it starts, two log files that are written and read, a client.
 _DESCRIPTORS_PER_WORKER = 10
 
 
@@ -157,6 +158,12 @@ class AgentContext:
             message = f"{workers} workers take {least} descriptors here, {allowed} are allowed (ulimit -n)"
             raise OSError(errno.EMFILE, message)
 
+    @property
+    def has_room_for_stacks(self) -> bool:
+        """Whether each worker gets a pipe for its stacks: only where descriptors are plenty, after `make_room`."""
+        usual = self.group.spec.local_world_size * _DESCRIPTORS_PER_WORKER + _DESCRIPTORS
+        return is_possible() and allowed_descriptors() >= usual
+
     def limit_worker(self, pid: int) -> None:
         """Set the limit of descriptors of a worker that was started with this process's raised limit."""
         if self.worker_limit is None:
@@ -189,16 +196,6 @@ class AgentContext:
             getattr(self.logs_specs, "run_log_dir", None) or getattr(self.logs_specs, "_run_log_dir", None) or ""
         )
         return "" if getattr(self.logs_specs, "is_temporary", False) else directory
-
-    def make_log_directory(self) -> str:
-        """Return that directory; one that the user has asked for is made, if no worker was started yet."""
-        make = getattr(self.logs_specs, "make_run_log_dir", None)
-        if make is not None and not getattr(self.logs_specs, "is_temporary", False):
-            try:
-                make(self.run_id)
-            except OSError:
-                pass  # the report on the console has it all
-        return self.log_directory
 
     def announce_log_directory(self) -> None:
         """Tell the guardian, once, of a directory that has to go with the launcher."""

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from elastic_run.agent.api import Worker
     from elastic_run.agent.driver.context import AgentContext
     from elastic_run.agent.driver.worker_launch import LaunchedWorkers
+    from elastic_run.core.diagnosis.stack_groups import Dump
     from elastic_run.core.failure.root_cause import WorkerEnd
+    from elastic_run.diagnosis.stack_requests import StackRequests
     from elastic_run.loop import Loop
     from elastic_run.multiprocessing.output.console import Console
 
@@ -39,7 +41,7 @@ _LOST_STATUS = (
 class Round:
     """The workers of one round."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what the round needs of the agent, and three callbacks
         self,
         context: AgentContext,
         launched: LaunchedWorkers,
@@ -49,6 +51,7 @@ class Round:
         number: int,
         restart_count: int,
         on_exit: Callable[[int, int], None],
+        on_overdue: Callable[[], None] = lambda: None,
         on_output: Callable[[int, float | None], None] = lambda *_: None,
     ) -> None:
         self.number = number
@@ -61,8 +64,15 @@ class Round:
         self._report_exit = on_exit
         self._ended_at: dict[int, tuple[float, int, bool]] = {}
         self._failed_after: float | None = None
+        self._stacks: StackRequests | None = None
         self.output = WorkerOutput(loop, console, launched.wiring, on_output=on_output)
-        self.workers = Workers(loop, context.guardian, on_exit=self._on_exit, adopts=lambda: context.adopts_orphans)
+        self.workers = Workers(
+            loop,
+            context.guardian,
+            on_exit=self._on_exit,
+            on_overdue=on_overdue,
+            adopts=lambda: context.adopts_orphans,
+        )
 
     def watch(self) -> None:
         """Watch the workers, and take their output.
@@ -165,6 +175,28 @@ class Round:
         # The siblings wait: a large log file is searched at the end of the round.
         return has_lost_rank(self._end_of(worker, is_thorough=False))
 
+    def listen_for_stacks(self) -> StackRequests:
+        """Read the pipes for the workers' stacks from now on; no worker waits for the import then."""
+        if self._stacks is None:
+            from elastic_run.diagnosis.stack_requests import StackRequests  # noqa: PLC0415 - see above
+
+            pipes, self._launched.wiring.stacks = self._launched.wiring.stacks, {}
+            self._stacks = StackRequests(self._loop, pipes)
+        return self._stacks
+
+    def ask_stacks(self, patience: float, on_done: Callable[[dict[int, Dump]], None]) -> None:
+        """Ask the workers that run for their stacks.
+
+        Args:
+            patience: Seconds that they get.
+            on_done: Gets what came by global rank.
+        """
+        ranks = {worker.local_rank: worker.global_rank for worker in self._context.group.workers}
+        pids = {rank: self.workers.pids[rank] for rank in self.workers.alive}
+        self.listen_for_stacks().ask(
+            pids, patience, lambda found: on_done({ranks[local]: dump for local, dump in found.items()})
+        )
+
     @property
     def uptime(self) -> float:
         """Seconds from the round's start to its first failure, or to now."""
@@ -179,6 +211,9 @@ class Round:
         for rank in self.workers.pids:
             self.output.finish(rank)
         self.output.close()
+        if self._stacks is not None:
+            self._stacks.close()
+        self._launched.wiring.close_stacks()
         for started in self._launched.workers.values():
             if started.function is not None:
                 started.function.result.finish()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 from elastic_run.core.agent.messages import Signalled
-from elastic_run.signals import SIGTERM, restore_signals
+from elastic_run.signals import SIGQUIT, SIGTERM, restore_signals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ class SignalWatch:
         hurry: Called at each signal that stops the job.
         current_round: Returns the round that runs, or None.
         history: Returns the agent's history.
+        show_stacks: Called at SIGQUIT; returns whether it shows stacks, so that the signal stops nothing.
 
     Attributes:
         seen: How many signals that stop the job have come.
@@ -45,6 +46,7 @@ class SignalWatch:
         hurry: Callable[[], None],
         current_round: Callable[[], Round | None],
         history: Callable[[], History],
+        show_stacks: Callable[[], bool],
     ) -> None:
         self.seen = 0
         self._loop = loop
@@ -54,6 +56,7 @@ class SignalWatch:
         self._hurry = hurry
         self._current_round = current_round
         self._history = history
+        self._show_stacks = show_stacks
 
     def begin(self) -> None:
         """Watch from now on; does nothing outside the main thread, where the program around us has the signals."""
@@ -83,6 +86,8 @@ class SignalWatch:
         self._senders.note(number, self._loop.senders.get(number))
 
     def _on_stop(self, number: int) -> None:
+        if number == SIGQUIT and self._show_stacks():
+            return
         self.seen += 1
         self._note(number)
         self._hurry()

@@ -22,14 +22,13 @@ from elastic_run.agent.driver.observation import Observation
 from elastic_run.agent.driver.round import Round
 from elastic_run.agent.driver.round_join import RoundJoin
 from elastic_run.agent.driver.signal_watch import SignalWatch
+from elastic_run.agent.driver.stack_reports import StackReports
 from elastic_run.agent.driver.step import Step
 from elastic_run.agent.driver.watches import Watches
 from elastic_run.agent.driver.worker_launch import launch_workers
 from elastic_run.agent.senders import Senders
-from elastic_run.cluster.gpu_processes import find_query
 from elastic_run.core.agent import machine, messages
 from elastic_run.core.agent.shutdown import CAUSE_PATIENCE, KILL_LIMIT
-from elastic_run.core.protocol.outcomes import FAILED, STOPPED
 from elastic_run.loop import Loop
 from elastic_run.multiprocessing.output.console import Console
 from elastic_run.multiprocessing.process.descriptors import ensure_standard_descriptors
@@ -45,7 +44,6 @@ if TYPE_CHECKING:
     from elastic_run.agent.driver.early_start import EarlyStart
     from elastic_run.agent.driver.held_round import HeldRound
     from elastic_run.agent.driver.job import MultiNodeJob
-    from elastic_run.agent.driver.round_checks import RoundChecks
     from elastic_run.agent.driver.worker_launch import LaunchedWorkers
     from elastic_run.agent.history import History
     from elastic_run.core.agent.messages import Command, Event
@@ -119,7 +117,6 @@ class Supervisor:
         self._round: Round | None = None
         self._lazy_history: History | None = None
         self._finish: messages.Finish | None = None
-        self._checks: RoundChecks | None = None
         self._held_round = self._hold_rounds()
         self._background = Background(context, self.console.say)
         self._observation = Observation(context, self._loop, self.console.say)
@@ -129,6 +126,7 @@ class Supervisor:
             context.metrics_server.serve(self._loop, lambda: self._agent.state, self._find_silences)
         self._control: ControlServer | None = None
         self._joining = Joining(context, self._round_join, self._job, loop=self._loop, feed=self._feed)
+        self._stacks = StackReports(context, self._loop, self.console, current_round=lambda: self._round)
         self._signals = SignalWatch(
             self._loop,
             context,
@@ -137,6 +135,7 @@ class Supervisor:
             hurry=self._background.hurry,
             current_round=lambda: self._round,
             history=lambda: self._history,
+            show_stacks=self._stacks.show_on_quit,
         )
         self._performers: dict[type[Command], Callable[[Any], None]] = {
             messages.Join: self._perform_join,
@@ -251,8 +250,7 @@ class Supervisor:
         return result
 
     def _is_finished(self) -> bool:
-        is_checking = self._checks is not None and self._checks.is_running
-        return self._finish is not None and not self._background.is_ending and not is_checking
+        return self._finish is not None and not self._background.is_ending
 
     def _stop_after(self, error: BaseException) -> None:
         if self._round is None and self._job is None:
@@ -361,30 +359,10 @@ class Supervisor:
 
     def _perform_finish(self, command: messages.Finish) -> None:
         self._finish = command
-        if self._checks is not None:
-            self._checks.cancel()
         self._background.conclude(is_success=command.verdict == "success")
 
     def _perform_join(self, command: messages.Join) -> None:
-        is_joined = self._launched is not None
-        self._check_first(command.round, lambda: self._joining.begin(command.round, is_joined=is_joined))
-
-    def _check_first(self, number: int, go_on: Callable[[], None]) -> None:
-        """Go on towards the next round when its checks hold; see `round_checks`."""
-        former = () if self._round is None else tuple(self._round.workers.pids.values())
-        if not (self._options.node_config.health_check or (former and find_query(os.environ))):
-            go_on()
-            return
-        from elastic_run.agent.driver.round_checks import RoundChecks  # noqa: PLC0415 - only when there is something to check
-
-        self._checks = RoundChecks(
-            self._loop,
-            self._context,
-            say=self.console.say,
-            on_ready=go_on,
-            on_unhealthy=lambda reason: self._feed(messages.RoundFailed(number, verdict="unhealthy", detail=reason)),
-        )
-        self._checks.begin(former)
+        self._joining.begin(command.round, is_joined=self._launched is not None)
 
     # --- what the job is told --------------------------------------------------------------------------------------
     def _perform_warn(self, _: messages.Warn) -> None:
@@ -394,7 +372,7 @@ class Supervisor:
 
     def _perform_leave(self, command: messages.Leave) -> None:
         if self._job is not None:
-            self._job.leave(command.reason, command.detail)
+            self._job.leave(command.reason)
 
     def _perform_report_failing(self, command: messages.ReportFailing) -> None:
         if self._job is None:
@@ -405,12 +383,6 @@ class Supervisor:
             self._history.tell_awaiting_cause(CAUSE_PATIENCE)
 
     def _perform_report_ready(self, command: messages.ReportReady) -> None:
-        if command.outcome in (FAILED, STOPPED):
-            self._check_first(self._agent.round, lambda: self._report_ready(command))
-        else:
-            self._report_ready(command)
-
-    def _report_ready(self, command: messages.ReportReady) -> None:
         if self._job is None:
             return
         try:
@@ -434,6 +406,7 @@ class Supervisor:
             restart_count=self._agent.restart_count,
             on_exit=lambda rank, code: self._on_exit(number, rank, code),
             on_output=self._on_output,
+            on_overdue=self._stacks.tell_before_kill,
         )
         try:
             self._round.watch()
@@ -517,6 +490,8 @@ class Supervisor:
     def _prepare_for_failure(self) -> None:
         if self._finish is None:
             self._history.prepare()
+            if self._round is not None:
+                self._round.listen_for_stacks()
 
     def _stop_for_waiting_nodes(self, number: int) -> None:
         if self._agent.state == machine.RUNNING:

@@ -105,6 +105,7 @@ def _launch(
     context.announce_log_directory()
     context.make_room(_count_descriptors(launched.logs, capture=context.options.capture) + len(starter.closed))
     starter.descriptor_limit = context.worker_limit
+    starter.has_stacks = context.has_room_for_stacks
     launched.wiring.is_stdout_teed = _is_any_stdout_teed(launched.logs)
     context.serve_timers(envs)
     if not context.guardian.pid:

@@ -5,6 +5,7 @@ to save a checkpoint still needs them. So within the one grace period of a stop
 
 - at once, the leader gets the signal;
 - when the leader is gone, or after `LATE` of the grace, whatever else lives in its session gets it;
+- shortly before the end, workers that still run are asked for their stacks;
 - at the end, or when the user hurries, everything left gets SIGKILL;
 - a process that was sent SIGKILL may take minutes to end, for it gives back its memory first: it is waited for while
   it runs, or its memory shrinks. One that sleeps for `KILL_PATIENCE` without progress is in uninterruptible sleep: it
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 #: Part of the grace period after which the group is told too.
 LATE = 0.8
+#: Seconds before SIGKILL at which workers that still run are asked for their stacks; not in a grace period that is
+#: shorter than twice that.
+STACKS_LEAD = 0.5
 #: Seconds without progress after SIGKILL.
 KILL_PATIENCE = 5.0
 #: Seconds that the kernel gets in all to carry out SIGKILL.
@@ -63,6 +67,7 @@ class Stop:
     grace: float
     leader_told: bool = False
     group_told: bool = False
+    stacks_asked: bool = False
     killed_at: float | None = None
     conditions: Mapping[int, Condition] = field(default_factory=dict)
     progress_at: Mapping[int, float] = field(default_factory=dict)
@@ -75,6 +80,7 @@ class Step:
     Args:
         tell_leaders: Send the signal to the leaders that live.
         tell_groups: Send the signal to all that lives in the sessions.
+        ask_stacks: Ask the workers that still run for their stacks.
         kill: Send SIGKILL to all that lives in the sessions.
         give_up: Stop waiting; what lives is unkillable.
         next_at: Monotonic seconds at which to ask again, or None.
@@ -82,6 +88,7 @@ class Step:
 
     tell_leaders: bool = False
     tell_groups: bool = False
+    ask_stacks: bool = False
     kill: bool = False
     give_up: bool = False
     next_at: float | None = None
@@ -115,11 +122,21 @@ def advance(
     late_at = stop.started_at + stop.grace * LATE
     tell_leaders = not stop.leader_told
     tell_groups = not stop.group_told and (not leaders_alive or now >= late_at)
-    after = replace(stop, leader_told=True, group_told=stop.group_told or tell_groups)
+    stacks_at = kill_at - STACKS_LEAD
+    may_ask = leaders_alive and stop.grace >= 2 * STACKS_LEAD and not stop.stacks_asked
+    ask_stacks = may_ask and now >= stacks_at
+    after = replace(
+        stop,
+        leader_told=True,
+        group_told=stop.group_told or tell_groups,
+        stacks_asked=stop.stacks_asked or ask_stacks,
+    )
+    later = [kill_at, *(() if after.group_told else (late_at,)), *((stacks_at,) if may_ask and not ask_stacks else ())]
     return after, Step(
         tell_leaders=tell_leaders and leaders_alive,
         tell_groups=tell_groups,
-        next_at=kill_at if after.group_told else late_at,
+        ask_stacks=ask_stacks,
+        next_at=min(later),
     )
 
 

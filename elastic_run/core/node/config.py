@@ -39,8 +39,6 @@ class NodeConfig:
             none at all.
         join_command: The command as given, to show how others join, or None.
         notice: A line for the user that the node with rank 0 shows when the first round is formed, or "".
-        health_check: The command that must succeed before the node takes part in a round, or "".
-        health_check_timeout: Time that this command may take.
     """
 
     preferred_rank: int | None = None
@@ -50,5 +48,3 @@ class NodeConfig:
     token: bytes | None = None
     join_command: JoinCommand | None = None
     notice: str = ""
-    health_check: str = ""
-    health_check_timeout: float = 60.0

@@ -62,7 +62,6 @@ from elastic_run.core.protocol.outcomes import (
     FAILED,
     OUTCOMES,
     STOPPED,
-    UNHEALTHY,
     UNKILLABLE,
     UNREACHABLE,
 )
@@ -90,7 +89,6 @@ __all__ = [
     "SEAT_CONFIRMED",
     "SEAT_RUNNING",
     "STOPPED",
-    "UNHEALTHY",
     "UNKILLABLE",
     "UNREACHABLE",
     "Assignment",

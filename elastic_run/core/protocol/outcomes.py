@@ -14,4 +14,3 @@ OUTCOMES = frozenset((DONE, FAILED, STOPPED, CANNOT_START, UNREACHABLE))
 BY_SIGNAL = "signal"
 DIED = "died"
 UNKILLABLE = "unkillable"
-UNHEALTHY = "unhealthy"

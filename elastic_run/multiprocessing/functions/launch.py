@@ -34,7 +34,7 @@ from elastic_run.multiprocessing.functions.pickling import (
 )
 from elastic_run.multiprocessing.functions.results import VALUE, ResultReader, open_result_pipe
 from elastic_run.multiprocessing.functions.worker import ForkSetup, FunctionWorker
-from elastic_run.multiprocessing.process import fork_exec
+from elastic_run.multiprocessing.process import fork_exec, stack_signal
 from elastic_run.multiprocessing.process.descriptors import open_unnamed
 from elastic_run.multiprocessing.process.interpreter import find_interpreter, is_frozen
 from elastic_run.records import dataclass
@@ -207,10 +207,11 @@ class Functions:
             with _interpreter():
                 tracker = _tracker()
                 argv = spawn.get_command_line(pipe_handle=file, tracker_fd=tracker)
-            kept = sorted({*kept, file, worker.result, worker.start_pipe, *(() if tracker is None else (tracker,))})
+            lent = (file, worker.result, worker.start_pipe, options.stacks, -1 if tracker is None else tracker)
+            kept = sorted({*kept, *lent} - {-1})
             pid = fork_exec.start_process(
                 argv,
-                {**fork_exec.inherited_environment(), **options.env},
+                {**fork_exec.inherited_environment(), **options.env, **stack_signal.variables(options.stacks)},
                 stdout=options.stdout,
                 stderr=options.stderr,
                 affinity=options.affinity,
@@ -223,7 +224,8 @@ class Functions:
 
     def _fork(self, worker: FunctionWorker, options: SpawnOptions, on_fork: Callable[[], None]) -> tuple[int, None]:
         streams = (options.stdout if options.stdout != 1 else None, options.stderr if options.stderr != 2 else None)  # noqa: PLR2004
-        fork_setup = ForkSetup(options.env, streams, options.replaced, options.affinity)
+        stacks = None if options.stacks < 0 else (options.stacks, options.stacks)
+        fork_setup = ForkSetup(options.env, streams, options.replaced, options.affinity, stacks)
         with contextlib.ExitStack() as lent, contextlib.ExitStack() as own:
             ready, tell_ready = os.pipe()
             own.callback(os.close, ready)
@@ -252,7 +254,8 @@ class Functions:
 
         result, start_pipe = worker.result, worker.start_pipe
         streams = (_Passed(options.stdout), _Passed(options.stderr))
-        worker.fork_setup = ForkSetup(options.env, streams, options.replaced, options.affinity)
+        stacks = None if options.stacks < 0 else (_Passed(options.stacks), options.stacks)
+        worker.fork_setup = ForkSetup(options.env, streams, options.replaced, options.affinity, stacks)
         worker.result, worker.start_pipe = _Passed(result), _Passed(start_pipe)
         try:
             with _interpreter():

@@ -22,6 +22,7 @@ from multiprocessing.context import Process
 
 from elastic_run import contract
 from elastic_run.multiprocessing.functions.results import TRACEBACK, VALUE, send_result
+from elastic_run.multiprocessing.process import stack_signal
 from elastic_run.records import dataclass
 
 TYPE_CHECKING = False
@@ -43,12 +44,14 @@ class ForkSetup:
             `multiprocessing.reduction.DupFd` made of them.
         replaced: Those of 1 and 2 that go to a file or a prefix, so that Python's own stream has to go there too.
         affinity: Logical CPUs to run on, or None.
+        stacks: Descriptor to which it writes its stacks, as those of `streams`, and its number in the worker; or None.
     """
 
     env: Mapping[str, str]
     streams: tuple[Any, Any]
     replaced: Collection[int] = ()
     affinity: frozenset[int] | None = None
+    stacks: tuple[Any, int] | None = None
 
     def perform(self) -> None:
         """Begin a session, take the streams, the variables and the CPUs."""
@@ -66,6 +69,10 @@ class ForkSetup:
         os.environ.pop(contract.ENV_RDZV_TOKEN, None)  # as in `fork_exec.inherited_environment`
         if self.affinity is not None:
             os.sched_setaffinity(0, self.affinity)
+        if self.stacks is not None:
+            source, number = self.stacks
+            if isinstance(source, int) or stack_signal.move(source.detach(), number):
+                stack_signal.register(number)
 
 
 def _redirect_stream(fd: int) -> None:

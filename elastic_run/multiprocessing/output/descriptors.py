@@ -39,6 +39,17 @@ def open_pipe(*, is_large: bool) -> tuple[int, int]:
     return reading, writing
 
 
+def move_up(fd: int, lowest: int) -> int:
+    """Give a descriptor another number, `lowest` or the next one that is free; closed on exec.
+
+    Raises:
+        OSError: There is no such number; the descriptor keeps its own.
+    """
+    moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, lowest)
+    os.close(fd)
+    return moved
+
+
 def open_terminal(model: int) -> tuple[int, int]:
     """Open a raw pseudo-terminal.
 

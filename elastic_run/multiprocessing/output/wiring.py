@@ -25,10 +25,13 @@ from elastic_run.multiprocessing.output.descriptors import (
     is_log,
     is_out_of_descriptors,
     is_same_file,
+    move_up,
     open_log,
     open_pipe,
     open_terminal,
 )
+from elastic_run.multiprocessing.process.descriptors import allowed_descriptors
+from elastic_run.multiprocessing.process.stack_signal import LOWEST_DESCRIPTOR, StackPipe
 from elastic_run.records import dataclass
 
 #: What a line is for.
@@ -71,12 +74,14 @@ class Wiring:
         is_stdout_teed: Whether any worker's stdout is tee'd in this round; to be set before the first `open`.
         lines: The launcher's ends by local rank.
         redirects: Paths of redirected stderr by local rank.
+        stacks: The pipes for the workers' stacks by local rank.
         losses: Log files that could not be opened, each with the reason; their output goes to the console.
     """
 
     def __init__(self, *, capture: bool = True) -> None:
         self.lines: dict[int, list[Line]] = {}
         self.redirects: dict[int, str] = {}
+        self.stacks: dict[int, StackPipe] = {}
         self.losses: list[tuple[str, OSError]] = []
         self.is_stdout_teed = False
         self._capture = capture
@@ -123,10 +128,32 @@ class Wiring:
         """Whether a worker's stdout passes through the launcher, alone or in one channel with its stderr."""
         return local_rank in self._joint or any(line.fd == STDOUT for line in self.lines.get(local_rank, ()))
 
+    def open_stacks(self, local_rank: int) -> int:
+        """Make the pipe for a worker's stacks, after `open`.
+
+        Returns:
+            What the worker gets under the same number; it stays open until `started`. -1 where there is none to be had:
+            a worker can do without.
+        """
+        try:
+            reading, writing = open_pipe(is_large=False)
+        except OSError:
+            return -1
+        try:
+            high = move_up(writing, min(LOWEST_DESCRIPTOR, allowed_descriptors() // 2))
+        except OSError:
+            os.close(writing)
+            os.close(reading)
+            return -1
+        self.stacks[local_rank] = StackPipe(reading, high, os.fstat(high).st_ino)
+        self._writing[local_rank].append(high)
+        return high
+
     def launcher_ends(self) -> list[int]:
         """Return the launcher's descriptors of all workers that are wired, which a forked worker has no use for."""
         lines = [line for each in self.lines.values() for line in each]
-        return [fd for line in lines for fd in (line.reading, line.file) if fd >= 0]
+        stacks = [pipe.reading for pipe in self.stacks.values()]
+        return [*(fd for line in lines for fd in (line.reading, line.file) if fd >= 0), *stacks]
 
     def started(self, local_rank: int) -> None:
         """Close this process's copies of what the worker got; call it also when the start has failed."""
@@ -139,6 +166,14 @@ class Wiring:
             os.close(line.reading)
             if line.file >= 0:
                 os.close(line.file)
+        if local_rank in self.stacks:
+            os.close(self.stacks.pop(local_rank).reading)
+
+    def close_stacks(self) -> None:
+        """Close the pipes for stacks that nobody has asked for."""
+        for pipe in self.stacks.values():
+            os.close(pipe.reading)
+        self.stacks.clear()
 
     def _open_one(self, local_rank: int, fd: int, path: str, *, tee: bool) -> int:
         if tee:

@@ -14,5 +14,6 @@
 | `process_title` | what `ps` shows of a process |
 | `process_table` | reads /proc: finds and signals what is left of a worker |
 | `spawn_options` | with what one process is started |
+| `stack_signal` | the signal on which a worker writes its stacks, and the pipe for them |
 | `workers` | the worker processes of one round: exits, signals, stopping |
 """

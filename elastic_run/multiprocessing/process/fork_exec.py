@@ -93,8 +93,12 @@ def start_process(  # noqa: PLR0913 - what a process can be given
 
 
 def inherited_environment() -> dict[str, str]:
-    """Return what a worker inherits of this process's environment: all but the agents' secret, as it may print it."""
-    return {name: value for name, value in os.environ.items() if name != contract.ENV_RDZV_TOKEN}
+    """Return what a worker inherits of this process's environment.
+
+    That is all but the agents' secret, as the worker may print it, and the pipe for this process's own stacks.
+    """
+    own = (contract.ENV_RDZV_TOKEN, contract.ENV_STACK_PIPE)
+    return {name: value for name, value in os.environ.items() if name not in own}
 
 
 def _copy(kept: Iterable[int]) -> dict[int, int]:

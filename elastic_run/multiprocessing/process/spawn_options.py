@@ -20,6 +20,7 @@ class SpawnOptions:
         replaced: Those of 1 and 2 that go to a file or a prefix, so that Python's own stream has to go there too.
         affinity: Logical CPUs to run on, or None to inherit.
         closed: Descriptors that it must not inherit, from `inheritable_descriptors`; a fork inherits them.
+        stacks: Descriptor to which it writes its stacks, or -1.
     """
 
     env: Mapping[str, str]
@@ -28,3 +29,4 @@ class SpawnOptions:
     replaced: Sequence[int] = ()
     affinity: frozenset[int] | None = None
     closed: Sequence[int] = ()
+    stacks: int = -1

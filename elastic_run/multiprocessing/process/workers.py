@@ -40,6 +40,7 @@ class Workers:
         loop: The agent's loop.
         guardian: Was told of every session, so that none outlives the agent; is told when one is gone.
         on_exit: Called with a worker's local rank and exit code (minus the signal's number) when it has ended.
+        on_overdue: Called when workers have not stopped shortly before SIGKILL.
         adopts: Says whether orphans of the workers' descendants come to this process; None if they never do.
     """
 
@@ -49,11 +50,13 @@ class Workers:
         guardian: Guardian,
         *,
         on_exit: Callable[[int, int], None],
+        on_overdue: Callable[[], None] = lambda: None,
         adopts: Callable[[], bool] | None = None,
     ) -> None:
         self._loop = loop
         self._guardian = guardian
         self._on_exit = on_exit
+        self._on_overdue = on_overdue
         self._adopts = adopts
         self._since = process_table.start_time("self")
         self.pids: dict[int, int] = {}
@@ -213,6 +216,8 @@ class Workers:
             return
         if step.tell_groups:
             self._tell(survivors, self._stop.signal)
+        if step.ask_stacks:
+            self._on_overdue()
         if self._stop.killed_at is not None:
             # The leaders by themselves too: a fork server's child begins its session late.
             leaders = [self.pids[rank] for rank in self.alive]

@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import sys
 
+from elastic_run.multiprocessing.process import stack_signal
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -83,6 +85,7 @@ def set_up_worker(document: dict[str, Any], template_start: TemplateStart, title
     Raises:
         Exception: A module has replaced what this takes.
     """
+    stack_signal.register_by_environment(document["env"])
     _change_environment(
         template_start.env, {os.fsdecode(name): os.fsdecode(value) for name, value in document["env"].items()}
     )

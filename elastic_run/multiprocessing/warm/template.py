@@ -23,6 +23,7 @@ import os
 import sys
 
 from elastic_run import contract
+from elastic_run.multiprocessing.process import stack_signal
 from elastic_run.multiprocessing.process.process_title import ProcessTitle
 from elastic_run.multiprocessing.warm import fork_setup, messages
 from elastic_run.multiprocessing.warm.fork_safety import ImportWatch
@@ -214,9 +215,12 @@ class Template:
         channel.close()
         if order is None:
             os._exit(0)
-        _, (file, stdout, stderr) = order
+        _, (file, stdout, stderr, *stacks) = order
         fork_setup.begin_session(stdout, stderr)
-        self._become_worker(messages.take_from_file(file))
+        document = messages.take_from_file(file)
+        if stacks:
+            stack_signal.place_descriptor(stacks[0], document["env"])
+        self._become_worker(document)
         return True
 
     def _become_worker(self, document: dict[str, Any]) -> None:

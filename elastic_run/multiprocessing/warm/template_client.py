@@ -53,8 +53,8 @@ class Fork:
         if not process_table.is_recycled(self.pid, self._born):
             process_table.signal_processes((self.pid,), SIGKILL)
 
-    def start(self, argv: Sequence[str], env: Mapping[str, str], *, stdout: int, stderr: int) -> bool:
-        """Let it become a worker.
+    def start(self, argv: Sequence[str], env: Mapping[str, str], streams: Sequence[int]) -> bool:
+        """Let it become a worker; for the arguments see `WorkerPool.start_worker`.
 
         Returns:
             Whether it was there to hear it.
@@ -63,7 +63,7 @@ class Fork:
         variables = {os.fsencode(name): os.fsencode(value) for name, value in env.items()}
         file = messages.put_into_file({"argv": [*map(os.fsencode, argv)], "env": variables})
         try:
-            messages.send(self.channel, {}, [file, stdout, stderr])
+            messages.send(self.channel, {}, [file, *streams])
         except OSError:
             return False
         finally:

@@ -148,9 +148,15 @@ class WorkerPool:
             template.order(sum(own == affinity for own in self._affinities.values()))
 
     def start_worker(
-        self, local_rank: int, argv: Sequence[str], env: Mapping[str, str], *, stdout: int, stderr: int
+        self, local_rank: int, argv: Sequence[str], env: Mapping[str, str], streams: Sequence[int]
     ) -> int | None:
         """Let a fork that waits become a worker.
+
+        Args:
+            local_rank: Its number on this node.
+            argv: All of its command line.
+            env: All of its environment.
+            streams: Descriptors that it gets as 1 and 2, and for its stacks, if it is to have one for these.
 
         Returns:
             Its pid; None where there is no such fork, so that the worker has to be started by exec.
@@ -162,7 +168,7 @@ class WorkerPool:
             self._give_up(f"{change} since the template started")
         while template.forks:
             fork = template.forks.pop(0)
-            if fork.start(argv, env, stdout=stdout, stderr=stderr):
+            if fork.start(argv, env, streams):
                 if not self._has_told_sharing:
                     self._worker_pids.append(fork.pid)
                 return fork.pid

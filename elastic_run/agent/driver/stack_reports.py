@@ -1,0 +1,86 @@
+r"""Shows what the workers do: on SIGQUIT (Ctrl-\), and before SIGKILL ends workers that do not stop."""
+
+from __future__ import annotations
+
+from elastic_run import contract
+from elastic_run.multiprocessing.process.stack_signal import is_possible
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from elastic_run.agent.driver.context import AgentContext
+    from elastic_run.agent.driver.round import Round
+    from elastic_run.core.diagnosis.stack_groups import Dump
+    from elastic_run.loop import Loop
+    from elastic_run.multiprocessing.output.console import Console
+
+#: Seconds in which a second SIGQUIT stops the job.
+_TWICE = 2.0
+#: Seconds that workers get to write their stacks: somebody waits; the end of the grace period waits for nobody.
+_PATIENCE = 3.0
+_PATIENCE_BEFORE_KILL = 0.4
+
+
+class StackReports:
+    """The stacks of one agent's workers, for its user.
+
+    Args:
+        context: Where log files go.
+        loop: The agent's loop.
+        console: Takes the lines.
+        current_round: Returns the round that runs, or None.
+    """
+
+    def __init__(
+        self, context: AgentContext, loop: Loop, console: Console, *, current_round: Callable[[], Round | None]
+    ) -> None:
+        self._context = context
+        self._loop = loop
+        self._console = console
+        self._current_round = current_round
+        self._asked_at: float | None = None
+
+    def show_on_quit(self) -> bool:
+        """Show the stacks; return False where the job is to be stopped: at a second time, or without workers."""
+        now, before = self._loop.now(), self._asked_at
+        self._asked_at = now
+        current = self._current_round()
+        is_second = before is not None and now - before < _TWICE
+        if is_second or current is None or not current.workers.alive or not is_possible():
+            return False
+        current.ask_stacks(_PATIENCE, self._show)
+        return True
+
+    def tell_before_kill(self) -> None:
+        """Show the stacks of workers that did not stop, before the end of their grace period."""
+        current = self._current_round()
+        if current is not None and is_possible():
+            current.ask_stacks(_PATIENCE_BEFORE_KILL, self._show_overdue)
+
+    def _show(self, dumps: dict[int, Dump]) -> None:
+        from elastic_run.report.stack_lines import closing, details, summary  # noqa: PLC0415 - only when asked for
+
+        path = self._write(dumps)
+        self._console.say(summary(dumps))
+        if not path:
+            for line in details(dumps):
+                self._console.say(line)
+        self._console.say(closing(path, _TWICE))
+
+    def _show_overdue(self, dumps: dict[int, Dump]) -> None:
+        from elastic_run.report.stack_lines import overdue  # noqa: PLC0415 - ditto
+
+        if dumps:
+            self._console.say(overdue(dumps, self._write(dumps)))
+
+    def _write(self, dumps: dict[int, Dump]) -> str:
+        """Write all stacks into a file of the log directory; return its path, or "" where there is none."""
+        from elastic_run.diagnosis.stack_files import write_stacks  # noqa: PLC0415 - ditto
+
+        directory = self._context.log_directory
+        try:
+            return write_stacks(directory, dumps) if directory else ""
+        except OSError as error:
+            self._console.say(f"{contract.STACKS_FILE} could not be written to {directory}: {error.strerror}")
+            return ""

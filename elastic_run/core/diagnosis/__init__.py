@@ -1,0 +1,7 @@
+"""What workers do when nothing seems to happen: their stacks as records, and equal ones together.
+
+| module | what it holds |
+|---|---|
+| `stack_groups` | ranks that are at the same place of the user's program |
+| `stack_text` | reads what faulthandler has written |
+"""

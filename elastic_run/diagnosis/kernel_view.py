@@ -1,0 +1,99 @@
+"""What the kernel tells of a process without ptrace and without root: signals, and where its threads sleep."""
+
+from __future__ import annotations
+
+import os
+
+from elastic_run.multiprocessing.process.process_table import read_name, read_stat, wait_channel
+from elastic_run.signals import STACK_SIGNAL
+
+#: What the letter of a state means for somebody who waits for the process.
+_STATES = {b"T": "is stopped (SIGSTOP, or a job control)", b"t": "is stopped by a debugger", b"Z": "has ended"}
+_BIT = 1 << (STACK_SIGNAL - 1) if STACK_SIGNAL else 0
+#: Threads of which the details tell.
+_MOST_THREADS = 200
+
+
+def find_obstacle(pid: int, descriptor: int, inode: int) -> str:
+    """Return why a process must not, or can't, get the signal for its stacks, as what it is or does; or ""."""
+    stat = read_stat(pid)
+    if stat is None or stat.state in _STATES:
+        return "has ended" if stat is None else _STATES[stat.state]
+    masks = read_masks(f"{pid}")
+    if not masks.get("SigCgt", 0) & _BIT:
+        return _describe_foreign(pid, "does not tell its Python stacks")
+    try:
+        is_there = os.stat(f"/proc/{pid}/fd/{descriptor}").st_ino == inode
+    except OSError:
+        is_there = False
+    return "" if is_there else _describe_foreign(pid, "has closed the descriptor for its stacks")
+
+
+def _describe_foreign(pid: int, text: str) -> str:
+    where = wait_channel(pid)
+    return f"{text} ({read_name(pid)}{f', in {where}' if where else ''})"
+
+
+def read_masks(task: str) -> dict[str, int]:
+    """Return the signal masks of a process (`12`) or of one thread (`12/task/13`) by the kernel's names."""
+    try:
+        with open(f"/proc/{task}/status", "rb") as file:
+            lines = file.read().split(b"\n")
+    except OSError:
+        return {}
+    found = (line.partition(b":") for line in lines if line.startswith((b"Sig", b"ShdPnd")))
+    return {name.decode(): int(value, 16) for name, _, value in found if b"/" not in value}
+
+
+def threads_that_block(pid: int) -> frozenset[str]:
+    """Return the threads that hold back the signal for stacks; the one that runs its handler is among them."""
+    return frozenset(thread for thread in _threads(pid) if read_masks(f"{pid}/task/{thread}").get("SigBlk", 0) & _BIT)
+
+
+def is_pending(pid: int) -> bool:
+    """Whether the signal for stacks has been sent to a process and no thread has taken it."""
+    return bool(read_masks(str(pid)).get("ShdPnd", 0) & _BIT)
+
+
+def explain_silence(pid: int) -> str:
+    """Return why nothing came of a process that got the signal, as what it is or does."""
+    stat = read_stat(pid)
+    if stat is None or stat.state in _STATES:
+        return "has ended" if stat is None else _STATES[stat.state]
+    where = wait_channel(pid)
+    if stat.state == b"D":
+        return f"is in uninterruptible sleep in the kernel{f' ({where})' if where else ''}"
+    if is_pending(pid):
+        is_busy = stat.state == b"R"
+        return "has had no processor to write its stacks" if is_busy else f"holds signal {STACK_SIGNAL} back"
+    return f"has a handler of its own for signal {STACK_SIGNAL}"
+
+
+def describe_threads(pid: int) -> str:
+    """Return one line for each thread: its name, state, and where it is in the kernel; the stack there for root."""
+    lines = []
+    for thread in _threads(pid)[:_MOST_THREADS]:
+        task = f"{pid}/task/{thread}"
+        stat = read_stat(task)
+        if stat is not None:
+            call, stack = _read(task, "syscall").partition(" ")[0], _read(task, "stack")
+            call = f"syscall {call}" if call.isdecimal() else call
+            where = f"{call} {_read(task, 'wchan')}".strip()
+            lines.append(f"thread {thread} ({_read(task, 'comm')}) state {stat.state.decode()} {where}".rstrip())
+            lines += [f"    {line.partition('] ')[2] or line}" for line in stack.splitlines()]
+    return "\n".join(lines)
+
+
+def _threads(pid: int) -> list[str]:
+    try:
+        return os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return []
+
+
+def _read(task: str, name: str) -> str:
+    try:
+        with open(f"/proc/{task}/{name}", encoding="utf-8", errors="replace") as file:
+            return file.read().strip()
+    except OSError:
+        return ""

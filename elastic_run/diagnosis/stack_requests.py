@@ -1,0 +1,195 @@
+"""Asks the workers of one round for their stacks: a signal to each, and what they write into their pipes.
+
+Rules
+- A worker gets the signal only if it has a handler for it and still has its pipe under the number that it got: the
+  signal would end another program, and the text would go into another file.
+- The pipes are always read, and what nobody has asked for is dropped: a full pipe would hold a worker up.
+- The text has no end. It is whole when the worker has written something, and no thread of it runs the handler, which
+  the kernel shows: that thread holds the signal back. Python writes some characters at a time; so after the first of
+  them the pipe is left alone for `_GATHERING`, rather than that each wakes this process.
+- After `patience` seconds, what is missing is explained. A worker that has taken the signal and runs no handler of ours
+  has one of its own; it is not waited for that long.
+"""
+
+from __future__ import annotations
+
+import os
+
+from elastic_run.core.diagnosis.stack_groups import Dump
+from elastic_run.diagnosis import kernel_view
+from elastic_run.signals import STACK_SIGNAL
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from elastic_run.loop import Loop, Timer
+    from elastic_run.multiprocessing.process.stack_signal import StackPipe
+
+#: Seconds from a worker's first characters to a look at whether that was all, and between two looks.
+_GATHERING = 0.002
+_READ_SIZE = 1 << 16
+#: Part of the patience after which a worker that has taken the signal must have begun to write.
+_EARLY = 1 / 3
+#: Bytes of one worker that are kept: 100 threads of 100 frames.
+_MOST_BYTES = 1 << 21
+
+
+class _Request:
+    """What one worker was asked."""
+
+    __slots__ = ("blocking", "pid", "problem", "text")
+
+    def __init__(self, pid: int, blocking: frozenset[str], problem: str) -> None:
+        self.pid = pid
+        self.blocking = blocking
+        self.problem = problem
+        self.text = bytearray()
+
+
+class StackRequests:
+    """The pipes of one round's workers.
+
+    Args:
+        loop: The agent's loop.
+        pipes: By local rank; they become this object's.
+    """
+
+    def __init__(self, loop: Loop, pipes: Mapping[int, StackPipe]) -> None:
+        self._loop = loop
+        self._pipes = dict(pipes)
+        self._open: set[int] = set()
+        self._requests: dict[int, _Request] = {}
+        self._missing: set[int] = set()
+        self._waiting: list[Callable[[dict[int, Dump]], None]] = []
+        self._timers: list[Timer] = []
+        for rank in self._pipes:
+            self._watch(rank)
+
+    def ask(self, pids: Mapping[int, int], patience: float, on_done: Callable[[dict[int, Dump]], None]) -> None:
+        """Ask workers for their stacks.
+
+        Args:
+            pids: The workers that run, by local rank.
+            patience: Seconds after which those that have not answered are no longer waited for.
+            on_done: Gets what came by local rank, from the loop. While others are being asked it gets the same.
+        """
+        self._waiting.append(on_done)
+        if len(self._waiting) > 1:
+            return
+        for rank in self._open.copy():
+            self._read(rank)
+        self._requests = {rank: self._prepare(rank, pid) for rank, pid in pids.items()}
+        self._missing = {rank for rank, request in self._requests.items() if not request.problem}
+        for rank in self._missing.copy():
+            self._send(rank, self._requests[rank])
+        self._timers = [
+            self._loop.call_later(patience * _EARLY, self._look_early),
+            self._loop.call_later(patience if self._missing else 0.0, self._finish),
+        ]
+
+    def close(self) -> None:
+        """Close the pipes; who still waits gets what there is."""
+        self._finish()
+        for rank in self._open:
+            self._loop.remove_reader(self._pipes[rank].reading)
+        for pipe in self._pipes.values():
+            os.close(pipe.reading)
+        self._open.clear()
+        self._pipes.clear()
+
+    def _prepare(self, rank: int, pid: int) -> _Request:
+        pipe = self._pipes.get(rank)
+        problem = kernel_view.find_obstacle(pid, *(pipe.number, pipe.inode) if pipe is not None else (-1, -1))
+        return _Request(pid, frozenset() if problem else kernel_view.threads_that_block(pid), problem)
+
+    def _send(self, rank: int, request: _Request) -> None:
+        try:
+            os.kill(request.pid, STACK_SIGNAL)
+        except OSError:
+            request.problem = "has ended"
+            self._missing.discard(rank)
+
+    def _watch(self, rank: int) -> None:
+        self._open.add(rank)
+        self._loop.add_reader(self._pipes[rank].reading, lambda: self._on_readable(rank))
+
+    def _on_readable(self, rank: int) -> None:
+        if rank in self._missing:
+            self._loop.remove_reader(self._pipes[rank].reading)
+            self._loop.call_later(_GATHERING, lambda: self._gather(rank))
+        else:
+            self._read(rank)
+
+    def _gather(self, rank: int) -> None:
+        if rank not in self._pipes:
+            return
+        request = self._requests[rank]
+        # Asked before the pipe is read: what was written before the handler's end is in it.
+        is_writing = self._is_handling(request)
+        if rank in self._missing and is_writing:
+            request.text += self._read(rank)
+            self._loop.call_later(_GATHERING, lambda: self._gather(rank))
+            return
+        data = self._read(rank)
+        if rank in self._open:
+            self._watch(rank)
+        if rank in self._missing:
+            request.text += data
+            if request.text:
+                self._answered(rank)
+
+    def _answered(self, rank: int) -> None:
+        self._missing.discard(rank)
+        if not self._missing:
+            self._finish()
+
+    def _look_early(self) -> None:
+        for rank in self._missing.copy():
+            request = self._requests[rank]
+            if not request.text and not self._is_handling(request) and not kernel_view.is_pending(request.pid):
+                request.text += self._read(rank)
+                request.problem = "" if request.text else kernel_view.explain_silence(request.pid)
+                self._answered(rank)
+
+    def _is_handling(self, request: _Request) -> bool:
+        """Whether a thread of a worker runs the handler."""
+        return bool(kernel_view.threads_that_block(request.pid) - request.blocking)
+
+    def _read(self, rank: int) -> bytes:
+        """Return what is in a pipe; at its end it is watched no more."""
+        found = b""
+        fd = self._pipes[rank].reading
+        try:
+            while len(found) < _MOST_BYTES:
+                data = os.read(fd, _READ_SIZE)
+                if not data:
+                    self._open.discard(rank)
+                    self._loop.remove_reader(fd)
+                    break
+                found += data
+        except BlockingIOError:
+            pass
+        return found
+
+    def _finish(self) -> None:
+        if not self._waiting:
+            return
+        for timer in self._timers:
+            timer.cancel()
+        for rank in self._missing:
+            request = self._requests[rank]
+            is_slow = request.text or self._is_handling(request)
+            request.problem = "is slow to write its stacks" if is_slow else kernel_view.explain_silence(request.pid)
+        self._missing.clear()
+        found = {
+            rank: Dump(
+                text=request.text.decode(errors="replace"),
+                problem=request.problem,
+                details=kernel_view.describe_threads(request.pid) if request.problem else "",
+            )
+            for rank, request in self._requests.items()
+        }
+        waiting, self._waiting = self._waiting, []
+        for on_done in waiting:
+            on_done(found)

@@ -1,0 +1,61 @@
+"""The lines that say where the workers are.
+
+Pure: each function returns the text; the console puts `elastic-run: ` in front of it.
+"""
+
+from __future__ import annotations
+
+from elastic_run.core.diagnosis.stack_groups import group_dumps
+from elastic_run.report.text import printable
+from elastic_run.report.wording import ranks
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from elastic_run.core.diagnosis.stack_groups import Dump, Group
+
+#: Groups that a line names, and calls of each that are shown.
+_GROUPS = 8
+_FRAMES = 10
+
+
+def summary(dumps: Mapping[int, Dump]) -> str:
+    """Say which ranks are where, the odd one out last."""
+    groups = group_dumps(dumps)
+    named = [_describe(group) for group in groups[:_GROUPS]]
+    rest = [rank for group in groups[_GROUPS:] for rank in group.ranks]
+    return "; ".join([*named, *([f"{ranks(rest)} elsewhere"] if rest else [])])
+
+
+def details(dumps: Mapping[int, Dump]) -> Iterator[str]:
+    """Show the main thread of one rank of each group."""
+    for group in group_dumps(dumps)[:_GROUPS]:
+        if group.thread is None:
+            continue
+        yield f"{ranks(group.ranks)}, innermost call first:"
+        for frame in group.thread.frames[:_FRAMES]:
+            yield f"  {printable(frame.file)}:{frame.line} in {printable(frame.function)}"
+        left_out = len(group.thread.frames) - _FRAMES
+        if left_out > 0:
+            yield f"  ({left_out} more)"
+
+
+def closing(path: str, seconds: float) -> str:
+    """Say where all stacks are, and that the job goes on."""
+    where = f"all stacks: {path}" if path else "--log-dir keeps all stacks in a file"
+    return f"{where}; the job goes on (twice within {seconds:g} s stops it)"
+
+
+def overdue(dumps: Mapping[int, Dump], path: str) -> str:
+    """Say where the workers are that did not stop in the grace period."""
+    return f"not stopped yet, SIGKILL follows: {summary(dumps)}{f' (all stacks: {path})' if path else ''}"
+
+
+def _describe(group: Group) -> str:
+    place, are_many = group.place, len(group.ranks) > 1
+    if place.problem:
+        return f"{ranks(group.ranks)}{': each' if are_many else ''} {printable(place.problem)}"
+    verb = ("wait" if are_many else "waits") if place.is_waiting else ("are" if are_many else "is")
+    at = f" ({printable(place.file.rpartition('/')[2])}:{place.line})" if place.file else ""
+    return f"{ranks(group.ranks)} {verb} in {printable(place.function)}{at}"

@@ -1,0 +1,223 @@
+r"""Stacks of running workers: on SIGQUIT (Ctrl-\), before SIGKILL, of workers of every kind."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elastic_run.signals import STACK_SIGNAL
+from tests.support.processes import children_of
+from tests.support.wait import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.support.launch import Launched
+
+    Launch = Callable[..., Launched]
+    Worker = Callable[[str], Path]
+
+#: A rank that waits in a function of its own; the others wait elsewhere.
+_SLEEPS = """
+import time
+def load_batch():
+    say("ready", os.getpid())
+    time.sleep(1000)
+def step():
+    say("ready", os.getpid())
+    signal.pause()
+load_batch() if rank == 1 else step()
+"""
+_MANY_THREADS = """
+import threading
+lock = threading.Lock()
+lock.acquire()
+for _ in range({count}):
+    threading.Thread(target=lock.acquire, daemon=True).start()
+say("ready")
+signal.pause()
+"""
+_ENDING = "the job goes on"
+
+
+def _ask(job: Launched, pattern: str, *, workers: int = 1) -> str:
+    """Ask for the stacks as soon as the workers are ready; return the line in which a pattern is found."""
+    job.wait_lines("ready", count=workers)
+    job.send(signal.SIGQUIT)
+    job.wait_line(_ENDING)
+    return job.wait_line(f"elastic-run: .*{pattern}.*").group()
+
+
+@pytest.mark.parametrize("options", [(), ("--preload=colorsys",)], ids=["cold", "preloaded"])
+def test_the_odd_one_out_is_named(launch: Launch, worker: Worker, options: tuple[str, ...]) -> None:
+    """SIGQUIT shows in one line which ranks are where; the job goes on, and nothing is mixed into its output."""
+    job = launch("--standalone", "--nproc-per-node=3", *options, worker(_SLEEPS))
+    _ask(job, r"ranks 0, 2 are in step \(worker1.py:\d+\); rank 1 is in load_batch \(worker1.py:\d+\)", workers=3)
+    assert job.process.poll() is None
+    assert len(job.stdout.splitlines()) == 3
+    assert all(line.startswith("elastic-run: ") for line in job.stderr.splitlines())
+
+
+def test_ranks_in_a_collective_wait(launch: Launch, worker: Worker, tmp_path: Path) -> None:
+    """Ranks in a collective of torch's wait for the rank that is not; the log directory has all stacks."""
+    body = """
+    import time
+    import torch.distributed as dist
+    dist.init_process_group("gloo")
+    def load_batch():
+        say("ready")
+        time.sleep(1000)
+    if rank == 1:
+        load_batch()
+    else:
+        say("ready")
+        dist.barrier()
+    """
+    job = launch("--standalone", "--nproc-per-node=2", f"--log-dir={tmp_path / 'logs'}", worker(body))
+    job.wait_lines("ready", count=2, deadline=120)
+    wait_until(lambda: _asked_until(job, "rank 0 waits in barrier"), deadline=60)
+    job.wait_line(r"rank 0 waits in barrier \(worker1.py:\d+\); rank 1 is in load_batch \(worker1.py:\d+\)")
+    path = Path(job.wait_line(r"all stacks: (\S+);").group(1))
+    assert path.parent.parent == tmp_path / "logs"
+    assert "=== rank 1\n" in path.read_text(encoding="utf-8")
+
+
+def _asked_until(job: Launched, text: str) -> bool:
+    """Ask again, since rank 0 may not be in the collective yet: no output tells that."""
+    before = job.stderr.count(_ENDING)
+    job.send(signal.SIGQUIT)
+    job.wait_lines(_ENDING, count=before + 1)
+    time.sleep(2.1)  # sooner, it would stop the job
+    return text in job.stderr
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("import ctypes\nsay('ready')\nctypes.PyDLL(None).sleep(1000)", r"rank 0 is in <module> \(worker1.py:\d+\)"),
+        ("say('ready')\nwhile True: pass", r"rank 0 is in <module> \(worker1.py:\d+\)"),
+        ("os.closerange(3, 4096)\nsay('ready')\nsignal.pause()", "rank 0 has closed the descriptor for its stacks"),
+        ("os.execvp('sh', ['sh', '-c', 'echo ready; sleep 1000'])", "rank 0 does not tell its Python stacks"),
+        (
+            f"signal.signal({STACK_SIGNAL}, lambda *_: None)\nsay('ready')\nwhile True: signal.pause()",
+            f"rank 0 has a handler of its own for signal {STACK_SIGNAL}",
+        ),
+        (
+            f"signal.pthread_sigmask(signal.SIG_BLOCK, [{STACK_SIGNAL}])\nsay('ready')\nsignal.pause()",
+            f"rank 0 holds signal {STACK_SIGNAL} back",
+        ),
+        (f"signal.signal({STACK_SIGNAL}, signal.SIG_IGN)\nsay('ready')\nsignal.pause()", "rank 0 does not tell"),
+        ("say('ready')\nos.kill(os.getpid(), signal.SIGSTOP)", "rank 0 is (stopped|in <module>)"),
+        (_MANY_THREADS.format(count=60), r"rank 0 is in <module> \(worker1.py:\d+\)"),
+        (_MANY_THREADS.format(count=120), "rank 0 has more than 100 threads"),
+        (
+            "if os.fork() == 0:\n    signal.pause()\nsay('ready')\ndef parent(): signal.pause()\nparent()",
+            r"rank 0 is in parent \(worker1.py:\d+\)",
+        ),
+    ],
+    ids=["GIL", "busy", "closed", "exec", "handler", "blocked", "ignored", "stopped", "threads", "crowd", "fork"],
+)
+def test_a_worker_of_any_kind_is_told(launch: Launch, worker: Worker, body: str, told: str) -> None:
+    """A worker that can't answer is told, with what it does instead; none is harmed."""
+    job = launch("--standalone", "--nproc-per-node=1", worker(body))
+    _ask(job, told)
+    assert len(children_of(job.pid)) >= 1
+    assert job.process.poll() is None
+
+
+def test_a_program_that_is_no_python_lives_on(launch: Launch) -> None:
+    """A worker without a handler gets no signal: the details tell where the kernel has it."""
+    job = launch("--standalone", "--nproc-per-node=2", "--no-python", "sh", "-c", "echo ready; sleep 1000; :")
+    line = _ask(job, "rank", workers=2)
+    assert "ranks 0-1: each does not tell its Python stacks (sh, in do_wait)" in line
+    assert job.process.poll() is None
+
+
+def test_the_second_time_stops_the_job(launch: Launch, worker: Worker) -> None:
+    """SIGQUIT twice within two seconds stops the job as any other stop signal."""
+    job = launch("--standalone", "--nproc-per-node=2", worker(_SLEEPS))
+    job.wait_lines("ready", count=2)
+    job.send(signal.SIGQUIT)
+    job.wait_line(_ENDING)
+    job.send(signal.SIGQUIT)
+    assert job.wait_exit() == 128 + signal.SIGQUIT
+
+
+def test_the_user_can_do_without(launch: Launch, worker: Worker) -> None:
+    """With ELASTIC_RUN_STACKS=0 a worker has no handler and no pipe, and the first SIGQUIT stops the job."""
+    body = "say('ready', [line for line in open('/proc/self/status') if 'SigCgt' in line])\nsignal.pause()"
+    job = launch("--standalone", worker(body), env={"ELASTIC_RUN_STACKS": "0"})
+    found = job.wait_line(r"SigCgt:\\t([0-9a-f]+)")
+    assert not int(found[1], 16) >> (STACK_SIGNAL - 1) & 1
+    job.send(signal.SIGQUIT)
+    assert job.wait_exit() == 128 + signal.SIGQUIT
+
+
+def test_a_program_sees_next_to_nothing_of_it(launch: Launch, worker: Worker) -> None:
+    """A worker has no variable of it, and its children have neither handler nor descriptor."""
+    body = """
+    import subprocess
+    assert "ELASTIC_RUN_STACK_PIPE" not in os.environ
+    subprocess.run(
+        ["sh", "-c", "grep SigCgt /proc/self/status; ls /proc/self/fd | tr '\\\\n' ' '; env | grep STACK_PIPE"],
+        close_fds=False,
+    )
+    """
+    job = launch("--standalone", worker(body))
+    assert job.wait_exit() == 0, job.stderr
+    caught, numbers = job.stdout.splitlines()
+    assert not int(caught.split()[1], 16) >> (STACK_SIGNAL - 1) & 1
+    assert all(int(number) < 100 for number in numbers.split())
+
+
+def test_stacks_come_before_sigkill(launch: Launch, worker: Worker) -> None:
+    """A worker that does not stop in the grace period is shown before SIGKILL ends it, no later than without that."""
+    body = """
+    def save_checkpoint():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        say("ready")
+        while True:
+            signal.pause()
+    save_checkpoint()
+    """
+    job = launch("--standalone", "--shutdown-timeout=2", worker(body))
+    job.wait_line("ready")
+    told_at = time.monotonic()
+    job.send(signal.SIGTERM)
+    assert job.wait_exit() == 128 + signal.SIGTERM
+    assert "not stopped yet, SIGKILL follows: rank 0 is in save_checkpoint (worker1.py:" in job.stderr
+    assert time.monotonic() - told_at > 1.9
+
+
+def test_signals_that_nobody_has_asked_for_hold_nothing_up(launch: Launch, worker: Worker) -> None:
+    """Somebody who sends the signal to workers a thousand times does not fill the pipe: workers go on."""
+    body = "say('ready', os.getpid())\nfor count in range(3000):\n    os.kill(os.getpid(), {0})\nsay('done')\n"
+    job = launch("--standalone", worker(body.format(STACK_SIGNAL)))
+    job.wait_line("done")
+    assert job.wait_exit() == 0
+
+
+def test_functions_of_every_start_method_tell(launch: Launch, tmp_path: Path) -> None:
+    """Workers that are functions have the handler too, however they were started."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, sys\n"
+        "from elastic_run.launcher import LaunchConfig, elastic_launch\n"
+        "def see():\n"
+        "    mask = next(line for line in open('/proc/self/status') if 'SigCgt' in line).split()[1]\n"
+        f"    return int(mask, 16) >> {STACK_SIGNAL - 1} & 1\n"
+        "if __name__ == '__main__':\n"
+        "    for method in ('spawn', 'fork', 'forkserver'):\n"
+        "        place = {'rdzv_backend': 'c10d', 'rdzv_endpoint': 'localhost:0'}\n"
+        "        config = LaunchConfig(1, 1, 2, run_id=method, start_method=method, **place)\n"
+        "        print(method, elastic_launch(config, see)(), flush=True)\n",
+        encoding="utf-8",
+    )
+    job = launch(program, program=(sys.executable,))
+    assert job.wait_exit() == 0, job.stderr
+    assert job.stdout.splitlines() == [f"{method} {{0: 1, 1: 1}}" for method in ("spawn", "fork", "forkserver")]

@@ -1,0 +1,158 @@
+"""Stacks of workers: what faulthandler writes, ranks at the same place, and the lines about them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from elastic_run.core.diagnosis.stack_groups import Dump, Group, Place, find_place, group_dumps
+from elastic_run.core.diagnosis.stack_text import Frame, Stacks, Thread, parse_stacks
+from elastic_run.diagnosis.stack_files import render_stacks, write_stacks
+from elastic_run.report import stack_lines
+
+_TEXTS = Path(__file__).parents[1] / "data" / "faulthandler"
+_TORCH = "/venv/lib/python3.11/site-packages/torch"
+
+
+def _text(*frames: tuple[str, int, str], others: str = "") -> str:
+    lines = [f'  File "{file}", line {line} in {function}' for file, line, function in frames]
+    return "\n".join([*([others] if others else []), "Thread 0x00007f0a (most recent call first):", *lines]) + "\n"
+
+
+_WAITS = _text(
+    (f"{_TORCH}/distributed/distributed_c10d.py", 3252, "all_reduce"),
+    (f"{_TORCH}/distributed/c10d_logger.py", 83, "wrapper"),
+    ("/home/user/train.py", 88, "step"),
+    ("/home/user/train.py", 120, "<module>"),
+)
+_LOADS = _text(("/home/user/data.py", 41, "load_batch"), ("/home/user/train.py", 80, "step"))
+
+
+@pytest.mark.parametrize("name", ["3.9", "3.10", "3.11", "3.12", "3.13"])
+def test_texts_of_releases_of_python(name: str) -> None:
+    """What each release of Python writes has both threads, with their frames; the main thread comes last."""
+    stacks = parse_stacks((_TEXTS / f"python-{name}.txt").read_text(encoding="utf-8"))
+    helper, main = stacks.threads
+    assert helper.frames[0].function == "wait"
+    assert helper.frames[0].file.endswith(f"python{name}/threading.py")
+    assert helper.frames[-1].function == "_bootstrap"
+    assert main.frames[0] == Frame("/home/user/job/train.py", 10, "load_batch")
+    assert main.frames[-2] == Frame("na\\xefve file.py", 1, "<module>")
+    assert main.frames[-1] == Frame("/home/user/job/train.py", 16, "<module>")
+    assert stacks.main == main
+    assert find_place(stacks) == Place("load_batch", "/home/user/job/train.py", 10)
+
+
+def test_text_of_python_3_14() -> None:
+    """Python 3.14 adds a thread's name; a line may be unknown."""
+    text = 'Thread 0x00007f0a [pin memory] (most recent call first):\n  File "a.py", line ??? in f\n'
+    assert parse_stacks(text) == Stacks((Thread((Frame("a.py", 0, "f"),), "pin memory"),))
+
+
+def test_a_torn_or_foreign_text() -> None:
+    """Frames without a thread, other lines and an empty text are no stacks; nothing raises."""
+    assert parse_stacks('  File "a.py", line 3 in f\nFatal Python error: none\n') == Stacks(())
+    assert parse_stacks("").main is None
+    assert find_place(parse_stacks("")).problem == "runs no Python code at the moment"
+    assert find_place(parse_stacks("Thread 0x0f (most recent call first):\n  <no Python frame>\n")).problem
+
+
+def test_more_threads_than_python_writes() -> None:
+    """Python leaves out the oldest of more than 100 threads: no other thread is taken for the main one."""
+    stacks = parse_stacks(_WAITS + "...\n")
+    assert stacks.is_cut
+    assert stacks.main is None
+    assert "more than 100 threads" in find_place(stacks).problem
+
+
+def test_the_place_is_the_innermost_frame_of_the_users_program() -> None:
+    """It is named after the library's function that it has called, wrappers aside; who waits for others is known."""
+    assert find_place(parse_stacks(_WAITS)) == Place("all_reduce", "/home/user/train.py", 88, is_waiting=True)
+    assert find_place(parse_stacks(_LOADS)) == Place("load_batch", "/home/user/data.py", 41)
+    inner = ((f"{_TORCH}/nn/modules/linear.py", 120, "forward"), (f"{_TORCH}/nn/modules/module.py", 1, "_call_impl"))
+    place = find_place(parse_stacks(_text(*inner, ("/home/user/train.py", 7, "main"))))
+    assert place == Place("forward", "/home/user/train.py", 7)
+    only_wrapper = _text((f"{_TORCH}/utils/_contextlib.py", 120, "decorate_context"), ("train.py", 7, "main"))
+    assert find_place(parse_stacks(only_wrapper)) == Place("main", "train.py", 7)
+
+
+def test_a_program_that_is_installed_has_a_place() -> None:
+    """Where all frames are in packages (`-m package`), the innermost one is the place."""
+    text = _text(("/usr/lib/python3.11/socket.py", 5, "recv"), ("<frozen runpy>", 88, "_run_code"))
+    assert find_place(parse_stacks(text)) == Place("recv", "/usr/lib/python3.11/socket.py", 5)
+
+
+def test_the_odd_one_out_comes_last() -> None:
+    """Ranks that wait for others come first, then the larger group, last those whose stacks are not known."""
+    dumps = {rank: Dump(_WAITS) for rank in range(3)} | {3: Dump(_LOADS), 4: Dump(problem="is stopped")}
+    groups = group_dumps(dumps)
+    assert [group.ranks for group in groups] == [(0, 1, 2), (3,), (4,)]
+    assert groups[2] == Group(Place(problem="is stopped"), (4,), None)
+    loading = group_dumps({0: Dump(_WAITS), 1: Dump(_LOADS), 2: Dump(_LOADS)})
+    assert [group.ranks for group in loading] == [(0,), (1, 2)]
+
+
+def test_helper_threads_do_not_divide_ranks() -> None:
+    """Ranks whose main threads are at one place are one group, whatever their other threads do."""
+    helper = 'Thread 0x0b (most recent call first):\n  File "/usr/lib/python3.11/threading.py", line 320 in wait\n'
+    one = Dump(_text(("/home/user/data.py", 41, "load_batch"), others=helper))
+    assert [group.ranks for group in group_dumps({0: one, 1: Dump(_LOADS)})] == [(0, 1)]
+
+
+def test_the_summary_is_one_line() -> None:
+    """It says which ranks wait where, and where the odd one is."""
+    dumps = {rank: Dump(_WAITS) for rank in range(3)} | {3: Dump(_LOADS)}
+    assert (
+        stack_lines.summary(dumps) == "ranks 0-2 wait in all_reduce (train.py:88); rank 3 is in load_batch (data.py:41)"
+    )
+    assert stack_lines.summary({0: Dump(_WAITS), 1: Dump(problem="is stopped")}) == (
+        "rank 0 waits in all_reduce (train.py:88); rank 1 is stopped"
+    )
+    both = stack_lines.summary({0: Dump(problem="is stopped"), 1: Dump(problem="is stopped")})
+    assert both == "ranks 0-1: each is stopped"
+    assert stack_lines.summary({0: Dump(_LOADS), 1: Dump(_LOADS)}) == "ranks 0-1 are in load_batch (data.py:41)"
+
+
+def test_many_places_are_folded() -> None:
+    """A thousand ranks at a thousand places make no thousand clauses."""
+    dumps = {rank: Dump(_text((f"/home/user/{rank}.py", 1, "f"))) for rank in range(1000)}
+    summary = stack_lines.summary(dumps)
+    assert summary.count(";") == 8
+    assert summary.endswith("ranks 8-999 elsewhere")
+
+
+def test_names_of_hostile_programs_are_shown_as_text() -> None:
+    """An escape sequence in a function's name does not reach the terminal."""
+    assert "\x1b" not in stack_lines.summary({0: Dump(_text(("/home/\x1b[2J.py", 1, "\x1b[31mf")))})
+    assert not any("\x1b" in line for line in stack_lines.details({0: Dump(_text(("\x1b.py", 1, "f")))}))
+
+
+def test_without_a_log_directory_one_stack_of_each_group_is_shown() -> None:
+    """Long stacks are cut, and the line says so; a rank without stacks has none to show."""
+    deep = _text(*((f"/home/user/{depth}.py", depth, "f") for depth in range(30)))
+    lines = [*stack_lines.details({0: Dump(deep), 1: Dump(problem="is stopped")})]
+    assert lines[:2] == ["rank 0, innermost call first:", "  /home/user/0.py:0 in f"]
+    assert lines[-1] == "  (20 more)"
+    assert len([*stack_lines.details({0: Dump(_LOADS)})]) == 3
+
+
+def test_the_closing_line_tells_what_follows() -> None:
+    """The job goes on, and how it is stopped."""
+    assert stack_lines.closing("/l/stacks.txt", 2.0) == (
+        "all stacks: /l/stacks.txt; the job goes on (twice within 2 s stops it)"
+    )
+    assert "--log-dir" in stack_lines.closing("", 2.0)
+    assert (
+        stack_lines.overdue({0: Dump(_LOADS)}, "")
+        == "not stopped yet, SIGKILL follows: rank 0 is in load_batch (data.py:41)"
+    )
+    assert stack_lines.overdue({0: Dump(_LOADS)}, "/l/s").endswith(" (all stacks: /l/s)")
+
+
+def test_files_of_stacks_are_never_overwritten(tmp_path: Path) -> None:
+    """Each moment has its own file."""
+    paths = [write_stacks(str(tmp_path), {0: Dump(_LOADS)}) for _ in range(3)]
+    assert [Path(path).name for path in paths] == ["stacks.txt", "stacks.1.txt", "stacks.2.txt"]
+    text = render_stacks({1: Dump(problem="is stopped", details="thread 7"), 0: Dump(_LOADS)}, "now")
+    assert text == f"Stacks of 2 workers, now\n\n=== rank 0\n{_LOADS}\n=== rank 1: is stopped\nthread 7\n"
