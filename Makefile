@@ -13,7 +13,7 @@ TESTING := $(PYTHON_IN_VENV) -m pytest -n 3 --dist loadfile --no-loadscope-reord
 CHAOS :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long test-clients chaos cover lint format types docs bench figures picture build clean
+.PHONY: help setup demo test test-long test-clients chaos cover lint format types docs bench figures picture history-picture build clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | sort | column -t -s $$'\t' 2>/dev/null || true
@@ -69,6 +69,9 @@ figures: setup ## write docs/benchmarks.md, its plots and the README's figures o
 
 picture: setup ## run a job that fails under elastic-run and torchrun, and draw both reports for the README
 	$(PYTHON_IN_VENV) -m tests.benchmarks.report_picture
+
+history-picture: setup ## run a job with failures, and draw the page of its history for the docs; needs root and Chromium
+	$(PYTHON_IN_VENV) -m tests.benchmarks.history_picture
 
 build: setup ## wheel and source archive into dist/
 	$(PYTHON_IN_VENV) -m pip wheel --quiet --no-deps --wheel-dir dist .

@@ -8,6 +8,7 @@
 | `event_schema` | the events of the event log with their fields |
 | `failure_json` | failure.json |
 | `failure` | the closing report |
+| `history_page` | the page of a job's history |
 | `job_history` | launchers, rounds, members and workers of a job, as its event logs tell |
 | `job_result` | how a job ended: the record that report, failure.json and error file are made of |
 | `lines` | the lines of the launcher while the job runs |

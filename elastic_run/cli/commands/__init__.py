@@ -5,6 +5,7 @@
 | `doctor` | ``elastic-run doctor``: what would break a job on this machine, or between the nodes |
 | `logs` | ``elastic-run logs``: the log files of a job, across its attempts |
 | `parser` | the argparse parser that all commands share |
+| `report` | ``elastic-run report``: the page of a job's history |
 | `help` | ``elastic-run help``: the commands, or the help of one of them |
 | `trace` | ``elastic-run trace``: dumps of torch's flight recorder, and which rank did not join |
 | `stop` | ``elastic-run stop``: stops a job and waits for its end |
@@ -35,6 +36,7 @@ COMMANDS = {
     "stop": "Stop a running job as SIGTERM would, and wait for its end.",
     "help": "Show the commands and the most used flags, or the help of one command.",
     "trace": "Read flight-recorder dumps: which rank did not join which collective.",
+    "report": "Write one HTML page of a job's history from its log directory.",
 }
 
 

@@ -1,0 +1,95 @@
+"""``elastic-run report LOGDIR``: one HTML page of a job's history, made of its event logs."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+
+from elastic_run.cli.commands.parser import CommandParser
+from elastic_run.cli.parser import print_text
+from elastic_run.errors import UsageError
+from elastic_run.report.event_history import fold
+from elastic_run.report.history_page.files import read_logs
+from elastic_run.report.history_page.page import render_page
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from elastic_run.report.history_page.files import Logs
+    from elastic_run.report.job_history import Job
+
+_PAGE = "report.html"
+_STDOUT = "-"
+
+
+def main(words: Sequence[str]) -> int:
+    """Write the page.
+
+    Args:
+        words: The arguments.
+
+    Returns:
+        0.
+
+    Raises:
+        UsageError: There is no event log, or the page can't be written.
+    """
+    parser = CommandParser("report")
+    parser.add_argument("logs", metavar="LOGDIR", help="a log directory, the directory of one run, or an event log")
+    parser.add_argument("-o", "--output", metavar="FILE", help="where; - is stdout (default: report.html in LOGDIR)")
+    parser.add_argument("--run", metavar="ID", help="id of the job (default: the job that began last)")
+    arguments = parser.parse_args(words)
+    if find_spec("jinja2") is None:
+        message = "needs jinja2: pip install 'elastic-run[report]'"
+        raise UsageError(message)
+    place = arguments.logs
+    try:
+        logs = read_logs(place)
+    except OSError as error:
+        message = f"{place!r} can't be read: {error.strerror}"
+        raise UsageError(message) from None
+    jobs = fold(logs.events)
+    job = _choose(jobs, arguments.run, place, logs)
+    page = render_page(job, logs, [other.run_id for other in jobs if other is not job])
+    if arguments.output == _STDOUT:
+        print_text(page)
+        return 0
+    directory = place if os.path.isdir(place) else os.path.dirname(place)
+    _write(arguments.output or os.path.join(directory, _PAGE), page)
+    return 0
+
+
+def _choose(jobs: list[Job], run_id: str | None, place: str, logs: Logs) -> Job:
+    chosen = [job for job in jobs if run_id in (None, job.run_id)]
+    if chosen:
+        return chosen[-1]
+    if jobs:
+        ids = sorted({job.run_id for job in jobs})
+        message = f"--run: no job {run_id!r} in {place!r}; there are {', '.join(ids[:10])}{', ...' if ids[10:] else ''}"
+    elif logs.mistakes:
+        wrong = logs.mistakes[0]
+        message = f"no event in {wrong.file!r}: line {wrong.first_line} is {wrong.reason}"
+    elif logs.problems:
+        message = logs.problems[0]
+    else:
+        what = f"{logs.files[0]!r} is empty" if logs.files else f"no events.jsonl in {place!r}, nor below it"
+        message = f"{what}: a job writes it with --log-dir"
+    raise UsageError(message)
+
+
+def _write(path: str, page: str) -> None:
+    """Write beside the file and rename, so that a reader never sees a part of it."""
+    draft = f"{path}.{os.getpid()}"
+    try:
+        with open(draft, "w", encoding="utf-8", errors="replace") as file:
+            file.write(page)
+        os.replace(draft, path)
+    except OSError as error:
+        try:
+            os.unlink(draft)
+        except OSError:
+            pass  # it was not made
+        message = f"{path!r} can't be written: {error.strerror} (-o chooses another file)"
+        raise UsageError(message) from None
+    print_text(f"{path}\n")

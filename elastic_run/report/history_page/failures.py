@@ -1,0 +1,114 @@
+"""What failed in a job: one card for each first failure of a round, equal ones together.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from elastic_run.records import dataclass, field
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from elastic_run.report.job_history import Job, Member, Round, Worker
+
+
+@dataclass(slots=True)
+class Card:
+    """A failure, and those like it.
+
+    Args:
+        title: Which worker ended how.
+        cause: The exception in one line, or "".
+        where: Its file and line, or "".
+        remark: What else is known, or "".
+        log_file: Path of its stderr, or "".
+        at: Wall clock, or None.
+        uptime: Seconds that the worker lived, or None.
+        rounds: Numbers of the rounds that failed so.
+        others: Ranks that failed in the first of these rounds, too.
+    """
+
+    title: str
+    cause: str
+    where: str
+    remark: str
+    log_file: str
+    at: float | None
+    uptime: float | None
+    rounds: list[int] = field(default_factory=list)
+    others: list[int] = field(default_factory=list)
+
+
+def find_failures(job: Job) -> list[Card]:
+    """Return the failures of a job, the first first."""
+    cards: dict[tuple[str, ...], Card] = {}
+    for each in job.rounds:
+        found = _find_first(each)
+        if found is None:
+            continue
+        member, worker = found
+        card = _make_card(member, worker)
+        key = (card.cause, card.where, end_text(worker)) if card.cause else (card.title,)
+        known = cards.setdefault(key, card)
+        known.rounds.append(each.number)
+        if known is card:
+            failed = (other.rank for other in _workers(each) if other.failure is not None)
+            card.others = sorted(rank for rank in failed if rank != worker.rank)
+    return list(cards.values())
+
+
+def end_text(worker: Worker) -> str:
+    """Return how a worker ended."""
+    if worker.signal is not None:
+        return f"was killed by {worker.signal}"
+    return "has no line that tells its end" if worker.exit_code is None else f"ended with exit code {worker.exit_code}"
+
+
+def _workers(each: Round) -> list[Worker]:
+    return [worker for member in each.members.values() for worker in member.workers.values()]
+
+
+def _find_first(each: Round) -> tuple[Member, Worker] | None:
+    """Return the worker that failed first: one with a cause of its own before those that lost a peer.
+
+    Each node names its own first failure. Between nodes the wall clocks tell, which is for display only.
+    """
+    failed = [
+        (
+            worker.failure["is_consequence"],
+            not worker.failure["is_root"],
+            worker.ended_at or member.last_at,
+            worker.rank,
+        )
+        for member in each.members.values()
+        for worker in member.workers.values()
+        if worker.failure is not None
+    ]
+    if not failed:
+        return _find_unexplained(each)
+    rank = min(failed)[3]
+    return next((member, member.workers[rank]) for member in each.members.values() if rank in member.workers)
+
+
+def _find_unexplained(each: Round) -> tuple[Member, Worker] | None:
+    """Return a worker that ended badly, where the launcher was killed before it could say why."""
+    for member in each.members.values():
+        for worker in member.workers.values():
+            has_failed = worker.signal is not None or bool(worker.exit_code)
+            if has_failed and not worker.was_stopped and worker.ended_at is not None:
+                return member, worker
+    return None
+
+
+def _make_card(member: Member, worker: Worker) -> Card:
+    failure = worker.failure or {}
+    is_timed = worker.ended_at is not None and worker.started_at is not None
+    return Card(
+        title=f"rank {worker.rank} on {member.node} {end_text(worker)}",
+        cause=failure.get("cause", ""),
+        where=failure.get("where", ""),
+        remark=failure.get("remark", ""),
+        log_file=failure.get("log_file", ""),
+        at=worker.ended_at,
+        uptime=(worker.ended_at or 0) - (worker.started_at or 0) if is_timed else None,
+    )

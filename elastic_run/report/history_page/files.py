@@ -1,0 +1,109 @@
+"""Finds and reads event logs and stacks below a directory; what is no event is counted and named."""
+
+from __future__ import annotations
+
+import os
+
+from elastic_run.contract import EVENTS_FILE
+from elastic_run.records import dataclass, field
+from elastic_run.report.event_history import LINE_LIMIT, Mistakes, read_events
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from io import BufferedReader
+
+    from elastic_run.report.job_history import Event
+
+#: Directories below the one that is named: runs, attempts, ranks.
+_DEPTH = 3
+#: Files of stacks that the page shows, and bytes of each.
+_STACKS = 20
+_STACK_BYTES = 64 * 1024
+
+
+@dataclass(slots=True)
+class Logs:
+    """What was found.
+
+    Args:
+        files: Paths of the event logs that could be read.
+        events: Their events, file by file.
+        mistakes: Lines that are no events.
+        problems: Files that could not be read, a clause each.
+        stacks: Path and text of each file of stacks.
+    """
+
+    files: list[str] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    mistakes: list[Mistakes] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    stacks: list[tuple[str, str]] = field(default_factory=list)
+
+
+def read_logs(place: str) -> Logs:
+    """Read an event log, or all below a directory.
+
+    Raises:
+        OSError: The place isn't there, or may not be read.
+    """
+    logs = Logs()
+    if not os.path.isdir(place):
+        with open(place, "rb"):
+            pass
+        _read_log(place, logs)
+        return logs
+    os.listdir(place)
+    for path in sorted(_find_files(place, 0)):
+        name = os.path.basename(path)
+        if name == EVENTS_FILE:
+            _read_log(path, logs)
+        elif len(logs.stacks) < _STACKS:
+            _read_stacks(path, logs)
+    return logs
+
+
+def _find_files(directory: str, depth: int) -> Iterator[str]:
+    try:
+        entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
+    except OSError:
+        return
+    for entry in entries:
+        if entry.is_dir(follow_symlinks=False):
+            if depth < _DEPTH:
+                yield from _find_files(entry.path, depth + 1)
+        elif entry.name == EVENTS_FILE or (entry.name.startswith("stacks") and entry.name.endswith(".txt")):
+            yield entry.path
+
+
+def _read_log(path: str, logs: Logs) -> None:
+    try:
+        # A pipe of that name, which nobody writes, must not hold the page up.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            events, mistakes = read_events(_lines(file), path)
+    except OSError as error:
+        logs.problems.append(f"{path} can't be read: {error.strerror}")
+        return
+    logs.files.append(path)
+    logs.events += events
+    if mistakes is not None:
+        logs.mistakes.append(mistakes)
+
+
+def _lines(file: BufferedReader) -> Iterator[bytes]:
+    """Return the lines; of one that is longer than any event only the first part."""
+    while line := file.readline(LINE_LIMIT + 1):
+        yield line
+        while len(line) > LINE_LIMIT and not line.endswith(b"\n"):
+            line = file.readline(LINE_LIMIT + 1)
+
+
+def _read_stacks(path: str, logs: Logs) -> None:
+    try:
+        with open(path, "rb") as file:
+            data = file.read(_STACK_BYTES + 1)
+    except OSError as error:
+        logs.problems.append(f"{path} can't be read: {error.strerror}")
+        return
+    cut = "\n..." if len(data) > _STACK_BYTES else ""
+    logs.stacks.append((path, data[:_STACK_BYTES].decode(errors="replace") + cut))

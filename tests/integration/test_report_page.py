@@ -1,0 +1,224 @@
+"""`elastic-run report`: the page of a job's history, from whole, torn and foreign logs."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from html.parser import HTMLParser
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.launch import ELASTIC_RUN
+from tests.support.wait import stretched
+from tests.unit.test_event_log import encode, event, history
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.support.launch import Launched
+
+    Launch = Callable[..., Launched]
+    Worker = Callable[[str], Path]
+
+#: Elements that have no end tag.
+_VOID = {"meta", "br", "hr", "img", "input", "link"}
+
+
+class Page(HTMLParser):
+    """A page whose elements are all closed, in their order; its text, and what it would load."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.words: list[str] = []
+        self.loaded: list[str] = []
+        self.feed(source)
+        self.close()
+        assert self.open == []
+        self.text = " ".join(" ".join(self.words).split())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Open an element."""
+        self.loaded += [value or "" for name, value in attrs if name in ("src", "href")]
+        if tag not in _VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        """Close the innermost element."""
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        """Take text that a reader sees."""
+        if self.open and self.open[-1] not in ("style", "title"):
+            self.words.append(data)
+
+
+def report(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run the command."""
+    command = [*ELASTIC_RUN, "report", *words]
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+
+
+def read_page(*words: str | Path) -> Page:
+    """Run the command, and return the page that it prints."""
+    done = report(*words, "-o", "-")
+    assert (done.returncode, done.stderr) == (0, "")
+    return Page(done.stdout)
+
+
+def test_the_page_of_a_real_job(launch: Launch, worker: Worker, tmp_path: Path) -> None:
+    """Cause, rounds and restarts are there; the page loads nothing, and a message with markup stays text."""
+    script = worker("""
+        if rank == 1 and attempt == 0: raise ValueError("<script>alert(1)</script> & loss is nan")
+        if attempt == 0: signal.pause()
+    """)
+    logs = tmp_path / "logs"
+    assert launch("--nproc-per-node=2", "--max-restarts=1", f"--log-dir={logs}", script).wait_exit() == 0
+    done = report(logs)
+    assert (done.returncode, done.stdout) == (0, f"{logs / 'report.html'}\n")
+    source = (logs / "report.html").read_text(encoding="utf-8")
+    page = Page(source)
+    assert page.loaded == []
+    assert "<script" not in source
+    assert "ValueError: <script>alert(1)</script> & loss is nan" in page.text
+    assert "rank 1 on " in page.text
+    assert re.search(r"rounds 2 restarts 1 goodput [\d.]+ %", page.text), page.text
+    assert page.text.count("success") == 2
+
+
+def test_the_page_of_a_job_that_was_killed(launch: Launch, worker: Worker, tmp_path: Path) -> None:
+    """Kill -9 of the launcher: no line tells the end, and the page says so."""
+    launcher = launch("--tee=3", f"--log-dir={tmp_path}", worker("say('here')\nsignal.pause()"))
+    launcher.wait_line("here")
+    launcher.send(signal.SIGKILL)
+    launcher.wait_exit()
+    page = read_page(tmp_path)
+    assert "No line tells how the job ended" in page.text
+    assert "it was killed, or it runs on" in page.text
+
+
+def test_torn_and_foreign_lines_are_counted_and_named(tmp_path: Path) -> None:
+    """Half a line at the end, a foreign file, one that can't be read, and stacks beside them."""
+    (tmp_path / "run").mkdir()
+    log = tmp_path / "run" / "events.jsonl"
+    log.write_bytes(encode(history())[:-9])
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "events.jsonl").write_bytes(b'{"level": "info"}\n' * 3 + b"\xff" * 200_000 + b"\n")
+    (tmp_path / "pipe").mkdir()
+    os.mkfifo(tmp_path / "pipe" / "events.jsonl")
+    (tmp_path / "run" / "stacks.txt").write_bytes(b'File "train.py", line 88, in step\xff')
+    page = read_page(tmp_path)
+    assert f"{log}: 1 line is no event and left out (line 17: no whole line of JSON)" in page.text
+    assert "4 lines are no events and left out (line 1: no event of elastic-run)" in page.text
+    assert "train.py" in page.text
+
+
+def test_parts_of_a_job_are_named(tmp_path: Path) -> None:
+    """The log of one of three nodes, and of another job; --run chooses."""
+    one = [each | {"nodes": 3, "workers": 3} if each["event"] == "round_formed" else each for each in history()]
+    late = [each | {"agent": "z", "job": "z", "run_id": "late", "time": each["time"] + 9} for each in history()]
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(encode(one) + encode(late))
+    page = read_page(tmp_path, "--run", "text")
+    assert "the event logs of up to 2 nodes are not here" in page.text
+    assert "1 other job in these logs" in page.text
+    assert "late" in read_page(path).text
+
+
+@pytest.mark.parametrize("missing", range(len(history())))
+def test_a_page_is_made_whatever_line_is_missing(missing: int, tmp_path: Path) -> None:
+    """Also of single lines."""
+    from elastic_run.report.event_history import fold  # noqa: PLC0415 - beside what it makes
+    from elastic_run.report.history_page.files import read_logs  # noqa: PLC0415
+    from elastic_run.report.history_page.page import render_page  # noqa: PLC0415
+
+    path = tmp_path / "events.jsonl"
+    whole = history()
+    for lines in ([whole[missing]], whole[missing:], [each for each in whole if each is not whole[missing]]):
+        path.write_bytes(encode(lines))
+        logs = read_logs(str(tmp_path))
+        for job in fold(logs.events):
+            Page(render_page(job, logs, []))
+
+
+def test_a_hundred_thousand_events_make_a_page_of_bearable_size(tmp_path: Path) -> None:
+    """Ten thousand rounds; what there is no room for is counted."""
+    with (tmp_path / "events.jsonl").open("wb") as file:
+        for number in range(10_000):
+            base = number * 20.0
+            place = {"agent": "a", "node": "node1", "job": "a", "round": number, "restart": number}
+            sequence = [
+                event("rendezvous_started", **place),
+                event("round_formed", **place, nodes=1, workers=1, node_rank=0, round_id=""),
+                event("worker_started", **place, rank=0),
+                event("workers_started", **place),
+                event("first_output", **place, rank=0),
+                event("worker_exited", **place, rank=0, exit_code=1, signal=None, was_stopped=False, silence_s=12.0),
+                event("workers_stopping", **place, reason="failure"),
+                event("worker_failed", **place, rank=0, exit_code=1, signal=None, cause=f"ValueError: {number % 50}"),
+                event("workers_stopped", **place),
+                event("pause_started", **place),
+            ]
+            for index, each in enumerate(sequence):
+                file.write(encode([each | {"time": 1e9 + base + index, "monotonic": base + index}]))
+    began = time.monotonic()
+    done = report(tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert time.monotonic() - began < stretched(30)
+    page = (tmp_path / "report.html").stat().st_size
+    assert page < 300_000
+    text = Page((tmp_path / "report.html").read_text(encoding="utf-8")).text
+    assert "9900 rounds in the middle are not shown" in text
+    assert "30 more failures are not shown" in text
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (None, "no events.jsonl in "),
+        (b"", "events.jsonl' is empty"),
+        (b"\n\n", "events.jsonl' is empty"),
+        (b"hello\n", "no event in .*: line 1 is no whole line of JSON"),
+        (b'{"version": 7, "event": "x"}\n', "no event in .*: line 1 is version 7 is not known"),
+    ],
+)
+def test_a_directory_without_events_is_one_line(content: bytes | None, expected: str, tmp_path: Path) -> None:
+    """Exit 2."""
+    if content is not None:
+        (tmp_path / "events.jsonl").write_bytes(content)
+    refused(expected, tmp_path)
+
+
+def refused(expected: str, *words: str | Path) -> None:
+    """Check that the command refuses its arguments in one line."""
+    done = report(*words)
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert re.search(f"^elastic-run: error: report: .*{expected}", line), line
+
+
+def test_places_that_cannot_be_read_or_written_are_one_line(tmp_path: Path) -> None:
+    """A missing directory, an unknown run, an output in a directory that isn't there, or that is one."""
+    refused("No such file or directory", tmp_path / "nothing")
+    (tmp_path / "events.jsonl").write_bytes(encode(history()))
+    refused("--run: no job 'x' in .*; there are text", tmp_path, "--run", "x")
+    refused("can't be written: No such file or directory", tmp_path, "-o", tmp_path / "no" / "page.html")
+    refused("can't be written: Is a directory", tmp_path, "-o", tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["events.jsonl"]
+
+
+def test_without_jinja2_one_line_names_the_extra(tmp_path: Path) -> None:
+    """Exit 2."""
+    (tmp_path / "events.jsonl").write_bytes(encode(history()))
+    run = "from elastic_run.cli.commands import run; sys.exit(run(sys.argv[1:]))"
+    code = f"import sys; sys.modules['jinja2'] = None; {run}"
+    command = [sys.executable, "-c", code, "report", str(tmp_path)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr == "elastic-run: error: report: needs jinja2: pip install 'elastic-run[report]'\n"
