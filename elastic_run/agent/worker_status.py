@@ -15,6 +15,7 @@ from elastic_run.records import dataclass
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from elastic_run.agent.agent_view import AgentView, Request
@@ -23,11 +24,13 @@ if TYPE_CHECKING:
 
     Document = dict[str, Any]
 
-__all__ = ["answer_status"]
+__all__ = ["answer_nodes", "answer_status", "measure"]
 
 #: Seconds between two measurements of CPU time, at least and at most. A clock tick of the kernel is 0.01 s.
 _INTERVAL = 0.1
 _LONGEST_INTERVAL = 60.0
+#: Seconds that other nodes get to answer: they look for requests some times a second, and measure for a moment.
+_PATIENCE = 2.0
 _MEMORY_KEY = "status"
 #: Bytes of a log file in which its last line is looked for.
 _READ = 512
@@ -49,24 +52,46 @@ class Sample:
 
 def answer_status(request: Request) -> None:
     """Tell the state of this node and of its workers."""
-    view = request.view
+    measure(request.view, request.reply)
+
+
+def answer_nodes(request: Request) -> None:
+    """Tell the state of all nodes of the job, as far as they answer in time."""
+    view, job = request.view, request.view.job
+
+    def add_others(own: Document) -> None:
+        def reply(others: list[Document]) -> None:
+            key = (own["host"], own["pid"])
+            nodes = [own, *(node for node in others if (node["host"], node["pid"]) != key)]
+            request.reply({"nodes": nodes, "expected": own["nodes"] or 1})
+
+        if job is None:
+            reply([])
+        else:
+            job.gather_status(_PATIENCE, reply)
+
+    measure(view, add_others)
+
+
+def measure(view: AgentView, deliver: Callable[[Document], None]) -> None:
+    """Give the document of this node to a function, now or a moment later.
+
+    Args:
+        view: The agent.
+        deliver: Called once, in the loop.
+    """
     before, now = view.memory.get(_MEMORY_KEY), _take_sample(view)
 
-    def reply() -> None:
+    def conclude(first: Sample) -> None:
         later = _take_sample(view)
         view.memory[_MEMORY_KEY] = later
-        request.reply(describe_node(view, first, later))
+        deliver(describe_node(view, first, later))
 
-    if (
-        before is not None
-        and _INTERVAL <= now.at - before.at <= _LONGEST_INTERVAL
-        and set(now.ticks) <= set(before.ticks)
-    ):
-        first = before
-        reply()
+    is_fresh = before is not None and _INTERVAL <= now.at - before.at <= _LONGEST_INTERVAL
+    if before is not None and is_fresh and set(now.ticks) <= set(before.ticks):
+        conclude(before)
     else:
-        first = now
-        view.loop.call_later(_INTERVAL, reply)
+        view.loop.call_later(_INTERVAL, lambda: conclude(now))
 
 
 def describe_node(view: AgentView, before: Sample, now: Sample) -> Document:

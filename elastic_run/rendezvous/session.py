@@ -77,8 +77,13 @@ class Waiting:
     is_for_nodes: bool
 
 
+@dataclass
+class StatusAsked:
+    """Another node asks for the state of all nodes: answer with `Session.tell_status`."""
+
+
 if TYPE_CHECKING:
-    SessionEvent: TypeAlias = Formed | Warned | Halted | Ended | Refused | Lost | Notice | Waiting
+    SessionEvent: TypeAlias = Formed | Warned | Halted | Ended | Refused | Lost | Notice | Waiting | StatusAsked
 
 
 # --- the session -----------------------------------------------------------------------------------------------------
@@ -160,6 +165,24 @@ class Session(ABC):
         Args:
             reason: Of `core.protocol.outcomes`: `signal` or `unkillable`.
             detail: One sentence for the user.
+        """
+
+    @abstractmethod
+    def tell_status(self, document: Document) -> None:
+        """Tell the state of this node, after `StatusAsked`. Never blocks.
+
+        Args:
+            document: JSON-able, with ``host``, ``pid`` and ``workers``.
+        """
+
+    @abstractmethod
+    def gather_status(self, expected: int, patience: float, deliver: Callable[[list[dict[str, Any]]], None]) -> None:
+        """Ask all nodes for their state; returns at once.
+
+        Args:
+            expected: Nodes that are to answer.
+            patience: Seconds to wait for them.
+            deliver: Called once, from another thread, with the documents that have come.
         """
 
     @abstractmethod

@@ -307,6 +307,17 @@ def test_a_beat_is_a_change(store: JobStore, other: JobStore) -> None:
     assert other.read_beats([]) == []
 
 
+def test_a_key_is_read_with_beats(store: JobStore, other: JobStore) -> None:
+    """Whether it is there or not; a second reading of the same beat gives what `read_beats` does."""
+    other.beat("a")
+    beats, beside = store.read_beats_beside(["a", "b"], "key")
+    assert (beats[0] is None, beats[1], beside) == (False, None, None)
+    other.write({"key": b"value"})
+    assert store.read_beats_beside(["a"], "key")[1] == b"value"
+    if not store.expires_beats:
+        assert store.read_beats_beside(["a"], "key")[0] == store.read_beats(["a"])
+
+
 def test_a_beat_answers(store: JobStore, other: JobStore) -> None:
     """A node beats on what it wrote last, over any connection; once the store has dropped it, its next beat says so."""
     first = store.beat("n")

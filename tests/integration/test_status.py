@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from elastic_run.contract import ENV_CONTROL_DIR, ENV_RDZV_TOKEN
 from tests.support.launch import launch as start
+from tests.support.sessions import free_port
 from tests.support.wait import stretched, wait_until
 
 if TYPE_CHECKING:
@@ -25,18 +27,18 @@ if TYPE_CHECKING:
 WAITING = "say('rank', rank, 'waits')\nsignal.pause()\n"
 
 
-def status(*words: str) -> Launched:
+def status(*words: str, env: dict[str, str] | None = None) -> Launched:
     """Run the command to its end."""
-    with start("status", *words) as command:
+    with start("status", *words, env=env) as command:
         command.wait_exit()
     return command
 
 
-def read_status(*words: str) -> dict[str, Any]:
+def read_status(*words: str, env: dict[str, str] | None = None) -> dict[str, Any]:
     """Return the JSON document, once a job is found."""
 
     def ask() -> str:
-        command = status("--json", *words)
+        command = status("--json", *words, env=env)
         return command.stdout if command.process.returncode == 0 else ""
 
     document: dict[str, Any] = json.loads(wait_until(ask, what="a job"))
@@ -151,3 +153,31 @@ def test_a_job_that_nobody_asks_is_not_woken(launch: Launch, worker: Worker) -> 
         return count_wakes() == before
 
     wait_until(has_rested, what="a window without a wake-up")
+
+
+@pytest.mark.parametrize("token", [None, "secret of this job"], ids=["no token", "token"])
+def test_the_workers_of_all_nodes_are_shown_on_each(
+    token: str | None, launch: Launch, worker: Worker, tmp_path: Path
+) -> None:
+    """Each node has a directory of sockets of its own, as another machine has, so the store is the only way."""
+    place = (f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-backend=c10d", "--rdzv-id=j", "--nnodes=2")
+    directories = [tmp_path / "0", tmp_path / "1"]
+    nodes, path = [], worker(WAITING)
+    for rank, directory in enumerate(directories):
+        directory.mkdir()
+        env = {ENV_CONTROL_DIR: str(directory), ENV_RDZV_TOKEN: token}
+        words = ("--nproc-per-node=2", f"--node-rank={rank}", *place, path)
+        nodes.append(launch(*words, env=env, merge=True))
+    for node in nodes:
+        node.wait_lines("waits", count=2)
+    for directory in directories:
+        document = read_status("j", env={ENV_CONTROL_DIR: str(directory)})
+        assert [node["node_rank"] for node in document["nodes"]] == [0, 1]
+        shown = [each["last_line"] for node in document["nodes"] for each in node["workers"]]
+        assert shown == [f"rank {rank} waits" for rank in range(4)]
+    # A node that does not answer is missing, and is said to be. It is cut off before it is given up.
+    nodes[1].send(signal.SIGSTOP)
+    refused = status("j", env={ENV_CONTROL_DIR: str(directories[0])})
+    nodes[1].send(signal.SIGCONT)
+    assert "1 of 2 nodes have not answered" in refused.stderr
+    assert "rank 0 waits" in refused.stdout

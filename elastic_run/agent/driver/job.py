@@ -84,6 +84,7 @@ class MultiNodeJob:
         place: This node's place in the current round, or None before the first.
         halt: Why the job has stopped the last round that it stopped, in words.
         use_agent_store: Whether rank 0's agent serves the workers' store of the current round.
+        measure: Gives the document of this node's state to a function, a moment later; None while nobody can.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class MultiNodeJob:
         self.halt = ""
         self.error: RendezvousError | None = None
         self.use_agent_store = True
+        self.measure: Callable[[Callable[[dict[str, Any]], None]], None] | None = None
         self._session: Session | None = None
         self._group = group
         self._options = options
@@ -159,6 +161,20 @@ class MultiNodeJob:
             detail=command.detail,
             verdict=command.verdict,
         )
+
+    def gather_status(self, patience: float, deliver: Callable[[list[dict[str, Any]]], None]) -> None:
+        """Ask all nodes for their state.
+
+        Args:
+            patience: Seconds to wait for their answers.
+            deliver: Called once, in the loop, with the documents that have come.
+        """
+        if self._session is None or not self.has_others:
+            deliver([])
+            return
+        expected = self._group.group_world_size or 1
+        loop = self._loop
+        self._session.gather_status(expected, patience, lambda found: loop.call_soon_threadsafe(lambda: deliver(found)))
 
     def leave(self, reason: str) -> None:
         """Say that this node goes."""
@@ -227,10 +243,8 @@ class MultiNodeJob:
         self._loop.call_soon_threadsafe(lambda: self._take(event))
 
     def _take(self, event: SessionEvent) -> None:
-        if isinstance(event, sessions.Notice):
-            self._say(event.text)
-        elif isinstance(event, sessions.Waiting):
-            self._show_wait(event)
+        if isinstance(event, sessions.Notice | sessions.Waiting | sessions.StatusAsked):
+            self._take_message(event)
         elif isinstance(event, Formed):
             self._take_place(event.assignment)
         elif isinstance(event, Warned):
@@ -249,6 +263,15 @@ class MultiNodeJob:
             self._end("refused", event.detail)
         else:
             self._end(event.verdict, self._name_error(event, RendezvousConnectionError))
+
+    def _take_message(self, event: sessions.Notice | sessions.Waiting | sessions.StatusAsked) -> None:
+        """Take an event that changes nothing of the round."""
+        if isinstance(event, sessions.Notice):
+            self._say(event.text)
+        elif isinstance(event, sessions.Waiting):
+            self._show_wait(event)
+        elif self.measure is not None and self._session is not None:
+            self.measure(self._session.tell_status)
 
     def _name_error(self, end: End | sessions.Lost, kind: type[RendezvousError]) -> str:
         """Return the detail of an end, behind it the name of torch's error, which programs look for in logs."""

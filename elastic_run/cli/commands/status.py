@@ -63,12 +63,27 @@ def main(words: Sequence[str]) -> int:
 
 
 def gather_nodes(job: RunningJob) -> tuple[list[dict[str, Any]], list[str]]:
-    """Ask the agents of a job.
+    """Ask the agents of a job on this machine, and through one of them those on other machines.
 
     Returns:
-        The documents of the nodes by node rank, and why an agent has not answered.
+        The documents of the nodes by node rank, and why a node is missing.
     """
-    answers = ask_all([agent.path for agent in job.agents], Call("status", {}))
-    nodes = [answer.document for answer in answers if answer.document is not None]
+    first, *others = job.agents
+    nodes: list[dict[str, Any]] = []
+    errors: list[str] = []
+    asked = list(job.agents)
+    if first.max_nodes > 1:
+        answer = next(iter(ask_all([first.path], Call("nodes", {}))), None)
+        if answer is not None and answer.document is not None:
+            nodes = list(answer.document["nodes"])
+            here = {node["pid"] for node in nodes if node["host"] == nodes[0]["host"]}
+            asked = [agent for agent in others if agent.pid not in here]  # those that wait are asked less often
+            missing = int(answer.document["expected"]) - len(nodes)
+            errors = [f"{missing} of {answer.document['expected']} nodes have not answered"] if missing > 0 else []
+    for answer in ask_all([agent.path for agent in asked], Call("status", {})):
+        if answer.document is not None:
+            nodes.append(answer.document)
+        else:
+            errors.append(answer.error)
     nodes.sort(key=lambda node: (node.get("node_rank") is None, node.get("node_rank") or 0))
-    return nodes, [answer.error for answer in answers if answer.error]
+    return nodes, errors

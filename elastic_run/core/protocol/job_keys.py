@@ -14,6 +14,9 @@ FACTS = "facts"
 HEAD = "head"
 #: Who is there, for waiting lines.
 STATUS = "status"
+#: Changed by a node that asks for the state of all nodes, and the stream of the answers; see `status_exchange`.
+STATUS_REQUEST = "status_request"
+STATUS_ANSWERS = "status_answers"
 #: Where the log begins: the slots below were trimmed. In the directory of the slots, so that a watch of them brings it.
 LOG_START = "d/start"
 

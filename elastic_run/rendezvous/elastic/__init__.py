@@ -21,6 +21,7 @@ Every decision is made in `elastic_run.core`; here are the threads, the store co
 | `round_admission` | from a round in the log to the agent: is rank 0's store reachable? |
 | `sender` | the sender thread: opens the store, writes facts and heartbeats |
 | `state_copy` | this node's copy of the job's state, for a store that knows nothing of the job |
+| `status_exchange` | how one node learns the state of all nodes, where somebody asks |
 | `store_connection` | one thread's connection to the store, opened again when it breaks |
 
 Threads of one session, what each owns, and what passes between them::

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from elastic_run.rendezvous.elastic.backend.base import Backend
     from elastic_run.rendezvous.elastic.member_driver import MemberDriver
     from elastic_run.rendezvous.elastic.node_death.proofs import DeathProofs
+    from elastic_run.rendezvous.elastic.status_exchange import StatusAnswers
     from elastic_run.rendezvous.session import SessionEvent
     from elastic_run.rendezvous.settings import Settings
 
@@ -154,6 +155,7 @@ class SessionContext:
         sender: What the sender knows of the store.
         signals: What the threads tell each other.
         events: What the agent is told.
+        status_answers: This node's answers to who asks for the state of all nodes.
         connections: The threads' connections.
     """
 
@@ -167,6 +169,7 @@ class SessionContext:
     sender: SenderState
     signals: SessionSignals
     events: EventQueue
+    status_answers: StatusAnswers
     connections: list[StoreConnection] = field(default_factory=list)
 
     @property

@@ -22,8 +22,9 @@ from elastic_run.rendezvous.elastic.backend.tcp import TcpBackend
 from elastic_run.rendezvous.elastic.context import EventQueue, SenderState, SessionContext, SessionSignals
 from elastic_run.rendezvous.elastic.job_session import JobSession
 from elastic_run.rendezvous.elastic.node_death.proofs import DeathProofs, name_job
+from elastic_run.rendezvous.elastic.status_exchange import StatusAnswers
 from elastic_run.rendezvous.join_command import describe_join_command
-from elastic_run.rendezvous.session import Setup
+from elastic_run.rendezvous.session import Setup, StatusAsked
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -283,6 +284,7 @@ def open_session(
     """
     node_info = setup.node_info
     signals = SessionSignals()
+    events = EventQueue(signals.wake.set)
     context = SessionContext(
         node=f"{node_info.host}_{node_info.pid}_{os.urandom(4).hex()}",
         node_info=node_info,
@@ -293,7 +295,8 @@ def open_session(
         shows_waiting=setup.shows_waiting,
         sender=SenderState(local_addr or ""),
         signals=signals,
-        events=EventQueue(signals.wake.set),
+        events=events,
+        status_answers=StatusAnswers(lambda: events.deliver(StatusAsked()), signals.wake.set),
     )
     shares_server = isinstance(backend, TcpBackend) and backend.serves_workers
     is_fenced = setup.node_config.fence_after == "lease"

@@ -79,6 +79,28 @@ class HeartbeatReader:
             StoreConnectionError: The store can't be reached.
         """
         found = dict(zip(nodes, store.read_beats(nodes), strict=True)) if nodes else {}
+        return self._remember(store, nodes, found)
+
+    def read_beside(
+        self, store: JobStore, nodes: Sequence[str], other: str
+    ) -> tuple[dict[str, int | None], bytes | None]:
+        """Do `read`, and read a key with it.
+
+        Args:
+            store: The job's store.
+            nodes: The nodes.
+            other: The key.
+
+        Returns:
+            What `read` returns, and the key's value, or None.
+
+        Raises:
+            StoreConnectionError: The store can't be reached.
+        """
+        beats, beside = store.read_beats_beside(nodes, other)
+        return self._remember(store, nodes, dict(zip(nodes, beats, strict=True))), beside
+
+    def _remember(self, store: JobStore, nodes: Sequence[str], found: dict[str, int | None]) -> dict[str, int | None]:
         if store.expires_beats:
             return found
         self._known = {node: known for node in nodes if (known := found[node] or self._known.get(node)) is not None}

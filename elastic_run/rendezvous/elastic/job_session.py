@@ -8,6 +8,7 @@ commands for the agent are delivered from here.
 # ruff: noqa: D102 - Session says what the methods promise
 from __future__ import annotations
 
+import logging
 import threading
 import time
 
@@ -23,7 +24,9 @@ from elastic_run.rendezvous.elastic.node_death.proofs import find_notice_limit
 from elastic_run.rendezvous.elastic.round_admission import RoundAdmission
 from elastic_run.rendezvous.elastic.sender import Sender
 from elastic_run.rendezvous.elastic.state_copy import StateCopy
+from elastic_run.rendezvous.elastic.status_exchange import gather
 from elastic_run.rendezvous.session import Lost, Notice, Session
+from elastic_run.store.errors import StoreError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,6 +39,8 @@ if TYPE_CHECKING:
     from elastic_run.store.jobstore.api import JobStore
 
 __all__ = ["JobSession"]
+
+_log = logging.getLogger(__name__)
 
 _WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104 - compared, not bound
 #: Seconds for the threads to end once their connections were closed; where this node was told to go.
@@ -277,6 +282,28 @@ class JobSession(Session):
             context.signals.wake.set()
         else:
             context.events.deliver(Lost("store_lost", command.detail))
+
+    # --- the state of all nodes, where somebody asks ----------------------------------------------------------------
+    def tell_status(self, document: Document) -> None:
+        self._context.status_answers.add(dict(document))
+
+    def gather_status(self, expected: int, patience: float, deliver: Callable[[list[dict[str, Any]]], None]) -> None:
+        context = self._context
+
+        def ask() -> None:
+            connection = context.make_connection(lambda: context.sender.store_id)
+            found: list[dict[str, Any]] = []
+            try:
+                found = gather(connection.store, expected=expected, patience=patience)
+            except StoreError as error:
+                _log.debug("elastic-run: the state of other nodes can't be had: %s", error)
+            finally:
+                connection.drop()
+                context.connections.remove(connection)
+                deliver(found)
+
+        # Not with `spawn`: whatever goes wrong here is no reason to end the session.
+        threading.Thread(target=ask, name="status", daemon=True).start()
 
     # --- the end -------------------------------------------------------------------------------------------------
     def close(self, timeout: float) -> None:

@@ -199,7 +199,8 @@ class Sender:
     def _needs_store(self) -> bool:
         """Whether there is something to say or to do; what else the member wants of the store the log reader does."""
         context, now = self._context, time.monotonic()
-        is_urgent = self._retry_deadline.is_tried or context.has_unsent or context.signals.has_lost_log
+        has_unsent = context.has_unsent or context.status_answers.has_unsent
+        is_urgent = self._retry_deadline.is_tried or has_unsent or context.signals.has_lost_log
         return is_urgent or context.signals.failover_to is not None or now >= self._find_next_due(now)
 
     def _give_connection(self) -> None:
@@ -310,6 +311,8 @@ class Sender:
         if self._context.events.is_over.is_set() and not self._context.sender.has_passed_exit_barrier:
             pass_exit_barrier(store, self._context.node)
             self._context.sender.has_passed_exit_barrier = True
+        if not context.sender.has_passed_exit_barrier:
+            context.status_answers.send(store)
         member_driver.run_store_tasks(store, self._context.sender.store_id)
         self._context.signals.has_sent.set()
 
@@ -329,7 +332,7 @@ class Sender:
         member_driver.feed(node_messages.HeartbeatWritten(was_dropped))
         if member_driver.member.state != RUNNING:
             context.death_proofs.look()
-        self._look(store)
+        self._look(store, is_beating=True)
         self._wait_status.tell(store, now)
 
     @property
@@ -343,8 +346,11 @@ class Sender:
         # A look when a round is formed would be one more question of all nodes at once, and tell nothing new.
         return max(self._last_look, formed_at) + pause
 
-    def _look(self, store: JobStore) -> None:
-        """See how the coordinator is, and in any case that the store answers; do what follows from it."""
+    def _look(self, store: JobStore, *, is_beating: bool = False) -> None:
+        """See how the coordinator is, and in any case that the store answers; do what follows from it.
+
+        With it comes whether somebody asks for this node's state; where that costs an exchange, only at a heartbeat.
+        """
         member_driver = self._context.sender.member_driver
         if member_driver is None:
             return
@@ -354,7 +360,12 @@ class Sender:
             # We were stopped, or the machine slept: what did not change meanwhile says nothing.
             member_driver.feed(node_messages.Interrupted())
         read = watched or self._context.node
-        value = self._beats.read(store, [read])[read]
+        if store.reads_beside or is_beating:
+            beats, asked = self._beats.read_beside(store, [read], job_keys.STATUS_REQUEST)
+            self._context.status_answers.note_request(asked)
+        else:
+            beats = self._beats.read(store, [read])
+        value = beats[read]
         self._last_read = time.monotonic()
         if watched:
             member_driver.feed(node_messages.CoordinatorHeartbeatRead(watched, value))

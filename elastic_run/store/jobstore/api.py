@@ -59,6 +59,11 @@ class JobStore(ABC):
         """How often this agent saw the store go back to an earlier state; positions of before mean nothing then."""
         return 0
 
+    @property
+    def reads_beside(self) -> bool:
+        """Whether `read_beats_beside` costs no more than `read_beats`."""
+        return False
+
     def __enter__(self) -> Self:
         return self
 
@@ -276,11 +281,29 @@ class JobStore(ABC):
         Raises:
             StoreConnectionError: The store can't be reached.
         """
-        values = self.fetch_beats(nodes)
+        return self._parse_beats(self.fetch_beats(nodes))
+
+    def _parse_beats(self, values: Sequence[bytes | None]) -> list[int | None]:
         if self.expires_beats:
             self._reads += 1
             return [None if value is None else self._reads for value in values]
         return [_parse_count(value) for value in values]
+
+    def read_beats_beside(self, nodes: Sequence[str], other: str) -> tuple[list[int | None], bytes | None]:
+        """Do `read_beats`, and read a key with it, in one exchange where `reads_beside` says so.
+
+        Args:
+            nodes: The nodes.
+            other: The key.
+
+        Returns:
+            What `read_beats` returns, and the key's value, or None.
+
+        Raises:
+            StoreConnectionError: The store can't be reached.
+        """
+        values, beside = self.fetch_beats_beside(nodes, other)
+        return self._parse_beats(values), beside
 
     @abstractmethod
     def forget_beats(self, nodes: Sequence[str]) -> None:
@@ -304,6 +327,10 @@ class JobStore(ABC):
     @abstractmethod
     def fetch_beats(self, nodes: Sequence[str]) -> list[bytes | None]:
         """Return what `write_beat` has stored; `read_beats` is what to call."""
+
+    def fetch_beats_beside(self, nodes: Sequence[str], other: str) -> tuple[list[bytes | None], bytes | None]:
+        """Do `fetch_beats`, and read a key; `read_beats_beside` is what to call."""
+        return self.fetch_beats(nodes), self.get([other])[0]
 
     # --- the whole -----------------------------------------------------------------------------------------------
     @abstractmethod

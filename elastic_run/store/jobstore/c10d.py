@@ -204,6 +204,15 @@ class C10dJobStore(JobStore):
         with _silence_closes():
             return self._client.get_all([_beat(node) for node in nodes])
 
+    @property
+    def reads_beside(self) -> bool:
+        return True
+
+    def fetch_beats_beside(self, nodes: Sequence[str], other: str) -> tuple[list[bytes | None], bytes | None]:
+        with _silence_closes():
+            *beats, beside = self._client.look([*map(_beat, nodes), _key(other)])
+        return beats, beside
+
     def forget_beats(self, nodes: Sequence[str]) -> None:
         with _silence_closes():
             self._client.delete_keys([_beat(node) for node in nodes])

@@ -113,6 +113,16 @@ class SignedStore(JobStore):
         there = zip(nodes, self._store.fetch_beats(nodes), strict=True)
         return [None if signed is None else self._remove_signature(_BEAT, node, signed) for node, signed in there]
 
+    @property
+    def reads_beside(self) -> bool:
+        return self._store.reads_beside
+
+    def fetch_beats_beside(self, nodes: Sequence[str], other: str) -> tuple[list[bytes | None], bytes | None]:
+        beats, beside = self._store.fetch_beats_beside(nodes, other)
+        there = zip(nodes, beats, strict=True)
+        opened = [None if signed is None else self._remove_signature(_BEAT, node, signed) for node, signed in there]
+        return opened, None if beside is None else self._remove_signature(_KEY, other, beside)
+
     def forget_beats(self, nodes: Sequence[str]) -> None:
         self._store.forget_beats(nodes)
 
