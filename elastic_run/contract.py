@@ -78,8 +78,9 @@ ENV_CUDA_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 #: found by it, and a launcher nested in a worker keeps the outer launcher's token in front of its own.
 ENV_TOKEN = "ELASTIC_RUN_TOKEN"  # noqa: S105 - a name, not a secret
 #: What a worker reads through `elastic_run.worker`: the name of the signal before workers start again with new nodes,
-#: and the file for its signs of life.
+#: the time (seconds since 1970) at which it has to begin to save, and the file for its signs of life.
 ENV_SCALE_UP_SIGNAL = "ELASTIC_RUN_SCALE_UP_SIGNAL"
+ENV_STOP_TIME = "ELASTIC_RUN_STOP_TIME"
 ENV_HEARTBEAT_FILE = "ELASTIC_RUN_HEARTBEAT_FILE"
 #: Makes a process the template of warm workers; says which descriptor its orders come from. No worker has it.
 ENV_TEMPLATE = "ELASTIC_RUN_TEMPLATE"

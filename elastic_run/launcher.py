@@ -380,7 +380,7 @@ def preview_environments(config: LaunchConfig, entrypoint: str, args: list[str])
         max_restarts=config.max_restarts,
         use_agent_store=choose_worker_store(config.worker_store, size, os.environ) != "rank0",
         signals=options.signals,
-        scale_up_signal=options.scale_up_signal,
+        more=options.worker_variables,
     )
     decided_later = contract.ENV_OF_ROUND if not is_alone else () if spec.master_port else (contract.ENV_MASTER_PORT,)
     return {

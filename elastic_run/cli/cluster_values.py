@@ -69,6 +69,8 @@ def complete_from_cluster(args: Namespace, environ: Mapping[str, str], origins: 
     else:
         return []
     found = find(args, environ, given, names_place=names_place)
+    if found.location:
+        args.location = found.location
     values = {dest: value for dest, value in found.values.items() if value != getattr(args, dest)}
     for dest, value in values.items():
         variables = ", ".join(name for name in found.variables[dest] if environ.get(name))

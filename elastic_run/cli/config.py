@@ -258,8 +258,21 @@ def _make_node_config(args: Namespace, environ: Mapping[str, str], notice: str) 
         # Everybody's default is 0, so that only a higher number says something.
         preferred_rank=max(args.node_rank, 0) or None,
         token=read_token(args.rdzv_token_file, environ),
+        location=getattr(args, "location", ""),
+        end_time=_find_end_time(environ),
+        stops_in_time=args.requeue is not None,
         **{flag.dest: getattr(args, flag.dest) for flag in _NODE_FLAGS},
     )
+
+
+def _find_end_time(environ: Mapping[str, str]) -> float:
+    """Return when Slurm ends this job, as its newer releases say, or 0; a time that is over is another job's."""
+    text = environ.get("SLURM_JOB_END_TIME", "")
+    if "SLURM_JOB_ID" not in environ or not text.isdecimal():
+        return 0.0
+    import time  # noqa: PLC0415 - only in a Slurm job
+
+    return float(text) if int(text) > time.time() else 0.0
 
 
 def _logs_specs(args: Namespace) -> LogsSpecs:

@@ -22,6 +22,7 @@ class Derivation:
         variables: The variables from which each value follows, if they are set.
         is_first: Whether this is the first of the job's launchers, which tells the values for all.
         notices: What else to tell, a sentence each.
+        location: This node's place in the network; see `NodeConfig`.
     """
 
     source: str = ""
@@ -30,3 +31,4 @@ class Derivation:
     variables: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     is_first: bool = False
     notices: list[str] = field(default_factory=list)
+    location: str = ""

@@ -56,10 +56,31 @@ def derive_from_indexed_job(
         )
         raise UsageError(message)
     derived = _derive_nodes(pod, args, given_flags, names_place=names_place)
-    notices: list[str] = []
+    notices = [] if names_place or "rdzv_id" in given_flags else _describe_jobset(pod)
     if not names_place and "nproc_per_node" not in given_flags:
-        derived["nproc_per_node"], notices = count_node_gpus(environ)
+        derived["nproc_per_node"], more = count_node_gpus(environ)
+        notices += more
     return Derivation("the Kubernetes Job", KUBERNETES, derived, _VARIABLES, is_first=pod.index == 0, notices=notices)
+
+
+def _describe_jobset(pod: IndexedPod) -> list[str]:
+    """Return what the user of a JobSet should know: each of its Jobs is a job of its own.
+
+    Raises:
+        UsageError: This is not the first Job of a replicated job, so that several would train side by side.
+    """
+    found = pod.replicated_job
+    if found is None:
+        return []
+    jobset, number = found
+    if number:
+        message = (
+            f"--nnodes: this pod is of Job {number} of a replicated job of the JobSet {jobset}, and each Job would "
+            "train a model of its own: set replicas to 1 and completions to the number of nodes, or give "
+            f"--rdzv-id={pod.job_name} for separate jobs"
+        )
+        raise UsageError(message)
+    return [f"of the JobSet {jobset} only the pods of {pod.job_name} are this job"] if pod.index == 0 else []
 
 
 def _derive_nodes(

@@ -49,16 +49,18 @@ def derive_from_step(
     Raises:
         UsageError: The launchers of the step would not become one job.
     """
-    if _is_typed(environ):
-        return Derivation()
-    hostname = os.uname().nodename
     is_alone = node_range(args.nnodes)[1] == 1
+    if _is_typed(environ):
+        nodes = environ.get("SLURM_JOB_NUM_NODES", "")
+        idle = int(nodes) - 1 if is_alone and nodes.isdecimal() else 0
+        return Derivation(notices=_describe_idle(idle, environ, options="--overlap "))
+    hostname = os.uname().nodename
     try:
         step = find_step(environ, hostname)
     except StepError as error:
         return Derivation(notices=[_describe_lone_task(error, environ)] if is_alone else [])
     if step is None:
-        return Derivation(notices=_describe_idle(count_idle_nodes(environ, hostname)) if is_alone else [])
+        return Derivation(notices=_describe_idle(count_idle_nodes(environ, hostname), environ) if is_alone else [])
     derived: dict[str, object] = {}
     notices: list[str] = []
     if step.task_count > 1:
@@ -67,7 +69,15 @@ def derive_from_step(
     # nodes meet was written for torchrun, and has the workers that it has there.
     if step.task_count == len(step.nodes) and not names_place and "nproc_per_node" not in given_flags:
         derived["nproc_per_node"], notices = count_node_gpus(environ)
-    return Derivation("the Slurm step", SLURM, derived, _VARIABLES, is_first=step.node_rank == 0, notices=notices)
+    return Derivation(
+        "the Slurm step",
+        SLURM,
+        derived,
+        _VARIABLES,
+        is_first=step.node_rank == 0,
+        notices=notices,
+        location=step.location if "node_rank" not in given_flags else "",
+    )
 
 
 def _is_typed(environ: Mapping[str, str]) -> bool:
@@ -112,7 +122,8 @@ def _derive_nodes(step: Step, args: Namespace, given_flags: Container[str], *, n
             derived["rdzv_id"] = step.run_id
     if not is_given:
         derived = {"nnodes": str(nodes), **derived}
-    if "node_rank" not in given_flags and step.task_count == nodes:
+    # Where switches are known, the coordinator gives ranks by location.
+    if "node_rank" not in given_flags and step.task_count == nodes and not step.location:
         derived["node_rank"] = step.node_rank
     return derived
 
@@ -125,13 +136,15 @@ def _describe_lone_task(error: Exception, environ: Mapping[str, str]) -> str:
     )
 
 
-def _describe_idle(idle: int) -> list[str]:
+def _describe_idle(idle: int, environ: Mapping[str, str], *, options: str = "") -> list[str]:
     if not idle:
         return []
+    size = environ.get("SLURM_HET_SIZE", "")
+    options += f"--het-group={','.join(map(str, range(int(size))))} " if size else ""
     others = "1 other node" if idle == 1 else f"{idle} other nodes"
     return [
         (
             f"this Slurm job has {others}, which a launcher that is started without srun doesn't use; one job on all "
-            "nodes: srun --ntasks-per-node=1 elastic-run …"
+            f"nodes: srun {options}--ntasks-per-node=1 elastic-run …"
         )
     ]

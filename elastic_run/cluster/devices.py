@@ -140,7 +140,12 @@ def visible_gpus(environ: Mapping[str, str], *, root: str = ROOT) -> list[Device
 def find_nvidia(*, root: str = ROOT) -> list[Device]:
     """Find NVIDIA's GPUs, by PCI address."""
     driver = os.path.join(root, "proc/driver/nvidia/gpus")
-    files = {name for name in _list(os.path.join(root, "dev")) if name[:6] == "nvidia" and name[6:].isdecimal()}
+    devices = os.path.join(root, "dev")
+    listed = [name for name in _list(devices) if name[:6] == "nvidia" and name[6:].isdecimal()]
+    # Slurm shows all files to a step, and its control group denies those of other steps' GPUs.
+    files = {name for name in listed if os.access(os.path.join(devices, name), os.R_OK | os.W_OK)}
+    if listed and not files:
+        return []
     found = []
     for address in sorted(_list(driver)):
         facts = _read_facts(os.path.join(driver, address, "information"), ":")

@@ -54,6 +54,18 @@ class IndexedPod:
             raise PodNameError(message)
         return name
 
+    @property
+    def replicated_job(self) -> tuple[str, int] | None:
+        """The JobSet and the number of this pod's Job in it, or None where the pod's name has another form.
+
+        A JobSet names its pods SET-REPLICATED_JOB-NUMBER-INDEX, and the Service after itself.
+        """
+        name, _, domain = self.hostname.partition(".")
+        jobset = domain.partition(".")[0]
+        words = name.removeprefix(f"{jobset}-").split("-") if jobset and name.startswith(f"{jobset}-") else []
+        is_of_set = len(words) > 2 and words[-1] == str(self.index) and words[-2].isdecimal()  # noqa: PLR2004
+        return (jobset, int(words[-2])) if is_of_set else None
+
     def find_endpoint(self, nodes: int) -> str:
         """Return where the Job's pods can meet: at the first one, or at the next ones if that is lost.
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 
-from elastic_run.records import dataclass
+from elastic_run.records import dataclass, field
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,6 +42,9 @@ class Step:
         task_count: Number of its tasks, on all nodes.
         port: A port for its launchers, which its neighbours don't take.
         run_id: A name for its job, new in each of the job's lives.
+        location: The switches above this node and its place in the step, in a text by which near nodes sort side by
+            side; "" where Slurm knows no switches.
+        addresses: Addresses of nodes whose names a name server may not know, by name.
     """
 
     nodes: tuple[str, ...]
@@ -49,11 +52,13 @@ class Step:
     task_count: int
     port: int
     run_id: str
+    location: str = ""
+    addresses: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def endpoint(self) -> str:
         """Where its launchers can meet: on its first node, or on the next ones if that is lost."""
-        return ",".join(f"{node}:{self.port}" for node in self.nodes[:_STORE_NODES])
+        return ",".join(f"{self.addresses.get(node, node)}:{self.port}" for node in self.nodes[:_STORE_NODES])
 
 
 def find_step(environ: Mapping[str, str], hostname: str) -> Step | None:
@@ -99,13 +104,34 @@ def _read_step(environ: Mapping[str, str], hostname: str) -> Step:
         message = f"the step's nodes, {environ['SLURM_STEP_NODELIST']}, are not all among the job's nodes, {job}"
         raise ValueError(message)
     life = (environ["SLURM_JOB_ID"], environ["SLURM_STEP_ID"], environ.get("SLURM_RESTART_COUNT") or "0")
+    node_rank = _find_node(nodes, environ, hostname)
     return Step(
         nodes=nodes,
-        node_rank=_find_node(nodes, environ, hostname),
+        node_rank=node_rank,
         task_count=int(environ["SLURM_STEP_NUM_TASKS"]),
         port=find_port(environ),
         run_id=".".join(life),
+        location=_find_location(environ, node_rank),
+        addresses=_read_aliases(environ.get("SLURM_NODE_ALIASES", "")),
     )
+
+
+def _read_aliases(text: str) -> dict[str, str]:
+    """Read ``name:address:host,…`` of nodes in a cloud, whose names no name server may know yet; else it is (null)."""
+    found = {}
+    for alias in text.split(","):
+        name, _, rest = alias.partition(":")
+        address, _, host = rest.rpartition(":")
+        if name and address and host:
+            found[name] = address
+    return found
+
+
+def _find_location(environ: Mapping[str, str], node_rank: int) -> str:
+    """Read SLURM_TOPOLOGY_ADDR: ``s0.s4.node7`` where the pattern is ``switch.switch.node``."""
+    levels = environ.get("SLURM_TOPOLOGY_ADDR_PATTERN", "").count(".")
+    switches = environ.get("SLURM_TOPOLOGY_ADDR", "").split(".", levels)[:levels]
+    return f"{'.'.join(switches)}/{node_rank:07}" if switches and all(switches) else ""
 
 
 def _find_component_nodes(environ: Mapping[str, str]) -> set[str]:
@@ -144,6 +170,8 @@ def count_idle_nodes(environ: Mapping[str, str], hostname: str) -> int:
     Returns:
         0 outside of a batch script, and where the job has one node.
     """
+    if environ.get("SLURM_HET_SIZE") and not environ.get("SLURM_STEP_ID"):
+        return _count_idle_of_components(environ)
     nodes = environ.get("SLURM_JOB_NUM_NODES", "")
     # The variables of a step leak into a batch script that its task has submitted; then the two kinds differ.
     has_step = environ.get("SLURM_STEP_ID") and all(_agree(environ, *names) for names in _TWINS)
@@ -156,6 +184,14 @@ def count_idle_nodes(environ: Mapping[str, str], hostname: str) -> int:
     except ValueError:
         return 0
     return int(nodes) - 1 if _short(hostname) in names else 0
+
+
+def _count_idle_of_components(environ: Mapping[str, str]) -> int:
+    """Count the other nodes of a heterogeneous job; its batch script has the variables of the first component."""
+    try:
+        return max(0, len(_find_component_nodes(environ)) - 1)
+    except ValueError:
+        return 0
 
 
 def _agree(environ: Mapping[str, str], of_step: str, of_task: str) -> bool:

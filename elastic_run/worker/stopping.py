@@ -3,6 +3,8 @@
 The launcher tells by a signal: SIGTERM when the job or its node ends, --scale-up-signal before workers start again
 with new nodes; that one's name comes in ELASTIC_RUN_SCALE_UP_SIGNAL. The handler only notes it; Python runs it
 between two instructions, so a worker inside a collective learns of it when that returns.
+The time counts as well: a launcher in a Slurm job says in ELASTIC_RUN_STOP_TIME when the workers have to begin to
+save, so that they are done before Slurm kills them.
 
 Signals reach the ranks at different steps, some of them only some ranks. A rank that leaves the loop alone lets the
 others hang in their next collective. So with ``everywhere`` all ranks ask each other, and all get the same answer.
@@ -13,9 +15,10 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from typing import TYPE_CHECKING
 
-from elastic_run.contract import ENV_SCALE_UP_SIGNAL
+from elastic_run.contract import ENV_SCALE_UP_SIGNAL, ENV_STOP_TIME
 from elastic_run.worker.errors import WorkerError
 
 if TYPE_CHECKING:
@@ -31,6 +34,12 @@ class _Watch:
         self.pid = 0
         self.is_told = False
         self.is_agreed = False
+        self.stop_time = 0.0
+
+    @property
+    def is_requested(self) -> bool:
+        """Whether a signal has come, or the time."""
+        return self.is_told or bool(self.stop_time and time.monotonic() >= self.stop_time)
 
     def set_up(self) -> None:
         """Catch the signals from now on; a handler that was there before still gets them.
@@ -43,6 +52,10 @@ class _Watch:
             raise WorkerError(message)
         for number in _stop_signals():
             self._catch(number)
+        text = os.environ.get(ENV_STOP_TIME, "")
+        if text.isdecimal():
+            # The wall clock is read once: a clock that is set later moves nothing.
+            self.stop_time = time.monotonic() + int(text) - time.time()
         self.pid = os.getpid()
 
     def _catch(self, number: signal.Signals) -> None:
@@ -87,8 +100,8 @@ def stop_requested(*, everywhere: bool = False) -> bool:
         from elastic_run.worker.reduction import any_rank  # noqa: PLC0415 - needs torch
 
         # Kept, so that all ranks ask for the last time at the same call.
-        _watch.is_agreed = any_rank(_watch.is_told)
-    return _watch.is_agreed if everywhere else _watch.is_told
+        _watch.is_agreed = any_rank(_watch.is_requested)
+    return _watch.is_agreed if everywhere else _watch.is_requested
 
 
 def _stop_signals() -> set[signal.Signals]:

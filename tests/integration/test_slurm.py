@@ -42,6 +42,7 @@ class Submitted:
         arguments: Of the training script.
         nodes: How many nodes are asked for.
         env: Variables of the job.
+        programs: A directory of programs that come first.
     """
 
     def __init__(
@@ -52,10 +53,11 @@ class Submitted:
         *arguments: str,
         nodes: int = 2,
         env: dict[str, str] | None = None,
+        programs: str = "",
     ) -> None:
         self._log_pattern = f"{Path(script).stem}-*.log"
         self._directory = directory
-        programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+        programs = os.pathsep.join([*filter(None, [programs]), str(Path(sys.executable).parent), os.environ["PATH"]])
         variables = {"PATH": programs, "TRAIN": str(EXAMPLES / "resume" / "train.py"), "OMP_NUM_THREADS": "1"}
         options = [f"--nodes={nodes}", "--cpus-per-task=1"]
         path = EXAMPLES / script

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -37,3 +38,13 @@ def test_a_step_on_one_component_says_that_each_task_trains_alone(slurm: SlurmCl
     code, log = run_batch(slurm, tmp_path, f"{COMPONENTS}srun --het-group=1 elastic-run train.py")
     assert (code, trained(log)) == (0, ["0 of 1", "0 of 1"]), log
     assert log.count("trains alone, for the job is heterogeneous") == 2
+
+
+def test_a_batch_script_without_srun_names_the_step_for_all_nodes(slurm: SlurmCluster, tmp_path: Path) -> None:
+    """`elastic-run train.py` is a job of one node; the command that the line shows is one job on all components."""
+    code, log = run_batch(slurm, tmp_path, f"{COMPONENTS}elastic-run train.py")
+    assert (code, trained(log)) == (0, ["0 of 1"]), log
+    mend = re.search(r"this Slurm job has 2 other nodes, .*: (srun .+ elastic-run) …$", log, re.MULTILINE)
+    assert mend is not None, log
+    code, log = run_batch(slurm, tmp_path, f"{COMPONENTS}{mend[1]} train.py")
+    assert (code, trained(log)) == (0, ["0 of 3", "1 of 3", "2 of 3"]), log

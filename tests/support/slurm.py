@@ -23,7 +23,7 @@ from tests.support.hosts import VirtualHosts, virtual_hosts
 from tests.support.wait import DEADLINE, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from tests.support.host_process import HostProcess
 
@@ -95,14 +95,18 @@ class SlurmCluster:
         hosts: Its nodes, and the hub for the controller.
         directory: For its files; other users can reach it.
         scheduler: Slurm's: `builtin` starts jobs at once, `backfill` knows heterogeneous jobs.
+        switches: The nodes below each switch, as in topology.conf; none for a network without switches.
 
     Attributes:
         hosts: Its nodes.
     """
 
-    def __init__(self, hosts: VirtualHosts, directory: Path, scheduler: str = "builtin") -> None:
+    def __init__(
+        self, hosts: VirtualHosts, directory: Path, scheduler: str = "builtin", switches: Sequence[str] = ()
+    ) -> None:
         self.hosts = hosts
         self._scheduler = scheduler
+        self._switches = switches
         self._directory = directory
         self._env = {"SLURM_CONF": str(directory / "slurm.conf")}
         self._daemons: dict[str, HostProcess] = {}
@@ -209,6 +213,11 @@ class SlurmCluster:
             text += f"NodeName={host.name} NodeAddr={host.address} CPUs={_CPUS} State=UNKNOWN\n"
         names = ",".join(host.name for host in self.hosts)
         text += f"PartitionName=main Nodes={names} Default=YES MaxTime=INFINITE State=UP\n"
+        if self._switches:
+            text += "TopologyPlugin=topology/tree\n"
+            rows = [f"SwitchName=s{number} Nodes={nodes}" for number, nodes in enumerate(self._switches)]
+            rows.append(f"SwitchName=top Switches=s[0-{len(rows) - 1}]")
+            (self._directory / "topology.conf").write_text("\n".join(rows) + "\n", encoding="ascii")
         (self._directory / "slurm.conf").write_text(text, encoding="ascii")
 
     def _start_munge(self) -> None:
@@ -228,12 +237,13 @@ class SlurmCluster:
 
 
 @contextlib.contextmanager
-def slurm_cluster(count: int, *, scheduler: str = "builtin") -> Iterator[SlurmCluster]:
+def slurm_cluster(count: int, *, scheduler: str = "builtin", switches: Sequence[str] = ()) -> Iterator[SlurmCluster]:
     """Start a cluster, and remove it and all that it runs at the end.
 
     Args:
         count: How many nodes it has: node0, node1 and so on.
         scheduler: Slurm's; see `SlurmCluster`.
+        switches: Ditto.
 
     Yields:
         The cluster, its nodes idle.
@@ -241,6 +251,6 @@ def slurm_cluster(count: int, *, scheduler: str = "builtin") -> Iterator[SlurmCl
     with tempfile.TemporaryDirectory(prefix="slurm-") as name, virtual_hosts(count, prefix="node") as hosts:
         directory = Path(name)
         directory.chmod(0o711)  # munged is another user
-        cluster = SlurmCluster(hosts, directory, scheduler)
+        cluster = SlurmCluster(hosts, directory, scheduler, switches)
         cluster.start()
         yield cluster

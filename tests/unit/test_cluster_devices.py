@@ -65,6 +65,16 @@ def test_in_a_container_the_device_files_count(tmp_path: Path) -> None:
     assert [device.uuid for device in found] == [UUIDS[0], UUIDS[2]]
 
 
+@pytest.mark.parametrize("allowed", [["nvidia2"], []])
+def test_gpus_that_a_control_group_denies_do_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allowed: list[str]
+) -> None:
+    """Slurm shows all files to a step without GPUs, and its control group denies them: the step has none."""
+    root = add_nvidia(tmp_path, 4)
+    monkeypatch.setattr("os.access", lambda path, _: path.rpartition("/")[2] in allowed)
+    assert len(devices.find_nvidia(root=root)) == len(allowed)
+
+
 def test_gpus_without_any_device_file_count(tmp_path: Path) -> None:
     """Before a program has used the GPUs there is no device file at all, and all of them count."""
     assert len(devices.find_nvidia(root=add_nvidia(tmp_path, 2, files=[]))) == 2

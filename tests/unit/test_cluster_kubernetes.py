@@ -121,6 +121,18 @@ def test_pods_that_could_not_meet_are_refused(
     assert str(caught.value) == message
 
 
+def test_a_second_job_of_a_jobset_is_refused_and_the_first_one_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each Job of a JobSet is a job of its own; without a word they would train separate models."""
+    pods = [f"set-workers-{number}-{index}.set.default.svc" for number, index in ((0, 0), (0, 1), (1, 0))]
+    _, notices = complete(monkeypatch, "--nnodes=4 train.py", index="0", hostname=pods[0])
+    assert notices[-1] == "of the JobSet set only the pods of set-workers-0 are this job"
+    assert complete(monkeypatch, "--nnodes=4 train.py", index="1", hostname=pods[1])[1] == []
+    with pytest.raises(UsageError, match=r"^--nnodes: this pod is of Job 1 of a replicated job of the JobSet set, "):
+        complete(monkeypatch, "--nnodes=4 train.py", index="0", hostname=pods[2])
+    args, _ = complete(monkeypatch, "--nnodes=4 --rdzv-id=set-workers-1 train.py", index="0", hostname=pods[2])
+    assert args.rdzv_id == "set-workers-1"
+
+
 def test_a_pod_beyond_the_number_of_nodes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """PET_NNODES and the Job's completions contradict each other."""
     with pytest.raises(UsageError, match=r"^--nnodes: is 4, but this is pod 4 of its Job \(JOB_COMPLETION_INDEX, "):

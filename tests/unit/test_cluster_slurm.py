@@ -54,6 +54,7 @@ BATCH = {
     "SLURM_JOB_NUM_NODES": "3",
     "SLURM_PROCID": "0",
 }
+HET_BATCH = {"SLURM_HET_SIZE": "2", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST_HET_GROUP_0": HOST}
 
 
 @pytest.fixture(autouse=True)
@@ -81,6 +82,45 @@ def test_a_step_on_all_components_of_a_heterogeneous_job_is_a_step() -> None:
     for more in ({}, {"SLURM_JOB_NODELIST_HET_GROUP_1": f"{HOST},c,d"}, {"SLURM_JOB_NODELIST_HET_GROUP_1": "d["}):
         with pytest.raises(StepError):
             find_step({**STEP, **groups, **more}, HOST)
+
+
+@pytest.mark.parametrize(
+    ("address", "pattern", "location"),
+    [
+        ("s0.s4.host", "switch.switch.node", "s0.s4/0000001"),
+        ("s0.s4.host.domain", "switch.switch.node", "s0.s4/0000001"),
+        ("host", "node", ""),
+        ("", "switch.node", ""),
+        (".host", "switch.node", ""),
+    ],
+)
+def test_the_switches_of_a_node_are_its_location(address: str, pattern: str, location: str) -> None:
+    """SLURM_TOPOLOGY_ADDR orders the ranks, and nodes of one switch keep Slurm's order."""
+    more = {"SLURM_TOPOLOGY_ADDR": address, "SLURM_TOPOLOGY_ADDR_PATTERN": pattern}
+    step = find_step({**STEP, **more}, HOST)
+    assert step is not None
+    assert step.location == location
+
+
+def test_ranks_by_switches_replace_the_place_in_the_list() -> None:
+    """The node asks for no rank then, unless the user gave one."""
+    switches = {"SLURM_TOPOLOGY_ADDR": "s1.node", "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.node"}
+    by_switch, by_hand = parse_args(["train.py"]), parse_args(["--node-rank=2", "train.py"])
+    for args in (by_switch, by_hand):
+        complete_from_cluster(args, {**STEP, **switches})
+    assert (by_switch.node_rank, by_switch.location) == (0, "s1/0000001")
+    assert (by_hand.node_rank, hasattr(by_hand, "location")) == (2, False)
+
+
+@pytest.mark.parametrize(
+    ("aliases", "first"),
+    [("(null)", "a7"), ("a7:10.0.0.4:ip-4,c:10.0.0.6:ip-6", "10.0.0.4"), ("a7:[fd77::4]:ip-4", "[fd77::4]")],
+)
+def test_addresses_of_nodes_in_a_cloud_stand_in_for_their_names(aliases: str, first: str) -> None:
+    """Slurm knows them before any name server does."""
+    step = find_step({**STEP, "SLURM_NODE_ALIASES": aliases}, HOST)
+    assert step is not None
+    assert step.endpoint.startswith(f"{first}:{PORT},{HOST}:{PORT},")
 
 
 def test_of_many_nodes_three_may_serve_the_store() -> None:
@@ -288,6 +328,14 @@ def test_a_node_that_has_lost_its_gpus_is_refused(monkeypatch: pytest.MonkeyPatc
         ("train.py", {"SLURM_JOB_NODELIST": "a7,b,c"}, ""),
         ("train.py", {"SLURM_JOB_NODELIST": "a7,b["}, ""),
         ("train.py", {"SLURM_STEP_ID": "0"}, ""),
+        # A heterogeneous job, whose batch script has the variables of the first component.
+        (
+            "train.py",
+            {**HET_BATCH, "SLURM_JOB_NODELIST_HET_GROUP_1": "b,c"},
+            "this Slurm job has 2 other nodes, which ",
+        ),
+        ("train.py", HET_BATCH, ""),
+        ("train.py", {**HET_BATCH, "SLURM_JOB_NODELIST_HET_GROUP_1": "b["}, ""),
     ],
 )
 def test_a_batch_script_without_srun_is_told_of_the_nodes_that_it_leaves_idle(

@@ -31,6 +31,13 @@ def test_the_rest_is_given_out_in_order_of_joining() -> None:
     assert ranks == {"c": 0, "b": 1, "a": 2, "d": 3}
 
 
+def test_nodes_of_one_switch_are_neighbours() -> None:
+    """Where locations are known, they order the nodes that have neither a rank nor a wish."""
+    order = [("a", "s2/0"), ("b", "s1/1"), ("c", ""), ("d", "s2/2"), ("e", "s1/0")]
+    candidates = [Candidate(node, location=location) for node, location in order]
+    assert list(assign_group_ranks([*candidates, Candidate("f", rank=0)])) == ["f", "c", "e", "b", "a", "d"]
+
+
 @given(st.lists(st.tuples(st.sampled_from("xyz"), st.integers(1, 4)), max_size=6))
 def test_worker_ranks_are_those_of_counting_one_by_one(sizes: list[tuple[str, int]]) -> None:
     """Numbering the workers one after the other, in all and per role, gives the same ranks."""

@@ -20,6 +20,7 @@
 | `stack_reports` | shows the workers' stacks, on SIGQUIT and before SIGKILL |
 | `step` | one step of the state machine, for those who watch |
 | `supervisor` | the loop: events to the state machine, commands to the parts |
+| `time_limit` | tells that the scheduler will end the job soon, and stops the workers in time |
 | `timers` | the pipe and the expiry of the workers' timers |
 | `waiting_nodes` | asks a foreign rendezvous whether nodes wait |
 | `watches` | starts and ends the three watches: state D, timers, waiting nodes |

@@ -12,7 +12,7 @@ from elastic_run.multiprocessing.process.descriptors import allowed_descriptors
 from elastic_run.multiprocessing.process.guardian import Guardian
 from elastic_run.multiprocessing.process.stack_signal import is_possible
 from elastic_run.records import dataclass, field
-from elastic_run.signals import block_signals, signal_number
+from elastic_run.signals import block_signals, signal_name, signal_number
 from elastic_run.store.tcpstore.listener import raise_descriptor_limit
 
 TYPE_CHECKING = False
@@ -33,6 +33,8 @@ _DESCRIPTORS_LEAST = 24
 _DESCRIPTORS = 64
 #: For each worker: pidfd, three pipes while it starts, two log files that are written and read, a client.
 _DESCRIPTORS_PER_WORKER = 10
+#: Seconds beside --shutdown-timeout before the scheduler ends a job: for the launcher's own end.
+_STOP_MARGIN = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,22 @@ class AgentOptions:
     stuck_timeout: float = 0.0
     kill_background: bool = False
     events_file: str = ""
+
+    @property
+    def worker_variables(self) -> dict[str, str]:
+        """What the workers are told about their end, as variables."""
+        found = {}
+        if self.scale_up_signal:
+            found[contract.ENV_SCALE_UP_SIGNAL] = signal_name(self.scale_up_signal)
+        if self.stop_time:
+            found[contract.ENV_STOP_TIME] = str(int(self.stop_time))
+        return found
+
+    @property
+    def stop_time(self) -> float:
+        """When the workers have to begin to save, in seconds since 1970; 0 where nothing ends the job."""
+        end = self.node_config.end_time
+        return max(0.0, end - self.shutdown_timeout - _STOP_MARGIN) if end else 0.0
 
     @property
     def scale_up_signal(self) -> int:

@@ -24,7 +24,7 @@ def worker_environments(
     max_restarts: int,
     use_agent_store: bool,
     signals: Sequence[int] = (),
-    scale_up_signal: int = 0,
+    more: Mapping[str, str] | None = None,
 ) -> dict[int, dict[str, str]]:
     """Return the variables that each worker of a node gets on top of the launcher's own environment.
 
@@ -36,7 +36,7 @@ def worker_environments(
         max_restarts: Restarts that are allowed.
         use_agent_store: Whether the store at the master address is served by the agent.
         signals: Signals that stop the job; a launcher inside the worker takes them over.
-        scale_up_signal: What workers get before they start again with new nodes, or 0.
+        more: Variables that follow from the agent's options.
 
     Returns:
         Names and values, by local rank.
@@ -59,8 +59,7 @@ def worker_environments(
         contract.ENV_SIGNALS_TO_HANDLE: ",".join(signal_name(number) for number in signals),
         contract.ENV_NCCL_ASYNC_ERROR_HANDLING: parent.get(contract.ENV_NCCL_ASYNC_ERROR_HANDLING, "1"),
     }
-    if scale_up_signal:
-        shared[contract.ENV_SCALE_UP_SIGNAL] = signal_name(scale_up_signal)
+    shared.update(more or {})
     return {worker.local_rank: {**shared, **_own_environment(spec, worker, parent)} for worker in group.workers}
 
 

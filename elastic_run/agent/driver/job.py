@@ -61,6 +61,7 @@ def make_setup(spec: WorkerSpec, options: AgentOptions, *, shows_waiting: bool =
         local_world_size=spec.local_world_size,
         role=spec.role,
         preferred_rank=node_config.preferred_rank,
+        location=node_config.location,
         version=__version__,
         script=name_script(spec.entrypoint, spec.args),
         script_file=find_script_file(spec.entrypoint, spec.args),

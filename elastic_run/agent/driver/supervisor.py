@@ -137,6 +137,11 @@ class Supervisor:
             history=lambda: self._history,
             show_stacks=self._stacks.show_on_quit,
         )
+        if self._options.stop_time:
+            from elastic_run.agent.driver.time_limit import watch_time_limit  # noqa: PLC0415 - only if there is a limit
+
+            stop = self._options.signals[0] if self._options.signals else signal.SIGTERM
+            watch_time_limit(self._loop, self._options, say=self.console.say, stop=lambda: self.request_stop(stop))
         self._performers: dict[type[Command], Callable[[Any], None]] = {
             messages.Join: self._perform_join,
             messages.StartWorkers: self._perform_start_workers,

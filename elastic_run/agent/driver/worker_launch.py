@@ -95,7 +95,7 @@ def _launch(
         max_restarts=group.spec.max_restarts,
         use_agent_store=use_agent_store,
         signals=context.options.signals,
-        scale_up_signal=context.options.scale_up_signal,
+        more=context.options.worker_variables,
     )
     starter = WorkerStarter(context.guardian, launched.wiring, affinities=context.options.affinities, mask=context.mask)
     if not isinstance(group.spec.entrypoint, str):

@@ -113,7 +113,9 @@ def form(job: Job, names: Sequence[str], now: float) -> Job:
         The state, running.
     """
     chosen = [job.nodes[name] for name in names]
-    ranks = assign_group_ranks([Candidate(node.node, node.rank, node.node_info.preferred_rank) for node in chosen])
+    ranks = assign_group_ranks(
+        [Candidate(one.node, one.rank, one.node_info.preferred_rank, one.node_info.location) for one in chosen]
+    )
     number = max(job.round, job.highest_round) + 1
     return replace(
         job,

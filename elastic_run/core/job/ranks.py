@@ -1,8 +1,8 @@
 """Who gets which rank.
 
 Group ranks: a survivor keeps its rank where the round still has it, so that a replacement takes exactly the place that
-became free. Then a node that prefers a free rank gets it (`--node-rank`), then the lowest free ranks go out in order of
-joining.
+became free. Then a node that prefers a free rank gets it (`--node-rank`), then the lowest free ranks go out by
+location, so that nodes of one switch are neighbours, and in order of joining.
 Worker ranks: global and role ranks count up in the order of group ranks, as torch's agent does
 (`SimpleElasticAgent._assign_worker_ranks`), for any number of workers per node.
 """
@@ -26,11 +26,13 @@ class Candidate:
         node: Its id.
         rank: Its group rank in the last round, or None.
         preferred: The group rank that its user asked for, or None.
+        location: Its place in the network, "" if not known; near nodes have texts that sort side by side.
     """
 
     node: str
     rank: int | None = None
     preferred: int | None = None
+    location: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ def assign_group_ranks(candidates: Sequence[Candidate]) -> dict[str, int]:
     left = _take(taken, ((candidate, candidate.rank) for candidate in candidates), len(candidates))
     left = _take(taken, ((candidate, candidate.preferred) for candidate in left), len(candidates))
     free = (rank for rank in range(len(candidates)) if rank not in taken)
-    placed = dict(zip(list(free), left, strict=True))
+    placed = dict(zip(list(free), sorted(left, key=lambda candidate: candidate.location), strict=True))
     taken.update({rank: candidate.node for rank, candidate in placed.items()})
     return {taken[rank]: rank for rank in range(len(candidates))}
 

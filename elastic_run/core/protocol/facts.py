@@ -46,6 +46,7 @@ class NodeInfo:
         script: What its workers run, by a name that is the same on all nodes of its role; "" where it isn't told.
         script_file: The file of that name on this node, or None.
         has_fixed_rank: Whether `preferred_rank` is no wish: no other node may have it.
+        location: Its place in the network; see `ranks.Candidate`.
     """
 
     host: str
@@ -58,6 +59,7 @@ class NodeInfo:
     script: str = ""
     script_file: ScriptFile | None = None
     has_fixed_rank: bool = False
+    location: str = ""
 
     def __post_init__(self) -> None:
         if self.local_world_size < 1:

@@ -33,7 +33,7 @@ _WORKERS_OWN = frozenset(
         *(contract.ENV_ROLE_WORLD_SIZE, contract.ENV_ROLE_NAME, contract.ENV_MASTER_ADDR, contract.ENV_MASTER_PORT),
         *(contract.ENV_RESTART_COUNT, contract.ENV_MAX_RESTARTS, contract.ENV_RUN_ID, contract.ENV_ERROR_FILE),
         *(contract.ENV_USE_AGENT_STORE, contract.ENV_SIGNALS_TO_HANDLE, contract.ENV_SCALE_UP_SIGNAL),
-        contract.ENV_TIMER_FILE,
+        *(contract.ENV_TIMER_FILE, contract.ENV_STOP_TIME),
     )
 )
 #: And those that only some jobs' workers have each their own of.
