@@ -182,6 +182,13 @@ def test_power_off_takes_everything_and_tells_nobody(hosts: VirtualHosts) -> Non
         dial(hosts[1], hosts[0])
 
 
+def test_a_cable_that_the_kernel_has_taken_away_can_be_unplugged(hosts: VirtualHosts) -> None:
+    """The network of a host that is off ends with its last process, at a moment that nobody chooses."""
+    hosts[0].poweroff()
+    hosts[0]._wired().unplug(hosts[0].number)
+    hosts[0].boot()
+
+
 def test_a_stopped_program_goes_on_where_it_was(hosts: VirtualHosts) -> None:
     """SIGSTOP and SIGCONT reach the program, and its exit code comes through; so does death by a signal."""
     program = hosts[0].start(["sh", "-c", "trap 'exit 7' USR1; sleep 1000 >/dev/null 2>&1 & echo ready; wait"])
