@@ -6,7 +6,9 @@ import json
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from elastic_run.core.protocol import messages
 from tests.simulation.properties import ASSIGNMENTS, BUDGET, ONE_DECIDER, ONE_ROUND, require
+from tests.simulation.store import SPOILT
 
 if TYPE_CHECKING:
     from tests.simulation.store import Store
@@ -79,11 +81,11 @@ class Log:
             require(is_asked, ONE_DECIDER, "the state was lost, and nobody had touched it")
         if entry["kind"] == "form":
             prefix = f"a/{slot}.{entry['term']}/"
-            members = {key.removeprefix(prefix) for key in store.values if key.startswith(prefix)}
-            self._enter_form(world, entry, members)
+            places = {key.removeprefix(prefix): value for key, value in store.values.items() if key.startswith(prefix)}
+            self._enter_form(world, entry, places)
         self.entries.append({**entry, "slot": slot})
 
-    def _enter_form(self, world: World, entry: dict[str, Any], members: set[str]) -> None:
+    def _enter_form(self, world: World, entry: dict[str, Any], places: dict[str, bytes]) -> None:
         number, restarts = entry["round"], entry["restart_count"]
         if entry["incarnation"] != self.incarnation:
             # Another job, founded where nobody knew of one.
@@ -100,5 +102,12 @@ class Log:
         name = entry["incarnation"], number, f"{number}/{self.term}/{self.coordinator}"
         world.oracle.rounds.former_ids[name] = self.round_id
         self.round_id = name[2]
-        require(len(members) == entry["nodes"], ASSIGNMENTS, f"{len(members)} assignments of round {name}")
-        world.oracle.rounds.note_form(name, members, world.clockwork.now)
+        require(len(places) == entry["nodes"], ASSIGNMENTS, f"{len(places)} assignments of round {name}")
+        living = {agent.node for agent in world.agents if agent.is_alive}
+        heads = {_find_rank_0(value) for value in places.values() if value != SPOILT}
+        world.oracle.rounds.note_form(name, set(places), world.clockwork.now, is_headless=heads.isdisjoint(living))
+
+
+def _find_rank_0(assignment: bytes) -> str:
+    """Return the node whose agent serves the workers' store of a round."""
+    return messages.read_assignment(assignment).master.host

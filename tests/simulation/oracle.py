@@ -159,7 +159,7 @@ class Oracle:
         forms = [entry for entry in log.entries if entry["kind"] in ("form", "recovered")]
         if forms:
             found = self.rounds.find_all(forms[-1]["incarnation"], forms[-1]["round"])
-            return [round_ for round_ in found if round_.name[2] == log.round_id] or found
+            return [round_ for round_ in found if round_.name[2] == log.round_id]
         told = [agent for agent in self._world.agents if isinstance(agent.end, node_messages.Ended)]
         last = filter(None, map(self.rounds.find_last, told))
         return list({round_.name: round_ for round_ in last}.values())

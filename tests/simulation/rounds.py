@@ -101,6 +101,10 @@ class Rounds:
         #: The newest round of each incarnation that was whole.
         self.newest: dict[str, Round] = {}
         self.former_ids: dict[Name, str] = {}  # which round each one follows in its log
+        #: Rounds that were formed when all members of the round that they follow were gone.
+        self._after_gone: set[Name] = set()
+        #: Rounds whose rank 0 was dead when they were formed: they can't run.
+        self._headless: set[Name] = set()
         #: The rounds in which each node was, in order.
         self._histories: dict[Agent, list[Round]] = defaultdict(list)
 
@@ -121,9 +125,14 @@ class Rounds:
         """The number of rounds in which a worker failed by itself."""
         return sum(round_.has_failed for round_ in self._rounds.values())
 
-    def note_form(self, name: Name, members: set[str], now: float) -> None:
+    def note_form(self, name: Name, members: set[str], now: float, *, is_headless: bool) -> None:
         """A round was written into a log, of which its members are yet to hear."""
         self._formed_at[name] = now
+        if is_headless:
+            self._headless.add(name)
+        former = self._find_members(self.former_ids[name])
+        if all(not agent.is_alive or agent.has_left for agent in former):
+            self._after_gone.add(name)
         last = self.last_formed.get(name[0])
         if last is None or name[1] >= last[0]:
             self.last_formed[name[0]] = name[1], members
@@ -139,8 +148,8 @@ class Rounds:
         address = (place.master.host, place.master.port)
         there = self._stores.setdefault(address, name)
         # A first fact of a dead node that arrives once more after the state was lost names a store that is gone.
-        is_there = any(one.node == place.master.host and one.is_alive for one in agent.world.agents)
-        require(there == name or not is_there, WORKERS_STORE, f"{there} and {name} use the workers' store at {address}")
+        is_used = there == name or name in self._headless
+        require(is_used, WORKERS_STORE, f"{there} and {name} use the workers' store at {address}")
         for other in round_.places.values():
             require(other.group_rank != place.group_rank, ASSIGNMENTS, f"rank {place.group_rank} of {name} twice")
             for shared in _SHARED:
@@ -173,6 +182,11 @@ class Rounds:
             is_next = newest.name[2] == former or newest.number < int(former.partition("/")[0] or 0)
             is_next = is_next or self._are_both_of_spares(round_, newest)
             require(is_next, ONE_HISTORY, f"{round_.name} follows {former}, not {newest.name}")
+        if newest is not None and not self.may_split and newest.formed_at > round_.formed_at:
+            # The last member was told late: what all were told before must have followed this round.
+            is_former = any(former == round_.name[2] for former, _ in self._find_line(newest))
+            is_former = is_former or self._are_both_of_spares(round_, newest)
+            require(is_former, ONE_HISTORY, f"{round_.name} is told late, and {newest.name} does not follow it")
         if newest is None or newest.formed_at < round_.formed_at:
             self.newest[round_.incarnation] = round_
 
@@ -183,9 +197,13 @@ class Rounds:
         if former is None or lines[0][former] == lines[1][former]:
             return False
         followers = [self._rounds[line[former]] for line in lines if line[former] in self._rounds]
-        gone = {agent for round_ in self._rounds.values() if round_.name[2] == former for agent in round_.places}
-        is_gone = all(not agent.is_alive or agent.has_left for agent in gone)
+        gone = self._find_members(former)
+        is_gone = all(line[former] in self._after_gone for line in lines)
         return is_gone and not any(agent in round_.places for agent in gone for round_ in followers)
+
+    def _find_members(self, round_id: str) -> set[Agent]:
+        """Return the nodes that were told of a round."""
+        return {agent for round_ in self._rounds.values() if round_.name[2] == round_id for agent in round_.places}
 
     def _find_line(self, round_: Round) -> Iterator[tuple[str, Name]]:
         """Return the unique id of each round before one, the latest first, with the round that follows it."""
