@@ -87,6 +87,11 @@ ENV_TEMPLATE = "ELASTIC_RUN_TEMPLATE"
 #: For a Python worker until its start is over: descriptor, inode and signal with which the agent gets its stacks. Only
 #: our .pth file reads it, and removes it: no program sees it.
 ENV_STACK_PIPE = "ELASTIC_RUN_STACK_PIPE"
+#: Name of the socket on which a worker is asked for the dump of its flight recorder. No child of the worker has it.
+ENV_FLIGHT_RECORDER = "ELASTIC_RUN_FLIGHT_RECORDER"
+#: torch's variables of the flight recorder, the older name last: number of entries, beginning of a dump's path.
+ENV_RECORDER_SIZE = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+ENV_RECORDER_PREFIX = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 #: Those of the workers' variables that are known when the nodes have met.
 ENV_OF_ROUND = (
     *(ENV_RANK, ENV_WORLD_SIZE, ENV_GROUP_RANK, ENV_GROUP_WORLD_SIZE, ENV_ROLE_RANK, ENV_ROLE_WORLD_SIZE),

@@ -103,6 +103,7 @@ class LaunchConfig:
         preload: Modules, separated by commas, or `auto`, that a template imports once for all workers; "" for none.
         kill_background: Whether what workers left running in the background ends with the job after a success too.
         health_port: Port at which this node answers health checks, 0 for a free one, or None for no such port.
+        flight_recorder: Whether torch's flight recorder is on in the workers, and its dumps explain a failure.
         events_file: File to which the events of this node are appended, beside the log directory's; "" for none.
         metrics_port: Port at which this node answers Prometheus, 0 for a free one, or None for no such port.
 
@@ -144,6 +145,7 @@ class LaunchConfig:
     health_port: int | None = None
     events_file: str = ""
     metrics_port: int | None = None
+    flight_recorder: bool = False
 
     def __post_init__(self) -> None:
         if self.rdzv_timeout != -1:
@@ -616,6 +618,7 @@ def _options(config: LaunchConfig, *, is_whole_process: bool) -> AgentOptions:
         capture=config.capture,
         kill_background=config.kill_background,
         events_file=config.events_file,
+        has_flight_recorder=config.flight_recorder,
         prefix_template=config.log_line_prefix_template or contract.DEFAULT_PREFIX_TEMPLATE,
         affinities=affinities,
         is_whole_process=is_whole_process,

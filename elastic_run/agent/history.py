@@ -203,6 +203,7 @@ class History:
             log_dir=context.log_directory,
             detail=finish.detail or self._stop_detail(finish.signal),
             signal=finish.signal,
+            not_joined="" if finish.verdict == "success" else self._read_recorders(),
             world_size=context.group.workers[0].world_size,
             nnodes=context.group.group_world_size or 1,
             survivors=self._survivors,
@@ -210,6 +211,12 @@ class History:
             is_log_disk_full=self._writes_to_files() and is_disk_full(context.log_directory),
             oom_kills=None if self._oom_kills is None else self._count_oom_kills(),
         )
+
+    def _read_recorders(self) -> str:
+        recorder, group = self._context.flight_recorder, self._context.group
+        if recorder is None:
+            return ""
+        return recorder.explain(is_whole_job=group.workers[0].world_size == len(group.workers))
 
     def _stop_detail(self, number: int | None) -> str:
         from elastic_run.report import lines  # noqa: PLC0415 - imported by now

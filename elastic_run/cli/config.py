@@ -172,6 +172,7 @@ def make_config(
         health_port=args.health_port,
         events_file=args.events_file,
         metrics_port=args.metrics_port,
+        flight_recorder=args.flight_recorder,
         preload=args.preload,
     )
     command, command_args = make_command(args, environ)

@@ -401,6 +401,14 @@ FLAGS: tuple[Flag, ...] = (
         "keep running, as under torchrun. After a failure, a stop or a restart they are always ended.",
     ),
     Flag(
+        "--flight-recorder",
+        group=OUTPUT,
+        is_ours=True,
+        text="Switch on torch's flight recorder in each worker (TORCH_FR_BUFFER_SIZE, TORCH_FR_DUMP_TEMP_FILE; values "
+        "that are set stay). After a failure or a stop the report says which rank did not join which collective; the "
+        "dumps are in the log directory of the attempt.",
+    ),
+    Flag(
         "--requeue",
         group=STOPPING,
         values="N",

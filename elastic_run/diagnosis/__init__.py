@@ -10,6 +10,8 @@ What is decided of a running job's workers stands in `core.diagnosis`.
 | `dump_format` | a dump's bytes to collectives: the pickle and the JSON of torch, read without running anything |
 | `kernel_view` | what the kernel tells of a process: state, signals, where its threads sleep |
 | `operation_match` | whether the ranks of a group call the same operation with the same sizes and types |
+| `recorder_hook` | in a worker: waits for the import of torch.distributed |
+| `recorder_server` | in a worker: writes the dump of its flight recorder, on request and at its end |
 | `stack_files` | the file with all stacks of one moment |
 | `stack_requests` | asks the workers of one round for their stacks |
 | `trace_analysis` | dumps to findings: the rank that did not join, the ranks that differ |

@@ -198,6 +198,7 @@ def _without_stderr(root: WorkerEnd, room: int) -> list[str]:
 def _rest(result: JobResult, room: int) -> list[_Section]:
     hint = advice(result)
     return [
+        _Section("recorder", _paragraph(printable(result.not_joined), room, 3) if result.not_joined else []),
         _Section(
             "others" if result.root is not None else "workers",
             [shorten(line, room, tail=0.0) for line in other_worker_lines(result.ends, result.root)],

@@ -43,6 +43,7 @@ class JobResult:
         max_restarts: Restarts that were allowed.
         log_dir: Directory of this run's logs, or "".
         detail: One sentence on a verdict of our own, or "".
+        not_joined: What the dumps of the flight recorder say, such as a rank that did not join a collective, or "".
         signal: The signal that stopped the launcher, or None.
         world_size: Workers in the job.
         nnodes: Nodes in the job.
@@ -65,6 +66,7 @@ class JobResult:
         "log_dir",
         "max_restarts",
         "nnodes",
+        "not_joined",
         "oom_kills",
         "restarts_used",
         "role",
@@ -91,6 +93,7 @@ class JobResult:
         max_restarts: int = 0,
         log_dir: str = "",
         detail: str = "",
+        not_joined: str = "",
         signal: int | None = None,
         world_size: int = 1,
         nnodes: int = 1,
@@ -112,6 +115,7 @@ class JobResult:
         self.max_restarts = max_restarts
         self.log_dir = log_dir
         self.detail = detail
+        self.not_joined = not_joined
         self.signal = signal
         self.world_size = world_size
         self.nnodes = nnodes

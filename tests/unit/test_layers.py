@@ -30,7 +30,8 @@ ALLOWED: dict[str, set[str]] = {
     "signals": set(),
     "slurm_variables": set(),
     "store": {"contract", "core", "loop", "utils"},
-    "multiprocessing": {"contract", "core", "loop", "utils", "events", "metrics", "cluster.numa"},
+    "multiprocessing": {"contract", "core", "loop", "utils", "events", "metrics", "cluster.numa"}
+    | {"diagnosis.recorder_hook"},
     "report": {"contract", "core", "loop", "utils", "multiprocessing.output"}
     | {"store.jobstore.api", "rendezvous.session"},
     "rendezvous": {"contract", "core", "loop", "store", "utils", "events", "report.wait_status", "report.wait_texts"},

@@ -408,3 +408,14 @@ def test_who_left_early_is_named_where_nobody_else_is_to_blame() -> None:
     assert "rank 1 ended with exit code 0" in text
     own = worker_end(0, 1, "Traceback (most recent call last):\nValueError: own\n")
     assert "leave the loop" not in report(result(own, early))
+
+
+def test_what_the_flight_recorder_says_stands_behind_the_cause() -> None:
+    """The rank that did not join is named in the report, also of a job that was stopped."""
+    said = "rank 1 did not join all_reduce number 812 of group 'default' that ranks 0, 2-3 wait in (train.py:88)"
+    job = JobResult(verdict="signal", exit_code=130, entrypoint="train.py", signal=2, not_joined=said)
+    lines = render(job)
+    assert [line for line in lines if line.startswith("recorder ")] == [
+        "recorder rank 1 did not join all_reduce number 812 of group 'default' that ranks"
+    ]
+    assert len(lines) <= 25

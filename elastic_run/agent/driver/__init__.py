@@ -8,6 +8,7 @@
 | `environment` | the workers' environment variables |
 | `event_recorder` | makes the events of the event log |
 | `exit_codes` | the exit code and the name of each way in which a job can end |
+| `flight_recorder` | torch's flight recorder in the workers: its variables, its dumps |
 | `held_round` | a formed round that waits for its warm workers |
 | `job` | this node's part in a job of several nodes |
 | `joining` | joins a round, through the job or through a rendezvous handler |

@@ -20,11 +20,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from elastic_run.agent.api import WorkerGroup
+    from elastic_run.agent.driver.flight_recorder import FlightRecorder
     from elastic_run.agent.driver.timers import WorkerTimers
     from elastic_run.agent.health_server import HealthServer
     from elastic_run.agent.metrics_server import MetricsServer
     from elastic_run.core.job.config import JobConfig
-    from elastic_run.multiprocessing.output.logs import LogsSpecs
+    from elastic_run.multiprocessing.output.logs import LogsDest, LogsSpecs
     from elastic_run.multiprocessing.warm.worker_pool import WorkerPool
 
 
@@ -57,6 +58,7 @@ class AgentOptions:
         start_method: How function workers are started: `spawn`, `fork` or `forkserver`.
         stuck_timeout: Seconds that a worker may be in uninterruptible sleep; 0 for any time.
         kill_background: Whether what workers left running in the background ends with the job after a success too.
+        has_flight_recorder: Whether torch's flight recorder is on in the workers.
         events_file: File to which events are appended, beside the one in the log directory; "" for none.
     """
 
@@ -76,6 +78,7 @@ class AgentOptions:
     stuck_timeout: float = 0.0
     kill_background: bool = False
     events_file: str = ""
+    has_flight_recorder: bool = False
 
     @property
     def worker_variables(self) -> dict[str, str]:
@@ -112,6 +115,7 @@ class AgentContext:
     __slots__ = (
         "_announced",
         "adopts_orphans",
+        "flight_recorder",
         "group",
         "guardian",
         "health_server",
@@ -138,6 +142,7 @@ class AgentContext:
         self.worker_pool: WorkerPool | None = None
         self.health_server: HealthServer | None = None
         self.metrics_server: MetricsServer | None = None
+        self.flight_recorder: FlightRecorder | None = None
         self._announced = False
         self.adopts_orphans = False
         self.worker_limit: int | None = None
@@ -220,6 +225,16 @@ class AgentContext:
         if not self._announced and getattr(self.logs_specs, "is_temporary", False):
             self.guardian.remove_at_end(getattr(self.logs_specs, "run_log_dir", None) or "")
             self._announced = True
+
+    def switch_on_recorders(self, envs: Mapping[int, dict[str, str]], logs: LogsDest) -> None:
+        """Switch on torch's flight recorder in the workers of a round, where the user asks for it."""
+        if not self.options.has_flight_recorder:
+            return
+        if self.flight_recorder is None:
+            from elastic_run.agent.driver.flight_recorder import FlightRecorder  # noqa: PLC0415 - only with the flag
+
+            self.flight_recorder = FlightRecorder()
+        self.flight_recorder.switch_on(envs, logs, os.environ)
 
     def serve_timers(self, envs: Mapping[int, dict[str, str]]) -> None:
         """Make the pipe of the workers' timers where the user asks for it, and tell the workers of it."""

@@ -517,6 +517,8 @@ class Supervisor:
             if is_success and not self._options.kill_background:
                 self._round.workers.release(self._on_released)
             else:
+                if self._context.flight_recorder is not None and not is_success:
+                    self._context.flight_recorder.collect()
                 self._round.workers.stop(command.signal, self._options.shutdown_timeout, self._on_gone)
         if self._context.worker_pool is not None and machine.may_start_again(self._agent):
             self._context.worker_pool.prepare()

@@ -108,6 +108,7 @@ def _launch(
     starter.has_stacks = context.has_room_for_stacks
     launched.wiring.is_stdout_teed = _is_any_stdout_teed(launched.logs)
     context.serve_timers(envs)
+    context.switch_on_recorders(envs, launched.logs)
     if not context.guardian.pid:
         # Before the first worker, and no earlier: a page that this process writes to after the fork is copied first.
         context.guardian.start()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
+from elastic_run import contract
 from elastic_run.multiprocessing.process import stack_signal
 
 TYPE_CHECKING = False
@@ -98,6 +99,10 @@ def set_up_worker(document: dict[str, Any], template_start: TemplateStart, title
     _renew_stream(sys.__stderr__, 2, "<stderr>")
     _look_anew()
     _draw_anew()
+    if contract.ENV_FLIGHT_RECORDER in os.environ:
+        from elastic_run.diagnosis.recorder_hook import begin  # noqa: PLC0415 - only with --flight-recorder
+
+        begin()
 
 
 def _look_anew() -> None:

@@ -1,0 +1,114 @@
+"""Writes the dump of this process's flight recorder, on request and at the end. Runs in a worker, beside torch.
+
+The dump is torch's own, a pickle of primitives that torch's tools read, with two things more: the rank, and the ranks
+of every process group, which gloo's dumps lack. It is written under the name that torch would give it.
+
+The first dump with stacks takes torch 1.2 s of CPU time, on which the stop of the round waits. So a dump without stacks
+is written first, within milliseconds, and replaced by the one with stacks where there is time for it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import pickle
+import socket
+import struct
+import sys
+import threading
+
+from elastic_run import contract
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_lock = threading.Lock()
+
+
+def serve(name: str) -> None:
+    """Answer requests in a thread, and write a dump when this process ends.
+
+    Args:
+        name: Of an abstract Unix socket.
+    """
+    own = os.getpid()
+    atexit.register(lambda: _write_at_exit() if os.getpid() == own else None)
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        listener.bind(f"\0{name}")
+        listener.listen(4)
+    except OSError:  # no such sockets here; what the worker writes at its end is left
+        listener.close()
+        return
+    os.register_at_fork(after_in_child=listener.close)
+    threading.Thread(target=_answer, args=(listener,), name="flight-recorder", daemon=True).start()
+
+
+def _write_at_exit() -> None:
+    """Write the dump; with stacks after an exception, since peers that lost this rank end by one as well."""
+    if write_dump(has_stacks=False) and getattr(sys, "last_value", None) is not None:
+        write_dump(has_stacks=True)
+
+
+def _answer(listener: socket.socket) -> None:
+    """Write a dump for each connection; its end says that the dump is written."""
+    while True:
+        try:
+            connection, _ = listener.accept()
+            with connection:
+                if _is_own_user(connection) and write_dump(has_stacks=False):
+                    write_dump(has_stacks=True)
+        except OSError:
+            if listener.fileno() < 0:
+                return
+
+
+def _is_own_user(connection: socket.socket) -> bool:
+    """Whether the other side is this user or root: names of abstract sockets have no permissions."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return struct.unpack("3i", credentials)[1] in (os.getuid(), 0)
+
+
+def write_dump(*, has_stacks: bool) -> bool:
+    """Write what the recorder of this process holds; return whether a file was written.
+
+    Never raises: this runs in somebody's program.
+    """
+    prefix = next(filter(None, map(os.environ.get, contract.ENV_RECORDER_PREFIX)), "")
+    rank = os.environ.get(contract.ENV_RANK, "")
+    if not prefix or not rank.isdecimal():
+        return False
+    path = f"{prefix}{rank}"
+    try:
+        with _lock:
+            document = _read_recorder(has_stacks=has_stacks)
+            if document is None:
+                return False
+            document["rank"] = int(rank)
+            document["pg_config"] = {**document.get("pg_config", {}), **_process_groups()}
+            with open(f"{path}.part", "wb") as file:
+                pickle.dump(document, file, protocol=2)
+            os.replace(f"{path}.part", path)
+    except Exception:  # noqa: BLE001 - see above
+        return False
+    return True
+
+
+def _read_recorder(*, has_stacks: bool) -> dict[str, Any] | None:
+    """Return the dump of NCCL's recorder if that has entries, else of the one of all other backends."""
+    from torch._C import _distributed_c10d as c10d  # noqa: PLC0415 - torch is there by now
+
+    dumps = [getattr(c10d, name, None) for name in ("_dump_nccl_trace", "_dump_fr_trace")]
+    documents = [pickle.loads(dump(True, has_stacks, False)) for dump in dumps if dump is not None]  # noqa: FBT003, S301 - torch's signature; of this process
+    return next((document for document in documents if document.get("entries")), None)
+
+
+def _process_groups() -> dict[str, dict[str, str]]:
+    from torch.distributed import distributed_c10d  # noqa: PLC0415 - torch is there by now
+
+    world = distributed_c10d._world  # noqa: SLF001 - it has no other list of all groups
+    return {
+        name: {"name": name, "desc": group.group_desc, "ranks": str(sorted(world.pg_group_ranks[group]))}
+        for group, name in world.pg_names.items()
+    }

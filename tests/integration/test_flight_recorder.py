@@ -1,0 +1,111 @@
+"""With --flight-recorder the report names the rank that did not join a collective, from dumps of real workers."""
+
+from __future__ import annotations
+
+import pickle
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elastic_run import contract
+from elastic_run.agent.driver.flight_recorder import FILE_PREFIX, FlightRecorder
+from elastic_run.diagnosis.dump_files import find_dumps
+from elastic_run.multiprocessing.output.logs import LogsDest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.support.launch import Launched
+
+#: Rank 1 does not join the collective of a subgroup in which rank 0 waits; rank 2 waits in one of all ranks.
+PROGRAM = """
+import os, sys, time
+import torch, torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+inner = dist.new_group([0, 1], group_desc="inner")
+dist.all_reduce(torch.ones(4))
+if rank == 1:
+    os.write(1, b"late\\n")
+    if sys.argv[1] == "raise":
+        raise ValueError("bad batch")
+    time.sleep(600)
+work = dist.all_reduce(torch.ones(4), group=inner if rank == 0 else None, async_op=True)
+os.write(1, b"joined\\n")
+work.wait()
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    """Return the path of the program."""
+    path = tmp_path / "train.py"
+    path.write_text(PROGRAM, encoding="utf-8")
+    return path
+
+
+def test_a_stopped_job_says_which_rank_did_not_join(
+    script: Path, launch: Callable[..., Launched], tmp_path: Path
+) -> None:
+    """A job that hangs and is stopped names the rank that all wait for, and keeps the dumps."""
+    logs = tmp_path / "logs"
+    job = launch("--nproc-per-node=3", "--flight-recorder", f"--log-dir={logs}", script, "sleep")
+    job.wait_lines("joined|late", count=3, deadline=120)
+    job.send(signal.SIGTERM)
+    assert job.wait_exit() == 143
+    report = " ".join(job.stderr.split())
+    assert "recorder rank 1 did not join all_reduce number 1 of group 'inner' that rank 0 waits in" in report
+    (directory,) = logs.glob("*/attempt_0")
+    found = find_dumps([str(directory)])
+    assert [dump.rank for dump in found.dumps] == [0, 1, 2]
+    assert found.dumps[0].members["1"] == (0, 1)
+    document = pickle.loads((directory / f"{FILE_PREFIX}0").read_bytes())  # noqa: S301 - of this test
+    assert document["rank"] == 0
+    traced = subprocess.run(
+        [sys.executable, "-m", "elastic_run", "trace", directory], check=True, capture_output=True, text=True
+    )
+    assert "rank 1 did not join" in traced.stdout
+
+
+def test_a_rank_that_raises_leaves_its_dump(script: Path, launch: Callable[..., Launched], tmp_path: Path) -> None:
+    """A worker that ends by an exception writes its dump on the way out, with the stacks."""
+    logs = tmp_path / "logs"
+    job = launch("--nproc-per-node=3", "--flight-recorder", f"--log-dir={logs}", script, "raise")
+    assert job.wait_exit(deadline=180) == 1
+    assert "ValueError: bad batch" in job.stderr
+    (path,) = logs.glob(f"*/attempt_0/{FILE_PREFIX}1")
+    (dump,) = find_dumps([str(path)]).dumps
+    assert dump.collectives[-1].where == "train.py:8 in <module>"
+
+
+def test_values_of_the_user_stay() -> None:
+    """A size or a path that the user has set is not replaced."""
+    logs = LogsDest(error_files={0: "/logs/attempt_0/0/error.json"})
+    envs: dict[int, dict[str, str]] = {0: {contract.ENV_RANK: "4"}}
+    FlightRecorder().switch_on(envs, logs, {"TORCH_NCCL_TRACE_BUFFER_SIZE": "7", "TORCH_FR_DUMP_TEMP_FILE": "/mine_"})
+    assert "TORCH_FR_BUFFER_SIZE" not in envs[0]
+    assert envs[0]["TORCH_FR_DUMP_TEMP_FILE"] == "/mine_"
+    FlightRecorder().switch_on(envs, logs, {})
+    assert envs[0]["TORCH_FR_BUFFER_SIZE"] == "2000"
+    assert envs[0]["TORCH_FR_DUMP_TEMP_FILE"] == f"/logs/attempt_0/{FILE_PREFIX}"
+
+
+def test_workers_without_torch_are_left_alone(launch: Callable[..., Launched], tmp_path: Path) -> None:
+    """A worker that never imports torch.distributed has no thread of ours, and its children not the variable."""
+    script = tmp_path / "plain.py"
+    script.write_text(
+        "import os, subprocess, sys, threading\n"
+        "assert threading.active_count() == 1\n"
+        f"assert {contract.ENV_FLIGHT_RECORDER!r} not in os.environ\n"
+        "assert 'socket' not in sys.modules\n"
+        "sys.exit(3)\n",
+        encoding="utf-8",
+    )
+    job = launch("--flight-recorder", script)
+    assert job.wait_exit() == 3
+    assert "recorder" not in job.stderr
