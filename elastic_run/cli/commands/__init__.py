@@ -9,6 +9,7 @@
 | `help` | ``elastic-run help``: the commands, or the help of one of them |
 | `trace` | ``elastic-run trace``: dumps of torch's flight recorder, and which rank did not join |
 | `stop` | ``elastic-run stop``: stops a job and waits for its end |
+| `top` | ``elastic-run top``: the table of `status`, drawn again and again |
 | `status` | ``elastic-run status``: the state of a running job and of its workers |
 
 The first word of a command line is a command if `COMMANDS` has it; a script of that name is started with ``./`` before
@@ -33,6 +34,7 @@ COMMANDS = {
     "doctor": "Check this machine, and the network between the nodes, for what breaks jobs.",
     "status": "Show a running job: each worker's state, CPU, memory, silence and last line.",
     "logs": "Show the log files of a running or ended job, by rank and across restarts.",
+    "top": "Show a running job like status, drawn again and again until it ends.",
     "stop": "Stop a running job as SIGTERM would, and wait for its end.",
     "help": "Show the commands and the most used flags, or the help of one command.",
     "trace": "Read flight-recorder dumps: which rank did not join which collective.",

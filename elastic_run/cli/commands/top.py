@@ -1,0 +1,83 @@
+"""``elastic-run top [RUN]``: the table of ``elastic-run status``, drawn again and again until the job ends."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from elastic_run import contract
+from elastic_run.cli.commands import COMMANDS
+from elastic_run.cli.commands.parser import CommandParser
+from elastic_run.cli.commands.status import gather_nodes
+from elastic_run.control.jobs import RUN_HELP, find_job
+from elastic_run.errors import UsageError
+from elastic_run.notices import say
+from elastic_run.report.status_table import render_status
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.text import Text
+
+    from elastic_run.control.jobs import RunningJob
+
+#: Seconds between two tables, unless the user says otherwise, and at least: the agent measures for 0.1 s.
+_INTERVAL = 1.0
+_SHORTEST = 0.2
+
+
+def main(words: Sequence[str]) -> int:
+    """Show a job until it ends, or until Ctrl-C.
+
+    Args:
+        words: The arguments.
+
+    Returns:
+        0.
+
+    Raises:
+        UsageError: There is no such job, there are several, or this is no terminal.
+        SystemExit: The help was printed (0).
+    """
+    parser = CommandParser("top")
+    parser.add_argument("run", nargs="?", metavar="RUN", help=RUN_HELP)
+    parser.add_argument(
+        "--interval", type=float, default=_INTERVAL, metavar="SECONDS", help="seconds between two tables"
+    )
+    args = parser.parse_args(words)
+    if not _SHORTEST <= args.interval <= contract.LONGEST_WAIT:
+        message = f"--interval: {args.interval} must be {_SHORTEST} or more seconds"
+        raise UsageError(message)
+    try:
+        from rich.live import Live  # noqa: PLC0415 - an extra: only this command needs it
+    except ImportError:
+        message = "it needs rich: pip install 'elastic-run[live]' (`elastic-run status` prints the same once)"
+        raise UsageError(message) from None
+    if not sys.stdout.isatty():
+        message = "standard output is no terminal (`elastic-run status` prints the same once)"
+        raise UsageError(message)
+    job = find_job(os.environ, args.run)
+    try:
+        with Live(screen=True, auto_refresh=False) as live:
+            while (text := _draw(job, live.console.width)) is not None:
+                live.update(text, refresh=True)
+                time.sleep(args.interval)
+    except KeyboardInterrupt:
+        return contract.EXIT_SUCCESS
+    say(f"job {job.label} has ended")
+    return contract.EXIT_SUCCESS
+
+
+def _draw(job: RunningJob, width: int) -> Text | None:
+    """Return the table as it is now, or None where no agent of the job is there any more."""
+    from rich.text import Text  # noqa: PLC0415 - see above
+
+    nodes, errors = gather_nodes(job)
+    if not nodes:
+        return Text("\n".join(errors)) if errors else None
+    lines = render_status(
+        nodes, label=job.label, width=width, color="NO_COLOR" not in os.environ, has_stacks="stacks" in COMMANDS
+    )
+    return Text.from_ansi("\n".join([*lines, *errors]))
