@@ -44,12 +44,18 @@ TOO_SLOW = {
     "tomllib",
     "elastic_run.cli.explain",
     "elastic_run.cli.help",
+    "elastic_run.agent.driver.event_recorder",
+    "elastic_run.report.event_file",
+    "prometheus_client",
 }
 #: Flags of a job of several nodes that begins with one; it also needs what speaks with the others.
 SEVERAL_NODES = ["--nnodes=1:2"]
 #: Each would cost such a job as much as all its messages' classes.
 TOO_SLOW_FOR_NODES = {
     "elastic_run.cli.explain",
+    "elastic_run.agent.driver.event_recorder",
+    "elastic_run.report.event_file",
+    "prometheus_client",
     "tomllib",
     "ast",
     "dataclasses",
@@ -62,7 +68,9 @@ TOO_SLOW_FOR_NODES = {
 }
 
 
-@pytest.mark.parametrize("flags", [["--standalone"], ["--max-restarts=1", "--tee=3", "--log-dir=logs"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "flags", [["--standalone"], ["--max-restarts=1", "--tee=3", "--log-dir=logs"], ["--metrics-port=0"]], ids=" ".join
+)
 def test_nothing_large_is_imported_before_the_workers_run(
     flags: list[str], launch: Callable[..., Launched], tmp_path: Path
 ) -> None:

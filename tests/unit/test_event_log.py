@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 import threading
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from elastic_run.agent.driver.event_recorder import open_recorder
+from elastic_run.loop import Loop
 from elastic_run.report.event_file import EventFile, EventWriter
 from elastic_run.report.event_history import LINE_LIMIT, fold, read_events
 from elastic_run.report.event_schema import ALWAYS, EVENTS, OF_WORKER, find_mistake
@@ -210,3 +213,23 @@ def test_a_file_that_may_only_be_written_is_written(tmp_path: Path, monkeypatch:
     file.append(b"line\n")
     file.close()
     assert (tmp_path / "e").read_bytes() == b"line\n"
+
+
+def test_a_log_that_can_not_be_opened_is_told_and_costs_nothing_else(tmp_path: Path) -> None:
+    """The directory of the log is gone, or is a file, since the command line was checked."""
+    said: list[str] = []
+    (tmp_path / "plain").touch()
+    options = SimpleNamespace(events_file=str(tmp_path / "gone" / "e"))
+    context: Any = SimpleNamespace(
+        hostname="node1",
+        run_id="job",
+        log_directory=str(tmp_path / "plain"),
+        options=options,
+        metrics_server=None,
+    )
+    with Loop() as loop:
+        assert open_recorder(context, loop, said.append) is None
+    assert said == [
+        f"the event log {tmp_path}/plain/events.jsonl can't be written: Not a directory; the job goes on",
+        f"the event log {tmp_path}/gone/e can't be written: No such file or directory; the job goes on",
+    ]
