@@ -15,6 +15,7 @@ from elastic_run.loop import Loop
 from elastic_run.report.event_file import EventFile, EventWriter
 from elastic_run.report.event_history import LINE_LIMIT, fold, read_events
 from elastic_run.report.event_schema import ALWAYS, EVENTS, OF_WORKER, find_mistake
+from elastic_run.report.history_page.failures import find_failures
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -233,3 +234,30 @@ def test_a_log_that_can_not_be_opened_is_told_and_costs_nothing_else(tmp_path: P
         f"the event log {tmp_path}/plain/events.jsonl can't be written: Not a directory; the job goes on",
         f"the event log {tmp_path}/gone/e can't be written: No such file or directory; the job goes on",
     ]
+
+
+def test_equal_failures_are_one_card_and_the_last_kind_is_first() -> None:
+    """With the rounds and the nodes that failed so; a failure of a peer's is not the first."""
+    events = []
+    for number, (node, cause) in enumerate([("n1", "a"), ("n2", "b"), ("n2", "a"), ("n1", "a")]):
+        for index, name in enumerate(("n1", "n2")):
+            base = {"agent": name, "node": name, "round": number, "restart": number, "rank": index, "local_rank": 0}
+            clock = iter(range(number * 10, number * 10 + 10))
+            for kind, fields in (
+                ("round_formed", {"job": "j", "round_id": f"r{number}", "node_rank": index, "nodes": 2}),
+                ("worker_started", {}),
+                ("worker_exited", {"exit_code": 1, "signal": None, "was_stopped": False}),
+                (
+                    "worker_failed",
+                    {"exit_code": 1, "signal": None, "cause": cause, "is_consequence": name != node, "where": "t.py:1"},
+                ),
+            ):
+                now = float(next(clock))
+                events.append(event(kind, time=now, monotonic=now, **{**base, **fields}))
+    (job,) = fold(events)
+    cards = find_failures(job)
+    assert [(card.cause, card.rounds, card.nodes) for card in cards] == [
+        ("a", [0, 2, 3], {"n1": 2, "n2": 1}),
+        ("b", [1], {"n2": 1}),
+    ]
+    assert cards[0].others == [1]

@@ -1,4 +1,4 @@
-"""What failed in a job: one card for each first failure of a round, equal ones together.
+"""What failed in a job: one card for each kind of first failure of a round.
 
 Pure.
 """
@@ -24,8 +24,9 @@ class Card:
         log_file: Path of its stderr, or "".
         at: Wall clock, or None.
         uptime: Seconds that the worker lived, or None.
-        rounds: Numbers of the rounds that failed so.
-        others: Ranks that failed in the first of these rounds, too.
+        rounds: Numbers of the rounds that failed so; the fields above are those of the last one.
+        nodes: How many of these rounds each node has failed first.
+        others: Ranks that failed in the last of these rounds, too.
     """
 
     title: str
@@ -36,11 +37,12 @@ class Card:
     at: float | None
     uptime: float | None
     rounds: list[int] = field(default_factory=list)
+    nodes: dict[str, int] = field(default_factory=dict)
     others: list[int] = field(default_factory=list)
 
 
 def find_failures(job: Job) -> list[Card]:
-    """Return the failures of a job, the first first."""
+    """Return the failures of a job, the kind that came last first: what ended the job stands on top."""
     cards: dict[tuple[str, ...], Card] = {}
     for each in job.rounds:
         found = _find_first(each)
@@ -48,13 +50,16 @@ def find_failures(job: Job) -> list[Card]:
             continue
         member, worker = found
         card = _make_card(member, worker)
-        key = (card.cause, card.where, end_text(worker)) if card.cause else (card.title,)
-        known = cards.setdefault(key, card)
-        known.rounds.append(each.number)
-        if known is card:
-            failed = (other.rank for other in _workers(each) if other.failure is not None)
-            card.others = sorted(rank for rank in failed if rank != worker.rank)
-    return list(cards.values())
+        failed = (other.rank for other in _workers(each) if other.failure is not None)
+        card.others = sorted(rank for rank in failed if rank != worker.rank)
+        key = (card.cause, card.where, end_text(worker))
+        before = cards.pop(key, None)
+        if before is not None:
+            card.rounds, card.nodes = before.rounds, before.nodes
+        card.rounds.append(each.number)
+        card.nodes[member.node] = card.nodes.get(member.node, 0) + 1
+        cards[key] = card
+    return list(reversed(cards.values()))
 
 
 def end_text(worker: Worker) -> str:
