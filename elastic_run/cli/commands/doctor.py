@@ -4,28 +4,38 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 
 from elastic_run import contract
 from elastic_run.cli.commands.parser import CommandParser
 from elastic_run.cli.flags import FLAGS
 from elastic_run.cli.parser import print_text
 from elastic_run.cli.values import whole_number
+from elastic_run.cluster.slurm import StepError, find_step
+from elastic_run.core.job.config import JobConfig
+from elastic_run.core.node.config import NodeConfig
 from elastic_run.diagnosis.doctor.checks import run_checks
-from elastic_run.diagnosis.doctor.finding import PROBLEM, Subject
+from elastic_run.diagnosis.doctor.finding import PROBLEM, Subject, problem
 from elastic_run.diagnosis.doctor.python import find_version
-from elastic_run.diagnosis.doctor.report import describe_findings, render_report
+from elastic_run.diagnosis.doctor.report import describe_findings, read_findings, render_report
 from elastic_run.errors import UsageError
-from elastic_run.rendezvous.elastic.addresses import parse_endpoints
+from elastic_run.notices import say
+from elastic_run.rendezvous.elastic.addresses import is_own_host, parse_endpoints
+from elastic_run.rendezvous.errors import RendezvousError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Sequence
+    from typing import Any
 
-    from elastic_run.diagnosis.doctor.finding import Finding
+    from elastic_run.cluster.slurm import Step
 
 _ENDPOINT = "HOST:PORT where the nodes are to meet: its name and port are checked"
 _NODES = "run this command on N nodes: they meet at the endpoint, and check the network between them"
+_TO_LOOK_UP = 3.0
+_PROBE = "elastic_run.diagnosis.doctor.probe_worker"
+_TIMEOUT = "seconds in which the nodes have to meet (default: 60)"
 _LOG_DIR = "directory for logs, which has to be writable (default: none)"
 
 
@@ -44,9 +54,11 @@ def main(words: Sequence[str]) -> int:
     """
     args = _parse(words)
     subject = _make_subject(args)
-    findings = run_checks(subject)
-    _print(args, [subject.hostname], findings, collect_facts())
-    return int(any(finding.severity == PROBLEM for finding in findings))
+    report = describe_findings([subject.hostname], run_checks(subject), collect_facts())
+    if args.nnodes > 1:
+        report = _examine_together(args, report)
+    _print(report, is_json=args.json)
+    return int(any(finding.severity == PROBLEM for finding in read_findings(report)))
 
 
 def collect_facts() -> dict[str, str]:
@@ -61,11 +73,16 @@ def collect_facts() -> dict[str, str]:
 def _parse(words: Sequence[str]) -> Namespace:
     parser = CommandParser("doctor")
     parser.add_argument("--rdzv-endpoint", "--rdzv_endpoint", default="", metavar="HOST:PORT", help=_ENDPOINT)
-    parser.add_argument("--nnodes", default="1", metavar="N", help=_NODES)
+    parser.add_argument("--nnodes", metavar="N", help=_NODES)
+    parser.add_argument("--timeout", type=int, default=60, metavar="SECONDS", help=_TIMEOUT)
     parser.add_argument("--log-dir", "--log_dir", default="", metavar="DIR", help=_LOG_DIR)
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     args = parser.parse_args(words)
+    step = None if args.rdzv_endpoint or args.nnodes is not None else _find_step()
+    if step is not None and step.task_count == len(step.nodes):
+        args.rdzv_endpoint, args.nnodes = step.endpoint, str(len(step.nodes))
     try:
+        args.nnodes = args.nnodes or "1"
         args.nnodes = whole_number(args.nnodes, least=1, allowed="a number of nodes")
     except ValueError as error:
         message = f"--nnodes: {args.nnodes!r} {error}"
@@ -74,6 +91,14 @@ def _parse(words: Sequence[str]) -> Namespace:
         message = f"--rdzv-endpoint: is needed with --nnodes={args.nnodes}: HOST:PORT where the nodes meet"
         raise UsageError(message)
     return args
+
+
+def _find_step() -> Step | None:
+    """Return the Slurm step whose tasks are the doctors of its nodes."""
+    try:
+        return find_step(os.environ, os.uname().nodename)
+    except StepError:
+        return None  # that is a finding
 
 
 def _make_subject(args: Namespace) -> Subject:
@@ -94,10 +119,60 @@ def _make_subject(args: Namespace) -> Subject:
     )
 
 
-def _print(args: Namespace, hosts: Sequence[str], findings: Sequence[Finding], facts: dict[str, str]) -> None:
-    if args.json:
+def _examine_together(args: Namespace, own: dict[str, Any]) -> dict[str, Any]:
+    """Meet the other nodes as the nodes of a job do, with one worker on each, and return what all have found.
+
+    The result has the rank of this node, or no rank where the nodes did not meet.
+    """
+    import json  # noqa: PLC0415 - only for several nodes
+    import tempfile  # noqa: PLC0415 - ditto
+
+    from elastic_run.launcher import LaunchConfig, launch_job  # noqa: PLC0415 - ditto
+
+    with tempfile.TemporaryDirectory(prefix="elastic-run-doctor-") as directory:
+        path = os.path.join(directory, "own.json")
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(own, file)
+        config = LaunchConfig(
+            min_nodes=args.nnodes,
+            max_nodes=args.nnodes,
+            nproc_per_node=1,
+            run_id=f"doctor-{args.nnodes}",
+            role="doctor",
+            rdzv_backend="c10d",
+            rdzv_endpoint=args.rdzv_endpoint,
+            rdzv_configs={"join_timeout": args.timeout},
+            max_restarts=0,
+            job_config=JobConfig(join_timeout=args.timeout),
+            # All nodes reach the endpoint's host: there the workers' store can be reached too.
+            node_config=NodeConfig(preferred_rank=0 if _serves_endpoint(args.rdzv_endpoint) else None),
+        )
+        try:
+            code = launch_job(config, sys.executable, ["-m", _PROBE, path])
+        except RendezvousError as error:
+            say(f"error: {error}")
+            code = contract.EXIT_RENDEZVOUS
+        if not code and os.path.exists(f"{path}.result"):
+            with open(f"{path}.result", encoding="utf-8") as file:
+                return dict(json.load(file))
+    what = f"{args.nnodes} nodes did not come together at {args.rdzv_endpoint} (--timeout={args.timeout})"
+    remedy = f"start this command on all {args.nnodes} nodes at about the same time; the lines above name the cause"
+    missed = problem(what, f"the launcher ended with {code}", remedy)
+    return describe_findings(own["hosts"], [missed, *read_findings(own)], own["facts"])
+
+
+def _serves_endpoint(endpoint: str) -> bool:
+    host, _ = parse_endpoints(endpoint, contract.DEFAULT_C10D_PORT)[0]
+    return is_own_host(host, _TO_LOOK_UP)
+
+
+def _print(report: dict[str, Any], *, is_json: bool) -> None:
+    rank = report.pop("rank", 0)
+    if rank and not is_json:
+        say(f"the findings of all nodes are printed by the doctor on {report['hosts'][0]}")
+    elif is_json and not rank:
         import json  # noqa: PLC0415 - only when asked for
 
-        print_text(json.dumps(describe_findings(hosts, findings, facts), indent=2) + "\n")
-    else:
-        print_text(render_report(hosts, findings, facts))
+        print_text(json.dumps(report, indent=2) + "\n")
+    elif not rank:
+        print_text(render_report(report["hosts"], read_findings(report), report["facts"]))

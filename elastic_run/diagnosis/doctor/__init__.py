@@ -13,8 +13,11 @@ file system for one; so each family runs in a thread, and a family that does not
 | `finding` | what a check finds, and what it is told |
 | `gpus` | the GPUs answer, and nobody else holds their memory |
 | `interfaces` | the network interfaces that variables name exist |
+| `meeting` | judgements of what the nodes of a job have reported to each other |
 | `names` | host names have addresses, and name servers answer |
+| `network_probe` | connections and datagrams from node to node |
 | `ports` | the endpoint's port is free here, or can be reached |
+| `probe_worker` | the program that `doctor` starts on each node, to report to the other nodes |
 | `python` | interpreter, virtual environment, torch |
 | `report` | the findings as text for one screen, or as JSON |
 | `resource_limits` | limits of open files, processes and locked memory |

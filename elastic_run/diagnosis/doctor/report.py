@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import textwrap
 
-from elastic_run.diagnosis.doctor.finding import PROBLEM
+from elastic_run.diagnosis.doctor.finding import PROBLEM, Finding
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from typing import Any
 
-    from elastic_run.diagnosis.doctor.finding import Finding
+__all__ = ["describe_findings", "read_findings", "render_report"]
 
-__all__ = ["describe_findings", "render_report"]
-
+_FIELDS = ("severity", "what", "evidence", "remedy")
 _WIDTH = 100
 #: Findings that are shown in full: each takes two lines or more, and the report is for one screen.
 _SHOWN = 9
@@ -43,13 +43,17 @@ def render_report(hosts: Sequence[str], findings: Sequence[Finding], facts: Mapp
 
 def describe_findings(hosts: Sequence[str], findings: Sequence[Finding], facts: Mapping[str, str]) -> dict[str, object]:
     """Return the report as a document for json."""
-    names = ("severity", "what", "evidence", "remedy")
     return {
         "version": 1,
         "hosts": list(hosts),
         "facts": dict(facts),
-        "findings": [{name: getattr(finding, name) for name in names} for finding in findings],
+        "findings": [{name: getattr(finding, name) for name in _FIELDS} for finding in findings],
     }
+
+
+def read_findings(document: Mapping[str, Any]) -> list[Finding]:
+    """Return the findings of such a document."""
+    return [Finding(*(row[name] for name in _FIELDS)) for row in document["findings"]]
 
 
 def _fill(label: str, text: str) -> list[str]:

@@ -1,0 +1,94 @@
+"""`elastic-run doctor --nnodes=3` on virtual hosts: the nodes meet, and name what is wrong between them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.hosts import virtual_hosts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from tests.support.host_process import HostProcess
+    from tests.support.hosts import VirtualHosts
+
+pytestmark = pytest.mark.timeout(200)
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def hosts() -> Iterator[VirtualHosts]:
+    """Boot three hosts for one test."""
+    with virtual_hosts(3) as booted:
+        yield booted
+
+
+def start(hosts: VirtualHosts, *arguments: str, plants: Sequence[str] = ("", "", "")) -> list[HostProcess]:
+    """Start the doctor on each host for which there is a plant, after its shell has broken something."""
+    command = f"exec {sys.executable} -m elastic_run doctor --nnodes=3 --rdzv-endpoint=h0:29400 {' '.join(arguments)}"
+    env = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    shells = zip(hosts, plants, strict=False)
+    return [host.start(["bash", "-c", f"{plant or ':'}; {command}"], env=env) for host, plant in shells]
+
+
+def read_codes(doctors: Sequence[HostProcess]) -> list[int | None]:
+    """Wait for all doctors, and return their exit codes."""
+    return [doctor.wait_exit(deadline=180) for doctor in doctors]
+
+
+def read_findings(doctors: Sequence[HostProcess]) -> list[dict[str, str]]:
+    """Return the findings, which the node with rank 0 has printed."""
+    (text,) = [doctor.stdout for doctor in doctors if doctor.stdout]
+    findings: list[dict[str, str]] = json.loads(text)["findings"]
+    return findings
+
+
+def test_healthy_nodes_have_no_finding(hosts: VirtualHosts) -> None:
+    """The first node prints what was measured for all, the others say where that stands; all end with 0."""
+    doctors = start(hosts)
+    assert read_codes(doctors) == [0, 0, 0], [doctor.stdout + doctor.stderr for doctor in doctors]
+    (first,) = [doctor for doctor in doctors if doctor.stdout]
+    others = [doctor for doctor in doctors if doctor is not first]
+    hosts_line, printer = first.stdout.splitlines()[0], first.stdout.split(",")[0].split()[-1]
+    assert sorted(hosts_line.removeprefix("elastic-run doctor on ").split(", ")) == ["h0", "h1", "h2"]
+    assert "\nno problems, " in first.stdout, first.stdout  # a busy machine may have a slow link
+    assert all(text in first.stdout for text in ("pairs 3", "MB/s", "all-reduce of 4 MB")), first.stdout
+    assert all(f"are printed by the doctor on {printer}" in doctor.stderr for doctor in others)
+
+
+def test_a_lost_direction_is_named(hosts: VirtualHosts) -> None:
+    """Packets of one node to another get lost; the pair and the direction are named, and all doctors end with 1."""
+    hosts.cut(hosts[1], hosts[2])
+    doctors = start(hosts, "--json")
+    assert read_codes(doctors) == [1, 1, 1]
+    (found,) = read_findings(doctors)
+    assert found["what"] == "packets from h1 to h2 get lost"
+    assert found["evidence"] == "those from h2 to h1 arrive"
+
+
+def test_other_versions_and_findings_of_one_node_have_its_name(hosts: VirtualHosts, tmp_path: Path) -> None:
+    """What a node has found on itself is printed by the first node too."""
+    metadata = tmp_path / "torch-1.2.3.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text("Metadata-Version: 2.1\nName: torch\nVersion: 1.2.3\n", encoding="utf-8")
+    other = f"export PYTHONPATH={tmp_path}:$PYTHONPATH; mount -t tmpfs -o size=64m shm /dev/shm"
+    doctors = start(hosts, "--json", plants=["", other, ""])
+    assert read_codes(doctors) == [1, 1, 1]
+    findings = [found["what"] for found in read_findings(doctors)]
+    assert findings[0].startswith("torch is not the same on all nodes: h1 1.2.3, but 2."), findings
+    assert findings[1].startswith("h1: /dev/shm is small"), findings
+    assert len(findings) == 2
+
+
+def test_nodes_that_do_not_meet_are_a_problem(hosts: VirtualHosts) -> None:
+    """The third node is missing: the others say so after the timeout, with what they have found on themselves."""
+    doctors = start(hosts, "--timeout=5", plants=["", "export OMP_NUM_THREADS=x"])
+    assert read_codes(doctors) == [1, 1]
+    assert "3 nodes did not come together at h0:29400 (--timeout=5)" in doctors[0].stdout
+    assert "OMP_NUM_THREADS='x' is not a number" in doctors[1].stdout
