@@ -38,11 +38,11 @@ class NodeConfig:
             job without an endpoint: it gets a new one, which the line that tells others how to join shows. Empty for
             none at all.
         join_command: The command as given, to show how others join, or None.
+        notice: A line for the user that the node with rank 0 shows when the first round is formed, or "".
         location: Its place in the network, "" if not known. Nodes without a preferred rank get ranks in the order of
             these texts, so that nodes of one switch are neighbours.
         end_time: When the scheduler ends this node's job, in seconds since 1970; 0 if not known.
         stops_in_time: Whether the launcher stops the workers before that time, so that the job can be run again.
-        notice: A line for the user that the node with rank 0 shows when the first round is formed, or "".
     """
 
     preferred_rank: int | None = None
@@ -52,8 +52,6 @@ class NodeConfig:
     token: bytes | None = None
     join_command: JoinCommand | None = None
     notice: str = ""
-    health_check: str = ""
-    health_check_timeout: float = 60.0
     location: str = ""
     end_time: float = 0.0
     stops_in_time: bool = False
