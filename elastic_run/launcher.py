@@ -334,6 +334,8 @@ def launch_job(config: LaunchConfig, entrypoint: str, args: list[str]) -> int:
         agent.record_job_result(job_result)
         if job_result.verdict != "success":
             _tell_ending(job_result, supervisor.console)
+        elif job_result.log_dir and getattr(context.logs_specs, "is_unnamed", False):
+            supervisor.console.say(f"the log files are in {job_result.log_dir} (--log-dir names another place)")
     if job_result.signal is None:
         agent.get_worker_group().spec.rdzv_handler.shutdown()
     return job_result.exit_code

@@ -4,7 +4,7 @@
 
 1 means stdout, 2 stderr, 3 both; `0:3,1:1` chooses by local rank. --tee writes to both places, --redirects to the file
 only. Here stdout shows as `[default0]:...` on the console, and everything is kept in
-logs/<run id>_<random>/attempt_0/<local rank>/{stdout.log,stderr.log}. No attempt's files are ever overwritten.
+logs/<run>/attempt_0/<local rank>/{stdout.log,stderr.log}. No attempt's files are ever overwritten.
 """
 
 import os

@@ -288,10 +288,13 @@ def _logs_specs(args: Namespace) -> LogsSpecs:
         specs_class = _load_logs_specs(args.logs_specs)
         redirects, tee = _as_known_to(specs_class, redirects), _as_known_to(specs_class, tee)
     try:
-        return specs_class(log_dir=args.log_dir, redirects=redirects, tee=tee, local_ranks_filter=ranks)
+        specs = specs_class(log_dir=args.log_dir, redirects=redirects, tee=tee, local_ranks_filter=ranks)
     except OSError as error:
         message = f"--log-dir: {args.log_dir!r} cannot be created: {(error.strerror or str(error)).lower()}"
         raise UsageError(message) from error
+    if isinstance(specs, DefaultLogsSpecs) and args.rdzv_backend == "local":
+        specs.program = os.path.basename(args.training_script.rstrip("/")).removesuffix(".py")
+    return specs
 
 
 def _as_known_to(specs_class: type[LogsSpecs], streams: Streams) -> Streams:

@@ -147,6 +147,8 @@ class WorkerStarter:
             stderr=logs.stderrs[rank],
             tee_stdout=is_log(logs.tee_stdouts.get(rank, "")),
             tee_stderr=is_log(logs.tee_stderrs.get(rank, "")),
+            kept_stdout=_kept(logs, "kept_stdouts", rank),
+            kept_stderr=_kept(logs, "kept_stderrs", rank),
         )
         replaced = [fd for fd, paths in ((1, logs.stdouts), (2, logs.stderrs)) if paths[rank]]
         stacks = self.wiring.open_stacks(rank) if self.has_stacks else -1
@@ -156,3 +158,9 @@ class WorkerStarter:
         born = process_table.start_time(pid)
         self.guardian.watch(pid, born)
         return StartedWorker(pid, born, function)
+
+
+def _kept(logs: LogsDest, name: str, rank: int) -> str:
+    """Return a path of a field that torch's class, whose instances plug-ins return, doesn't have."""
+    path: str = getattr(logs, name, {}).get(rank, "")
+    return path

@@ -216,7 +216,7 @@ def test_a_signal_ends_the_wait_for_a_stuck_reader(worker: Worker, tmp_path: Pat
     process = subprocess.Popen(command, stdout=writer, stderr=subprocess.DEVNULL, start_new_session=True)
     os.close(writer)
     try:
-        wait_until(lambda: any(file.stat().st_size >= 600_000 for file in log_dir.glob("*/*/0/stdout.log")))
+        wait_until(lambda: any(file.stat().st_size >= 600_000 for file in log_dir.glob("*_*/*/0/stdout.log")))
         wait_until(lambda: not children_of(process.pid))
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
@@ -327,7 +327,7 @@ def test_failures_that_the_launcher_saw_late_are_failures(launch: Launch, worker
     wait_until(lambda: all(_state(pid) == "Z" for pid in pids))
     job.send(signal.SIGCONT)
     assert job.wait_exit() == 1
-    (found,) = (tmp_path / "logs").glob("*/failure.json")
+    (found,) = (tmp_path / "logs").glob("*_*/failure.json")
     workers = json.loads(found.read_text())["workers"]
     assert [worker["was_stopped"] for worker in workers] == [False] * 3
 

@@ -48,7 +48,7 @@ def test_output(launch: Launch, tmp_path: Path) -> None:
     assert sorted(job.stdout.splitlines()) == ["[default0]:rank 0 says hello", "[default1]:rank 1 says hello"]
     assert "details" not in job.stderr
     for rank in "01":
-        (stdout,) = tmp_path.glob(f"*/attempt_0/{rank}/stdout.log")
+        (stdout,) = tmp_path.glob(f"*_*/attempt_0/{rank}/stdout.log")
         assert stdout.read_text(encoding="utf-8") == f"rank {rank} says hello\n"
         assert "details" in stdout.with_name("stderr.log").read_text(encoding="utf-8")
 
@@ -57,7 +57,7 @@ def test_record(launch: Launch, tmp_path: Path) -> None:
     """A failure under @record is in error.json and in the report, and the exit code is the worker's."""
     job = launch("--standalone", "--nproc-per-node=2", f"--log-dir={tmp_path}", EXAMPLES / "record.py")
     assert job.wait_exit() == 1
-    (error,) = tmp_path.glob("*/attempt_0/1/error.json")
+    (error,) = tmp_path.glob("*_*/attempt_0/1/error.json")
     assert "the learning rate must be positive" in json.loads(error.read_text(encoding="utf-8"))["message"]["message"]
     assert "the learning rate must be positive, not -0.1" in job.stderr
 

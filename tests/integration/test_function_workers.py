@@ -192,7 +192,7 @@ def test_logs(method: str, program: Program, host: Host, tmp_path: Path) -> None
     assert sorted(job.stdout.splitlines()) == ["[default_role0]:out 0", "[default_role1]:out 1"]
     assert not job.stderr
     for rank in "01":
-        (stdout,) = (tmp_path / "logs").glob(f"*/attempt_0/{rank}/stdout.log")
+        (stdout,) = (tmp_path / "logs").glob(f"*_*/attempt_0/{rank}/stdout.log")
         assert stdout.read_text() == f"out {rank}\n"
         assert stdout.with_name("stderr.log").read_text() == f"err {rank}\n"
 

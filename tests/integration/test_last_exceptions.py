@@ -39,7 +39,7 @@ def run(launch: Launch, path: Path, directory: Path, flags: str = "") -> tuple[s
     job = launch(*([flags] if flags else []), f"--log-dir={directory}", path)
     assert job.wait_exit() == 1
     report = job.stderr.rpartition("-- elastic-run: ")[2]
-    (failure,) = directory.glob("*/failure.json")
+    (failure,) = directory.glob("*_*/failure.json")
     return report, json.loads(failure.read_text(encoding="utf-8"))["root_cause"]
 
 

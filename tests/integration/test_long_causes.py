@@ -62,7 +62,7 @@ def test_a_chain_names_its_beginning(launch: Launch, worker: Worker, tmp_path: P
     assert job.wait_exit() == 1
     report = " ".join(job.stderr.split())
     assert "RuntimeError: training step failed caused by OSError: [Errno 28] No space left on device" in report
-    (failure,) = tmp_path.glob("*/failure.json")
+    (failure,) = tmp_path.glob("*_*/failure.json")
     cause = json.loads(failure.read_text(encoding="utf-8"))["root_cause"]["exception"]["cause"]
     assert cause == (
         "OSError: [Errno 28] No space left on device: '/data/ckpt.pt' "

@@ -90,7 +90,7 @@ def test_one_cause_and_one_exit_code(nodes: Nodes, worker: Worker, tmp_path: Pat
         assert "ValueError: the cause" in agent.stderr
         assert "rank 1 on" in agent.stderr
         assert "restart 1 of 1" in agent.stderr
-    ends = [json.loads(file.read_text())["ended_at"] for file in tmp_path.glob("*/failure.json")]
+    ends = [json.loads(file.read_text())["ended_at"] for file in tmp_path.glob("*_*/failure.json")]
     assert len(ends) == 2
     assert abs(ends[0] - ends[1]) < 2
 

@@ -30,10 +30,10 @@ def test_a_shared_log_directory(launch: Callable[..., Launched], worker: Callabl
     port = free_port()
     agents = [launch(*place(port), *words) for _ in range(2)]
     assert [agent.wait_exit() for agent in agents] == [0, 0]
-    own = sorted(logs.iterdir())
+    own = sorted(logs.glob("*_*"))
     host = re.escape(os.uname().nodename)
     assert len(own) == 2
-    assert all(re.fullmatch(rf"j_{host}_[0-9a-f]{{8}}", directory.name) for directory in own)
+    assert all(re.fullmatch(rf"j_\d{{8}}-\d{{4}}_{host}_[0-9a-f]{{4}}", directory.name) for directory in own)
     said: dict[str, list[str]] = {"attempt_0": [], "attempt_1": []}
     for file in logs.rglob("stdout.log"):
         said[file.relative_to(logs).parts[1]].append(file.read_text().strip())

@@ -323,7 +323,7 @@ def test_tee_and_filters(method: str, run: Run, tmp_path: Path) -> None:
     )
     assert job.wait_exit() == 0, job.stderr
     assert sorted(job.stdout.splitlines()) == ["<a>x one", "<a>x two", "<b>y one", "<b>y two"]
-    (filtered,) = tmp_path.glob("*/*/filtered_stdout.log")
+    (filtered,) = tmp_path.glob("*_*/*/filtered_stdout.log")
     assert sorted(filtered.read_text().splitlines()) == ["<a>x two", "<b>y two"]
 
 

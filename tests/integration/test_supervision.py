@@ -296,7 +296,7 @@ def test_failure_file(launch: Launch, worker: Worker, tmp_path: Path) -> None:
         worker("if rank == 1: raise KeyError('weights')\nsignal.pause()"),
     )  # fmt: skip
     assert job.wait_exit() == 1
-    (found,) = (tmp_path / "logs").glob("*/failure.json")
+    (found,) = (tmp_path / "logs").glob("*_*/failure.json")
     document = json.loads(found.read_text())
     assert document["exit_code"] == 1
     assert "KeyError" in json.dumps(document)

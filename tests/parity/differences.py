@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 #: Stands for what was not seen at all.
 ABSENT = "(absent)"
+#: Flags that say which streams go to files.
+_OUTPUT_FLAGS = re.compile(r"-(?:-tee|-redirects|t|r)[ =]?\d")
 
 
 @dataclass(frozen=True)
@@ -82,8 +84,13 @@ def _is_token(_case: Case, key: str, theirs: object, ours: object) -> bool:
     return key.endswith(": env ELASTIC_RUN_TOKEN") and theirs == ABSENT and isinstance(ours, str)
 
 
-def _is_failure_file(_case: Case, key: str, theirs: Any, ours: Any) -> bool:  # noqa: ANN401 - JSON
-    return key == "log files" and [path for path in ours if not path.endswith("/failure.json")] == theirs
+def _is_own_file(case: Case, key: str, theirs: Any, ours: Any) -> bool:  # noqa: ANN401 - JSON
+    """Files for programs, the link to the newest run, and the output that a log directory alone keeps."""
+    kept = () if _OUTPUT_FLAGS.search(" ".join(case.arguments)) else ("/stdout.log", "/stderr.log")
+    if key.endswith(kept) and theirs == ABSENT:
+        return True
+    own = ("/failure.json", "/events.jsonl", "/latest", *kept)
+    return key == "log files" and [path for path in ours if not path.endswith(own)] == theirs
 
 
 def _is_parent_error(case: Case, key: str, theirs: Any, ours: Any) -> bool:  # noqa: ANN401 - JSON
@@ -145,11 +152,11 @@ DIFFERENCES = (
         covers=_is_restart,
     ),
     Difference(
-        name="failure.json",
-        reason="the report for programs",
+        name="files of its own",
+        reason="reports for programs, the newest run, and what a log directory alone keeps",
         documented="also as [failure.json](failure-json.md)",
         seen_in="fails with 7",
-        covers=_is_failure_file,
+        covers=_is_own_file,
     ),
     Difference(
         name="parent's error file without @record",

@@ -174,7 +174,7 @@ class Run:
         yield "log files", [str(path) for path in sorted(logs.rglob("*"))]
         for path in paths:
             read = _read_error_file if path.name == "error.json" else _read_log
-            if path.name != "failure.json":  # its schema has tests of its own
+            if path.name not in {"failure.json", "events.jsonl"}:  # their schemas have tests of their own
                 yield self._put_in_words(str(path)), read(path)
 
     def _put_in_words(self, value: Any) -> Any:  # noqa: ANN401 - JSON
@@ -188,7 +188,8 @@ class Run:
         text = value.replace(str(self._out), "$OUT").replace(str(self._programs), "$PROGRAMS")
         text = text.replace(str(self._port), "$PORT")
         if self._run_id:
-            text = re.sub(rf"/{re.escape(self._run_id)}_[^/]+", f"/{self._run_id}_$RANDOM", text)
+            name = rf"/(?:{re.escape(self._run_id)}_[^/]+|\d{{8}}-\d{{4}}_[^/]+_[0-9a-f]{{4}}(?=/|$))"
+            text = re.sub(name, f"/{self._run_id}_$RANDOM", text)
         text = re.sub(r"\$OUT/tmp/.*?/attempt_", "$TMP/attempt_", text)
         return _RUN_ID.sub("$ID", text)
 

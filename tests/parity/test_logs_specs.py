@@ -62,9 +62,9 @@ def _files(directory: Path) -> dict[str, str]:
     """Return the files below a log directory with what they hold, names without their random parts."""
     found = {}
     for path in sorted(directory.rglob("*")):
-        name = re.sub(r"[^/]+_[a-z0-9_]{8}/attempt", "RUN/attempt", str(path.relative_to(directory)))
+        name = re.sub(r"[^/]+/attempt", "RUN/attempt", str(path.relative_to(directory)))
         # The report for programs is ours.
-        if path.is_file() and path.name not in {"failure.json", "error.json"}:
+        if path.is_file() and path.name not in {"failure.json", "error.json", "events.jsonl"}:
             found[name] = path.read_text(encoding="utf-8")
     return found
 

@@ -28,7 +28,7 @@ def test_std_reads_what_torch_reads(value: str) -> None:
 
 def relative(paths: dict[int, str], base: str) -> dict[int, str]:
     """Return paths below a log directory without its random part."""
-    return {rank: re.sub(r"job_\w+", "job", path.replace(base, "")) for rank, path in paths.items()}
+    return {rank: re.sub(r"job_[\w-]+", "job", path.replace(base, "")) for rank, path in paths.items()}
 
 
 @pytest.mark.parametrize("local_ranks", [None, {0}, {1, 2}])

@@ -53,6 +53,9 @@ _DIFFERENCES: dict[tuple[str, str], str] = {
     ("elastic_run.multiprocessing.errors.ChildFailedError", "also is made with (root_rank)"): (
         "the cause is known better than by torch's whole seconds"
     ),
+    ("elastic_run.multiprocessing.LogsDest", "also is made with (kept_stdouts, kept_stderrs)"): (
+        "a log directory alone keeps a copy of the output"
+    ),
 }
 
 #: Names that are no names of ours, and why. With `elastic_run.compat` torch's paths have those of the first table.

@@ -102,6 +102,48 @@ def test_every_attempt_is_kept(tmp_path: Path) -> None:
     assert [path.read_text(encoding="utf-8") for path in found] == [str(path) for path in found]
 
 
+def test_the_name_of_a_run(tmp_path: Path) -> None:
+    """A run's directory is named after the job's id and the moment, or the moment and the program without an id."""
+    for program, pattern in (("", r"job_\d{8}-\d{4}_[0-9a-f]{4}"), ("train", r"\d{8}-\d{4}_train_[0-9a-f]{4}")):
+        specs = DefaultLogsSpecs(str(tmp_path))
+        specs.program = program
+        specs.reify(environments(1))
+        assert specs.run_log_dir is not None
+        assert re.fullmatch(pattern, Path(specs.run_log_dir).name)
+
+
+@pytest.mark.parametrize(("host", "name"), [("", "latest"), ("node1", "latest-node1")])
+def test_a_link_points_to_the_latest_run(tmp_path: Path, host: str, name: str) -> None:
+    """The link `latest`, of each node its own, points to the newest run; what the user named so is left alone."""
+    for _ in range(2):
+        specs = DefaultLogsSpecs(str(tmp_path), Std.ALL)
+        specs.host = host
+        specs.reify(environments(1))
+        assert specs.run_log_dir is not None
+        assert (tmp_path / name).resolve() == Path(specs.run_log_dir)
+    assert [path.name for path in tmp_path.iterdir() if path.is_symlink()] == [name]
+    (tmp_path / name).unlink()
+    (tmp_path / name).write_text("mine", encoding="utf-8")
+    specs = DefaultLogsSpecs(str(tmp_path), Std.ALL)
+    specs.host = host
+    specs.reify(environments(1))
+    assert (tmp_path / name).read_text(encoding="utf-8") == "mine"
+
+
+def test_directories_that_hold_nothing_are_not_left(tmp_path: Path) -> None:
+    """The clean-up removes empty directories of a run, and a run without files with its link, but no file."""
+    specs = DefaultLogsSpecs(str(tmp_path / "logs"), Std.ALL)
+    paths = [specs.reify(environments(2, restarts=restarts)).stdouts for restarts in (0, 1)]
+    Path(paths[1][1]).touch()
+    specs.cleanup()
+    assert specs.run_log_dir is not None
+    found = [str(path.relative_to(specs.run_log_dir)) for path in sorted(Path(specs.run_log_dir).rglob("*"))]
+    assert found == ["attempt_1", "attempt_1/1", "attempt_1/1/stdout.log"]
+    Path(paths[1][1]).unlink()
+    specs.cleanup()
+    assert not list((tmp_path / "logs").iterdir())
+
+
 def test_two_jobs_of_one_name_do_not_meet(tmp_path: Path) -> None:
     """Two jobs with the same run id and log directory get different directories."""
     first, second = (DefaultLogsSpecs(str(tmp_path)) for _ in range(2))
@@ -134,12 +176,14 @@ def test_error_files_are_temporary(temporary_place: Path) -> None:
 
 
 def test_log_files_are_not_temporary(temporary_place: Path) -> None:
-    """Log files that were asked for stay, also without a log directory."""
+    """Log files that were asked for stay, also without a log directory; empty directories go."""
     specs = DefaultLogsSpecs(tee=Std.ALL)
-    path = Path(specs.reify(environments(1)).stdouts[0])
+    path, other = (Path(specs.reify(environments(1)).stdouts[0]) for _ in range(2))
+    other.touch()
     assert not specs.is_temporary
     specs.cleanup()
-    assert path.parent.is_dir()
+    assert other.exists()
+    assert not path.parent.exists()
     assert path.is_relative_to(temporary_place)
 
 
@@ -150,6 +194,17 @@ def test_a_given_directory_is_not_temporary(tmp_path: Path) -> None:
     assert not specs.is_temporary
     specs.cleanup()
     assert (tmp_path / "logs").is_dir()
+
+
+def test_a_given_directory_alone_keeps_all_output(tmp_path: Path) -> None:
+    """With a log directory, and no redirects nor tee, each rank has files for a copy of what goes to the console."""
+    found = DefaultLogsSpecs(str(tmp_path), local_ranks_filter={0}).reify(environments(2))
+    assert found.stdouts == {0: "", 1: os.devnull}
+    assert [Path(path).parts[-3:] for path in found.kept_stderrs.values()] == [
+        ("attempt_0", str(rank), "stderr.log") for rank in range(2)
+    ]
+    for specs in (DefaultLogsSpecs(str(tmp_path), Std.OUT), DefaultLogsSpecs(str(tmp_path), tee=Std.ERR)):
+        assert not specs.reify(environments(2)).kept_stdouts
 
 
 def test_no_temporary_place(monkeypatch: pytest.MonkeyPatch) -> None:

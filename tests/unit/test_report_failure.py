@@ -95,7 +95,7 @@ others   rank 0 failed as a consequence 0.03 s later: Read error [127.0.0.1]:...
          rank 4 did not stop in time and was killed
          ranks 1-2 were stopped
          rank 5 had ended with exit code 0
-logs     none kept; --log-dir DIR -r 3 (or -t 3) keeps them
+logs     none kept; --log-dir DIR keeps them
 hint     The kernel's OOM killer ended it: the job's memory limit is reached.
          Use a smaller batch or fewer DataLoader workers, or ask for more
          memory."""
@@ -127,7 +127,7 @@ trace    /p/train.py:3 in <module>
 others   ranks 1-7 failed in the same way 0.07 s later
 before   attempt 0 failed after 1.2 s: rank 2 in the same way
 verdict  the same error of the program twice: a restart can't help
-logs     none kept; --log-dir DIR -r 3 (or -t 3) keeps them
+logs     none kept; --log-dir DIR keeps them
 hint     The workers' Python can't find that module: activate the environment
          that has it (PYTHON_EXEC names another interpreter), or add its
          directory to PYTHONPATH."""

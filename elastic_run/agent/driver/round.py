@@ -254,7 +254,7 @@ class Round:
         ended_at, exitcode, was_stopped = self._ended_at[rank]
         logs = self._launched.logs
         error_file = _file(logs.error_files, rank) if logs is not None else ""
-        log_file = _file(logs.stderrs, rank) if logs is not None else ""
+        log_file = _file(logs.stderrs, rank) or _file(getattr(logs, "kept_stderrs", {}), rank) if logs else ""
         text = self.output.tail(rank, is_thorough=is_thorough).decode(errors="replace") if exitcode else ""
         found = find_exception(error_file, text, exitcode)
         return WorkerEnd(

@@ -106,7 +106,7 @@ def _launch(
     context.make_room(_count_descriptors(launched.logs, capture=context.options.capture) + len(starter.closed))
     starter.descriptor_limit = context.worker_limit
     starter.has_stacks = context.has_room_for_stacks
-    launched.wiring.is_stdout_teed = _is_any_stdout_teed(launched.logs)
+    launched.wiring.is_stdout_passed = _is_any_stdout_passed(launched.logs)
     context.serve_timers(envs)
     context.switch_on_recorders(envs, launched.logs)
     if not context.guardian.pid:
@@ -166,10 +166,12 @@ def _count_descriptors(logs: LogsDest, *, capture: bool) -> int:
     Of a tee the file counts twice: it is read when the console has fallen behind (`Backlog`).
     """
     teed = sum(is_log(path) for tees in (logs.tee_stdouts, logs.tee_stderrs) for path in tees.values())
-    streams = [logs.stderrs, logs.stdouts] if _is_any_stdout_teed(logs) else [logs.stderrs]
+    streams = [logs.stderrs, logs.stdouts] if _is_any_stdout_passed(logs) else [logs.stderrs]
     captured = sum(not is_log(path) for paths in streams for path in paths.values()) if capture else 0
-    return len(logs.stdouts) + captured + 3 * teed
+    kept = sum(len(getattr(logs, name, ())) for name in ("kept_stdouts", "kept_stderrs")) if capture else 0
+    return len(logs.stdouts) + captured + kept + 3 * teed
 
 
-def _is_any_stdout_teed(logs: LogsDest) -> bool:
-    return any(map(is_log, logs.tee_stdouts.values()))
+def _is_any_stdout_passed(logs: LogsDest) -> bool:
+    """Whether the launcher itself writes what some worker says on stdout; torch's class keeps no output."""
+    return any(map(is_log, (*logs.tee_stdouts.values(), *getattr(logs, "kept_stdouts", {}).values())))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -10,12 +11,65 @@ if TYPE_CHECKING:
 
 #: Where temporary directories are made, after what the environment says. /dev/shm is there when the disk is full.
 _TEMPORARY_PLACES = ("/tmp", "/dev/shm")  # noqa: S108 - names are random, directories private
+#: Bytes of a job's name in that of a directory, which may have 255.
+_NAME_LENGTH = 200
 _TEMPORARY_VARIABLES = ("TMPDIR", "TEMP", "TMP")
 
 
 def random_name() -> str:
     """Return eight hexadecimal digits."""
     return os.urandom(4).hex()
+
+
+def name_run(run_id: str, *, program: str = "", host: str = "") -> str:
+    """Return the name of a run's directory without its random part.
+
+    Args:
+        run_id: The job's id, which stands first, as under torchrun.
+        program: The program's name, which stands in the id's place behind the moment; "" where the id says more.
+        host: The node's name where several nodes write to one directory, or "".
+
+    Returns:
+        Such as `job7_20261122-0917` or `20261122-0917_train`.
+    """
+    end = name_host(host)
+    text = (program or run_id).replace("/", "_").encode(errors="surrogateescape")
+    name = text[: _NAME_LENGTH - len(end.encode())].decode(errors="ignore")
+    moment = time.strftime("%Y%m%d-%H%M")
+    return "_".join((moment, name) if program else (name, moment)) + end
+
+
+def name_host(host: str) -> str:
+    """Return the part of a name that tells nodes apart, or an empty string."""
+    return f"_{host.replace('/', '_')}" if host else ""
+
+
+def link_latest(directory: str, name: str, link: str) -> None:
+    """Let a link in a directory point to the newest of the directories beside it; harmless where that can't be done.
+
+    Args:
+        directory: Where both stand.
+        name: The newest directory.
+        link: The link's name. A file or directory of this name that is no link is left alone.
+    """
+    path = os.path.join(directory, link)
+    if os.path.lexists(path) and not os.path.islink(path):
+        return
+    temporary = f"{path}.{random_name()}"
+    _attempt(lambda new: os.symlink(name, new), temporary)
+    _attempt(lambda new: os.replace(new, path), temporary)
+
+
+def remove_empty(directory: str) -> None:
+    """Remove a directory and those below it, as far as they hold nothing."""
+    for place, _, _ in os.walk(directory, topdown=False):
+        _attempt(os.rmdir, place)
+
+
+def unlink_dangling(path: str) -> None:
+    """Remove a link that points to nothing."""
+    if os.path.islink(path) and not os.path.exists(path):
+        _attempt(os.unlink, path)
 
 
 def make_new(directory: str, name: str) -> str:

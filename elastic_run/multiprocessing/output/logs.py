@@ -1,6 +1,9 @@
 """Where the workers' output goes: torch's `Std`, `LogsDest`, `LogsSpecs` and `DefaultLogsSpecs`.
 
 What differs from torch
+- The directory of a run is named after the job and the moment, and a link beside it points to the newest one. When the
+  job ends, directories that hold nothing are removed.
+- With a log directory and neither redirects nor tee, files get a copy of all output, and the console stays as it is.
 - No attempt is ever removed or written over: when an attempt's directory is there already, as after a change of
   membership, the next one is called ``attempt_0.1``.
 - Without a log directory nothing is made on disk before `reify`, or before somebody asks for `root_log_dir`. Without
@@ -15,7 +18,17 @@ import os
 from abc import ABC, abstractmethod
 
 from elastic_run import contract
-from elastic_run.multiprocessing.output.log_directories import make_new, make_temporary, random_name, remove_tree
+from elastic_run.multiprocessing.output.log_directories import (
+    link_latest,
+    make_new,
+    make_temporary,
+    name_host,
+    name_run,
+    random_name,
+    remove_empty,
+    remove_tree,
+    unlink_dangling,
+)
 from elastic_run.records import dataclass, field
 
 TYPE_CHECKING = False
@@ -26,8 +39,9 @@ if TYPE_CHECKING:
 
     #: One value of `Std` for all workers, or one by local rank; plain numbers do.
     Streams = int | Mapping[int, int]
-#: Longer run ids are cut in directory names, which may have 255 bytes.
-_RUN_ID_LENGTH = 200
+#: Digits at the end of a directory's name, which keep jobs of one minute apart; `make_new` does where they are equal.
+_RANDOM_DIGITS = 4
+_LATEST = "latest"
 #: `Std.OUT` and `Std.ERR`.
 _OUT = 1
 _ERR = 2
@@ -64,7 +78,10 @@ def _by_rank(val_or_map: Streams, ranks: Iterable[int]) -> dict[int, int]:
 
 @dataclass
 class LogsDest:
-    """Paths by local rank; an empty path is the console."""
+    """Paths by local rank; an empty path is the console.
+
+    The last two fields are ours: files with a copy of what goes to the console as it is, or to nothing.
+    """
 
     stdouts: dict[int, str] = field(default_factory=dict)
     stderrs: dict[int, str] = field(default_factory=dict)
@@ -73,6 +90,8 @@ class LogsDest:
     error_files: dict[int, str] = field(default_factory=dict)
     filtered_stdout: str = field(default_factory=str)
     filtered_stderr: str = field(default_factory=str)
+    kept_stdouts: dict[int, str] = field(default_factory=dict)
+    kept_stderrs: dict[int, str] = field(default_factory=dict)
 
 
 class LogsSpecs(ABC):
@@ -115,7 +134,9 @@ class LogsSpecs(ABC):
 
 
 class DefaultLogsSpecs(LogsSpecs):
-    """torch's layout: ``<log_dir>/<run_id>_<random>/attempt_<n>/<local_rank>/{stdout.log,stderr.log,error.json}``.
+    """torch's layout: ``<log_dir>/<run>/attempt_<n>/<local_rank>/{stdout.log,stderr.log,error.json}``.
+
+    The run's directory is ``<run_id>_<moment>_<random>``, or ``<moment>_<program>_<random>`` for a job without a name.
 
     Args:
         log_dir: Directory for log files, made when it isn't there. ``/dev/null``: no files at all, redirects and tee
@@ -144,6 +165,11 @@ class DefaultLogsSpecs(LogsSpecs):
         super().__init__(log_dir or None, redirects, tee, local_ranks_filter)
         #: The name of this machine, where several write to the same log directory: it becomes part of the run's name.
         self.host = ""
+        #: The program's name, where the run id is a random one, which says nothing to a reader.
+        self.program = ""
+        #: Whether nobody has said where the log files go, so that the user has to be told.
+        self.is_unnamed = not log_dir
+        self._run_id = ""
         self._run_log_dir: str | None = None
         self._has_no_place = False
 
@@ -167,14 +193,34 @@ class DefaultLogsSpecs(LogsSpecs):
     def is_temporary(self) -> bool:
         """Whether nothing but error files is kept in the directory, so that it goes with the launcher."""
         is_asked_for = self._root_log_dir is not None or any((*_values(self._redirects), *_values(self._tee)))
-        # What a subclass makes is not ours to remove.
-        is_own = getattr(type(self), "_make_log_dir") is DefaultLogsSpecs._make_log_dir  # noqa: B009 - its own hook
-        return is_own and not is_asked_for
+        return self._has_own_directory and not is_asked_for
+
+    @property
+    def _keeps_all(self) -> bool:
+        """Whether files get a copy of all output: where a log directory is given, and nothing about its files."""
+        return self._root_log_dir is not None and not any((*_values(self._redirects), *_values(self._tee)))
+
+    @property
+    def _has_own_directory(self) -> bool:
+        """Whether the run's directory is made here; what a subclass makes is not ours to remove."""
+        return getattr(type(self), "_make_log_dir") is DefaultLogsSpecs._make_log_dir  # noqa: B009 - its own hook
+
+    @property
+    def _latest(self) -> str:
+        """The name of the link to the newest run; nodes that share a directory have a link each."""
+        # Without an underscore, so that the pattern `logs/*_*` has the runs alone.
+        return _LATEST + name_host(self.host).replace("_", "-")
 
     def cleanup(self) -> None:
-        """Remove the directory, if it is a temporary one."""
-        if self.is_temporary and self._run_log_dir is not None:
+        """Remove the directory if it is a temporary one, or else what is empty in it."""
+        if self._run_log_dir is None or not self._has_own_directory:
+            return
+        if self.is_temporary:
             remove_tree(self._run_log_dir)
+        else:
+            remove_empty(self._run_log_dir)
+        if not os.path.lexists(self._run_log_dir):
+            unlink_dangling(os.path.join(os.path.dirname(self._run_log_dir), self._latest))
             self._run_log_dir = None
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
@@ -192,7 +238,7 @@ class DefaultLogsSpecs(LogsSpecs):
         if self._root_log_dir == os.devnull:
             return _nowhere(envs)
         first = envs.get(0, {})
-        run_id = first.get(contract.ENV_RUN_ID, "test_run_id")
+        self._run_id = run_id = first.get(contract.ENV_RUN_ID, "test_run_id")
         if self._run_log_dir is None and not self._has_no_place:
             self._run_log_dir = self._make_log_dir(self._root_log_dir, run_id) or None
             self._has_no_place = self._run_log_dir is None
@@ -212,14 +258,16 @@ class DefaultLogsSpecs(LogsSpecs):
             if own:
                 os.mkdir(own)
             is_shown = not self._local_ranks_filter or rank in self._local_ranks_filter
-            for stream, name, paths, tee_paths in (
-                (_OUT, contract.STDOUT_LOG, logs.stdouts, logs.tee_stdouts),
-                (_ERR, contract.STDERR_LOG, logs.stderrs, logs.tee_stderrs),
+            for stream, name, paths, tee_paths, kept in (
+                (_OUT, contract.STDOUT_LOG, logs.stdouts, logs.tee_stdouts, logs.kept_stdouts),
+                (_ERR, contract.STDERR_LOG, logs.stderrs, logs.tee_stderrs, logs.kept_stderrs),
             ):
                 is_in_file = bool((redirects[rank] | tees[rank]) & stream)
                 paths[rank] = os.path.join(own, name) if is_in_file else "" if is_shown else os.devnull
                 if tees[rank] & stream and is_shown:
                     tee_paths[rank] = paths[rank]
+                if self._keeps_all:
+                    kept[rank] = os.path.join(own, name)
             logs.error_files[rank] = env[contract.ENV_ERROR_FILE] = own and os.path.join(own, contract.ERROR_FILE)
         return logs
 
@@ -236,15 +284,18 @@ class DefaultLogsSpecs(LogsSpecs):
         Raises:
             OSError: It can't be made.
         """
-        host = f"_{self.host.replace('/', '_')}" if self.host else ""
-        length = _RUN_ID_LENGTH - len(host.encode())
-        name = rdzv_run_id.replace("/", "_").encode(errors="surrogateescape")[:length].decode(errors="ignore") + host
+        program = self.program if rdzv_run_id == self._run_id else ""  # a subclass may have a name of its own
+        name = name_run(rdzv_run_id, program=program, host=self.host)
         if log_dir is None and self.is_temporary:
             return make_temporary(f"elastic-run_{name}_") or ""
+        is_shared = log_dir is not None
         if log_dir is None:
             log_dir = self.root_log_dir
         os.makedirs(log_dir, exist_ok=True)
-        return make_new(log_dir, f"{name}_{random_name()}")
+        directory = make_new(log_dir, f"{name}_{random_name()[:_RANDOM_DIGITS]}")
+        if is_shared:
+            link_latest(log_dir, os.path.basename(directory), self._latest)
+        return directory
 
     def __repr__(self) -> str:
         return (

@@ -8,7 +8,8 @@ For each of stdout and stderr of a worker, one of
   unchanged and keeps the end for the report. Stdout is captured, too, where the launcher itself writes what workers
   say: where its stdout and stderr are the same file, or another worker's stdout is tee'd. Two who write there would
   tear each other's lines. When both streams of a worker go to the same file that is one channel, so that their order
-  stays;
+  stays. Where the output is kept (--log-dir alone) all that is shown is captured, and the launcher writes it to a file
+  as well. The one channel of both streams goes to the file of stdout, to which that of stderr is a link then;
 - muted (stderr of a rank that --local-ranks-filter leaves out): a pipe of which only the end is kept, for the report.
 
 What is done with what comes out of the pipes is `worker_output`'s, which is imported while the workers start. Redirects
@@ -51,7 +52,7 @@ class Line:
         fd: What the worker writes to, 1 or 2.
         purpose: `CAPTURED`, `TEED` or `MUTED`.
         reading: The reading end, non-blocking.
-        file: Descriptor of the log file of a tee, or -1.
+        file: Descriptor of the log file that the launcher writes, or -1.
         path: Its path.
         is_terminal: Whether it is a pseudo-terminal.
     """
@@ -71,7 +72,7 @@ class Wiring:
         capture: Whether what goes to the console may pass through the launcher where nobody asked for it.
 
     Attributes:
-        is_stdout_teed: Whether any worker's stdout is tee'd in this round; to be set before the first `open`.
+        is_stdout_passed: Whether any worker's stdout is tee'd or kept in this round; to be set before the first `open`.
         lines: The launcher's ends by local rank.
         redirects: Paths of redirected stderr by local rank.
         stacks: The pipes for the workers' stacks by local rank.
@@ -83,7 +84,7 @@ class Wiring:
         self.redirects: dict[int, str] = {}
         self.stacks: dict[int, StackPipe] = {}
         self.losses: list[tuple[str, OSError]] = []
-        self.is_stdout_teed = False
+        self.is_stdout_passed = False
         self._capture = capture
         self._is_shared = capture and is_same_file(STDOUT, STDERR)
         self._writing: dict[int, list[int]] = {}
@@ -92,7 +93,15 @@ class Wiring:
         self._joint: set[int] = set()
 
     def open(
-        self, local_rank: int, *, stdout: str, stderr: str, tee_stdout: bool = False, tee_stderr: bool = False
+        self,
+        local_rank: int,
+        *,
+        stdout: str,
+        stderr: str,
+        tee_stdout: bool = False,
+        tee_stderr: bool = False,
+        kept_stdout: str = "",
+        kept_stderr: str = "",
     ) -> tuple[int, int]:
         """Make the descriptors for a worker.
 
@@ -102,6 +111,8 @@ class Wiring:
             stderr: Ditto.
             tee_stdout: Whether stdout goes to the console too.
             tee_stderr: Whether stderr does.
+            kept_stdout: A file for a copy of what goes to the console or to nothing, or an empty string.
+            kept_stderr: Ditto.
 
         Returns:
             What the worker gets as descriptors 1 and 2; they stay open until `started`.
@@ -113,11 +124,13 @@ class Wiring:
         self._writing[local_rank] = []
         try:
             if self._is_shared and not (stdout or stderr or tee_stdout or tee_stderr):
-                both = self._open_captured(local_rank, STDERR)
+                both = self._open_captured(local_rank, STDERR, kept_stdout)
+                if kept_stderr and both != STDERR:
+                    _link(kept_stdout, kept_stderr)
                 self._joint.add(local_rank)
                 return (both, both) if both != STDERR else (STDOUT, STDERR)
-            out = self._open_one(local_rank, STDOUT, stdout, tee=tee_stdout)
-            err = self._open_one(local_rank, STDERR, stderr, tee=tee_stderr)
+            out = self._open_one(local_rank, STDOUT, stdout, tee=tee_stdout, kept=kept_stdout)
+            err = self._open_one(local_rank, STDERR, stderr, tee=tee_stderr, kept=kept_stderr)
         except OSError:
             self.started(local_rank)
             self.abandon(local_rank)
@@ -175,17 +188,19 @@ class Wiring:
             os.close(pipe.reading)
         self.stacks.clear()
 
-    def _open_one(self, local_rank: int, fd: int, path: str, *, tee: bool) -> int:
+    def _open_one(self, local_rank: int, fd: int, path: str, *, tee: bool, kept: str = "") -> int:
         if tee:
             return self._open_tee(local_rank, fd, path)
+        if kept and path and self._capture:
+            path = kept  # not shown
         if path and (path != os.devnull or fd == STDOUT or not self._capture):
             return self._open_redirect(local_rank, fd, path)
         if path:
             return self._open_muted(local_rank)
-        return self._open_captured(local_rank, fd) if self._is_captured(fd) else fd
+        return self._open_captured(local_rank, fd, kept) if self._is_captured(fd) else fd
 
     def _is_captured(self, fd: int) -> bool:
-        return self._capture and (fd == STDERR or self._is_shared or self.is_stdout_teed)
+        return self._capture and (fd == STDERR or self._is_shared or self.is_stdout_passed)
 
     def _open_tee(self, local_rank: int, fd: int, path: str) -> int:
         reading, writing = self._open_pipe()
@@ -205,7 +220,7 @@ class Wiring:
         self._writing[local_rank].append(end)
         return end
 
-    def _open_captured(self, local_rank: int, fd: int) -> int:
+    def _open_captured(self, local_rank: int, fd: int, kept: str = "") -> int:
         is_terminal = os.isatty(fd)
         try:
             reading, writing = open_terminal(fd) if is_terminal else self._open_pipe()
@@ -213,7 +228,10 @@ class Wiring:
             if is_out_of_descriptors(error) or not is_terminal:
                 raise
             return fd  # no pseudo-terminal to be had: better no tail than a worker without colours
-        self._keep(local_rank, Line(fd, CAPTURED, reading, is_terminal=is_terminal), writing)
+        line = Line(fd, CAPTURED, reading, path=kept, is_terminal=is_terminal)
+        self._keep(local_rank, line, writing)
+        if kept:
+            line.file = self._open_file(kept)
         return writing
 
     def _open_muted(self, local_rank: int) -> int:
@@ -238,3 +256,11 @@ class Wiring:
     def _keep(self, local_rank: int, line: Line, writing: int) -> None:
         self.lines[local_rank].append(line)
         self._writing[local_rank].append(writing)
+
+
+def _link(path: str, link: str) -> None:
+    """Let a link stand beside a file of the same directory."""
+    try:
+        os.symlink(os.path.basename(path), link)
+    except OSError:
+        pass  # a file system without links: the file of the other stream has it all
