@@ -415,13 +415,17 @@ def _tell_ending(job_result: JobResult, console: Console) -> None:
     if job_result.log_dir:
         job_result.failure_file = write_failure_file(job_result, job_result.log_dir, console.say)
     lines = render(job_result, width=console.columns, color=_is_terminal(2))
+    from elastic_run.report.annotations import find_annotation  # noqa: PLC0415 - only after a failure
+
+    if annotation := find_annotation(job_result, os.environ):
+        lines.append(annotation)
     console.write(2, ("\n".join(lines) + "\n").encode(errors="replace"))
     if job_result.root is not None:
         write_parent_error_file(job_result.root, os.environ)
 
 
 def _is_terminal(fd: int) -> bool:
-    return os.isatty(fd) and os.environ.get("TERM") != "dumb" and "NO_COLOR" not in os.environ
+    return os.isatty(fd) and os.environ.get("TERM") != "dumb" and not os.environ.get("NO_COLOR")
 
 
 def make_agent_context(

@@ -3,6 +3,7 @@
 | module | what it holds |
 |---|---|
 | `advice` | what to do about failures that many users meet |
+| `annotations` | the closing report in one line for GitHub Actions |
 | `event_file` | appends lines to the event log, in a thread of its own |
 | `event_history` | reads event logs, and folds them into the history of jobs |
 | `event_schema` | the events of the event log with their fields |

@@ -109,12 +109,13 @@ def _shorten(sections: list[_Section], most: int) -> None:
 
 def _title(result: JobResult, width: int, *, color: bool) -> str:
     right = f" exit code {result.exit_code} --"
-    left = f"-- elastic-run: {elide(_sentence(result), width - len(right) - 18)} "
+    left = f"-- elastic-run: {elide(ending_sentence(result), width - len(right) - 18)} "
     title = left + "-" * (width - columns(left) - len(right)) + right
     return f"{_BOLD}{_RED}{title}{_PLAIN}" if color else title
 
 
-def _sentence(result: JobResult) -> str:
+def ending_sentence(result: JobResult) -> str:
+    """Return what the title says: the program, and how its job ended."""
     program = _name(printable(result.entrypoint or "the program"))
     if result.signal is not None:
         return f"{program} was stopped by {signal_name(result.signal)}"

@@ -54,6 +54,18 @@ def trace_lines(exception: ExceptionText, *, width: int, most: int) -> list[str]
     return _layout(frames, chosen, width) + members
 
 
+def find_own_place(exception: ExceptionText) -> tuple[str, str] | None:
+    """Return file and line of the innermost frame of the user's own code, or of the innermost frame of all.
+
+    Returns:
+        Both as the traceback has them, or None where it names no file.
+    """
+    found = [match for match in map(_FRAME.match, exception.lines) if match is not None]
+    own = [match for match in found if not any(part in match["file"] for part in FOREIGN_PATHS)]
+    place = next(reversed(own or found), None)
+    return None if place is None else (printable(place["file"]), place["line"])
+
+
 def _by_worth(frames: list[_Frame]) -> list[int]:
     """The innermost frame, the user's own from the inside out, and a library's next to the innermost."""
     inside_out = range(len(frames) - 1, -1, -1)
