@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 #: Stands for what was not seen at all.
 ABSENT = "(absent)"
-#: Flags that say which streams go to files.
-_OUTPUT_FLAGS = re.compile(r"-(?:-tee|-redirects|t|r)[ =]?\d")
 
 
 @dataclass(frozen=True)
@@ -84,13 +82,26 @@ def _is_token(_case: Case, key: str, theirs: object, ours: object) -> bool:
     return key.endswith(": env ELASTIC_RUN_TOKEN") and theirs == ABSENT and isinstance(ours, str)
 
 
+def _keeps_output(case: Case) -> bool:
+    """Whether a log directory is given, and nothing about its files."""
+    text = " ".join(case.arguments)
+    return re.search("--log[-_]dir", text) is not None and not re.search(r"-(?:-tee|-redirects|t|r)[ =]?\d", text)
+
+
 def _is_own_file(case: Case, key: str, theirs: Any, ours: Any) -> bool:  # noqa: ANN401 - JSON
-    """Files for programs, the link to the newest run, and the output that a log directory alone keeps."""
-    kept = () if _OUTPUT_FLAGS.search(" ".join(case.arguments)) else ("/stdout.log", "/stderr.log")
-    if key.endswith(kept) and theirs == ABSENT:
-        return True
+    kept = ("/stdout.log", "/stderr.log") if _keeps_output(case) else ()
     own = ("/failure.json", "/events.jsonl", "/latest", *kept)
     return key == "log files" and [path for path in ours if not path.endswith(own)] == theirs
+
+
+def _is_kept_output(case: Case, key: str, theirs: object, ours: object) -> bool:
+    """Shown output passes through the launcher, and output of ranks that are not shown goes to files."""
+    fact = key.rpartition(": ")[2]
+    return _keeps_output(case) and (
+        (theirs == ABSENT and key.endswith((".log", ".log: ")))
+        or (fact == "stdout is the launcher's" and (theirs, ours) == (True, False))
+        or (fact in {"stdout kind", "stderr kind"} and (theirs, ours) == ("character device", "file"))
+    )
 
 
 def _is_parent_error(case: Case, key: str, theirs: Any, ours: Any) -> bool:  # noqa: ANN401 - JSON
@@ -153,10 +164,17 @@ DIFFERENCES = (
     ),
     Difference(
         name="files of its own",
-        reason="reports for programs, the newest run, and what a log directory alone keeps",
+        reason="the reports for programs, and a link to the newest run",
         documented="also as [failure.json](failure-json.md)",
         seen_in="fails with 7",
         covers=_is_own_file,
+    ),
+    Difference(
+        name="kept output",
+        reason="whoever names a log directory looks for logs in it",
+        documented="`--log-dir` without `--tee` and `--redirects` keeps error files only | it keeps a copy of all",
+        seen_in="some ranks",
+        covers=_is_kept_output,
     ),
     Difference(
         name="parent's error file without @record",
