@@ -91,7 +91,9 @@ def _list_files(directory: str, attempt: str, node: int, ranks: dict[int, int]) 
         place = os.path.join(directory, attempt, name)
         rank = ranks.get(int(name), int(name))
         paths = ((os.path.join(place, file), stream) for file, stream in _STREAMS.items())
-        files += [LogFile(path, attempt, node, rank, stream) for path, stream in paths if os.path.isfile(path)]
+        # A link stands for the file beside it, which has both streams.
+        shown = [pair for pair in paths if os.path.isfile(pair[0]) and not os.path.islink(pair[0])]
+        files += [LogFile(path, attempt, node, rank, stream) for path, stream in shown]
     return files
 
 

@@ -43,6 +43,9 @@ def test_the_order_of_both_streams_is_kept(launch: Launch, worker: Worker, tmp_p
     assert job.stdout.splitlines() == [*NUMBERS, "end"]
     for name in ("stdout.log", "stderr.log"):
         assert read(tmp_path / "logs", name) == job.stdout
+    shown = launch("logs", tmp_path / "logs")
+    assert shown.wait_exit() == 0
+    assert [line.partition("]")[2].strip(": ") for line in shown.stdout.splitlines()[1:]] == [*NUMBERS, "end"]
 
 
 def test_the_report_names_the_file(launch: Launch, worker: Worker, tmp_path: Path) -> None:

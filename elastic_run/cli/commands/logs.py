@@ -110,7 +110,7 @@ def _find_directories(run: str | None) -> tuple[list[str], list[int]]:
     job = find_job(os.environ, run)
     directories = [agent.log_dir for agent in job.agents if agent.log_dir]
     if not directories:
-        message = f"job {job.label} keeps no log files: --tee=3 or --redirects=3, with --log-dir, would"
+        message = f"job {job.label} keeps no log files: --log-dir=DIR would"
         raise UsageError(message)
     # Where nodes share the log directory, each has its own beside the others, named by run id and host.
     beside = [_list_siblings(directory, job.agents[0].run_id) for directory in directories]
