@@ -25,6 +25,7 @@ EXIT_NODES_LOST = 206
 EXIT_STORE_LOST = 207
 EXIT_REFUSED = 208
 EXIT_REQUEUED = 209
+EXIT_UNHEALTHY = 210
 
 #: Code, name in `failure.json`, and what it tells a scheduler. The table in docs/exit-codes.md is made from it.
 EXIT_CODES: tuple[tuple[int | str, str, str], ...] = (
@@ -52,6 +53,7 @@ EXIT_CODES: tuple[tuple[int | str, str, str], ...] = (
         "This node was not taken into the job: its settings, its script or its release don't fit those of the job.",
     ),
     (EXIT_REQUEUED, "requeued", "SIGTERM stopped the job, and --requeue wants it to run again; see the last line."),
+    (EXIT_UNHEALTHY, "unhealthy", "This node failed its --health-check and has left; the job goes on without it."),
 )
 
 # --- environment: set for workers ------------------------------------------------------------------------------

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from elastic_run.report import Attempt, JobResult, OomKills
 
 
+#: Verdicts on this node, which may come before its first worker.
+_OF_NODE = frozenset(("unhealthy",))
 #: Attempts that are remembered beside the first one.
 _LAST_ATTEMPTS = 63
 
@@ -200,7 +202,7 @@ class History:
             attempts=tuple(self._attempts),
             restarts_used=agent.restart_count,
             max_restarts=context.options.job_config.max_restarts,
-            log_dir=context.log_directory,
+            log_dir=context.make_log_directory() if finish.verdict in _OF_NODE else context.log_directory,
             detail=finish.detail or self._stop_detail(finish.signal),
             signal=finish.signal,
             not_joined="" if finish.verdict == "success" else self._read_recorders(),

@@ -13,7 +13,7 @@ import sys
 
 from elastic_run import contract
 from elastic_run.cli.config import hosts_rendezvous, names_rendezvous, read_token
-from elastic_run.cli.program_checks import check_program, name_reason
+from elastic_run.cli.program_checks import check_health_check, check_program, name_reason
 from elastic_run.cli.values import nearest, node_range, seconds
 from elastic_run.errors import UsageError
 from elastic_run.multiprocessing.process.interpreter import own_interpreter
@@ -44,6 +44,7 @@ def check_arguments(args: Namespace, worker_count: int, environ: Mapping[str, st
     _check_events_file(args)
     _check_numa_binding(args, worker_count)
     check_program(args, environ)
+    check_health_check(args.health_check, environ)
 
 
 def find_notices(args: Namespace, environ: Mapping[str, str]) -> list[str]:

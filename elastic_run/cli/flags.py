@@ -25,6 +25,7 @@ NODES = "Size of the job"
 RENDEZVOUS = "Rendezvous of several nodes"
 PROGRAM = "Program to run"
 RESTARTS = "Restarts"
+HEALTH = "Health of nodes"
 STOPPING = "Signals and stopping"
 OUTPUT = "Output and logs"
 WORKERS = "Workers"
@@ -354,6 +355,24 @@ FLAGS: tuple[Flag, ...] = (
         parse=_values.duration,
         is_ours=True,
         text="Time between --scale-up-signal and the stop of the workers.",
+    ),
+    Flag(
+        "--health-check",
+        group=HEALTH,
+        values="COMMAND",
+        parse=_values.command,
+        is_ours=True,
+        text="Command that must succeed (exit code 0) before this node takes part in a round: before the first one, "
+        "and again after each failure or change of nodes. If it fails, this node leaves the job, which goes on "
+        f"without it; the exit code is {contract.EXIT_UNHEALTHY}. No shell reads the command; sh -c '...' runs one.",
+    ),
+    Flag(
+        "--health-check-timeout",
+        group=HEALTH,
+        values="TIME",
+        parse=_values.positive_duration,
+        is_ours=True,
+        text="Time after which --health-check is killed with all that it has started, and counts as failed.",
     ),
     Flag(
         "--exit-barrier-timeout",

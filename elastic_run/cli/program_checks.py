@@ -1,4 +1,7 @@
-"""What must hold of the workers' program: the script, module or command is there, and so is an interpreter for it."""
+"""What must hold of the workers' program: the script, module or command is there, and so is an interpreter for it.
+
+The command of --health-check is checked in the same way.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ def check_program(args: Namespace, environ: Mapping[str, str]) -> None:
     if args.no_python:
         if args.module:
             raise UsageError(NO_PYTHON_WITH_MODULE)
-        _check_no_python(name, environ)
+        _check_command(name, environ, "--no-python")
         return
     _check_interpreter(environ)
     if not args.module:
@@ -42,6 +45,14 @@ def check_program(args: Namespace, environ: Mapping[str, str]) -> None:
     elif os.sep in name or not name:
         message = f"-m: {name!r} is not the name of a module; leave out -m to run a file"
         raise UsageError(message)
+
+
+def check_health_check(command: str, environ: Mapping[str, str]) -> None:
+    """Refuse a command of --health-check that can't be started."""
+    if command:
+        import shlex  # noqa: PLC0415 - most jobs have no such command
+
+        _check_command(shlex.split(command)[0], environ, "--health-check")
 
 
 def _check_interpreter(environ: Mapping[str, str]) -> None:
@@ -60,21 +71,21 @@ def _check_interpreter(environ: Mapping[str, str]) -> None:
         raise UsageError(message)
 
 
-def _check_no_python(name: str, environ: Mapping[str, str]) -> None:
+def _check_command(name: str, environ: Mapping[str, str], flag: str) -> None:
     from elastic_run.cluster.programs import find_program, is_executable  # noqa: PLC0415 - most programs are Python's
 
     if _has_macro(name) or find_program(name, environ) is not None:
         return
     if os.path.isdir(name):
-        message = f"--no-python: {name!r} is a directory"
+        message = f"{flag}: {name!r} is a directory"
         raise UsageError(message)
     if os.path.dirname(name):
-        why = "is not executable (chmod +x)" if _exists(name, "--no-python: program") else "does not exist"
-        message = f"--no-python: program {name!r} {why}"
+        why = "is not executable (chmod +x)" if _exists(name, f"{flag}: program") else "does not exist"
+        message = f"{flag}: program {name!r} {why}"
         raise UsageError(message)
     here = os.path.join(os.curdir, name)
     hint = f", did you mean {here!r}?" if is_executable(here) else ""
-    message = f"--no-python: program {name!r} is not on PATH{hint}"
+    message = f"{flag}: program {name!r} is not on PATH{hint}"
     raise UsageError(message)
 
 

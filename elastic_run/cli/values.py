@@ -153,6 +153,31 @@ def duration(text: str) -> float:
         raise ValueError(message) from None
 
 
+def positive_duration(text: str) -> float:
+    """Read a duration above 0."""
+    value = duration(text)
+    if value <= 0:
+        message = "is not a time above 0"
+        raise ValueError(message)
+    return value
+
+
+def command(text: str) -> str:
+    """Check that a command's quotes are closed, and that it names a program; the text stays as it is."""
+    if text:
+        import shlex  # noqa: PLC0415 - most jobs have no such command
+
+        try:
+            words = shlex.split(text)
+        except ValueError as error:
+            message = f"is no command: {str(error).lower()}"
+            raise ValueError(message) from None
+        if not words or not words[0]:
+            message = "names no program"
+            raise ValueError(message)
+    return text
+
+
 def one_of(*names: str) -> Callable[[str], str]:
     """Return a function that checks that a text is one of these."""
 

@@ -7,6 +7,7 @@ can show it other machines.
 |---|---|
 | `cpus` | how many CPUs, and how many cores, this process may use |
 | `devices` | which GPUs a worker will see |
+| `gpu_processes` | which processes hold GPU memory |
 | `kubernetes` | the indexed Job of Kubernetes of this pod: its index, the other pods' names |
 | `numa` | which CPUs each worker is bound to, near its GPU |
 | `programs` | finds a program as the system does, and the directory that denies access to it |

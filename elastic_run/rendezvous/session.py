@@ -163,7 +163,7 @@ class Session(ABC):
         """Say that this node goes. Never blocks; `close` waits until it was heard.
 
         Args:
-            reason: Of `core.protocol.outcomes`: `signal` or `unkillable`.
+            reason: Of `core.protocol.outcomes`: `signal`, `unkillable` or `unhealthy`.
             detail: One sentence for the user.
         """
 

@@ -2,6 +2,7 @@
 
 | module | what it holds |
 |---|---|
+| `check_process` | one run of a command beside the workers, with a timeout |
 | `context` | the agent's options, and what all rounds share: guardian, token, limit of descriptors |
 | `d_state` | watches for workers in uninterruptible sleep (state D) |
 | `early_start` | starts the first round's workers before the supervisor is imported |
@@ -9,6 +10,7 @@
 | `event_recorder` | makes the events of the event log |
 | `exit_codes` | the exit code and the name of each way in which a job can end |
 | `flight_recorder` | torch's flight recorder in the workers: its variables, its dumps |
+| `gpu_memory` | waits until the GPUs have taken back the old workers' memory |
 | `held_round` | a formed round that waits for its warm workers |
 | `job` | this node's part in a job of several nodes |
 | `joining` | joins a round, through the job or through a rendezvous handler |
@@ -16,6 +18,7 @@
 | `preload` | starts the templates of warm workers |
 | `rank_assignment` | the ranks of this node's workers in a round |
 | `round` | one round: its workers, their output, and how each ended |
+| `round_checks` | what must hold before a round: free GPU memory, the health check |
 | `round_join` | offers this node's worker store, and takes part in the rendezvous |
 | `signal_watch` | answers the launcher's signals |
 | `stack_reports` | shows the workers' stacks, on SIGQUIT and before SIGKILL |

@@ -220,6 +220,16 @@ class AgentContext:
         )
         return "" if getattr(self.logs_specs, "is_temporary", False) else directory
 
+    def make_log_directory(self) -> str:
+        """Return that directory; one that the user has asked for is made, if no worker was started yet."""
+        make = getattr(self.logs_specs, "make_run_log_dir", None)
+        if make is not None and not getattr(self.logs_specs, "is_temporary", False):
+            try:
+                make(self.run_id)
+            except OSError:
+                pass  # the report on the console has it all
+        return self.log_directory
+
     def announce_log_directory(self) -> None:
         """Tell the guardian, once, of a directory that has to go with the launcher."""
         if not self._announced and getattr(self.logs_specs, "is_temporary", False):

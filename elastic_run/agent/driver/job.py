@@ -14,6 +14,7 @@ from elastic_run.agent.script_name import find_script_file, name_script
 from elastic_run.core.agent import messages
 from elastic_run.core.node.messages import Ended, Formed, Halted, Refused, Warned
 from elastic_run.core.protocol.facts import NodeInfo, Offer
+from elastic_run.core.protocol.outcomes import UNHEALTHY
 from elastic_run.records import replace
 from elastic_run.rendezvous import session as sessions
 from elastic_run.rendezvous.errors import RendezvousConnectionError, RendezvousTimeoutError
@@ -177,12 +178,14 @@ class MultiNodeJob:
         loop = self._loop
         self._session.gather_status(expected, patience, lambda found: loop.call_soon_threadsafe(lambda: deliver(found)))
 
-    def leave(self, reason: str) -> None:
-        """Say that this node goes."""
+    def leave(self, reason: str, detail: str = "") -> None:
+        """Say that this node goes. A node that was found unhealthy before it joined goes to the store to say so."""
         self._has_left = True
         self._end_wait()
+        if self._session is None and reason == UNHEALTHY:
+            self.join()
         if self._session is not None:
-            self._session.leave(reason)
+            self._session.leave(reason, detail)
 
     def close(self, barrier: float, *, is_hurried: Callable[[], bool]) -> None:
         """Say the last words, and stay as long as others need this node.

@@ -27,8 +27,10 @@ from elastic_run.agent.driver.step import Step
 from elastic_run.agent.driver.watches import Watches
 from elastic_run.agent.driver.worker_launch import launch_workers
 from elastic_run.agent.senders import Senders
+from elastic_run.cluster.gpu_processes import find_query
 from elastic_run.core.agent import machine, messages
 from elastic_run.core.agent.shutdown import CAUSE_PATIENCE, KILL_LIMIT
+from elastic_run.core.protocol.outcomes import FAILED, STOPPED
 from elastic_run.loop import Loop
 from elastic_run.multiprocessing.output.console import Console
 from elastic_run.multiprocessing.process.descriptors import ensure_standard_descriptors
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from elastic_run.agent.driver.early_start import EarlyStart
     from elastic_run.agent.driver.held_round import HeldRound
     from elastic_run.agent.driver.job import MultiNodeJob
+    from elastic_run.agent.driver.round_checks import RoundChecks
     from elastic_run.agent.driver.worker_launch import LaunchedWorkers
     from elastic_run.agent.history import History
     from elastic_run.core.agent.messages import Command, Event
@@ -117,6 +120,7 @@ class Supervisor:
         self._round: Round | None = None
         self._lazy_history: History | None = None
         self._finish: messages.Finish | None = None
+        self._checks: RoundChecks | None = None
         self._held_round = self._hold_rounds()
         self._background = Background(context, self.console.say)
         self._observation = Observation(context, self._loop, self.console.say)
@@ -258,7 +262,8 @@ class Supervisor:
         return result
 
     def _is_finished(self) -> bool:
-        return self._finish is not None and not self._background.is_ending
+        is_checking = self._checks is not None and self._checks.is_running
+        return self._finish is not None and not self._background.is_ending and not is_checking
 
     def _stop_after(self, error: BaseException) -> None:
         if self._round is None and self._job is None:
@@ -367,10 +372,30 @@ class Supervisor:
 
     def _perform_finish(self, command: messages.Finish) -> None:
         self._finish = command
+        if self._checks is not None:
+            self._checks.cancel()
         self._background.conclude(is_success=command.verdict == "success")
 
     def _perform_join(self, command: messages.Join) -> None:
-        self._joining.begin(command.round, is_joined=self._launched is not None)
+        is_joined = self._launched is not None
+        self._check_first(command.round, lambda: self._joining.begin(command.round, is_joined=is_joined))
+
+    def _check_first(self, number: int, go_on: Callable[[], None]) -> None:
+        """Go on towards the next round when its checks hold; see `round_checks`."""
+        former = () if self._round is None else tuple(self._round.workers.pids.values())
+        if not (self._options.node_config.health_check or (former and find_query(os.environ))):
+            go_on()
+            return
+        from elastic_run.agent.driver.round_checks import RoundChecks  # noqa: PLC0415 - only when there is something to check
+
+        self._checks = RoundChecks(
+            self._loop,
+            self._context,
+            say=self.console.say,
+            on_ready=go_on,
+            on_unhealthy=lambda reason: self._feed(messages.RoundFailed(number, verdict="unhealthy", detail=reason)),
+        )
+        self._checks.begin(former)
 
     # --- what the job is told --------------------------------------------------------------------------------------
     def _perform_warn(self, _: messages.Warn) -> None:
@@ -380,7 +405,7 @@ class Supervisor:
 
     def _perform_leave(self, command: messages.Leave) -> None:
         if self._job is not None:
-            self._job.leave(command.reason)
+            self._job.leave(command.reason, command.detail)
 
     def _perform_report_failing(self, command: messages.ReportFailing) -> None:
         if self._job is None:
@@ -391,6 +416,12 @@ class Supervisor:
             self._history.tell_awaiting_cause(CAUSE_PATIENCE)
 
     def _perform_report_ready(self, command: messages.ReportReady) -> None:
+        if command.outcome in (FAILED, STOPPED):
+            self._check_first(self._agent.round, lambda: self._report_ready(command))
+        else:
+            self._report_ready(command)
+
+    def _report_ready(self, command: messages.ReportReady) -> None:
         if self._job is None:
             return
         try:

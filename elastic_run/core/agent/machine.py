@@ -49,7 +49,7 @@ from elastic_run.core.agent.messages import (
 )
 from elastic_run.core.agent.restart_policy import Failure, GiveUp, decide_restart, has_budget
 from elastic_run.core.agent.shutdown import CAUSE_PATIENCE
-from elastic_run.core.protocol.outcomes import BY_SIGNAL, CANNOT_START, DONE, FAILED, STOPPED, UNKILLABLE
+from elastic_run.core.protocol.outcomes import BY_SIGNAL, CANNOT_START, DONE, FAILED, STOPPED, UNHEALTHY, UNKILLABLE
 from elastic_run.records import dataclass, replace
 
 TYPE_CHECKING = False
@@ -208,7 +208,8 @@ def _start_round(agent: Agent, event: RoundFormed, *_: float) -> Decision:
 
 
 def _end_without_round(agent: Agent, event: RoundFailed, *_: float) -> Decision:
-    return agent.replace(state=ENDED), (Finish(event.verdict, detail=event.detail),)
+    leave = (Leave(UNHEALTHY, event.detail),) if agent.follows_job and event.verdict == UNHEALTHY else ()
+    return agent.replace(state=ENDED), (*leave, Finish(event.verdict, detail=event.detail))
 
 
 def _end_with_job(agent: Agent, event: JobOver, *_: float) -> Decision:

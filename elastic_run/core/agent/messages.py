@@ -31,7 +31,7 @@ class RoundFormed(Event):
 
 @dataclass(frozen=True, slots=True)
 class RoundFailed(Event):
-    """The rendezvous ended without a round, or the workers could not be started."""
+    """The rendezvous ended without a round, the workers could not be started, or this node is unhealthy."""
 
     verdict: str
     detail: str
@@ -207,9 +207,10 @@ class ReportReady(Command):
 
 @dataclass(frozen=True, slots=True)
 class Leave(Command):
-    """Tell the job that this node goes, and why: `BY_SIGNAL` or `UNKILLABLE`."""
+    """Tell the job that this node goes, and why: `BY_SIGNAL`, `UNKILLABLE` or `UNHEALTHY`."""
 
     reason: str
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)

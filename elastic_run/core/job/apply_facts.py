@@ -49,6 +49,8 @@ from elastic_run.core.protocol.messages import (
     PROTOCOL,
     SEAT_RUNNING,
     STOPPED,
+    UNHEALTHY,
+    UNKILLABLE,
     UNREACHABLE,
     Failing,
     Foreign,
@@ -68,7 +70,12 @@ if TYPE_CHECKING:
     from elastic_run.core.protocol.messages import NodeInfo
 
 _ACTIVE = frozenset((RUNNING, WARNED, HALTING))
-_CLAUSES = {BY_SIGNAL: "was told to stop", DIED: "its agent died", "unkillable": "has a process that can't be killed"}
+_CLAUSES = {
+    BY_SIGNAL: "was told to stop",
+    DIED: "its agent died",
+    UNKILLABLE: "has a process that can't be killed",
+    UNHEALTHY: "unhealthy",
+}
 
 
 @dataclass(frozen=True, slots=True)

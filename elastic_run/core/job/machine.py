@@ -50,6 +50,7 @@ from elastic_run.core.protocol.messages import (
     LEAVE,
     LOSS,
     STOPPED,
+    UNHEALTHY,
     UNKILLABLE,
     UNREACHABLE,
     End,
@@ -302,7 +303,7 @@ def _describe_trouble(node: Node) -> str:
 
 def _loss_reason(job: Job) -> str:
     lost = [gone for gone in job.gone_members if gone.was is not None and gone.was.outcome != DONE]
-    return LEAVE if lost and all(gone.reason in (BY_SIGNAL, UNKILLABLE) for gone in lost) else LOSS
+    return LEAVE if lost and all(gone.reason in (BY_SIGNAL, UNKILLABLE, UNHEALTHY) for gone in lost) else LOSS
 
 
 def _conclude(job: Job, config: JobConfig, now: float, jitter: float) -> Step:

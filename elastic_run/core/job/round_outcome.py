@@ -9,8 +9,8 @@ from elastic_run.core.agent.restart_policy import GiveUp, decide_restart
 from elastic_run.core.failure.root_cause import SECONDARY_FAILURE
 from elastic_run.core.job.ranks import assign_worker_ranks
 from elastic_run.core.job.reported_failure import verdict_exit_code
-from elastic_run.core.job.state import AWAITED, GATHERING, PAUSING, REMEMBERED, Job, Root, remember
-from elastic_run.core.protocol.messages import DONE, End
+from elastic_run.core.job.state import AWAITED, GATHERING, PAUSING, REMEMBERED, Gone, Job, Root, remember
+from elastic_run.core.protocol.messages import DONE, UNHEALTHY, End
 from elastic_run.records import dataclass, replace
 
 TYPE_CHECKING = False
@@ -62,18 +62,24 @@ def change_allowed_at(job: Job, config: JobConfig) -> float:
 
 
 def describe_lost(job: Job, limit: int = 8) -> tuple[str, ...]:
-    """Return a clause for each member that the last round has lost, the latest first.
+    """Return a clause for each node that the job has lost since the last round was formed, the latest first.
 
-    Members that may still come are left out.
+    These are the members of that round, but for those that may yet come, and nodes that were unhealthy before they
+    joined.
     """
-    lost = [
-        gone
-        for gone in job.gone.values()
-        if gone.was is not None and gone.was.rank is not None and job.seats[gone.was.rank].status != AWAITED
-    ]
-    return tuple(
-        f"{gone.was.node_info.host} ({gone.detail})" for gone in lost[: -limit - 1 : -1] if gone.was is not None
-    )
+    lost = [gone for gone in job.gone.values() if _is_lost(job, gone)]
+    return tuple(f"{_name_host(gone)} ({gone.detail})" for gone in lost[: -limit - 1 : -1])
+
+
+def _is_lost(job: Job, gone: Gone) -> bool:
+    if gone.was is None or gone.was.rank is None:
+        return gone.reason == UNHEALTHY and not gone.is_told
+    return job.seats[gone.was.rank].status != AWAITED
+
+
+def _name_host(gone: Gone) -> str:
+    """Return the host of a node; the id of a node that never joined begins with it."""
+    return gone.node.rsplit("_", 2)[0] if gone.was is None else gone.was.node_info.host
 
 
 def end_with(job: Job, root: Root, verdict: str, detail: str) -> End:

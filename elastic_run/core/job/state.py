@@ -97,6 +97,7 @@ class Gone:
         reason: `silent`, `refused`, `moved` (it has not followed the store yet), or that of its `Leave`.
         detail: A clause for the user.
         was: What it was, or None where it never was one of the job's.
+        is_told: Whether a round was formed since then, whose nodes were told of it.
     """
 
     node: str
@@ -104,6 +105,7 @@ class Gone:
     reason: str
     detail: str
     was: Node | None = None
+    is_told: bool = False
 
 
 @register
@@ -294,7 +296,8 @@ class Job:
 
 def forget_place(gone: Gone) -> Gone:
     """Return a node that is gone without its place in the last round: another round is there now."""
-    return gone if gone.was is None else replace(gone, was=replace(gone.was, is_member=False, rank=None))
+    was = gone.was and replace(gone.was, is_member=False, rank=None)
+    return replace(gone, was=was, is_told=True)
 
 
 def remember(attempts: tuple[Document, ...], report: Document | None) -> tuple[Document, ...]:

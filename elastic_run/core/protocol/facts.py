@@ -254,7 +254,7 @@ class Leave:
     Args:
         node: The node.
         sequence: Number of this fact among the node's; `LAST_SEQUENCE` where its guardian says it.
-        reason: `signal`, `died` or `unkillable`.
+        reason: `signal`, `died`, `unkillable` or `unhealthy`.
         detail: One sentence for the user, or "".
         prepared: See `Join.prepared`: the log of another store may have formed a round on this.
     """

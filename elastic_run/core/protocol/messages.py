@@ -62,6 +62,7 @@ from elastic_run.core.protocol.outcomes import (
     FAILED,
     OUTCOMES,
     STOPPED,
+    UNHEALTHY,
     UNKILLABLE,
     UNREACHABLE,
 )
@@ -89,6 +90,7 @@ __all__ = [
     "SEAT_CONFIRMED",
     "SEAT_RUNNING",
     "STOPPED",
+    "UNHEALTHY",
     "UNKILLABLE",
     "UNREACHABLE",
     "Assignment",

@@ -14,3 +14,4 @@ OUTCOMES = frozenset((DONE, FAILED, STOPPED, CANNOT_START, UNREACHABLE))
 BY_SIGNAL = "signal"
 DIED = "died"
 UNKILLABLE = "unkillable"
+UNHEALTHY = "unhealthy"

@@ -242,10 +242,24 @@ class DefaultLogsSpecs(LogsSpecs):
         if self._run_log_dir is None and not self._has_no_place:
             self._run_log_dir = self._make_log_dir(self._root_log_dir, run_id) or None
             self._has_no_place = self._run_log_dir is None
+        self.make_run_log_dir(first.get(contract.ENV_RUN_ID, "test_run_id"))
         if self._run_log_dir is None:
             return self._lay_out("", envs)
         attempt = contract.ATTEMPT_DIR_PREFIX + first.get(contract.ENV_RESTART_COUNT, "0")
         return self._lay_out(make_new(self._run_log_dir, attempt), envs)
+
+    def make_run_log_dir(self, run_id: str) -> None:
+        """Make the directory of this run, unless it is there or can't be.
+
+        Args:
+            run_id: Name of the job.
+
+        Raises:
+            OSError: It can't be made.
+        """
+        if self._run_log_dir is None and not self._has_no_place and self._root_log_dir != os.devnull:
+            self._run_log_dir = self._make_log_dir(self._root_log_dir, run_id) or None
+            self._has_no_place = self._run_log_dir is None
 
     def _lay_out(self, directory: str, envs: dict[int, dict[str, str]]) -> LogsDest:
         redirects, tees = _by_rank(self._redirects, envs), _by_rank(self._tee, envs)

@@ -15,6 +15,7 @@ import time
 from elastic_run.core.node import machine as member
 from elastic_run.core.node import messages as node_messages
 from elastic_run.core.protocol import messages
+from elastic_run.core.protocol.outcomes import UNHEALTHY
 from elastic_run.records import replace
 from elastic_run.rendezvous.elastic import exit_barrier
 from elastic_run.rendezvous.elastic.addresses import find_listening
@@ -79,6 +80,7 @@ class JobSession(Session):
         self._listening_host = ""
         self._terms: list[CoordinatorThread] = []
         self._is_prepared = False
+        self._has_begun = threading.Event()
         self._leaving: node_messages.Leaving | None = None
         self._log_reader: LogReader | None = None
         self._threads: dict[str, threading.Thread] = {}
@@ -177,10 +179,12 @@ class JobSession(Session):
             renew_offer=self._renew_offer,
             store_id=context.sender.store_id,
         )
+        if self._leaving is not None:
+            # Said while the store was being reached. First, so that no round is formed with this node.
+            context.sender.member_driver.feed(self._leaving)
         if head is not None:
             context.sender.member_driver.take_head(head)
-        if self._leaving is not None:
-            context.sender.member_driver.feed(self._leaving)  # said while the store was being reached
+        self._has_begun.set()
         if self._is_fenced:
             from elastic_run.rendezvous.elastic.partition import Fence  # noqa: PLC0415 - imported when asked for
 
@@ -313,7 +317,7 @@ class JobSession(Session):
                 return
             deadline = time.monotonic() + timeout
             if context.signals.is_leaving:
-                self._send_leave(min(deadline, time.monotonic() + _LEAVE_TIME))
+                self._send_leave(deadline)
             else:
                 exit_barrier.wait_sent(context, min(deadline, time.monotonic() + context.config.lease))
             is_going = context.signals.is_leaving or self._is_refused
@@ -336,6 +340,11 @@ class JobSession(Session):
 
     def _send_leave(self, deadline: float) -> None:
         """Say that this node goes, and end its term, so that nobody has to find out by a lease."""
+        if self._leaving is not None and self._leaving.reason == UNHEALTHY:
+            # Its user waits for nothing, and the others should know why it does not come: it may not be there yet.
+            self._has_begun.wait(max(0.0, deadline - time.monotonic()))
+        else:
+            deadline = min(deadline, time.monotonic() + _LEAVE_TIME)
         exit_barrier.wait_sent(self._context, deadline)
         if self._terms and not self._context.has_unsent:
             self._terms[-1].join(max(0.0, deadline - time.monotonic()))

@@ -1,0 +1,284 @@
+"""--health-check: before each round of a node; a node that fails it leaves, and holds nobody up."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elastic_run import contract
+from tests.support.meeting import place, wait_coordinated
+from tests.support.sessions import free_port
+from tests.support.wait import stretched, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.support.launch import Launched
+
+    Launch = Callable[..., Launched]
+    Worker = Callable[[str], Path]
+    Check = Callable[[str], str]
+
+UNHEALTHY = contract.EXIT_UNHEALTHY
+
+
+@pytest.fixture
+def check(tmp_path: Path) -> Check:
+    """Write a health check in shell, and return the command that runs it."""
+    count = 0
+
+    def write(body: str) -> str:
+        nonlocal count
+        count += 1
+        path = tmp_path / f"check{count}.sh"
+        path.write_text(f"#!/bin/sh\n{body}\n")
+        path.chmod(0o755)
+        return str(path)
+
+    return write
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process is there and no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def test_a_healthy_node_checks_before_each_round(launch: Launch, worker: Worker, check: Check, tmp_path: Path) -> None:
+    """The check runs before the first round and before each restart."""
+    notes = tmp_path / "notes"
+    path = worker("say('attempt', attempt)\nsys.exit(attempt < 2)")
+    command = check(f"echo checked >> {notes}")
+    job = launch("--max-restarts=2", "--max-backoff=0", f"--health-check={command}", path)
+    assert job.wait_exit() == 0
+    assert job.stdout.split("\n")[:-1] == ["attempt 0", "attempt 1", "attempt 2"]
+    assert notes.read_text().count("checked") == 3
+
+
+def test_a_failing_check_ends_the_launcher_with_its_reason(
+    launch: Launch, worker: Worker, check: Check, tmp_path: Path
+) -> None:
+    """No worker starts, the last lines stand in the report and in failure.json, and the exit code is 210."""
+    path = worker("say('worker')")
+    command = check("for i in 1 2 3 4; do echo line $i >&2; done; exit 9")
+    job = launch(f"--health-check={command} 'an argument'", f"--log-dir={tmp_path / 'logs'}", path)
+    assert job.wait_exit() == UNHEALTHY
+    assert job.stdout == ""
+    reason = "the health check ended with code 9: line 2 | line 3 | line 4"
+    assert reason in " ".join(job.stderr.split())
+    (document,) = tuple((tmp_path / "logs").rglob(contract.FAILURE_FILE))
+    found = json.loads(document.read_text())
+    assert (found["verdict"], found["exit_code"]) == ("unhealthy", UNHEALTHY)
+    assert reason in json.dumps(found)
+
+
+HANGING = {
+    "sleeps": "sleep 1000",
+    "ignores TERM": "trap '' TERM INT HUP; while :; do sleep 1000; done",
+    "forks": "sleep 1000 & setsid sleep 1000 & (setsid env -i sleep 1000 &) ; sleep 1000",
+    "pipe": "sleep 1000 | cat",
+    "floods": "yes",
+}
+
+
+@pytest.mark.parametrize("body", HANGING.values(), ids=HANGING)
+def test_a_check_that_never_ends_is_killed_with_all_that_it_started(
+    launch: Launch, worker: Worker, check: Check, tmp_path: Path, body: str
+) -> None:
+    """At the timeout it is over, whatever it does, and nothing of it is left."""
+    pids = tmp_path / "pid"
+    command = check(f"echo $$ > {pids}\n{body}")
+    job = launch(f"--health-check={command}", "--health-check-timeout=0.5", worker("say('worker')"))
+    begun = time.monotonic()
+    assert job.wait_exit() == UNHEALTHY
+    assert time.monotonic() - begun < stretched(5)
+    assert "the health check was not done within 0.5 s" in " ".join(job.stderr.split())
+    assert not is_alive(int(pids.read_text()))
+
+
+def test_a_check_may_print_a_gigabyte(launch: Launch, worker: Worker, check: Check) -> None:
+    """The launcher reads all of it and keeps the end."""
+    command = check("head -c 1000000000 /dev/zero; echo; echo the last line; exit 1")
+    job = launch(f"--health-check={command}", worker("say('worker')"))
+    assert job.wait_exit(deadline=60) == UNHEALTHY
+    assert "the last line" in job.stderr
+
+
+def test_a_background_process_does_not_hold_the_check(launch: Launch, worker: Worker, check: Check) -> None:
+    """The check is over when its first process is, though another one holds its output; that one is killed."""
+    command = check("sleep 1000 & echo $!\nexit 0")
+    job = launch(f"--health-check={command}", worker("say('worker')"))
+    assert job.wait_exit() == 0
+    assert job.stdout == "worker\n"
+
+
+def test_a_killed_launcher_leaves_no_check(launch: Launch, worker: Worker, check: Check, tmp_path: Path) -> None:
+    """After kill -9 in the middle of a check nothing of the check lives."""
+    pids = tmp_path / "pids"
+    command = check(f"(setsid sleep 1000 & echo $! >> {pids}); echo $$ >> {pids}; echo >> {pids}.done; sleep 1000")
+    job = launch(f"--health-check={command}", worker("say('worker')"))
+    done = pids.with_name("pids.done")
+    wait_until(done.exists, what="the check runs")
+    job.send(signal.SIGKILL)
+    job.wait_exit()
+    wait_until(lambda: not any(map(is_alive, map(int, pids.read_text().split()))), what="the check is gone")
+
+
+def test_a_signal_ends_the_launcher_in_the_middle_of_a_check(
+    launch: Launch, worker: Worker, check: Check, tmp_path: Path
+) -> None:
+    """SIGTERM stops the launcher at once; the check is killed."""
+    pids = tmp_path / "pid"
+    command = check(f"trap '' TERM; echo $$ > {pids}.new; mv {pids}.new {pids}; sleep 1000")
+    job = launch(f"--health-check={command}", worker("say('worker')"))
+    wait_until(pids.exists, what="the check runs")
+    job.send(signal.SIGTERM)
+    assert job.wait_exit(deadline=5) == 128 + signal.SIGTERM
+    assert not is_alive(int(pids.read_text()))
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        ("nosuchprogram --now", "program 'nosuchprogram' is not on PATH"),
+        ("/etc/passwd", "program '/etc/passwd' is not executable (chmod +x)"),
+        ("'", "is no command: no closing quotation"),
+        (" ", "names no program"),
+    ],
+)
+def test_a_check_that_cannot_be_started_is_refused(launch: Launch, worker: Worker, command: str, reason: str) -> None:
+    """One line and exit code 2, before anything is started."""
+    job = launch(f"--health-check={command}", worker("say('worker')"))
+    assert job.wait_exit() == contract.EXIT_USAGE
+    assert job.stderr.count("\n") == 1
+    assert reason in job.stderr
+    assert job.stdout == ""
+
+
+def test_an_unhealthy_node_does_not_hold_the_others_up(launch: Launch, worker: Worker, check: Check) -> None:
+    """A job of 1:2 goes on with the healthy node, which names the other one; no restart is used."""
+    path = worker("say('restarts', attempt, os.environ['WORLD_SIZE'])\nsys.exit(0)")
+    port = free_port()
+    conf = "last_call_timeout=600,join_timeout=600"
+    words = ("--nnodes=2:3", "--node-rank")
+    first = launch(*place(port, conf), *words, "1", path)
+    wait_coordinated(port)
+    sick = launch(*place(port, conf), *words, "2", f"--health-check={check('echo GPU 3 is lost; exit 1')}", path)
+    assert sick.wait_exit() == UNHEALTHY
+    first.wait_line(r"unhealthy: the health check ended with code 1: GPU 3 is lost", deadline=30)
+    others = [launch(*place(port, conf), "--nnodes=2:3", path) for _ in range(2)]
+    assert [agent.wait_exit() for agent in (first, *others)] == [0, 0, 0]
+    assert first.stdout == "restarts 0 3\n"
+
+
+FAILS_ONCE = """
+    marker, world = sys.argv[1], os.environ["WORLD_SIZE"]
+    say("world", world)
+    if rank == 0:
+        open(marker + ".there", "w").close()
+    if world == "2" and rank == 1:
+        while not os.path.exists(marker + ".there"):
+            time.sleep(0.01)
+        open(marker, "w").close()
+        sys.exit(77)
+    if world == "2":
+        time.sleep(1000)
+"""
+
+
+def test_a_check_that_fails_after_a_failure_costs_no_restart(
+    launch: Launch, worker: Worker, check: Check, tmp_path: Path
+) -> None:
+    """A node whose worker fails and whose check fails then leaves; the others go on with --max-restarts=0."""
+    broken, path = tmp_path / "broken", worker(FAILS_ONCE)
+    port = free_port()
+    flags = (*place(port, "last_call_timeout=600"), "--nnodes=1:2", "--max-restarts=0")
+    well = launch(*flags, "--node-rank=0", path, broken)
+    wait_coordinated(port)
+    sick = launch(*flags, "--node-rank=1", f"--health-check={check(f'! test -e {broken}')}", path, broken)
+    assert sick.wait_exit() == UNHEALTHY
+    assert well.wait_exit() == 0
+    assert well.stdout.split("\n")[:-1] == ["world 2", "world 1"]
+    assert "restart 0" in well.stderr
+    assert "unhealthy: the health check ended with code 1" in well.stderr
+
+
+def test_a_check_may_pass_on_the_second_node_only(launch: Launch, worker: Worker, check: Check) -> None:
+    """Of three nodes two are unhealthy: the second one to start is the job, and names the others."""
+    command = check('test "$SICK" = 0 || { echo sick; exit 4; }')
+    path = worker("say('world', os.environ['WORLD_SIZE'])")
+    port = free_port()
+    flags = (*place(port, "last_call_timeout=3"), "--nnodes=1:3", f"--health-check={command}", path)
+    agents = [launch(*flags, env={"SICK": sick}) for sick in ("1", "0", "1")]
+    assert [agent.wait_exit() for agent in agents] == [UNHEALTHY, 0, UNHEALTHY]
+    assert [agent.stdout for agent in agents] == ["", "world 1\n", ""]
+
+
+@pytest.fixture
+def smi(tmp_path: Path) -> Check:
+    """Write a stand-in for nvidia-smi, and return the PATH on which it is found first."""
+
+    def write(body: str) -> str:
+        program = tmp_path / "bin" / "nvidia-smi"
+        program.parent.mkdir()
+        program.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n{body}\n')
+        program.chmod(0o755)
+        return f"{program.parent}:{os.environ['PATH']}"
+
+    return write
+
+
+def test_a_restart_waits_for_the_old_workers_gpu_memory(
+    launch: Launch, worker: Worker, smi: Check, tmp_path: Path
+) -> None:
+    """As long as nvidia-smi lists a worker of the former round no new worker starts; strangers don't count."""
+    path = worker("open(sys.argv[1], 'a').write(f'{os.getpid()}\\n')\nsys.exit(attempt < 1)")
+    search = smi(f"echo 1; test $(wc -l < {tmp_path}/asked) -gt 3 || cat {tmp_path}/pids")
+    job = launch("--max-restarts=1", path, tmp_path / "pids", env={"PATH": search})
+    assert job.wait_exit() == 0
+    first = (tmp_path / "pids").read_text().split()[0]
+    assert f"waiting until the GPU memory of the old worker (pid {first}) is free" in job.stderr
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert asked == ["--query-compute-apps=pid --format=csv,noheader"] * 4
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        pytest.param(
+            "exec sleep 1000",
+            "nvidia-smi did not answer within 10 s; the workers start all the same",
+            marks=pytest.mark.long,
+        ),
+        pytest.param("cat PIDS", "is not free after 10 s; the workers start all the same", marks=pytest.mark.long),
+        ("echo no devices were found; exit 6", ""),
+    ],
+    ids=["hangs", "never free", "fails"],
+)
+def test_the_wait_for_gpu_memory_is_bounded(
+    launch: Launch, worker: Worker, smi: Check, tmp_path: Path, body: str, told: str
+) -> None:
+    """A driver that hangs, or memory that never comes back, costs ten seconds; an error costs nothing."""
+    path = worker("open(sys.argv[1], 'a').write(f'{os.getpid()}\\n')\nsys.exit(attempt < 1)")
+    search = smi(body.replace("PIDS", str(tmp_path / "pids")))
+    job = launch("--max-restarts=1", path, tmp_path / "pids", env={"PATH": search})
+    assert job.wait_exit(deadline=30) == 0
+    assert told in job.stderr
+
+
+def test_without_gpus_nobody_is_asked_for_their_memory(
+    launch: Launch, worker: Worker, smi: Check, tmp_path: Path
+) -> None:
+    """A job whose GPUs are hidden restarts without nvidia-smi."""
+    search = smi("sleep 1000")
+    job = launch("--max-restarts=1", worker("sys.exit(attempt < 1)"), env={"PATH": search, "CUDA_VISIBLE_DEVICES": ""})
+    assert job.wait_exit() == 0
+    assert not (tmp_path / "asked").exists()
