@@ -26,6 +26,7 @@ EXIT_STORE_LOST = 207
 EXIT_REFUSED = 208
 EXIT_REQUEUED = 209
 EXIT_UNHEALTHY = 210
+EXIT_EXCLUDED = 211
 
 #: Code, name in `failure.json`, and what it tells a scheduler. The table in docs/exit-codes.md is made from it.
 EXIT_CODES: tuple[tuple[int | str, str, str], ...] = (
@@ -54,6 +55,7 @@ EXIT_CODES: tuple[tuple[int | str, str, str], ...] = (
     ),
     (EXIT_REQUEUED, "requeued", "SIGTERM stopped the job, and --requeue wants it to run again; see the last line."),
     (EXIT_UNHEALTHY, "unhealthy", "This node failed its --health-check and has left; the job goes on without it."),
+    (EXIT_EXCLUDED, "excluded", "The job goes on without this node: --exclude-after or --exclude-exit-codes."),
 )
 
 # --- environment: set for workers ------------------------------------------------------------------------------

@@ -420,6 +420,11 @@ def _tell_ending(job_result: JobResult, console: Console) -> None:
     if annotation := find_annotation(job_result, os.environ):
         lines.append(annotation)
     console.write(2, ("\n".join(lines) + "\n").encode(errors="replace"))
+    if job_result.verdict in ("unhealthy", "excluded"):
+        from elastic_run.cluster.machine import describe_drain  # noqa: PLC0415 - rarely
+
+        if drain := describe_drain(os.environ, job_result.detail):
+            console.say(drain)
     if job_result.root is not None:
         write_parent_error_file(job_result.root, os.environ)
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 #: Verdicts on this node, which may come before its first worker.
-_OF_NODE = frozenset(("unhealthy",))
+_OF_NODE = frozenset(("unhealthy", "excluded"))
 #: Attempts that are remembered beside the first one.
 _LAST_ATTEMPTS = 63
 

@@ -375,6 +375,25 @@ FLAGS: tuple[Flag, ...] = (
         text="Time after which --health-check is killed with all that it has started, and counts as failed.",
     ),
     Flag(
+        "--exclude-after",
+        group=HEALTH,
+        values="N/PERIOD",
+        parse=_values.window,
+        is_ours=True,
+        text="Exclude a node on which N failures of the job have begun in any PERIOD (2/6h). Failures that look alike "
+        "on many nodes do not count, and --nnodes keeps its minimum. The node leaves with exit code "
+        f"{contract.EXIT_EXCLUDED}.",
+    ),
+    Flag(
+        "--exclude-exit-codes",
+        group=HEALTH,
+        values="CODE,CODE-CODE,...",
+        parse=_values.exit_codes,
+        is_ours=True,
+        text="Exit codes of a worker that exclude its node at once; the failure uses no restart. 128+n stands for "
+        "signal n.",
+    ),
+    Flag(
         "--exit-barrier-timeout",
         group=STOPPING,
         values="TIME",

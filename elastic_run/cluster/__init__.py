@@ -9,6 +9,7 @@ can show it other machines.
 | `devices` | which GPUs a worker will see |
 | `gpu_processes` | which processes hold GPU memory |
 | `kubernetes` | the indexed Job of Kubernetes of this pod: its index, the other pods' names |
+| `machine` | the scheduler's name of this machine, and how it is taken out of use |
 | `numa` | which CPUs each worker is bound to, near its GPU |
 | `programs` | finds a program as the system does, and the directory that denies access to it |
 | `requeue` | asks Slurm to run a stopped job again |

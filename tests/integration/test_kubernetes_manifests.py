@@ -138,5 +138,5 @@ def test_the_exit_codes_of_the_manifests_are_the_launchers() -> None:
         (failing,) = re.findall(r"action: FailJob\n\s+onExitCodes: .* values: \[(.*?)\]", text)
         assert failing == ", ".join(map(str, useless))
     (in_place,) = re.findall(r"operator: NotIn, values: \[(.*?)\]", texts[1])
-    of_node = [contract.EXIT_UNKILLABLE_WORKER, contract.EXIT_UNHEALTHY]
+    of_node = [contract.EXIT_UNKILLABLE_WORKER, contract.EXIT_UNHEALTHY, contract.EXIT_EXCLUDED]
     assert sorted(map(int, in_place.split(", "))) == sorted([0, *useless, *of_node])

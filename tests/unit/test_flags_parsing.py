@@ -123,7 +123,12 @@ def test_a_value_may_have_blanks_and_a_dash_in_front() -> None:
 @pytest.mark.parametrize("flag", [flag for flag in FLAGS if flag.variable], ids=lambda flag: flag.name)
 def test_every_variable_stands_in_for_its_flag_and_loses_against_it(flag: Flag) -> None:
     """PET_<NAME> gives the same value as the flag, the flag wins over it, and a bad one is named."""
-    texts = {"--restart-window": "7/2h", "--no-restart-exit-codes": "9", "--signals-to-handle": "SIGHUP"}
+    texts = {
+        "--restart-window": "7/2h",
+        "--exclude-after": "2/6h",
+        "--no-restart-exit-codes": "9",
+        "--signals-to-handle": "SIGHUP",
+    }
     texts |= {"--forward-signals": "SIGUSR1", "--rdzv-conf": "a=b", "--start-method": "fork", "--worker-store": "torch"}
     texts |= {"--on-split": "continue", "--membership-window": "3/1h", "--scale-up-signal": "SIGUSR1"}
     texts |= {"--preload": "torch", "--fence-after": "lease", "--config": os.devnull}

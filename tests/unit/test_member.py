@@ -19,6 +19,7 @@ from elastic_run.core.protocol.messages import (
     NodeInfo,
     Offer,
     Recovered,
+    Refuse,
     to_json,
 )
 from elastic_run.records import replace
@@ -69,6 +70,14 @@ _MOVES: dict[str, tuple[Member, node_messages.Event, str]] = {
         node_messages.Leaving("signal"),
         LEAVING,
     ),
+    **{
+        f"excluded while it is {state}": (
+            _member(state, place=place),
+            _entry(Refuse(1, "a", "why", "excluded")),
+            LEAVING,
+        )
+        for state, place in ((WAITING, None), (RUNNING, _PLACE), (HALTING, _PLACE), (READY, _PLACE), (LEAVING, _PLACE))
+    },
     "the end while it leaves": (
         _member(LEAVING),
         _entry(End(1, "success", 0)),
@@ -158,3 +167,13 @@ def test_a_word_about_another_round_changes_nothing(member: Member, event: node_
         replace(member, coordination=replace(member.coordination, claims_from=9.0)), event, 1.0
     )
     assert (after.state, after.round, after.facts) == (member.state, member.round, member.facts)
+
+
+def test_an_excluded_node_says_that_it_goes_and_tells_its_agent() -> None:
+    """The fact lets the others count its seat as free, in whatever store; the agent is told why."""
+    member = _member(READY, place=_PLACE)
+    _, commands = membership.decide(member, _entry(Refuse(1, "a", "why", "excluded")), 1.0)
+    assert [type(command) for command in commands] == [node_messages.Append, node_messages.Refused]
+    assert commands[1] == node_messages.Refused("why", "excluded")
+    left = replace(member, state=LEAVING)
+    assert membership.decide(left, _entry(Refuse(1, "a", "why", "excluded")), 1.0)[1] == ()

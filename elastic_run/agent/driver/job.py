@@ -11,6 +11,7 @@ import socket
 from elastic_run import __version__
 from elastic_run.agent.driver.rank_assignment import assign_ranks
 from elastic_run.agent.script_name import find_script_file, name_script
+from elastic_run.cluster.machine import find_machine_name
 from elastic_run.core.agent import messages
 from elastic_run.core.node.messages import Ended, Formed, Halted, Refused, Warned
 from elastic_run.core.protocol.facts import NodeInfo, Offer
@@ -65,6 +66,7 @@ def make_setup(spec: WorkerSpec, options: AgentOptions, *, shows_waiting: bool =
         location=node_config.location,
         version=__version__,
         script=name_script(spec.entrypoint, spec.args),
+        machine=find_machine_name(os.environ),
         script_file=find_script_file(spec.entrypoint, spec.args),
     )
     return sessions.Setup(config, node_config, node_info, shows_waiting=shows_waiting)
@@ -264,7 +266,7 @@ class MultiNodeJob:
                 self._tell_success(end)
             self._end(end.verdict, self._name_error(end, RendezvousTimeoutError), exit_code=end.exit_code)
         elif isinstance(event, Refused):
-            self._end("refused", event.detail)
+            self._end(event.verdict, event.detail)
         else:
             self._end(event.verdict, self._name_error(event, RendezvousConnectionError))
 

@@ -18,6 +18,7 @@ from types import MappingProxyType
 
 from elastic_run.core.failure.root_cause import SECONDARY_FAILURE
 from elastic_run.core.job.config import describe_difference
+from elastic_run.core.job.exclusion import find_exclusion
 from elastic_run.core.job.rank_claims import has_rival
 from elastic_run.core.job.reported_failure import read_report
 from elastic_run.core.job.role_scripts import describe_other_script, settle_script
@@ -44,6 +45,7 @@ from elastic_run.core.protocol.messages import (
     CANNOT_START,
     DIED,
     DONE,
+    EXCLUDED,
     FAILED,
     LAST_SEQUENCE,
     PROTOCOL,
@@ -229,6 +231,11 @@ class _JobUpdate:
             has_other_config=fact.config != config,
             prepared=fact.prepared,
         )
+        exclusion = find_exclusion(self._job, config, node, self._now)
+        if exclusion is not None:
+            # Another agent of the machine, or the same one, which has not read yet that it is excluded.
+            node = replace(node, is_excluded=True)
+            self._set(refusals=(*self._job.refusals, Refusal(fact.node, exclusion.reason, EXCLUDED)))
         self._nodes[fact.node] = node
         self._note_rank(node)
 

@@ -20,6 +20,8 @@ _AGREED = {
     "restart_window": "--restart-window",
     "membership_window": "--membership-window",
     "no_restart_exit_codes": "--no-restart-exit-codes",
+    "exclude_after": "--exclude-after",
+    "exclude_exit_codes": "--exclude-exit-codes",
     "keep_alive_interval": "keep_alive_interval",
     "keep_alive_max_attempt": "keep_alive_max_attempt",
     "has_successors": "successors of the endpoint",
@@ -70,6 +72,8 @@ class JobConfig:
         membership_window: Most changes of the membership in a period, or None for any number.
         has_successors: Whether the store moves on to another node when its host is gone.
         on_split: What the survivor of two nodes does then: `stop` or `continue`.
+        exclude_after: Failures in a period that exclude the machine on which they begin, or None.
+        exclude_exit_codes: Exit codes of a worker that exclude its machine, in ascending order.
     """
 
     min_nodes: int = 1
@@ -88,6 +92,8 @@ class JobConfig:
     membership_window: Window | None = Window(100, 3600.0)
     has_successors: bool = False
     on_split: str = "stop"
+    exclude_after: Window | None = None
+    exclude_exit_codes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_nodes <= self.max_nodes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from types import MappingProxyType
 
 from elastic_run.core.job.role_scripts import RoleScript  # noqa: TC001 - importing it registers it as a field
-from elastic_run.core.job.state import PHASES, Gone, Job, LeftLog, Node, Refusal, Root, Seat
+from elastic_run.core.job.state import PHASES, Exclusion, Gone, Incident, Job, LeftLog, Node, Refusal, Root, Seat
 from elastic_run.core.protocol.codec import Document, MessageError, from_document, register, to_document
 from elastic_run.records import dataclass, replace
 
@@ -57,6 +57,8 @@ class _Snapshot:
     preparation: Copy | None = None
     left_logs: tuple[LeftLog, ...] = ()
     round_restarts: int = 0
+    incidents: tuple[Incident, ...] = ()
+    exclusions: tuple[Exclusion, ...] = ()
 
 
 def job_to_document(job: Job, now: float) -> Document:
@@ -109,4 +111,6 @@ def _shift(job: Job, offset: float) -> Job:
         until=None if job.until is None else job.until + offset,
         restart_times=tuple(time + offset for time in job.restart_times),
         changes=tuple(time + offset for time in job.changes),
+        incidents=tuple(replace(one, at=one.at + offset) for one in job.incidents),
+        exclusions=tuple(replace(one, at=one.at + offset) for one in job.exclusions),
     )

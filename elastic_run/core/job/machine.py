@@ -44,6 +44,7 @@ from elastic_run.core.job.store_change import give_up_awaited
 from elastic_run.core.protocol.messages import (
     BY_SIGNAL,
     DONE,
+    EXCLUDED,
     FAILED,
     FAILURE,
     JOIN,
@@ -203,7 +204,8 @@ def describe(job: Job, now: float) -> Status:
 def _advance(job: Job, now: float, jitter: float) -> Step:  # noqa: PLR0911 - one per phase
     if job.refusals:
         refusal = job.refusals[0]
-        return Step(replace(job, refusals=job.refusals[1:]), Refuse(job.term, refusal.node, refusal.detail))
+        refuse = Refuse(job.term, refusal.node, refusal.detail, refusal.verdict)
+        return Step(replace(job, refusals=job.refusals[1:]), refuse)
     config = job.config
     if config is None:
         return Step(job)
@@ -303,7 +305,7 @@ def _describe_trouble(node: Node) -> str:
 
 def _loss_reason(job: Job) -> str:
     lost = [gone for gone in job.gone_members if gone.was is not None and gone.was.outcome != DONE]
-    return LEAVE if lost and all(gone.reason in (BY_SIGNAL, UNKILLABLE, UNHEALTHY) for gone in lost) else LOSS
+    return LEAVE if lost and all(gone.reason in (BY_SIGNAL, UNKILLABLE, UNHEALTHY, EXCLUDED) for gone in lost) else LOSS
 
 
 def _conclude(job: Job, config: JobConfig, now: float, jitter: float) -> Step:

@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from elastic_run.core.agent.restart_policy import GiveUp, decide_restart
 from elastic_run.core.failure.root_cause import SECONDARY_FAILURE
+from elastic_run.core.job.exclusion import exclude, judge, note_incident
 from elastic_run.core.job.ranks import assign_worker_ranks
 from elastic_run.core.job.reported_failure import verdict_exit_code
 from elastic_run.core.job.state import AWAITED, GATHERING, PAUSING, REMEMBERED, Gone, Job, Root, remember
@@ -47,8 +48,20 @@ def settle(job: Job, config: JobConfig, *, now: float, jitter: float) -> Settled
     if root is not None and root.severity >= SECONDARY_FAILURE and job.hidden is not None:
         root = job.hidden
     if root is None or (job.has_lost and root.severity >= SECONDARY_FAILURE):
-        return _settle_change(job, config, now)
-    return _settle_failure(job, config, root, now=now, jitter=jitter)
+        return _settle_change(job, config, now, is_loss=job.has_lost)
+    job = note_incident(job, config, root, now)
+    judgement = judge(job, config, root)
+    if judgement.excludes and judgement.is_named:
+        settled = _settle_change(replace(job, attempts=remember(job.attempts, root.report)), config, now, is_loss=True)
+    else:
+        settled = _settle_failure(job, config, root, now=now, jitter=jitter)
+    if settled.end is not None or not judgement.reason:
+        return settled
+    if judgement.excludes:
+        return Settled(exclude(settled.job, root, judgement, now))
+    host = job.nodes[root.node].node_info.host
+    kept = f"{host} is kept though it was {judgement.reason}: {judgement.kept_because}"
+    return Settled(replace(settled.job, news="; ".join(filter(None, (settled.job.news, kept)))))
 
 
 def change_allowed_at(job: Job, config: JobConfig) -> float:
@@ -94,9 +107,9 @@ def end_with(job: Job, root: Root, verdict: str, detail: str) -> End:
     )
 
 
-def _settle_change(job: Job, config: JobConfig, now: float) -> Settled:
+def _settle_change(job: Job, config: JobConfig, now: float, *, is_loss: bool) -> Settled:
     window = config.membership_window
-    if window is not None and job.has_lost and now < change_allowed_at(job, config):
+    if window is not None and is_loss and now < change_allowed_at(job, config):
         per = "" if window.seconds is None else f" per {window.seconds:g} s"
         detail = f"more than {window.count} changes of membership{per}; lost: {', '.join(describe_lost(job))}"
         report = None if job.root is None else job.root.report

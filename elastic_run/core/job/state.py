@@ -68,6 +68,7 @@ class Node:
         is_suspecting: Whether all that is known to have failed on it look as if they had lost a peer.
         has_other_config: Whether it was told a configuration that is not the job's, and has not taken the job's yet.
         prepared: The state beside the newest `Prepare` that it has confirmed, in whatever store, or None.
+        is_excluded: Whether the job goes on without it: it is in no round any more.
     """
 
     node: str
@@ -84,6 +85,7 @@ class Node:
     is_suspecting: bool = False
     has_other_config: bool = False
     prepared: Copy | None = None
+    is_excluded: bool = False
 
 
 @register
@@ -170,10 +172,49 @@ class Root:
 @register
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A node that is to be told that it is not taken in, and why."""
+    """A node that is to be told that it is not taken in, or is excluded, and why; see `Refuse`."""
 
     node: str
     detail: str
+    verdict: str = "refused"
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """A failure that began on a machine; see `exclusion`.
+
+    Args:
+        machine: What the machine is known by.
+        at: When.
+        likeness: Equal for failures that look alike.
+        summary: A line for the user, or "".
+    """
+
+    machine: str
+    at: float
+    likeness: str
+    summary: str = ""
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class Exclusion:
+    """A machine that the job goes on without.
+
+    Args:
+        machine: What the machine is known by.
+        host: The name of its host.
+        at: Since when.
+        reason: The evidence, a clause for the user.
+        is_named: Whether an exit code has named it.
+    """
+
+    machine: str
+    host: str
+    at: float
+    reason: str
+    is_named: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +260,8 @@ class Job:
             `facts.is_related`.
         scripts: What each role runs, as the first of its nodes said.
         rank_claims: Nodes that came with a fixed rank which another node had; see `rank_claims`.
+        incidents: Failures and the machines on which they began, oldest first.
+        exclusions: Machines that the job goes on without.
     """
 
     term: int = 0
@@ -256,6 +299,8 @@ class Job:
     incarnation: str = ""
     scripts: tuple[RoleScript, ...] = ()
     rank_claims: tuple[str, ...] = ()
+    incidents: tuple[Incident, ...] = ()
+    exclusions: tuple[Exclusion, ...] = ()
 
     @property
     def copy(self) -> Copy:
@@ -291,7 +336,7 @@ class Job:
     @property
     def waiting(self) -> tuple[Node, ...]:
         """The nodes that could be in the next round and are not in this one."""
-        return tuple(node for node in self.nodes.values() if not node.is_member and not node.is_busy)
+        return tuple(node for node in self.nodes.values() if not (node.is_member or node.is_busy or node.is_excluded))
 
 
 def forget_place(gone: Gone) -> Gone:

@@ -9,17 +9,19 @@ from elastic_run.core.node.messages import (
     Halted,
     HeadRead,
     KeepState,
+    Leaving,
     PrepareRejoin,
     ReadHead,
     Refused,
     Unreadable,
 )
-from elastic_run.core.node.state import BEGINNING, JUMP, OVER, READY, REPLACED, RUNNING, WAITING
+from elastic_run.core.node.state import BEGINNING, JUMP, LEAVING, OVER, READY, REPLACED, RUNNING, WAITING
 from elastic_run.core.node.store_events import StoreUpdate
 from elastic_run.core.protocol.codec import MessageError
 from elastic_run.core.protocol.job_keys import HEAD, LOG_START
 from elastic_run.core.protocol.log_start import find_start
 from elastic_run.core.protocol.messages import (
+    EXCLUDED,
     LOSS,
     Claim,
     Copy,
@@ -181,7 +183,7 @@ class MemberUpdate(StoreUpdate):
             self._learn_halt(decision)
         elif isinstance(decision, Refuse):
             if decision.node == self.member.node:
-                self._finish(Refused(decision.detail))
+                self._learn_refusal(decision)
         elif isinstance(decision, Resync):
             self._set_job(has_view=False, copy=None)
             self._set_facts(is_preparing=True)
@@ -218,6 +220,14 @@ class MemberUpdate(StoreUpdate):
             if decision.round > self.member.job.known_round:
                 self._learn_round(decision.round, slot, decision.term)
         self._set_job(has_view=not self.member.job.has_confirmed_elsewhere, copy=None)
+
+    def _learn_refusal(self, decision: Refuse) -> None:
+        """Go. A node that is excluded was a member, and says so: until then it may be counted in another store."""
+        if decision.verdict != EXCLUDED:
+            self._finish(Refused(decision.detail))
+        elif self.member.state != LEAVING:
+            self.enter_leaving(Leaving(EXCLUDED))
+            self.commands.append(Refused(decision.detail, EXCLUDED))
 
     def _finish(self, last: Refused | Ended) -> None:
         self._change_coordinator("")

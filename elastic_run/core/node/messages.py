@@ -316,9 +316,15 @@ class Halted:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Tell the agent: this node is not taken in. Nothing follows."""
+    """Tell the agent: this node is not taken in, or is excluded. Nothing follows.
+
+    Args:
+        detail: Why.
+        verdict: `refused` or `excluded`.
+    """
 
     detail: str
+    verdict: str = "refused"
 
 
 @dataclass(frozen=True, slots=True)

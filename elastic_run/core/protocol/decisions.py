@@ -100,11 +100,19 @@ class Halt:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """A node is not taken in; the job goes on without it."""
+    """A node is not taken in, or is excluded; the job goes on without it.
+
+    Args:
+        term: The coordinator's.
+        node: The node.
+        detail: Why, a clause for its user.
+        verdict: `refused` or `excluded`.
+    """
 
     term: int
     node: str
     detail: str
+    verdict: str = "refused"
 
 
 @dataclass(frozen=True, slots=True)

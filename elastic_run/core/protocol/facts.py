@@ -47,6 +47,7 @@ class NodeInfo:
         script_file: The file of that name on this node, or None.
         has_fixed_rank: Whether `preferred_rank` is no wish: no other node may have it.
         location: Its place in the network; see `ranks.Candidate`.
+        machine: The scheduler's name of the machine, which outlives an agent and a pod; "" where it isn't told.
     """
 
     host: str
@@ -60,6 +61,7 @@ class NodeInfo:
     script_file: ScriptFile | None = None
     has_fixed_rank: bool = False
     location: str = ""
+    machine: str = ""
 
     def __post_init__(self) -> None:
         if self.local_world_size < 1:
@@ -254,7 +256,7 @@ class Leave:
     Args:
         node: The node.
         sequence: Number of this fact among the node's; `LAST_SEQUENCE` where its guardian says it.
-        reason: `signal`, `died`, `unkillable` or `unhealthy`.
+        reason: `signal`, `died`, `unkillable`, `unhealthy` or `excluded`.
         detail: One sentence for the user, or "".
         prepared: See `Join.prepared`: the log of another store may have formed a round on this.
     """

@@ -15,7 +15,7 @@ import time
 from elastic_run.core.node import machine as member
 from elastic_run.core.node import messages as node_messages
 from elastic_run.core.protocol import messages
-from elastic_run.core.protocol.outcomes import UNHEALTHY
+from elastic_run.core.protocol.outcomes import EXCLUDED, UNHEALTHY
 from elastic_run.records import replace
 from elastic_run.rendezvous.elastic import exit_barrier
 from elastic_run.rendezvous.elastic.addresses import find_listening
@@ -87,7 +87,7 @@ class JobSession(Session):
         self._describe_join = describe_join
         self._is_fenced = is_fenced
         self._has_end = False
-        self._is_refused = False
+        self._is_refused = self._is_excluded = False
         self._unreadable: set[str] = set()
         self._lock = threading.RLock()
         self._admission = RoundAdmission(context, feed=self._feed, offer=self._advertised, shares_server=shares_server)
@@ -241,7 +241,9 @@ class JobSession(Session):
                 context.events.deliver(command)
         elif isinstance(command, node_messages.Refused):
             self._is_refused = True
-            context.events.deliver(node_messages.Refused(command.detail + exit_barrier.describe_failover(context)))
+            self._is_excluded = command.verdict == EXCLUDED
+            detail = command.detail + exit_barrier.describe_failover(context)
+            context.events.deliver(replace(command, detail=detail))
         elif isinstance(command, node_messages.Ended):
             self._has_end = True
             context.events.deliver(command)
@@ -336,7 +338,7 @@ class JobSession(Session):
         for term in self._terms:
             term.join(max(0.0, joined_by - time.monotonic()))
         context.backend.close()
-        context.death_proofs.close(is_over=self._has_end or self._is_refused)
+        context.death_proofs.close(is_over=self._has_end or (self._is_refused and not self._is_excluded))
 
     def _send_leave(self, deadline: float) -> None:
         """Say that this node goes, and end its term, so that nobody has to find out by a lease."""

@@ -1,0 +1,195 @@
+"""Which nodes the job goes on without, since failures keep beginning on them. Pure.
+
+Rules
+- An incident is a failure of a round whose likeliest cause is one node's. If only consequences of it are known, it is
+  nobody's.
+- N incidents of a machine within PERIOD (``--exclude-after=N/PERIOD``) exclude it. An exit code of
+  ``--exclude-exit-codes`` does so at once, and that failure takes no restart.
+- All nodes fail alike: it is the code. Incidents that look alike count against a machine only if at least half of them
+  are its own, and if not all nodes of the job had one.
+- By history at most one machine in twenty, and one in a small job, is excluded within PERIOD.
+- Never below the minimum of --nnodes; nor is the node excluded whose agent serves the only store.
+- A machine is known by the name that the scheduler gives it; without one a node is known by its id, which lasts as long
+  as its agent.
+- Suspicions expire: PERIOD after an exclusion the machine may join again. Without a PERIOD it may not.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from elastic_run.core.failure.root_cause import SECONDARY_FAILURE
+from elastic_run.core.job.state import Exclusion, Incident, Refusal
+from elastic_run.core.protocol.outcomes import EXCLUDED
+from elastic_run.records import dataclass, replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from elastic_run.core.job.config import JobConfig
+    from elastic_run.core.job.state import Job, Node, Root
+    from elastic_run.core.protocol.facts import NodeInfo
+
+#: Incidents and exclusions that are remembered.
+_REMEMBERED = 256
+#: One machine of so many may be excluded by history within the period.
+_SHARE = 20
+#: Characters of what is known of an incident.
+_SUMMARY_LENGTH = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What a failure means for the node that had it.
+
+    Args:
+        reason: Why the node is suspected, a clause; "" where it is not.
+        kept_because: Why it stays all the same, a clause; "" where it is excluded.
+        is_named: Whether its worker's exit code names it.
+    """
+
+    reason: str = ""
+    kept_because: str = ""
+    is_named: bool = False
+
+    @property
+    def excludes(self) -> bool:
+        """Whether the node is excluded."""
+        return bool(self.reason) and not self.kept_because
+
+
+def name_machine(node: str, node_info: NodeInfo) -> str:
+    """Return what a machine is known by.
+
+    Args:
+        node: The node's id.
+        node_info: Who it is.
+    """
+    return node_info.machine or node
+
+
+def note_incident(job: Job, config: JobConfig, root: Root, now: float) -> Job:
+    """Note that a round has failed on a node, and forget what has expired.
+
+    Args:
+        job: The state; the round has ended.
+        config: Its configuration.
+        root: The failure's likeliest cause.
+        now: Monotonic seconds.
+
+    Returns:
+        The state after; the same where nobody may be excluded, or the cause is not known.
+    """
+    node = job.nodes.get(root.node)
+    if not (config.exclude_after or config.exclude_exit_codes) or node is None or root.severity >= SECONDARY_FAILURE:
+        return job
+    summary = "" if root.report is None else str(root.report.get("summary", ""))[:_SUMMARY_LENGTH]
+    likeness = root.failure.signature or f"exit code {root.failure.exit_code}"
+    incident = Incident(name_machine(node.node, node.node_info), now, likeness, summary)
+    return replace(
+        job,
+        incidents=(*(one for one in job.incidents if _is_recent(one.at, config, now)), incident)[-_REMEMBERED:],
+        exclusions=tuple(one for one in job.exclusions if _is_recent(one.at, config, now)),
+    )
+
+
+def judge(job: Job, config: JobConfig, root: Root) -> Judgement:
+    """Decide whether the node on which a round has failed is excluded.
+
+    Args:
+        job: The state after `note_incident`.
+        config: Its configuration.
+        root: The failure's likeliest cause.
+
+    Returns:
+        The judgement.
+    """
+    node = job.nodes.get(root.node)
+    if node is None or root.severity >= SECONDARY_FAILURE:
+        return Judgement()
+    code = root.failure.exit_code
+    if code in config.exclude_exit_codes:
+        reason = f"exit code {code} is listed in --exclude-exit-codes"
+        return Judgement(reason, _find_need(job, config, node), is_named=True)
+    window = config.exclude_after
+    machine = name_machine(node.node, node.node_info)
+    count = sum(1 for one in job.incidents if one.machine == machine and not _is_of_code(job, one))
+    if window is None or count < window.count:
+        return Judgement()
+    period = "" if window.seconds is None else f" within {window.seconds:g} s"
+    reason = f"the cause of {count} failure{'s' * (count != 1)}{period}"
+    return Judgement(reason, _find_need(job, config, node) or _find_limit(job))
+
+
+def exclude(job: Job, root: Root, judgement: Judgement, now: float) -> Job:
+    """Exclude a node: it is told, and is in no round any more.
+
+    Args:
+        job: The state.
+        root: The failure's likeliest cause.
+        judgement: Of `judge`.
+        now: Monotonic seconds.
+
+    Returns:
+        The state after. The node stays in it until it says that it goes.
+    """
+    node = job.nodes[root.node]
+    machine = name_machine(node.node, node.node_info)
+    summaries = [one.summary for one in job.incidents if one.machine == machine and one.summary]
+    evidence = "; ".join(dict.fromkeys(summaries[-2:]))
+    reason = f"{judgement.reason}: {evidence}" if evidence else judgement.reason
+    exclusion = Exclusion(machine, node.node_info.host, now, reason, judgement.is_named)
+    told = f"{node.node_info.host} is excluded, {reason}"
+    return replace(
+        job,
+        nodes=MappingProxyType({**job.nodes, node.node: replace(node, is_excluded=True)}),
+        # What it did says nothing of the others any more.
+        incidents=tuple(one for one in job.incidents if one.machine != machine),
+        exclusions=(*job.exclusions, exclusion)[-_REMEMBERED:],
+        refusals=(*job.refusals, Refusal(node.node, reason, EXCLUDED)),
+        news=told,
+    )
+
+
+def find_exclusion(job: Job, config: JobConfig, node: Node, now: float) -> Exclusion | None:
+    """Return why a machine may not join, or None.
+
+    Args:
+        job: The state.
+        config: Its configuration.
+        node: The node that joins.
+        now: Monotonic seconds.
+    """
+    machine = name_machine(node.node, node.node_info)
+    found = [one for one in job.exclusions if one.machine == machine and _is_recent(one.at, config, now)]
+    return found[0] if found else None
+
+
+def _is_recent(at: float, config: JobConfig, now: float) -> bool:
+    window = config.exclude_after
+    return window is None or window.seconds is None or now - at < window.seconds
+
+
+def _is_of_code(job: Job, incident: Incident) -> bool:
+    """Whether failures that look like this one come from the program, and not from a machine."""
+    alike = [one.machine for one in job.incidents if one.likeness == incident.likeness]
+    machines = set(alike)
+    everybody = {name_machine(node.node, node.node_info) for node in job.nodes.values()}
+    is_everybodys = len(everybody) > 1 and everybody <= machines
+    return is_everybodys or 2 * alike.count(incident.machine) < len(alike)
+
+
+def _find_need(job: Job, config: JobConfig, node: Node) -> str:
+    """Return why the job can't do without a node, a clause, or ""."""
+    others = sum(1 for one in job.nodes.values() if one is not node and not one.is_excluded)
+    if others < config.min_nodes:
+        return f"fewer than {config.min_nodes} nodes would be left"
+    if node.node_info.serves_store and not config.has_successors:
+        return "it serves the job's only store"
+    return ""
+
+
+def _find_limit(job: Job) -> str:
+    """Return why no more nodes are excluded by history now, a clause, or ""."""
+    by_history = sum(1 for one in job.exclusions if not one.is_named)
+    most = max(1, len(job.seats) // _SHARE)
+    return f"{by_history} of {len(job.seats)} nodes are excluded already" if by_history >= most else ""

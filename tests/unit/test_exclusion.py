@@ -1,0 +1,323 @@
+"""Which nodes a job excludes: by an exit code, or by its own history, and the rules against it."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elastic_run.core.agent.restart_policy import Failure
+from elastic_run.core.job import machine
+from elastic_run.core.job.config import JobConfig, Window
+from elastic_run.core.job.exclusion import exclude, judge, note_incident
+from elastic_run.core.job.job_document import job_from_document, job_to_document
+from elastic_run.core.job.state import Job, Root
+from elastic_run.core.protocol.messages import Failing, Join, Leave, NodeInfo, Offer, Ready, Refuse
+
+if TYPE_CHECKING:
+    from elastic_run.core.job.apply_facts import Event
+
+OFFER = Offer("h", 1)
+HOUR = 3600.0
+
+
+class Play:
+    """A job of several nodes that fail one after another.
+
+    Args:
+        names: Its nodes.
+        machines: The scheduler's names of their machines.
+        settings: Of its configuration.
+    """
+
+    def __init__(self, names: list[str], machines: dict[str, str] | None = None, **settings: object) -> None:
+        defaults = {"max_nodes": len(names), "max_restarts": 10_000, "max_backoff": 0.0, "last_call_timeout": 9e9}
+        self.config = JobConfig(**{**defaults, **settings})  # type: ignore[arg-type]  # all are of the right type
+        self.machines = machines or {}
+        self.job: Job = machine.begin()
+        self.now = 0.0
+        self.sequence = 0
+        self.refused: dict[str, Refuse] = {}
+        self.decisions: list[machine.Decision] = []
+        self.feed(*(self.greet(name) for name in names))
+
+    def feed(self, *events: Event) -> None:
+        """Let the job decide on events, and on all that follows."""
+        step = machine.decide(self.job, events, now=self.now, jitter=0.5)
+        while step.decision is not None:
+            self.decisions.append(step.decision)
+            if isinstance(step.decision, Refuse):
+                self.refused[step.decision.node] = step.decision
+            step = machine.decide(step.job, (), now=self.now, jitter=0.5)
+        self.job = step.job
+
+    def number(self) -> int:
+        """Return the number of the next fact."""
+        self.sequence += 1
+        return self.sequence
+
+    def greet(self, name: str, *, serves_store: bool = False) -> Join:
+        """Return the fact that a node joins."""
+        info = NodeInfo(name, 1, 1, serves_store=serves_store, machine=self.machines.get(name, ""))
+        return Join(name, self.number(), info, self.config, OFFER)
+
+    def join(self, name: str, *, serves_store: bool = False) -> None:
+        """Let a node join."""
+        self.feed(self.greet(name, serves_store=serves_store))
+
+    def leave(self, name: str) -> None:
+        """Let an excluded node say that it goes."""
+        self.feed(Leave(name, self.number(), "excluded"))
+
+    def fail(self, name: str, signature: str = "same", code: int = 1, severity: int = 0) -> None:
+        """Let a worker of a node fail, and the round end."""
+        self.now += 60.0
+        round_id, number = self.job.round_id, self.job.round
+        report = {
+            "exit_code": code,
+            "severity": severity,
+            "signature": signature,
+            "uptime": 99.0,
+            "summary": f"{name} fails",
+        }
+        members = [node.node for node in self.job.members]
+        facts: list[Event] = [Failing(name, self.number(), number, round_id)]
+        for member in members:
+            outcome, said = ("failed", report) if member == name else ("stopped", None)
+            facts.append(Ready(member, self.number(), number, round_id, outcome, OFFER, said))
+        self.feed(facts[0])
+        self.feed(*facts[1:])
+
+    @property
+    def members(self) -> set[str]:
+        """The nodes of the round that runs."""
+        return {node.node for node in self.job.members}
+
+
+def test_a_node_leaves_after_as_many_failures_as_the_user_allows() -> None:
+    """With --exclude-after=2/1h the second failure excludes its node, with the evidence; the others go on."""
+    play = Play(["a", "b", "c"], min_nodes=2, exclude_after=Window(2, HOUR))
+    play.fail("b", "one")
+    assert (play.members, play.refused) == ({"a", "b", "c"}, {})
+    play.fail("b", "another")
+    refuse = play.refused["b"]
+    assert (refuse.verdict, refuse.detail) == ("excluded", "the cause of 2 failures within 3600 s: b fails")
+    assert play.members == {"a", "c"}
+    assert "b is excluded, the cause of 2 failures within 3600 s: b fails" in play.job.news
+    play.leave("b")
+    assert set(play.job.nodes) == {"a", "c"}
+    assert play.job.restart_count == 2
+
+
+@pytest.mark.parametrize("settings", [{}, {"exclude_after": Window(3, HOUR)}, {"exclude_exit_codes": (7,)}])
+def test_nobody_is_excluded_before(settings: dict[str, object]) -> None:
+    """Without the flags, or below the number, or with another exit code, the node stays."""
+    play = Play(["a", "b", "c"], None, **settings)
+    play.fail("b")
+    play.fail("b")
+    assert play.members == {"a", "b", "c"}
+
+
+def test_an_incident_expires() -> None:
+    """A failure that is older than the period counts no more."""
+    play = Play(["a", "b", "c"], exclude_after=Window(2, HOUR))
+    play.fail("b")
+    play.now += HOUR
+    play.fail("b")
+    assert play.members == {"a", "b", "c"}
+    play.fail("b")
+    assert play.members == {"a", "c"}
+
+
+def test_a_window_may_be_the_whole_job() -> None:
+    """Without a period nothing expires."""
+    play = Play(["a", "b", "c"], exclude_after=Window(2))
+    play.fail("b")
+    play.now += 1000 * HOUR
+    play.fail("b")
+    assert play.refused["b"].detail == "the cause of 2 failures: b fails"
+
+
+def test_a_failure_without_a_known_cause_is_nobodys() -> None:
+    """A node that has only seen consequences is not suspected."""
+    play = Play(["a", "b", "c"], exclude_after=Window(1, HOUR), exclude_exit_codes=(1,))
+    play.fail("b", severity=50)
+    assert play.members == {"a", "b", "c"}
+    assert play.job.incidents == ()
+
+
+def test_all_nodes_fail_alike_it_is_the_code() -> None:
+    """Failures that look alike on many nodes are the program's; a failure of another kind still counts."""
+    play = Play([f"n{number}" for number in range(10)], exclude_after=Window(2, HOUR))
+    for name in ("n0", "n1", "n2", "n3", "n0", "n1", "n4", "n0"):
+        play.fail(name)
+    assert play.refused == {}
+    play.fail("n5", "a GPU fell off the bus")
+    play.fail("n5", "a GPU fell off the bus")
+    assert set(play.refused) == {"n5"}
+
+
+def test_two_nodes_that_both_fail_alike_stay() -> None:
+    """In a job of two nodes a program that fails on both is not a machine's fault."""
+    play = Play(["a", "b"], exclude_after=Window(2, HOUR))
+    play.fail("a")
+    play.fail("b")
+    play.fail("a")
+    assert play.refused == {}
+
+
+def test_the_minimum_is_kept() -> None:
+    """The node stays where fewer than the minimum would be left, and the other nodes read why."""
+    play = Play(["a", "b"], min_nodes=2, exclude_after=Window(2, HOUR), exclude_exit_codes=(7,))
+    play.fail("a")
+    play.fail("a")
+    assert play.members == {"a", "b"}
+    told = "a is kept though it was the cause of 2 failures within 3600 s: fewer than 2 nodes would be left"
+    assert told in play.job.news
+    play.fail("b", code=7)
+    assert play.members == {"a", "b"}
+    assert "b is kept though it was" not in play.job.news or "exit code 7" in play.job.news
+
+
+def test_the_only_store_is_kept() -> None:
+    """The node that serves the job's only store stays; with successors it goes."""
+    for has_successors, excluded in ((False, set()), (True, {"s"})):
+        play = Play([], max_nodes=3, exclude_after=Window(1, HOUR), has_successors=has_successors)
+        for name in ("s", "a", "b"):
+            play.join(name, serves_store=name == "s")
+        play.fail("s")
+        assert set(play.refused) == excluded
+
+
+def test_only_some_are_excluded_by_history() -> None:
+    """At most one node in twenty is excluded within the period; after it another may be."""
+    play = Play(["a", "b", "c", "d"], exclude_after=Window(2, HOUR))
+    for name in ("a", "a", "b", "b"):
+        play.fail(name, signature=name)
+    assert set(play.refused) == {"a"}
+    assert "1 of 3 nodes are excluded already" in play.job.news
+    play.now += HOUR
+    play.fail("b", "b")
+    play.fail("b", "b")
+    assert set(play.refused) == {"a", "b"}
+
+
+def test_an_exit_code_excludes_at_once_and_takes_no_restart() -> None:
+    """A worker's exit code of --exclude-exit-codes names its node; so do many of them, one after another."""
+    play = Play(["a", "b", "c"], max_restarts=0, exclude_exit_codes=(77,))
+    play.fail("b", code=77)
+    assert play.refused["b"].detail == "exit code 77 is listed in --exclude-exit-codes: b fails"
+    assert play.members == {"a", "c"}
+    assert play.job.restart_count == 0
+    play.fail("c", code=77)
+    assert play.members == {"a"}
+
+
+def test_excluding_has_the_bound_of_changes() -> None:
+    """A program that always ends with a listed code ends the job at --membership-window."""
+    play = Play(["a", "b", "c"], exclude_exit_codes=(77,), membership_window=Window(1, HOUR))
+    play.fail("b", code=77)
+    play.fail("c", code=77)
+    assert play.job.phase == "ended"
+
+
+def test_a_machine_does_not_come_back_before_the_period_is_over() -> None:
+    """Another agent of an excluded machine is told so; after the period it is taken in."""
+    play = Play(["a", "b", "c"], machines={"b": "node7", "b2": "node7"}, exclude_after=Window(1, HOUR))
+    play.fail("b")
+    play.leave("b")
+    play.join("b2")
+    assert play.refused["b2"].verdict == "excluded"
+    assert play.members == {"a", "c"}
+    play.leave("b2")
+    play.now += HOUR
+    play.join("b2x")
+    play.machines["b3"] = "node7"
+    play.join("b3")
+    assert "b3" not in play.refused
+
+
+def test_a_successor_knows_the_history() -> None:
+    """Incidents and exclusions go with the state to the next coordinator, whatever its clock shows."""
+    play = Play(["a", "b", "c"], machines={"c": "node7"}, exclude_after=Window(2, HOUR))
+    play.fail("b")
+    document = job_to_document(play.job, play.now)
+    play.now += 5000.0
+    play.job = job_from_document(document, play.now)
+    play.fail("b")
+    assert set(play.refused) == {"b"}
+    again = job_from_document(job_to_document(play.job, play.now), play.now)
+    assert (again.incidents, again.exclusions) == (play.job.incidents, play.job.exclusions)
+
+
+def test_a_cause_without_a_report_is_an_incident_too() -> None:
+    """A failure of which only the exit code is known counts, and looks like those with the same code."""
+    play = Play(["a", "b", "c"], exclude_after=Window(1, HOUR))
+    root = Root("b", severity=0, order=0, failure=Failure(9))
+    job = note_incident(play.job, play.config, root, 5.0)
+    assert [(one.machine, one.likeness, one.summary) for one in job.incidents] == [("b", "exit code 9", "")]
+    judgement = judge(job, play.config, root)
+    assert exclude(job, root, judgement, 5.0).exclusions[0].reason == "the cause of 1 failure within 3600 s"
+
+
+def test_a_node_that_left_before_is_not_excluded() -> None:
+    """A node whose worker failed, and that is gone when the round ends, has left already."""
+    play = Play(["a", "b", "c"], exclude_after=Window(1, HOUR))
+    number, round_id = play.job.round, play.job.round_id
+    report = {"exit_code": 1, "severity": 0, "signature": "x", "uptime": 9.0}
+    play.feed(Ready("b", play.number(), number, round_id, "failed", OFFER, report))
+    play.feed(Leave("b", play.number(), "signal"))
+    for name in ("a", "c"):
+        play.feed(Ready(name, play.number(), number, round_id, "stopped", OFFER))
+    assert play.refused == {}
+    assert play.members == {"a", "c"}
+
+
+LEMONS = ("n3", "n500", "n999")
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("is_alike", [True, False], ids=["lemons alike", "lemons different"])
+def test_a_thousand_nodes_with_three_lemons(seed: int, is_alike: bool) -> None:  # noqa: FBT001 - a parameter
+    """Each lemon is gone after its second incident, and no good node is excluded with them.
+
+    A lemon fails every twenty minutes on the average, a good node every three years: one of them in each 26 hours.
+    """
+    chance = random.Random(seed)  # noqa: S311 - a simulation
+    play = Play([f"n{number}" for number in range(1000)], min_nodes=900, exclude_after=Window(2, 6 * HOUR))
+    incidents: Counter[str] = Counter()
+    while set(LEMONS) - set(play.refused):
+        lemons = [name for name in LEMONS if name not in play.refused]
+        is_lemon = chance.random() < 26 * 3 * len(lemons) / (26 * 3 * len(lemons) + 1)
+        name = chance.choice(lemons) if is_lemon else chance.choice(sorted(play.members))
+        play.now += chance.expovariate(1 / (1200 / len(lemons)))
+        play.fail(name, "xid 79" if is_alike and is_lemon else f"fault {chance.randrange(5)} of {name}")
+        incidents[name] += 1
+    assert {name: incidents[name] for name in LEMONS} == dict.fromkeys(LEMONS, 2)
+    assert set(play.refused) == set(LEMONS)
+
+
+@pytest.mark.parametrize(
+    ("period", "pause", "kinds"),
+    [(6 * HOUR, 26 * HOUR, 5), (HOUR, 12 * HOUR, 50), (6 * HOUR, 600.0, 1)],
+    ids=["rare", "often", "code"],
+)
+def test_good_nodes_stay(period: float, pause: float, kinds: int) -> None:
+    """Of a thousand failures that hit a thousand good nodes at random, at most one excludes a node.
+
+    Faults of few kinds once in a day, faults of many kinds every twelve hours with a period of one hour, and a defect
+    of the program every ten minutes. A node is excluded by chance as often as another failure of the same period was
+    its own: with n failures in a period on N nodes in n of N cases.
+    """
+    chance = random.Random(3)  # noqa: S311 - a simulation
+    play = Play([f"n{number}" for number in range(1000)], min_nodes=900, exclude_after=Window(2, period))
+    names, job, now, excluded = sorted(play.members), play.job, 0.0, 0
+    for _ in range(1000):
+        now += chance.expovariate(1 / pause)
+        failure = Failure(1, signature=f"kind {chance.randrange(kinds)}")
+        root = Root(chance.choice(names), severity=0, order=0, failure=failure)
+        job = note_incident(job, play.config, root, now)
+        excluded += judge(job, play.config, root).excludes
+    assert excluded <= 1
