@@ -43,7 +43,6 @@ class NodeConfig:
             these texts, so that nodes of one switch are neighbours.
         end_time: When the scheduler ends this node's job, in seconds since 1970; 0 if not known.
         stops_in_time: Whether the launcher stops the workers before that time, so that the job can be run again.
-        notice: A line for the user that the node with rank 0 shows when the first round is formed, or "".
         health_check: The command that must succeed before the node takes part in a round, or "".
         health_check_timeout: Time that this command may take.
     """
@@ -58,3 +57,5 @@ class NodeConfig:
     location: str = ""
     end_time: float = 0.0
     stops_in_time: bool = False
+    health_check: str = ""
+    health_check_timeout: float = 60.0
