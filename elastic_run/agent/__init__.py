@@ -22,6 +22,7 @@
 | `simple_elastic_agent` | `SimpleElasticAgent`: torch's template for agents with hooks of their own |
 | `state` | `WorkerState`, without which workers can be started |
 | `steps` | torch's events and metrics of an agent's steps |
+| `worker_stacks` | what `elastic-run stacks` gets of this node |
 | `worker_status` | what `elastic-run status` shows of this node |
 """
 

@@ -41,6 +41,13 @@ def details(dumps: Mapping[int, Dump]) -> Iterator[str]:
             yield f"  ({left_out} more)"
 
 
+def rank_lines(dumps: Mapping[int, Dump]) -> Iterator[str]:
+    """Show all threads of some ranks, and what the kernel tells of them."""
+    for rank, dump in sorted(dumps.items()):
+        yield f"=== rank {rank}{f': {printable(dump.problem)}' if dump.problem else ''}"
+        yield from map(printable, (dump.text + dump.details).splitlines())
+
+
 def closing(path: str, seconds: float) -> str:
     """Say where all stacks are, and that the job goes on."""
     where = f"all stacks: {path}" if path else "--log-dir keeps all stacks in a file"

@@ -2,6 +2,7 @@ r"""Stacks of running workers: on SIGQUIT (Ctrl-\), before SIGKILL, of workers o
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 import time
@@ -30,7 +31,7 @@ def load_batch():
     time.sleep(1000)
 def step():
     say("ready", os.getpid())
-    signal.pause()
+    while True: signal.pause()
 load_batch() if rank == 1 else step()
 """
 _MANY_THREADS = """
@@ -40,17 +41,27 @@ lock.acquire()
 for _ in range({count}):
     threading.Thread(target=lock.acquire, daemon=True).start()
 say("ready")
-signal.pause()
+while True: signal.pause()
 """
+#: A worker that is there for ever; a signal ends `signal.pause`.
+_PAUSES = "say('ready')\nwhile True: signal.pause()"
 _ENDING = "the job goes on"
 
 
 def _ask(job: Launched, pattern: str, *, workers: int = 1) -> str:
-    """Ask for the stacks as soon as the workers are ready; return the line in which a pattern is found."""
+    """Ask for the stacks until a pattern is found in a line: a busy machine answers late; return the line."""
     job.wait_lines("ready", count=workers)
+    return wait_until(lambda: _ask_once(job, pattern), deadline=60, what=pattern)
+
+
+def _ask_once(job: Launched, pattern: str) -> str:
+    before = job.stderr.count(_ENDING)
     job.send(signal.SIGQUIT)
-    job.wait_line(_ENDING)
-    return job.wait_line(f"elastic-run: .*{pattern}.*").group()
+    job.wait_lines(_ENDING, count=before + 1)
+    if found := re.search(f"elastic-run: .*{pattern}.*", job.stderr):
+        return found.group()
+    time.sleep(2.1)  # sooner, it would stop the job
+    return ""
 
 
 @pytest.mark.parametrize("options", [(), ("--preload=colorsys",)], ids=["cold", "preloaded"])
@@ -80,43 +91,42 @@ def test_ranks_in_a_collective_wait(launch: Launch, worker: Worker, tmp_path: Pa
     """
     job = launch("--standalone", "--nproc-per-node=2", f"--log-dir={tmp_path / 'logs'}", worker(body))
     job.wait_lines("ready", count=2, deadline=120)
-    wait_until(lambda: _asked_until(job, "rank 0 waits in barrier"), deadline=60)
-    job.wait_line(r"rank 0 waits in barrier \(worker1.py:\d+\); rank 1 is in load_batch \(worker1.py:\d+\)")
+    _ask(job, r"rank 0 waits in barrier \(worker1.py:\d+\); rank 1 is in load_batch \(worker1.py:\d+\)", workers=2)
     path = Path(job.wait_line(r"all stacks: (\S+);").group(1))
     assert path.parent.parent == tmp_path / "logs"
     assert "=== rank 1\n" in path.read_text(encoding="utf-8")
 
 
-def _asked_until(job: Launched, text: str) -> bool:
-    """Ask again, since rank 0 may not be in the collective yet: no output tells that."""
-    before = job.stderr.count(_ENDING)
-    job.send(signal.SIGQUIT)
-    job.wait_lines(_ENDING, count=before + 1)
-    time.sleep(2.1)  # sooner, it would stop the job
-    return text in job.stderr
-
-
 @pytest.mark.parametrize(
     ("body", "told"),
     [
-        ("import ctypes\nsay('ready')\nctypes.PyDLL(None).sleep(1000)", r"rank 0 is in <module> \(worker1.py:\d+\)"),
+        (
+            "import ctypes\nsay('ready')\nwhile True: ctypes.PyDLL(None).sleep(1000)",
+            r"rank 0 is in <module> \(worker1.py:\d+\)",
+        ),
         ("say('ready')\nwhile True: pass", r"rank 0 is in <module> \(worker1.py:\d+\)"),
-        ("os.closerange(3, 4096)\nsay('ready')\nsignal.pause()", "rank 0 has closed the descriptor for its stacks"),
+        (
+            f"os.closerange(3, 4096)\n{_PAUSES}",
+            "rank 0 has closed the descriptor for its stacks",
+        ),
         ("os.execvp('sh', ['sh', '-c', 'echo ready; sleep 1000'])", "rank 0 does not tell its Python stacks"),
         (
-            f"signal.signal({STACK_SIGNAL}, lambda *_: None)\nsay('ready')\nwhile True: signal.pause()",
+            f"signal.signal({STACK_SIGNAL}, lambda *_: None)\n{_PAUSES}",
             f"rank 0 has a handler of its own for signal {STACK_SIGNAL}",
         ),
         (
-            f"signal.pthread_sigmask(signal.SIG_BLOCK, [{STACK_SIGNAL}])\nsay('ready')\nsignal.pause()",
+            f"signal.pthread_sigmask(signal.SIG_BLOCK, [{STACK_SIGNAL}])\n{_PAUSES}",
             f"rank 0 holds signal {STACK_SIGNAL} back",
         ),
-        (f"signal.signal({STACK_SIGNAL}, signal.SIG_IGN)\nsay('ready')\nsignal.pause()", "rank 0 does not tell"),
+        (
+            f"signal.signal({STACK_SIGNAL}, signal.SIG_IGN)\n{_PAUSES}",
+            "rank 0 does not tell",
+        ),
         ("say('ready')\nos.kill(os.getpid(), signal.SIGSTOP)", "rank 0 is (stopped|in <module>)"),
         (_MANY_THREADS.format(count=60), r"rank 0 is in <module> \(worker1.py:\d+\)"),
         (_MANY_THREADS.format(count=120), "rank 0 has more than 100 threads"),
         (
-            "if os.fork() == 0:\n    signal.pause()\nsay('ready')\ndef parent(): signal.pause()\nparent()",
+            "def parent():\n    say('ready')\n    while True: signal.pause()\nif os.fork(): parent()\nsignal.pause()",
             r"rank 0 is in parent \(worker1.py:\d+\)",
         ),
     ],
@@ -150,7 +160,7 @@ def test_the_second_time_stops_the_job(launch: Launch, worker: Worker) -> None:
 
 def test_the_user_can_do_without(launch: Launch, worker: Worker) -> None:
     """With ELASTIC_RUN_STACKS=0 a worker has no handler and no pipe, and the first SIGQUIT stops the job."""
-    body = "say('ready', [line for line in open('/proc/self/status') if 'SigCgt' in line])\nsignal.pause()"
+    body = "say('ready', [line for line in open('/proc/self/status') if 'SigCgt' in line])\nwhile True: signal.pause()"
     job = launch("--standalone", worker(body), env={"ELASTIC_RUN_STACKS": "0"})
     found = job.wait_line(r"SigCgt:\\t([0-9a-f]+)")
     assert not int(found[1], 16) >> (STACK_SIGNAL - 1) & 1

@@ -137,6 +137,14 @@ def test_without_a_log_directory_one_stack_of_each_group_is_shown() -> None:
     assert len([*stack_lines.details({0: Dump(_LOADS)})]) == 3
 
 
+def test_one_rank_is_shown_whole() -> None:
+    """All threads of a rank, and what the kernel tells where there is no stack."""
+    assert [*stack_lines.rank_lines({0: Dump(_LOADS)})] == ["=== rank 0", *_LOADS.splitlines()]
+    stopped = Dump(problem="is stopped", details="thread 7\x1b")
+    assert next(iter(stack_lines.rank_lines({1: stopped}))) == "=== rank 1: is stopped"
+    assert "\x1b" not in "".join(stack_lines.rank_lines({1: stopped}))
+
+
 def test_the_closing_line_tells_what_follows() -> None:
     """The job goes on, and how it is stopped."""
     assert stack_lines.closing("/l/stacks.txt", 2.0) == (

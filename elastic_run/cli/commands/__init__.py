@@ -8,6 +8,7 @@
 | `report` | ``elastic-run report``: the page of a job's history |
 | `help` | ``elastic-run help``: the commands, or the help of one of them |
 | `trace` | ``elastic-run trace``: dumps of torch's flight recorder, and which rank did not join |
+| `stacks` | ``elastic-run stacks``: where each rank of a running job is |
 | `stop` | ``elastic-run stop``: stops a job and waits for its end |
 | `top` | ``elastic-run top``: the table of `status`, drawn again and again |
 | `status` | ``elastic-run status``: the state of a running job and of its workers |
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "doctor": "Check this machine, and the network between the nodes, for what breaks jobs.",
     "status": "Show a running job: each worker's state, CPU, memory, silence and last line.",
+    "stacks": "Show where each rank of a running job is, and which rank is elsewhere.",
     "logs": "Show the log files of a running or ended job, by rank and across restarts.",
     "top": "Show a running job like status, drawn again and again until it ends.",
     "stop": "Stop a running job as SIGTERM would, and wait for its end.",
