@@ -71,6 +71,14 @@ def stopping(number: int, size: int, grace: float, *, sender: str = "") -> str:
     return f"{signal_name(number)} received{origin}: stopping {count(size, 'worker')}, up to {grace:g} s{hint}"
 
 
+def quiet(seconds: float, pid: int) -> str:
+    """Say that nothing happens, and how to see where the workers are."""
+    return (
+        f"no worker here has written anything or used a processor for {span(seconds)}: "
+        f"`elastic-run stacks {pid}` shows where each rank is"
+    )
+
+
 def offered(number: int, sender: str, told: Sequence[int], *, size: int, has_workers: bool) -> str:
     """Say which workers have got a signal that no flag names."""
     signal = f"{signal_name(number)} from {printable(sender)}" if sender else signal_name(number)

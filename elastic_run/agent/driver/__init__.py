@@ -16,6 +16,7 @@
 | `joining` | joins a round, through the job or through a rendezvous handler |
 | `observation` | passes on what happens to the event log, once the workers run |
 | `preload` | starts the templates of warm workers |
+| `quiet_watch` | says that nothing happens in a round any more |
 | `rank_assignment` | the ranks of this node's workers in a round |
 | `round` | one round: its workers, their output, and how each ended |
 | `round_checks` | what must hold before a round: free GPU memory, the health check |

@@ -1,9 +1,13 @@
-"""The watches over a running round beside the loop: workers in state D, timers, waiting nodes.
+"""The watches over a running round beside the loop: workers in state D, timers, waiting nodes, rounds that are quiet.
 
-Each watch runs only if the user asked for it, and is imported then: most jobs have none.
+Each watch runs only if the user asked for it, and is imported then: most jobs have none but that over a quiet round.
 """
 
 from __future__ import annotations
+
+import os
+
+from elastic_run.multiprocessing.process.stack_signal import is_possible
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -11,11 +15,15 @@ if TYPE_CHECKING:
 
     from elastic_run.agent.driver.context import AgentContext
     from elastic_run.agent.driver.d_state import DStateWatch
+    from elastic_run.agent.driver.quiet_watch import QuietWatch
     from elastic_run.agent.driver.round import Round
     from elastic_run.agent.driver.timers import TimerWatch, WorkerTimers
     from elastic_run.agent.driver.waiting_nodes import WaitingNodesWatch
-    from elastic_run.loop import Loop
+    from elastic_run.loop import Loop, Timer
     from elastic_run.timer.requests import FileTimerRequest
+
+#: Seconds after which workers are past their own start.
+_SETTLED = 1.0
 
 
 class Watches:
@@ -53,6 +61,8 @@ class Watches:
         self._d_state: DStateWatch | None = None
         self._timers: TimerWatch | None = None
         self._waiting_nodes: WaitingNodesWatch | None = None
+        self._quiet: QuietWatch | None = None
+        self._quiet_start: Timer | None = None
 
     def begin(self, current: Round) -> None:
         """Begin to watch a round whose workers run."""
@@ -63,12 +73,16 @@ class Watches:
             self._timers = self._watch_timers(self._context.timers)
         if self._is_polled:
             self._waiting_nodes = self._watch_waiting_nodes(current.number)
+        if is_possible():
+            self._quiet_start = self._loop.call_later(_SETTLED, lambda: self._watch_quiet(current))
 
     def end_round(self) -> None:
         """Look no more after this round: its workers are being stopped."""
         if self._timers is not None:
             self._timers.clear()
-        for watch in (self._d_state, self._waiting_nodes):
+        if self._quiet_start is not None:
+            self._quiet_start.cancel()
+        for watch in (self._d_state, self._waiting_nodes, self._quiet):
             if watch is not None:
                 watch.close()
 
@@ -86,6 +100,17 @@ class Watches:
             self._context.options.stuck_timeout,
             pids=lambda: [workers.pids[rank] for rank in workers.alive],
             on_stuck=lambda _: self._on_stuck(current.number),
+        )
+
+    def _watch_quiet(self, current: Round) -> None:
+        from elastic_run.agent.driver.quiet_watch import QuietWatch  # noqa: PLC0415 - the workers come first
+        from elastic_run.report import lines  # noqa: PLC0415 - ditto
+
+        workers = current.workers
+        self._quiet = QuietWatch(
+            self._loop,
+            pids=lambda: [workers.pids[rank] for rank in workers.alive],
+            say=lambda seconds: self._say(lines.quiet(seconds, os.getpid())),
         )
 
     def _watch_timers(self, timers: WorkerTimers) -> TimerWatch:

@@ -1,0 +1,79 @@
+"""Says once in a round that nothing happens any more, and which command shows where the ranks are.
+
+One timer, every five minutes: what the workers did is read then and compared with what was read before. So a job that
+hangs is told after five to ten minutes, and a job that runs is woken up for a millisecond every five minutes.
+"""
+
+from __future__ import annotations
+
+import os
+
+from elastic_run.core.diagnosis.quiet import Activity, is_quiet
+from elastic_run.multiprocessing.process.process_table import find_descendants, read_stat
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from elastic_run.loop import Loop, Timer
+
+#: Seconds between two looks.
+PERIOD = 300.0
+_WRITTEN = b"wchar:"
+
+
+class QuietWatch:
+    """The watch over one round.
+
+    Args:
+        loop: The agent's.
+        pids: Returns the workers that run.
+        say: Called once with the seconds for which nothing has happened.
+        period: Seconds between two looks.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        pids: Callable[[], Sequence[int]],
+        say: Callable[[float], None],
+        *,
+        period: float = PERIOD,
+    ) -> None:
+        self._loop = loop
+        self._pids = pids
+        self._say = say
+        self._period = period
+        self._before = read_activity(pids())
+        self._at = loop.now()
+        self._timer: Timer = loop.call_later(period, self._look)
+
+    def close(self) -> None:
+        """Look no more."""
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        now, activity = self._loop.now(), read_activity(self._pids())
+        before, seconds = self._before, now - self._at
+        self._before, self._at = activity, now
+        if is_quiet(before, activity, seconds):
+            self._say(seconds)
+        else:
+            self._timer = self._loop.call_later(self._period, self._look)
+
+
+def read_activity(workers: Sequence[int]) -> Activity:
+    """Return what workers and their descendants, such as data loaders, have done so far."""
+    tick = os.sysconf("SC_CLK_TCK")
+    pids = find_descendants(frozenset(workers), since=0)
+    stats = [stat for pid in pids if (stat := read_stat(pid)) is not None]
+    return Activity(sum(stat.cpu for stat in stats) / tick, sum(map(_read_written, pids)), len(workers))
+
+
+def _read_written(pid: int) -> int:
+    """Return how many bytes a process has written; 0 where the kernel doesn't tell."""
+    try:
+        with open(f"/proc/{pid}/io", "rb") as file:
+            return next((int(line.split()[1]) for line in file if line.startswith(_WRITTEN)), 0)
+    except OSError:
+        return 0

@@ -1,0 +1,78 @@
+"""The line that says that nothing happens any more."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elastic_run.agent.driver.quiet_watch import QuietWatch, read_activity
+from elastic_run.core.diagnosis.quiet import Activity, is_quiet
+from elastic_run.loop import Loop
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_SLEEPS = "print('ready', flush=True)\nimport time\ntime.sleep(1000)"
+_WRITES = "import time\nwhile True:\n    print('ready', flush=True)\n    time.sleep(0.05)"
+_COMPUTES = "print('ready', flush=True)\nwhile True: pass"
+
+
+@pytest.fixture
+def worker(request: pytest.FixtureRequest) -> Iterator[int]:
+    """Start a program that leads its session, and return its pid."""
+    command = (sys.executable, "-c", request.param)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process.pid
+        process.kill()
+
+
+@pytest.mark.parametrize("worker", [_SLEEPS], indirect=True)
+def test_a_round_in_which_nothing_happens_is_told_once(worker: int) -> None:
+    """One line, and no timer after it."""
+    said: list[float] = []
+    with Loop() as loop:
+        QuietWatch(loop, lambda: [worker], said.append, period=0.3)
+        assert loop.run_until(lambda: bool(said), loop.now() + 60)
+        loop.run_until(lambda: False, loop.now() + 1)
+    assert len(said) == 1
+    assert said[0] >= 0.3
+
+
+@pytest.mark.parametrize("worker", [_WRITES, _COMPUTES], ids=["writes", "computes"], indirect=True)
+def test_a_round_in_which_a_worker_writes_or_computes_is_not_told(worker: int) -> None:
+    """Neither needs the other."""
+    said: list[float] = []
+    with Loop() as loop:
+        watch = QuietWatch(loop, lambda: [worker], said.append, period=2.0)
+        loop.run_until(lambda: False, loop.now() + 4.5)
+        watch.close()
+    assert said == []
+
+
+@pytest.mark.parametrize("worker", [_COMPUTES], indirect=True)
+def test_the_processes_of_a_worker_count(worker: int) -> None:
+    """Processor time is read of its session; a worker that is gone has none."""
+    assert read_activity([worker]).workers == 1
+    assert read_activity([]) == Activity(0.0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("after", "expected"),
+    [
+        (Activity(10.0, 100, 2), True),
+        (Activity(12.9, 100, 2), True),
+        (Activity(13.1, 100, 2), False),
+        (Activity(6.0, 100, 2), False),
+        (Activity(10.0, 101, 2), False),
+        (Activity(10.0, 100, 1), False),
+    ],
+)
+def test_what_is_quiet(after: Activity, expected: bool) -> None:  # noqa: FBT001 - a column of the table
+    """A byte, half a percent of a processor for each worker, or another number of workers is a sign of life."""
+    assert is_quiet(Activity(10.0, 100, 2), after, 300.0) is expected
+    assert not is_quiet(Activity(0.0, 0, 0), Activity(0.0, 0, 0), 300.0)
