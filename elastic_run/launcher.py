@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from elastic_run.agent.local_elastic_agent import LocalElasticAgent
     from elastic_run.agent.metrics_server import MetricsServer
     from elastic_run.cluster.numa import NumaOptions
+    from elastic_run.core.agent.faults import Fault
     from elastic_run.multiprocessing.output.console import Console
     from elastic_run.multiprocessing.output.logs import LogsSpecs
     from elastic_run.report import JobResult
@@ -104,6 +105,7 @@ class LaunchConfig:
         kill_background: Whether what workers left running in the background ends with the job after a success too.
         health_port: Port at which this node answers health checks, 0 for a free one, or None for no such port.
         flight_recorder: Whether torch's flight recorder is on in the workers, and its dumps explain a failure.
+        inject_fault: Faults that the agent injects into the workers, as --inject-fault has them; "" for none.
         events_file: File to which the events of this node are appended, beside the log directory's; "" for none.
         metrics_port: Port at which this node answers Prometheus, 0 for a free one, or None for no such port.
 
@@ -146,6 +148,7 @@ class LaunchConfig:
     events_file: str = ""
     metrics_port: int | None = None
     flight_recorder: bool = False
+    inject_fault: str = ""
 
     def __post_init__(self) -> None:
         if self.rdzv_timeout != -1:
@@ -164,6 +167,7 @@ class LaunchConfig:
             self.node_config = replace(self.node_config, exit_barrier_timeout=duration(text))
         _refuse_unhandleable(self.signals_to_handle, self.forward_signals)
         _check_field("preload", self.preload, preloaded)
+        _check_field("inject_fault", self.inject_fault, _read_faults)
         _check_field("scale_up_signal", self.node_config.scale_up_signal, one_signal)
         if not self.shutdown_timeout >= 0:  # nor nan
             message = f"shutdown_timeout must be 0 or more seconds, got {self.shutdown_timeout}"
@@ -618,6 +622,7 @@ def _options(config: LaunchConfig, *, is_whole_process: bool) -> AgentOptions:
         affinities = worker_affinities(config.numa_options, config.nproc_per_node)
     named = parse_signals(f"{config.signals_to_handle},{config.forward_signals}")
     return AgentOptions(
+        faults=_read_faults(config.inject_fault),
         job_config=_make_job_config(config),
         node_config=config.node_config,
         shutdown_timeout=float(min(config.shutdown_timeout or 0, contract.LONGEST_TIME)),
@@ -636,3 +641,11 @@ def _options(config: LaunchConfig, *, is_whole_process: bool) -> AgentOptions:
         start_method=config.start_method,
         stuck_timeout=float(os.environ.get(contract.ENV_UNINTERRUPTIBLE_STATE_TIMEOUT) or 0),
     )
+
+
+def _read_faults(text: str) -> tuple[Fault, ...]:
+    if not text:
+        return ()
+    from elastic_run.cli.faults import read_faults  # noqa: PLC0415 - only when asked for
+
+    return read_faults(text)

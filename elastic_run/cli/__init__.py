@@ -14,6 +14,7 @@
 | `derivation` | the record of what follows |
 | `node_gpus` | one worker for each GPU of this node |
 | `threads` | OpenMP threads of each worker |
+| `faults` | the value of ``--inject-fault`` |
 | `config` | a checked namespace to a `LaunchConfig` and the command of the workers |
 | `config_file` | the file of ``--config``: TOML to checked values |
 | `explain` | the text of ``--explain``: values with their origins, and what would be started |

@@ -39,6 +39,7 @@ def check_arguments(args: Namespace, worker_count: int, environ: Mapping[str, st
     _check_signals(args)
     _check_timeouts(environ)
     _check_virtual_ranks(args, worker_count, environ)
+    _check_faults(args, worker_count)
     _check_event_log_handler(args)
     _check_log_dir(args)
     _check_events_file(args)
@@ -204,6 +205,18 @@ def _check_plugin_backend(name: str) -> None:
     known = [*BACKENDS, *sorted(entry_points(group=contract.RENDEZVOUS_ENTRY_POINTS).names)]
     if name not in known:
         message = f"--rdzv-backend: {name!r} is none of {', '.join(known)}{nearest(name, known)}"
+        raise UsageError(message)
+
+
+def _check_faults(args: Namespace, worker_count: int) -> None:
+    if not args.inject_fault:
+        return
+    from elastic_run.cli.faults import read_faults  # noqa: PLC0415 - only when asked for
+
+    most = worker_count * node_range(args.nnodes)[1]
+    highest = max(fault.rank or 0 for fault in read_faults(args.inject_fault))
+    if highest >= most:
+        message = f"--inject-fault: {args.inject_fault!r} names rank {highest}, but the job has ranks 0 to {most - 1}"
         raise UsageError(message)
 
 

@@ -170,6 +170,7 @@ def make_config(
         capture=not args.no_capture,
         kill_background=args.kill_background_processes,
         health_port=args.health_port,
+        inject_fault=args.inject_fault,
         events_file=args.events_file,
         metrics_port=args.metrics_port,
         flight_recorder=args.flight_recorder,

@@ -37,6 +37,14 @@ _NAMES_OF_BACKENDS = [name for name, backend in BACKENDS.items() if backend.has_
 _CONFIGS = (JobConfig(), NodeConfig())
 
 
+def _check_faults(text: str) -> str:
+    if text:
+        from elastic_run.cli.faults import read_faults  # noqa: PLC0415 - only when asked for
+
+        read_faults(text)
+    return text
+
+
 class Flag:
     """One flag.
 
@@ -445,6 +453,16 @@ FLAGS: tuple[Flag, ...] = (
         text="Switch on torch's flight recorder in each worker (TORCH_FR_BUFFER_SIZE, TORCH_FR_DUMP_TEMP_FILE; values "
         "that are set stay). After a failure or a stop the report says which rank did not join which collective; the "
         "dumps are in the log directory of the attempt.",
+    ),
+    Flag(
+        "--inject-fault",
+        group=STOPPING,
+        values="FAULT,...",
+        default="",
+        parse=_check_faults,
+        is_ours=True,
+        text="Faults to try what the job does then: kill@30s:rank=1 kills the worker with global rank 1 after 30 s. "
+        "Others are stop, stop=TIME, signal=NAME and agent, see docs/fault-injection.md.",
     ),
     Flag(
         "--requeue",

@@ -11,6 +11,7 @@
 | `exit_codes` | the exit code and the name of each way in which a job can end |
 | `flight_recorder` | torch's flight recorder in the workers: its variables, its dumps |
 | `gpu_memory` | waits until the GPUs have taken back the old workers' memory |
+| `fault_injection` | injects the faults of --inject-fault |
 | `held_round` | a formed round that waits for its warm workers |
 | `job` | this node's part in a job of several nodes |
 | `joining` | joins a round, through the job or through a rendezvous handler |

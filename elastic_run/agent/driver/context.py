@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from elastic_run.agent.driver.timers import WorkerTimers
     from elastic_run.agent.health_server import HealthServer
     from elastic_run.agent.metrics_server import MetricsServer
+    from elastic_run.core.agent.faults import Fault
     from elastic_run.core.job.config import JobConfig
     from elastic_run.multiprocessing.output.logs import LogsDest, LogsSpecs
     from elastic_run.multiprocessing.warm.worker_pool import WorkerPool
@@ -59,6 +60,7 @@ class AgentOptions:
         stuck_timeout: Seconds that a worker may be in uninterruptible sleep; 0 for any time.
         kill_background: Whether what workers left running in the background ends with the job after a success too.
         has_flight_recorder: Whether torch's flight recorder is on in the workers.
+        faults: What is injected into the workers, on all nodes the same.
         events_file: File to which events are appended, beside the one in the log directory; "" for none.
     """
 
@@ -79,6 +81,7 @@ class AgentOptions:
     kill_background: bool = False
     events_file: str = ""
     has_flight_recorder: bool = False
+    faults: tuple[Fault, ...] = ()
 
     @property
     def worker_variables(self) -> dict[str, str]:

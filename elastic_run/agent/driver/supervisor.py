@@ -458,6 +458,10 @@ class Supervisor:
         else:
             self._tell_step(steps.START, launched.started)
             started = self._round
+            if self._options.faults:
+                from elastic_run.agent.driver.fault_injection import inject_faults  # noqa: PLC0415 - only when asked for
+
+                inject_faults(self._options.faults, started, self._group, loop=self._loop, say=self.console.say)
             self._observation.tell(lambda recorder, moment: recorder.workers_started(moment, started))
         self._observation.begin()
         self._round.output.resize()  # the window may have changed since the workers' terminals got its size

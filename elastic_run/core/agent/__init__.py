@@ -2,6 +2,7 @@
 
 | module | what it holds |
 |---|---|
+| `faults` | faults that a user asks for: which one, in which worker, when |
 | `machine` | the state machine of an agent: its table `TRANSITIONS`, `decide` |
 | `messages` | the machine's events and commands |
 | `restart_policy` | whether a failed round is restarted: budget, window, early failures, backoff |

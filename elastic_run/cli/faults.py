@@ -1,0 +1,98 @@
+"""The value of --inject-fault: faults separated by commas.
+
+Each is `KIND[=VALUE][@TIME][:rank=R][:attempt=N][:seed=N]`.
+"""
+
+from __future__ import annotations
+
+from elastic_run.cli.values import duration, nearest
+from elastic_run.core.agent.faults import Fault
+from elastic_run.signals import SIGKILL, SIGSTOP, signal_number
+
+#: Signals by the names of faults; 0 is the agent's own end.
+_KINDS = {"kill": SIGKILL, "stop": SIGSTOP, "signal": None, "agent": 0}
+_PLACES = ("rank", "attempt", "seed")
+
+
+def read_faults(text: str) -> tuple[Fault, ...]:
+    """Read faults.
+
+    Args:
+        text: Such as `kill@30s:rank=1,stop=5s@10s..60s:rank=any:attempt=all:seed=7`; empty for none.
+
+    Raises:
+        ValueError: Something in it is none; the message follows the value.
+    """
+    return tuple(_read_fault(part) for part in text.split(",")) if text else ()
+
+
+def _read_fault(text: str) -> Fault:
+    what, *places = text.split(":")
+    head, _, when = what.partition("@")
+    kind, _, value = head.partition("=")
+    if kind not in _KINDS:
+        message = f"has a fault {kind!r} that is none of {', '.join(_KINDS)}{nearest(kind, _KINDS)}"
+        raise ValueError(message)
+    signal, pause = _read_kind(kind, value)
+    after, before = _read_time(when)
+    given = _read_places(places)
+    return Fault(
+        signal=signal,
+        after=after,
+        before=before,
+        rank=None if given.get("rank") == "any" else _read_number("rank", given.get("rank", "0"), "any"),
+        attempt=None if given.get("attempt") == "all" else _read_number("attempt", given.get("attempt", "0"), "all"),
+        pause=pause,
+        seed=_read_number("seed", given.get("seed", "0")),
+    )
+
+
+def _read_kind(kind: str, value: str) -> tuple[int, float]:
+    """Return the signal and the pause."""
+    signal = _KINDS[kind]
+    if kind == "signal":
+        signal = signal_number(value)
+        if signal is None:
+            message = f"has signal={value}, which is no name of a signal such as SIGSEGV"
+            raise ValueError(message)
+    elif value and kind != "stop":
+        message = f"has {kind}={value}, but {kind} takes no value"
+        raise ValueError(message)
+    return signal or 0, _read_seconds(value) if kind == "stop" and value else 0.0
+
+
+def _read_time(text: str) -> tuple[float, float]:
+    first, dots, last = (text or "0").partition("..")
+    after = _read_seconds(first)
+    before = _read_seconds(last) if dots else after
+    if before < after:
+        message = f"has the time {text}, whose end is before its start"
+        raise ValueError(message)
+    return after, before
+
+
+def _read_seconds(text: str) -> float:
+    try:
+        return duration(text)
+    except ValueError:
+        message = f"has the time {text!r}, which is no number of seconds, nor a number with s, m, h or d"
+        raise ValueError(message) from None
+
+
+def _read_places(words: list[str]) -> dict[str, str]:
+    found = {}
+    for word in words:
+        name, _, value = word.partition("=")
+        if name not in _PLACES or name in found:
+            again = "twice" if name in found else f"that is none of {', '.join(_PLACES)}{nearest(name, _PLACES)}"
+            message = f"has a key {name!r} {again}"
+            raise ValueError(message)
+        found[name] = value
+    return found
+
+
+def _read_number(name: str, text: str, word: str = "") -> int:
+    if not (text.isascii() and text.isdecimal()):
+        message = f"has {name}={text}, which is no number from 0 up{f', nor {word}' if word else ''}"
+        raise ValueError(message)
+    return int(text)

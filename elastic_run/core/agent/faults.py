@@ -1,0 +1,78 @@
+"""Faults that a user asks for, to try what a job does then: which fault, in which worker, when.
+
+Pure. The same faults and the same seed give the same worker and the same moment at each run and on each node.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+from elastic_run.records import dataclass
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault.
+
+    Args:
+        signal: What the worker gets; 0 kills its agent.
+        after: Seconds from the start of the workers to the fault, at least.
+        before: The same, at most: the seed chooses a moment between both.
+        rank: Global rank of the worker; None for one that the seed chooses.
+        attempt: Number of restarts before it; None for every attempt.
+        pause: Seconds after which a stopped worker goes on; 0 for never.
+        seed: For what is chosen.
+    """
+
+    signal: int
+    after: float = 0.0
+    before: float = 0.0
+    rank: int | None = 0
+    attempt: int | None = 0
+    pause: float = 0.0
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedFault:
+    """A fault of one attempt, with what the seed has chosen.
+
+    Args:
+        fault: The fault.
+        rank: Global rank of the worker.
+        delay: Seconds from the start of the workers.
+    """
+
+    fault: Fault
+    rank: int
+    delay: float
+
+
+def plan_faults(faults: Sequence[Fault], *, attempt: int, world_size: int) -> list[PlannedFault]:
+    """Return the faults of an attempt; those of a rank that the round doesn't have are left out.
+
+    Args:
+        faults: All faults of the job, the same on each node.
+        attempt: Number of restarts so far.
+        world_size: Workers in the round.
+    """
+    planned = []
+    for index, fault in enumerate(faults):
+        if fault.attempt not in {None, attempt}:
+            continue
+        rank = fault.rank
+        if rank is None:
+            rank = int(_draw(fault.seed, index, attempt, "rank") * world_size)
+        if rank < world_size:
+            span = fault.before - fault.after
+            planned.append(PlannedFault(fault, rank, fault.after + span * _draw(fault.seed, index, attempt, "time")))
+    return planned
+
+
+def _draw(*words: object) -> float:
+    """Return a number from 0 to below 1 that is always the same for the same words."""
+    return zlib.crc32(" ".join(map(str, words)).encode()) / 2**32

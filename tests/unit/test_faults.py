@@ -1,0 +1,73 @@
+"""Faults that a user asks for: what is read, and what the seed chooses."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from elastic_run.cli.faults import read_faults
+from elastic_run.core.agent.faults import Fault, plan_faults
+from elastic_run.run import run_command
+
+
+def test_what_is_read() -> None:
+    """A fault has a kind, a time, a rank, an attempt and a seed, all but the kind with a default."""
+    assert read_faults("kill,stop=5s@1m..2m:rank=any:attempt=all:seed=7,signal=SIGSEGV@3:rank=2,agent") == (
+        Fault(signal.SIGKILL),
+        Fault(signal.SIGSTOP, after=60.0, before=120.0, rank=None, attempt=None, pause=5.0, seed=7),
+        Fault(signal.SIGSEGV, after=3.0, before=3.0, rank=2),
+        Fault(0),
+    )
+    assert read_faults("") == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("kil", "a fault 'kil' that is none of kill, stop, signal, agent, did you mean 'kill'?"),
+        ("kill,", "a fault '' that is none of"),
+        ("kill=3", "kill=3, but kill takes no value"),
+        ("signal=9", "signal=9, which is no name of a signal"),
+        ("kill@soon", "the time 'soon', which is no number of seconds"),
+        ("stop=x", "the time 'x', which is"),
+        ("kill@5..3", "the time 5..3, whose end is before its start"),
+        ("kill:rank=x", "rank=x, which is no number from 0 up, nor any"),
+        ("kill:seed=any", "seed=any, which is no number from 0 up"),
+        ("kill:rang=1", "a key 'rang' that is none of rank, attempt, seed, did you mean 'rank'?"),
+        ("kill:rank=1:rank=2", "a key 'rank' twice"),
+    ],
+)
+def test_what_is_refused(text: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A wrong fault is one line that names flag, value and what is allowed, and exit code 2."""
+    with pytest.raises(SystemExit) as ended:
+        run_command(["--inject-fault", text, __file__])
+    assert ended.value.code == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert f"--inject-fault: {text!r} has {said}" in err
+
+
+def test_a_rank_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    """A rank above the job's last one is refused before anything starts."""
+    with pytest.raises(SystemExit) as ended:
+        run_command(["--nnodes=1:2", "--nproc-per-node=2", "--inject-fault=kill:rank=4", __file__])
+    assert ended.value.code == 2
+    assert "'kill:rank=4' names rank 4, but the job has ranks 0 to 3" in capsys.readouterr().err
+
+
+def test_faults_of_an_attempt() -> None:
+    """Only the faults of the attempt and of ranks that the round has are planned."""
+    faults = (Fault(9, rank=1), Fault(9, rank=5), Fault(9, rank=0, attempt=1), Fault(9, rank=2, attempt=None))
+    assert [plan.rank for plan in plan_faults(faults, attempt=0, world_size=4)] == [1, 2]
+    assert [plan.rank for plan in plan_faults(faults, attempt=1, world_size=4)] == [0, 2]
+
+
+def test_a_seed_chooses_the_same_each_time() -> None:
+    """What a seed chooses is the same at each call, within its bounds, and different for other seeds."""
+    faults = [Fault(9, after=10.0, before=20.0, rank=None, attempt=None, seed=seed) for seed in range(200)]
+    planned = plan_faults(faults, attempt=0, world_size=4)
+    assert plan_faults(faults, attempt=0, world_size=4) == planned
+    assert {plan.rank for plan in planned} == {0, 1, 2, 3}
+    assert all(10.0 <= plan.delay < 20.0 for plan in planned)
+    assert len({plan.delay for plan in planned}) > 190
