@@ -104,6 +104,7 @@ class LaunchConfig:
         preload: Modules, separated by commas, or `auto`, that a template imports once for all workers; "" for none.
         kill_background: Whether what workers left running in the background ends with the job after a success too.
         health_port: Port at which this node answers health checks, 0 for a free one, or None for no such port.
+        failure_rules: File with rules on what helps against failures, which the report shows; "" for none.
         flight_recorder: Whether torch's flight recorder is on in the workers, and its dumps explain a failure.
         inject_fault: Faults that the agent injects into the workers, as --inject-fault has them; "" for none.
         events_file: File to which the events of this node are appended, beside the log directory's; "" for none.
@@ -149,6 +150,7 @@ class LaunchConfig:
     metrics_port: int | None = None
     flight_recorder: bool = False
     inject_fault: str = ""
+    failure_rules: str = ""
 
     def __post_init__(self) -> None:
         if self.rdzv_timeout != -1:
@@ -635,6 +637,7 @@ def _options(config: LaunchConfig, *, is_whole_process: bool) -> AgentOptions:
         kill_background=config.kill_background,
         events_file=config.events_file,
         has_flight_recorder=config.flight_recorder,
+        failure_rules=config.failure_rules,
         prefix_template=config.log_line_prefix_template or contract.DEFAULT_PREFIX_TEMPLATE,
         affinities=affinities,
         is_whole_process=is_whole_process,

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from elastic_run.core.failure.root_cause import WorkerEnd
     from elastic_run.core.protocol.decisions import End
     from elastic_run.report import Attempt, JobResult, OomKills
+    from elastic_run.report.failure_rules import Rule
 
 
 #: Verdicts on this node, which may come before its first worker.
@@ -205,6 +206,7 @@ class History:
             log_dir=context.make_log_directory() if finish.verdict in _OF_NODE else context.log_directory,
             detail=finish.detail or self._stop_detail(finish.signal),
             signal=finish.signal,
+            rules=() if finish.verdict == "success" else self._read_rules(),
             not_joined="" if finish.verdict == "success" else self._read_recorders(),
             world_size=context.group.workers[0].world_size,
             nnodes=context.group.group_world_size or 1,
@@ -213,6 +215,19 @@ class History:
             is_log_disk_full=self._writes_to_files() and is_disk_full(context.log_directory),
             oom_kills=None if self._oom_kills is None else self._count_oom_kills(),
         )
+
+    def _read_rules(self) -> tuple[Rule, ...]:
+        """Return the user's rules on failures; none if the file has changed for the worse since it was checked."""
+        path = self._context.options.failure_rules
+        if not path:
+            return ()
+        from elastic_run.report.failure_rules import read_rules  # noqa: PLC0415 - only after a failure
+
+        try:
+            return read_rules(path)
+        except ValueError as error:
+            self._say(f"--failure-rules: {error}")
+            return ()
 
     def _read_recorders(self) -> str:
         recorder, group = self._context.flight_recorder, self._context.group

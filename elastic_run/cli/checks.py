@@ -43,6 +43,7 @@ def check_arguments(args: Namespace, worker_count: int, environ: Mapping[str, st
     _check_event_log_handler(args)
     _check_log_dir(args)
     _check_events_file(args)
+    _check_failure_rules(args)
     _check_numa_binding(args, worker_count)
     check_program(args, environ)
     check_health_check(args.health_check, environ)
@@ -327,6 +328,18 @@ def _check_events_file(args: Namespace) -> None:
         if error.errno == errno.ENXIO:
             return  # a named pipe that nobody reads yet
         message = f"--events-file: {path!r} can't be written: {name_reason(error)}"
+        raise UsageError(message) from None
+
+
+def _check_failure_rules(args: Namespace) -> None:
+    if not args.failure_rules:
+        return
+    from elastic_run.report.failure_rules import read_rules  # noqa: PLC0415 - only with the flag
+
+    try:
+        read_rules(args.failure_rules)
+    except ValueError as error:
+        message = f"--failure-rules: {error}"
         raise UsageError(message) from None
 
 

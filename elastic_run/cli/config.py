@@ -174,6 +174,7 @@ def make_config(
         events_file=args.events_file,
         metrics_port=args.metrics_port,
         flight_recorder=args.flight_recorder,
+        failure_rules=args.failure_rules,
         preload=args.preload,
     )
     command, command_args = make_command(args, environ)

@@ -465,6 +465,16 @@ FLAGS: tuple[Flag, ...] = (
         "Others are stop, stop=TIME, signal=NAME and agent, see docs/fault-injection.md.",
     ),
     Flag(
+        "--failure-rules",
+        group=OUTPUT,
+        values="FILE",
+        default="",
+        default_text="none",
+        is_ours=True,
+        text="TOML file with rules of your own on what helps against failures, for the closing report: [[rule]] with "
+        "match, a regular expression, and help. They come before the rules of elastic-run.",
+    ),
+    Flag(
         "--requeue",
         group=STOPPING,
         values="N",

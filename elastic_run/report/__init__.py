@@ -8,6 +8,7 @@
 | `event_history` | reads event logs, and folds them into the history of jobs |
 | `event_schema` | the events of the event log with their fields |
 | `failure_json` | failure.json |
+| `failure_rules` | rules on what helps against failures: those of elastic-run, and a file of the user's |
 | `failure` | the closing report |
 | `history_page` | the page of a job's history |
 | `job_history` | launchers, rounds, members and workers of a job, as its event logs tell |

@@ -5,6 +5,7 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from elastic_run.core.failure.root_cause import WorkerEnd
+    from elastic_run.report.failure_rules import Rule
     from elastic_run.report.memory import OomKills
 
 
@@ -44,6 +45,7 @@ class JobResult:
         log_dir: Directory of this run's logs, or "".
         detail: One sentence on a verdict of our own, or "".
         not_joined: What the dumps of the flight recorder say, such as a rank that did not join a collective, or "".
+        rules: The user's own rules on what helps against failures.
         signal: The signal that stopped the launcher, or None.
         world_size: Workers in the job.
         nnodes: Nodes in the job.
@@ -71,6 +73,7 @@ class JobResult:
         "restarts_used",
         "role",
         "root",
+        "rules",
         "run_id",
         "signal",
         "survivors",
@@ -94,6 +97,7 @@ class JobResult:
         log_dir: str = "",
         detail: str = "",
         not_joined: str = "",
+        rules: tuple[Rule, ...] = (),
         signal: int | None = None,
         world_size: int = 1,
         nnodes: int = 1,
@@ -116,6 +120,7 @@ class JobResult:
         self.log_dir = log_dir
         self.detail = detail
         self.not_joined = not_joined
+        self.rules = rules
         self.signal = signal
         self.world_size = world_size
         self.nnodes = nnodes

@@ -42,7 +42,7 @@ _MODULES_WITHOUT_TWIN = {
 
 _LAUNCH_CONFIG = (
     "also is made with (forward_signals, worker_store, job_config, node_config, capture, preload, kill_background, "
-    "health_port, events_file, metrics_port, flight_recorder, inject_fault)"
+    "health_port, events_file, metrics_port, flight_recorder, inject_fault, failure_rules)"
 )
 #: Names that differ: our module and name, what differs, and why.
 _DIFFERENCES: dict[tuple[str, str], str] = {

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from typing import TYPE_CHECKING
+
 import pytest
 
 from elastic_run.core.failure.exception_text import ExceptionText
 from elastic_run.report import JobResult, OomKills, render
 from elastic_run.report.advice import advice
+from elastic_run.report.failure_rules import built_in_rules, find_rule, read_rules
 from elastic_run.report.text import wrap
 from tests.support.job_results import captured, result, worker_end
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def raised(name: str, message: str = "") -> JobResult:
@@ -88,3 +95,60 @@ def test_counters_of_the_caller_win_over_the_ending_s() -> None:
     """The agent may hand over what it has just read."""
     job = result(worker_end(0, -9), oom_kills=OomKills(0, 0))
     assert "OOM killer ended it" in (advice(job, oom_kills=OomKills(1, 1)) or "")
+
+
+#: Real texts: torch 2.13 on a file that was cut and on another model, the kernel, NCCL, torch's debug level DETAIL.
+_REAL_TEXTS = {
+    "RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory.": "cut short",
+    "RuntimeError: Error(s) in loading state_dict for Linear:\n\tsize mismatch for weight": "another model",
+    "RuntimeError: CUDA error: uncorrectable ECC error encountered": "defective",
+    "NVRM: Xid (PCI:0000:41:00): 79, pid='<unknown>', GPU has fallen off the bus.": "nvidia-smi -q",
+    "NCCL WARN Mismatched NCCL version detected : rank 1 version 22705 rank 0 version 22304": "each node",
+    "RuntimeError: Detected mismatch between collectives on ranks. Rank 0 is running": "--flight-recorder",
+}
+
+
+@pytest.mark.parametrize(("text", "words"), _REAL_TEXTS.items())
+def test_a_rule_knows_the_real_text(text: str, words: str) -> None:
+    """Each rule fits the text that the program really writes."""
+    rule = find_rule(built_in_rules(), text)
+    assert rule is not None
+    assert words in rule.help
+
+
+def test_a_rule_of_the_user_comes_first(tmp_path: Path) -> None:
+    """A file of --failure-rules is asked before the rules of elastic-run, and the report shows what it says."""
+    path = tmp_path / "rules.toml"
+    path.write_text('[[rule]]\nmatch = "Errno 28"\nhelp = "Ask Anna."\n', encoding="utf-8")
+    job = raised("OSError", "[Errno 28] No space left on device")
+    assert "df -h" in (advice(job) or "")
+    job.rules = read_rules(str(path))
+    assert advice(job) == "Ask Anna."
+    assert render(job)[-1] == "hint     Ask Anna."
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "rules.toml: there is no [[rule]]"),
+        ("x = 1", "rules.toml: 'x' is no key here"),
+        ("rule = [1]", "rules.toml: a rule is a table"),
+        ("[[rule]]\nmatch = [", "rules.toml: is not TOML"),
+        ('[[rule]]\nmatch = "a"\nhelp = "b"\n\n[[rule]]\nmatch = "c"\n', "rules.toml:5: the rule's help is missing"),
+        ('\n[[rule]]\nmatch = "("\nhelp = "b"\n', "rules.toml:2: match is no regular expression"),
+        ('[[rule]]\nmatch = "a"\nhelp = "b"\nmacth = "c"\n', "rules.toml:1: 'macth' is no key of a rule"),
+    ],
+)
+def test_an_error_in_a_file_of_rules_names_its_line(text: str, message: str, tmp_path: Path) -> None:
+    """A wrong rule is refused in one line with file, line and reason."""
+    path = tmp_path / "rules.toml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+        read_rules(str(path))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_of_rules_that_is_not_there() -> None:
+    """The message has the path and the reason."""
+    with pytest.raises(ValueError, match="can't be read: no such file"):
+        read_rules("/nowhere/rules.toml")

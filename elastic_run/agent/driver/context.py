@@ -59,6 +59,7 @@ class AgentOptions:
         start_method: How function workers are started: `spawn`, `fork` or `forkserver`.
         stuck_timeout: Seconds that a worker may be in uninterruptible sleep; 0 for any time.
         kill_background: Whether what workers left running in the background ends with the job after a success too.
+        failure_rules: File with the user's rules on what helps against failures, or "".
         has_flight_recorder: Whether torch's flight recorder is on in the workers.
         faults: What is injected into the workers, on all nodes the same.
         events_file: File to which events are appended, beside the one in the log directory; "" for none.
@@ -82,6 +83,7 @@ class AgentOptions:
     events_file: str = ""
     has_flight_recorder: bool = False
     faults: tuple[Fault, ...] = ()
+    failure_rules: str = ""
 
     @property
     def worker_variables(self) -> dict[str, str]:

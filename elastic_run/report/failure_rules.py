@@ -1,0 +1,117 @@
+"""Rules on failures, as data: how a failure looks, and what helps against it.
+
+The rules of elastic-run stand in `failure_rules.toml`; --failure-rules adds a file of the same form. A file of the user
+is checked as a whole before anything starts.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import sys
+
+from elastic_run.records import dataclass
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+_KEYS = ("match", "help")
+_HEADER = re.compile(r"^\s*\[\[\s*rule\s*\]\]")
+_BUILT_IN = os.path.join(os.path.dirname(__file__), "failure_rules.toml")
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What helps against one kind of failure.
+
+    Args:
+        match: A regular expression that is searched for in what the worker said.
+        help: What the user can do.
+    """
+
+    match: str
+    help: str
+
+
+def find_rule(rules: Sequence[Rule], said: str) -> Rule | None:
+    """Return the first rule that fits, or None.
+
+    Args:
+        rules: In their order.
+        said: The exception of the worker, or the end of its stderr.
+    """
+    return next((rule for rule in rules if re.search(rule.match, said)), None)
+
+
+def built_in_rules() -> tuple[Rule, ...]:
+    """Return the rules of elastic-run; none where this Python can't read TOML (3.10 without tomli)."""
+    try:
+        return read_rules(_BUILT_IN)
+    except ValueError:
+        return ()
+
+
+def read_rules(path: str) -> tuple[Rule, ...]:
+    """Read a file of rules.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The rules in their order.
+
+    Raises:
+        ValueError: The file can't be read, or a rule is wrong; the message names the file and the line.
+    """
+    text = _read(path)
+    try:
+        toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+        document: dict[str, Any] = toml.loads(text)
+    except ImportError:
+        message = "Python 3.10 reads TOML with the package tomli, which is missing (pip install tomli)"
+        raise ValueError(message) from None
+    except ValueError as error:
+        message = f"{path}: is not TOML: {' '.join(str(error).split())}"
+        raise ValueError(message) from None
+    unknown = sorted(set(document) - {"rule"})
+    entries = document.get("rule")
+    if unknown or not isinstance(entries, list) or not entries:
+        message = f"{path}: {f'{unknown[0]!r} is no key here' if unknown else 'there is no [[rule]]'}; see the docs"
+        raise ValueError(message)
+    lines = [number for number, line in enumerate(text.splitlines(), 1) if _HEADER.match(line)]
+    lines += [0] * (len(entries) - len(lines))
+    return tuple(_rule(entry, f"{path}:{line}" if line else path) for entry, line in zip(entries, lines, strict=False))
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except OSError as error:
+        message = f"{path!r} can't be read: {(error.strerror or str(error)).lower()}"
+        raise ValueError(message) from None
+    except UnicodeDecodeError:
+        message = f"{path}: is not UTF-8"
+        raise ValueError(message) from None
+
+
+def _rule(entry: Any, place: str) -> Rule:  # noqa: ANN401 - whatever stands in the file
+    if not isinstance(entry, dict):
+        message = f"{place}: a rule is a table: [[rule]]"
+        raise ValueError(message)  # noqa: TRY004 - as the other errors of a file
+    for key in sorted({*_KEYS, *entry}):
+        if key not in _KEYS:
+            message = f"{place}: {key!r} is no key of a rule: {' and '.join(_KEYS)} are"
+            raise ValueError(message)
+        if not isinstance(entry.get(key), str) or not entry[key].strip():
+            message = f"{place}: the rule's {key} is missing, empty or no text"
+            raise ValueError(message)
+    try:
+        re.compile(entry["match"])
+    except re.error as error:
+        message = f"{place}: match is no regular expression: {error}"
+        raise ValueError(message) from None
+    return Rule(entry["match"], entry["help"])
