@@ -238,8 +238,7 @@ class DefaultLogsSpecs(LogsSpecs):
         if self._root_log_dir == os.devnull:
             return _nowhere(envs)
         first = envs.get(0, {})
-        self._run_id = first.get(contract.ENV_RUN_ID, "test_run_id")
-        self.make_run_log_dir(self._run_id)
+        self.make_run_log_dir(first.get(contract.ENV_RUN_ID, "test_run_id"))
         if self._run_log_dir is None:
             return self._lay_out("", envs)
         attempt = contract.ATTEMPT_DIR_PREFIX + first.get(contract.ENV_RESTART_COUNT, "0")
@@ -254,6 +253,7 @@ class DefaultLogsSpecs(LogsSpecs):
         Raises:
             OSError: It can't be made.
         """
+        self._run_id = run_id
         if self._run_log_dir is None and not self._has_no_place and self._root_log_dir != os.devnull:
             self._run_log_dir = self._make_log_dir(self._root_log_dir, run_id) or None
             self._has_no_place = self._run_log_dir is None
