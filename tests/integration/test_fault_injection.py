@@ -20,7 +20,9 @@ def test_a_killed_worker(launch: Launch, worker: Worker) -> None:
     path = worker("say(f'rank {rank} attempt {attempt}')\nif attempt == 0:\n    signal.pause()")
     job = launch("--nproc-per-node=2", "--max-restarts=1", "--inject-fault=kill@0.2s:rank=1", path)
     assert job.wait_exit() == 0, job.stderr
-    assert sorted(job.stdout.splitlines()) == [f"rank {rank} attempt {number}" for rank in (0, 1) for number in (0, 1)]
+    # On a busy machine a worker dies before its first line.
+    again = [line for line in job.stdout.splitlines() if line.endswith("attempt 1")]
+    assert sorted(again) == ["rank 0 attempt 1", "rank 1 attempt 1"]
     assert job.stderr.count("(--inject-fault)") == 1
     assert "elastic-run: SIGKILL to rank 1 (pid " in job.stderr
     assert "rank 1 (local 1, pid " in job.stderr
@@ -39,7 +41,9 @@ def test_a_worker_that_is_stopped_for_a_while_goes_on(launch: Launch, worker: Wo
         "    longest, last = max(longest, time.monotonic() - last), time.monotonic()\n"
         "say('paused', longest >= 0.4)"
     )
-    job = launch("--inject-fault=stop=0.5s@0.5s", path)
+    # Several times, because a worker on a busy machine takes its time to start.
+    pauses = ",".join(f"stop=0.5s@{second}s" for second in (0.5, 2, 5, 15, 30))
+    job = launch(f"--inject-fault={pauses}", path)
     assert job.wait_exit() == 0, job.stderr
     assert job.stdout == "paused True\n"
     assert "SIGSTOP to rank 0" in job.stderr
