@@ -60,7 +60,7 @@ def test_a_stopped_job_says_which_rank_did_not_join(
     assert job.wait_exit() == 143
     report = " ".join(job.stderr.split())
     assert "recorder rank 1 did not join all_reduce number 1 of group 'inner' that rank 0 waits in" in report
-    (directory,) = logs.glob("*/attempt_0")
+    (directory,) = logs.glob("latest/attempt_0")
     found = find_dumps([str(directory)])
     assert [dump.rank for dump in found.dumps] == [0, 1, 2]
     assert found.dumps[0].members["1"] == (0, 1)
@@ -78,7 +78,7 @@ def test_a_rank_that_raises_leaves_its_dump(script: Path, launch: Callable[..., 
     job = launch("--nproc-per-node=3", "--flight-recorder", f"--log-dir={logs}", script, "raise")
     assert job.wait_exit(deadline=180) == 1
     assert "ValueError: bad batch" in job.stderr
-    (path,) = logs.glob(f"*/attempt_0/{FILE_PREFIX}1")
+    (path,) = logs.glob(f"latest/attempt_0/{FILE_PREFIX}1")
     (dump,) = find_dumps([str(path)]).dumps
     assert dump.collectives[-1].where == "train.py:8 in <module>"
 
