@@ -78,6 +78,10 @@ def _is_threads_notice(_case: Case, key: str, theirs: Any, ours: Any) -> bool:  
     return key == "notice of threads" and len(theirs) == 4 and len(ours) == 1
 
 
+def _is_stack_pipe(_case: Case, key: str, theirs: object, ours: object) -> bool:
+    return key.endswith(": descriptors above 2") and (theirs, ours) == (0, 1)
+
+
 def _is_token(_case: Case, key: str, theirs: object, ours: object) -> bool:
     return key.endswith(": env ELASTIC_RUN_TOKEN") and theirs == ABSENT and isinstance(ours, str)
 
@@ -210,6 +214,13 @@ DIFFERENCES = (
         documented="workers also get `ELASTIC_RUN_TOKEN`",
         seen_in="plain",
         covers=_is_token,
+    ),
+    Difference(
+        name="pipe for stacks",
+        reason="the launcher shows where a worker is, without ptrace",
+        documented="workers also have descriptor 900",
+        seen_in="plain",
+        covers=_is_stack_pipe,
     ),
     Difference(
         name="nohup",
