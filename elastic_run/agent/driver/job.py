@@ -120,12 +120,13 @@ class MultiNodeJob:
         self._round = -1
         self._has_left = False
 
-    def join(self) -> None:
-        """Join the job."""
+    def join(self, first: Callable[[Session], None] = lambda _: None) -> None:
+        """Join the job; `first` is called before the session goes to the store."""
         handler: Any = self._group.spec.rdzv_handler
         setup = make_setup(self._group.spec, self._options, shows_waiting=self._console.has_live_line)
         session: Session = handler.open_session(setup)
         self._session = session
+        first(session)
         session.start(lambda host: self._open_offer(session, host), self._deliver)
 
     @property
@@ -184,10 +185,10 @@ class MultiNodeJob:
         """Say that this node goes. A node that was found unhealthy before it joined goes to the store to say so."""
         self._has_left = True
         self._end_wait()
-        if self._session is None and reason == UNHEALTHY:
-            self.join()
         if self._session is not None:
             self._session.leave(reason, detail)
+        elif reason == UNHEALTHY:
+            self.join(lambda session: session.leave(reason, detail))
 
     def close(self, barrier: float, *, is_hurried: Callable[[], bool]) -> None:
         """Say the last words, and stay as long as others need this node.

@@ -106,7 +106,8 @@ class Sender:
         """Speak until the session ends."""
         self._retry_deadline.begin()
         try:
-            self._context.backend.prepare()
+            if not self._context.signals.is_leaving:  # a node that comes to say why it goes serves no store
+                self._context.backend.prepare()
         except OSError as error:
             self._context.events.deliver(Lost("rendezvous", f"the rendezvous store can't be served here: {error}"))
             return
