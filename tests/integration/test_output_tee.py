@@ -72,7 +72,8 @@ def test_streams_that_are_not_teed_tear_no_lines(
 @pytest.mark.parametrize(
     ("flags", "merge", "expected"),
     [
-        ((), False, {"0": "True", "1": "True"}),
+        ((), False, {"0": "False", "1": "False"}),  # --log-dir keeps a copy
+        (("--no-capture",), False, {"0": "True", "1": "True"}),
         (("--redirects=2",), False, {"0": "True", "1": "True"}),
         (("--tee=0:2",), False, {"0": "True", "1": "True"}),
         (("--tee=0:2",), True, {"0": "False", "1": "False"}),

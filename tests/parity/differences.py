@@ -79,7 +79,15 @@ def _is_threads_notice(_case: Case, key: str, theirs: Any, ours: Any) -> bool:  
 
 
 def _is_stack_pipe(_case: Case, key: str, theirs: object, ours: object) -> bool:
-    return key.endswith(": descriptors above 2") and (theirs, ours) == (0, 1)
+    if key.endswith(": env ELASTIC_RUN_STACK_PIPE"):  # a worker in Python removes it
+        return theirs == ABSENT
+    return key.endswith(": descriptors above 2") and isinstance(theirs, int) and ours == 1
+
+
+def _is_place_of_files(case: Case, key: str, theirs: Any, ours: Any) -> bool:  # noqa: ANN401 - JSON
+    if key != "launcher's lines on stderr" or "--tee" not in " ".join(case.arguments):
+        return False
+    return theirs == [] and len(ours) == 1 and ours[0].startswith("elastic-run: the log files are in ")
 
 
 def _is_token(_case: Case, key: str, theirs: object, ours: object) -> bool:
@@ -179,6 +187,13 @@ DIFFERENCES = (
         documented="`--log-dir` without `--tee` and `--redirects` keeps error files only | it keeps a copy of all",
         seen_in="some ranks",
         covers=_is_kept_output,
+    ),
+    Difference(
+        name="place of the files",
+        reason="nobody finds a directory of a random name",
+        documented="`--tee` without `--log-dir` does not say where its files are | the launcher's last line names",
+        seen_in="prefix",
+        covers=_is_place_of_files,
     ),
     Difference(
         name="parent's error file without @record",

@@ -188,9 +188,13 @@ class AgentContext:
 
     @property
     def has_room_for_stacks(self) -> bool:
-        """Whether each worker gets a pipe for its stacks: only where descriptors are plenty, after `make_room`."""
+        """Whether each worker gets a pipe for its stacks, after `make_room`.
+
+        Only where the workers' own limit of descriptors is plenty: a number beyond it could not be inherited.
+        """
         usual = self.group.spec.local_world_size * _DESCRIPTORS_PER_WORKER + _DESCRIPTORS
-        return is_possible() and allowed_descriptors() >= usual
+        limit = allowed_descriptors() if self.worker_limit is None else self.worker_limit
+        return is_possible() and limit >= usual
 
     def limit_worker(self, pid: int) -> None:
         """Set the limit of descriptors of a worker that was started with this process's raised limit."""
