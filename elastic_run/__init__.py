@@ -9,6 +9,7 @@ from elastic_run.lazy import lazy_names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from elastic_run.core.agent.config import AgentConfig
     from elastic_run.core.job.config import JobConfig
     from elastic_run.core.node.config import NodeConfig
     from elastic_run.launcher import LaunchConfig, elastic_launch, launch_agent
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from elastic_run.multiprocessing.output.std import Std
 
 __all__ = [
+    "AgentConfig",
     "ChildFailedError",
     "DefaultLogsSpecs",
     "JobConfig",
@@ -37,6 +39,7 @@ __version__ = "0.1.0"
 __getattr__ = lazy_names(
     __name__,
     {
+        "AgentConfig": "core.agent.config",
         "JobConfig": "core.job.config",
         "NodeConfig": "core.node.config",
         "LaunchConfig": "launcher",

@@ -15,6 +15,7 @@ from elastic_run.agent.api import WorkerGroup, WorkerSpec
 from elastic_run.agent.driver.context import AgentContext, AgentOptions, parse_signals
 from elastic_run.agent.driver.early_start import start_early
 from elastic_run.cli.values import duration, one_signal, preloaded
+from elastic_run.core.agent.config import AgentConfig
 from elastic_run.core.job.config import JobConfig
 from elastic_run.core.node.config import NodeConfig
 from elastic_run.errors import UsageError
@@ -96,19 +97,10 @@ class LaunchConfig:
         virtual_local_rank: Every worker sees its device as device 0, and itself as local rank 0.
         shutdown_timeout: Seconds that workers get to stop; None takes TORCH_ELASTIC_SHUTDOWN_TIMEOUT, or 30.
         forward_signals: Signals that are passed on to the workers, by name, separated by commas.
-        worker_store: Who serves the workers' store: `auto`, `agent`, `torch` or `rank0`.
         job_config: The settings on which all nodes of a job have to agree. `min_nodes`, `max_nodes` and
             `max_restarts` are those above.
         node_config: The settings of this node in a job of several.
-        capture: Whether the workers' stderr passes through the agent, so that the report can show its end.
-        preload: Modules, separated by commas, or `auto`, that a template imports once for all workers; "" for none.
-        kill_background: Whether what workers left running in the background ends with the job after a success too.
-        health_port: Port at which this node answers health checks, 0 for a free one, or None for no such port.
-        failure_rules: File with rules on what helps against failures, which the report shows; "" for none.
-        flight_recorder: Whether torch's flight recorder is on in the workers, and its dumps explain a failure.
-        inject_fault: Faults that the agent injects into the workers, as --inject-fault has them; "" for none.
-        events_file: File to which the events of this node are appended, beside the log directory's; "" for none.
-        metrics_port: Port at which this node answers Prometheus, 0 for a free one, or None for no such port.
+        agent_config: The other settings of this node.
 
     Raises:
         ValueError: `shutdown_timeout` is negative, a signal is one that no process can handle, `scale_up_signal` is
@@ -139,18 +131,9 @@ class LaunchConfig:
     virtual_local_rank: bool = False
     shutdown_timeout: int | None = None
     forward_signals: str = ""
-    worker_store: str = "auto"
     job_config: JobConfig = field(default_factory=JobConfig)
     node_config: NodeConfig = field(default_factory=NodeConfig)
-    capture: bool = True
-    preload: str = ""
-    kill_background: bool = False
-    health_port: int | None = None
-    events_file: str = ""
-    metrics_port: int | None = None
-    flight_recorder: bool = False
-    inject_fault: str = ""
-    failure_rules: str = ""
+    agent_config: AgentConfig = field(default_factory=AgentConfig)
 
     def __post_init__(self) -> None:
         if self.rdzv_timeout != -1:
@@ -168,8 +151,8 @@ class LaunchConfig:
             _check_field(contract.ENV_EXIT_BARRIER_TIMEOUT, text, duration)
             self.node_config = replace(self.node_config, exit_barrier_timeout=duration(text))
         _refuse_unhandleable(self.signals_to_handle, self.forward_signals)
-        _check_field("preload", self.preload, preloaded)
-        _check_field("inject_fault", self.inject_fault, _read_faults)
+        _check_field("preload", self.agent_config.preload, preloaded)
+        _check_field("inject_fault", self.agent_config.inject_fault, _read_faults)
         _check_field("scale_up_signal", self.node_config.scale_up_signal, one_signal)
         if not self.shutdown_timeout >= 0:  # nor nan
             message = f"shutdown_timeout must be 0 or more seconds, got {self.shutdown_timeout}"
@@ -388,7 +371,7 @@ def preview_environments(config: LaunchConfig, entrypoint: str, args: list[str])
         run_id=config.run_id,
         restart_count=0,
         max_restarts=config.max_restarts,
-        use_agent_store=choose_worker_store(config.worker_store, size, os.environ) != "rank0",
+        use_agent_store=choose_worker_store(options.agent_config.worker_store, size, os.environ) != "rank0",
         signals=options.signals,
         more=options.worker_variables,
     )
@@ -476,14 +459,15 @@ def make_agent_context(
         _options(config, is_whole_process=is_whole_process),
     )
     context.mask = mask
-    if config.health_port is not None:
-        context.health_server = _open_health_port(config.health_port)
-    if config.metrics_port is not None:
-        context.metrics_server = _open_metrics_port(config.metrics_port)
-    if config.preload:
+    settings = config.agent_config
+    if settings.health_port is not None:
+        context.health_server = _open_health_port(settings.health_port)
+    if settings.metrics_port is not None:
+        context.metrics_server = _open_metrics_port(settings.metrics_port)
+    if settings.preload:
         from elastic_run.agent.driver.preload import start_preload  # noqa: PLC0415 - only when asked for
 
-        if obstacle := start_preload(context, config.preload):
+        if obstacle := start_preload(context, settings.preload):
             from elastic_run.notices import say  # noqa: PLC0415 - only after a warning
 
             say(obstacle)
@@ -624,20 +608,15 @@ def _options(config: LaunchConfig, *, is_whole_process: bool) -> AgentOptions:
         affinities = worker_affinities(config.numa_options, config.nproc_per_node)
     named = parse_signals(f"{config.signals_to_handle},{config.forward_signals}")
     return AgentOptions(
-        faults=_read_faults(config.inject_fault),
         job_config=_make_job_config(config),
         node_config=config.node_config,
+        agent_config=config.agent_config,
+        faults=_read_faults(config.agent_config.inject_fault),
         shutdown_timeout=float(min(config.shutdown_timeout or 0, contract.LONGEST_TIME)),
         signals=parse_signals(config.signals_to_handle),
         forwarded=parse_signals(config.forward_signals) if config.forward_signals else (),
         unnamed_signals=tuple(number for number in signals.ENDING if number not in named and is_whole_process),
         offered=tuple(number for number in signals.OFFERED if number not in named and is_whole_process),
-        worker_store=config.worker_store,
-        capture=config.capture,
-        kill_background=config.kill_background,
-        events_file=config.events_file,
-        has_flight_recorder=config.flight_recorder,
-        failure_rules=config.failure_rules,
         prefix_template=config.log_line_prefix_template or contract.DEFAULT_PREFIX_TEMPLATE,
         affinities=affinities,
         is_whole_process=is_whole_process,

@@ -218,7 +218,7 @@ class History:
 
     def _read_rules(self) -> tuple[Rule, ...]:
         """Return the user's rules on failures; none if the file has changed for the worse since it was checked."""
-        path = self._context.options.failure_rules
+        path = self._context.options.agent_config.failure_rules
         if not path:
             return ()
         from elastic_run.report.failure_rules import read_rules  # noqa: PLC0415 - only after a failure

@@ -10,6 +10,7 @@ from elastic_run.cli.flags import FLAGS
 from elastic_run.cli.origins import DERIVED, VARIABLE, Origin, derive
 from elastic_run.cli.threads import choose_threads
 from elastic_run.cli.values import node_range
+from elastic_run.core.agent.config import AgentConfig
 from elastic_run.core.job.config import JobConfig
 from elastic_run.core.node.config import NodeConfig
 from elastic_run.errors import UsageError
@@ -31,9 +32,10 @@ if TYPE_CHECKING:
 #: Shown in place of an id that is another one at each start.
 RANDOM = "(random)"
 NO_PYTHON_WITH_MODULE = "--no-python: cannot be combined with -m: --no-python runs a program, -m a Python module"
-#: Flags that are settings of the job, or of the node, by the same name.
+#: Flags that are settings of the job, of the node or of the agent, by the same name.
 _JOB_FLAGS = tuple(flag for flag in FLAGS if flag.dest in JobConfig.__match_args__)
 _NODE_FLAGS = tuple(flag for flag in FLAGS if flag.dest in NodeConfig.__match_args__)
+_AGENT_FLAGS = tuple(flag for flag in FLAGS if flag.dest in AgentConfig.__match_args__)
 #: The plug-in `default` of torch's package: ours has the same layout, and keeps the logs of all attempts.
 _TORCHS_LOGS_SPECS = "torch.distributed.elastic.multiprocessing:DefaultLogsSpecs"
 
@@ -164,18 +166,11 @@ def make_config(
         virtual_local_rank=args.virtual_local_rank,
         shutdown_timeout=args.shutdown_timeout,
         forward_signals=args.forward_signals,
-        worker_store=args.worker_store,
         job_config=JobConfig(**{flag.dest: getattr(args, flag.dest) for flag in _JOB_FLAGS}),
         node_config=_make_node_config(args, environ, notice if is_told_later else ""),
-        capture=not args.no_capture,
-        kill_background=args.kill_background_processes,
-        health_port=args.health_port,
-        inject_fault=args.inject_fault,
-        events_file=args.events_file,
-        metrics_port=args.metrics_port,
-        flight_recorder=args.flight_recorder,
-        failure_rules=args.failure_rules,
-        preload=args.preload,
+        agent_config=AgentConfig(
+            capture=not args.no_capture, **{flag.dest: getattr(args, flag.dest) for flag in _AGENT_FLAGS}
+        ),
     )
     command, command_args = make_command(args, environ)
     return config, command, command_args

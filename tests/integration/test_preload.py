@@ -48,11 +48,11 @@ def test_the_variable_asks_for_it_too(launch: Launch, worker: Worker, module: Mo
 
 
 def test_a_program_launches_warm_workers(launch: Launch, worker: Worker, module: Module, tmp_path: Path) -> None:
-    """`LaunchConfig.preload` is for programs; a function is told that it is not for functions."""
+    """`AgentConfig.preload` is for programs; a function is told that it is not for functions."""
     program = tmp_path / "program.py"
     program.write_text(
-        "import sys\nfrom elastic_run import LaunchConfig, elastic_launch\n"
-        "config = LaunchConfig(1, 1, 2, rdzv_backend='local', preload='heavy')\n"
+        "import sys\nfrom elastic_run import AgentConfig, LaunchConfig, elastic_launch\n"
+        "config = LaunchConfig(1, 1, 2, rdzv_backend='local', agent_config=AgentConfig(preload='heavy'))\n"
         "if __name__ == '__main__':\n"
         f"    elastic_launch(config, sys.executable)('-u', {str(worker(SAYS_HOW))!r})\n"
         "    elastic_launch(config, print)()\n",

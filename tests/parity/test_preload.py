@@ -155,9 +155,9 @@ def test_what_the_launcher_was_started_with_holds(shell: str, observe: Observe) 
 
 _PROGRAM = """
 import sys
-from elastic_run import LaunchConfig, elastic_launch
+from elastic_run import AgentConfig, LaunchConfig, elastic_launch
 
-config = LaunchConfig(1, 1, 2, rdzv_backend="local", preload=sys.argv[1])
+config = LaunchConfig(1, 1, 2, rdzv_backend="local", agent_config=AgentConfig(preload=sys.argv[1]))
 elastic_launch(config, sys.executable)(*sys.argv[2:])
 """
 

@@ -40,10 +40,7 @@ _MODULES_WITHOUT_TWIN = {
     "elastic.rendezvous.static_tcp_rendezvous": _ENGINE,
 }
 
-_LAUNCH_CONFIG = (
-    "also is made with (forward_signals, worker_store, job_config, node_config, capture, preload, kill_background, "
-    "health_port, events_file, metrics_port, flight_recorder, inject_fault, failure_rules)"
-)
+_LAUNCH_CONFIG = "also is made with (forward_signals, job_config, node_config, agent_config)"
 #: Names that differ: our module and name, what differs, and why.
 _DIFFERENCES: dict[tuple[str, str], str] = {
     ("elastic_run.launcher.LaunchConfig", _LAUNCH_CONFIG): "settings of our own, behind torch's and with defaults",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from elastic_run.agent.driver.event_recorder import open_recorder
+from elastic_run.core.agent.config import AgentConfig
 from elastic_run.loop import Loop
 from elastic_run.report.event_file import EventFile, EventWriter
 from elastic_run.report.event_history import LINE_LIMIT, fold, read_events
@@ -220,7 +221,7 @@ def test_a_log_that_can_not_be_opened_is_told_and_costs_nothing_else(tmp_path: P
     """The directory of the log is gone, or is a file, since the command line was checked."""
     said: list[str] = []
     (tmp_path / "plain").touch()
-    options = SimpleNamespace(events_file=str(tmp_path / "gone" / "e"))
+    options = SimpleNamespace(agent_config=AgentConfig(events_file=str(tmp_path / "gone" / "e")))
     context: Any = SimpleNamespace(
         hostname="node1",
         run_id="job",

@@ -450,7 +450,11 @@ def test_a_command_line_becomes_a_configuration() -> None:
     assert (config.role, config.shutdown_timeout, config.local_addr, config.run_id) == ("r", 7, "h", "none")
     assert (config.log_line_prefix_template, config.virtual_local_rank) == ("[${rank}]", True)
     assert (config.duplicate_stdout_filters, config.duplicate_stderr_filters) == (["a", "b"], [])
-    assert (config.forward_signals, config.worker_store, config.capture) == ("SIGUSR1", "torch", False)
+    assert (config.forward_signals, config.agent_config.worker_store, config.agent_config.capture) == (
+        "SIGUSR1",
+        "torch",
+        False,
+    )
     assert config.node_config.fence_after == "lease"
     job = config.job_config
     assert (job.max_restarts, job.restart_window, job.min_uptime) == (3, Window(5, 3600.0), 60.0)
@@ -527,7 +531,7 @@ def test_a_namespace_of_argparse_is_taken_and_completed() -> None:
     namespace = get_args_parser().parse_args(["--nproc_per_node=3", "train.py"])
     del namespace.restart_window, namespace.worker_store
     config, _, _ = config_from_args(namespace)
-    assert (config.nproc_per_node, config.worker_store) == (3, "auto")
+    assert (config.nproc_per_node, config.agent_config.worker_store) == (3, "auto")
 
 
 class Plugin(DefaultLogsSpecs):

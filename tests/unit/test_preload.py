@@ -12,6 +12,7 @@ import pytest
 
 from elastic_run import contract
 from elastic_run.core.agent import machine
+from elastic_run.core.agent.config import AgentConfig
 from elastic_run.core.agent.messages import Finish, RoundFailed
 from elastic_run.core.job.config import JobConfig
 from elastic_run.launcher import LaunchConfig
@@ -313,4 +314,4 @@ def test_a_program_is_told_a_wrong_list() -> None:
     with pytest.raises(
         ValueError, match=r"^preload: 'torch, numpy' is not a list of modules \(torch,numpy\), nor auto$"
     ):
-        LaunchConfig(1, 1, 1, preload="torch, numpy")
+        LaunchConfig(1, 1, 1, agent_config=AgentConfig(preload="torch, numpy"))

@@ -7,6 +7,7 @@ import os
 import sys
 
 from elastic_run import contract
+from elastic_run.core.agent.config import AgentConfig
 from elastic_run.core.node.config import NodeConfig
 from elastic_run.multiprocessing.process.descriptors import allowed_descriptors
 from elastic_run.multiprocessing.process.guardian import Guardian
@@ -41,49 +42,39 @@ _STOP_MARGIN = 5.0
 
 @dataclass(frozen=True, slots=True)
 class AgentOptions:
-    """The user's options of an agent, beyond torch's fields.
+    """What the user has set, as an agent uses it: the three configurations, and values made from torch's fields.
 
     Args:
-        job_config: The job's configuration.
-        node_config: This node's.
+        job_config: The settings on which all nodes of the job agree.
+        node_config: The settings of this node in a job of several nodes.
+        agent_config: The other settings of this node.
         shutdown_timeout: The grace period in seconds, on every stop path.
         signals: Signals that stop the job.
         forwarded: Signals that are passed on to the workers.
         unnamed_signals: Signals that stop the job though the user didn't name them; workers get SIGTERM.
         offered: Signals that are passed on to those workers that handle them.
-        worker_store: `auto`, `agent`, `torch` or `rank0`.
-        capture: Whether the workers' stderr passes through the agent for the report.
         prefix_template: Prefix of tee'd lines.
         affinities: Logical CPUs by local rank.
         is_whole_process: Whether the launcher is all that runs in this process.
         start_method: How function workers are started: `spawn`, `fork` or `forkserver`.
         stuck_timeout: Seconds that a worker may be in uninterruptible sleep; 0 for any time.
-        kill_background: Whether what workers left running in the background ends with the job after a success too.
-        failure_rules: File with the user's rules on what helps against failures, or "".
-        has_flight_recorder: Whether torch's flight recorder is on in the workers.
-        faults: What is injected into the workers, on all nodes the same.
-        events_file: File to which events are appended, beside the one in the log directory; "" for none.
+        faults: The faults that are injected into the workers, the same on all nodes.
     """
 
     job_config: JobConfig
     node_config: NodeConfig = NodeConfig()
+    agent_config: AgentConfig = AgentConfig()
     shutdown_timeout: float = contract.DEFAULT_SHUTDOWN_TIMEOUT
     signals: tuple[int, ...] = ()
     forwarded: tuple[int, ...] = ()
     unnamed_signals: tuple[int, ...] = ()
     offered: tuple[int, ...] = ()
-    worker_store: str = "auto"
-    capture: bool = True
     prefix_template: str = contract.DEFAULT_PREFIX_TEMPLATE
     affinities: Mapping[int, frozenset[int]] = field(default_factory=dict)
     is_whole_process: bool = False
     start_method: str = "spawn"
     stuck_timeout: float = 0.0
-    kill_background: bool = False
-    events_file: str = ""
-    has_flight_recorder: bool = False
     faults: tuple[Fault, ...] = ()
-    failure_rules: str = ""
 
     @property
     def worker_variables(self) -> dict[str, str]:
@@ -247,7 +238,7 @@ class AgentContext:
 
     def switch_on_recorders(self, envs: Mapping[int, dict[str, str]], logs: LogsDest) -> None:
         """Switch on torch's flight recorder in the workers of a round, where the user asks for it."""
-        if not self.options.has_flight_recorder:
+        if not self.options.agent_config.flight_recorder:
             return
         if self.flight_recorder is None:
             from elastic_run.agent.driver.flight_recorder import FlightRecorder  # noqa: PLC0415 - only with the flag

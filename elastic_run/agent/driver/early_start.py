@@ -30,7 +30,7 @@ def start_early(context: AgentContext) -> EarlyStart | None:
     Returns:
         The round. None where the supervisor begins with it; it also tells the user if the round can't be joined.
     """
-    round_join = RoundJoin(context.group, context.options.worker_store)
+    round_join = RoundJoin(context.group, context.options.agent_config.worker_store)
     is_checked_first = bool(context.options.node_config.health_check)
     is_alone = round_join.is_immediate and context.options.is_whole_process
     if not is_alone or is_checked_first or context.worker_pool is not None:

@@ -60,7 +60,7 @@ def open_recorder(context: AgentContext, loop: Loop, say: Callable[[str], None])
     directory = context.log_directory
     paths = [os.path.join(directory, contract.EVENTS_FILE)] if directory else []
     files = []
-    for path in [*paths, *filter(None, (context.options.events_file,))]:
+    for path in [*paths, *filter(None, (context.options.agent_config.events_file,))]:
         try:
             files.append(EventFile(path, recorder.describe_gap, tell_loss))
         except OSError as error:

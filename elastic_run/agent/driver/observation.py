@@ -33,7 +33,9 @@ class Observation:
         self._recorder: EventRecorder | None = None
         self._waiting: list[tuple[Callable[[EventRecorder, Moment], None], Moment]] = []
         has_directory = not getattr(context.logs_specs, "is_temporary", False)
-        self._is_wanted = has_directory or bool(context.options.events_file) or context.metrics_server is not None
+        self._is_wanted = (
+            has_directory or bool(context.options.agent_config.events_file) or context.metrics_server is not None
+        )
 
     def tell(self, tell: Callable[[EventRecorder, Moment], None]) -> None:
         """Pass on that something happened.

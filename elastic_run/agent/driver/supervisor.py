@@ -90,7 +90,9 @@ class Supervisor:
         self.console = Console(self._loop)
         self._launched = None if early_start is None else early_start.launched
         self._round_join = (
-            RoundJoin(self._group, self._options.worker_store) if early_start is None else early_start.round_join
+            RoundJoin(self._group, self._options.agent_config.worker_store)
+            if early_start is None
+            else early_start.round_join
         )
         self._round_join.serve(self._loop, self.console.say)
         self._guardian_keeper = GuardianKeeper(self._loop, context.guardian, say=self.console.say)
@@ -549,7 +551,7 @@ class Supervisor:
         self._stopped_at = self._loop.now()
         if self._round is not None:
             is_success = self._agent.stop_reason == machine.AFTER_SUCCESS
-            if is_success and not self._options.kill_background:
+            if is_success and not self._options.agent_config.kill_background_processes:
                 self._round.workers.release(self._on_released)
             else:
                 if self._context.flight_recorder is not None and not is_success:

@@ -70,7 +70,7 @@ def launch_workers(
     Returns:
         The workers. When one can't be started, those before it, and the reason.
     """
-    launched = LaunchedWorkers(Wiring(capture=context.options.capture))
+    launched = LaunchedWorkers(Wiring(capture=context.options.agent_config.capture))
     try:
         _launch(context, launched, restart_count, use_agent_store=use_agent_store, on_fork=on_fork)
     except (OSError, ValueError) as error:
@@ -103,7 +103,9 @@ def _launch(
     # From here to the guardian as little as can be: a launcher that is killed before leaves its temporary directory.
     starter.logs = launched.logs = _lay_out_logs(context, envs, is_first=not context.guardian.pid)
     context.announce_log_directory()
-    context.make_room(_count_descriptors(launched.logs, capture=context.options.capture) + len(starter.closed))
+    context.make_room(
+        _count_descriptors(launched.logs, capture=context.options.agent_config.capture) + len(starter.closed)
+    )
     starter.descriptor_limit = context.worker_limit
     starter.has_stacks = context.has_room_for_stacks
     launched.wiring.is_stdout_passed = _is_any_stdout_passed(launched.logs)
