@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from elastic_run.agent.health_server import HealthServer
+    from elastic_run.agent.health_port import HealthPort
     from elastic_run.agent.local_elastic_agent import LocalElasticAgent
-    from elastic_run.agent.metrics_server import MetricsServer
+    from elastic_run.agent.metrics_port import MetricsPort
     from elastic_run.cluster.numa import NumaOptions
     from elastic_run.core.agent.faults import Fault
     from elastic_run.multiprocessing.output.console import Console
@@ -461,9 +461,9 @@ def make_agent_context(
     context.mask = mask
     settings = config.agent_config
     if settings.health_port is not None:
-        context.health_server = _open_health_port(settings.health_port)
+        context.health_port = _open_health_port(settings.health_port)
     if settings.metrics_port is not None:
-        context.metrics_server = _open_metrics_port(settings.metrics_port)
+        context.metrics_port = _open_metrics_port(settings.metrics_port)
     if settings.preload:
         from elastic_run.agent.driver.preload import start_preload  # noqa: PLC0415 - only when asked for
 
@@ -474,11 +474,11 @@ def make_agent_context(
     return context
 
 
-def _open_health_port(port: int) -> HealthServer:
-    from elastic_run.agent.health_server import HealthServer  # noqa: PLC0415 - only when asked for
+def _open_health_port(port: int) -> HealthPort:
+    from elastic_run.agent.health_port import HealthPort  # noqa: PLC0415 - only when asked for
 
     try:
-        server = HealthServer(port)
+        server = HealthPort(port)
     except OSError as error:
         message = f"health port {port} can't be opened: {error.strerror}"
         raise ValueError(message) from error
@@ -489,16 +489,16 @@ def _open_health_port(port: int) -> HealthServer:
     return server
 
 
-def _open_metrics_port(port: int) -> MetricsServer:
+def _open_metrics_port(port: int) -> MetricsPort:
     from importlib.util import find_spec  # noqa: PLC0415 - only when asked for
 
-    from elastic_run.agent.metrics_server import MetricsServer  # noqa: PLC0415 - ditto
+    from elastic_run.agent.metrics_port import MetricsPort  # noqa: PLC0415 - ditto
 
     if find_spec("prometheus_client") is None:
         message = "metrics port needs prometheus-client: pip install 'elastic-run[metrics]'"
         raise ValueError(message)
     try:
-        server = MetricsServer(port)
+        server = MetricsPort(port)
     except OSError as error:
         message = f"metrics port {port} can't be opened: {error.strerror}"
         raise ValueError(message) from error

@@ -9,15 +9,15 @@
 | `control_server` | the agent's control socket, on which commands ask |
 | `driver` | the parts that `LocalElasticAgent` runs a job with |
 | `failures` | a failed worker as torch's `ProcessFailure`, for programs that launch |
-| `health_check_server` | torch's hook for health checks; it serves nothing by itself |
-| `health_server` | `--health-port`: answers whether the agent is alive, and whether its workers run |
+| `health_check_server` | torch's hook for a site's own health checks; it serves nothing by itself |
+| `health_port` | `--health-port`: answers whether the agent is alive, and whether its workers run |
 | `history` | what became of each round: the lines while the job runs, and the result for the report |
 | `http_listener` | a port at which an agent answers requests over HTTP |
 | `http_requests` | one request over HTTP, read and answered |
 | `job_metrics` | counts what happens to this node, for `--metrics-port` |
 | `local_elastic_agent` | `LocalElasticAgent`: runs the workers of one node as processes |
-| `metrics_server` | `--metrics-port`: the counts, for Prometheus |
-| `script_name` | a name of the workers' program that is the same on all nodes of a job |
+| `metrics_port` | `--metrics-port`: the counts, for Prometheus |
+| `script_name` | names of the workers' program: one that is the same on all nodes, and one for reports |
 | `senders` | which process sent a signal to the launcher |
 | `simple_elastic_agent` | `SimpleElasticAgent`: torch's template for agents with hooks of their own |
 | `state` | `WorkerState`, without which workers can be started |

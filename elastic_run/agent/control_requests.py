@@ -14,7 +14,7 @@ import time
 
 from elastic_run import __version__
 from elastic_run.agent.agent_view import AgentView, Request
-from elastic_run.agent.driver.exit_codes import program_name
+from elastic_run.agent.script_name import program_name
 from elastic_run.agent.worker_stacks import answer_stacks
 from elastic_run.agent.worker_status import answer_nodes, answer_status
 from elastic_run.control.wire import ControlError

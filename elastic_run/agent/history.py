@@ -5,9 +5,11 @@ Most modules that it needs are imported when there is something to report, so th
 
 from __future__ import annotations
 
+import os
 import time
 
-from elastic_run.agent.driver.exit_codes import exit_code, failure_of, is_disk_full, program_name
+from elastic_run.agent.driver.job_exit_code import exit_code, failure_of
+from elastic_run.agent.script_name import program_name
 from elastic_run.core.agent import machine, messages
 from elastic_run.multiprocessing.process import process_table
 
@@ -212,7 +214,7 @@ class History:
             nnodes=context.group.group_world_size or 1,
             survivors=self._survivors,
             ended_at=time.time(),
-            is_log_disk_full=self._writes_to_files() and is_disk_full(context.log_directory),
+            is_log_disk_full=self._writes_to_files() and _is_disk_full(context.log_directory),
             oom_kills=None if self._oom_kills is None else self._count_oom_kills(),
         )
 
@@ -251,3 +253,11 @@ class History:
 
         kills = read_oom_kills()
         return kills if self._oom_kills is None else kills.since(self._oom_kills)
+
+
+def _is_disk_full(directory: str) -> bool:
+    """Whether nothing more fits on the disk of a directory."""
+    try:
+        return bool(directory) and os.statvfs(directory).f_bavail == 0
+    except OSError:
+        return False

@@ -1,4 +1,4 @@
-"""A name of the workers' program that is the same on all nodes of a job, and the file of that name.
+"""Names of the workers' program: one that is the same on all nodes of a job, and one for reports on this node.
 
 - Nodes may have a script in different directories and at different mount points, and start in different working
   directories. So only the last part of a path counts, and files of one name count by their content
@@ -10,16 +10,17 @@
 from __future__ import annotations
 
 import os
+import sys
 
 from elastic_run import contract
 from elastic_run.core.job.role_scripts import ScriptFile
-from elastic_run.multiprocessing.process.interpreter import RUN_PATH_CODE, is_interpreters_name
+from elastic_run.multiprocessing.process.interpreter import RUN_PATH_CODE, is_interpreters_name, own_interpreter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["find_script_file", "name_script"]
+__all__ = ["find_script_file", "name_script", "program_name"]
 
 #: An interpreter's flags that take the next word.
 _WITH_VALUE = ("-X", "-W", "--check-hash-based-pycs")
@@ -39,6 +40,13 @@ def name_script(entrypoint: object, args: Sequence[object]) -> str:
         return _name_function(entrypoint)[:_LONGEST]
     word = _find_script(entrypoint, args)
     return (os.path.basename(word.rstrip(os.sep)) or word)[:_LONGEST]
+
+
+def program_name(entrypoint: object, args: tuple[object, ...]) -> str:
+    """Return the program as its user named it, for reports: the script rather than the interpreter."""
+    if entrypoint in (sys.executable, own_interpreter(), os.environ.get(contract.ENV_PYTHON_EXEC)):
+        return next((str(arg) for arg in args if not str(arg).startswith("-")), str(entrypoint))
+    return str(getattr(entrypoint, "__qualname__", entrypoint))
 
 
 def find_script_file(entrypoint: object, args: Sequence[object]) -> ScriptFile | None:

@@ -102,7 +102,7 @@ def describe_node(view: AgentView, before: Sample, now: Sample) -> Document:
         before: An earlier sample of its workers.
         now: A sample of this moment.
     """
-    from elastic_run.agent.driver.exit_codes import program_name  # noqa: PLC0415 - imported by now
+    from elastic_run.agent.script_name import program_name  # noqa: PLC0415 - imported by now
 
     agent, current, context = view.find_agent(), view.find_round(), view.context
     group, config = context.group, context.options.job_config

@@ -93,7 +93,8 @@ def _read_step(environ: Mapping[str, str], hostname: str) -> Step:
             message = f"{name}={environ[name]!r} is not a number"
             raise ValueError(message)
     # Imported here: its regular expressions take longer than all else, and most launchers are no step's.
-    from elastic_run.slurm_variables import find_port, parse_nodelist  # noqa: PLC0415
+    from elastic_run.slurm_node_lists import parse_nodelist  # noqa: PLC0415
+    from elastic_run.slurm_port import find_port  # noqa: PLC0415
 
     nodes = parse_nodelist(environ["SLURM_STEP_NODELIST"])
     if environ.get("SLURM_HET_SIZE") and set(nodes) != _find_component_nodes(environ):
@@ -136,7 +137,7 @@ def _find_location(environ: Mapping[str, str], node_rank: int) -> str:
 
 def _find_component_nodes(environ: Mapping[str, str]) -> set[str]:
     """Return the nodes of all components of a heterogeneous job, none where a list is missing."""
-    from elastic_run.slurm_variables import parse_nodelist  # noqa: PLC0415 - see `_read_step`
+    from elastic_run.slurm_node_lists import parse_nodelist  # noqa: PLC0415 - see `_read_step`
 
     lists = [
         environ.get(f"SLURM_JOB_NODELIST_HET_GROUP_{group}", "") for group in range(int(environ["SLURM_HET_SIZE"]))
@@ -177,7 +178,7 @@ def count_idle_nodes(environ: Mapping[str, str], hostname: str) -> int:
     has_step = environ.get("SLURM_STEP_ID") and all(_agree(environ, *names) for names in _TWINS)
     if has_step or not (environ.get("SLURM_JOB_NODELIST") and nodes.isdecimal() and int(nodes) > 1):
         return 0
-    from elastic_run.slurm_variables import parse_nodelist  # noqa: PLC0415 - see `find_step`
+    from elastic_run.slurm_node_lists import parse_nodelist  # noqa: PLC0415 - see `find_step`
 
     try:
         names = [_short(node) for node in parse_nodelist(environ["SLURM_JOB_NODELIST"])]

@@ -22,8 +22,8 @@
 | `text` | printable text: width in columns, wrapping, shortening |
 | `trace` | the lines of a traceback that tell most |
 | `wait_line` | one line on the terminal that says what a node waits for |
-| `wait_status` | which nodes are there, which are missing, how long is left |
-| `wait_texts` | the texts of both |
+| `wait_notices` | when a waiting node is told which nodes are missing, and how long is left |
+| `wait_texts` | the texts of `wait_line` and `wait_notices` |
 | `wording` | words for exit codes, signals, ranks, durations and exceptions |
 """
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from elastic_run.slurm_variables import count_tasks, find_port, parse_nodelist
+from elastic_run.slurm_node_lists import count_tasks, parse_nodelist
+from elastic_run.slurm_port import find_port
 from elastic_run.worker.errors import PlaceError
 
 TYPE_CHECKING = False

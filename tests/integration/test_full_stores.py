@@ -12,7 +12,7 @@ import pytest
 from elastic_run.store.errors import FULL, StoreConnectionError
 from elastic_run.store.stream import Stream
 from elastic_run.store.tcpstore import wire
-from elastic_run.store.tcpstore.authentication import ClientAuthentication
+from elastic_run.store.tcpstore.token_proof import ClientAuthentication
 from tests.support.launch import ELASTIC_RUN
 from tests.support.meeting import place, wait_coordinated
 from tests.support.sessions import free_port

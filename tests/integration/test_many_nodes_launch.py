@@ -15,7 +15,7 @@ import pytest
 from elastic_run.core.protocol import job_keys
 from elastic_run.store.errors import StoreConnectionError
 from elastic_run.store.jobstore.c10d import C10dJobStore
-from elastic_run.store.tcpstore.authentication import ClientAuthentication
+from elastic_run.store.tcpstore.token_proof import ClientAuthentication
 from tests.support.joining import COPIED, copied
 from tests.support.processes import children_of
 from tests.support.sessions import free_port

@@ -16,10 +16,10 @@ from elastic_run.store.errors import StoreConnectionError, StoreTokenError
 from elastic_run.store.jobstore.c10d import C10dJobStore
 from elastic_run.store.tcpstore import admission, server, wire
 from elastic_run.store.tcpstore.admission import TokenRequirement
-from elastic_run.store.tcpstore.authentication import AGENT, ClientAuthentication, derive_key, make_nonce, prove
 from elastic_run.store.tcpstore.client import StoreClient
 from elastic_run.store.tcpstore.listener import open_listener
 from elastic_run.store.tcpstore.server import StoreServer
+from elastic_run.store.tcpstore.token_proof import AGENT, ClientAuthentication, derive_key, make_nonce, prove
 from tests.support import impostor
 from tests.support.job_stores import torchs_server
 from tests.support.store import LOOPBACK, NONCE, Peer, ServedStore

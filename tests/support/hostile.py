@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 
 from elastic_run.store.limits import COUNT_LIMIT, KEY_LIMIT, VALUE_LIMIT
 from elastic_run.store.tcpstore import wire
-from elastic_run.store.tcpstore.authentication import ClientAuthentication
 from elastic_run.store.tcpstore.client import StoreClient
+from elastic_run.store.tcpstore.token_proof import ClientAuthentication
 from tests.support.wait import DEADLINE
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elastic_run.store.tcpstore import wire
-from elastic_run.store.tcpstore.authentication import ClientAuthentication
 from elastic_run.store.tcpstore.client import StoreClient
+from elastic_run.store.tcpstore.token_proof import ClientAuthentication
 from tests.support.store import LOOPBACK
 from tests.support.wait import DEADLINE
 

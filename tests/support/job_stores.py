@@ -20,7 +20,7 @@ from elastic_run.store.jobstore.file import FileJobStore
 from elastic_run.store.jobstore.http_client import Credentials
 from elastic_run.store.jobstore.memory import JobSpace, MemoryJobStore
 from elastic_run.store.jobstore.signed import SignedStore
-from elastic_run.store.tcpstore.authentication import ClientAuthentication
+from elastic_run.store.tcpstore.token_proof import ClientAuthentication
 from tests.support.etcd import ROOT, Etcd, make_certificates
 from tests.support.store import LOOPBACK, ServedStore
 

@@ -8,7 +8,7 @@ import time
 from elastic_run.core.protocol import job_keys
 from elastic_run.store.errors import StoreConnectionError
 from elastic_run.store.jobstore.c10d import C10dJobStore
-from elastic_run.store.tcpstore.authentication import ClientAuthentication
+from elastic_run.store.tcpstore.token_proof import ClientAuthentication
 from tests.support.wait import DEADLINE, DeadlinePassedError
 
 #: A last call that no test waits for, and beats that show a loss soon.

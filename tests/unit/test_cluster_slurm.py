@@ -14,7 +14,7 @@ from elastic_run.cli.parser import LauncherArgumentParser
 from elastic_run.cluster.slurm import Step, StepError, count_idle_nodes, find_step
 from elastic_run.errors import UsageError
 from elastic_run.run import parse_args
-from elastic_run.slurm_variables import step_port
+from elastic_run.slurm_port import step_port
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -227,7 +227,7 @@ def test_a_log_that_can_not_be_opened_is_told_and_costs_nothing_else(tmp_path: P
         run_id="job",
         log_directory=str(tmp_path / "plain"),
         options=options,
-        metrics_server=None,
+        metrics_port=None,
     )
     with Loop() as loop:
         assert open_recorder(context, loop, said.append) is None

@@ -28,14 +28,15 @@ ALLOWED: dict[str, set[str]] = {
     "compat": {"contract"},
     "records": set(),
     "signals": set(),
-    "slurm_variables": set(),
+    "slurm_node_lists": set(),
+    "slurm_port": set(),
     "store": {"contract", "core", "loop", "utils"},
     "multiprocessing": {"contract", "core", "loop", "utils", "events", "metrics", "cluster.numa"}
     | {"diagnosis.recorder_hook"},
     "report": {"contract", "core", "loop", "utils", "multiprocessing.output"}
     | {"store.jobstore.api", "rendezvous.session"},
-    "rendezvous": {"contract", "core", "loop", "store", "utils", "events", "report.wait_status", "report.wait_texts"},
-    "cluster": {"contract", "core", "utils", "slurm_variables"},
+    "rendezvous": {"contract", "core", "loop", "store", "utils", "events", "report.wait_notices", "report.wait_texts"},
+    "cluster": {"contract", "core", "utils", "slurm_node_lists", "slurm_port"},
     "agent": {"contract", "core", "loop", "multiprocessing", "report", "cluster", "events", "metrics", "utils"}
     | {"control", "diagnosis", "store.tcpstore", "timer", "rendezvous.api", "rendezvous.errors", "rendezvous.session"},
     "diagnosis": {
@@ -50,7 +51,7 @@ ALLOWED: dict[str, set[str]] = {
         "rendezvous.elastic.addresses",
     }
     | {"report.wording"},
-    "worker": {"contract", "slurm_variables"},
+    "worker": {"contract", "slurm_node_lists", "slurm_port"},
 }
 #: Room of `store` -> the rooms that it may import; modules outside of the rooms import no room.
 ROOMS = {"tcpstore": {"tcpstore"}, "jobstore": {"tcpstore", "jobstore"}}

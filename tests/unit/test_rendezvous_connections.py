@@ -19,7 +19,7 @@ from elastic_run.rendezvous.elastic.job_session import JobSession
 from elastic_run.rendezvous.elastic.log_reader import LogReader
 from elastic_run.rendezvous.elastic.store_connection import STORE_ID, StoreConnection
 from elastic_run.rendezvous.session import Notice
-from elastic_run.report import wait_status
+from elastic_run.report import wait_notices
 from elastic_run.store.errors import FULL, REFUSED, StoreConnectionError
 from elastic_run.store.jobstore.memory import JobSpace, MemoryJobStore
 from tests.support.configs import plain_setup
@@ -420,7 +420,7 @@ def test_a_waiting_node_finds_at_once_that_its_store_is_gone(
     backend: NotingBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its one connection waits for the log; when that breaks the node does not wait for its next heartbeat."""
-    monkeypatch.setattr(wait_status, "FIRST", 300.0)  # nor for the first line
+    monkeypatch.setattr(wait_notices, "FIRST", 300.0)  # nor for the first line
     settings = read_settings("c10d", _SLOW)
     node = Node(open_session(backend, settings, plain_setup(min_nodes=2, max_nodes=2), local_addr="127.0.0.1"))
     backend.on_use = once(is_first_wait, lambda _: backend.empty())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_run.slurm_variables import step_port
+from elastic_run.slurm_port import step_port
 from elastic_run.worker.errors import PlaceError
 from elastic_run.worker.place import Place, place_from
 

@@ -8,12 +8,12 @@
 | `early_start` | starts the first round's workers before the supervisor is imported |
 | `environment` | the workers' environment variables |
 | `event_recorder` | makes the events of the event log |
-| `exit_codes` | the exit code and the name of each way in which a job can end |
 | `flight_recorder` | torch's flight recorder in the workers: its variables, its dumps |
 | `gpu_memory` | waits until the GPUs have taken back the old workers' memory |
 | `fault_injection` | injects the faults of --inject-fault |
 | `held_round` | a formed round that waits for its warm workers |
 | `job` | this node's part in a job of several nodes |
+| `job_exit_code` | chooses the launcher's exit code from the verdict and the root cause |
 | `joining` | joins a round, through the job or through a rendezvous handler |
 | `observation` | passes on what happens to the event log, once the workers run |
 | `preload` | starts the templates of warm workers |
@@ -24,6 +24,7 @@
 | `round_join` | offers this node's worker store, and takes part in the rendezvous |
 | `signal_watch` | answers the launcher's signals |
 | `stack_reports` | shows the workers' stacks, on SIGQUIT and before SIGKILL |
+| `start_errors` | why the workers' program could not be started, in words |
 | `step` | one step of the state machine, for those who watch |
 | `supervisor` | the loop: events to the state machine, commands to the parts |
 | `time_limit` | tells that the scheduler will end the job soon, and stops the workers in time |

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from elastic_run.agent.api import WorkerGroup
     from elastic_run.agent.driver.flight_recorder import FlightRecorder
     from elastic_run.agent.driver.timers import WorkerTimers
-    from elastic_run.agent.health_server import HealthServer
-    from elastic_run.agent.metrics_server import MetricsServer
+    from elastic_run.agent.health_port import HealthPort
+    from elastic_run.agent.metrics_port import MetricsPort
     from elastic_run.core.agent.faults import Fault
     from elastic_run.core.job.config import JobConfig
     from elastic_run.multiprocessing.output.logs import LogsDest, LogsSpecs
@@ -114,11 +114,11 @@ class AgentContext:
         "flight_recorder",
         "group",
         "guardian",
-        "health_server",
+        "health_port",
         "hostname",
         "logs_specs",
         "mask",
-        "metrics_server",
+        "metrics_port",
         "options",
         "run_id",
         "timers",
@@ -136,8 +136,8 @@ class AgentContext:
         self.guardian = Guardian(is_exec=not options.is_whole_process or "torch" in sys.modules)
         self.timers: WorkerTimers | None = None
         self.worker_pool: WorkerPool | None = None
-        self.health_server: HealthServer | None = None
-        self.metrics_server: MetricsServer | None = None
+        self.health_port: HealthPort | None = None
+        self.metrics_port: MetricsPort | None = None
         self.flight_recorder: FlightRecorder | None = None
         self._announced = False
         self.adopts_orphans = False

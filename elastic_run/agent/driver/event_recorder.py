@@ -12,7 +12,7 @@ import json
 import os
 
 from elastic_run import __version__, contract
-from elastic_run.agent.driver.exit_codes import program_name
+from elastic_run.agent.script_name import program_name
 from elastic_run.core.agent import machine, messages
 from elastic_run.core.failure.root_cause import is_secondary
 from elastic_run.report.event_file import EventFile, EventWriter
@@ -67,8 +67,8 @@ def open_recorder(context: AgentContext, loop: Loop, say: Callable[[str], None])
             say(f"the event log {path} can't be written: {error.strerror}; the job goes on")
     if files:
         recorder.write_to(EventWriter(files))
-    if context.metrics_server is not None:
-        recorder.sinks.append(context.metrics_server.metrics.take)
+    if context.metrics_port is not None:
+        recorder.sinks.append(context.metrics_port.metrics.take)
     return recorder if recorder.sinks else None
 
 

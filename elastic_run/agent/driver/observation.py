@@ -34,7 +34,7 @@ class Observation:
         self._waiting: list[tuple[Callable[[EventRecorder, Moment], None], Moment]] = []
         has_directory = not getattr(context.logs_specs, "is_temporary", False)
         self._is_wanted = (
-            has_directory or bool(context.options.agent_config.events_file) or context.metrics_server is not None
+            has_directory or bool(context.options.agent_config.events_file) or context.metrics_port is not None
         )
 
     def tell(self, tell: Callable[[EventRecorder, Moment], None]) -> None:

@@ -126,10 +126,10 @@ class Supervisor:
         self._held_round = self._hold_rounds()
         self._background = Background(context, self.console.say)
         self._observation = Observation(context, self._loop, self.console.say)
-        if context.health_server is not None:
-            context.health_server.serve(self._loop, lambda: self._agent.state)
-        if context.metrics_server is not None:
-            context.metrics_server.serve(self._loop, lambda: self._agent.state, self._find_silences)
+        if context.health_port is not None:
+            context.health_port.serve(self._loop, lambda: self._agent.state)
+        if context.metrics_port is not None:
+            context.metrics_port.serve(self._loop, lambda: self._agent.state, self._find_silences)
         self._control: ControlServer | None = None
         self._joining = Joining(context, self._round_join, self._job, loop=self._loop, feed=self._feed)
         self._stacks = StackReports(context, self._loop, self.console, current_round=lambda: self._round)
@@ -299,10 +299,10 @@ class Supervisor:
             finally:
                 if self._control is not None:
                     self._control.close()
-                if self._context.health_server is not None:
-                    self._context.health_server.close()
-                if self._context.metrics_server is not None:
-                    self._context.metrics_server.close()
+                if self._context.health_port is not None:
+                    self._context.health_port.close()
+                if self._context.metrics_port is not None:
+                    self._context.metrics_port.close()
                 self.console.close()
                 self._loop.close()
 
@@ -452,7 +452,7 @@ class Supervisor:
         try:
             self._round.watch()
         except (OSError, ValueError) as error:
-            from elastic_run.agent.driver.exit_codes import start_failed  # noqa: PLC0415 - only after a failure
+            from elastic_run.agent.driver.start_errors import start_failed  # noqa: PLC0415 - only after a failure
 
             spec = self._group.spec
             program = spec.entrypoint if isinstance(spec.entrypoint, str) else spec.get_entrypoint_name()

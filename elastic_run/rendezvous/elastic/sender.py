@@ -36,7 +36,7 @@ from elastic_run.rendezvous.elastic.partition import PartitionRecovery
 from elastic_run.rendezvous.elastic.retry_deadline import RetryDeadline
 from elastic_run.rendezvous.elastic.store_connection import STORE_ID
 from elastic_run.rendezvous.session import Lost, Notice, Waiting
-from elastic_run.report.wait_status import WaitStatus
+from elastic_run.report.wait_notices import WaitNotices
 from elastic_run.store.backoff import draw_fraction
 from elastic_run.store.errors import StoreAccessError, StoreError, StoreForgedError, StoreTokenError
 
@@ -91,7 +91,7 @@ class Sender:
         self._restores = 0
         self._last_look = 0.0
         self._last_read: float | None = None
-        self._wait_status = WaitStatus(
+        self._wait_notices = WaitNotices(
             state=context.member_state,
             doubt=lambda: context.backend.doubt,
             shows_waiting=context.shows_waiting,
@@ -167,8 +167,8 @@ class Sender:
                 return False
         elif now >= self._next_look:
             self._look(store)
-        elif now >= self._wait_status.first_due(now):
-            self._wait_status.tell(store, now)
+        elif now >= self._wait_notices.first_due(now):
+            self._wait_notices.tell(store, now)
         return True
 
     def _wait(self) -> None:
@@ -186,7 +186,7 @@ class Sender:
             self._next_beat = min(self._next_beat, now + self._first_pause())
 
     def _find_next_due(self, now: float) -> float:
-        return min(self._next_beat, self._next_look, self._wait_status.first_due(now))
+        return min(self._next_beat, self._next_look, self._wait_notices.first_due(now))
 
     @property
     def _has_founded(self) -> bool:
@@ -334,7 +334,7 @@ class Sender:
         if member_driver.member.state != RUNNING:
             context.death_proofs.look()
         self._look(store, is_beating=True)
-        self._wait_status.tell(store, now)
+        self._wait_notices.tell(store, now)
 
     @property
     def _next_look(self) -> float:

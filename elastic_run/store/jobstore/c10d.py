@@ -28,7 +28,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from elastic_run.store.tcpstore.authentication import ClientAuthentication
+    from elastic_run.store.tcpstore.token_proof import ClientAuthentication
 
 #: Seconds that a slot may stay empty while later ones are filled.
 _GAP_LIVES = 1.0

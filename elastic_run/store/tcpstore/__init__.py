@@ -4,7 +4,6 @@
 |---|---|
 | `admission` | the server's side of the token: what a connection may do before its proof |
 | `agent_client` | several keys in one exchange, for agents |
-| `authentication` | challenge and proof of the token |
 | `client` | a blocking client with the names of torch's `Store` |
 | `connection` | one client's socket on the server's side |
 | `groups` | keeps the process groups of a worker apart |
@@ -15,6 +14,7 @@
 | `request_handler` | what the server answers to each operation |
 | `server` | the server, on the agent's loop |
 | `stream_keys` | the keys of a stream of entries |
+| `token_proof` | a client proves that it knows the token, and so does the server |
 | `torch_child` | the program that runs torch's server in a child process |
 | `torch_server` | torch's server in that child process, followed by ours if it dies |
 | `waits` | clients that wait for keys |

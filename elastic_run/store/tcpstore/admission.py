@@ -163,24 +163,24 @@ class Admission:
 
     def _challenge(self, connection: Connection, nonce: bytes | int) -> None:
         # Imported only with a token, and in the server's thread: hashing costs milliseconds to import.
-        from elastic_run.store.tcpstore import authentication  # noqa: PLC0415
+        from elastic_run.store.tcpstore import token_proof  # noqa: PLC0415
 
         if connection in self._nonces or not isinstance(nonce, bytes) or len(nonce) != wire.NONCE_SIZE:
             raise UnprovedError
         if self._key is None:
-            self._key = authentication.derive_key(self._requirement.token)
-        own = authentication.make_nonce()
+            self._key = token_proof.derive_key(self._requirement.token)
+        own = token_proof.make_nonce()
         self._nonces[connection] = nonce, own
-        proof = authentication.prove(self._key, authentication.SERVER, nonce, own)
+        proof = token_proof.prove(self._key, token_proof.SERVER, nonce, own)
         connection.reply(wire.U64.pack(len(own) + len(proof)) + own + proof)
 
     def _check(self, connection: Connection, proof: bytes | int) -> None:
-        from elastic_run.store.tcpstore import authentication  # noqa: PLC0415 - see above
+        from elastic_run.store.tcpstore import token_proof  # noqa: PLC0415 - see above
 
         nonces = self._nonces.get(connection)
         if self._key is None or nonces is None or not isinstance(proof, bytes):
             raise UnprovedError
-        if not authentication.is_proof(proof, self._key, authentication.AGENT, *nonces):
+        if not token_proof.is_proof(proof, self._key, token_proof.AGENT, *nonces):
             raise UnprovedError(_OTHER_TOKEN)
         self._let_in(connection)
         self._on_agent(connection)

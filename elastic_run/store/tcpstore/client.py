@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self  # for the type checker only: typing has it from Python 3.11 on
 
-    from elastic_run.store.tcpstore.authentication import ClientAuthentication
+    from elastic_run.store.tcpstore.token_proof import ClientAuthentication
 
 _NAMED = 5
 

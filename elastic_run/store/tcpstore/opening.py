@@ -29,7 +29,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elastic_run.store.tcpstore.authentication import ClientAuthentication
+    from elastic_run.store.tcpstore.token_proof import ClientAuthentication
 
 __all__ = ["Opening"]
 

@@ -10,7 +10,7 @@ from elastic_run.core.protocol import job_keys
 from elastic_run.store.jobstore.memory import JobSpace, MemoryJobStore
 from elastic_run.store.jobstore.signed import _BEAT, _KEY, SignedStore
 from elastic_run.store.jobstore.signed import _ENTRY as _ENTRY_KIND
-from elastic_run.store.tcpstore import authentication, wire
+from elastic_run.store.tcpstore import token_proof, wire
 from elastic_run.store.tcpstore.agent_client import NOTHING
 from tests.benchmarks.crowd.exchange import BYTE, NONCE, NUMBER, PRESENT, STRING, Question
 from tests.benchmarks.crowd.light_node import LightNode
@@ -24,7 +24,7 @@ _ENTRY = b"+"
 _LOG_START = f"k/{job_keys.LOG_START}"
 _OPENING = Question(wire.encode_opening(wire.AGENT_NONCE), (NONCE,))
 _TOKEN = os.environ.get("CROWD_TOKEN", "").encode()
-_PROOF_KEY = authentication.derive_key(_TOKEN)
+_PROOF_KEY = token_proof.derive_key(_TOKEN)
 #: Signs what nodes of the crowd's one job write, where there is a token.
 _SIGNED = SignedStore(MemoryJobStore(JobSpace(), "crowd"), _TOKEN) if _TOKEN else None
 
@@ -38,11 +38,11 @@ class LightC10dNode(LightNode):
         if not _TOKEN:
             yield _OPENING
             return
-        ours = authentication.make_nonce()
+        ours = token_proof.make_nonce()
         answer = (yield Question(wire.encode_challenge(ours), (STRING,)))[0]
         theirs, proof = answer[: wire.NONCE_SIZE], answer[wire.NONCE_SIZE :]
-        assert authentication.is_proof(proof, _PROOF_KEY, authentication.SERVER, ours, theirs)
-        self._proof = wire.encode(wire.PROVE, authentication.prove(_PROOF_KEY, authentication.AGENT, ours, theirs))
+        assert token_proof.is_proof(proof, _PROOF_KEY, token_proof.SERVER, ours, theirs)
+        self._proof = wire.encode(wire.PROVE, token_proof.prove(_PROOF_KEY, token_proof.AGENT, ours, theirs))
 
     def _get(self, keys: Sequence[str]) -> Asking[list[bytes | None]]:
         values = yield self._look([f"k/{key}" for key in keys])

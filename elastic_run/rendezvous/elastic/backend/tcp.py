@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from elastic_run.store.jobstore.api import JobStore
-    from elastic_run.store.tcpstore.authentication import ClientAuthentication
+    from elastic_run.store.tcpstore.token_proof import ClientAuthentication
 
 __all__ = ["TcpBackend"]
 
@@ -254,7 +254,7 @@ class TcpBackend(Backend):
     def _authenticate(self) -> ClientAuthentication | None:
         """Return what proves the token, one for all connections of this node; None without a token."""
         if self._authentication is None and self._secret is not None:
-            from elastic_run.store.tcpstore.authentication import ClientAuthentication  # noqa: PLC0415 - imported when used
+            from elastic_run.store.tcpstore.token_proof import ClientAuthentication  # noqa: PLC0415 - imported when used
 
             self._authentication = ClientAuthentication(self._secret)
         return self._authentication

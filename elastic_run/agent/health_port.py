@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
     from elastic_run.loop import Loop
 
-__all__ = ["HealthServer"]
+__all__ = ["HealthPort"]
 
 _TEXT = "text/plain; charset=utf-8"
 
 
-class HealthServer:
+class HealthPort:
     """Serves the health checks of one agent.
 
     Args:

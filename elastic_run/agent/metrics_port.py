@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from elastic_run.loop import Loop
 
-__all__ = ["MetricsServer"]
+__all__ = ["MetricsPort"]
 
 _PATH = "/metrics"
 _TEXT = "text/plain; charset=utf-8"
@@ -41,7 +41,7 @@ class Snapshot:
     silences: dict[int, float]
 
 
-class MetricsServer:
+class MetricsPort:
     """Serves the metrics of one agent.
 
     Args:

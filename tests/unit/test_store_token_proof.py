@@ -6,7 +6,7 @@ import hmac
 
 import pytest
 
-from elastic_run.store.tcpstore.authentication import AGENT, SERVER, derive_key, is_proof, make_nonce, prove
+from elastic_run.store.tcpstore.token_proof import AGENT, SERVER, derive_key, is_proof, make_nonce, prove
 from elastic_run.store.tcpstore.wire import NONCE_SIZE, PROOF_SIZE
 
 KEY = derive_key(b"a token")

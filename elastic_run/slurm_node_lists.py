@@ -1,4 +1,4 @@
-"""Values of Slurm's variables: lists of nodes such as ``a[01-03,7],b[1-2]-x[3,5],c``, numbers of tasks, a step's port.
+"""Slurm's lists of nodes, such as ``a[01-03,7],b[1-2]-x[3,5],c``, and of their numbers of tasks, such as ``2(x3),1``.
 
 Both the launcher (`cluster.slurm`) and training scripts (`worker.place`) read them, so this module imports nothing.
 
@@ -15,11 +15,7 @@ import itertools
 import math
 import re
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-__all__ = ["count_tasks", "find_port", "parse_nodelist", "step_port"]
+__all__ = ["count_tasks", "parse_nodelist"]
 
 #: A name's pieces: a bracket with what is in it, or plain text.
 _PIECE = re.compile(r"\[([^\[\]]*)\]|([^\[\],\s]+)")
@@ -27,10 +23,6 @@ _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?", re.ASCII)
 _TASKS = re.compile(r"([0-9]+)(?:\(x([0-9]+)\))?", re.ASCII)
 #: More than any cluster has, so that a broken list can't fill the memory.
 _MOST_NODES = 1 << 20
-#: Ports for the steps of Slurm jobs: below those that Linux gives to outgoing connections (from 32768).
-_FIRST_PORT, _PORTS = 10_000, 20_000
-#: Ports between one job and the next: jobs of neighbouring numbers share nodes, and each has several steps.
-_PORTS_OF_A_JOB = 97
 
 
 def parse_nodelist(text: str) -> tuple[str, ...]:
@@ -72,34 +64,6 @@ def count_tasks(text: str, node: int) -> int:
         left -= repeats
     message = f"SLURM_STEP_TASKS_PER_NODE={text!r} says nothing of node {node}"
     raise ValueError(message)
-
-
-def step_port(job: int, step: int) -> int:
-    """Return the port for a step of a Slurm job: the same in all its tasks, another one in its neighbours.
-
-    Steps of one job differ up to 97 of them, and so do the next 200 jobs, with 97 steps each.
-
-    Args:
-        job: The value of SLURM_JOB_ID.
-        step: The value of SLURM_STEP_ID.
-    """
-    return _FIRST_PORT + (job * _PORTS_OF_A_JOB + step) % _PORTS
-
-
-def find_port(environ: Mapping[str, str]) -> int:
-    """Return the port for the step of a Slurm job that this process belongs to.
-
-    Args:
-        environ: The environment: SLURM_STEP_RESV_PORTS (the ports of `srun --resv-ports`, which nobody else gets), else
-            SLURM_JOB_ID and SLURM_STEP_ID.
-
-    Raises:
-        ValueError: The ids are no numbers.
-    """
-    first = environ.get("SLURM_STEP_RESV_PORTS", "").partition(",")[0].partition("-")[0]
-    if first.isdecimal():
-        return int(first)
-    return step_port(int(environ.get("SLURM_JOB_ID") or 0), int(environ.get("SLURM_STEP_ID") or 0))
 
 
 def _split_names(text: str) -> list[str]:

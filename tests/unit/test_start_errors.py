@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.agent.driver.exit_codes import start_failed
+from elastic_run.agent.driver.start_errors import start_failed
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from elastic_run.core.protocol.messages import Status
     from elastic_run.store.jobstore.api import JobStore
 
-__all__ = ["WaitStatus"]
+__all__ = ["WaitNotices"]
 
 _WAITING = (BEGINNING, WAITING, READY)
 #: Phases of the job, as its status names them.
@@ -38,7 +38,7 @@ _RUNNING = ("running", "warned")
 _AGAIN = 0.25
 
 
-class WaitStatus:
+class WaitNotices:
     """One node's view of the nodes that are there.
 
     Args:
