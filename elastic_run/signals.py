@@ -11,6 +11,8 @@ import _signal  # type: ignore[import-not-found]  # the interpreter's own module
 import os
 import sys
 
+from elastic_run import libc
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -47,6 +49,8 @@ STACK_SIGNAL: int = _signal.SIGRTMAX - 4 if hasattr(_signal, "SIGRTMAX") else 0
 _SIGNALFD_FLAGS = os.O_CLOEXEC | os.O_NONBLOCK
 #: signalfd_siginfo: so many bytes, which begin with number, errno, code, pid and uid in 32 bits each.
 _SIGINFO_BYTES = 128
+#: Size of a sigset_t of the C library: room for 1024 signals.
+_SIGNAL_SET_BYTES = 128
 _WORD = 4
 
 #: CPython ignores these at start; a program that we exec expects the default action.
@@ -129,17 +133,17 @@ def open_signal_descriptor(numbers: Iterable[int]) -> int:
         A descriptor that doesn't block, or -1 where the system has none.
     """
     try:
-        import ctypes  # noqa: PLC0415 - the workers come first
-
-        library = ctypes.CDLL(None)
-        mask = (ctypes.c_ulong * (1024 // (8 * ctypes.sizeof(ctypes.c_ulong))))()
-        library.sigemptyset(mask)
-        for number in numbers:
-            library.sigaddset(mask, number)
-        descriptor: int = library.signalfd(-1, mask, _SIGNALFD_FLAGS)
+        return libc.call("signalfd", -1, _signal_set(numbers), _SIGNALFD_FLAGS)
     except (ImportError, OSError, AttributeError):
         return -1
-    return descriptor
+
+
+def _signal_set(numbers: Iterable[int]) -> bytes:
+    """Return a sigset_t: words of the size of a C long, with a bit for each signal from 1 on."""
+    bits = sum(1 << number - 1 for number in numbers)
+    size = sys.maxsize.bit_length() // 8 + 1
+    words = (bits >> 8 * start & 2 * sys.maxsize + 1 for start in range(0, _SIGNAL_SET_BYTES, size))
+    return b"".join(word.to_bytes(size, sys.byteorder) for word in words)
 
 
 def read_signals(descriptor: int) -> list[SignalInfo]:

@@ -27,6 +27,7 @@ ALLOWED: dict[str, set[str]] = {
     "lazy": {"utils.logging"},
     "compat": {"contract"},
     "records": set(),
+    "libc": set(),
     "signals": set(),
     "slurm_node_lists": set(),
     "slurm_port": set(),
@@ -137,7 +138,7 @@ def _texts_of(node: ast.expr, tree: ast.Module) -> list[str]:
 def is_allowed(name: str, part: str) -> bool:
     """Tell whether a part may import a name below `elastic_run`, given without that prefix."""
     target = name.partition(".")[0]
-    if part in SEE_ALL or target in {part, "__version__", "lazy", "records", "signals"}:
+    if part in SEE_ALL or target in {part, "__version__", "lazy", "libc", "records", "signals"}:
         return True
     if part not in ALLOWED:
         return target not in INNER

@@ -56,6 +56,8 @@ if TYPE_CHECKING:
 
 #: Seconds that are long for a reader of the output, or for the loop, and short for a person.
 _MOMENT = 2.0
+#: Seconds in which only the workers' first lines count: programs that are quick to start have written some by then.
+_FIRST_LINES = 0.05
 #: Seconds after which workers are past their own start, or fail for a reason that needs no hurry.
 _SETTLED = 1.0
 
@@ -465,7 +467,8 @@ class Supervisor:
 
                 inject_faults(self._options.faults, started, self._group, loop=self._loop, say=self.console.say)
             self._observation.tell(lambda recorder, moment: recorder.workers_started(moment, started))
-        self._observation.begin()
+        # Not now: while their modules are imported, nobody would pass on the workers' first lines.
+        self._loop.call_later(_FIRST_LINES, self._observation.begin)
         self._round.output.resize()  # the window may have changed since the workers' terminals got its size
         if self._options.is_whole_process:
             self._context.adopt_orphans()

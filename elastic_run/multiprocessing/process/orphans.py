@@ -6,16 +6,14 @@ another program nothing changes: the setting holds for the whole process, which 
 
 from __future__ import annotations
 
+from elastic_run import libc
+
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 def become_subreaper() -> bool:
     """Make this process a subreaper."""
     try:
-        # Not ctypes, which takes 9 ms to import; this is the part of it that calls.
-        import _ctypes  # noqa: PLC0415 - not before the first worker
-
-        prctl = _ctypes.dlsym(_ctypes.dlopen(None, 0), "prctl")  # type: ignore[arg-type]  # as CDLL(None) does
-        return bool(_ctypes.call_function(prctl, (_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)) == 0)
+        return libc.call("prctl", _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
     except (ImportError, AttributeError, OSError):
         return False  # another system, or a Python without it
