@@ -183,7 +183,10 @@ class _JobUpdate:
         if rank is None:
             return
         holder = (self._seats or self._job.seats)[rank].node
-        if holder in self._nodes or holder in self._gone:
+        before = self._gone.get(holder)
+        # A node that went by itself has given its reason. The proof adds only that its agent has ended since.
+        has_said_why = before is not None and before.reason not in (SILENT, MOVED, DIED)
+        if not has_said_why and (holder in self._nodes or before is not None):
             clause = _CLAUSES[DIED]
             self._drop(holder, DIED, f"{clause}: {fact.detail}" if fact.detail else clause, sequence=LAST_SEQUENCE)
         self._set_seat(rank, status, is_lost=holder not in self._gone)
