@@ -14,7 +14,7 @@ import os
 import sys
 
 from elastic_run import contract
-from elastic_run.cli.checks import check_arguments, find_notices
+from elastic_run.cli.checks import check_arguments, check_master, find_notices
 from elastic_run.cli.cluster_values import complete_from_cluster
 from elastic_run.cli.config import (
     choose_rendezvous,
@@ -239,6 +239,8 @@ def _check(args: Namespace, origins: Origins | None) -> tuple[int, list[str]]:
         notices = complete_from_cluster(args, os.environ, origins)
         workers = determine_local_world_size(args.nproc_per_node)
         check_arguments(args, workers, os.environ)
+        if origins is not None:
+            check_master(args, origins)
     except UsageError as error:
         raise UsageError(name_source(str(error), recorded)) from None
     notices += find_notices(args, os.environ)

@@ -24,12 +24,16 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Mapping
 
+    from elastic_run.cli.origins import Origin
+
 
 _EVENT_HANDLERS = ("null", "console", "dynamic_rendezvous")
 #: What stands between --log-dir and a log file: the run's directory with its id, the attempt's and the worker's.
 _LONGEST_BELOW = "/d" * 170
 #: Bytes: 16 random ones as text take twice as many, and half of that is beyond guessing still.
 _SHORTEST_TOKEN = 16
+#: Seconds for the look-up of the master's name; where none answers in time the nodes find out when they meet.
+_LOOK_UP = 1.0
 
 
 def check_arguments(args: Namespace, worker_count: int, environ: Mapping[str, str]) -> None:
@@ -147,6 +151,28 @@ def _check_static_place(args: Namespace) -> None:
     if not args.rdzv_endpoint and not args.master_addr:
         message = "--master-addr: '' is not a host name, an IPv4 or an IPv6 address"
         raise UsageError(message)
+
+
+def check_master(args: Namespace, origins: Mapping[str, Origin]) -> None:
+    """Refuse rank 0 where nobody gave it and another machine is the master: each node would wait for the others.
+
+    A given rank counts: an address of no interface (a cloud's public one, a service's) may lead to this machine.
+    """
+    is_static = args.rdzv_backend == "static" and not args.standalone and node_range(args.nnodes)[1] > 1
+    if not is_static or "node_rank" in origins or args.node_rank or hosts_rendezvous(args):
+        return
+    from elastic_run.rendezvous.elastic.addresses import find_whether_own_host, names_loopback  # noqa: PLC0415 - rare
+    from elastic_run.rendezvous.utils import parse_rendezvous_endpoint  # noqa: PLC0415 - rare
+
+    flag = "--rdzv-endpoint" if args.rdzv_endpoint else "--master-addr"
+    host, _ = parse_rendezvous_endpoint(args.rdzv_endpoint or args.master_addr, default_port=0)
+    if names_loopback(host) or find_whether_own_host(host, _LOOK_UP) is not False:
+        return
+    message = (
+        f"--node-rank: is not given, so this node would have rank 0, but {flag}={host} is no address of this machine; "
+        "give --node-rank=1 or higher here, or --node-rank=0 if that address leads to this machine"
+    )
+    raise UsageError(message)
 
 
 def _check_endpoints(args: Namespace) -> None:

@@ -188,9 +188,9 @@ def test_a_refused_host_says_that_the_job_ends_with_it(
     assert "was not taken into the job, and the job ends with it" in " ".join(node.stderr.split())
 
 
-def test_a_master_elsewhere_without_a_rank_of_this_node(launch: Launch, worker: Worker) -> None:
-    """Where --node-rank is missing and --master-addr is another machine's, the line that says who is missing asks."""
-    flags = ("--nnodes=2", "--master-addr=192.0.2.1", f"--master-port={free_port()}")
+def test_a_master_elsewhere_than_the_given_rank_0(launch: Launch, worker: Worker) -> None:
+    """A given rank 0 counts where --master-addr is no address of this machine: it may lead here all the same."""
+    flags = ("--nnodes=2", "--node-rank=0", "--master-addr=192.0.2.1", f"--master-port={free_port()}")
     node = launch(*flags, worker("pass"))
     node.wait_line(
         r"waiting: 1/2 nodes .*; this node has rank 0, but 192\.0\.2\.1 is no address of this machine: is --nod"
@@ -200,13 +200,13 @@ def test_a_master_elsewhere_without_a_rank_of_this_node(launch: Launch, worker: 
 
 
 def test_a_second_node_of_rank_0_is_told_who_has_it(worker: Worker) -> None:
-    """A node without --node-rank ends at once with 2 where another machine serves the job; the job goes on."""
+    """A second node of rank 0 ends at once with 2 where another machine serves the job; the job goes on."""
     path = worker("say('rank', rank, 'of', os.environ['WORLD_SIZE'])")
     with virtual_hosts(2) as hosts:
         flags = ("--nnodes=2", f"--master-addr={hosts[0].address}", "--master-port=29777", "--rdzv-id=j", path)
         first = hosts[0].start([*ELASTIC_RUN, "--node-rank=0", *flags])
         first.wait_line("waiting: 1/2 nodes")
-        second = hosts[1].start([*ELASTIC_RUN, *flags])
+        second = hosts[1].start([*ELASTIC_RUN, "--node-rank=0", *flags])
         assert second.wait_exit() == 2
         assert f"serves the job at {hosts[0].address}:29777, which is no address" in " ".join(second.stderr.split())
         right = hosts[1].start([*ELASTIC_RUN, "--node-rank=1", *flags])

@@ -62,6 +62,13 @@ SETUPS = [
     ),
     Setup("rank-beyond-the-number", "--nnodes=2 --node-rank=2 --master-port=1", {}, "2 is not below", "--nnodes=2"),
     Setup("rank-missing", "--nnodes=2 --node-rank=-1 --master-port=1", {}, "'-1' is not", "from 0 up"),
+    Setup(
+        "rank-not-given",
+        "--nnodes=2 --master-addr=192.0.2.1 --master-port=1",
+        {},
+        "192.0.2.1 is no address of this machine",
+        "give --node-rank=1",
+    ),
     Setup("rank-of-a-template", "--nnodes=2", {"PET_NODE_RANK": "$(RANK)"}, "PET_NODE_RANK", "from 0 up"),
     Setup("no-id", "--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=h:1", {}, "--rdzv-id: is needed", "the same id"),
     Setup("no-endpoint", "--nnodes=2 --rdzv-backend=etcd-v3", {}, "--rdzv-endpoint: is needed", "HOST:PORT"),
