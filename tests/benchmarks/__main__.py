@@ -19,6 +19,7 @@ from tempfile import mkdtemp
 
 from tests.benchmarks import (
     detection,
+    diagnosis,
     functions,
     meetings,
     meetings_of_nodes,
@@ -56,6 +57,7 @@ BENCHMARKS = {
     "meetings_of_nodes": meetings_of_nodes.measure,
     "scale": scale.measure,
     "tee": tee.measure,
+    "diagnosis": diagnosis.measure,
 }
 
 

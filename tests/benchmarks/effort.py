@@ -18,6 +18,7 @@ class Effort:
         rounds: Rounds of each number of nodes.
         nodes: The largest number of nodes.
         meetings: Rounds of each kind in which workers of several nodes meet.
+        faults: Planted faults, at most.
     """
 
     pairs: int = 5
@@ -28,3 +29,4 @@ class Effort:
     rounds: int = 3
     nodes: int = 4000
     meetings: int = 100
+    faults: int = 1000

@@ -27,7 +27,7 @@ JSON_FILE = ROOT / "docs" / "benchmarks.json"
 #: The benchmarks' names, in the order in which they run.
 ORDER = (
     *("start", "warm", "functions", "memory", "detection", "orphans", "meetings", "nodes", "meetings_of_nodes"),
-    *("scale", "tee"),
+    *("scale", "tee", "diagnosis"),
 )
 _VERSION = 4
 

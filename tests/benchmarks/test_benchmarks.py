@@ -11,6 +11,7 @@ import pytest
 
 from tests.benchmarks import (
     detection,
+    diagnosis,
     functions,
     meetings,
     meetings_of_nodes,
@@ -24,6 +25,7 @@ from tests.benchmarks import (
 )
 from tests.benchmarks.__main__ import BENCHMARKS
 from tests.benchmarks.busyness import share_between
+from tests.benchmarks.diagnosis.verdict import judge
 from tests.benchmarks.effort import Effort
 from tests.benchmarks.installation import Installation
 from tests.benchmarks.numbered_lines import Damage
@@ -80,6 +82,11 @@ _REPLACED: dict[ModuleType, dict[str, Callable[..., object]]] = {
     scale: {
         name: lambda size, *_, **__: scale.Round(size, 0.1, 20 * size, 5000 * size, 0.2)
         for name in ("form_round", "form_round_on_etcd", "form_round_of_torch", "ask_of_torch")
+    },
+    diagnosis: {
+        "plant_all": lambda _, cases, **__: [
+            judge(case, ["-- elastic-run: x failed --\ncause    rank 0"], 1.0) for case in cases
+        ]
     },
     tee: {"flood": _always(_FLOOD), "first_line_latency": _one, "line_latency": _one},
 }

@@ -1,0 +1,80 @@
+"""The faults that are planted, and the words by which a report names each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: Workers that import nothing, workers of gloo, and workers on several virtual hosts.
+LIGHT, TORCH, HOSTS = "light", "torch", "hosts"
+_RECORDER = ("--flight-recorder",)
+_HANG = ("--hang-timeout=3", "--flight-recorder")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A kind of fault.
+
+    Args:
+        name: As the worker's script and the tables have it.
+        cause: A regular expression that the report has to match, its lines joined by spaces.
+        place: LIGHT, TORCH or HOSTS.
+        flags: What the launcher is given beside the script.
+        is_hang: Whether the job goes on for ever, so that only a hang verdict or a user ends it.
+        memory: Megabytes of the job's memory limit, or 0.
+    """
+
+    name: str
+    cause: str
+    place: str
+    flags: tuple[str, ...] = ()
+    is_hang: bool = False
+    memory: int = 0
+
+
+LIGHT_FAULTS = (
+    Fault("exception", r"ValueError: bad batch", LIGHT),
+    Fault("async exception", r"StepTookTooLong", LIGHT),
+    Fault("segfault", r"SIGSEGV", LIGHT),
+    Fault("abort", r"SIGABRT", LIGHT),
+    Fault("SIGKILL", r"killed by SIGKILL", LIGHT),
+    Fault("SIGTERM", r"killed by SIGTERM", LIGHT),
+    Fault("exit code", r"exit code 7\b", LIGHT),
+    Fault("OOM kill", r"OOM killer (ended it|was at work)", LIGHT, memory=150),
+    Fault("disk full", r"No space left on device", LIGHT),
+    Fault("import error", r"No module named 'tokenizer_of_ours'", LIGHT),
+    Fault("port taken", r"Address already in use", LIGHT),
+    Fault("wrong version", r"cannot import name 'scaled_mm'", LIGHT),
+)
+#: The others of these notice at once that a rank has gone.
+PEER_FAULTS = (
+    Fault("exception", r"ValueError: bad batch", TORCH),
+    Fault("segfault", r"SIGSEGV", TORCH),
+    Fault("abort", r"SIGABRT", TORCH),
+    Fault("SIGKILL", r"killed by SIGKILL", TORCH),
+    Fault("SIGTERM", r"killed by SIGTERM", TORCH),
+    Fault("exit code", r"exit code 7\b", TORCH),
+    Fault("early exit 0", r"ended with (exit )?(code )?0\b", TORCH),
+    Fault("data loader child killed", r"DataLoader worker .{,200}killed by signal: Killed", TORCH),
+)
+COLLECTIVE_FAULTS = (
+    Fault("mismatched collective", r"calls broadcast", TORCH, _RECORDER),
+    Fault("mismatched shape", r"calls all_reduce of \[8\]", TORCH, _RECORDER),
+    Fault("missing rank in a group", r"did not join all_reduce", TORCH, _RECORDER),
+)
+HANG_FAULTS = (
+    Fault("SIGSTOP", r"[Ss]topped by (a signal|SIGSTOP)|SIGSTOP|state T", TORCH, _HANG, is_hang=True),
+    Fault("held GIL", r"hold_gil", TORCH, _HANG, is_hang=True),
+    Fault("sleep", r"in sleep_long", TORCH, _HANG, is_hang=True),
+    Fault("data loader stuck", r"DataLoader|dataloader\.py", TORCH, _HANG, is_hang=True),
+    Fault("thread died", r"KeyError: 'SHARD_THAT_IS_NOT_THERE'|in wait_for_thread", TORCH, _HANG, is_hang=True),
+)
+#: Of several hosts; the rank counts the hosts.
+HOST_FAULTS = (
+    Fault("import error on one node", r"No module named 'tokenizer_of_ours'", HOSTS),
+    Fault("port taken on one node", r"Address already in use", HOSTS),
+    Fault("wrong version on one node", r"torch 2\.4\.0", HOSTS),
+    Fault("disk full on one node", r"No space left on device", HOSTS),
+    Fault("host dark", r"silent for|lost|no answer|can't be reached", HOSTS),
+    Fault("agent killed", r"died|SIGKILL|launcher", HOSTS),
+    Fault("host slow", r"slow", HOSTS, is_hang=True),
+)

@@ -1,0 +1,88 @@
+"""Plants a fault in a job of one machine, and waits for its report."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.benchmarks.diagnosis.faults import TORCH
+from tests.benchmarks.diagnosis.verdict import Verdict, judge
+from tests.benchmarks.job import BenchmarkError, Job
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.benchmarks.diagnosis.cases import Case
+    from tests.benchmarks.installation import Installation
+
+WORKERS = Path(__file__).parent / "workers"
+#: Seconds until the fault, and from there to the report.
+_UNTIL_FAULT = 60.0
+_UNTIL_REPORT = 45.0
+#: Seconds until a collective times out; of a job that has to be found hanging, longer than it is watched.
+_COLLECTIVE, _NEVER = 3.0, 600.0
+_MEMORY = Path("/sys/fs/cgroup/memory")
+_MEGABYTE = 1 << 20
+
+
+def plant(installation: Installation, case: Case, *, launcher: str = "elastic-run") -> Verdict:
+    """Run a job with a fault, and judge its report.
+
+    Args:
+        installation: Where the launchers are.
+        case: The fault.
+        launcher: Which launcher.
+    """
+    with _memory_limit(case.fault.memory) as prefix:
+        command = [*prefix, *_command(installation, case, launcher)]
+        with Job(command, directory=installation.directory) as job:
+            return _watch(case, job)
+
+
+def _command(installation: Installation, case: Case, launcher: str) -> list[str]:
+    is_torch = case.fault.place == TORCH
+    script = WORKERS / ("gloo.py" if is_torch else "light.py")
+    words = [str(script), case.fault.name, str(case.rank)]
+    flags: tuple[str, ...] = ()
+    if is_torch:
+        words += [str(case.groups), str(_NEVER if case.fault.is_hang else _COLLECTIVE)]
+    if launcher == "elastic-run":
+        flags = (*(("--preload=torch",) if is_torch else ()), *case.fault.flags)
+    return installation.launcher(launcher, case.size, *flags, *words)
+
+
+def _watch(case: Case, job: Job) -> Verdict:
+    planted = ended = None
+    with contextlib.suppress(BenchmarkError):
+        ((_, moment),) = job.wait_lines(1, starting="planted ", deadline=_UNTIL_FAULT)
+        planted = float(moment)
+        job.wait_end(deadline=_UNTIL_REPORT, code=None)
+        ended = time.time()
+    seconds = None if planted is None or ended is None else max(0.0, ended - planted)
+    return judge(case, [job.errors], seconds)
+
+
+@contextlib.contextmanager
+def _memory_limit(megabytes: int) -> Iterator[list[str]]:
+    """Give the command that puts another one into a memory cgroup of its own; nothing to put before it where 0."""
+    if not megabytes:
+        yield []
+        return
+    group = _MEMORY / f"elastic-run-{uuid.uuid4().hex[:8]}"
+    group.mkdir()
+    try:
+        (group / "memory.limit_in_bytes").write_text(str(megabytes * _MEGABYTE), encoding="ascii")
+        yield ["sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(group)]
+    finally:
+        for pid in (group / "cgroup.procs").read_text(encoding="ascii").split():
+            with contextlib.suppress(OSError):
+                os.kill(int(pid), 9)
+        for _ in range(100):
+            with contextlib.suppress(OSError):
+                group.rmdir()
+                break
+            time.sleep(0.02)
