@@ -11,7 +11,7 @@ Every decision is made in `elastic_run.core`; here are the threads, the store co
 | `decision_log` | the log of decisions in the store: reading and creating its slots, raising its start |
 | `exit_barrier` | waits at the end: until all is sent, until all nodes know the verdict, until the store has moved |
 | `handler` | the rendezvous handler, which makes the session |
-| `heartbeats` | writing this node's heartbeats, reading those of others |
+| `heartbeats` | writes this node's heartbeats, reads those of others, and knows when each is due |
 | `job_session` | the session: starts the threads, performs the member's commands |
 | `log_reader` | the log reader thread: waits for the next decision |
 | `member_driver` | drives `core.node.machine`, one event at a time, for all threads |

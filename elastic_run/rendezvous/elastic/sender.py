@@ -1,37 +1,29 @@
-"""The thread that speaks for this node: it opens the store, says the node's facts, and beats.
+"""The sender thread: it opens the store, writes this node's facts, and writes and reads heartbeats.
 
 Rules
-- It wakes when there is a fact to say, and at every keep-alive interval; else it waits. While workers run it also looks
-  at the coordinator's beat several times in an interval, as that one does at all: else a node that goes right after a
-  beat, and the store that may go with it, would be missed an interval after the lease.
-- It is the one that knows whether the store answers. A broken connection is opened anew, quietly for a lease, then with
-  a line every ten seconds; after a stated time the store is given up and the agent is told `Lost`.
-- A thousand nodes may come at once: what a node asks before its first fact is one question. After that fact the log
-  reader takes over the connection, and this thread opens another one when there is something to say again: one
-  connection for each node is enough while the nodes gather. Its beats begin after that rush, since the coordinator
-  gives a node some time for the first (`JobConfig.first_leases`); at the latest when the job has a round, or when this
-  node coordinates it. They begin at a random moment, so that those of all nodes never come in step.
-- The log reader wakes this thread when its connection has broken: while this thread has none, nothing else would tell
-  it that the store is gone.
-- A beat replaces the last one of this node. Where that is gone the coordinator has dropped the node, which says again
-  where it stands: so a machine that was suspended, or a process that was stopped, needs no clock to learn it.
-- A store has an id, which its first agent writes. After an outage another id means another, emptied store, in which
-  all that matters is sent again.
+- The thread wakes when there is a fact to write, and when a heartbeat is due (`heartbeats`); otherwise it waits.
+- The sender alone decides whether the store answers. It opens a broken connection again: silently for one lease, then
+  with a line every ten seconds. After a stated time it gives the store up and tells the agent `Lost`.
+- A thousand nodes may come at once, so all that a node reads before its first fact is one request. After that fact the
+  log reader takes over the connection, and the sender opens another connection when it next has something to write:
+  while the nodes gather, each node needs one connection only. The node's first heartbeat waits until that rush is over.
+- The log reader wakes this thread when its connection has broken: without a connection of its own, the sender would not
+  notice that the store is gone.
+- The first agent in a store writes the store's id. If the id is another one after an outage, the store is another,
+  empty store, and the sender writes all that the job still needs again.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import time
 
 from elastic_run.core.node import messages as node_messages
 from elastic_run.core.node.messages import Refused
-from elastic_run.core.node.state import LEAVING, RUNNING, WAITING
 from elastic_run.core.protocol import job_keys, messages
 from elastic_run.rendezvous.elastic.decision_log import make_head, raise_start
 from elastic_run.rendezvous.elastic.exit_barrier import pass_exit_barrier
-from elastic_run.rendezvous.elastic.heartbeats import HeartbeatReader, HeartbeatWriter
+from elastic_run.rendezvous.elastic.heartbeats import LOOKS_OF_ALL_NODES, NodeHeartbeats
 from elastic_run.rendezvous.elastic.partition import PartitionRecovery
 from elastic_run.rendezvous.elastic.retry_deadline import RetryDeadline
 from elastic_run.rendezvous.elastic.store_connection import STORE_ID
@@ -51,22 +43,17 @@ if TYPE_CHECKING:
 __all__ = ["Sender"]
 
 _ID_PREFIX = b"store "
-#: The first beat comes before two of so many parts of the lease are over.
-_FIRST_BEAT = 3
-#: Looks in a keep-alive interval; and a second, by all nodes of a job together: a store has more to do.
-_LOOKS = 8
-_ALL_LOOKS = 200.0
 
 
 class Sender:
-    """Speaks for one node.
+    """Writes the facts of one node, and keeps its place in the job's store.
 
     Args:
         context: What the session's threads share.
-        begin: Called once, when the store was reached: makes the member. It is given where the log stands, if that is
-            known.
-        follow: Lets the log be followed: called with the connection over which the first facts were said; with None
-            whenever it is another store from then on.
+        begin: Called once, when the store was reached, to make the member; its argument is the position of the log, or
+            None if that is not known.
+        follow: Called with the connection on which the first facts were written, so that the log reader takes it over;
+            called with None whenever the job has moved to another store.
         draw: Returns a random number from 0 to 1.
     """
 
@@ -80,30 +67,24 @@ class Sender:
         self._context = context
         self._begin = begin
         self._follow = follow
-        self._draw = draw
         self._connection = context.make_connection()
         self._is_followed = False
         self._has_given = False  # the log reader has the connection, and there was nothing to say since
-        self._beats = HeartbeatReader()
-        self._next_beat = 0.0
-        self._is_founding = False  # the first beat waits for the job's first round
-        self._writer = HeartbeatWriter(context.node)
+        self._heartbeats = NodeHeartbeats(context, draw)
         self._restores = 0
-        self._last_look = 0.0
-        self._last_read: float | None = None
         self._wait_notices = WaitNotices(
             state=context.member_state,
             doubt=lambda: context.backend.doubt,
             shows_waiting=context.shows_waiting,
             deliver=context.events.deliver,
-            delay=0.0 if context.backend.is_host else draw() * context.config.min_nodes / _ALL_LOOKS,
+            delay=0.0 if context.backend.is_host else draw() * context.config.min_nodes / LOOKS_OF_ALL_NODES,
         )
         self._retry_deadline = RetryDeadline(context)
         self._connection.time_left = lambda: self._retry_deadline.attempt_limit
         self._partition = PartitionRecovery(context)
 
     def run(self) -> None:
-        """Speak until the session ends."""
+        """Write facts and heartbeats until the session ends."""
         self._retry_deadline.begin()
         try:
             if not self._context.signals.is_leaving:  # a node that comes to say why it goes serves no store
@@ -131,9 +112,9 @@ class Sender:
                     return
         self._connection.drop()
 
-    # --- the store answers ---------------------------------------------------------------------------------------
+    # --- the store answers ----------------------------------------------------------------------------------------
     def _turn(self) -> None:
-        """Greet a store that was opened just now; then say what there is to say, and wait."""
+        """Identify a store that was opened just now; then write what is due, and wait."""
         context = self._context
         context.signals.has_lost_log = False
         if self._has_given and context.signals.failover_to is not None:
@@ -157,58 +138,48 @@ class Sender:
             self._wait()
 
     def _watch_job(self, store: JobStore) -> bool:
-        """Beat, look at the coordinator or at who is missing, as it is due; returns whether this node stays here."""
-        now = time.monotonic()
-        if now >= self._next_beat:
-            self._beat(store, now)
+        """Write or read a heartbeat, or tell who is missing, as due; return whether this node keeps this store."""
+        context, now = self._context, time.monotonic()
+        if now >= self._heartbeats.next_write:
+            self._heartbeats.write(store, now)
+            if context.sender.member_driver is not None and not context.sender.has_passed_exit_barrier:
+                self._wait_notices.tell(store, now)
             others = self._partition.find_others(store)
             if others is not None:
                 self._rejoin(others)
                 return False
-        elif now >= self._next_look:
-            self._look(store)
+        elif now >= self._heartbeats.next_look:
+            self._heartbeats.look(store)
         elif now >= self._wait_notices.first_due(now):
             self._wait_notices.tell(store, now)
         return True
 
     def _wait(self) -> None:
-        """Wait until something is due, or there may be something to say."""
+        """Wait until something is due, or another thread has something to write."""
         now = time.monotonic()
-        self._hasten_first_beat(now)
+        self._heartbeats.hasten_first(now)
         # Asked again after all that was done: a round may have begun, or be over.
         if self._context.signals.wake.wait(max(0.0, self._find_next_due(now) - now)):
             # Cleared before facts are looked for, so that none is overlooked.
             self._context.signals.wake.clear()
 
-    def _hasten_first_beat(self, now: float) -> None:
-        if self._is_founding and self._has_founded:
-            self._is_founding = False
-            self._next_beat = min(self._next_beat, now + self._first_pause())
-
     def _find_next_due(self, now: float) -> float:
-        return min(self._next_beat, self._next_look, self._wait_notices.first_due(now))
-
-    @property
-    def _has_founded(self) -> bool:
-        """Whether the job has a round, or this node coordinates it: others look at this node's beats then."""
-        member_driver = self._context.sender.member_driver
-        if member_driver is None:
-            return False
-        return member_driver.member.job.known_round > 0 or member_driver.member.coordination.is_coordinator
+        heartbeats = self._heartbeats
+        return min(heartbeats.next_write, heartbeats.next_look, self._wait_notices.first_due(now))
 
     @property
     def _needs_store(self) -> bool:
-        """Whether there is something to say or to do; what else the member wants of the store the log reader does."""
+        """Whether this thread has to use the store now. The log reader does the member's other tasks."""
         context, now = self._context, time.monotonic()
         has_unsent = context.has_unsent or context.status_answers.has_unsent
         is_urgent = self._retry_deadline.is_tried or has_unsent or context.signals.has_lost_log
         return is_urgent or context.signals.failover_to is not None or now >= self._find_next_due(now)
 
     def _give_connection(self) -> None:
-        """Let the log reader take over the connection, once all that this node had to say first was confirmed.
+        """Let the log reader take over the connection, once the store has confirmed this node's first facts.
 
-        The node that serves the store keeps its own and opens another one: later there may be no room for it, and this
-        is the node that must not fall silent then.
+        The node that serves the store keeps its connection, and the log reader opens another one: the store may have no
+        room for a new connection later, and without heartbeats of this node the other nodes would leave its store.
         """
         if self._is_followed or self._context.has_unsent or self._context.sender.member_driver is None:
             return
@@ -217,7 +188,7 @@ class Sender:
         self._follow(self._connection.give() if self._has_given else None)
 
     def _is_replaced(self, store: JobStore) -> bool:
-        """Whether it is another store since the last connection was given away."""
+        """Whether another store answers at this address since the log reader took the last connection."""
         has_given, self._has_given = self._has_given, False
         return has_given and store.get([STORE_ID])[0] != self._context.sender.store_id
 
@@ -239,9 +210,7 @@ class Sender:
             context.backend.notice = ""
         if member_driver is None:
             context.sender.store_id = store_id
-            wait = (context.config.first_leases - 1) * context.config.lease
-            self._next_beat = time.monotonic() + wait + self._first_pause()
-            self._is_founding = True
+            self._heartbeats.begin(time.monotonic())
             # Where the id was written only now, the head may be too old.
             self._begin(None if is_new else make_head(store, head, start))
             return
@@ -250,12 +219,7 @@ class Sender:
             member_driver.feed(node_messages.Reconnected())
         else:
             self._change_store(member_driver, store_id)
-        self._next_beat = 0.0
-
-    def _first_pause(self) -> float:
-        """Return seconds to the first beat: one to two intervals, and well before a lease is over."""
-        config = self._context.config
-        return min(config.keep_alive_interval, config.lease / _FIRST_BEAT) * (1 + self._draw())
+        self._heartbeats.next_write = 0.0
 
     def _check_store_id(self, store: JobStore, store_id: bytes | None) -> bytes | None:
         """Return the store's id, or None after telling the agent that its token is not the job's."""
@@ -273,10 +237,10 @@ class Sender:
         return store_id
 
     def _change_store(self, member_driver: MemberDriver, store_id: bytes) -> None:
-        """Say all again: this store knows nothing of the job."""
+        """Write all facts that still count again: this store knows nothing of the job."""
         context = self._context
         member_driver.change_store(store_id, serves_store=context.backend.is_host)
-        self._writer = HeartbeatWriter(context.node)
+        self._heartbeats.forget_store()
         # Last, so that nobody takes the new store for the old one.
         context.sender.store_id = store_id
         for connection in tuple(context.connections):
@@ -286,7 +250,7 @@ class Sender:
         self._follow(None)
 
     def _resend_all(self, store: JobStore, member_driver: MemberDriver) -> None:
-        """Go on in a store that was restored from a backup: nobody decides again what has been decided since."""
+        """Go on in a store that was restored from a backup; the decisions since the backup must not be made again."""
         known = member_driver.member.log
         if known.next_slot is not None and known.term:
             raise_start(store, messages.LogStart(known.next_slot, known.term))
@@ -299,7 +263,7 @@ class Sender:
         member_driver.feed(node_messages.HeartbeatWritten(was_dropped=True))
 
     def _send_facts(self, store: JobStore) -> None:
-        """Append what was not confirmed, and do the member's tasks."""
+        """Append the facts that are not confirmed, and do the member's tasks."""
         member_driver = self._context.sender.member_driver
         if member_driver is None:
             return
@@ -317,71 +281,16 @@ class Sender:
         member_driver.run_store_tasks(store, self._context.sender.store_id)
         self._context.signals.has_sent.set()
 
-    def _beat(self, store: JobStore, now: float) -> None:
-        context, member_driver = self._context, self._context.sender.member_driver
-        interval = context.config.keep_alive_interval
-        self._next_beat = now + interval
-        if context.sender.has_passed_exit_barrier:
-            return  # nobody watches any more, and the job may be removed at any moment: nothing must come after that
-        state = None if member_driver is None else member_driver.member.state
-        # A node that was dropped before its first beat reads so in the log, unless it waited all the time.
-        is_unknown = self._writer.is_first and state == WAITING
-        was_dropped = self._writer.write(store, comes_back=state != LEAVING) or is_unknown
-        context.sender.last_heartbeat_at, context.signals.fenced_for = now, 0.0
-        if member_driver is None:
-            return
-        member_driver.feed(node_messages.HeartbeatWritten(was_dropped))
-        if member_driver.member.state != RUNNING:
-            context.death_proofs.look()
-        self._look(store, is_beating=True)
-        self._wait_notices.tell(store, now)
-
-    @property
-    def _next_look(self) -> float:
-        member_driver = self._context.sender.member_driver
-        place = None if member_driver is None else member_driver.member.round.place
-        formed_at = self._context.signals.formed_at
-        if place is None or formed_at is None or self._context.sender.has_passed_exit_barrier:
-            return math.inf  # after the end the store may go at any moment, and nobody is to take its place
-        pause = max(self._context.config.keep_alive_interval / _LOOKS, place.group_world_size / _ALL_LOOKS)
-        # A look when a round is formed would be one more question of all nodes at once, and tell nothing new.
-        return max(self._last_look, formed_at) + pause
-
-    def _look(self, store: JobStore, *, is_beating: bool = False) -> None:
-        """See how the coordinator is, and in any case that the store answers; do what follows from it.
-
-        With it comes whether somebody asks for this node's state; where that costs an exchange, only at a heartbeat.
-        """
-        member_driver = self._context.sender.member_driver
-        if member_driver is None:
-            return
-        self._last_look = now = time.monotonic()
-        watched = member_driver.member.watched
-        if self._last_read is not None and now - self._last_read > 2 * self._context.config.keep_alive_interval:
-            # We were stopped, or the machine slept: what did not change meanwhile says nothing.
-            member_driver.feed(node_messages.Interrupted())
-        read = watched or self._context.node
-        if store.reads_beside or is_beating:
-            beats, asked = self._beats.read_beside(store, [read], job_keys.STATUS_REQUEST)
-            self._context.status_answers.note_request(asked)
-        else:
-            beats = self._beats.read(store, [read])
-        value = beats[read]
-        self._last_read = time.monotonic()
-        if watched:
-            member_driver.feed(node_messages.CoordinatorHeartbeatRead(watched, value))
-        member_driver.run_store_tasks(store, self._context.sender.store_id)
-
-    # --- it doesn't ----------------------------------------------------------------------------------------------
+    # --- the store does not answer --------------------------------------------------------------------------------
     def _refuse(self, error: StoreTokenError, asked_at: float) -> bool:
-        """Tell the agent that its token is not the job's; returns whether there is to be another attempt."""
+        """Tell the agent that its token is not the job's; return whether to try again."""
         if self._context.sender.member_driver is not None:
-            return self._retry(error, asked_at)  # this node is in the job: what listens there now is another one's
+            return self._retry(error, asked_at)  # this node is in the job, so another job's store listens there now
         self._context.events.deliver(Refused(str(error)))
         return False
 
     def _retry(self, error: StoreError, asked_at: float) -> bool:
-        """Wait a moment before the next attempt; returns whether there is to be one."""
+        """Wait before the next attempt; return whether to try again."""
         news = self._retry_deadline.failed(error, asked_at)
         if isinstance(news, Lost) and self._fail_over(news):
             return True
@@ -392,9 +301,9 @@ class Sender:
         self._connection.pause(error)
         return not self._context.signals.closing.is_set()
 
-    # --- it goes on elsewhere ------------------------------------------------------------------------------------
+    # --- the job goes on at another endpoint ----------------------------------------------------------------------
     def _fail_over(self, lost: Lost) -> bool:
-        """Go on at the next endpoint, if there is one; returns whether."""
+        """Go on at the next endpoint; return whether there is one."""
         context = self._context
         if context.sender.store_id is None or context.signals.closing.is_set() or not context.backend.advance():
             return False
@@ -402,7 +311,7 @@ class Sender:
         return self._use_endpoint()
 
     def _move(self, endpoint: str) -> None:
-        """Follow the host that has said where the store goes on."""
+        """Go to the endpoint that the store's host named before it left."""
         context = self._context
         context.signals.failover_to = None
         before = context.backend.name
@@ -415,14 +324,14 @@ class Sender:
         self._use_endpoint()
 
     def _rejoin(self, endpoint: str) -> None:
-        """Leave a store that nobody else uses for the one where the job has gone on."""
+        """Leave a store that no other node uses, for the store where the job has gone on."""
         if self._context.backend.advance(endpoint):
             self._connection.drop()
             self._context.events.deliver(Notice(f"the job has gone on at {endpoint}: joining it again"))
             self._use_endpoint()
 
     def _use_endpoint(self) -> bool:
-        """Serve the store here if it is this node's turn, and wait for it anew."""
+        """Serve the store if the new endpoint is this node's, and try the endpoint for the full time."""
         self._retry_deadline.restart()
         for connection in tuple(self._context.connections):
             connection.interrupt()
