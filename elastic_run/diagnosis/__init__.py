@@ -15,5 +15,7 @@ What is decided of a running job's workers stands in `core.diagnosis`.
 | `stack_files` | the file with all stacks of one moment |
 | `stack_requests` | asks the workers of one round for their stacks |
 | `trace_analysis` | dumps to findings: the rank that did not join, the ranks that differ |
+| `trace_findings` | records of that analysis: process groups, findings and their kinds |
 | `trace_text` | the words for findings |
+| `unmatched_p2p` | sends and recvs without a partner |
 """

@@ -13,7 +13,23 @@ from __future__ import annotations
 
 from elastic_run.diagnosis.collectives import COMPLETED, OPEN, STARTED, Collective
 from elastic_run.diagnosis.operation_match import difference, group_equal
-from elastic_run.records import dataclass, replace
+from elastic_run.diagnosis.trace_findings import (
+    ALONE,
+    BEHIND,
+    DIFFERENT_CALLS,
+    DIFFERENT_ORDER,
+    KINDS,
+    NO_DUMP,
+    NOT_JOINED,
+    NOT_STARTED,
+    UNFINISHED,
+    WITHOUT_RANKS,
+    Analysis,
+    Finding,
+    Group,
+)
+from elastic_run.diagnosis.unmatched_p2p import unmatched_p2p
+from elastic_run.records import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,83 +37,6 @@ if TYPE_CHECKING:
 
     from elastic_run.diagnosis.collectives import Dump
     from elastic_run.diagnosis.operation_match import Calls
-
-#: Kinds of findings, the likelier cause first.
-DIFFERENT_CALLS = "different_calls"
-NOT_JOINED = "not_joined"
-NO_PARTNER = "no_partner"
-DIFFERENT_ORDER = "different_order"
-NOT_STARTED = "not_started"
-NO_DUMP = "no_dump"
-ALONE = "alone"
-UNFINISHED = "unfinished"
-BEHIND = "behind"
-_KINDS = (DIFFERENT_CALLS, DIFFERENT_ORDER, NOT_JOINED, NO_PARTNER, NOT_STARTED, NO_DUMP, ALONE, BEHIND, UNFINISHED)
-#: Kinds without ranks at which the cause lies.
-_WITHOUT_RANKS = (ALONE, UNFINISHED)
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """Something that keeps the ranks of a group from going on.
-
-    Args:
-        kind: One of the kinds above.
-        group: Name of the process group.
-        description: Description of the process group, or "".
-        members: Ranks of the group that are known.
-        operation: The operation, or "" where it is unknown.
-        sequence: Its number in the group.
-        ranks: The ranks at which the cause lies.
-        waiting: The ranks that wait for them.
-        where: Where the waiting ranks are in the user's code, or "".
-        difference: For different calls: the operation, the sizes or the types.
-        calls: For different calls, and for a different order: what which ranks call.
-        last: The last collective of each of `ranks`, if it has one.
-        behind: For each of `ranks`, how many collectives its peers are ahead.
-    """
-
-    kind: str
-    group: str
-    description: str
-    members: tuple[int, ...]
-    operation: str
-    sequence: int
-    ranks: tuple[int, ...]
-    waiting: tuple[int, ...]
-    where: str = ""
-    difference: str = ""
-    calls: tuple[tuple[tuple[int, ...], Collective], ...] = ()
-    last: tuple[tuple[int, Collective], ...] = ()
-    behind: tuple[tuple[int, int], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Analysis:
-    """What dumps tell.
-
-    Args:
-        findings: The cause first, then what does not follow from it.
-        consequences: Findings that follow from those.
-        ranks: Ranks that have a dump.
-        absent: Ranks of a group that have none.
-    """
-
-    findings: tuple[Finding, ...]
-    consequences: tuple[Finding, ...]
-    ranks: tuple[int, ...]
-    absent: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Group:
-    """A process group: its members, each member's calls by number, and whether a dump lists the members."""
-
-    name: str
-    description: str
-    members: tuple[int, ...]
-    calls: dict[int, dict[int, Calls]]
-    is_listed: bool
 
 
 def analyse(dumps: Sequence[Dump]) -> Analysis:
@@ -112,7 +51,7 @@ def analyse(dumps: Sequence[Dump]) -> Analysis:
     by_rank = {dump.rank: dump for dump in dumps}
     groups = _find_groups(by_rank)
     found = [finding for group in groups for finding in _judge(group, by_rank)]
-    found += [finding for group in groups for finding in _unmatched_p2p(group, by_rank)]
+    found += [finding for group in groups for finding in unmatched_p2p(group, by_rank)]
     causes, consequences = _separate(found)
     members = {rank for group in groups for rank in group.members}
     return Analysis(
@@ -124,11 +63,11 @@ def analyse(dumps: Sequence[Dump]) -> Analysis:
 
 
 def _order(finding: Finding) -> tuple[int, int, int, str]:
-    return (_KINDS.index(finding.kind), len(finding.members), finding.sequence, finding.group)
+    return (KINDS.index(finding.kind), len(finding.members), finding.sequence, finding.group)
 
 
 # --- process groups ------------------------------------------------------------------------------------------------
-def _find_groups(dumps: dict[int, Dump]) -> list[_Group]:
+def _find_groups(dumps: dict[int, Dump]) -> list[Group]:
     """Return the process groups; two groups of one name are told apart by their lists of members."""
     world = _find_world(dumps)
     ranks: dict[tuple[str, tuple[int, ...]], set[int]] = {}
@@ -143,7 +82,7 @@ def _find_groups(dumps: dict[int, Dump]) -> list[_Group]:
                 present.add(rank)
             descriptions[name, known] = description or descriptions.get((name, known), "")
     return [
-        _Group(
+        Group(
             name=name,
             description=descriptions[name, known],
             members=tuple(sorted(known or present)),
@@ -170,7 +109,7 @@ def _calls_by_number(dump: Dump, group: str) -> dict[int, Calls]:
 
 
 # --- one group -----------------------------------------------------------------------------------------------------
-def _judge(group: _Group, dumps: dict[int, Dump]) -> list[Finding]:
+def _judge(group: Group, dumps: dict[int, Dump]) -> list[Finding]:
     """Return what is wrong in a group: what comes first there makes the rest follow."""
     if not any(group.calls.values()):
         return []
@@ -180,7 +119,7 @@ def _judge(group: _Group, dumps: dict[int, Dump]) -> list[Finding]:
     return [] if finding is None else [finding]
 
 
-def _alone(group: _Group) -> list[Finding]:
+def _alone(group: Group) -> list[Finding]:
     """Return that a rank waits in a group whose other members are unknown: gloo's own dumps don't list them."""
     ((rank, by_number),) = group.calls.items()
     number, calls = max(by_number.items())
@@ -201,7 +140,7 @@ def _alone(group: _Group) -> list[Finding]:
     ]
 
 
-def _different_calls(group: _Group, dumps: dict[int, Dump]) -> Finding | None:
+def _different_calls(group: Group, dumps: dict[int, Dump]) -> Finding | None:
     numbers = sorted({number for calls in group.calls.values() for number in calls})
     for number in numbers:
         calls = {rank: each[number] for rank, each in group.calls.items() if number in each}
@@ -233,7 +172,7 @@ def _differing(calls: Calls, other: Calls) -> Collective:
     return next((mine for mine, theirs in pairs if difference((mine,), (theirs,))), calls[-1])
 
 
-def _not_joined(group: _Group, dumps: dict[int, Dump]) -> Finding | None:
+def _not_joined(group: Group, dumps: dict[int, Dump]) -> Finding | None:
     first = min(number for calls in group.calls.values() for number in calls)
     last = {rank: _last_number(group, dumps, rank, first) for rank in group.members}
     known = {rank: number for rank, number in last.items() if number is not None}
@@ -263,14 +202,14 @@ def _not_joined(group: _Group, dumps: dict[int, Dump]) -> Finding | None:
     )
 
 
-def _last_number(group: _Group, dumps: dict[int, Dump], rank: int, first: int) -> int | None:
+def _last_number(group: Group, dumps: dict[int, Dump], rank: int, first: int) -> int | None:
     """Return the number of a rank's last collective in a group, or None where it is unknown."""
     if group.calls.get(rank):
         return max(group.calls[rank])
     return first - 1 if rank in dumps and dumps[rank].is_whole else None
 
 
-def _unfinished(group: _Group) -> Finding | None:
+def _unfinished(group: Group) -> Finding | None:
     """Return a collective that all ranks have joined and that some have not ended."""
     number = max(number for calls in group.calls.values() for number in calls)
     calls = {rank: each[number] for rank, each in group.calls.items() if number in each}
@@ -308,72 +247,6 @@ def _common_place(calls: Iterable[Calls]) -> str:
     return max(places, key=places.count, default="")
 
 
-# --- send and recv -------------------------------------------------------------------------------------------------
-def _unmatched_p2p(group: _Group, dumps: dict[int, Dump]) -> list[Finding]:
-    """Return the sends and recvs of a group that wait for a partner that has none of that pair open.
-
-    Only open ones are compared: how many ended ones a ring still holds differs from rank to rank.
-    """
-    pending: dict[tuple[int, int, str], list[tuple[int, Collective]]] = {}
-    for rank in group.calls:
-        for call in dumps[rank].collectives:
-            if call.group == group.name and call.is_p2p and call.is_open:
-                pending.setdefault((call.source, call.target, call.operation), []).append((rank, call))
-    findings = []
-    for (source, target, operation), calls in sorted(pending.items()):
-        opposite = pending.get((source, target, "recv" if operation == "send" else "send"), [])
-        partner = target if operation == "send" else source
-        if len(calls) > len(opposite):
-            findings.append(_without_partner(group, calls[len(opposite)], partner, dumps))
-        elif operation == "send":
-            findings += _different_p2p(group, calls, opposite)
-    return findings
-
-
-def _without_partner(group: _Group, waiting: tuple[int, Collective], partner: int, dumps: dict[int, Dump]) -> Finding:
-    rank, call = waiting
-    # The partner's number counts within the group.
-    other = group.members[partner] if partner < len(group.members) else partner
-    last = dumps[other].collectives[-1:] if other in dumps else ()
-    return Finding(
-        kind=NO_PARTNER if other in dumps else NO_DUMP,
-        group=group.name,
-        description=group.description,
-        members=group.members,
-        operation=call.operation,
-        sequence=call.sequence,
-        ranks=(other,),
-        waiting=(rank,),
-        where=call.where,
-        last=tuple((other, each) for each in last),
-    )
-
-
-def _different_p2p(
-    group: _Group, sends: list[tuple[int, Collective]], receives: list[tuple[int, Collective]]
-) -> list[Finding]:
-    for (sender, send), (receiver, receive) in zip(sends, receives, strict=False):
-        sizes = send.input_sizes != receive.output_sizes
-        sent, received = send.input_types or send.output_types, receive.output_types or receive.input_types
-        if sizes or set(sent) != set(received):
-            return [
-                Finding(
-                    kind=DIFFERENT_CALLS,
-                    group=group.name,
-                    description=group.description,
-                    members=group.members,
-                    operation=send.operation,
-                    sequence=send.sequence,
-                    ranks=(sender, receiver),
-                    waiting=(),
-                    where=send.where,
-                    difference="sizes" if sizes else "types",
-                    calls=(((sender,), send), ((receiver,), receive)),
-                )
-            ]
-    return []
-
-
 # --- all groups ----------------------------------------------------------------------------------------------------
 def _separate(found: list[Finding]) -> tuple[list[Finding], list[Finding]]:
     """Separate the causes from what follows from them: ranks that wait in another group are no cause."""
@@ -381,11 +254,11 @@ def _separate(found: list[Finding]) -> tuple[list[Finding], list[Finding]]:
     for finding in found:
         waiting = {rank for other in found if other is not finding for rank in other.waiting}
         own = tuple(rank for rank in finding.ranks if rank not in waiting)
-        if finding.kind in (DIFFERENT_CALLS, *_WITHOUT_RANKS) or own:
+        if finding.kind in (DIFFERENT_CALLS, *WITHOUT_RANKS) or own:
             causes.append(finding if finding.kind == DIFFERENT_CALLS else _keep_ranks(finding, own))
         else:
             consequences.append(finding)
-    if consequences and not any(_KINDS.index(cause.kind) <= _KINDS.index(NO_DUMP) for cause in causes):
+    if consequences and not any(KINDS.index(cause.kind) <= KINDS.index(NO_DUMP) for cause in causes):
         return [_different_order(consequences), *causes], []
     return causes, consequences
 

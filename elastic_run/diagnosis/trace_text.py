@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from elastic_run.diagnosis import trace_analysis as analysis
+from elastic_run.diagnosis import trace_findings
 from elastic_run.report.wording import count, ranks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from elastic_run.diagnosis.collectives import Collective
-    from elastic_run.diagnosis.trace_analysis import Analysis, Finding
+    from elastic_run.diagnosis.trace_findings import Analysis, Finding
 
 #: Lines on the last collectives of ranks, and shapes of a call, that are shown.
 _MOST_LAST = 3
 _MOST_SHAPES = 2
 _RULES = {
-    analysis.DIFFERENT_CALLS: "all ranks of a group have to call the same operations in the same order",
-    analysis.DIFFERENT_ORDER: "call the collectives of different groups in the same order on all ranks",
+    trace_findings.DIFFERENT_CALLS: "all ranks of a group have to call the same operations in the same order",
+    trace_findings.DIFFERENT_ORDER: "call the collectives of different groups in the same order on all ranks",
 }
 
 
@@ -25,7 +25,9 @@ def first_line(found: Analysis) -> str:
     Args:
         found: The analysis.
     """
-    return cause_line(found.findings[0]) if found.findings and found.findings[0].kind != analysis.UNFINISHED else ""
+    return (
+        cause_line(found.findings[0]) if found.findings and found.findings[0].kind != trace_findings.UNFINISHED else ""
+    )
 
 
 def cause_line(finding: Finding) -> str:
@@ -49,11 +51,11 @@ def detail_lines(finding: Finding) -> list[str]:
         missing = f", {count(behind[rank], 'collective')} behind" if behind.get(rank, 0) > 1 else ""
         lines.append(f"rank {rank}'s last: {_call(call)}{_place(call.where)}{missing}")
     without = [rank for rank in finding.ranks if rank not in dict(finding.last)]
-    if finding.kind == analysis.NOT_JOINED and without:
+    if finding.kind == trace_findings.NOT_JOINED and without:
         lines.append(f"{_ranks(without)} called no collective at all")
     if len(finding.last) > _MOST_LAST:
         lines.append(f"... ({len(finding.last)} ranks in all)")
-    if finding.kind in (analysis.DIFFERENT_CALLS, analysis.DIFFERENT_ORDER):
+    if finding.kind in (trace_findings.DIFFERENT_CALLS, trace_findings.DIFFERENT_ORDER):
         lines += [f"{_ranks(who)}: {_difference(finding, call)}{_place(call.where)}" for who, call in finding.calls]
     if finding.kind in _RULES:
         lines.append(_RULES[finding.kind])
@@ -117,15 +119,15 @@ def _unfinished(finding: Finding) -> str:
 
 
 _SENTENCES = {
-    analysis.ALONE: _alone,
-    analysis.BEHIND: _behind,
-    analysis.DIFFERENT_CALLS: _different_calls,
-    analysis.DIFFERENT_ORDER: _different_order,
-    analysis.NOT_JOINED: _not_joined,
-    analysis.NOT_STARTED: _not_started,
-    analysis.NO_DUMP: _no_dump,
-    analysis.NO_PARTNER: _no_partner,
-    analysis.UNFINISHED: _unfinished,
+    trace_findings.ALONE: _alone,
+    trace_findings.BEHIND: _behind,
+    trace_findings.DIFFERENT_CALLS: _different_calls,
+    trace_findings.DIFFERENT_ORDER: _different_order,
+    trace_findings.NOT_JOINED: _not_joined,
+    trace_findings.NOT_STARTED: _not_started,
+    trace_findings.NO_DUMP: _no_dump,
+    trace_findings.NO_PARTNER: _no_partner,
+    trace_findings.UNFINISHED: _unfinished,
 }
 
 
@@ -162,7 +164,7 @@ def _difference(finding: Finding, call: Collective) -> str:
         return f"{call.operation} of {_shapes(call)}"
     if finding.difference == "types":
         return f"{call.operation} of {', '.join(call.input_types or call.output_types)}"
-    return call.operation if finding.kind == analysis.DIFFERENT_CALLS else _call(call)
+    return call.operation if finding.kind == trace_findings.DIFFERENT_CALLS else _call(call)
 
 
 def _shapes(call: Collective) -> str:

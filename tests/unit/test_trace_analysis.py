@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run.cli.commands.trace import main
-from elastic_run.diagnosis import trace_analysis as kinds
+from elastic_run.diagnosis import trace_findings as kinds
 from elastic_run.diagnosis.collectives import COMPLETED, OPEN, RETIRED, STARTED, Collective, Dump
 from elastic_run.diagnosis.dump_files import find_dumps
 from elastic_run.diagnosis.trace_analysis import analyse
@@ -19,7 +19,7 @@ from elastic_run.errors import UsageError
 if TYPE_CHECKING:
     from typing import Any
 
-    from elastic_run.diagnosis.trace_analysis import Analysis
+    from elastic_run.diagnosis.trace_findings import Analysis
 
 DATA = Path(__file__).parents[1] / "data" / "flight_recorder"
 WORLD = {"0": (0, 1, 2, 3)}

@@ -88,7 +88,8 @@ class FlightRecorder:
             is_whole_job: Whether this node has all ranks of the job; else a rank without dump says nothing.
         """
         from elastic_run.diagnosis.dump_files import find_dumps  # noqa: PLC0415 - only after a failure
-        from elastic_run.diagnosis.trace_analysis import ALONE, NO_DUMP, analyse  # noqa: PLC0415
+        from elastic_run.diagnosis.trace_analysis import analyse  # noqa: PLC0415
+        from elastic_run.diagnosis.trace_findings import ALONE, NO_DUMP  # noqa: PLC0415
         from elastic_run.diagnosis.trace_text import first_line  # noqa: PLC0415
 
         found = find_dumps(list(self._fresh()))

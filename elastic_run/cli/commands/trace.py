@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from elastic_run.diagnosis.dump_files import FoundDumps
-    from elastic_run.diagnosis.trace_analysis import Analysis, Finding
+    from elastic_run.diagnosis.trace_findings import Analysis, Finding
 
 #: Columns of a line and of its label; causes, details of each, lines of what follows, and files that are shown.
 _WIDTH = 100
