@@ -50,6 +50,7 @@ class Plan:
         "--max-restarts=1000",
         "--max-backoff=1",
         "--shutdown-timeout=3",
+        "--membership-window=100000/1h",  # faults come quicker than changes of membership do in a job
         "--rdzv-conf=keep_alive_interval=1,keep_alive_max_attempt=3,join_timeout=120",
     )
 
