@@ -136,7 +136,16 @@ def _script_hint(name: str) -> str:
     except OSError:
         return ""
     known = {script[:-3].lower(): os.path.join(directory, script) for script in scripts}
-    return nearest(wanted, known, translate=known)
+    return nearest(wanted, known, translate=known) or _command_hint(name)
+
+
+def _command_hint(name: str) -> str:
+    """What looks like a file or a module is no command that was written wrong."""
+    if "." in name or "/" in name:
+        return ""
+    from elastic_run.cli.commands import COMMANDS  # noqa: PLC0415 - only on the way to an error
+
+    return nearest(name, COMMANDS, translate={command: f"elastic-run {command}" for command in COMMANDS})
 
 
 def _is_module(name: str) -> bool:

@@ -117,6 +117,8 @@ REFUSED: list[tuple[str, dict[str, str], str]] = [
     ("--numa-binding node train.py", {"CUDA_VISIBLE_DEVICES": ""}, "--numa-binding: 'node' is impossible here: "),
     ("trian.py", {}, "script 'trian.py' does not exist, did you mean 'train.py'?"),
     ("train", {}, "script 'train' does not exist, did you mean 'train.py'?"),
+    ("statu", {}, "script 'statu' does not exist, did you mean 'elastic-run status'?"),
+    ("./statu", {}, "script './statu' does not exist"),
     ("package.module", {}, "script 'package.module' does not exist, did you mean -m package.module?"),
     ("nowhere/train.py", {}, "script 'nowhere/train.py' does not exist"),
     ("train.py/deeper", {}, "script 'train.py/deeper' does not exist"),
