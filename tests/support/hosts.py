@@ -9,6 +9,8 @@
 - Its first process waits for the end of a pipe that only this process holds. So hosts end with the test run however
   that ends, and the kernel takes the rest with them: processes, cards, bridge, rules. Nothing has a name outside.
 - The first process ignores SIGCHLD, so the kernel reaps what it adopts.
+- The hub is the name server of all hosts and refuses each question. Linux would drop all but a few refusals a second,
+  and a look-up whose refusal is dropped takes 5 s; so a host may send any number of them.
 - Nothing here sleeps: each verb returns when what it says has been done.
 """
 
@@ -42,6 +44,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)  # os.setns came with Python 3.12
 #: Run as the first process of a host: $1 is its name, $2 and $3 become its /etc/hosts and /etc/resolv.conf.
 _BOOT = """
 echo "$1" > /proc/sys/kernel/hostname
+echo 0 > /proc/sys/net/ipv4/icmp_ratelimit
 mount -t tmpfs -o mode=1777 shm /dev/shm
 mount --bind "$2" /etc/hosts
 mount --bind "$3" /etc/resolv.conf
