@@ -318,11 +318,18 @@ def _make_text(flag: Flag, parser: argparse.ArgumentParser) -> str:
 
 
 def print_text(text: str) -> None:
-    """Write to stdout; it is no error when the reader has seen enough (--help | head -1)."""
+    """Write to stdout; it is no error when the reader has seen enough (--help | head -1).
+
+    Raises:
+        UsageError: It can't be written, as on a full disk.
+    """
     if sys.stdout is None:  # closed by whoever started us
         return
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
-    except BrokenPipeError:
+    except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            message = f"standard output can't be written: {error.strerror}"
+            raise UsageError(message) from None

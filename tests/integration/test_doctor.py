@@ -87,7 +87,8 @@ FAULTS = [
         "/dev/shm is full",
         "ls -la /dev/shm",
     ),
-    Fault("open-files", "ulimit -n 256", "only 256 open files are allowed", "ulimit -n 256"),
+    Fault("open-files", "ulimit -S -n 256", "only 256 open files are allowed", "ulimit -n "),
+    Fault("open-files-hard", "ulimit -n 256", "only 256 open files are allowed", "raise the hard limit to 1024"),
     Fault(
         "read-only",
         "mkdir logs; mount -t tmpfs -o ro logs logs",
@@ -198,3 +199,19 @@ def test_a_healthy_host_has_no_finding(hosts: VirtualHosts, tmp_path: Path) -> N
     assert (code, err) == (0, "")
     assert out.splitlines()[-1] == "no problems, no warnings"
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["tmp"]
+
+
+def test_a_report_that_cannot_be_written_is_one_line(hosts: VirtualHosts, tmp_path: Path) -> None:
+    """On a full disk the doctor has no traceback."""
+    code, _, err = examine(hosts, tmp_path, "> /dev/full")
+    assert (code, err) == (2, "elastic-run: error: doctor: standard output can't be written: No space left on device\n")
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "x"])
+def test_a_wrong_timeout_is_refused_by_its_name(hosts: VirtualHosts, tmp_path: Path, seconds: str) -> None:
+    """The line names the doctor's own flag."""
+    code, _, err = examine(hosts, tmp_path, f"--nnodes=2 --rdzv-endpoint=h0:29400 --timeout={seconds}")
+    assert (code, err) == (
+        2,
+        f"elastic-run: error: doctor: --timeout: '{seconds}' is not a number of seconds from 1 up\n",
+    )

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.hosts import virtual_hosts
+from tests.support.wait import stretched, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from tests.support.host_process import HostProcess
-    from tests.support.hosts import VirtualHosts
+    from tests.support.hosts import VirtualHost, VirtualHosts
 
 pytestmark = pytest.mark.timeout(200)
 
@@ -92,3 +97,56 @@ def test_nodes_that_do_not_meet_are_a_problem(hosts: VirtualHosts) -> None:
     assert read_codes(doctors) == [1, 1]
     assert "3 nodes did not come together at h0:29400 (--timeout=5)" in doctors[0].stdout
     assert "OMP_NUM_THREADS='x' is not a number" in doctors[1].stdout
+
+
+def find_worker(host: VirtualHost) -> int | None:
+    """Return the pid of the doctor's worker on a host, once it runs."""
+    for pid in host.processes():
+        with contextlib.suppress(OSError):
+            if b"probe_worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                return pid
+    return None
+
+
+def test_a_doctor_that_is_killed_ends_the_others_at_once(hosts: VirtualHosts) -> None:
+    """Nobody waits for another node, and the finding says that one was lost, not that none came."""
+    doctors = start(hosts)
+    wait_until(lambda: find_worker(hosts[1]), deadline=60, what="the nodes have met")
+    doctors[1].kill()
+    begun = time.monotonic()
+    assert read_codes([doctors[0], doctors[2]]) == [1, 1]
+    assert time.monotonic() - begun < stretched(10)
+    for doctor in (doctors[0], doctors[2]):
+        assert "a node was lost while the nodes examined the network" in doctor.stdout, doctor.stdout
+        assert "lost: h1" in " ".join(doctor.stderr.split()), doctor.stderr
+
+
+def test_a_killed_worker_is_not_taken_for_nodes_that_did_not_meet(hosts: VirtualHosts) -> None:
+    """The finding says that the check between the nodes was ended; all doctors end with 1."""
+    doctors = start(hosts)
+    pid = wait_until(lambda: find_worker(hosts[1]), deadline=60, what="the nodes have met")
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    assert read_codes(doctors) == [1, 1, 1]
+    assert all("have met, but the check between them did not end" in doctor.stdout for doctor in doctors)
+
+
+def test_a_torch_that_cannot_be_imported_is_named(hosts: VirtualHosts, tmp_path: Path) -> None:
+    """A broken installation of torch is a finding with its error, not a hang."""
+    metadata = tmp_path / "torch-1.2.3.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text("Metadata-Version: 2.1\nName: torch\nVersion: 1.2.3\n", encoding="utf-8")
+    (tmp_path / "torch.py").write_text("raise ImportError('libtorch.so: no such file')", encoding="utf-8")
+    doctors = start(hosts, "--json", plants=[f"export PYTHONPATH={tmp_path}:$PYTHONPATH"] * 3)
+    assert read_codes(doctors) == [1, 1, 1]
+    (found,) = [finding for finding in read_findings(doctors) if "all-reduce" in finding["what"]]
+    assert "ImportError: libtorch.so: no such file" in found["evidence"], found
+
+
+def test_no_directory_for_temporary_files_is_a_finding(hosts: VirtualHosts) -> None:
+    """Where nothing can be written the doctor says so instead of a traceback."""
+    plant = "for d in /tmp /var/tmp /dev/shm; do mount -t tmpfs -o ro none $d; done; cd /sys"
+    (doctor,) = start(hosts, plants=[plant])
+    assert read_codes([doctor]) == [1]
+    assert "the nodes can't be examined together" in doctor.stdout, doctor.stdout + doctor.stderr
+    assert "export TMPDIR=DIR" in doctor.stdout

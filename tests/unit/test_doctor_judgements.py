@@ -290,3 +290,15 @@ def test_nodes_that_differ_are_named() -> None:
         "warning: c sends 100 MB/s to a, less than half of the others",
     ]
     assert describe_network(nodes) == {"pairs": "3", "MB/s": "100 to 1000", "all-reduce of 4 MB": "100 ms"}
+
+
+def test_a_host_that_starts_no_thread_gets_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A limit of processes that is reached is one finding, with its remedy, and no traceback."""
+
+    def refuse(_: threading.Thread) -> None:
+        message = "can't start new thread"
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    (found,) = run_checks(Subject({}, "h"), families={"names": lambda _: [], "ports": lambda _: []})
+    assert (found.evidence, "ulimit -u" in found.remedy) == ("can't start new thread", True)

@@ -12,7 +12,7 @@ from elastic_run.cli.flags import FLAGS
 from elastic_run.cli.parser import print_text
 from elastic_run.cli.values import whole_number
 from elastic_run.cluster.slurm import StepError, find_step
-from elastic_run.core.job.config import JobConfig
+from elastic_run.core.job.config import JobConfig, Window
 from elastic_run.core.node.config import NodeConfig
 from elastic_run.diagnosis.doctor.checks import run_checks
 from elastic_run.diagnosis.doctor.finding import PROBLEM, Subject, problem
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from elastic_run.cluster.slurm import Step
+    from elastic_run.diagnosis.doctor.finding import Finding
 
 _ENDPOINT = "HOST:PORT where the nodes are to meet: its name and port are checked"
 _NODES = "run this command on N nodes: they meet at the endpoint, and check the network between them"
@@ -56,7 +57,12 @@ def main(words: Sequence[str]) -> int:
     subject = _make_subject(args)
     report = describe_findings([subject.hostname], run_checks(subject), collect_facts())
     if args.nnodes > 1:
-        report = _examine_together(args, report)
+        try:
+            report = _examine_together(args, report)
+        except OSError as error:
+            what = f"the nodes can't be examined together: {error.strerror}"
+            remedy = "export TMPDIR=DIR, a directory that can be written"
+            report = _add(problem(what, error.filename or "", remedy), report)
     _print(report, is_json=args.json)
     return int(any(finding.severity == PROBLEM for finding in read_findings(report)))
 
@@ -74,23 +80,27 @@ def _parse(words: Sequence[str]) -> Namespace:
     parser = CommandParser("doctor")
     parser.add_argument("--rdzv-endpoint", "--rdzv_endpoint", default="", metavar="HOST:PORT", help=_ENDPOINT)
     parser.add_argument("--nnodes", metavar="N", help=_NODES)
-    parser.add_argument("--timeout", type=int, default=60, metavar="SECONDS", help=_TIMEOUT)
+    parser.add_argument("--timeout", default="60", metavar="SECONDS", help=_TIMEOUT)
     parser.add_argument("--log-dir", "--log_dir", default="", metavar="DIR", help=_LOG_DIR)
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     args = parser.parse_args(words)
     step = None if args.rdzv_endpoint or args.nnodes is not None else _find_step()
     if step is not None and step.task_count == len(step.nodes):
         args.rdzv_endpoint, args.nnodes = step.endpoint, str(len(step.nodes))
-    try:
-        args.nnodes = args.nnodes or "1"
-        args.nnodes = whole_number(args.nnodes, least=1, allowed="a number of nodes")
-    except ValueError as error:
-        message = f"--nnodes: {args.nnodes!r} {error}"
-        raise UsageError(message) from None
+    args.nnodes = _read_number("--nnodes", args.nnodes or "1", "a number of nodes")
+    args.timeout = _read_number("--timeout", args.timeout, "a number of seconds from 1 up")
     if args.nnodes > 1 and not args.rdzv_endpoint:
         message = f"--rdzv-endpoint: is needed with --nnodes={args.nnodes}: HOST:PORT where the nodes meet"
         raise UsageError(message)
     return args
+
+
+def _read_number(flag: str, text: str, allowed: str) -> int:
+    try:
+        return whole_number(text, least=1, allowed=allowed)
+    except ValueError as error:
+        message = f"{flag}: {text!r} {error}"
+        raise UsageError(message) from None
 
 
 def _find_step() -> Step | None:
@@ -143,7 +153,8 @@ def _examine_together(args: Namespace, own: dict[str, Any]) -> dict[str, Any]:
             rdzv_endpoint=args.rdzv_endpoint,
             rdzv_configs={"join_timeout": args.timeout},
             max_restarts=0,
-            job_config=JobConfig(join_timeout=args.timeout),
+            # A node that is lost is a finding: no other node will come for it.
+            job_config=JobConfig(join_timeout=args.timeout, membership_window=Window(0)),
             # All nodes reach the endpoint's host: there the workers' store can be reached too.
             node_config=NodeConfig(preferred_rank=0 if _serves_endpoint(args.rdzv_endpoint) else None),
         )
@@ -155,10 +166,27 @@ def _examine_together(args: Namespace, own: dict[str, Any]) -> dict[str, Any]:
         if not code and os.path.exists(f"{path}.result"):
             with open(f"{path}.result", encoding="utf-8") as file:
                 return dict(json.load(file))
-    what = f"{args.nnodes} nodes did not come together at {args.rdzv_endpoint} (--timeout={args.timeout})"
-    remedy = f"start this command on all {args.nnodes} nodes at about the same time; the lines above name the cause"
-    missed = problem(what, f"the launcher ended with {code}", remedy)
-    return describe_findings(own["hosts"], [missed, *read_findings(own)], own["facts"])
+    return _add(_judge_end(args, code), own)
+
+
+def _judge_end(args: Namespace, code: int) -> Finding:
+    """Return what it means that the launcher ended without a result; it has named the cause on stderr."""
+    evidence = f"the launcher ended with {code}"
+    if code == contract.EXIT_RENDEZVOUS:
+        what = f"{args.nnodes} nodes did not come together at {args.rdzv_endpoint} (--timeout={args.timeout})"
+        remedy = f"start this command on all {args.nnodes} nodes at about the same time"
+    elif code in (contract.EXIT_NODES_LOST, contract.EXIT_STORE_LOST):
+        what = "a node was lost while the nodes examined the network"
+        remedy = "check that it is up, that nobody stopped the doctor there, and the end of its kernel log (dmesg)"
+    else:
+        what = "the nodes have met, but the check between them did not end"
+        remedy = "if that is no defect of a node (dmesg), please report it"
+    return problem(what, evidence, f"{remedy}; the lines above name the cause")
+
+
+def _add(finding: Finding, report: dict[str, Any]) -> dict[str, Any]:
+    """Return the report of this node with one more finding in front."""
+    return describe_findings(report["hosts"], [finding, *read_findings(report)], report["facts"])
 
 
 def _serves_endpoint(endpoint: str) -> bool:

@@ -63,18 +63,21 @@ def run_checks(
         Findings, problems first, otherwise in the families' order.
     """
     found: dict[str, list[Finding]] = {}
-    threads = {
-        name: threading.Thread(target=_run, args=(name, check, subject, found), name=f"check of {name}", daemon=True)
-        for name, check in families.items()
-    }
-    for thread in threads.values():
-        thread.start()
+    threads = {}
     end = time.monotonic() + deadline
+    for name, check in families.items():
+        thread = threading.Thread(target=_run, args=(name, check, subject, found), name=f"check of {name}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            found[name] = [_describe_no_thread(error)]
+        else:
+            threads[name] = thread
     for name, thread in threads.items():
         thread.join(max(0.0, end - time.monotonic()))
         if thread.is_alive():
             found[name] = [_describe_hang(name, deadline)]
-    every = [finding for name in families for finding in found[name]]
+    every = list(dict.fromkeys(finding for name in families for finding in found[name]))
     return sorted(every, key=lambda finding: finding.severity != PROBLEM)
 
 
@@ -86,6 +89,12 @@ def _run(
     except Exception as error:  # noqa: BLE001 - a check that fails must not hide what the others find
         what = f"{name} can't be checked: {type(error).__name__}: {error}"
         found[name] = [warning(what, "a defect of elastic-run", "please report it")]
+
+
+def _describe_no_thread(error: RuntimeError) -> Finding:
+    what = "no thread can be started, so that some checks were left out"
+    remedy = "raise the limit of processes and threads: ulimit -u, pids.max of the control group, docker --pids-limit"
+    return problem(what, str(error), remedy)
 
 
 def _describe_hang(name: str, seconds: float) -> Finding:

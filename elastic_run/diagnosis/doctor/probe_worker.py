@@ -109,13 +109,13 @@ def reduce_all(rank: int, size: int) -> float | str:
 
 
 def _reduce(rank: int, size: int) -> float | str:
-    from datetime import timedelta  # noqa: PLC0415 - with torch
-
-    import torch  # noqa: PLC0415 - slow, and not needed where the network is broken
-    import torch.distributed as dist  # noqa: PLC0415 - ditto
-
-    has_gpus = torch.cuda.is_available()
     try:
+        from datetime import timedelta  # noqa: PLC0415 - with torch
+
+        import torch  # noqa: PLC0415 - slow, and not needed where the network is broken
+        import torch.distributed as dist  # noqa: PLC0415 - ditto
+
+        has_gpus = torch.cuda.is_available()
         dist.init_process_group("nccl" if has_gpus else "gloo", timeout=timedelta(seconds=_TO_REDUCE))
         tensor = torch.ones(_FLOATS, device="cuda:0" if has_gpus else "cpu")
         dist.all_reduce(tensor)
@@ -125,7 +125,7 @@ def _reduce(rank: int, size: int) -> float | str:
         seconds = time.monotonic() - start
         dist.destroy_process_group()
     except Exception as error:  # noqa: BLE001 - whatever torch raises is the finding
-        return " ".join(str(error).split())[:300]
+        return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
     return seconds if total == float(size * size) else f"rank {rank} got a wrong sum, {total}"
 
 

@@ -70,7 +70,10 @@ def judge(limits: Limits) -> list[Finding]:
     if limits.files != _UNLIMITED and limits.files < _LEAST_FILES:
         raised = "unlimited" if limits.most_files == _UNLIMITED else str(limits.most_files)
         what = f"only {limits.files} open files are allowed: jobs die of 'Too many open files'"
-        remedy = f"ulimit -n {raised}; in Slurm sbatch --propagate=NONE, in systemd LimitNOFILE="
+        command = f"ulimit -n {raised}"
+        if limits.most_files == limits.files:
+            command = f"raise the hard limit to {_LEAST_FILES} or more (root: ulimit -n, /etc/security/limits.conf)"
+        remedy = f"{command}; in Slurm sbatch --propagate=NONE, in systemd LimitNOFILE="
         found.append(problem(what, f"the hard limit is {raised}", remedy))
     if limits.processes != _UNLIMITED and limits.processes - limits.running < _LEAST_PROCESSES:
         what = f"only {max(0, limits.processes - limits.running)} more processes or threads are allowed"
