@@ -11,12 +11,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.support.sessions import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    import pytest
 
     from tests.support.launch import Launched
 
@@ -103,6 +103,7 @@ def test_main_job_recovers_from_a_killed_worker(monkeypatch: pytest.MonkeyPatch)
     assert last.endswith(": ok")
 
 
+@pytest.mark.long
 def test_elastic_training_outlives_a_kill(launch: Launch, tmp_path: Path) -> None:
     """A worker is killed in the middle of an epoch: both go on, and each sample is used once per epoch."""
     flags = ["--standalone", "--nproc-per-node=2", "--max-restarts=1", EXAMPLES / "elastic_training.py", "--pace=0.01"]

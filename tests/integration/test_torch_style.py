@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from tests.support.launch import Launched
 
+pytestmark = pytest.mark.long
+
 PROGRAMS = Path(__file__).parents[1] / "data" / "torch_style"
 ROOT = Path(__file__).parents[2]
 

@@ -84,7 +84,7 @@ def a_worker(rank: int, world_size: int, launcher: str) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("launcher", ["elastic-run", "torchrun", "none"])
+@pytest.mark.parametrize("launcher", ["elastic-run", pytest.param("torchrun", marks=pytest.mark.long), "none"])
 def test_the_same_script_runs_everywhere(
     launch: Launch, script: Callable[[str], Path], tmp_path: Path, launcher: str
 ) -> None:
@@ -116,6 +116,7 @@ print(sorted({"torch", "elastic_run.launcher", "elastic_run.agent"} & set(sys.mo
     assert job.stdout == "[]\n"
 
 
+@pytest.mark.long
 def test_a_model_that_outlives_its_group_is_no_matter(launch: Launch, script: Callable[[str], Path]) -> None:
     """A DDP model that is there to the end neither hangs nor aborts a worker whose gloo thread is late."""
     path = script("""
@@ -135,7 +136,7 @@ def test_a_model_that_outlives_its_group_is_no_matter(launch: Launch, script: Ca
     assert (told(job), job.stderr) == ([{"is_late": 1}] * 2, "")
 
 
-@pytest.mark.parametrize("how", ["script", "function"])
+@pytest.mark.parametrize("how", ["script", pytest.param("function", marks=pytest.mark.long)])
 def test_who_fails_ends_though_a_collective_does_not(launch: Launch, script: Callable[[str], Path], how: str) -> None:
     """A rank that raises while others keep one of its collectives waiting ends at once, and so does the job."""
     path = script("""

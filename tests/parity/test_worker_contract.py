@@ -33,7 +33,15 @@ def rehearsal(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     opened.close()
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+#: The cases in which a difference shows run with `make test`, also for that difference; the others take long.
+_SHOWING = {difference.seen_in for difference in DIFFERENCES}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=() if case.name in _SHOWING else pytest.mark.long) for case in CASES],
+    ids=lambda case: case.name,
+)
 def test_a_job_runs_as_under_torchrun(case: Case, rehearsal: Rehearsal, environment_token: str) -> None:
     """Workers, console, files and exit code are as under torchrun, but for documented differences."""
     unexplained = [
