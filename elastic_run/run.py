@@ -201,8 +201,8 @@ def _explain(
     # Without the directory, which would be made; `check_arguments` has tried it out.
     quiet = type(args)(**{**vars(args), "log_dir": None})
     config, command, command_args = make_config(quiet, workers, dict(os.environ), tell=lambda _: None)
+    from elastic_run.agent_setup import preview_environments  # noqa: PLC0415 - ditto
     from elastic_run.cli.explain import render_explanation  # noqa: PLC0415 - only when asked for
-    from elastic_run.launcher import preview_environments  # noqa: PLC0415 - ditto
 
     text = render_explanation(
         args,

@@ -128,7 +128,7 @@ def test_a_defect_before_the_start_ends_at_once(program: Program, host: Host) ->
     path = program(
         "def work(): pass",
         """
-        from elastic_run.launcher import make_agent, make_agent_context
+        from elastic_run.agent_setup import make_agent, make_agent_context
 
         config = LaunchConfig(1, 1, 2, rdzv_backend="local")
         context = make_agent_context(config, work, [], is_whole_process=False)

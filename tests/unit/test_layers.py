@@ -58,7 +58,7 @@ ALLOWED: dict[str, set[str]] = {
 ROOMS = {"tcpstore": {"tcpstore"}, "jobstore": {"tcpstore", "jobstore"}}
 #: What the command line's modules leave to the launcher, which alone sees all.
 INNER = {"agent", "loop", "store"}
-SEE_ALL = {"__init__", "launcher"}
+SEE_ALL = {"__init__", "agent_setup", "launcher", "launch_config"}
 
 #: Subclasses of torch's classes, for training scripts; the launcher never imports them.
 FOR_WORKERS = {("utils", "data", "elastic_distributed_sampler"), ("worker", "sampler")}

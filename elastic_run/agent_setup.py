@@ -1,0 +1,298 @@
+"""From a `LaunchConfig` to this node's agent: the one place that wires the parts together.
+
+- `make_agent_context` makes what the first worker needs; `make_agent` makes the rest while that worker starts.
+- `preview_environments` is for `--explain`: it makes the same parts and starts nothing.
+"""
+
+from __future__ import annotations
+
+import os
+
+from elastic_run import contract, signals
+from elastic_run.agent.api import WorkerGroup, WorkerSpec
+from elastic_run.agent.driver.context import AgentContext, AgentOptions, parse_signals
+from elastic_run.errors import UsageError
+from elastic_run.launch_config import LaunchConfig, find_faults
+from elastic_run.multiprocessing.output.logs import DefaultLogsSpecs
+from elastic_run.records import replace
+from elastic_run.rendezvous.api import RendezvousParameters
+from elastic_run.rendezvous.backend_table import BACKENDS
+from elastic_run.rendezvous.registry import get_rendezvous_handler
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from elastic_run.agent.health_port import HealthPort
+    from elastic_run.agent.local_elastic_agent import LocalElasticAgent
+    from elastic_run.agent.metrics_port import MetricsPort
+    from elastic_run.core.job.config import JobConfig
+
+__all__ = ["make_agent", "make_agent_context", "name_flag", "preview_environments"]
+
+
+def make_agent_context(
+    config: LaunchConfig,
+    entrypoint: Callable[..., Any] | str | None,
+    args: list[Any],
+    *,
+    is_whole_process: bool,
+    mask: frozenset[int] | None = None,
+) -> AgentContext:
+    """Bring together what an agent works with: workers, rendezvous, output, and what the user asked for.
+
+    Args:
+        config: How the job is launched. Without a run id it gets a random one, as with torch.
+        entrypoint: The command to run as each worker.
+        args: Its arguments.
+        is_whole_process: Whether the launcher is all that runs in this process.
+        mask: Signals that were blocked before this process has blocked others, or None if it hasn't.
+
+    Returns:
+        What the rounds of the agent share.
+
+    Raises:
+        RendezvousError: The backend is not in this release.
+        ValueError: The backend is unknown.
+    """
+    if not config.run_id:
+        config.run_id = str(int.from_bytes(os.urandom(16), "big"))
+    parameters = _make_parameters(config)
+    spec = _make_spec(config, parameters, entrypoint, args, get_rendezvous_handler(parameters))
+    logs_specs = config.logs_specs or DefaultLogsSpecs()
+    if isinstance(logs_specs, DefaultLogsSpecs) and hasattr(spec.rdzv_handler, "open_session"):
+        logs_specs.host = os.uname().nodename  # other nodes may have the same directory
+    context = AgentContext(
+        WorkerGroup(spec),
+        logs_specs,
+        _options(config, is_whole_process=is_whole_process),
+    )
+    context.mask = mask
+    settings = config.agent_config
+    if settings.health_port is not None:
+        context.health_port = _open_health_port(settings.health_port)
+    if settings.metrics_port is not None:
+        context.metrics_port = _open_metrics_port(settings.metrics_port)
+    if settings.preload:
+        from elastic_run.agent.driver.preload import start_preload  # noqa: PLC0415 - only when asked for
+
+        if obstacle := start_preload(context, settings.preload):
+            from elastic_run.notices import say  # noqa: PLC0415 - only after a warning
+
+            say(obstacle)
+    return context
+
+
+def _open_health_port(port: int) -> HealthPort:
+    from elastic_run.agent.health_port import HealthPort  # noqa: PLC0415 - only when asked for
+
+    try:
+        server = HealthPort(port)
+    except OSError as error:
+        message = f"health port {port} can't be opened: {error.strerror}"
+        raise ValueError(message) from error
+    if not port:
+        from elastic_run.notices import say  # noqa: PLC0415
+
+        say(f"health checks are answered at port {server.port}")
+    return server
+
+
+def _open_metrics_port(port: int) -> MetricsPort:
+    from importlib.util import find_spec  # noqa: PLC0415 - only when asked for
+
+    from elastic_run.agent.metrics_port import MetricsPort  # noqa: PLC0415 - ditto
+
+    if find_spec("prometheus_client") is None:
+        message = "metrics port needs prometheus-client: pip install 'elastic-run[metrics]'"
+        raise ValueError(message)
+    try:
+        server = MetricsPort(port)
+    except OSError as error:
+        message = f"metrics port {port} can't be opened: {error.strerror}"
+        raise ValueError(message) from error
+    if not port:
+        from elastic_run.notices import say  # noqa: PLC0415
+
+        say(f"metrics are at port {server.port}")
+    return server
+
+
+def make_agent(
+    config: LaunchConfig,
+    context: AgentContext,
+    *,
+    health_check_server: Any = None,  # noqa: ANN401 - torch's argument
+) -> LocalElasticAgent:
+    """Make this node's agent.
+
+    Args:
+        config: How the job is launched.
+        context: From `make_agent_context`.
+        health_check_server: Kept for torch's signature.
+
+    Returns:
+        The agent, not yet running.
+    """
+    from elastic_run.agent.local_elastic_agent import LocalElasticAgent  # noqa: PLC0415 - while the workers start
+
+    return LocalElasticAgent(
+        context.group.spec,
+        context.logs_specs,
+        config.start_method,
+        log_line_prefix_template=config.log_line_prefix_template,
+        shutdown_timeout=config.shutdown_timeout or 0,
+        health_check_server=health_check_server,
+        context=context,
+    )
+
+
+def _make_parameters(config: LaunchConfig) -> RendezvousParameters:
+    return RendezvousParameters(
+        backend=config.rdzv_backend,
+        endpoint=config.rdzv_endpoint,
+        run_id=config.run_id,
+        min_nodes=config.min_nodes,
+        max_nodes=config.max_nodes,
+        local_addr=config.local_addr,
+        **config.rdzv_configs,
+    )
+
+
+def _make_spec(
+    config: LaunchConfig,
+    parameters: RendezvousParameters,
+    entrypoint: Callable[..., Any] | str | None,
+    args: list[Any],
+    handler: Any,  # noqa: ANN401 - of a plug-in as well
+) -> WorkerSpec:
+    master_addr, master_port = _master(parameters)
+    return WorkerSpec(
+        role=config.role,
+        local_world_size=config.nproc_per_node,
+        entrypoint=entrypoint,
+        args=tuple(args),
+        rdzv_handler=handler,
+        max_restarts=config.max_restarts,
+        monitor_interval=config.monitor_interval,
+        master_addr=master_addr,
+        master_port=master_port,
+        local_addr=config.local_addr,
+        event_log_handler=config.event_log_handler,
+        numa_options=config.numa_options,
+        duplicate_stdout_filters=config.duplicate_stdout_filters,
+        duplicate_stderr_filters=config.duplicate_stderr_filters,
+        virtual_local_rank=config.virtual_local_rank,
+    )
+
+
+def _master(parameters: RendezvousParameters) -> tuple[str | None, int | None]:
+    """Return the workers' store's address where the user fixed it, as `static` does."""
+    if parameters.backend != "static":
+        return None, None
+    from elastic_run.rendezvous.utils import parse_rendezvous_endpoint  # noqa: PLC0415 - it imports socket
+
+    host, port = parse_rendezvous_endpoint(parameters.endpoint, default_port=-1)
+    if port == -1:
+        message = f"--rdzv-endpoint {parameters.endpoint!r} has no port: give --master-port or HOST:PORT"
+        raise ValueError(message)
+    return host, port
+
+
+def _make_job_config(config: LaunchConfig) -> JobConfig:
+    """Return the job's configuration with torch's fields in it."""
+    return replace(
+        config.job_config,
+        min_nodes=config.min_nodes,
+        max_nodes=config.max_nodes,
+        max_restarts=config.max_restarts,
+    )
+
+
+def _options(config: LaunchConfig, *, is_whole_process: bool) -> AgentOptions:
+    affinities = {}
+    if config.numa_options is not None:
+        from elastic_run.cluster.numa import worker_affinities  # noqa: PLC0415 - only with --numa-binding
+
+        affinities = worker_affinities(config.numa_options, config.nproc_per_node)
+    named = parse_signals(f"{config.signals_to_handle},{config.forward_signals}")
+    return AgentOptions(
+        job_config=_make_job_config(config),
+        node_config=config.node_config,
+        agent_config=config.agent_config,
+        faults=find_faults(config.agent_config.inject_fault),
+        shutdown_timeout=float(min(config.shutdown_timeout or 0, contract.LONGEST_TIME)),
+        signals=parse_signals(config.signals_to_handle),
+        forwarded=parse_signals(config.forward_signals) if config.forward_signals else (),
+        unnamed_signals=tuple(number for number in signals.ENDING if number not in named and is_whole_process),
+        offered=tuple(number for number in signals.OFFERED if number not in named and is_whole_process),
+        prefix_template=config.log_line_prefix_template or contract.DEFAULT_PREFIX_TEMPLATE,
+        affinities=affinities,
+        is_whole_process=is_whole_process,
+        start_method=config.start_method,
+        stuck_timeout=float(os.environ.get(contract.ENV_UNINTERRUPTIBLE_STATE_TIMEOUT) or 0),
+    )
+
+
+def preview_environments(config: LaunchConfig, entrypoint: str, args: list[str]) -> dict[int, dict[str, str]]:
+    """Return the variables that the workers of this node would get, and start nothing.
+
+    What a start refuses is refused here as well. The handler of a plug-in is not made, since it may start anything.
+
+    Args:
+        config: How.
+        entrypoint: The command to run as each worker.
+        args: Its arguments.
+
+    Returns:
+        Names and values by local rank, without `contract.ENV_OF_ROUND` where other nodes decide about these.
+
+    Raises:
+        UsageError: The rendezvous can't work with what the user said.
+    """
+    from elastic_run.agent.driver.environment import worker_environments  # noqa: PLC0415 - only for --explain
+    from elastic_run.agent.driver.rank_assignment import assign_ranks  # noqa: PLC0415 - ditto
+    from elastic_run.store.tcpstore.worker_store import LOOPBACK, choose_worker_store  # noqa: PLC0415 - ditto
+
+    parameters = _make_parameters(config)
+    handler = None
+    try:
+        if config.rdzv_backend in BACKENDS:
+            handler = get_rendezvous_handler(parameters)
+        spec = _make_spec(config, parameters, entrypoint, args, handler)
+    except ValueError as error:
+        raise UsageError(name_flag(str(error))) from None
+    group, size = WorkerGroup(spec), config.nproc_per_node
+    options = _options(config, is_whole_process=True)
+    is_alone = getattr(handler, "is_immediate", False)
+    assign_ranks(
+        group, group_rank=0, group_world_size=1, base_rank=0, world_size=size, role_rank=0, role_world_size=size
+    )
+    group.master_addr, group.master_port = LOOPBACK, spec.master_port
+    environments = worker_environments(
+        group,
+        os.environ,
+        run_id=config.run_id,
+        restart_count=0,
+        max_restarts=config.max_restarts,
+        use_agent_store=choose_worker_store(options.agent_config.worker_store, size, os.environ) != "rank0",
+        signals=options.signals,
+        more=options.worker_variables,
+    )
+    decided_later = contract.ENV_OF_ROUND if not is_alone else () if spec.master_port else (contract.ENV_MASTER_PORT,)
+    return {
+        rank: {name: value for name, value in variables.items() if name not in decided_later}
+        for rank, variables in environments.items()
+    }
+
+
+def name_flag(message: str) -> str:
+    """Put the flag in front of a message of the rendezvous, which knows settings and endpoints, but not the flags."""
+    flags = {
+        "rendezvous setting": "--rdzv-conf",
+        "rendezvous endpoint": "--rdzv-endpoint",
+        "health port": "--health-port",
+        "metrics port": "--metrics-port",
+    }
+    return next((f"{flag}: {message}" for subject, flag in flags.items() if message.startswith(subject)), message)

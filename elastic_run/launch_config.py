@@ -1,0 +1,153 @@
+"""`LaunchConfig`: how a job is launched. Programs import it from `elastic_run` or `elastic_run.launcher`.
+
+Source of torch's fields and defaults: torch 2.13, torch.distributed.launcher.api.
+"""
+
+from __future__ import annotations
+
+import os
+
+from elastic_run import contract
+from elastic_run.cli.values import duration, one_signal, preloaded
+from elastic_run.core.agent.config import AgentConfig
+from elastic_run.core.job.config import JobConfig
+from elastic_run.core.node.config import NodeConfig
+from elastic_run.multiprocessing.output.logs import DefaultLogsSpecs
+from elastic_run.records import dataclass, field, replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from elastic_run.cluster.numa import NumaOptions
+    from elastic_run.core.agent.faults import Fault
+    from elastic_run.multiprocessing.output.logs import LogsSpecs
+
+__all__ = ["LaunchConfig", "find_faults"]
+
+_DEFAULT_RENDEZVOUS_TIMEOUT = 900
+
+
+@dataclass
+class LaunchConfig:
+    """How a job is launched.
+
+    The fields down to `shutdown_timeout` are torch's, in torch's order; those after it are ours.
+
+    Args:
+        min_nodes: Fewest nodes that the job runs on.
+        max_nodes: Most nodes that the job runs on.
+        nproc_per_node: Workers on each node.
+        logs_specs: Where output goes.
+        run_id: Name of the job, the same on all its nodes.
+        role: Name of the workers' role.
+        rdzv_endpoint: HOST:PORT of the rendezvous.
+        rdzv_backend: Name of the rendezvous backend.
+        rdzv_configs: Keys and values for the backend.
+        rdzv_timeout: Former way to give `rdzv_configs["timeout"]`, in seconds.
+        max_restarts: Restarts of the job before it fails.
+        monitor_interval: Seconds between two looks at the workers, where an agent has to look.
+        start_method: How function workers are started.
+        log_line_prefix_template: Prefix of tee'd lines.
+        metrics_cfg: Configuration of metrics.
+        local_addr: Address of this node, or None.
+        event_log_handler: Name of the handler of events.
+        numa_options: How workers are bound to CPUs, or None.
+        signals_to_handle: Signals that stop the job, by name, separated by commas.
+        duplicate_stdout_filters: Copy tee'd stdout lines that hold one of these into one file.
+        duplicate_stderr_filters: The same for stderr.
+        virtual_local_rank: Every worker sees its device as device 0, and itself as local rank 0.
+        shutdown_timeout: Seconds that workers get to stop; None takes TORCH_ELASTIC_SHUTDOWN_TIMEOUT, or 30.
+        forward_signals: Signals that are passed on to the workers, by name, separated by commas.
+        job_config: The settings on which all nodes of a job have to agree. `min_nodes`, `max_nodes` and
+            `max_restarts` are those above.
+        node_config: The settings of this node in a job of several.
+        agent_config: The other settings of this node.
+
+    Raises:
+        ValueError: `shutdown_timeout` is negative, a signal is one that no process can handle, `scale_up_signal` is
+            more than one, or `preload` is no list of modules.
+    """
+
+    min_nodes: int
+    max_nodes: int
+    nproc_per_node: int
+    logs_specs: LogsSpecs | None = None
+    run_id: str = ""
+    role: str = "default_role"
+    rdzv_endpoint: str = ""
+    rdzv_backend: str = "etcd"
+    rdzv_configs: dict[str, Any] = field(default_factory=dict)
+    rdzv_timeout: int = -1
+    max_restarts: int = 3
+    monitor_interval: float = 0.1
+    start_method: str = "spawn"
+    log_line_prefix_template: str | None = None
+    metrics_cfg: dict[str, str] = field(default_factory=dict)
+    local_addr: str | None = None
+    event_log_handler: str = "null"
+    numa_options: NumaOptions | None = None
+    signals_to_handle: str = contract.DEFAULT_SIGNALS_TO_HANDLE
+    duplicate_stdout_filters: list[str] | None = None
+    duplicate_stderr_filters: list[str] | None = None
+    virtual_local_rank: bool = False
+    shutdown_timeout: int | None = None
+    forward_signals: str = ""
+    job_config: JobConfig = field(default_factory=JobConfig)
+    node_config: NodeConfig = field(default_factory=NodeConfig)
+    agent_config: AgentConfig = field(default_factory=AgentConfig)
+
+    def __post_init__(self) -> None:
+        if self.rdzv_timeout != -1:
+            self.rdzv_configs["timeout"] = self.rdzv_timeout
+        else:
+            self.rdzv_configs.setdefault("timeout", _DEFAULT_RENDEZVOUS_TIMEOUT)
+        if self.logs_specs is None:
+            self.logs_specs = DefaultLogsSpecs()
+        if self.shutdown_timeout is None:
+            self.shutdown_timeout = int(
+                os.environ.get(contract.ENV_SHUTDOWN_TIMEOUT, contract.DEFAULT_SHUTDOWN_TIMEOUT)
+            )
+        if self.node_config.exit_barrier_timeout is None:
+            text = os.environ.get(contract.ENV_EXIT_BARRIER_TIMEOUT) or str(contract.DEFAULT_EXIT_BARRIER_TIMEOUT)
+            _check_field(contract.ENV_EXIT_BARRIER_TIMEOUT, text, duration)
+            self.node_config = replace(self.node_config, exit_barrier_timeout=duration(text))
+        _refuse_unhandleable(self.signals_to_handle, self.forward_signals)
+        _check_field("preload", self.agent_config.preload, preloaded)
+        _check_field("inject_fault", self.agent_config.inject_fault, find_faults)
+        _check_field("scale_up_signal", self.node_config.scale_up_signal, one_signal)
+        if not self.shutdown_timeout >= 0:  # nor nan
+            message = f"shutdown_timeout must be 0 or more seconds, got {self.shutdown_timeout}"
+            raise ValueError(message)
+
+
+def _refuse_unhandleable(*lists: str) -> None:
+    for name in ("SIGKILL", "SIGSTOP"):
+        if any(name in names for names in lists):
+            message = f"{name} can't be handled by any process"
+            raise ValueError(message)
+
+
+def _check_field(name: str, text: str, check: Callable[[str], object]) -> None:
+    try:
+        check(text)
+    except ValueError as error:
+        message = f"{name}: {text!r} {error}"
+        raise ValueError(message) from None
+
+
+def find_faults(text: str) -> tuple[Fault, ...]:
+    """Return the faults that a text of `--inject-fault` asks for; none for an empty text.
+
+    Args:
+        text: The text.
+
+    Raises:
+        ValueError: The text names no fault.
+    """
+    if not text:
+        return ()
+    from elastic_run.cli.faults import read_faults  # noqa: PLC0415 - only when asked for
+
+    return read_faults(text)
