@@ -16,7 +16,7 @@ from elastic_run import __version__
 from elastic_run.agent.agent_view import AgentView, Request
 from elastic_run.agent.script_name import program_name
 from elastic_run.agent.worker_stacks import answer_stacks
-from elastic_run.agent.worker_status import answer_nodes, answer_status
+from elastic_run.agent.worker_status import absolute, answer_nodes, answer_status
 from elastic_run.control.wire import ControlError
 from elastic_run.signals import SIGTERM
 
@@ -58,7 +58,7 @@ def identify(request: Request) -> Document:
         "host": view.context.hostname,
         "version": __version__,
         "program": program_name(spec.entrypoint, spec.args),
-        "log_dir": view.context.log_directory,
+        "log_dir": absolute(view.context.log_directory),
         "state": view.find_agent().state,
         "started_at": time.time() - (view.loop.now() - view.started),
         "max_nodes": options.job_config.max_nodes,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     Document = dict[str, Any]
 
-__all__ = ["answer_nodes", "answer_status", "measure"]
+__all__ = ["absolute", "answer_nodes", "answer_status", "measure"]
 
 #: Seconds between two measurements of CPU time, at least and at most. A clock tick of the kernel is 0.01 s.
 _INTERVAL = 0.1
@@ -94,6 +94,11 @@ def measure(view: AgentView, deliver: Callable[[Document], None]) -> None:
         view.loop.call_later(_INTERVAL, lambda: conclude(now))
 
 
+def absolute(path: str) -> str:
+    """Return a path for who asks from another directory; an empty one stays empty."""
+    return os.path.abspath(path) if path else ""
+
+
 def describe_node(view: AgentView, before: Sample, now: Sample) -> Document:
     """Return the document of this node; docs/status.md lists its fields.
 
@@ -115,7 +120,7 @@ def describe_node(view: AgentView, before: Sample, now: Sample) -> Document:
         "state": agent.state,
         "run_id": context.run_id,
         "program": program_name(group.spec.entrypoint, group.spec.args),
-        "log_dir": context.log_directory,
+        "log_dir": absolute(context.log_directory),
         "uptime": now.at - view.started,
         "round": agent.round,
         "round_uptime": None if current is None else now.at - current.started,

@@ -9,6 +9,9 @@ from __future__ import annotations
 import json
 import os
 import re
+from contextlib import suppress
+from functools import lru_cache
+from stat import S_ISREG
 
 from elastic_run import contract
 from elastic_run.errors import UsageError
@@ -17,13 +20,16 @@ from elastic_run.records import dataclass
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from typing import Any
 
-__all__ = ["LogFile", "find_log_files", "find_run_directories"]
+__all__ = ["LogFile", "find_log_files", "find_run_directories", "find_siblings"]
 
 _ATTEMPT = re.compile(rf"{contract.ATTEMPT_DIR_PREFIX}(\d+)(?:\.(\d+))?")
 _STREAMS = {contract.STDOUT_LOG: "", contract.STDERR_LOG: "stderr"}
 #: Runs that an error names.
 _NAMED = 6
+#: Characters of a run id that are in a directory's name, at least.
+_NAME_LENGTH = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,15 +116,57 @@ def _list_names(directory: str) -> list[str]:
         return []
 
 
+def find_siblings(directory: str, run_id: str) -> list[str]:
+    """Return the run directories beside one that are of other nodes of the same job, as their event logs tell.
+
+    Args:
+        directory: The run directory of a node.
+        run_id: The job's, with which the names of all of them begin; former jobs may have had the same.
+    """
+    jobs = {event.get("job") for event in _read_events(directory, "round_formed")} - {"", None}
+    parent = os.path.dirname(directory)
+    beginning = f"{run_id.replace('/', '_')[:_NAME_LENGTH]}"
+    paths = (os.path.join(parent, name) for name in sorted(_list_names(parent)) if name.startswith(beginning))
+    return [
+        path
+        for path in paths
+        if path != directory and any(event.get("job") in jobs for event in _read_events(path, "round_formed"))
+    ]
+
+
 def _read_ranks(directory: str) -> list[dict[int, int]]:
     """Return for each round of this node the ranks of its workers by local rank, as far as the event log tells."""
     rounds: dict[object, dict[int, int]] = {}
     try:
-        with open(os.path.join(directory, contract.EVENTS_FILE), encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                if '"worker_started"' in line:
-                    event = json.loads(line)
-                    rounds.setdefault(event.get("round"), {})[int(event["local_rank"])] = int(event["rank"])
-    except (OSError, ValueError, KeyError, TypeError):
+        for event in _read_events(directory, "worker_started"):
+            rounds.setdefault(event.get("round"), {})[int(event["local_rank"])] = int(event["rank"])
+    except (ValueError, KeyError, TypeError):
         return []
     return [*rounds.values()]
+
+
+def _read_events(directory: str, name: str) -> tuple[dict[str, Any], ...]:
+    """Return the events of one name; none where the event log is missing."""
+    path = os.path.join(directory, contract.EVENTS_FILE)
+    try:
+        status = os.stat(path)
+    except OSError:
+        return ()
+    return _read_events_of(path, name, status.st_size, status.st_mtime_ns) if S_ISREG(status.st_mode) else ()
+
+
+@lru_cache(maxsize=256)
+def _read_events_of(path: str, name: str, size: int, changed: int) -> tuple[dict[str, Any], ...]:
+    """Read them; again only where size or time of the file are others, for `logs -f` looks some times a second."""
+    del size, changed
+    marker = f'"{name}"'
+    found = []
+    try:
+        with open(path, encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                if marker in line:
+                    with suppress(ValueError, RecursionError):
+                        found.append(json.loads(line))
+    except OSError:
+        return ()
+    return tuple(event for event in found if isinstance(event, dict) and event.get("event") == name)

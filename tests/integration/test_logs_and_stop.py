@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import socket
+import time
+from argparse import Namespace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from elastic_run.cli.commands import logs
+from elastic_run.cli.commands.stop import stop_job
+from elastic_run.cli.log_files import find_log_files, find_run_directories
 from elastic_run.contract import ENV_CONTROL_DIR
+from elastic_run.control.jobs import RunningAgent, RunningJob
 from elastic_run.control.socket_directory import find_sockets
 from tests.support.launch import launch as start
-from tests.support.wait import wait_until
+from tests.support.sessions import free_port
+from tests.support.wait import stretched, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from tests.support.launch import Launched
 
@@ -87,6 +96,9 @@ def test_logs_are_chosen_by_rank_text_time_and_number(ended: Path) -> None:
     ("words", "error"),
     [
         (["--rank=x"], "--rank: 'x' is no list of ranks"),
+        (["--rank=5-3"], "--rank: '5-3' is no list of ranks"),
+        (["--rank=99999999999"], "--rank: '99999999999' is no list of ranks"),
+        (["-n", "-1"], "--lines: -1 must be 0 (all) or more"),
         (["--since=yesterday"], "--since: 'yesterday' is no time"),
         (["--grep=("], "--grep: '(' is no regular expression"),
         (["/nowhere/at/all"], "there is no directory '/nowhere/at/all'"),
@@ -108,6 +120,46 @@ def test_the_directory_of_several_runs_names_them(ended: Path, launch: Launch, w
     refused = run("logs", ended)
     assert refused.process.returncode == 2
     assert refused.stderr.count(f"{ended}/") == 2
+
+
+def test_a_range_of_many_ranks_costs_nothing(ended: Path) -> None:
+    """A range is not written out."""
+    begin = time.monotonic()
+    assert run("logs", ended, "--rank=1-999999999", "--grep=attempt 1$").stdout.endswith("[1] rank 1 attempt 1\n")
+    assert time.monotonic() - begin < stretched(5.0)
+
+
+def test_a_line_without_end_is_shown_in_pieces(ended: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Output without line ends does not fill the memory of the command; what was read once is not read again."""
+    monkeypatch.setattr(logs, "_LONGEST", 8)
+    (path,) = ended.glob("*_*/attempt_1/1/stdout.log")
+    path.write_bytes(b"abcdefghijkl")
+    files = [file for file in find_log_files(find_run_directories(str(ended))) if path.samefile(file.path)]
+    assert len(files) == 1
+    reader = logs._Reader(Namespace(follow=True, since=0.0, rank=None, grep=re.compile(b"")))
+    assert list(reader._read(files[0], is_whole=False)) == [b"abcdefgh"]
+    assert list(reader._read(files[0], is_whole=False)) == []
+    with path.open("ab") as file:
+        file.write(b"m\n")
+    assert list(reader._read(files[0], is_whole=False)) == [b"ijklm\n"]
+
+
+def test_another_job_of_the_same_id_is_not_shown(launch: Launch, worker: Worker, tmp_path: Path) -> None:
+    """Nodes that share a log directory are shown together, from any directory; a former job of this id is not."""
+    for text in ("former", "current"):
+        place = (f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-backend=c10d", "--rdzv-id=j", "--nnodes=2")
+        body = f"say({text!r}, rank)\n" + ("" if text == "former" else "signal.pause()\n")
+        words = (*place, "--tee=1", "--log-dir=logs", worker(body))
+        nodes = [launch(*words, cwd=tmp_path) for _ in range(2)]
+        for node in nodes:
+            node.wait_line(text)
+        if text == "former":
+            assert [node.wait_exit() for node in nodes] == [0, 0]
+    wait_found(2)
+    shown = ["--- attempt_0", "[0] current 0", "[1] current 1"]
+    assert sorted(run("logs", "j").stdout.splitlines()) == shown
+    Path(find_sockets(os.environ)[0][0]).rename(tmp_path / "hidden")
+    assert sorted(run("logs", "j").stdout.splitlines()) == shown
 
 
 def test_logs_of_a_running_job_are_followed_through_a_restart_to_its_end(
@@ -187,6 +239,27 @@ def test_a_job_that_does_not_end_in_time_is_told(launch: Launch, worker: Worker)
     assert "still runs" in stopped.stderr
     job.send(signal.SIGTERM)
     job.send(signal.SIGTERM)
+
+
+def test_a_stopped_launcher_is_not_waited_for(launch: Launch, worker: Worker) -> None:
+    """It takes no request, so it would never end; one line, and exit code 1 or 2."""
+    job = launch("--nproc-per-node=1", worker(WAITING))
+    job.wait_line("waits")
+    wait_found()
+    (path,) = find_sockets(os.environ)[0]
+    agent = RunningAgent(path, job.pid)
+    job.send(signal.SIGSTOP)
+    assert stop_job(RunningJob((agent,)), None, patience=0.2) == 1
+    job.send(signal.SIGCONT)
+
+
+def test_an_agent_inside_a_program_that_is_killed_has_ended(tmp_path: Path) -> None:
+    """Its socket is left behind, and nobody listens there."""
+    path = tmp_path / "1-ab12.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+    agent = RunningAgent(str(path), os.getpid(), is_whole_process=False)
+    assert stop_job(RunningJob((agent,)), time.monotonic() + 20) == 0
 
 
 def test_stop_without_a_job_is_an_error(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from collections import deque
 
 from elastic_run import contract
 from elastic_run.cli.commands.parser import CommandParser
-from elastic_run.cli.log_files import find_log_files, find_run_directories
+from elastic_run.cli.log_files import find_log_files, find_run_directories, find_siblings
 from elastic_run.control.jobs import RUN_HELP, find_job
 from elastic_run.errors import UsageError
 
@@ -30,10 +30,11 @@ if TYPE_CHECKING:
 _LOOK = 0.2
 #: Lines of each file that come before those that follow.
 _LAST_LINES = 10
-_CHUNK = 1 << 20
+#: Bytes of a line; a longer line is shown in pieces.
+_LONGEST = 1 << 20
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
-_RANKS = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
+_RANKS = re.compile(r"\d{1,9}(-\d{1,9})?(,\d{1,9}(-\d{1,9})?)*")
 
 
 def main(words: Sequence[str]) -> int:
@@ -74,6 +75,9 @@ def _read_arguments(words: Sequence[str]) -> Namespace:
     parser.add_argument("--grep", metavar="TEXT", help="only lines in which this regular expression is found")
     parser.add_argument("-n", "--lines", type=int, default=0, metavar="N", help="only the last N lines of each file")
     args = parser.parse_args(words)
+    if args.lines < 0:
+        message = f"--lines: {args.lines} must be 0 (all) or more"
+        raise UsageError(message)
     args.rank = None if args.rank is None else _read_ranks(args.rank)
     args.since = 0.0 if args.since is None else time.time() - _read_span(args.since)
     try:
@@ -84,12 +88,13 @@ def _read_arguments(words: Sequence[str]) -> Namespace:
     return args
 
 
-def _read_ranks(text: str) -> set[int]:
-    if not _RANKS.fullmatch(text):
+def _read_ranks(text: str) -> list[range]:
+    parts = [part.partition("-") for part in text.split(",")] if _RANKS.fullmatch(text) else []
+    found = [range(int(first), int(last or first) + 1) for first, _, last in parts]
+    if not found or not all(found):
         message = f"--rank: {text!r} is no list of ranks, such as 3 or 0-3,8"
         raise UsageError(message)
-    ends = (part.partition("-") for part in text.split(","))
-    return {rank for first, _, last in ends for rank in range(int(first), int(last or first) + 1)}
+    return found
 
 
 def _read_span(text: str) -> float:
@@ -112,16 +117,11 @@ def _find_directories(run: str | None) -> tuple[list[str], list[int]]:
     if not directories:
         message = f"job {job.label} keeps no log files: --log-dir=DIR would"
         raise UsageError(message)
-    # Where nodes share the log directory, each has its own beside the others, named by run id and host.
-    beside = [_list_siblings(directory, job.agents[0].run_id) for directory in directories]
-    siblings = [path for paths in beside for path in paths] if job.agents[0].max_nodes > 1 else []
+    first = job.agents[0]
+    siblings = (
+        [path for each in directories for path in find_siblings(each, first.run_id)] if first.max_nodes > 1 else []
+    )
     return list(dict.fromkeys(directories + siblings)), [agent.pid for agent in job.agents]
-
-
-def _list_siblings(directory: str, run_id: str) -> list[str]:
-    parent = os.path.dirname(directory)
-    names = sorted(os.listdir(parent))
-    return [os.path.join(parent, name) for name in names if name.startswith(f"{run_id.replace('/', '_')}_")]
 
 
 class _Reader:
@@ -130,8 +130,14 @@ class _Reader:
     def __init__(self, args: Namespace) -> None:
         self._args = args
         self._offsets: dict[str, int] = {}
+        self._sizes: dict[str, int] = {}
         self._attempt = ""
         self.has_shown = False
+
+    def show_rest(self, files: Iterable[LogFile]) -> None:
+        """Show what is left: nothing follows, so a line without an end counts as a line."""
+        self._sizes.clear()
+        self.show(files, is_end=True)
 
     def show(self, files: Iterable[LogFile], last: int = 0, *, is_end: bool = False) -> None:
         """Show what is new.
@@ -139,10 +145,10 @@ class _Reader:
         Args:
             files: The files that there are.
             last: Show only so many lines of each; 0 for all.
-            is_end: Whether nothing follows, so that a line without an end counts as one.
+            is_end: Whether nothing follows.
         """
         for file in files:
-            if self._args.rank is not None and file.rank not in self._args.rank:
+            if self._args.rank is not None and not any(file.rank in ranks for ranks in self._args.rank):
                 continue
             is_whole = is_end or not self._args.follow
             lines = (line for line in self._read(file, is_whole=is_whole) if self._args.grep.search(line))
@@ -154,14 +160,15 @@ class _Reader:
         """Read what is new of a file; a line without an end waits for the rest unless the file is whole."""
         try:
             status = os.stat(file.path)
-            if status.st_mtime < self._args.since or status.st_size == self._offsets.get(file.path, 0):
+            if status.st_mtime < self._args.since or status.st_size == self._sizes.get(file.path, 0):
                 return
+            self._sizes[file.path] = status.st_size
             with open(file.path, "rb") as lines:
                 start = self._offsets.get(file.path, 0)
                 start = start if start <= status.st_size else 0  # a file that was truncated begins anew
                 lines.seek(start)
-                for line in lines:
-                    if not (line.endswith(b"\n") or is_whole):
+                while line := lines.readline(_LONGEST):
+                    if not (line.endswith(b"\n") or is_whole or len(line) == _LONGEST):
                         break
                     start += len(line)
                     self._offsets[file.path] = start
@@ -192,7 +199,7 @@ def _follow(reader: _Reader, directories: list[str], pids: Sequence[int]) -> Non
             os.close(fd)
             left -= 1
         reader.show(find_log_files(directories))
-    reader.show(find_log_files(directories), is_end=True)
+    reader.show_rest(find_log_files(directories))
 
 
 def _open_pidfd(pid: int) -> int | None:

@@ -8,8 +8,9 @@ import time
 
 from elastic_run import contract
 from elastic_run.cli.commands.parser import CommandParser
-from elastic_run.control.client import ask_all
+from elastic_run.control.client import PATIENCE, ask_all
 from elastic_run.control.jobs import RUN_HELP, find_job
+from elastic_run.control.socket_directory import is_stale
 from elastic_run.control.wire import Call
 from elastic_run.errors import UsageError
 from elastic_run.notices import say
@@ -18,7 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from elastic_run.control.jobs import RunningAgent
+    from elastic_run.control.jobs import RunningAgent, RunningJob
 
 #: A wait of poll(2), in seconds; the end may come in a later one.
 _LONGEST_WAIT = 3600.0
@@ -33,7 +34,7 @@ def main(words: Sequence[str]) -> int:
         words: The arguments.
 
     Returns:
-        0 when its launchers on this machine have ended, 1 if one of them has not in time.
+        0 when its launchers on this machine have ended, 1 if one of them takes no request or has not ended in time.
 
     Raises:
         UsageError: There is no such job, or there are several.
@@ -46,19 +47,35 @@ def main(words: Sequence[str]) -> int:
     if args.timeout is not None and not args.timeout >= 0:
         message = f"--timeout: {args.timeout} must be 0 or more seconds"
         raise UsageError(message)
-    job = find_job(os.environ, args.run)
-    # Before anything is asked: a pid may belong to another process once its own has ended.
-    waiting = [(agent.path, _open_pidfd(agent)) for agent in job.agents]
-    for answer in ask_all([agent.path for agent in job.agents], Call("stop", {"pid": os.getpid()})):
-        if answer.error:
-            say(answer.error)
     deadline = None if args.timeout is None else time.monotonic() + args.timeout
-    has_ended = [_wait_end(path, fd, deadline) for path, fd in waiting]
+    return stop_job(find_job(os.environ, args.run), deadline)
+
+
+def stop_job(job: RunningJob, deadline: float | None, *, patience: float = PATIENCE) -> int:
+    """Ask the launchers of a job to stop, and await the end of those that take the request.
+
+    Args:
+        job: The job.
+        deadline: Monotonic seconds until which its end is awaited, or None.
+        patience: Seconds for the answers.
+
+    Returns:
+        The exit code, see `main`.
+    """
+    # Before anything is asked: a pid may belong to another process once its own has ended.
+    waiting = {agent.path: _open_pidfd(agent) for agent in job.agents}
+    refused = [
+        answer for answer in ask_all([*waiting], Call("stop", {"pid": os.getpid()}), patience=patience) if answer.error
+    ]
+    for answer in refused:
+        say(answer.error)
+        del waiting[answer.path]
+    has_ended = [_wait_end(path, fd, deadline) for path, fd in waiting.items()]
     if not all(has_ended):
         say(f"job {job.label} still runs: its workers get their grace period (--shutdown-timeout)")
-        return contract.EXIT_FAILURE
-    say(f"job {job.label} has ended")
-    return contract.EXIT_SUCCESS
+    elif not refused:
+        say(f"job {job.label} has ended")
+    return contract.EXIT_SUCCESS if all(has_ended) and not refused else contract.EXIT_FAILURE
 
 
 def _wait_end(path: str, pidfd: int | None, deadline: float | None) -> bool:
@@ -69,9 +86,13 @@ def _wait_end(path: str, pidfd: int | None, deadline: float | None) -> bool:
     while deadline is None or time.monotonic() < deadline:
         left = _LONGEST_WAIT if deadline is None else max(0.0, deadline - time.monotonic())
         seconds = min(left, _LOOK if pidfd is None else _LONGEST_WAIT)
-        if poll.poll(seconds * 1000) or (pidfd is None and not os.path.exists(path)):
+        if poll.poll(seconds * 1000) or (pidfd is None and _is_gone(path)):
             return True
     return False
+
+
+def _is_gone(path: str) -> bool:
+    return not os.path.exists(path) or is_stale(path)
 
 
 def _open_pidfd(agent: RunningAgent) -> int | None:
