@@ -8,7 +8,7 @@ import socket
 import struct
 import time
 
-from elastic_run.control.socket_directory import find_sockets, remove_stale
+from elastic_run.control.socket_directory import find_sockets, pid_in_name, remove_stale
 from elastic_run.control.wire import ANSWER_LIMIT, Call, ControlError, decode_answer, encode_call
 from elastic_run.records import dataclass
 
@@ -108,14 +108,24 @@ def ask_all(paths: Sequence[str], call: Call, *, patience: float = PATIENCE) -> 
 
 
 class _Conversation:
-    """One connection: what was asked is sent, what came is kept."""
+    """One connection: what was asked is sent, what came is kept.
 
-    def __init__(self, path: str, connection: socket.socket) -> None:
+    Args:
+        path: The agent's socket.
+        connection: Connected to it, unless the queue is full.
+        is_queued: Whether the queue of clients had room; it is full where none was accepted for long.
+    """
+
+    def __init__(self, path: str, connection: socket.socket, *, is_queued: bool = True) -> None:
         self.path = path
         self.socket = connection
         self.error = ""
         self._received = bytearray()
         self.is_over = False
+        self._pid = pid_in_name(path)
+        if not is_queued:
+            self.error = f"the agent with pid {self._pid} accepts no client (is it stopped?)"
+            return
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         self._pid, owner, _ = _CREDENTIALS.unpack(credentials)
         if owner != os.geteuid():
@@ -160,10 +170,12 @@ def _begin(path: str) -> _Conversation | None:
     try:
         connection.connect(path)
         return _Conversation(path, connection)
+    except BlockingIOError:
+        return _Conversation(path, connection, is_queued=False)
     except ConnectionRefusedError:
         remove_stale(path)
     except OSError:
-        pass  # gone, or its queue of clients is full: it hasn't accepted any for long
+        pass  # gone
     connection.close()
     return None
 

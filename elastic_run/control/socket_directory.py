@@ -22,7 +22,16 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["PATH_LIMIT", "SUFFIX", "explain_unfit", "find_sockets", "is_stale", "make_directory", "remove_stale"]
+__all__ = [
+    "PATH_LIMIT",
+    "SUFFIX",
+    "explain_unfit",
+    "find_sockets",
+    "is_stale",
+    "make_directory",
+    "pid_in_name",
+    "remove_stale",
+]
 
 #: Bytes of a Unix socket's path.
 PATH_LIMIT = 107
@@ -100,6 +109,12 @@ def find_sockets(environment: Mapping[str, str]) -> tuple[list[str], list[str]]:
         found = (os.path.join(directory, name) for name in names if name.endswith(SUFFIX))
         paths += [path for path in found if len(os.fsencode(path)) <= PATH_LIMIT]
     return paths, problems
+
+
+def pid_in_name(path: str) -> int:
+    """Return the pid of the agent whose socket this is, in its own pid namespace; 0 where the name has none."""
+    number = os.path.basename(path).partition("-")[0]
+    return int(number) if number.isdecimal() else 0
 
 
 def is_stale(path: str) -> bool:

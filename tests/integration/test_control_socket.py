@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 import stat
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -220,6 +220,20 @@ def test_an_agent_that_does_not_answer_is_told_after_a_moment(tmp_path: Path) ->
         (answer,) = client.ask_all([str(tmp_path / "a.sock")], PING, patience=0.1)
     assert (answer.pid, answer.document) == (os.getpid(), None)
     assert "does not answer within 0.1 s" in answer.error
+
+
+def test_an_agent_whose_queue_of_clients_is_full_is_told_and_not_taken_for_ended(tmp_path: Path) -> None:
+    """As after many commands to a stopped launcher, which accepts none of them."""
+    path = str(tmp_path / "4711-ab12.sock")
+    with listening(Path(path)) as listener, ExitStack() as stack:
+        listener.listen(0)
+        with suppress(BlockingIOError):
+            while True:
+                waiting = stack.enter_context(socket.socket(socket.AF_UNIX))
+                waiting.settimeout(0)
+                waiting.connect(path)
+        (answer,) = client.ask_all([path], PING, patience=0.1)
+    assert (answer.pid, answer.error) == (4711, "the agent with pid 4711 accepts no client (is it stopped?)")
 
 
 def test_a_job_is_found_asked_and_leaves_nothing(launch: Launch, worker: Worker, tmp_path: Path) -> None:
