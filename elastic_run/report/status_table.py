@@ -124,7 +124,7 @@ def render_status(
 def _describe_job(nodes: Sequence[Document], label: str, workers: int) -> str:
     first = nodes[0]
     size = first.get("world_size") or workers
-    parts = [f"{first['state']} for {span(first['uptime'])}"]
+    parts = [f"{printable(first['state'])} for {span(first['uptime'])}"]
     if size:
         parts.append(f"{count(size, 'worker')} on {count(first.get('nodes') or len(nodes), 'node')}")
     parts.append(f"round {first['round']}")
@@ -138,7 +138,8 @@ def _describe_job(nodes: Sequence[Document], label: str, workers: int) -> str:
 def _describe_waiting(nodes: Sequence[Document]) -> list[str]:
     waiting = [node for node in nodes if not node["workers"]]
     return [
-        f"node {printable(node['host'])} (pid {node['pid']}) has no workers yet: {node['state']}" for node in waiting
+        f"node {printable(node['host'])} (pid {node['pid']}) has no workers yet: {printable(node['state'])}"
+        for node in waiting
     ]
 
 
@@ -161,7 +162,7 @@ def _make_row(node: Document, worker: Document, marked: set[int]) -> tuple[str, 
 def _describe_state(worker: Document) -> str:
     code = worker.get("exit_code")
     if code is None:
-        return str(worker["state"])
+        return printable(worker["state"])
     return signal_name(-code) if code < 0 else f"exit code {code}" if code else "done"
 
 

@@ -16,7 +16,16 @@ from elastic_run.store.jobstore.memory import JobSpace, MemoryJobStore
 
 def document(host: str, **fields: Any) -> dict[str, Any]:  # noqa: ANN401 - values of any field
     """Return a node's document."""
-    return {"host": host, "pid": 1, "workers": [{"rank": 0, "last_line": "x"}], **fields}
+    node = dict.fromkeys(("node_rank", "nodes", "round_uptime", "world_size"))
+    node |= dict.fromkeys(("uptime", "round", "restart_count", "max_restarts"), 0)
+    node |= dict.fromkeys(("state", "program", "log_dir"), "")
+    return {**node, "host": host, "pid": 1, "workers": [worker(0)], **fields}
+
+
+def worker(rank: int, **fields: Any) -> dict[str, Any]:  # noqa: ANN401 - values of any field
+    """Return a worker's part of a document."""
+    unknown = dict.fromkeys(("pid", "exit_code", "cpu", "memory", "silence"))
+    return {**unknown, "rank": rank, "local_rank": rank, "state": "running", "last_line": "x", **fields}
 
 
 @pytest.fixture
@@ -67,6 +76,12 @@ def test_all_nodes_are_asked_and_the_answers_are_removed(space: JobSpace) -> Non
         b'{"version": 1, "node": []}',
         b'{"version": 1, "node": {"host": "a", "pid": 1}}',
         json.dumps({"version": 1, "node": document("a", workers=[{}])}).encode(),
+        json.dumps({"version": 1, "node": document("a", workers=[worker(0, pid=True)])}).encode(),
+        json.dumps({"version": 1, "node": document("a", workers=[worker(0, silence="long")])}).encode(),
+        json.dumps({"version": 1, "node": document("a", workers=[worker(0, cpu=float("nan"))])}).encode(),
+        json.dumps({"version": 1, "node": document("a", workers=["x"])}).encode(),
+        json.dumps({"version": 1, "node": document("a", state=None)}).encode(),
+        json.dumps({"version": 1, "node": {"host": "a", "pid": 1, "workers": []}}).encode(),
         b" " * (LIMIT + 1),
     ],
 )
@@ -96,7 +111,7 @@ def test_only_the_newest_answer_waits_and_none_is_too_large() -> None:
     """While the store is away answers don't pile up; last lines go first where there are too many workers."""
     answers = StatusAnswers(lambda: None, lambda: None)
     store = MemoryJobStore(JobSpace())
-    workers = [{"rank": rank, "last_line": "x" * 512} for rank in range(1000)]
+    workers = [worker(rank, last_line="x" * 512) for rank in range(1000)]
     answers.add(document("first"))
     answers.add(document("second", workers=workers))
     answers.send(store)

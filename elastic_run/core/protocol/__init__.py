@@ -10,5 +10,6 @@
 | `liveness` | which nodes still write heartbeats, as one observer sees it |
 | `log_start` | where the log begins: a slot that was trimmed is never decided again |
 | `messages` | writing and reading of facts, decisions and documents; the protocol's number |
+| `node_status` | the document of a node's state, and whether a document of another node is one |
 | `outcomes` | what became of a round on a node, and why a node leaves |
 """

@@ -16,6 +16,7 @@ import time
 from collections import deque
 
 from elastic_run.core.protocol import job_keys
+from elastic_run.core.protocol.node_status import is_sound
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -117,12 +118,9 @@ def _decode(entry: bytes) -> Document | None:
     """Return a node's document; None where the entry is garbage, or of another version."""
     try:
         message = json.loads(entry) if len(entry) <= LIMIT else None
-        is_known = isinstance(message, dict) and message.get("version") == VERSION
-        node = message["node"] if is_known and message is not None else None
-        if not isinstance(node, dict) or not isinstance(node["host"], str) or not isinstance(node["pid"], int):
-            return None
-        workers = node["workers"]
-        is_sound = isinstance(workers, list) and all(isinstance(worker["rank"], int) for worker in workers)
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, RecursionError):
         return None
-    return node if is_sound else None
+    if not isinstance(message, dict) or message.get("version") != VERSION:
+        return None
+    node = message.get("node")
+    return node if isinstance(node, dict) and is_sound(node) else None

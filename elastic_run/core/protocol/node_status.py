@@ -1,0 +1,62 @@
+"""The document of a node's state, as nodes of a job exchange it: its fields, and whether a document has them.
+
+docs/see-into-a-running-job.md says what they mean. A document of another node comes over the network: it is shown only
+where each field has its type. Unknown fields are passed over, so a newer release may add some.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+_TEXT = (str,)
+_COUNT = (int,)
+_NUMBER = (int, float)
+_NONE = type(None)
+#: Types of each field; a text is shown in one line, and without what a terminal would obey.
+_NODE: Mapping[str, tuple[type, ...]] = {
+    "host": _TEXT,
+    "pid": _COUNT,
+    "node_rank": (*_COUNT, _NONE),
+    "nodes": (*_COUNT, _NONE),
+    "state": _TEXT,
+    "program": _TEXT,
+    "log_dir": _TEXT,
+    "uptime": _NUMBER,
+    "round": _COUNT,
+    "round_uptime": (*_NUMBER, _NONE),
+    "restart_count": _COUNT,
+    "max_restarts": _COUNT,
+    "world_size": (*_COUNT, _NONE),
+    "workers": (list,),
+}
+_WORKER: Mapping[str, tuple[type, ...]] = {
+    "rank": _COUNT,
+    "local_rank": _COUNT,
+    "pid": (*_COUNT, _NONE),
+    "state": _TEXT,
+    "exit_code": (*_COUNT, _NONE),
+    "cpu": (*_NUMBER, _NONE),
+    "memory": (*_NUMBER, _NONE),
+    "silence": (*_NUMBER, _NONE),
+    "last_line": _TEXT,
+}
+#: A number from here up is garbage, and so are nan and infinity.
+_BEYOND = 1e15
+
+
+def is_sound(node: Mapping[str, Any]) -> bool:
+    """Whether a document has all fields of a node and of its workers, each of its type."""
+    return _fits(node, _NODE) and all(isinstance(worker, dict) and _fits(worker, _WORKER) for worker in node["workers"])
+
+
+def _fits(document: Mapping[str, Any], types: Mapping[str, tuple[type, ...]]) -> bool:
+    return all(_is_of(document.get(name, ...), allowed) for name, allowed in types.items())
+
+
+def _is_of(value: object, allowed: tuple[type, ...]) -> bool:
+    if isinstance(value, bool) or not isinstance(value, allowed):
+        return False
+    return not isinstance(value, (int, float)) or abs(value) < _BEYOND
