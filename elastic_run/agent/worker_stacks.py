@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from elastic_run.core.diagnosis.stack_text import shorten_stacks
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -33,7 +35,7 @@ def _describe(dumps: dict[int, Dump]) -> Document:
         "workers": [
             {
                 "rank": rank,
-                "text": dump.text[:_MOST_TEXT],
+                "text": shorten_stacks(dump.text, _MOST_TEXT),
                 "problem": dump.problem,
                 "details": dump.details[:_MOST_TEXT],
             }

@@ -48,10 +48,19 @@ def rank_lines(dumps: Mapping[int, Dump]) -> Iterator[str]:
         yield from map(printable, (dump.text + dump.details).splitlines())
 
 
-def closing(path: str, seconds: float) -> str:
-    """Say where all stacks are, and that the job goes on."""
+def closing(path: str, seconds: float | None) -> str:
+    """Say where all stacks are, and that the job goes on unless SIGQUIT comes again within seconds; None: it stops."""
     where = f"all stacks: {path}" if path else "--log-dir keeps all stacks in a file"
-    return f"{where}; the job goes on (twice within {seconds:g} s stops it)"
+    return f"{where}; " + ("the job is stopping" if seconds is None else _goes_on(seconds))
+
+
+def no_workers(state: str, seconds: float) -> str:
+    """Say that there are no stacks to show."""
+    return f"no worker runs now, the job is {state}; {_goes_on(seconds)}"
+
+
+def _goes_on(seconds: float) -> str:
+    return f"the job goes on (twice within {seconds:g} s stops it)"
 
 
 def overdue(dumps: Mapping[int, Dump], path: str) -> str:

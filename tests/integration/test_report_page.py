@@ -112,6 +112,7 @@ def test_torn_and_foreign_lines_are_counted_and_named(tmp_path: Path) -> None:
     (tmp_path / "other" / "events.jsonl").write_bytes(b'{"level": "info"}\n' * 3 + b"\xff" * 200_000 + b"\n")
     (tmp_path / "pipe").mkdir()
     os.mkfifo(tmp_path / "pipe" / "events.jsonl")
+    os.mkfifo(tmp_path / "pipe" / "stacks.txt")
     (tmp_path / "run" / "stacks.txt").write_bytes(b'File "train.py", line 88, in step\xff')
     page = read_page(tmp_path)
     assert f"{log}: 1 line is no event and left out (line 17: no whole line of JSON)" in page.text

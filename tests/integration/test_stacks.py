@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from elastic_run.contract import ENV_CONTROL_DIR
+from elastic_run.control.socket_directory import find_sockets
 from elastic_run.signals import STACK_SIGNAL
 from tests.support.processes import children_of
+from tests.support.sessions import free_port
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
@@ -72,6 +75,33 @@ def test_the_odd_one_out_is_named(launch: Launch, worker: Worker, options: tuple
     assert job.process.poll() is None
     assert len(job.stdout.splitlines()) == 3
     assert all(line.startswith("elastic-run: ") for line in job.stderr.splitlines())
+
+
+def test_without_workers_the_first_ctrl_backslash_stops_nothing(launch: Launch, worker: Worker, tmp_path: Path) -> None:
+    """One line says why there are no stacks; the second SIGQUIT stops the job."""
+    environment = {ENV_CONTROL_DIR: str(tmp_path)}
+    place = (f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-backend=c10d", "--rdzv-id=j", "--nnodes=2")
+    job = launch(*place, worker("pass"), env=environment)
+    wait_until(lambda: find_sockets(environment)[0], what="the control socket")
+    job.send(signal.SIGQUIT)
+    job.wait_line(r"no worker runs now, the job is joining; the job goes on \(twice within 2 s stops it\)")
+    assert job.process.poll() is None
+    job.send(signal.SIGQUIT)
+    if job.process.poll() is None:  # on a busy machine it may have come too late
+        job.send(signal.SIGTERM)
+    job.wait_exit()
+
+
+def test_while_the_job_stops_the_stacks_say_so(launch: Launch, worker: Worker) -> None:
+    """The line does not say that the job goes on."""
+    body = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nsay('ready')\nwhile True: signal.pause()"
+    job = launch("--nproc-per-node=1", "--shutdown-timeout=600", worker(body))
+    job.wait_line("ready")
+    job.send(signal.SIGTERM)
+    job.wait_line("stopping 1 worker")
+    job.send(signal.SIGQUIT)
+    job.wait_line("; the job is stopping")
+    job.send(signal.SIGTERM)
 
 
 def test_ranks_in_a_collective_wait(launch: Launch, worker: Worker, tmp_path: Path) -> None:

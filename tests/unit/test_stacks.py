@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from elastic_run.core.diagnosis.stack_groups import Dump, Group, Place, find_place, group_dumps
-from elastic_run.core.diagnosis.stack_text import Frame, Stacks, Thread, parse_stacks
+from elastic_run.core.diagnosis.stack_text import Frame, Stacks, Thread, parse_stacks, shorten_stacks
 from elastic_run.diagnosis.stack_files import render_stacks, write_stacks
 from elastic_run.report import stack_lines
 
@@ -48,6 +48,17 @@ def test_text_of_python_3_14() -> None:
     """Python 3.14 adds a thread's name; a line may be unknown."""
     text = 'Thread 0x00007f0a [pin memory] (most recent call first):\n  File "a.py", line ??? in f\n'
     assert parse_stacks(text) == Stacks((Thread((Frame("a.py", 0, "f"),), "pin memory"),))
+
+
+def test_a_text_that_is_too_long_keeps_the_main_thread() -> None:
+    """The newest threads go first, which stand before it; of a main thread alone its innermost calls stay."""
+    text = _text(("main.py", 1, "f"), others=_WAITS * 50)
+    assert shorten_stacks(text, len(text)) == text
+    short = shorten_stacks(text, 3 * len(_WAITS))
+    assert short.endswith(_text(("main.py", 1, "f")))
+    assert parse_stacks(short).main == parse_stacks(text).main
+    assert shorten_stacks(_WAITS, 60) == _WAITS[:60]
+    assert shorten_stacks("x" * 100, 10) == "x" * 10
 
 
 def test_a_torn_or_foreign_text() -> None:

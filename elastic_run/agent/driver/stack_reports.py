@@ -3,6 +3,7 @@ r"""Shows what the workers do: on SIGQUIT (Ctrl-\), and before SIGKILL ends work
 from __future__ import annotations
 
 from elastic_run import contract
+from elastic_run.core.agent import machine
 from elastic_run.multiprocessing.process.stack_signal import is_possible
 
 TYPE_CHECKING = False
@@ -30,26 +31,41 @@ class StackReports:
         loop: The agent's loop.
         console: Takes the lines.
         current_round: Returns the round that runs, or None.
+        find_state: Returns the state of the agent's machine.
     """
 
     def __init__(
-        self, context: AgentContext, loop: Loop, console: Console, *, current_round: Callable[[], Round | None]
+        self,
+        context: AgentContext,
+        loop: Loop,
+        console: Console,
+        *,
+        current_round: Callable[[], Round | None],
+        find_state: Callable[[], str],
     ) -> None:
         self._context = context
         self._loop = loop
         self._console = console
         self._current_round = current_round
+        self._find_state = find_state
         self._asked_at: float | None = None
 
     def show_on_quit(self) -> bool:
-        """Show the stacks; return False where the job is to be stopped: at a second time, or without workers."""
+        """Show the stacks; return False where the job is to be stopped: at a second time."""
         now, before = self._loop.now(), self._asked_at
         self._asked_at = now
-        current = self._current_round()
         is_second = before is not None and now - before < _TWICE
-        if is_second or current is None or not current.workers.alive or not is_possible():
+        if is_second or not is_possible():
             return False
-        current.ask_stacks(_PATIENCE, self._show)
+        current = self._current_round()
+        if current is not None and current.workers.alive:
+            current.ask_stacks(_PATIENCE, self._show)
+            return True
+        if self._find_state() not in (machine.JOINING, machine.PAUSING):
+            return False
+        from elastic_run.report.stack_lines import no_workers  # noqa: PLC0415 - only when asked for
+
+        self._console.say(no_workers(self._find_state(), _TWICE))
         return True
 
     def tell_before_kill(self) -> None:
@@ -66,7 +82,8 @@ class StackReports:
         if not path:
             for line in details(dumps):
                 self._console.say(line)
-        self._console.say(closing(path, _TWICE))
+        goes_on = self._find_state() != machine.STOPPING
+        self._console.say(closing(path, _TWICE if goes_on else None))
 
     def _show_overdue(self, dumps: dict[int, Dump]) -> None:
         from elastic_run.report.stack_lines import overdue  # noqa: PLC0415 - ditto

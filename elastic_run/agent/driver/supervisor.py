@@ -134,7 +134,13 @@ class Supervisor:
             context.metrics_port.serve(self._loop, lambda: self._agent.state, self._find_silences)
         self._control: ControlServer | None = None
         self._joining = Joining(context, self._round_join, self._job, loop=self._loop, feed=self._feed)
-        self._stacks = StackReports(context, self._loop, self.console, current_round=lambda: self._round)
+        self._stacks = StackReports(
+            context,
+            self._loop,
+            self.console,
+            current_round=lambda: self._round,
+            find_state=lambda: self._agent.state,
+        )
         self._signals = SignalWatch(
             self._loop,
             context,

@@ -13,6 +13,7 @@ from elastic_run.records import dataclass
 
 #: Python 3.14 adds the thread's name in brackets.
 _THREAD = re.compile(r"(Current thread|Thread) (0x[0-9a-f]+)(?: \[(.*)\])? \(most recent call first\):$")
+_STARTS = re.compile(r"^(?:Current thread|Thread) 0x", re.MULTILINE)
 _FRAME = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)$')
 
 
@@ -78,3 +79,20 @@ def parse_stacks(text: str) -> Stacks:
         elif line == "...":
             is_cut = True
     return Stacks(tuple(Thread(tuple(frames), name) for name, frames in threads), is_cut)
+
+
+def shorten_stacks(text: str, most: int) -> str:
+    """Leave out the newest threads of a text that is too long, for the main thread is the last.
+
+    Args:
+        text: A text of faulthandler's.
+        most: Characters that are kept.
+
+    Returns:
+        Whole threads as far as there is room; of a main thread that is longer alone its innermost calls.
+    """
+    if len(text) <= most:
+        return text
+    starts = [match.start() for match in _STARTS.finditer(text)]
+    kept = next((start for start in starts if len(text) - start <= most), starts[-1] if starts else 0)
+    return text[kept : kept + most]

@@ -100,8 +100,8 @@ def _lines(file: BufferedReader) -> Iterator[bytes]:
 
 def _read_stacks(path: str, logs: Logs) -> None:
     try:
-        with open(path, "rb") as file:
-            data = file.read(_STACK_BYTES + 1)
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            data = file.read(_STACK_BYTES + 1) or b""
     except OSError as error:
         logs.problems.append(f"{path} can't be read: {error.strerror}")
         return
