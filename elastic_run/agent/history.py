@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from elastic_run.agent.senders import Senders
     from elastic_run.core.agent.messages import Command
     from elastic_run.core.agent.restart_policy import Failure
+    from elastic_run.core.failure.evidence import OomKills, RecorderFinding, Rule
     from elastic_run.core.failure.root_cause import WorkerEnd
     from elastic_run.core.protocol.decisions import End
-    from elastic_run.report import Attempt, JobResult, OomKills
-    from elastic_run.report.failure_rules import Rule
+    from elastic_run.report import Attempt, JobResult
 
 
 #: Verdicts on this node, which may come before its first worker.
@@ -48,13 +48,20 @@ class History:
         self._round: Round | None = None
         self._survivors: tuple[tuple[int, str], ...] = ()
         self._oom_kills: OomKills | None = None
+        self._is_prepared = False
 
-    def prepare(self) -> None:
-        """Read the OOM killer's counters, and import the modules that a failure will need, while no worker waits."""
+    def begin(self) -> None:
+        """Read the OOM killer's counters: from the first start of workers on it may end one of them."""
         if self._oom_kills is None:
             self._oom_kills = self._count_oom_kills()
+
+    def prepare(self) -> None:
+        """Import the modules that a failure will need, while no worker waits."""
+        if not self._is_prepared:
+            self._is_prepared = True
             import json  # noqa: F401, PLC0415
 
+            import elastic_run.core.failure.diagnose  # noqa: PLC0415
             import elastic_run.core.failure.secondary_failures  # noqa: PLC0415
             import elastic_run.core.failure.traceback_text  # noqa: PLC0415
             import elastic_run.multiprocessing.errors.error_file  # noqa: PLC0415
@@ -209,7 +216,7 @@ class History:
             detail=finish.detail or self._stop_detail(finish.signal),
             signal=finish.signal,
             rules=() if finish.verdict == "success" else self._read_rules(),
-            not_joined="" if finish.verdict == "success" else self._read_recorders(),
+            recorder=None if finish.verdict == "success" else self._read_recorders(),
             world_size=context.group.workers[0].world_size,
             nnodes=context.group.group_world_size or 1,
             survivors=self._survivors,
@@ -231,10 +238,10 @@ class History:
             self._say(f"--failure-rules: {error}")
             return ()
 
-    def _read_recorders(self) -> str:
+    def _read_recorders(self) -> RecorderFinding | None:
         recorder, group = self._context.flight_recorder, self._context.group
         if recorder is None:
-            return ""
+            return None
         return recorder.explain(is_whole_job=group.workers[0].world_size == len(group.workers))
 
     def _stop_detail(self, number: int | None) -> str:

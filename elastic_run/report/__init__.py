@@ -2,7 +2,7 @@
 
 | module | what it holds |
 |---|---|
-| `advice` | what to do about failures that many users meet |
+| `advice` | what to do: against a verdict of the launcher's own, else against the likeliest cause |
 | `annotations` | the closing report in one line for GitHub Actions |
 | `event_file` | appends lines to the event log, in a thread of its own |
 | `event_history` | reads event logs, and folds them into the history of jobs |
@@ -33,18 +33,18 @@ from elastic_run.lazy import lazy_names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from elastic_run.core.failure.evidence import OomKills as OomKills
     from elastic_run.report.failure import render as render
     from elastic_run.report.failure_json import failure_document as failure_document
     from elastic_run.report.failure_json import write_failure_file as write_failure_file
     from elastic_run.report.job_result import Attempt as Attempt
     from elastic_run.report.job_result import JobResult as JobResult
-    from elastic_run.report.memory import OomKills as OomKills
     from elastic_run.report.memory import read_oom_kills as read_oom_kills
 
 _HOMES = {
     "Attempt": "job_result",
     "JobResult": "job_result",
-    "OomKills": "memory",
+    "OomKills": "elastic_run.core.failure.evidence",
     "failure_document": "failure_json",
     "read_oom_kills": "memory",
     "render": "failure",

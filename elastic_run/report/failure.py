@@ -13,14 +13,16 @@ from __future__ import annotations
 import os
 import time
 
+from elastic_run.core.failure.evidence import CERTAIN, COLLECTIVE, EARLY_EXIT, LIKELY, OOM_KILL
 from elastic_run.core.failure.root_cause import LAST_EXCEPTION, failure_signature
 from elastic_run.report.advice import advice
-from elastic_run.report.other_workers import other_worker_lines
+from elastic_run.report.other_workers import early_exit, other_worker_lines
 from elastic_run.report.text import columns, elide, printable, shorten, wrap
 from elastic_run.report.wording import count, end_verb, exception_line, signal_name, span
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from elastic_run.core.failure.evidence import Cause
     from elastic_run.core.failure.exception_text import ExceptionText
     from elastic_run.core.failure.root_cause import WorkerEnd
     from elastic_run.report.job_result import Attempt, JobResult
@@ -62,6 +64,11 @@ _TITLES = {
     "unkillable_worker": "{program}: a worker can't be killed",
     "usage": "{program} was not started",
 }
+#: What a SIGKILL comes from, by how far the OOM killer's counters prove it.
+_KILLERS = {
+    CERTAIN: "the kernel's OOM killer ended it: the job's memory limit is reached",
+    LIKELY: "the kernel's OOM killer was at work on this machine meanwhile",
+}
 _BOLD = "\x1b[1m"
 _RED = "\x1b[31m"
 _PLAIN = "\x1b[0m"
@@ -91,12 +98,12 @@ def render(result: JobResult, *, width: int = WIDTH, color: bool = False) -> lis
         return []
     width = max(_NARROWEST, min(width, _WIDEST))
     room = width - _LABEL
-    cause, rest = _cause(result, room), _rest(result, room)
-    left = MOST_LINES - 1 - len(cause.lines)
+    causes, rest = _causes(result, room), _rest(result, room)
+    left = MOST_LINES - 1 - sum(len(section.lines) for section in causes)
     _shorten(rest, left)
     left -= sum(len(section.lines) for section in rest)
     lines = [_title(result, width, color=color)]
-    for section in (cause, *_evidence(result.root, room, min(_MOST_EVIDENCE, left)), *rest):
+    for section in (*causes, *_evidence(result.root, room, min(_MOST_EVIDENCE, left)), *rest):
         lines += _margin(section, color=color)
     return lines
 
@@ -144,10 +151,25 @@ def _margin(section: _Section, *, color: bool) -> list[str]:
     return lines
 
 
-def _cause(result: JobResult, room: int) -> _Section:
-    root = result.root
+def _causes(result: JobResult, room: int) -> list[_Section]:
+    """The likeliest cause, and below it the failure that came first where that is another worker's."""
+    root, causes = result.root, result.causes
     if root is None:
-        return _Section("cause", _paragraph(printable(result.detail), room, _MOST_DETAIL) if result.detail else [])
+        return [_Section("cause", _paragraph(printable(result.detail), room, _MOST_DETAIL) if result.detail else [])]
+    told = _elsewhere(result, root, causes[0])
+    lines = _paragraph(printable(told), room, 3) if told else []
+    first = _failure(root, room, label="first" if told else "cause", cause=causes[0])
+    return [*([_Section("cause", lines, marked=range(len(lines)))] if told else []), first]
+
+
+def _elsewhere(result: JobResult, root: WorkerEnd, cause: Cause) -> str:
+    """Say which rank has the cause where its worker is not the one that failed first; else ""."""
+    if cause.kind == COLLECTIVE and result.recorder is not None:
+        return result.recorder.text
+    return early_exit(root, result.ends) if cause.kind == EARLY_EXIT else ""
+
+
+def _failure(root: WorkerEnd, room: int, *, label: str, cause: Cause) -> _Section:
     host = elide(printable(root.host), 30)
     first = wrap(f"rank {root.rank} on {host} (local rank {root.local_rank}, pid {root.pid}) {end_verb(root)}", room, 2)
     again = f", attempt {root.restart_count}" if root.restart_count else ""
@@ -156,8 +178,9 @@ def _cause(result: JobResult, room: int) -> _Section:
         first += _paragraph(printable(root.remark), room, 1)
     if root.exception is not None and not root.exception.is_certain:
         first += _paragraph(f"{LAST_EXCEPTION}:", room, 1)
-    said = _exception(root.exception, room) if root.exception is not None else []
-    return _Section("cause", first + said, marked=range(len(first), len(first) + len(said)))
+    said = _paragraph(_KILLERS[cause.confidence], room, 1) if cause.kind == OOM_KILL else []
+    said += _exception(root.exception, room) if root.exception is not None else []
+    return _Section(label, first + said, marked=range(len(first), len(first) + len(said)))
 
 
 def _exception(exception: ExceptionText, room: int) -> list[str]:
@@ -199,12 +222,13 @@ def _without_stderr(root: WorkerEnd, room: int) -> list[str]:
 
 
 def _rest(result: JobResult, room: int) -> list[_Section]:
-    hint = advice(result)
+    hint, kind = advice(result), result.causes[0].kind if result.root is not None else ""
+    said = result.recorder.text if result.recorder is not None and kind != COLLECTIVE else ""
+    others = other_worker_lines(result.ends, result.root, has_early=kind != EARLY_EXIT)
     return [
-        _Section("recorder", _paragraph(printable(result.not_joined), room, 3) if result.not_joined else []),
+        _Section("recorder", _paragraph(printable(said), room, 3) if said else []),
         _Section(
-            "others" if result.root is not None else "workers",
-            [shorten(line, room, tail=0.0) for line in other_worker_lines(result.ends, result.root)],
+            "others" if result.root is not None else "workers", [shorten(line, room, tail=0.0) for line in others]
         ),
         _Section("before", _attempts(result, room)),
         _Section("verdict", _detail(result, room)),

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from elastic_run.core.failure.evidence import Cause
     from elastic_run.core.failure.exception_text import ExceptionText
     from elastic_run.core.failure.root_cause import WorkerEnd
     from elastic_run.report.job_result import Attempt, JobResult
@@ -55,6 +56,7 @@ def failure_document(result: JobResult) -> dict[str, Any]:
         "max_restarts": result.max_restarts,
         "log_dir": result.log_dir,
         "root_cause": None if result.root is None else _worker(result.root),
+        "causes": [_cause(cause) for cause in result.causes],
         "workers": [_worker(end) for end in result.ends],
         "attempts": [_attempt(attempt) for attempt in result.attempts],
         "unkillable": [{"pid": pid, "wait_channel": channel} for pid, channel in result.survivors],
@@ -117,6 +119,16 @@ def _worker(end: WorkerEnd) -> dict[str, Any]:
         "log_file": end.log_file,
         "stderr_target": end.stderr_target,
         "stderr_tail": [_cut(line, _LINE_LIMIT) for line in end.stderr_tail[-_TAIL:]],
+    }
+
+
+def _cause(cause: Cause) -> dict[str, Any]:
+    return {
+        "kind": cause.kind,
+        "ranks": list(cause.ranks),
+        "confidence": cause.confidence,
+        "why": list(cause.why),
+        "help": cause.help,
     }
 
 

@@ -11,39 +11,15 @@ import os
 import re
 import sys
 
-from elastic_run.records import dataclass
+from elastic_run.core.failure.evidence import Rule
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from typing import Any
 
 _KEYS = ("match", "help")
 _HEADER = re.compile(r"^\s*\[\[\s*rule\s*\]\]")
 _BUILT_IN = os.path.join(os.path.dirname(__file__), "failure_rules.toml")
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """What helps against one kind of failure.
-
-    Args:
-        match: A regular expression that is searched for in what the worker said.
-        help: What the user can do.
-    """
-
-    match: str
-    help: str
-
-
-def find_rule(rules: Sequence[Rule], said: str) -> Rule | None:
-    """Return the first rule that fits, or None.
-
-    Args:
-        rules: In their order.
-        said: The exception of the worker, or the end of its stderr.
-    """
-    return next((rule for rule in rules if re.search(rule.match, said)), None)
 
 
 def built_in_rules() -> tuple[Rule, ...]:

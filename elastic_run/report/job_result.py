@@ -4,9 +4,8 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from elastic_run.core.failure.evidence import Cause, OomKills, RecorderFinding, Rule
     from elastic_run.core.failure.root_cause import WorkerEnd
-    from elastic_run.report.failure_rules import Rule
-    from elastic_run.report.memory import OomKills
 
 
 class Attempt:
@@ -44,7 +43,7 @@ class JobResult:
         max_restarts: Restarts that were allowed.
         log_dir: Directory of this run's logs, or "".
         detail: One sentence on a verdict of our own, or "".
-        not_joined: What the dumps of the flight recorder say, such as a rank that did not join a collective, or "".
+        recorder: What the dumps of the flight recorder say, such as a rank that did not join a collective, or None.
         rules: The user's own rules on what helps against failures.
         signal: The signal that stopped the launcher, or None.
         world_size: Workers in the job.
@@ -68,8 +67,8 @@ class JobResult:
         "log_dir",
         "max_restarts",
         "nnodes",
-        "not_joined",
         "oom_kills",
+        "recorder",
         "restarts_used",
         "role",
         "root",
@@ -96,7 +95,7 @@ class JobResult:
         max_restarts: int = 0,
         log_dir: str = "",
         detail: str = "",
-        not_joined: str = "",
+        recorder: RecorderFinding | None = None,
         rules: tuple[Rule, ...] = (),
         signal: int | None = None,
         world_size: int = 1,
@@ -119,7 +118,7 @@ class JobResult:
         self.max_restarts = max_restarts
         self.log_dir = log_dir
         self.detail = detail
-        self.not_joined = not_joined
+        self.recorder = recorder
         self.rules = rules
         self.signal = signal
         self.world_size = world_size
@@ -129,3 +128,21 @@ class JobResult:
         self.failure_file = failure_file
         self.oom_kills = oom_kills
         self.is_log_disk_full = is_log_disk_full
+
+    @property
+    def causes(self) -> tuple[Cause, ...]:
+        """The causes of the failure, the likeliest first."""
+        from elastic_run.core.failure.diagnose import diagnose  # noqa: PLC0415 - only after a failure
+        from elastic_run.core.failure.evidence import Evidence  # noqa: PLC0415
+        from elastic_run.report.failure_rules import built_in_rules  # noqa: PLC0415
+
+        return diagnose(
+            Evidence(
+                root=self.root,
+                ends=self.ends,
+                oom_kills=self.oom_kills,
+                recorder=self.recorder,
+                is_log_disk_full=self.is_log_disk_full,
+                rules=(*self.rules, *built_in_rules()),
+            )
+        )

@@ -2,39 +2,19 @@
 
 The cgroup's counter is evidence: it counts kills inside this job's container or Slurm step. The machine's counter
 includes all processes, so it only supports a suspicion. Sources: the kernel's Documentation/admin-guide/cgroup-v2.rst
-(memory.events, memory.events.local) and mm/vmstat.c.
+(memory.events, memory.events.local), cgroup-v1/memory.rst (memory.oom_control, which counts the group alone, without
+those below it) and mm/vmstat.c.
 """
 
 from __future__ import annotations
+
+from elastic_run.core.failure.evidence import OomKills
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 _CGROUP = "/sys/fs/cgroup"
-
-
-class OomKills:
-    """Kills by the OOM killer; None where the kernel doesn't tell.
-
-    Args:
-        group: In this process's cgroup and below.
-        machine: On the whole machine.
-    """
-
-    __slots__ = ("group", "machine")
-
-    def __init__(self, group: int | None = None, machine: int | None = None) -> None:
-        self.group = group
-        self.machine = machine
-
-    def since(self, before: OomKills) -> OomKills:
-        """Return the kills between an earlier reading and this one.
-
-        Returns:
-            The difference; None where either reading is.
-        """
-        return OomKills(_difference(self.group, before.group), _difference(self.machine, before.machine))
 
 
 def read_oom_kills(read: Callable[[str], str] | None = None) -> OomKills:
@@ -48,14 +28,16 @@ def _group_kills(read: Callable[[str], str]) -> int | None:
         groups = read("/proc/self/cgroup").splitlines()
     except OSError:
         return None
-    path = next((line[3:] for line in groups if line.startswith("0::")), None)
-    if path is None:
-        return None
-    # In a container the path may name the host's tree while the mount shows the container's own root.
-    for directory in (f"{_CGROUP}{path.rstrip('/')}", _CGROUP):
-        kills = _counter(read, f"{directory}/memory.events")
-        if kills is not None:
-            return kills
+    for line in groups:
+        _, controllers, path = (*line.split(":", 2), "", "")[:3]
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        tree, file = (f"{_CGROUP}/memory", "memory.oom_control") if controllers else (_CGROUP, "memory.events")
+        # In a container the path may name the host's tree while the mount shows the container's own root.
+        for directory in (f"{tree}{path.rstrip('/')}", tree):
+            kills = _counter(read, f"{directory}/{file}")
+            if kills is not None:
+                return kills
     return None
 
 
@@ -73,7 +55,3 @@ def _counter(read: Callable[[str], str], path: str) -> int | None:
 def _read(path: str) -> str:
     with open(path, encoding="ascii", errors="replace") as file:
         return file.read()
-
-
-def _difference(now: int | None, before: int | None) -> int | None:
-    return None if now is None or before is None else max(0, now - before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from elastic_run.core.failure.diagnose import find_early_ends
 from elastic_run.core.failure.root_cause import failure_signature, is_secondary
 from elastic_run.report.text import printable
 from elastic_run.report.wording import exception_line, exit_text, ranks, span
@@ -19,8 +20,13 @@ _SAME_MOMENT = 0.005
 SIGKILL = 9
 
 
-def other_worker_lines(ends: Sequence[WorkerEnd], root: WorkerEnd | None) -> list[str]:
+def other_worker_lines(ends: Sequence[WorkerEnd], root: WorkerEnd | None, *, has_early: bool = True) -> list[str]:
     """Describe the workers that are not the root cause.
+
+    Args:
+        ends: How the workers ended.
+        root: The worker that failed first, or None.
+        has_early: Whether those are described that had ended with 0 when the root cause lost a peer.
 
     Returns:
         At most six lines, the failures first.
@@ -30,27 +36,28 @@ def other_worker_lines(ends: Sequence[WorkerEnd], root: WorkerEnd | None) -> lis
     stopped = [end for end in others if end.was_stopped]
     killed = [end for end in stopped if end.exitcode == -SIGKILL]
     obeyed = [end for end in stopped if end.exitcode != -SIGKILL]
-    finished = [end for end in others if end.exitcode == 0 and not end.was_stopped]
+    early = [] if root is None else find_early_ends(root, ends)
+    finished = [end for end in others if end.exitcode == 0 and not end.was_stopped and end not in early]
     return [
         *_failures(failed, root),
         *_line(killed, "did not stop in time and {was} killed"),
         *_line(obeyed, "{was} stopped"),
-        *_finished(finished, root),
+        *([early_exit(root, ends)] if root is not None and early and has_early else []),
+        *_line(finished, "ended with exit code 0" if early else "had ended with exit code 0"),
     ]
 
 
-def _finished(ends: list[WorkerEnd], root: WorkerEnd | None) -> list[str]:
-    """Say who had ended well; where the others knew no more than that they had lost a peer, that may be the cause."""
-    if root is None or not is_secondary(root):
-        return _line(ends, "had ended with exit code 0")
-    early = [end for end in ends if end.ended_at < root.ended_at]
-    late = [end for end in ends if end.ended_at >= root.ended_at]
-    before = span(max(0.0, root.ended_at - max((end.ended_at for end in early), default=0.0)))
+def early_exit(root: WorkerEnd, ends: Sequence[WorkerEnd]) -> str:
+    """Say which workers had ended with 0 when the others knew no more than that they had lost a peer.
+
+    Args:
+        root: The first failure, of a lost peer.
+        ends: How the workers ended; one of them had ended with 0 before it.
+    """
+    early = find_early_ends(root, ends)
+    before = span(max(0.0, root.ended_at - max(end.ended_at for end in early)))
     they = "it" if len(early) == 1 else "they"
-    return [
-        *_line(early, f"had ended with 0 {before} before: did {they} leave the loop early?"),
-        *_line(late, "ended with exit code 0"),
-    ]
+    return f"{ranks(end.rank for end in early)} had ended with 0 {before} before: did {they} leave the loop early?"
 
 
 def _line(ends: list[WorkerEnd], what: str) -> list[str]:

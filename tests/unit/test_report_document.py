@@ -32,10 +32,16 @@ def test_the_document_has_exactly_the_keys_of_version_1() -> None:
         "verdict": "worker_failed",
         "exit_code": 137,
         "detail": "",
-        "advice": (
-            "The kernel's OOM killer ended it: the job's memory limit is reached. Use a smaller batch or fewer "
-            "DataLoader workers, or ask for more memory."
-        ),
+        "advice": "Use a smaller batch or fewer DataLoader workers, or ask for more memory.",
+        "causes": [
+            {
+                "kind": "oom_kill",
+                "ranks": [1],
+                "confidence": "certain",
+                "why": ["SIGKILL", "the job's cgroup counts kills of the OOM killer"],
+                "help": "Use a smaller batch or fewer DataLoader workers, or ask for more memory.",
+            }
+        ],
         "signal": None,
         "ended_at": NOON + 0.1,
         "ended_at_utc": "2026-11-20T10:11:12.147Z",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run import contract
+from elastic_run.core.failure.evidence import RecorderFinding
 from elastic_run.core.failure.exception_text import ExceptionText
 from elastic_run.report import Attempt, JobResult, OomKills, render
 from elastic_run.report.text import columns
@@ -89,6 +90,7 @@ def test_the_whole_report_of_a_worker_that_the_oom_killer_ended() -> None:
 -- elastic-run: train.py failed ------------------------------- exit code 137 --
 cause    rank 3 on gpu07 (local rank 3, pid 4703) was killed by SIGKILL
          at 2026-11-20 10:11:12.047, 12.3 s after its start
+         the kernel's OOM killer ended it: the job's memory limit is reached
 stderr   step 1
          step 2
 others   rank 0 failed as a consequence 0.03 s later: Read error [127.0.0.1]:...
@@ -96,8 +98,7 @@ others   rank 0 failed as a consequence 0.03 s later: Read error [127.0.0.1]:...
          ranks 1-2 were stopped
          rank 5 had ended with exit code 0
 logs     none kept; --log-dir DIR keeps them
-hint     The kernel's OOM killer ended it: the job's memory limit is reached.
-         Use a smaller batch or fewer DataLoader workers, or ask for more
+hint     Use a smaller batch or fewer DataLoader workers, or ask for more
          memory."""
     )
 
@@ -413,7 +414,7 @@ def test_who_left_early_is_named_where_nobody_else_is_to_blame() -> None:
 def test_what_the_flight_recorder_says_stands_behind_the_cause() -> None:
     """The rank that did not join is named in the report, also of a job that was stopped."""
     said = "rank 1 did not join all_reduce number 812 of group 'default' that ranks 0, 2-3 wait in (train.py:88)"
-    job = JobResult(verdict="signal", exit_code=130, entrypoint="train.py", signal=2, not_joined=said)
+    job = JobResult(verdict="signal", exit_code=130, entrypoint="train.py", signal=2, recorder=RecorderFinding(said))
     lines = render(job)
     assert [line for line in lines if line.startswith("recorder ")] == [
         "recorder rank 1 did not join all_reduce number 812 of group 'default' that ranks"

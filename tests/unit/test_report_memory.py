@@ -8,6 +8,7 @@ from elastic_run.report import OomKills, read_oom_kills
 
 VMSTAT = {"/proc/vmstat": "nr_free_pages 1\noom_kill 7\n"}
 EVENTS = "low 0\noom 3\noom_kill 2\n"
+CONTROL = {"/sys/fs/cgroup/memory/job/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n"}
 
 
 @pytest.mark.parametrize(
@@ -20,13 +21,15 @@ EVENTS = "low 0\noom 3\noom_kill 2\n"
         ({"/proc/self/cgroup": "0::/host/path\n", "/sys/fs/cgroup/memory.events": EVENTS}, 2, None),
         ({"/proc/self/cgroup": "0::/\n"}, None, None),
         ({"/proc/self/cgroup": "4:memory:/job\n"}, None, None),
+        ({"/proc/self/cgroup": "3:cpu:/\n4:memory:/job\n0::/\n", **CONTROL}, 2, None),
+        ({"/proc/self/cgroup": "garbage\n"}, None, None),
         ({"/proc/vmstat": "nr_free_pages 1\n"}, None, None),
     ],
 )
 def test_counters_are_read_where_the_kernel_has_them(
     files: dict[str, str], group: int | None, machine: int | None
 ) -> None:
-    """Control groups of version 2, in a container or not, and the machine's counter."""
+    """Control groups of both versions, in a container or not, and the machine's counter."""
 
     def read(path: str) -> str:
         if path not in files:

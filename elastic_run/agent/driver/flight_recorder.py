@@ -16,6 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from elastic_run.core.failure.evidence import RecorderFinding
     from elastic_run.multiprocessing.output.logs import LogsDest
 
 #: Name of a dump in the directory of an attempt; the rank follows.
@@ -81,21 +82,25 @@ class FlightRecorder:
             for connection in asked.values():
                 connection.close()
 
-    def explain(self, *, is_whole_job: bool) -> str:
-        """Return what the dumps of the last round say is the cause, in one sentence, or "".
+    def explain(self, *, is_whole_job: bool) -> RecorderFinding | None:
+        """Return what the dumps of the last round say is the cause, or None.
 
         Args:
             is_whole_job: Whether this node has all ranks of the job; else a rank without dump says nothing.
         """
-        from elastic_run.diagnosis.dump_files import find_dumps  # noqa: PLC0415 - only after a failure
+        from elastic_run.core.failure.evidence import RecorderFinding  # noqa: PLC0415 - only after a failure
+        from elastic_run.diagnosis.dump_files import find_dumps  # noqa: PLC0415
         from elastic_run.diagnosis.trace_analysis import analyse  # noqa: PLC0415
         from elastic_run.diagnosis.trace_findings import ALONE, NO_DUMP  # noqa: PLC0415
         from elastic_run.diagnosis.trace_text import first_line  # noqa: PLC0415
 
         found = find_dumps(list(self._fresh()))
         analysis = analyse(found.dumps)
-        is_known = is_whole_job or not analysis.findings or analysis.findings[0].kind not in (ALONE, NO_DUMP)
-        return first_line(analysis) if is_known else ""
+        text = first_line(analysis)
+        if not text or (not is_whole_job and analysis.findings[0].kind in (ALONE, NO_DUMP)):
+            return None
+        accused = () if analysis.findings[0].kind == ALONE else analysis.findings[0].ranks
+        return RecorderFinding(text, accused, is_whole_job=is_whole_job)
 
     def _fresh(self) -> Iterable[str]:
         """Return the dumps of this round: a path that the user gave may hold older ones."""

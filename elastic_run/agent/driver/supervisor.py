@@ -467,6 +467,7 @@ class Supervisor:
             self._feed(start_failed(number, error, program))
         else:
             self._tell_step(steps.START, launched.started)
+            self._history.begin()
             started = self._round
             if self._options.faults:
                 from elastic_run.agent.driver.fault_injection import inject_faults  # noqa: PLC0415 - only when asked for

@@ -54,7 +54,7 @@ PEER_FAULTS = (
     Fault("SIGTERM", r"killed by SIGTERM", TORCH),
     Fault("exit code", r"exit code 7\b", TORCH),
     Fault("early exit 0", r"ended with (exit )?(code )?0\b", TORCH),
-    Fault("data loader child killed", r"DataLoader worker .{,200}killed by signal: Killed", TORCH),
+    Fault("data loader child killed", r"DataLoader worker .{,200}killed by", TORCH),
 )
 COLLECTIVE_FAULTS = (
     Fault("mismatched collective", r"calls broadcast", TORCH, _RECORDER),

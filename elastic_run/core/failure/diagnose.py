@@ -1,0 +1,136 @@
+"""Evidence to causes, the likeliest first. Pure, and imported only after a failure.
+
+Rules
+- A failure of a worker's own, by `severity`, is the cause. The OOM killer's counters tell where a SIGKILL came from.
+- If all failures are of a lost peer, the cause is elsewhere: at a rank that had ended with code 0 while the others went
+  on, or at the rank that the flight recorder names. Ranks that both name come first.
+- A flight recorder that has not seen all ranks of the job accuses nobody above the failure itself.
+- Failures that are equal (`failure_signature`) are one cause of several ranks.
+"""
+
+from __future__ import annotations
+
+import re
+
+from elastic_run.core.failure.evidence import (
+    CERTAIN,
+    COLLECTIVE,
+    EARLY_EXIT,
+    END,
+    EXCEPTION,
+    LIKELY,
+    LOG_DISK_FULL,
+    LOST_PEER,
+    OOM_KILL,
+    POSSIBLE,
+    Cause,
+)
+from elastic_run.core.failure.remedies import help_against_end
+from elastic_run.core.failure.root_cause import failure_signature, is_secondary
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from elastic_run.core.failure.evidence import Evidence, Rule
+    from elastic_run.core.failure.root_cause import WorkerEnd
+
+#: Lines of stderr, and characters of a text, in which a rule's expression is searched for.
+_TAIL = 20
+_MOST = 8 * 1024
+SIGKILL = 9
+
+
+def diagnose(evidence: Evidence) -> tuple[Cause, ...]:
+    """Return the causes of a failure.
+
+    Args:
+        evidence: What is known.
+
+    Returns:
+        The likeliest first; none where nothing points anywhere.
+    """
+    root = evidence.root
+    if root is None:
+        return _collective(evidence, LIKELY)
+    if not is_secondary(root):
+        return (_own_failure(root, evidence), *_collective(evidence, POSSIBLE))
+    early, collective = _early_exit(root, evidence), _collective(evidence, LIKELY)
+    accused = {rank for cause in collective for rank in cause.ranks}
+    elsewhere = [*early, *collective] if accused & {rank for cause in early for rank in cause.ranks} else None
+    if elsewhere is None:
+        elsewhere = [*collective, *early]
+    return (*elsewhere, _own_failure(root, evidence))
+
+
+def find_rule(rules: Sequence[Rule], said: str) -> Rule | None:
+    """Return the first rule that fits, or None.
+
+    Args:
+        rules: In their order.
+        said: The exception of the worker, or the end of its stderr.
+    """
+    return next((rule for rule in rules if re.search(rule.match, said)), None)
+
+
+def last_words(end: WorkerEnd) -> str:
+    """Return the text of a worker in which rules are searched for: its exception, else the end of its stderr."""
+    exception = end.certain_exception
+    if exception is None:
+        return "\n".join(end.stderr_tail[-_TAIL:])[-_MOST:]
+    return f"{exception.type}: {exception.message[:_MOST]}\n{exception.cause}"
+
+
+def find_early_ends(root: WorkerEnd, ends: Sequence[WorkerEnd]) -> list[WorkerEnd]:
+    """Return the workers that had ended with 0 when another one lost a peer; none where that one failed by itself."""
+    if not is_secondary(root):
+        return []
+    return [end for end in ends if end.exitcode == 0 and not end.was_stopped and end.ended_at < root.ended_at]
+
+
+def _own_failure(root: WorkerEnd, evidence: Evidence) -> Cause:
+    ranks = _equal_ranks(root, evidence.ends)
+    if evidence.is_log_disk_full:
+        return Cause(LOG_DISK_FULL, ranks, LIKELY, ("nothing more fits on the disk of the log files",))
+    rule = find_rule(evidence.rules, last_words(root))
+    kind, confidence, why = _classify(root, evidence)
+    return Cause(
+        kind, ranks, confidence, why, help_against_end(root, evidence.oom_kills) if rule is None else rule.help
+    )
+
+
+def _classify(root: WorkerEnd, evidence: Evidence) -> tuple[str, str, tuple[str, ...]]:
+    """Return kind, confidence and reasons of a worker's failure."""
+    if is_secondary(root):
+        return LOST_PEER, POSSIBLE, ("it says what a rank says that has lost a peer",)
+    if root.exception is not None:
+        is_certain = root.exception.is_certain
+        return EXCEPTION, CERTAIN if is_certain else LIKELY, ("the exception at the end of its stderr",)
+    kills = evidence.oom_kills
+    if root.signal == SIGKILL and kills is not None and kills.group:
+        return OOM_KILL, CERTAIN, ("SIGKILL", "the job's cgroup counts kills of the OOM killer")
+    if root.signal == SIGKILL and kills is not None and kills.machine:
+        return OOM_KILL, LIKELY, ("SIGKILL", "the machine counts kills of the OOM killer")
+    return END, CERTAIN, ("its exit status",)
+
+
+def _early_exit(root: WorkerEnd, evidence: Evidence) -> tuple[Cause, ...]:
+    early = find_early_ends(root, evidence.ends)
+    if not early:
+        return ()
+    why = ("exit code 0 while the others went on", "all failures are of a lost peer")
+    return (Cause(EARLY_EXIT, tuple(sorted(end.rank for end in early)), LIKELY, why),)
+
+
+def _collective(evidence: Evidence, confidence: str) -> tuple[Cause, ...]:
+    found = evidence.recorder
+    if found is None or not found.ranks or not found.is_whole_job:
+        return ()
+    return (Cause(COLLECTIVE, found.ranks, confidence, ("the dumps of the flight recorder",)),)
+
+
+def _equal_ranks(root: WorkerEnd, ends: Sequence[WorkerEnd]) -> tuple[int, ...]:
+    """Return the ranks that failed like a worker, its own first."""
+    kind = failure_signature(root)[:3]
+    others = [end for end in ends if end.exitcode != 0 and not end.was_stopped and end.rank != root.rank]
+    return (root.rank, *sorted(end.rank for end in others if failure_signature(end)[:3] == kind))

@@ -1,0 +1,115 @@
+"""What is known of a failed attempt, and a cause that follows from it: the records of `diagnose`."""
+
+from __future__ import annotations
+
+from elastic_run.records import dataclass
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from elastic_run.core.failure.root_cause import WorkerEnd
+
+# Kinds of causes.
+EXCEPTION = "exception"
+END = "end"
+OOM_KILL = "oom_kill"
+LOG_DISK_FULL = "log_disk_full"
+EARLY_EXIT = "early_exit"
+COLLECTIVE = "collective"
+LOST_PEER = "lost_peer"
+#: How far a cause is proved, the surest first.
+CERTAIN, LIKELY, POSSIBLE = "certain", "likely", "possible"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What helps against one kind of failure.
+
+    Args:
+        match: A regular expression that is searched for in what the worker said.
+        help: What the user can do.
+    """
+
+    match: str
+    help: str
+
+
+class OomKills:
+    """Kills by the OOM killer; None where the kernel doesn't tell.
+
+    Args:
+        group: In this process's cgroup and below.
+        machine: On the whole machine.
+    """
+
+    __slots__ = ("group", "machine")
+
+    def __init__(self, group: int | None = None, machine: int | None = None) -> None:
+        self.group = group
+        self.machine = machine
+
+    def since(self, before: OomKills) -> OomKills:
+        """Return the kills between an earlier reading and this one.
+
+        Returns:
+            The difference; None where either reading is.
+        """
+        return OomKills(_difference(self.group, before.group), _difference(self.machine, before.machine))
+
+
+@dataclass(frozen=True, slots=True)
+class RecorderFinding:
+    """What the dumps of the flight recorder say first.
+
+    Args:
+        text: One sentence.
+        ranks: The ranks at which the cause lies; empty where no rank is accused.
+        is_whole_job: Whether all ranks of the job were asked for their dumps.
+    """
+
+    text: str
+    ranks: tuple[int, ...] = ()
+    is_whole_job: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What is known of a failed attempt.
+
+    Args:
+        root: The worker whose failure came first, or None.
+        ends: How the workers of this node ended.
+        oom_kills: What the kernel's OOM killer did meanwhile, or None.
+        recorder: What the flight recorder says, or None.
+        is_log_disk_full: Whether nothing more fits on the disk of the root cause's log files.
+        rules: What helps against known failures: the user's rules, then those of elastic-run.
+    """
+
+    root: WorkerEnd | None
+    ends: tuple[WorkerEnd, ...] = ()
+    oom_kills: OomKills | None = None
+    recorder: RecorderFinding | None = None
+    is_log_disk_full: bool = False
+    rules: tuple[Rule, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """A cause of a failure.
+
+    Args:
+        kind: One of the kinds above.
+        ranks: The ranks at which it lies; those with an equal failure are folded.
+        confidence: CERTAIN, LIKELY or POSSIBLE.
+        why: From which evidence it follows, a clause each.
+        help: What the user can do, or "".
+    """
+
+    kind: str
+    ranks: tuple[int, ...]
+    confidence: str
+    why: tuple[str, ...]
+    help: str = ""
+
+
+def _difference(now: int | None, before: int | None) -> int | None:
+    return None if now is None or before is None else max(0, now - before)

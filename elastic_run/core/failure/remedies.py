@@ -1,0 +1,77 @@
+"""What helps against a worker's end that says nothing: a signal, an exit code. Pure."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from elastic_run.core.failure.evidence import OomKills
+    from elastic_run.core.failure.root_cause import WorkerEnd
+
+SIGHUP, SIGINT, SIGILL, SIGABRT, SIGBUS, SIGKILL, SIGSEGV, SIGPIPE, SIGTERM = 1, 2, 4, 6, 7, 9, 11, 13, 15
+SIGUSR1, SIGUSR2 = 10, 12
+SIGXCPU, SIGXFSZ, SIGSYS = 24, 25, 31
+
+_SIGNALS: dict[int, str] = {
+    SIGBUS: (
+        "SIGBUS most often means that /dev/shm is full: run the container with --ipc=host or a larger "
+        "--shm-size, or use fewer DataLoader workers. A file that was cut short while mapped is another cause."
+    ),
+    SIGSEGV: (
+        "Native code crashed. PYTHONFAULTHANDLER=1 makes Python show where; a library built for another "
+        "version of PyTorch or CUDA is the usual reason."
+    ),
+    SIGABRT: "Native code gave up; its last words are above. PYTHONFAULTHANDLER=1 makes Python show where.",
+    SIGILL: "The program was built for another CPU: install a build for this machine.",
+    SIGTERM: "Somebody else sent SIGTERM, not elastic-run: the scheduler (preemption, time limit) or a person.",
+    SIGINT: "Somebody else sent SIGINT, not elastic-run.",
+    SIGHUP: "Somebody else sent SIGHUP, not elastic-run: a terminal was closed, or the scheduler did it.",
+    SIGPIPE: "It wrote to a pipe that nobody reads any longer.",
+    SIGXCPU: "Its limit of CPU time is used up: look at `ulimit -t` and the scheduler's limits.",
+    SIGXFSZ: "It wrote a file larger than allowed: look at `ulimit -f`.",
+    SIGSYS: "It made a system call that the sandbox forbids: look at the container's seccomp profile.",
+}
+_WARNINGS = {SIGUSR1: "SIGUSR1", SIGUSR2: "SIGUSR2"}
+_PASSED_ON = (
+    "The script has no handler for it: install one, or leave the signal out of --forward-signals and --scale-up-signal."
+)
+_WARNED = (
+    "Somebody else sent {name}, not elastic-run, and the script has no handler for it: the scheduler, as a warning "
+    "before a limit (Slurm: --signal=B:… tells the batch script alone), or a person."
+)
+_CODES: dict[int, str] = {
+    126: "A program that the worker ran may not be executed: `chmod +x`, or a file system that is mounted noexec.",
+    127: "A program that the worker ran was not found: check PATH and the names in the script.",
+}
+
+
+def help_against_end(end: WorkerEnd, oom_kills: OomKills | None) -> str:
+    """Return what helps against the way in which a worker ended.
+
+    Args:
+        end: The worker.
+        oom_kills: What the OOM killer did meanwhile, or None.
+
+    Returns:
+        A sentence or two, or "" where there is nothing to say.
+    """
+    if end.signal == SIGKILL:
+        return _help_against_kill(oom_kills)
+    if end.signal == SIGSEGV and end.certain_exception is not None:
+        return "Native code crashed below that line: a library built for another PyTorch or CUDA is the usual reason."
+    if end.signal in _WARNINGS:
+        return _PASSED_ON if end.remark else _WARNED.format(name=_WARNINGS[end.signal])
+    if end.signal is not None:
+        return _SIGNALS.get(end.signal, "")
+    return _CODES.get(end.exitcode, "")
+
+
+def _help_against_kill(oom_kills: OomKills | None) -> str:
+    if oom_kills is not None and oom_kills.group:
+        return "Use a smaller batch or fewer DataLoader workers, or ask for more memory."
+    if oom_kills is not None and oom_kills.machine:
+        return "Use less memory, or ask for more. To be sure: `dmesg | grep -i oom`"
+    if oom_kills is not None and oom_kills.machine == 0:
+        return "Not the kernel's OOM killer: the scheduler, the container's runtime or a person sent SIGKILL."
+    return (
+        "Most often the kernel's OOM killer: `dmesg | grep -i oom` tells. Else the scheduler or a person sent SIGKILL."
+    )

@@ -1,0 +1,129 @@
+"""Evidence to causes: the likeliest first, with how far it is proved and why."""
+
+from __future__ import annotations
+
+import pytest
+
+from elastic_run.core.failure import evidence as kinds
+from elastic_run.core.failure.diagnose import diagnose
+from elastic_run.core.failure.evidence import Evidence, OomKills, RecorderFinding, Rule
+from elastic_run.report import JobResult, render
+from tests.support.job_results import worker_end
+
+LOST = "Traceback (most recent call last):\nRuntimeError: Connection closed by peer [127.0.0.1]:39320.\n"
+OWN = "Traceback (most recent call last):\nValueError: bad batch\n"
+
+
+def named(evidence: Evidence) -> list[tuple[str, tuple[int, ...], str]]:
+    """Return kind, ranks and confidence of each cause."""
+    return [(cause.kind, cause.ranks, cause.confidence) for cause in diagnose(evidence)]
+
+
+def test_nothing_known_has_no_cause() -> None:
+    """Without a failure and without dumps nobody is accused."""
+    assert diagnose(Evidence(root=None)) == ()
+    assert diagnose(Evidence(root=None, recorder=RecorderFinding("no rank waits"))) == ()
+
+
+@pytest.mark.parametrize(
+    ("end", "kills", "kind", "confidence"),
+    [
+        (worker_end(1, 1, OWN), None, kinds.EXCEPTION, kinds.CERTAIN),
+        (worker_end(1, 7), None, kinds.END, kinds.CERTAIN),
+        (worker_end(1, -11), OomKills(1, 1), kinds.END, kinds.CERTAIN),
+        (worker_end(1, -9), None, kinds.END, kinds.CERTAIN),
+        (worker_end(1, -9), OomKills(0, 0), kinds.END, kinds.CERTAIN),
+        (worker_end(1, -9), OomKills(0, 2), kinds.OOM_KILL, kinds.LIKELY),
+        (worker_end(1, 137), OomKills(1, 2), kinds.OOM_KILL, kinds.CERTAIN),
+        (worker_end(1, 1, LOST), None, kinds.LOST_PEER, kinds.POSSIBLE),
+    ],
+)
+def test_a_failure_has_its_kind(end: object, kills: OomKills | None, kind: str, confidence: str) -> None:
+    """An exception, an end without words, the OOM killer, a lost peer."""
+    (found,) = named(Evidence(root=end, ends=(end,), oom_kills=kills))  # type: ignore[arg-type] # a WorkerEnd
+    assert found == (kind, (1,), confidence)
+
+
+def test_an_exception_that_may_have_been_handled_is_likely() -> None:
+    """The last exception on stderr with much output behind it proves less."""
+    end = worker_end(1, 1, OWN + "2026 INFO a line\n" * 40)
+    assert named(Evidence(root=end, ends=(end,))) == [(kinds.EXCEPTION, (1,), kinds.LIKELY)]
+
+
+def test_equal_failures_are_one_cause() -> None:
+    """A thousand ranks that fail alike are folded; others, and those that were stopped, are not among them."""
+    ends = [worker_end(rank, 1, OWN) for rank in range(1000)]
+    other, stopped = worker_end(1000, 3), worker_end(1001, 1, OWN, was_stopped=True)
+    (cause,) = diagnose(Evidence(root=ends[5], ends=(*ends, other, stopped)))
+    assert cause.ranks[:3] == (5, 0, 1)
+    assert len(cause.ranks) == 1000
+
+
+def test_a_full_disk_of_the_logs_comes_before_what_the_worker_says() -> None:
+    """A worker that can't print fails in any way."""
+    end = worker_end(1, 1, OWN)
+    assert named(Evidence(root=end, is_log_disk_full=True)) == [(kinds.LOG_DISK_FULL, (1,), kinds.LIKELY)]
+
+
+def test_of_lost_peers_the_rank_that_ended_early_is_the_cause() -> None:
+    """A rank that had ended with 0 is accused, one that ended after the failure is not."""
+    root, early, late = worker_end(0, 1, LOST), worker_end(3, 0, after=-2.0), worker_end(1, 0, after=1.0)
+    assert named(Evidence(root=root, ends=(root, early, late))) == [
+        (kinds.EARLY_EXIT, (3,), kinds.LIKELY),
+        (kinds.LOST_PEER, (0,), kinds.POSSIBLE),
+    ]
+    own = worker_end(0, 1, OWN)
+    assert named(Evidence(root=own, ends=(own, early))) == [(kinds.EXCEPTION, (0,), kinds.CERTAIN)]
+
+
+def test_the_flight_recorder_comes_before_lost_peers_and_behind_own_failures() -> None:
+    """Its rank is the cause where nothing else is; beside a failure of a worker's own it only supports."""
+    finding = RecorderFinding("rank 2 did not join all_reduce number 4", (2,))
+    lost, own = worker_end(0, 1, LOST), worker_end(0, 1, OWN)
+    assert [cause[:2] for cause in named(Evidence(root=lost, ends=(lost,), recorder=finding))] == [
+        (kinds.COLLECTIVE, (2,)),
+        (kinds.LOST_PEER, (0,)),
+    ]
+    assert named(Evidence(root=own, ends=(own,), recorder=finding))[1] == (kinds.COLLECTIVE, (2,), kinds.POSSIBLE)
+    assert named(Evidence(root=None, recorder=finding)) == [(kinds.COLLECTIVE, (2,), kinds.LIKELY)]
+
+
+def test_a_recorder_of_some_ranks_accuses_nobody() -> None:
+    """A node that has some of the ranks may lack the dump of the one that is to blame."""
+    lost = worker_end(0, 1, LOST)
+    finding = RecorderFinding("rank 2 did not join", (2,), is_whole_job=False)
+    assert [kind for kind, *_ in named(Evidence(root=lost, ends=(lost,), recorder=finding))] == [kinds.LOST_PEER]
+
+
+def test_early_exit_and_recorder_that_agree() -> None:
+    """Where the recorder names the rank that had ended, its end is the cause; where it names another, that one is."""
+    root, early = worker_end(0, 1, LOST), worker_end(3, 0, after=-2.0)
+    for ranks, first in (((3,), kinds.EARLY_EXIT), ((2,), kinds.COLLECTIVE)):
+        found = diagnose(Evidence(root=root, ends=(root, early), recorder=RecorderFinding("did not join", ranks)))
+        assert found[0].kind == first
+        assert {cause.kind for cause in found} == {kinds.EARLY_EXIT, kinds.COLLECTIVE, kinds.LOST_PEER}
+
+
+def test_the_help_is_that_of_the_first_rule() -> None:
+    """A rule that fits wins over what is known of a signal; without one the signal has its help, or there is none."""
+    rules = (Rule("bad loss", "x"), Rule("bad batch", "look at the data"), Rule("batch", "y"))
+    end = worker_end(1, 1, OWN)
+    assert diagnose(Evidence(root=end, rules=rules))[0].help == "look at the data"
+    assert diagnose(Evidence(root=end))[0].help == ""
+    assert "PYTHONFAULTHANDLER" in diagnose(Evidence(root=worker_end(1, -11), rules=rules))[0].help
+
+
+def test_the_report_begins_with_the_rank_that_is_to_blame() -> None:
+    """The failure that was seen first stands below it."""
+    root = worker_end(0, 1, LOST)
+    finding = RecorderFinding("rank 3 calls broadcast as collective number 4, ranks 0-2 call all_reduce", (3,))
+    job = JobResult(verdict="worker_failed", exit_code=1, entrypoint="train.py", root=root, ends=(root,))
+    assert render(job)[1].startswith("cause    rank 0 on")
+    job.recorder = finding
+    lines = render(job)
+    assert lines[1] == "cause    rank 3 calls broadcast as collective number 4, ranks 0-2 call"
+    assert lines[3].startswith("first    rank 0 on")
+    assert not [line for line in lines if line.startswith("recorder")]
+    job.recorder, job.ends = None, (root, worker_end(2, 0, after=-1.0))
+    assert render(job)[1] == "cause    rank 2 had ended with 0 1.0 s before: did it leave the loop early?"
+    assert not [line for line in render(job)[2:] if "leave the loop" in line]
