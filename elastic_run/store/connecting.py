@@ -59,12 +59,12 @@ def connect_once(host: str, port: int, timeout: float, *, dark_after: float) -> 
             notice_darkness(connecting, dark_after)
         except OSError as error:
             connecting.close()
-            failed.append((_written(*_host_and_port(address)), _describe(error)))
+            failed.append((format_endpoint(*_host_and_port(address)), _describe(error)))
             if tried == len(addresses):
                 raise StoreConnectionError(_describe_all(failed), reason_of(error)) from error
         else:
             return connecting
-    message = f"{_written(host, port)}: no address"
+    message = f"{format_endpoint(host, port)}: no address"
     raise StoreConnectionError(message, UNRESOLVED)
 
 
@@ -160,5 +160,6 @@ def _look_up(host: str, port: int, flags: int) -> list[Address]:
     return list(dict.fromkeys((family, address) for family, _, _, _, address in found))
 
 
-def _written(host: str, port: int) -> str:
+def format_endpoint(host: str, port: int) -> str:
+    """Return an endpoint as users write it: an IPv6 address has brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

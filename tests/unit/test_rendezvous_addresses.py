@@ -12,15 +12,15 @@ from elastic_run.rendezvous.elastic.addresses import (
     find_trouble,
     is_own_host,
     parse_endpoints,
-    written,
 )
+from elastic_run.store.connecting import format_endpoint
 from elastic_run.store.errors import UNRESOLVED, StoreConnectionError
 
 
 def test_an_endpoint_and_its_successors() -> None:
     """Endpoints are separated by commas; those without a port get the default one, IPv6 stands in brackets."""
     assert parse_endpoints("a, b:1,[::1]:2", 29400) == [("a", 29400), ("b", 1), ("::1", 2)]
-    assert [written(*one) for one in parse_endpoints("a,[::1]:2", 9)] == ["a:9", "[::1]:2"]
+    assert [format_endpoint(*one) for one in parse_endpoints("a,[::1]:2", 9)] == ["a:9", "[::1]:2"]
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.9.9.9", "::1", "0.0.0.0"])  # noqa: S104 - any of ours

@@ -91,7 +91,6 @@ class EventRecorder:
         self._restart = 0
         self._began_at = 0.0
         self._rendezvous_at = 0.0
-        self._formed_at = 0.0
         self._started_at: float | None = None
         self._failed_at: float | None = None
         self._recovers_from: float | None = None

@@ -13,7 +13,7 @@ import socket
 
 from elastic_run.records import dataclass
 from elastic_run.rendezvous.utils import can_bind, parse_rendezvous_endpoint
-from elastic_run.store.connecting import connect_once, resolve
+from elastic_run.store.connecting import connect_once, format_endpoint, resolve
 from elastic_run.store.errors import StoreConnectionError
 
 TYPE_CHECKING = False
@@ -31,7 +31,6 @@ __all__ = [
     "is_own_host",
     "names_loopback",
     "parse_endpoints",
-    "written",
 ]
 
 _LOOPBACKS = ("127.0.0.1", "::1")
@@ -77,15 +76,10 @@ def parse_endpoints(text: str, default_port: int) -> list[tuple[str, int]]:
             message = f"rendezvous endpoint {part.strip()!r}: port 0 is any port, so other nodes can't know which"
             raise ValueError(message)
         if (host, port) in endpoints:
-            message = f"rendezvous endpoint {text!r}: {written(host, port)} is there twice"
+            message = f"rendezvous endpoint {text!r}: {format_endpoint(host, port)} is there twice"
             raise ValueError(message)
         endpoints.append((host, port))
     return endpoints
-
-
-def written(host: str, port: int) -> str:
-    """Return an endpoint as users write it."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def is_own_host(host: str, timeout: float) -> bool:

@@ -12,9 +12,9 @@ import logging
 import time
 
 from elastic_run.core.protocol import job_keys, liveness, messages
-from elastic_run.rendezvous.elastic.addresses import written
 from elastic_run.rendezvous.elastic.heartbeats import HeartbeatReader
 from elastic_run.rendezvous.session import Notice
+from elastic_run.store.connecting import format_endpoint
 from elastic_run.store.errors import StoreError
 
 TYPE_CHECKING = False
@@ -131,8 +131,9 @@ def describe_failover(context: SessionContext) -> str:
     if not context.backend.is_host:
         return ""
     successors = context.backend.successors
-    what = f"the store moves to {written(*successors[0])}" if successors else "the job of the other nodes ends with it"
-    return f"; this node serves the job's store: {what}"
+    if not successors:
+        return "; this node serves the job's store: the job of the other nodes ends with it"
+    return f"; this node serves the job's store: the store moves to {format_endpoint(*successors[0])}"
 
 
 def fail_over(context: SessionContext, deadline: float, *, is_refused: bool = False) -> None:
@@ -147,7 +148,7 @@ def fail_over(context: SessionContext, deadline: float, *, is_refused: bool = Fa
     if hosted is None or hosted.wait_alone(context.open_connections, 0.0):
         return  # no node is left that has to read it
     successors = context.backend.successors
-    endpoint = written(*successors[0]) if successors else ""
+    endpoint = format_endpoint(*successors[0]) if successors else ""
     host, name = context.node_info.host, context.backend.name
     why = "was not taken into the job" if is_refused else "was told to stop"
     detail = f"the node that served the store at {name} ({host}) {why}"

@@ -16,7 +16,7 @@ from elastic_run.core.protocol import messages
 from elastic_run.records import replace
 from elastic_run.rendezvous.api import RendezvousHandler
 from elastic_run.rendezvous.backend_table import BACKENDS, make_backend, read_settings
-from elastic_run.rendezvous.elastic.addresses import find_outward_address, names_loopback, written
+from elastic_run.rendezvous.elastic.addresses import find_outward_address, names_loopback
 from elastic_run.rendezvous.elastic.backend.hosting import HostedWorkerStore
 from elastic_run.rendezvous.elastic.backend.tcp import TcpBackend
 from elastic_run.rendezvous.elastic.context import EventQueue, SenderState, SessionContext, SessionSignals
@@ -25,6 +25,7 @@ from elastic_run.rendezvous.elastic.node_death.proofs import DeathProofs, name_j
 from elastic_run.rendezvous.elastic.status_exchange import StatusAnswers
 from elastic_run.rendezvous.join_command import describe_join_command
 from elastic_run.rendezvous.session import Setup, StatusAsked
+from elastic_run.store.connecting import format_endpoint
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -105,7 +106,9 @@ class ElasticRendezvousHandler(RendezvousHandler):
         """Return what tells the user how others join, once it is known where the store is."""
 
         def describe(host: str, port: int) -> str:
-            line = describe_join_command(written(host, port), self._run_id, config.join_command, token=fresh_token)
+            line = describe_join_command(
+                format_endpoint(host, port), self._run_id, config.join_command, token=fresh_token
+            )
             others = "other nodes"
             if names_loopback(host):
                 why = "--local-addr is loopback" if self._params.local_addr else "this host has no other address"

@@ -15,7 +15,7 @@ from elastic_run.core.node import messages as node_messages
 from elastic_run.core.node.state import READY, RUNNING, WAITING
 from elastic_run.core.protocol import job_keys, messages
 from elastic_run.core.protocol.codec import MessageError
-from elastic_run.rendezvous.elastic.addresses import written
+from elastic_run.store.connecting import format_endpoint
 from elastic_run.store.errors import StoreError
 
 TYPE_CHECKING = False
@@ -77,7 +77,7 @@ class PartitionRecovery:
         self._next_look = time.monotonic() + _INTERVAL
         if place is not None:
             self._waits_since = None
-        return None if place is None else written(*place)
+        return None if place is None else format_endpoint(*place)
 
     @property
     def _is_waiting(self) -> bool:

@@ -17,7 +17,8 @@ import time
 
 from elastic_run.core.node import messages as node_messages
 from elastic_run.core.protocol import messages
-from elastic_run.rendezvous.elastic.addresses import find_trouble, written
+from elastic_run.rendezvous.elastic.addresses import find_trouble
+from elastic_run.store.connecting import format_endpoint
 from elastic_run.store.errors import StoreConnectionError
 
 TYPE_CHECKING = False
@@ -158,7 +159,7 @@ class RoundAdmission:
         if trouble is None:
             return None
         here = f"{self._context.node_info.host} ({self._context.sender.local_addr})"
-        return f"{here} can't reach the store of rank 0 at {written(master.host, master.port)}: {trouble}"
+        return f"{here} can't reach the store of rank 0 at {format_endpoint(master.host, master.port)}: {trouble}"
 
     def _admit(self, formed: node_messages.Formed) -> None:
         """Tell the agent of the round."""

@@ -215,9 +215,13 @@ class EtcdJobStore(JobStore):
         run_id: The job.
         lease: Seconds after which etcd forgets the beat of a node that stopped beating.
         prefix: What comes before `elastic-run/`.
+
+    Attributes:
+        keys_at_once: Heartbeats up to which reading each by its key is cheaper than reading the directory of all.
     """
 
     expires_beats = True
+    keys_at_once: int
 
     def __init__(self, reader: EtcdReader, run_id: str, lease: float, prefix: str) -> None:
         self.run_id = run_id
@@ -325,6 +329,14 @@ class EtcdJobStore(JobStore):
     @abstractmethod
     def _look(self, paths: Sequence[str]) -> list[bytes | None]:
         """Return what is stored there now, decompressed."""
+
+    def fetch_beats(self, nodes: Sequence[str]) -> list[bytes | None]:
+        paths = [self._beat(node) for node in nodes]
+        with self._closes_on_loss():
+            if len(paths) <= self.keys_at_once:
+                return self._look(paths)
+            there = {item.key: item.value for item in self._reader.read_directory(self._beat("")).items}
+            return [None if (value := there.get(path)) is None else decompress(value) for path in paths]
 
     def _follow(self, directory: str) -> Follower:
         follower = self._followers.get(directory)

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
 #: Seconds between renewals of the job's directory.
 _RENEW_JOB = LEFT_BEHIND / 24
-#: Beats up to which one request for each is less than reading all.
-_FEW = 4
 
 
 class EtcdV2JobStore(EtcdJobStore):
@@ -54,6 +52,8 @@ class EtcdV2JobStore(EtcdJobStore):
         StoreConnectionError: No server is able to answer.
         StoreAccessError: etcd refuses us.
     """
+
+    keys_at_once = 4  # a request for each
 
     def __init__(
         self, api: EtcdV2Client, run_id: str, *, lease: float, prefix: str = "", has_job: bool = False
@@ -127,14 +127,6 @@ class EtcdV2JobStore(EtcdJobStore):
         with self._closes_on_loss():
             there = {item.key for item in self._api.read_directory(self._beat("")).items}
             self._delete([path for path in paths if path in there])
-
-    def fetch_beats(self, nodes: Sequence[str]) -> list[bytes | None]:
-        paths = [self._beat(node) for node in nodes]
-        with self._closes_on_loss():
-            if len(paths) <= _FEW:
-                return self._look(paths)
-            there = {item.key: item.value for item in self._api.read_directory(self._beat("")).items}
-            return [None if (value := there.get(path)) is None else decompress(value) for path in paths]
 
     def _make_job(self) -> None:
         if not self._has_job:

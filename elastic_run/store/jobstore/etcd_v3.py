@@ -60,6 +60,8 @@ class EtcdV3JobStore(EtcdJobStore):
         StoreAccessError: etcd refuses us.
     """
 
+    keys_at_once = _OPERATIONS  # one request for all
+
     def __init__(
         self,
         api: EtcdV3Client,
@@ -158,14 +160,6 @@ class EtcdV3JobStore(EtcdJobStore):
             for path in paths:
                 if path in there:
                     self._api.revoke(_lease_of(path))
-
-    def fetch_beats(self, nodes: Sequence[str]) -> list[bytes | None]:
-        paths = [self._beat(node) for node in nodes]
-        with self._closes_on_loss():
-            if len(paths) <= _OPERATIONS:
-                return self._look(paths)
-            there = {item.key: item.value for item in self._api.read_directory(self._beat("")).items}
-            return [None if (value := there.get(path)) is None else decompress(value) for path in paths]
 
     def _renew_job(self) -> None:
         now = time.monotonic()

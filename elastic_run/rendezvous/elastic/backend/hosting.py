@@ -157,7 +157,6 @@ class HostedWorkerStore(WorkerStore):
     def __init__(self, hosted: HostedStore, host: str) -> None:
         self.host = host
         self.port = hosted.port
-        self._hosted = hosted
 
     def serve(self, loop: Loop) -> None:
         """Nothing to do: it is served by a thread of its own."""

@@ -19,11 +19,11 @@ from elastic_run.rendezvous.elastic.addresses import (
     find_whether_own_host,
     is_own_host,
     names_loopback,
-    written,
 )
 from elastic_run.rendezvous.elastic.backend.base import LOOK_UP, Backend, describe_backend, sign
 from elastic_run.rendezvous.elastic.backend.hosting import HostedStore
 from elastic_run.store.backoff import Backoff
+from elastic_run.store.connecting import format_endpoint
 from elastic_run.store.errors import UNRESOLVED, StoreConnectionError, StoreError
 from elastic_run.store.tcpstore.listener import PortTakenError, open_listeners
 
@@ -74,7 +74,7 @@ class TcpBackend(Backend):
         self.kind = kind
         self.run_id = run_id
         self.endpoint = endpoints[0]
-        self.name = written(*self.endpoint)
+        self.name = format_endpoint(*self.endpoint)
         self.serves_workers = serves_workers
         self._endpoints = list(endpoints)
         self._is_host = is_host
@@ -207,11 +207,11 @@ class TcpBackend(Backend):
 
     def _go_to(self, endpoint: tuple[str, int]) -> None:
         self.endpoint = endpoint
-        self.name = written(*endpoint)
+        self.name = format_endpoint(*endpoint)
 
     def advance(self, endpoint: str = "") -> bool:
         candidates = self.others if endpoint else self.successors
-        following = [one for one in candidates if not endpoint or written(*one) == endpoint]
+        following = [one for one in candidates if not endpoint or format_endpoint(*one) == endpoint]
         self._passed += 1
         if not following or self._passed >= len(self._endpoints):
             return False
@@ -276,4 +276,4 @@ class TcpBackend(Backend):
 
     def describe(self) -> dict[str, Any]:
         endpoints = (self.endpoint, *(one for one in self._endpoints if one != self.endpoint))
-        return describe_backend(self, ",".join(written(*endpoint) for endpoint in endpoints), {}, self._secret)
+        return describe_backend(self, ",".join(format_endpoint(*endpoint) for endpoint in endpoints), {}, self._secret)
