@@ -2,6 +2,7 @@
 
 | module | what it holds |
 |---|---|
+| `job_questions` | questions to all nodes of a job, through its store |
 | `agent_view` | what a request on the control socket sees of the agent |
 | `api` | specification, worker, worker group, result and the abstract agent, with torch's fields |
 | `background` | processes that workers left running in the background: they end or live on with the job |

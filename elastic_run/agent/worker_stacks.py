@@ -2,43 +2,63 @@
 
 from __future__ import annotations
 
+import os
+
+from elastic_run.agent.driver.last_output import add_silences
 from elastic_run.core.diagnosis.stack_text import shorten_stacks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
-    from elastic_run.agent.agent_view import Request
+    from elastic_run.agent.agent_view import AgentView, Request
     from elastic_run.core.diagnosis.stack_groups import Dump
 
     Document = dict[str, Any]
 
-__all__ = ["answer_stacks"]
+__all__ = ["PATIENCE", "answer_stacks", "take_stacks"]
 
 #: Seconds that workers get to answer: less than a client waits for.
-_PATIENCE = 3.0
+PATIENCE = 3.0
 #: Characters of one worker's text: those of 1,000 workers fit into an answer where they are as usual.
 _MOST_TEXT = 1 << 18
 
 
-def answer_stacks(request: Request) -> Document | None:
+def answer_stacks(request: Request) -> None:
     """Ask the workers that run; answer when all have answered, or have had their time."""
-    current = request.view.find_round()
+    take_stacks(request.view, request.reply)
+
+
+def take_stacks(view: AgentView, deliver: Callable[[Document], None]) -> None:
+    """Give the document of this node's stacks to a function.
+
+    Args:
+        view: The agent.
+        deliver: Called once, in the loop.
+    """
+    node = {"host": view.context.hostname, "pid": os.getpid(), "state": view.find_agent().state}
+    current = view.find_round()
     if current is None or not current.workers.alive:
-        return {"workers": []}
-    current.ask_stacks(_PATIENCE, lambda dumps: request.reply(_describe(dumps)))
-    return None
+        deliver({**node, "workers": []})
+    else:
+        workers = view.context.group.workers
+        current.ask_stacks(
+            PATIENCE,
+            lambda dumps: deliver(
+                {**node, "workers": _describe(add_silences(dumps, current, workers, view.loop.now()))}
+            ),
+        )
 
 
-def _describe(dumps: dict[int, Dump]) -> Document:
-    return {
-        "workers": [
-            {
-                "rank": rank,
-                "text": shorten_stacks(dump.text, _MOST_TEXT),
-                "problem": dump.problem,
-                "details": dump.details[:_MOST_TEXT],
-            }
-            for rank, dump in sorted(dumps.items())
-        ],
-    }
+def _describe(dumps: dict[int, Dump]) -> list[Document]:
+    return [
+        {
+            "rank": rank,
+            "text": shorten_stacks(dump.text, _MOST_TEXT),
+            "problem": dump.problem,
+            "details": dump.details[:_MOST_TEXT],
+            "silence": dump.silence,
+        }
+        for rank, dump in sorted(dumps.items())
+    ]

@@ -7,9 +7,8 @@ answer comes `_INTERVAL` seconds later. Nothing is measured while nobody asks.
 from __future__ import annotations
 
 import os
-import time
 
-from elastic_run.multiprocessing.output.activity import last_line
+from elastic_run.agent.driver.last_output import find_output
 from elastic_run.multiprocessing.process.process_table import read_stat
 from elastic_run.records import dataclass
 
@@ -24,16 +23,12 @@ if TYPE_CHECKING:
 
     Document = dict[str, Any]
 
-__all__ = ["absolute", "answer_nodes", "answer_status", "measure"]
+__all__ = ["absolute", "answer_status", "measure"]
 
 #: Seconds between two measurements of CPU time, at least and at most. A clock tick of the kernel is 0.01 s.
 _INTERVAL = 0.1
 _LONGEST_INTERVAL = 60.0
-#: Seconds that other nodes get to answer: they look for requests some times a second, and measure for a moment.
-_PATIENCE = 2.0
 _MEMORY_KEY = "status"
-#: Bytes of a log file in which its last line is looked for.
-_READ = 512
 _STATES = {b"R": "running", b"S": "sleeping", b"D": "in the kernel (D)", b"T": "stopped", b"t": "traced", b"Z": "ended"}
 
 
@@ -53,24 +48,6 @@ class Sample:
 def answer_status(request: Request) -> None:
     """Tell the state of this node and of its workers."""
     measure(request.view, request.reply)
-
-
-def answer_nodes(request: Request) -> None:
-    """Tell the state of all nodes of the job, as far as they answer in time."""
-    view, job = request.view, request.view.job
-
-    def add_others(own: Document) -> None:
-        def reply(others: list[Document]) -> None:
-            key = (own["host"], own["pid"])
-            nodes = [own, *(node for node in others if (node["host"], node["pid"]) != key)]
-            request.reply({"nodes": nodes, "expected": own["nodes"] or 1})
-
-        if job is None:
-            reply([])
-        else:
-            job.gather_status(_PATIENCE, reply)
-
-    measure(view, add_others)
 
 
 def measure(view: AgentView, deliver: Callable[[Document], None]) -> None:
@@ -136,7 +113,7 @@ def _describe_worker(worker: Worker, current: Round, before: Sample, now: Sample
     pid = current.workers.pids.get(local_rank)
     code = current.exit_code(local_rank)
     stat = read_stat(pid) if pid is not None and code is None else None
-    silence, line = _find_output(current, local_rank, now.at)
+    silence, line = find_output(current, local_rank, now.at)
     return {
         "rank": worker.global_rank,
         "local_rank": local_rank,
@@ -164,28 +141,3 @@ def _take_sample(view: AgentView) -> Sample:
     found = ((pid, read_stat(pid)) for pid in pids)
     ticks = {pid: stat.cpu for pid, stat in found if stat is not None}
     return Sample(view.loop.now(), ticks)
-
-
-def _find_output(current: Round, local_rank: int, now: float) -> tuple[float | None, str]:
-    """Return seconds since a worker's last output, None where not all of its output is seen here; and its last line."""
-    activity = current.output.activities.get(local_rank)
-    latest, line = (current.started, "") if activity is None else (activity.last, activity.last_line)
-    files = current.output_files(local_rank)
-    for path in files:
-        try:
-            status = os.stat(path)
-            # Both of these clocks are this machine's own, and the difference is for display.
-            written = now - (time.time() - status.st_mtime)
-            if status.st_size and (written > latest or not line):
-                latest, line = max(latest, written), last_line(_read_end(path, status.st_size))
-        except OSError:
-            continue  # removed by somebody
-    return (max(0.0, now - latest) if current.sees_stdout(local_rank) else None), line
-
-
-def _read_end(path: str, size: int) -> bytes:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
-        return os.pread(fd, _READ, max(0, size - _READ))
-    finally:
-        os.close(fd)

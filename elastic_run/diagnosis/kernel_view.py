@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import os
+import time
 
+from elastic_run import contract
+from elastic_run.multiprocessing.process.interpreter import is_interpreters_name
 from elastic_run.multiprocessing.process.process_table import read_name, read_stat, wait_channel
 from elastic_run.signals import STACK_SIGNAL
 
 #: What the letter of a state means for somebody who waits for the process.
 _STATES = {b"T": "is stopped (SIGSTOP, or a job control)", b"t": "is stopped by a debugger", b"Z": "has ended"}
 _BIT = 1 << (STACK_SIGNAL - 1) if STACK_SIGNAL else 0
+#: Seconds in which a Python reads its .pth files, also from a slow file system.
+_STARTING = 2.0
 #: Threads of which the details tell.
 _MOST_THREADS = 200
+
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from elastic_run.multiprocessing.process.process_table import ProcessStat
 
 
 def find_obstacle(pid: int, descriptor: int, inode: int) -> str:
@@ -20,13 +30,43 @@ def find_obstacle(pid: int, descriptor: int, inode: int) -> str:
     if stat is None or stat.state in _STATES:
         return "has ended" if stat is None else _STATES[stat.state]
     masks = read_masks(f"{pid}")
+    if masks.get("SigIgn", 0) & _BIT:
+        return f"ignores signal {STACK_SIGNAL}"
     if not masks.get("SigCgt", 0) & _BIT:
-        return _describe_foreign(pid, "does not tell its Python stacks")
+        return _describe_foreign(pid, f"does not tell its Python stacks: {_explain_missing(pid, stat, descriptor)}")
     try:
         is_there = os.stat(f"/proc/{pid}/fd/{descriptor}").st_ino == inode
     except OSError:
         is_there = False
     return "" if is_there else _describe_foreign(pid, "has closed the descriptor for its stacks")
+
+
+def _explain_missing(pid: int, stat: ProcessStat, descriptor: int) -> str:
+    """Return why a process has no handler for the signal."""
+    if os.environ.get(contract.ENV_STACKS) == "0":
+        return f"{contract.ENV_STACKS}=0"
+    if not _is_python(pid):
+        return "it is no Python program"
+    if descriptor < 0:
+        return "there were too few file descriptors for it (ulimit -n)"
+    if _seconds_since_start(stat) < _STARTING:
+        return "it has just been started"
+    return "its Python does not read elastic-run-compat.pth: elastic-run is not installed there, or it runs with -S"
+
+
+def _is_python(pid: int) -> bool:
+    """Whether a process is an interpreter, or has one loaded."""
+    try:
+        if is_interpreters_name(os.path.basename(os.readlink(f"/proc/{pid}/exe"))):
+            return True
+        with open(f"/proc/{pid}/maps", "rb") as maps:
+            return b"/libpython" in maps.read()
+    except OSError:
+        return True  # it has ended, or is another user's
+
+
+def _seconds_since_start(stat: ProcessStat) -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - stat.started_at / os.sysconf("SC_CLK_TCK")
 
 
 def _describe_foreign(pid: int, text: str) -> str:

@@ -79,7 +79,13 @@ class Waiting:
 
 @dataclass
 class StatusAsked:
-    """Another node asks for the state of all nodes: answer with `Session.tell_status`."""
+    """Another node asks all nodes: answer with `Session.tell_status`.
+
+    Args:
+        question: Of `core.protocol.node_status`.
+    """
+
+    question: str
 
 
 if TYPE_CHECKING:
@@ -168,18 +174,22 @@ class Session(ABC):
         """
 
     @abstractmethod
-    def tell_status(self, document: Document) -> None:
-        """Tell the state of this node, after `StatusAsked`. Never blocks.
+    def tell_status(self, document: Document, question: str) -> None:
+        """Answer for this node, after `StatusAsked`. Never blocks.
 
         Args:
-            document: JSON-able, with ``host``, ``pid`` and ``workers``.
+            document: JSON-able, with the fields that `core.protocol.node_status` has for this question.
+            question: The question that was asked.
         """
 
     @abstractmethod
-    def gather_status(self, expected: int, patience: float, deliver: Callable[[list[dict[str, Any]]], None]) -> None:
-        """Ask all nodes for their state; returns at once.
+    def gather_status(
+        self, question: str, expected: int, patience: float, deliver: Callable[[list[dict[str, Any]]], None]
+    ) -> None:
+        """Ask all nodes; returns at once.
 
         Args:
+            question: Of `core.protocol.node_status`.
             expected: Nodes that are to answer.
             patience: Seconds to wait for them.
             deliver: Called once, from another thread, with the documents that have come.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from elastic_run.core.diagnosis.stack_groups import group_dumps
 from elastic_run.report.text import printable
-from elastic_run.report.wording import ranks
+from elastic_run.report.wording import ranks, span
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,12 +18,14 @@ if TYPE_CHECKING:
 #: Groups that a line names, and calls of each that are shown.
 _GROUPS = 8
 _FRAMES = 10
+#: Seconds without output that are worth a word.
+_SILENCE = 10.0
 
 
 def summary(dumps: Mapping[int, Dump]) -> str:
     """Say which ranks are where, the odd one out last."""
     groups = group_dumps(dumps)
-    named = [_describe(group) for group in groups[:_GROUPS]]
+    named = [_describe(group) + _describe_silence(group, dumps) for group in groups[:_GROUPS]]
     rest = [rank for group in groups[_GROUPS:] for rank in group.ranks]
     return "; ".join([*named, *([f"{ranks(rest)} elsewhere"] if rest else [])])
 
@@ -66,6 +68,14 @@ def _goes_on(seconds: float) -> str:
 def overdue(dumps: Mapping[int, Dump], path: str) -> str:
     """Say where the workers are that did not stop in the grace period."""
     return f"not stopped yet, SIGKILL follows: {summary(dumps)}{f' (all stacks: {path})' if path else ''}"
+
+
+def _describe_silence(group: Group, dumps: Mapping[int, Dump]) -> str:
+    """Say for how long a group has written nothing, where that is long and known of all of its ranks."""
+    known = [silence for rank in group.ranks if (silence := dumps[rank].silence) is not None]
+    if len(known) < len(group.ranks) or min(known) < _SILENCE:
+        return ""
+    return f", no output for {span(int(min(known))).replace('.0 s', ' s')}"
 
 
 def _describe(group: Group) -> str:

@@ -48,6 +48,7 @@ while True: signal.pause()
 """
 #: A worker that is there for ever; a signal ends `signal.pause`.
 _PAUSES = "say('ready')\nwhile True: signal.pause()"
+_PAUSES_ALONE = f"import signal; say = print; {_PAUSES}".replace("('ready')", "('ready', flush=True)")
 _ENDING = "the job goes on"
 
 
@@ -139,7 +140,14 @@ def test_ranks_in_a_collective_wait(launch: Launch, worker: Worker, tmp_path: Pa
             f"os.closerange(3, 4096)\n{_PAUSES}",
             "rank 0 has closed the descriptor for its stacks",
         ),
-        ("os.execvp('sh', ['sh', '-c', 'echo ready; sleep 1000'])", "rank 0 does not tell its Python stacks"),
+        (
+            "os.execvp('sh', ['sh', '-c', 'echo ready; sleep 1000'])",
+            r"rank 0 does not tell its Python stacks: it is no Python program \(sh",
+        ),
+        (
+            f"os.execv(sys.executable, [sys.executable, '-S', '-c', {_PAUSES_ALONE!r}])",
+            r"rank 0 does not tell its Python stacks: its Python does not read elastic-run-compat.pth: .* -S \(python",
+        ),
         (
             f"signal.signal({STACK_SIGNAL}, lambda *_: None)\n{_PAUSES}",
             f"rank 0 has a handler of its own for signal {STACK_SIGNAL}",
@@ -150,7 +158,7 @@ def test_ranks_in_a_collective_wait(launch: Launch, worker: Worker, tmp_path: Pa
         ),
         (
             f"signal.signal({STACK_SIGNAL}, signal.SIG_IGN)\n{_PAUSES}",
-            "rank 0 does not tell",
+            f"rank 0 ignores signal {STACK_SIGNAL}",
         ),
         ("say('ready')\nos.kill(os.getpid(), signal.SIGSTOP)", "rank 0 is (stopped|in <module>)"),
         (_MANY_THREADS.format(count=60), r"rank 0 is in <module> \(worker1.py:\d+\)"),
@@ -160,7 +168,20 @@ def test_ranks_in_a_collective_wait(launch: Launch, worker: Worker, tmp_path: Pa
             r"rank 0 is in parent \(worker1.py:\d+\)",
         ),
     ],
-    ids=["GIL", "busy", "closed", "exec", "handler", "blocked", "ignored", "stopped", "threads", "crowd", "fork"],
+    ids=[
+        "GIL",
+        "busy",
+        "closed",
+        "exec",
+        "no site",
+        "handler",
+        "blocked",
+        "ignored",
+        "stopped",
+        "threads",
+        "crowd",
+        "fork",
+    ],
 )
 def test_a_worker_of_any_kind_is_told(launch: Launch, worker: Worker, body: str, told: str) -> None:
     """A worker that can't answer is told, with what it does instead; none is harmed."""
@@ -174,7 +195,7 @@ def test_a_program_that_is_no_python_lives_on(launch: Launch) -> None:
     """A worker without a handler gets no signal: the details tell where the kernel has it."""
     job = launch("--standalone", "--nproc-per-node=2", "--no-python", "sh", "-c", "echo ready; sleep 1000; :")
     line = _ask(job, "rank", workers=2)
-    assert "ranks 0-1: each does not tell its Python stacks (sh, in do_wait)" in line
+    assert "ranks 0-1: each does not tell its Python stacks: it is no Python program (sh, in do_wait)" in line
     assert job.process.poll() is None
 
 

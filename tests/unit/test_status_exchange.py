@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from elastic_run.core.protocol.job_keys import STATUS_ANSWERS, STATUS_REQUEST
+from elastic_run.core.protocol.node_status import STACKS, STATUS
 from elastic_run.rendezvous.elastic import status_exchange
 from elastic_run.rendezvous.elastic.status_exchange import LIMIT, StatusAnswers, gather
 from elastic_run.store.jobstore.memory import JobSpace, MemoryJobStore
+from tests.support.wait import wait_until
 
 
 def document(host: str, **fields: Any) -> dict[str, Any]:  # noqa: ANN401 - values of any field
@@ -34,18 +36,24 @@ def space() -> JobSpace:
     return JobSpace()
 
 
-def answer_from(space: JobSpace, hosts: list[str]) -> threading.Thread:
+def stacks_document(host: str, **fields: Any) -> dict[str, Any]:  # noqa: ANN401 - values of any field
+    """Return a node's answer with stacks."""
+    worker = {"rank": 0, "text": "", "problem": "is stopped", "details": "", "silence": None, **fields}
+    return {"host": host, "pid": 1, "workers": [worker]}
+
+
+def answer_from(space: JobSpace, hosts: list[str], question: str = STATUS) -> threading.Thread:
     """Let nodes answer the next request, each as its sender would."""
 
     def run() -> None:
         store = MemoryJobStore(space)
         store.wait(STATUS_REQUEST, 20.0)
         for host in hosts:
-            asked: list[None] = []
-            answers = StatusAnswers(lambda: asked.append(None), lambda: None)  # noqa: B023 - called at once
+            asked: list[str] = []
+            answers = StatusAnswers(asked.append, lambda: None)
             answers.note_request(store.get([STATUS_REQUEST])[0])
-            assert asked
-            answers.add(document(host))
+            assert asked == [question]
+            answers.add(document(host) if question == STATUS else stacks_document(host), question)
             answers.send(store)
             assert not answers.has_unsent
 
@@ -98,10 +106,58 @@ def test_who_does_not_answer_is_waited_for_only_so_long(space: JobSpace) -> None
     assert [node["host"] for node in found] == ["a"]
 
 
+def test_the_question_is_for_stacks(space: JobSpace) -> None:
+    """Answers to another question, which may come at the same time, are passed over."""
+    store = MemoryJobStore(space)
+    nodes = answer_from(space, ["a", "b"], STACKS)
+    found = gather(store, expected=2, patience=20.0, question=STACKS)
+    nodes.join()
+    assert sorted(node["host"] for node in found) == ["a", "b"]
+    assert found[0]["workers"][0]["problem"] == "is stopped"
+    status = json.dumps({"version": 1, "node": document("a")}).encode()
+    assert status_exchange._decode(status, STACKS) is None
+    wrong = json.dumps({"version": 1, "stacks": stacks_document("a", silence="long")}).encode()
+    assert status_exchange._decode(wrong, STACKS) is None
+
+
+def test_a_question_that_another_has_hidden_is_asked_again(space: JobSpace) -> None:
+    """After half of the time; who has answered already counts."""
+    store = MemoryJobStore(space)
+
+    def run() -> None:
+        other = MemoryJobStore(space)
+        other.wait(STATUS_REQUEST, 20.0)
+        other.write({STATUS_REQUEST: b"another question"})
+        answers = StatusAnswers(lambda _: None, lambda: None)
+        wait_until(lambda: (other.get([STATUS_REQUEST])[0] or b"").endswith(b"stacks"))
+        answers.add(stacks_document("a"), STACKS)
+        answers.send(other)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    found = gather(store, expected=1, patience=4.0, question=STACKS)
+    thread.join()
+    assert [node["host"] for node in found] == ["a"]
+
+
+def test_stacks_that_are_too_large_keep_the_main_threads() -> None:
+    """Each worker gets the same room; what the kernel tells goes first."""
+    answers = StatusAnswers(lambda _: None, lambda: None)
+    store = MemoryJobStore(JobSpace())
+    thread = "Thread 0x01 (most recent call first):\n" + '  File "a.py", line 1 in f\n' * 50
+    many = stacks_document("a", text=thread * 300 + "Thread 0x02 (most recent call first):\n", details="x" * 300)
+    answers.add(many, STACKS)
+    answers.send(store)
+    (entry,), _ = store.read(STATUS_ANSWERS, 0, 0.0)
+    (worker,) = json.loads(entry)["stacks"]["workers"]
+    assert worker["text"].endswith("Thread 0x02 (most recent call first):\n")
+    assert (worker["text"].count("Thread 0x01") > 10, worker["details"]) == (True, "")
+
+
 def test_a_request_is_answered_once() -> None:
     """However often it is read; a key that was never written is no request."""
-    asked: list[None] = []
-    answers = StatusAnswers(lambda: asked.append(None), lambda: None)
+    asked: list[str] = []
+    answers = StatusAnswers(asked.append, lambda: None)
     for value in (None, b"1", b"1", None, b"2", b"2"):
         answers.note_request(value)
     assert len(asked) == 2
@@ -109,7 +165,7 @@ def test_a_request_is_answered_once() -> None:
 
 def test_only_the_newest_answer_waits_and_none_is_too_large() -> None:
     """While the store is away answers don't pile up; last lines go first where there are too many workers."""
-    answers = StatusAnswers(lambda: None, lambda: None)
+    answers = StatusAnswers(lambda _: None, lambda: None)
     store = MemoryJobStore(JobSpace())
     workers = [worker(rank, last_line="x" * 512) for rank in range(1000)]
     answers.add(document("first"))

@@ -15,6 +15,7 @@
 | `job` | this node's part in a job of several nodes |
 | `job_exit_code` | chooses the launcher's exit code from the verdict and the root cause |
 | `joining` | joins a round, through the job or through a rendezvous handler |
+| `last_output` | when a worker has last written, and what |
 | `observation` | passes on what happens to the event log, once the workers run |
 | `preload` | starts the templates of warm workers |
 | `quiet_watch` | says that nothing happens in a round any more |

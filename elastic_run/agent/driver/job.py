@@ -88,7 +88,8 @@ class MultiNodeJob:
         place: This node's place in the current round, or None before the first.
         halt: Why the job has stopped the last round that it stopped, in words.
         use_agent_store: Whether rank 0's agent serves the workers' store of the current round.
-        measure: Gives the document of this node's state to a function, a moment later; None while nobody can.
+        answer: Gives this node's answer to a question of `core.protocol.node_status` to a function, a moment later, or
+            None while nobody can.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class MultiNodeJob:
         self.halt = ""
         self.error: RendezvousError | None = None
         self.use_agent_store = True
-        self.measure: Callable[[Callable[[dict[str, Any]], None]], None] | None = None
+        self.answer: Callable[[str, Callable[[dict[str, Any]], None]], None] | None = None
         self._session: Session | None = None
         self._group = group
         self._options = options
@@ -167,10 +168,11 @@ class MultiNodeJob:
             verdict=command.verdict,
         )
 
-    def gather_status(self, patience: float, deliver: Callable[[list[dict[str, Any]]], None]) -> None:
-        """Ask all nodes for their state.
+    def gather_status(self, question: str, patience: float, deliver: Callable[[list[dict[str, Any]]], None]) -> None:
+        """Ask all nodes.
 
         Args:
+            question: Of `core.protocol.node_status`.
             patience: Seconds to wait for their answers.
             deliver: Called once, in the loop, with the documents that have come.
         """
@@ -179,7 +181,9 @@ class MultiNodeJob:
             return
         expected = self._group.group_world_size or 1
         loop = self._loop
-        self._session.gather_status(expected, patience, lambda found: loop.call_soon_threadsafe(lambda: deliver(found)))
+        self._session.gather_status(
+            question, expected, patience, lambda found: loop.call_soon_threadsafe(lambda: deliver(found))
+        )
 
     def leave(self, reason: str, detail: str = "") -> None:
         """Say that this node goes. A node that was found unhealthy before it joined goes to the store to say so."""
@@ -277,8 +281,8 @@ class MultiNodeJob:
             self._say(event.text)
         elif isinstance(event, sessions.Waiting):
             self._show_wait(event)
-        elif self.measure is not None and self._session is not None:
-            self.measure(self._session.tell_status)
+        elif self.answer is not None and (session := self._session) is not None:
+            self.answer(event.question, lambda document: session.tell_status(document, event.question))
 
     def _name_error(self, end: End | sessions.Lost, kind: type[RendezvousError]) -> str:
         """Return the detail of an end, behind it the name of torch's error, which programs look for in logs."""

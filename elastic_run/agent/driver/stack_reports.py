@@ -59,7 +59,7 @@ class StackReports:
             return False
         current = self._current_round()
         if current is not None and current.workers.alive:
-            current.ask_stacks(_PATIENCE, self._show)
+            current.ask_stacks(_PATIENCE, lambda dumps: self._show(self._add_silences(dumps, current)))
             return True
         if self._find_state() not in (machine.JOINING, machine.PAUSING):
             return False
@@ -73,6 +73,11 @@ class StackReports:
         current = self._current_round()
         if current is not None and is_possible():
             current.ask_stacks(_PATIENCE_BEFORE_KILL, self._show_overdue)
+
+    def _add_silences(self, dumps: dict[int, Dump], current: Round) -> dict[int, Dump]:
+        from elastic_run.agent.driver.last_output import add_silences  # noqa: PLC0415 - only when asked for
+
+        return add_silences(dumps, current, self._context.group.workers, self._loop.now())
 
     def _show(self, dumps: dict[int, Dump]) -> None:
         from elastic_run.report.stack_lines import closing, details, summary  # noqa: PLC0415 - only when asked for

@@ -226,7 +226,7 @@ class Supervisor:
         """Open the control socket. Without one the job goes on, and commands don't find it."""
         from elastic_run.agent.agent_view import AgentView  # noqa: PLC0415 - the workers come first
         from elastic_run.agent.control_server import ControlServer  # noqa: PLC0415 - ditto
-        from elastic_run.agent.worker_status import measure  # noqa: PLC0415 - ditto
+        from elastic_run.agent.job_questions import answer_question  # noqa: PLC0415 - ditto
 
         view = AgentView(
             loop=self._loop,
@@ -238,7 +238,7 @@ class Supervisor:
             started=self._started,
         )
         if self._job is not None:
-            self._job.measure = lambda deliver: measure(view, deliver)
+            self._job.answer = lambda question, deliver: answer_question(view, question, deliver)
         self._control = ControlServer(self._loop, view)
         try:
             self._control.open(os.environ)

@@ -4,6 +4,7 @@
 |---|---|
 | `doctor` | ``elastic-run doctor``: what would break a job on this machine, or between the nodes |
 | `logs` | ``elastic-run logs``: the log files of a job, across its attempts |
+| `nodes` | asks all nodes of a job |
 | `parser` | the argparse parser that all commands share |
 | `report` | ``elastic-run report``: the page of a job's history |
 | `help` | ``elastic-run help``: the commands, or the help of one of them |

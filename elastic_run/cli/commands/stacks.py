@@ -1,4 +1,4 @@
-"""``elastic-run stacks [RUN]``: where each rank of a running job is, on this machine."""
+"""``elastic-run stacks [RUN]``: where each rank of a running job is, on all nodes."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import json
 import os
 
 from elastic_run import contract
+from elastic_run.cli.commands.nodes import JOB_STACKS, ask_nodes
 from elastic_run.cli.commands.parser import CommandParser
 from elastic_run.cli.parser import print_text
-from elastic_run.control.client import ask_all
 from elastic_run.control.jobs import RUN_HELP, find_job
-from elastic_run.control.wire import Call
 from elastic_run.core.diagnosis.stack_groups import Dump
 from elastic_run.errors import UsageError
 from elastic_run.notices import say
@@ -20,8 +19,9 @@ from elastic_run.report.wording import ranks
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Any
 
-    from elastic_run.control.client import Answer
+    from elastic_run.control.jobs import RunningJob
 
 #: The document's version: it grows where a field changes its meaning.
 _VERSION = 1
@@ -37,7 +37,7 @@ def main(words: Sequence[str]) -> int:
         0, or 1 if no worker runs, or no agent of the job answers.
 
     Raises:
-        UsageError: There is no such job, there are several, or the job has no such rank on this machine.
+        UsageError: There is no such job, there are several, or the job has no such rank.
         SystemExit: The help was printed (0).
     """
     parser = CommandParser("stacks")
@@ -46,13 +46,12 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     args = parser.parse_args(words)
     job = find_job(os.environ, args.run)
-    answers = ask_all([agent.path for agent in job.agents], Call("stacks", {}))
-    for answer in answers:
-        if answer.error:
-            say(answer.error)
-    dumps = _read_dumps(answers)
+    nodes, errors = ask_nodes(job, JOB_STACKS)
+    for error in errors:
+        say(error)
+    dumps = _read_dumps(nodes)
     if not dumps:
-        say(f"no worker of job {job.label} runs on this machine")
+        say(_explain_nothing(job, nodes))
         return contract.EXIT_FAILURE
     if args.rank is not None:
         dumps = {args.rank: _choose(dumps, args.rank)}
@@ -60,18 +59,24 @@ def main(words: Sequence[str]) -> int:
     return contract.EXIT_SUCCESS
 
 
-def _read_dumps(answers: Sequence[Answer]) -> dict[int, Dump]:
+def _read_dumps(nodes: Sequence[dict[str, Any]]) -> dict[int, Dump]:
     return {
-        int(worker["rank"]): Dump(str(worker["text"]), str(worker["problem"]), str(worker["details"]))
-        for answer in answers
-        if answer.document is not None
-        for worker in answer.document["workers"]
+        int(worker["rank"]): Dump(
+            str(worker["text"]), str(worker["problem"]), str(worker["details"]), worker.get("silence")
+        )
+        for node in nodes
+        for worker in node["workers"]
     }
+
+
+def _explain_nothing(job: RunningJob, nodes: Sequence[dict[str, Any]]) -> str:
+    states = sorted({str(node["state"]) for node in nodes if "state" in node})
+    return f"no worker of job {job.label} runs now" + (f": it is {' and '.join(states)}" if states else "")
 
 
 def _choose(dumps: dict[int, Dump], rank: int) -> Dump:
     if rank not in dumps:
-        message = f"--rank: {rank} does not run here: this machine has {ranks(dumps)}"
+        message = f"--rank: {rank} does not run now, or its node has not answered: there are {ranks(dumps)}"
         raise UsageError(message)
     return dumps[rank]
 
@@ -84,7 +89,13 @@ def _text(dumps: dict[int, Dump], *, has_all_threads: bool) -> str:
 
 def _document(label: str, dumps: dict[int, Dump]) -> str:
     workers = [
-        {"rank": rank, "text": dump.text, "problem": dump.problem, "details": dump.details}
+        {
+            "rank": rank,
+            "text": dump.text,
+            "problem": dump.problem,
+            "details": dump.details,
+            "silence": dump.silence,
+        }
         for rank, dump in sorted(dumps.items())
     ]
     return (

@@ -8,8 +8,8 @@ import time
 
 from elastic_run import contract
 from elastic_run.cli.commands import COMMANDS
+from elastic_run.cli.commands.nodes import JOB_STATUS, ask_nodes
 from elastic_run.cli.commands.parser import CommandParser
-from elastic_run.cli.commands.status import gather_nodes
 from elastic_run.control.jobs import RUN_HELP, find_job
 from elastic_run.errors import UsageError
 from elastic_run.notices import say
@@ -74,7 +74,7 @@ def _draw(job: RunningJob, width: int) -> Text | None:
     """Return the table as it is now, or None where no agent of the job is there any more."""
     from rich.text import Text  # noqa: PLC0415 - see above
 
-    nodes, errors = gather_nodes(job)
+    nodes, errors = ask_nodes(job, JOB_STATUS)
     if not nodes:
         return Text("\n".join(errors)) if errors else None
     lines = render_status(

@@ -33,11 +33,13 @@ class Dump:
         text: What its faulthandler has written, or "".
         problem: Why that is missing or not whole, as what the worker is or does (`is stopped`), or "".
         details: What the kernel tells of its threads, or "".
+        silence: Seconds since its last output; None where not all of its output is seen.
     """
 
     text: str = ""
     problem: str = ""
     details: str = ""
+    silence: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

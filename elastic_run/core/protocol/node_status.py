@@ -1,4 +1,4 @@
-"""The document of a node's state, as nodes of a job exchange it: its fields, and whether a document has them.
+"""The documents that nodes of a job exchange where somebody asks: their fields, and whether a document has them.
 
 docs/see-into-a-running-job.md says what they mean. A document of another node comes over the network: it is shown only
 where each field has its type. Unknown fields are passed over, so a newer release may add some.
@@ -45,11 +45,24 @@ _WORKER: Mapping[str, tuple[type, ...]] = {
 }
 #: A number from here up is garbage, and so are nan and infinity.
 _BEYOND = 1e15
+#: Questions, and the fields of the documents that answer them: those of a node, and of each of its workers.
+STATUS = "status"
+STACKS = "stacks"
+_FIELDS: Mapping[str, tuple[Mapping[str, tuple[type, ...]], Mapping[str, tuple[type, ...]]]] = {
+    STATUS: (_NODE, _WORKER),
+    STACKS: (
+        {"host": _TEXT, "pid": _COUNT, "workers": (list,)},
+        {"rank": _COUNT, "text": _TEXT, "problem": _TEXT, "details": _TEXT, "silence": (*_NUMBER, _NONE)},
+    ),
+}
 
 
-def is_sound(node: Mapping[str, Any]) -> bool:
-    """Whether a document has all fields of a node and of its workers, each of its type."""
-    return _fits(node, _NODE) and all(isinstance(worker, dict) and _fits(worker, _WORKER) for worker in node["workers"])
+def is_sound(node: Mapping[str, Any], question: str = STATUS) -> bool:
+    """Whether a document has all fields of an answer to a question, each of its type."""
+    of_node, of_worker = _FIELDS[question]
+    return _fits(node, of_node) and all(
+        isinstance(worker, dict) and _fits(worker, of_worker) for worker in node["workers"]
+    )
 
 
 def _fits(document: Mapping[str, Any], types: Mapping[str, tuple[type, ...]]) -> bool:

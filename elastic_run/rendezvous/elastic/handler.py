@@ -299,7 +299,7 @@ def open_session(
         sender=SenderState(local_addr or ""),
         signals=signals,
         events=events,
-        status_answers=StatusAnswers(lambda: events.deliver(StatusAsked()), signals.wake.set),
+        status_answers=StatusAnswers(lambda question: events.deliver(StatusAsked(question)), signals.wake.set),
     )
     shares_server = isinstance(backend, TcpBackend) and backend.serves_workers
     is_fenced = setup.node_config.fence_after == "lease"

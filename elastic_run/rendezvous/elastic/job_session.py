@@ -290,17 +290,19 @@ class JobSession(Session):
             context.events.deliver(Lost("store_lost", command.detail))
 
     # --- the state of all nodes, where somebody asks ----------------------------------------------------------------
-    def tell_status(self, document: Document) -> None:
-        self._context.status_answers.add(dict(document))
+    def tell_status(self, document: Document, question: str) -> None:
+        self._context.status_answers.add(dict(document), question)
 
-    def gather_status(self, expected: int, patience: float, deliver: Callable[[list[dict[str, Any]]], None]) -> None:
+    def gather_status(
+        self, question: str, expected: int, patience: float, deliver: Callable[[list[dict[str, Any]]], None]
+    ) -> None:
         context = self._context
 
         def ask() -> None:
             connection = context.make_connection(lambda: context.sender.store_id)
             found: list[dict[str, Any]] = []
             try:
-                found = gather(connection.store, expected=expected, patience=patience)
+                found = gather(connection.store, expected=expected, patience=patience, question=question)
             except StoreError as error:
                 _log.debug("elastic-run: the state of other nodes can't be had: %s", error)
             finally:

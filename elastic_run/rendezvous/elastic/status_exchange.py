@@ -1,9 +1,11 @@
-"""How one node learns the state of all nodes of a job, where somebody asks: nothing is sent while nobody does.
+"""How one node learns the state, or the stacks, of all nodes of a job: nothing is sent while nobody asks.
 
-A node asks by giving `job_keys.STATUS_REQUEST` a new value. The other nodes read this key together with the heartbeats
-that they look at anyway, so a question costs them no exchange and no wake-up of its own. Each then appends one document
-to `job_keys.STATUS_ANSWERS`; the asker reads there until all have come, or until it has waited long enough, and trims
-the stream. Where two nodes ask at the same time, the answers to either are as good for both.
+A node asks by giving `job_keys.STATUS_REQUEST` a new value, which names the question. The other nodes read this key
+together with the heartbeats that they look at anyway, so a question costs them no exchange and no wake-up of its own.
+Each then appends one document to `job_keys.STATUS_ANSWERS`; the asker reads there until all have come, or until it has
+waited long enough, and trims the stream. Where two nodes ask the same at the same time, the answers to either are as
+good for both. Where they ask different things, the later question may hide the earlier one: an asker whose question is
+hidden asks again after half of its time.
 
 Documents are versioned JSON of at most `LIMIT` bytes. A document that is none is passed over.
 """
@@ -13,10 +15,10 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections import deque
 
+from elastic_run.core.diagnosis.stack_text import shorten_stacks
 from elastic_run.core.protocol import job_keys
-from elastic_run.core.protocol.node_status import is_sound
+from elastic_run.core.protocol.node_status import STACKS, STATUS, is_sound
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,21 +34,25 @@ __all__ = ["LIMIT", "StatusAnswers", "gather"]
 VERSION = 1
 #: Bytes of a node's document.
 LIMIT = 1 << 18
+#: Where the answer to each question is in an entry of the stream.
+_KEYS = {STATUS: "node", STACKS: "stacks"}
+#: Bytes of a question.
+_QUESTION_LIMIT = 256
 
 
 class StatusAnswers:
     """This node's answers: the sender reads requests and writes answers, other threads add answers.
 
     Args:
-        on_request: Called by the sender's thread when somebody has asked.
+        on_request: Called by the sender's thread when somebody has asked, with the question.
         wake: Wakes the sender.
     """
 
-    def __init__(self, on_request: Callable[[], None], wake: Callable[[], None]) -> None:
+    def __init__(self, on_request: Callable[[str], None], wake: Callable[[], None]) -> None:
         self._on_request = on_request
         self._wake = wake
         self._last: bytes | None = None
-        self._unsent: deque[bytes] = deque(maxlen=1)  # an older one tells less
+        self._unsent: dict[str, bytes] = {}  # by question: an older answer tells less
 
     @property
     def has_unsent(self) -> bool:
@@ -56,17 +62,16 @@ class StatusAnswers:
     def note_request(self, value: bytes | None) -> None:
         """Take the value of the request's key, as it was read just now."""
         if value is not None and value != self._last:
-            self._on_request()
+            self._on_request(_read_question(value))
         self._last = value
 
-    def add(self, document: Document) -> None:
-        """Give an answer; one that is too large says only that."""
-        line = _encode(document)
+    def add(self, document: Document, question: str = STATUS) -> None:
+        """Give the answer to a question; of one that is too large parts of the texts are left out."""
+        line = _encode(document, question)
         if len(line) > LIMIT:
-            workers = [{**worker, "last_line": ""} for worker in document.get("workers", ())]
-            line = _encode({**document, "workers": workers})
+            line = _encode(_shorten(document), question)
         if len(line) <= LIMIT:
-            self._unsent.append(line)
+            self._unsent[question] = line
             self._wake()
 
     def send(self, store: JobStore) -> None:
@@ -75,16 +80,20 @@ class StatusAnswers:
         Raises:
             StoreConnectionError: The store can't be reached; it is written again then.
         """
-        while self._unsent:
-            store.append(job_keys.STATUS_ANSWERS, self._unsent[0])
-            self._unsent.popleft()
+        for question in (STATUS, STACKS):
+            line = self._unsent.get(question)
+            if line is not None:
+                store.append(job_keys.STATUS_ANSWERS, line)
+                if self._unsent.get(question) is line:  # no newer one has come meanwhile
+                    del self._unsent[question]
 
 
-def gather(store: JobStore, *, expected: int, patience: float) -> list[Document]:
+def gather(store: JobStore, *, expected: int, patience: float, question: str = STATUS) -> list[Document]:
     """Ask all nodes of a job.
 
     Args:
         store: The job's store, over a connection of its own.
+        question: `STATUS` or `STACKS`.
         expected: Nodes that are to answer.
         patience: Seconds to wait for them; twice as long in a store where a request takes longer to arrive.
 
@@ -97,30 +106,49 @@ def gather(store: JobStore, *, expected: int, patience: float) -> list[Document]
     position = 0
     while (found := store.read(job_keys.STATUS_ANSWERS, position, 0.0))[1] != position:
         position = found[1]  # what others have asked for, and have not trimmed
-    request = {job_keys.STATUS_REQUEST: os.urandom(8).hex().encode()}
+    request = f"{os.urandom(8).hex()} {question}".encode()
     # Elsewhere nodes look for requests at their heartbeats only.
-    deadline = time.monotonic() + (patience if store.reads_beside else 2 * patience)
-    store.write(request)
+    patience = patience if store.reads_beside else 2 * patience
+    begin = time.monotonic()
+    store.write({job_keys.STATUS_REQUEST: request})
     documents: dict[tuple[str, int], Document] = {}
-    while len(documents) < expected and (left := deadline - time.monotonic()) > 0:
-        entries, position = store.read(job_keys.STATUS_ANSWERS, position, left)
-        for document in filter(None, map(_decode, entries)):
-            documents[document["host"], document["pid"]] = document
+    for end in (begin + patience / 2, begin + patience):
+        while len(documents) < expected and (left := end - time.monotonic()) > 0:
+            entries, position = store.read(job_keys.STATUS_ANSWERS, position, left)
+            for document in filter(None, (_decode(entry, question) for entry in entries)):
+                documents[document["host"], document["pid"]] = document
+        if len(documents) < expected and store.get([job_keys.STATUS_REQUEST])[0] != request:
+            store.write({job_keys.STATUS_REQUEST: request})  # another question has hidden this one
     store.trim(job_keys.STATUS_ANSWERS, position)
     return [*documents.values()]
 
 
-def _encode(document: Document) -> bytes:
-    return json.dumps({"version": VERSION, "node": document}, separators=(",", ":")).encode()
+def _read_question(value: bytes) -> str:
+    return STACKS if value[:_QUESTION_LIMIT].endswith(STACKS.encode()) else STATUS
 
 
-def _decode(entry: bytes) -> Document | None:
-    """Return a node's document; None where the entry is garbage, or of another version."""
+def _shorten(document: Document) -> Document:
+    """Leave last lines out, and of stacks what does not fit: every worker gets as much, its main thread first."""
+    workers = document.get("workers", ())
+    share = LIMIT // (4 * max(1, len(workers)))
+    for worker in workers:
+        worker.update({key: "" for key in ("last_line", "details") if key in worker})
+        if "text" in worker:
+            worker["text"] = shorten_stacks(worker["text"], share)
+    return document
+
+
+def _encode(document: Document, question: str) -> bytes:
+    return json.dumps({"version": VERSION, _KEYS[question]: document}, separators=(",", ":")).encode()
+
+
+def _decode(entry: bytes, question: str = STATUS) -> Document | None:
+    """Return a node's answer to a question; None where the entry is another's, garbage, or of another version."""
     try:
         message = json.loads(entry) if len(entry) <= LIMIT else None
     except (ValueError, RecursionError):
         return None
     if not isinstance(message, dict) or message.get("version") != VERSION:
         return None
-    node = message.get("node")
-    return node if isinstance(node, dict) and is_sound(node) else None
+    node = message.get(_KEYS[question])
+    return node if isinstance(node, dict) and is_sound(node, question) else None
