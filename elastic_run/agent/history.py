@@ -49,6 +49,7 @@ class History:
         self._survivors: tuple[tuple[int, str], ...] = ()
         self._oom_kills: OomKills | None = None
         self._is_prepared = False
+        self._versions = ""
 
     def begin(self) -> None:
         """Read the OOM killer's counters: from the first start of workers on it may end one of them."""
@@ -127,8 +128,14 @@ class History:
 
         return find_hidden_cause(self._ends)
 
-    def add_verdict(self, end: End) -> None:
-        """Take over the job's verdict: the same root cause and attempts on every node."""
+    def add_verdict(self, end: End, *, versions: str) -> None:
+        """Take over the job's verdict: the same root cause and attempts on every node.
+
+        Args:
+            end: The verdict.
+            versions: Which nodes of the last round have which version of torch; "" where all have the same.
+        """
+        self._versions = versions
         from elastic_run.report import Attempt  # noqa: PLC0415
         from elastic_run.report.root_cause import decode_root_cause  # noqa: PLC0415 - only at the end
 
@@ -216,6 +223,7 @@ class History:
             detail=finish.detail or self._stop_detail(finish.signal),
             signal=finish.signal,
             rules=() if finish.verdict == "success" else self._read_rules(),
+            versions=self._versions,
             recorder=None if finish.verdict == "success" else self._read_recorders(),
             world_size=context.group.workers[0].world_size,
             nnodes=context.group.group_world_size or 1,

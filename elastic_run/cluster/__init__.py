@@ -15,4 +15,5 @@ can show it other machines.
 | `requeue` | asks Slurm to run a stopped job again |
 | `slurm` | the Slurm step of this launcher: nodes, launchers, addresses |
 | `torch_devices` | devices that only torch knows, such as `npu` of torch_npu |
+| `torch_version` | the version of torch, without importing it |
 """

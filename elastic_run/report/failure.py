@@ -158,7 +158,7 @@ def _causes(result: JobResult, room: int) -> list[_Section]:
         return [_Section("cause", _paragraph(printable(result.detail), room, _MOST_DETAIL) if result.detail else [])]
     told = _elsewhere(result, root, causes[0])
     lines = _paragraph(printable(told), room, 3) if told else []
-    first = _failure(root, room, label="first" if told else "cause", cause=causes[0])
+    first = _failure(root, room, label="first" if told else "cause", cause=causes[0], versions=result.versions)
     return [*([_Section("cause", lines, marked=range(len(lines)))] if told else []), first]
 
 
@@ -169,13 +169,15 @@ def _elsewhere(result: JobResult, root: WorkerEnd, cause: Cause) -> str:
     return early_exit(root, result.ends) if cause.kind == EARLY_EXIT else ""
 
 
-def _failure(root: WorkerEnd, room: int, *, label: str, cause: Cause) -> _Section:
+def _failure(root: WorkerEnd, room: int, *, label: str, cause: Cause, versions: str) -> _Section:
     host = elide(printable(root.host), 30)
     first = wrap(f"rank {root.rank} on {host} (local rank {root.local_rank}, pid {root.pid}) {end_verb(root)}", room, 2)
     again = f", attempt {root.restart_count}" if root.restart_count else ""
     first += _paragraph(f"at {_moment(root.ended_at)}, {span(root.uptime)} after its start{again}", room, 1)
     if root.remark:
         first += _paragraph(printable(root.remark), room, 1)
+    if versions:
+        first += _paragraph(printable(f"the nodes differ: {versions}"), room, 2)
     if root.exception is not None and not root.exception.is_certain:
         first += _paragraph(f"{LAST_EXCEPTION}:", room, 1)
     said = _paragraph(_KILLERS[cause.confidence], room, 1) if cause.kind == OOM_KILL else []

@@ -44,6 +44,7 @@ class JobResult:
         log_dir: Directory of this run's logs, or "".
         detail: One sentence on a verdict of our own, or "".
         recorder: What the dumps of the flight recorder say, such as a rank that did not join a collective, or None.
+        versions: Which nodes have which version of torch; "" where all have the same.
         rules: The user's own rules on what helps against failures.
         signal: The signal that stopped the launcher, or None.
         world_size: Workers in the job.
@@ -77,6 +78,7 @@ class JobResult:
         "signal",
         "survivors",
         "verdict",
+        "versions",
         "world_size",
     )
 
@@ -96,6 +98,7 @@ class JobResult:
         log_dir: str = "",
         detail: str = "",
         recorder: RecorderFinding | None = None,
+        versions: str = "",
         rules: tuple[Rule, ...] = (),
         signal: int | None = None,
         world_size: int = 1,
@@ -119,6 +122,7 @@ class JobResult:
         self.log_dir = log_dir
         self.detail = detail
         self.recorder = recorder
+        self.versions = versions
         self.rules = rules
         self.signal = signal
         self.world_size = world_size
@@ -142,6 +146,7 @@ class JobResult:
                 ends=self.ends,
                 oom_kills=self.oom_kills,
                 recorder=self.recorder,
+                versions=self.versions,
                 is_log_disk_full=self.is_log_disk_full,
                 rules=(*self.rules, *built_in_rules()),
             )

@@ -104,6 +104,16 @@ def test_early_exit_and_recorder_that_agree() -> None:
         assert {cause.kind for cause in found} == {kinds.EARLY_EXIT, kinds.COLLECTIVE, kinds.LOST_PEER}
 
 
+def test_different_versions_stand_beside_any_failure() -> None:
+    """The failure itself stays the first cause, and the report names the versions with it."""
+    said = "torch 2.4.0 on h1; torch 2.13.0 on h0, h2"
+    own, lost = worker_end(0, 1, OWN), worker_end(0, 1, LOST)
+    for end in (own, lost):
+        assert [kind for kind, *_ in named(Evidence(root=end, versions=said))][1] == kinds.OTHER_VERSION
+    job = JobResult(verdict="worker_failed", exit_code=1, entrypoint="train.py", root=own, ends=(own,), versions=said)
+    assert render(job)[3] == f"         the nodes differ: {said}"
+
+
 def test_the_help_is_that_of_the_first_rule() -> None:
     """A rule that fits wins over what is known of a signal; without one the signal has its help, or there is none."""
     rules = (Rule("bad loss", "x"), Rule("bad batch", "look at the data"), Rule("batch", "y"))

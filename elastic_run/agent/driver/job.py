@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 
 from elastic_run import __version__
 from elastic_run.agent.driver.rank_assignment import assign_ranks
 from elastic_run.agent.script_name import find_script_file, name_script
 from elastic_run.cluster.machine import find_machine_name
+from elastic_run.cluster.torch_version import find_torch_version
 from elastic_run.core.agent import messages
 from elastic_run.core.node.messages import Ended, Formed, Halted, Refused, Warned
 from elastic_run.core.protocol.facts import NodeInfo, Offer
 from elastic_run.core.protocol.outcomes import UNHEALTHY
+from elastic_run.multiprocessing.process.interpreter import own_interpreter
 from elastic_run.records import replace
 from elastic_run.rendezvous import session as sessions
 from elastic_run.rendezvous.errors import RendezvousConnectionError, RendezvousTimeoutError
@@ -67,9 +70,16 @@ def make_setup(spec: WorkerSpec, options: AgentOptions, *, shows_waiting: bool =
         version=__version__,
         script=name_script(spec.entrypoint, spec.args),
         machine=find_machine_name(os.environ),
+        torch=_find_torch(spec),
         script_file=find_script_file(spec.entrypoint, spec.args),
     )
     return sessions.Setup(config, node_config, node_info, shows_waiting=shows_waiting)
+
+
+def _find_torch(spec: WorkerSpec) -> str:
+    """Return the version of torch that workers import; "" for programs of another interpreter."""
+    is_other = isinstance(spec.entrypoint, str) and spec.entrypoint not in (sys.executable, own_interpreter())
+    return "" if is_other else find_torch_version(sys.path)
 
 
 class MultiNodeJob:
@@ -324,6 +334,8 @@ class MultiNodeJob:
         self._is_running = True
         if place.group_rank == 0 and not place.news and self._options.node_config.notice:
             self._say(self._options.node_config.notice)
+        if place.versions and (self.place is None or place.versions != self.place.versions):
+            self._say(f"the nodes have different versions of torch: {place.versions}")
         if self._round >= 0:
             self._say(_describe_round(place, self._options.job_config.max_restarts))
         self._round_join.close_former_store()

@@ -265,7 +265,8 @@ class Supervisor:
 
     def _conclude(self) -> JobResult:
         if self._job is not None and self._job.ended is not None:
-            self._history.add_verdict(self._job.ended)
+            place = self._job.place
+            self._history.add_verdict(self._job.ended, versions="" if place is None else place.versions)
         result = self._history.conclude(self._finish or messages.Finish("internal_error"), self._agent)
         self._observation.tell(lambda recorder, moment: recorder.agent_ended(moment, result))
         self._observation.begin()

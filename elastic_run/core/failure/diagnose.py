@@ -5,6 +5,7 @@ Rules
 - If all failures are of a lost peer, the cause is elsewhere: at a rank that had ended with code 0 while the others went
   on, or at the rank that the flight recorder names. Ranks that both name come first.
 - A flight recorder that has not seen all ranks of the job accuses nobody above the failure itself.
+- Different versions of torch on the nodes are possible causes of any failure: they are told beside it.
 - Failures that are equal (`failure_signature`) are one cause of several ranks.
 """
 
@@ -22,6 +23,7 @@ from elastic_run.core.failure.evidence import (
     LOG_DISK_FULL,
     LOST_PEER,
     OOM_KILL,
+    OTHER_VERSION,
     POSSIBLE,
     Cause,
 )
@@ -53,14 +55,15 @@ def diagnose(evidence: Evidence) -> tuple[Cause, ...]:
     root = evidence.root
     if root is None:
         return _collective(evidence, LIKELY)
+    versions = (Cause(OTHER_VERSION, (), POSSIBLE, (evidence.versions,)),) if evidence.versions else ()
     if not is_secondary(root):
-        return (_own_failure(root, evidence), *_collective(evidence, POSSIBLE))
+        return (_own_failure(root, evidence), *versions, *_collective(evidence, POSSIBLE))
     early, collective = _early_exit(root, evidence), _collective(evidence, LIKELY)
     accused = {rank for cause in collective for rank in cause.ranks}
     elsewhere = [*early, *collective] if accused & {rank for cause in early for rank in cause.ranks} else None
     if elsewhere is None:
         elsewhere = [*collective, *early]
-    return (*elsewhere, _own_failure(root, evidence))
+    return (*elsewhere, _own_failure(root, evidence), *versions)
 
 
 def find_rule(rules: Sequence[Rule], said: str) -> Rule | None:

@@ -13,6 +13,7 @@ EXCEPTION = "exception"
 END = "end"
 OOM_KILL = "oom_kill"
 LOG_DISK_FULL = "log_disk_full"
+OTHER_VERSION = "other_version"
 EARLY_EXIT = "early_exit"
 COLLECTIVE = "collective"
 LOST_PEER = "lost_peer"
@@ -80,6 +81,7 @@ class Evidence:
         ends: How the workers of this node ended.
         oom_kills: What the kernel's OOM killer did meanwhile, or None.
         recorder: What the flight recorder says, or None.
+        versions: Which nodes have which version of torch; "" where all have the same.
         is_log_disk_full: Whether nothing more fits on the disk of the root cause's log files.
         rules: What helps against known failures: the user's rules, then those of elastic-run.
     """
@@ -88,6 +90,7 @@ class Evidence:
     ends: tuple[WorkerEnd, ...] = ()
     oom_kills: OomKills | None = None
     recorder: RecorderFinding | None = None
+    versions: str = ""
     is_log_disk_full: bool = False
     rules: tuple[Rule, ...] = ()
 

@@ -11,6 +11,7 @@
 | `machine` | the policy of the job: `decide` gives the next decision |
 | `majority` | which nodes of the last round are needed, so that no other store's log can form a round |
 | `rank_claims` | two nodes with one fixed rank |
+| `node_versions` | whether the nodes of a round have different versions of torch |
 | `ranks` | which node and which worker gets which rank |
 | `reported_failure` | the failure in a node's report, which may be garbage |
 | `role_scripts` | which script the nodes of a role run |

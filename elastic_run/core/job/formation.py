@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 
 from elastic_run.core.job.majority import has_majority
+from elastic_run.core.job.node_versions import describe_versions
 from elastic_run.core.job.ranks import Candidate, assign_group_ranks, assign_worker_ranks
 from elastic_run.core.job.round_outcome import describe_lost
 from elastic_run.core.job.state import (
@@ -163,6 +164,7 @@ def assign(job: Job) -> Mapping[str, Assignment]:
     members = sorted(job.members, key=_rank)
     sizes = [(member.node_info.role, member.node_info.local_world_size) for member in members]
     world_size = sum(size for _, size in sizes)
+    versions = describe_versions(member.node_info for member in members)
     hosts = len({member.node_info.host for member in members})
     return {
         member.node: Assignment(
@@ -180,6 +182,7 @@ def assign(job: Job) -> Mapping[str, Assignment]:
             incarnation=job.incarnation,
             round_id=job.round_id,
             config=job.config if member.has_other_config else None,
+            versions=versions,
         )
         for member, place in zip(members, assign_worker_ranks(sizes), strict=True)
     }

@@ -31,6 +31,7 @@ class Assignment:
         incarnation: Of the job; see `facts.is_related`.
         round_id: The round's unique id. Its number is not: two logs may each form a round of one number.
         config: The job's, for a node that was told others; None for all others.
+        versions: Which hosts have which version of torch; "" where all have the same.
     """
 
     round: int
@@ -47,6 +48,7 @@ class Assignment:
     incarnation: str = ""
     round_id: str = ""
     config: JobConfig | None = None
+    versions: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,7 @@ class NodeInfo:
         has_fixed_rank: Whether `preferred_rank` is no wish: no other node may have it.
         location: Its place in the network; see `ranks.Candidate`.
         machine: The scheduler's name of the machine, which outlives an agent and a pod; "" where it isn't told.
+        torch: The version of torch that its workers would import, for display; "" where it isn't told.
     """
 
     host: str
@@ -62,6 +63,7 @@ class NodeInfo:
     has_fixed_rank: bool = False
     location: str = ""
     machine: str = ""
+    torch: str = ""
 
     def __post_init__(self) -> None:
         if self.local_world_size < 1:

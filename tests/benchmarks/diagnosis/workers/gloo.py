@@ -80,7 +80,7 @@ FAULTS: dict[str, Callable[[], object]] = {
 dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT))
 rank, size = dist.get_rank(), dist.get_world_size()
 group = None
-if GROUPS > 1:
+if GROUPS > 1 or FAULT == "missing rank in a group":
     per = size // GROUPS
     for first in range(0, size, per):
         made = dist.new_group(range(first, first + per), timeout=timedelta(seconds=TIMEOUT), group_desc="inner")
