@@ -3,7 +3,7 @@
 | module | what it holds |
 |---|---|
 | `job_questions` | questions to all nodes of a job, through its store |
-| `agent_view` | what a request on the control socket sees of the agent |
+| `agent_view` | the parts of the agent that a request on the control socket may read |
 | `api` | specification, worker, worker group, result and the abstract agent, with torch's fields |
 | `background` | processes that workers left running in the background: they end or live on with the job |
 | `control_requests` | the requests that commands may make of a running agent |
@@ -12,10 +12,10 @@
 | `failures` | a failed worker as torch's `ProcessFailure`, for programs that launch |
 | `health_check_server` | torch's hook for a site's own health checks; it serves nothing by itself |
 | `health_port` | `--health-port`: answers whether the agent is alive, and whether its workers run |
-| `history` | what became of each round: the lines while the job runs, and the result for the report |
+| `history` | how each round ended: the lines while the job runs, and the result for the report |
 | `http_listener` | a port at which an agent answers requests over HTTP |
 | `http_requests` | one request over HTTP, read and answered |
-| `job_metrics` | counts what happens to this node, for `--metrics-port` |
+| `job_metrics` | counts the events of this node, for `--metrics-port` |
 | `local_elastic_agent` | `LocalElasticAgent`: runs the workers of one node as processes |
 | `metrics_port` | `--metrics-port`: the counts, for Prometheus |
 | `script_name` | names of the workers' program: one that is the same on all nodes, and one for reports |
@@ -23,8 +23,8 @@
 | `simple_elastic_agent` | `SimpleElasticAgent`: torch's template for agents with hooks of their own |
 | `state` | `WorkerState`, without which workers can be started |
 | `steps` | torch's events and metrics of an agent's steps |
-| `worker_stacks` | what `elastic-run stacks` gets of this node |
-| `worker_status` | what `elastic-run status` shows of this node |
+| `worker_stacks` | this node's answer to `elastic-run stacks` |
+| `worker_status` | this node's answer to `elastic-run status` |
 """
 
 from __future__ import annotations

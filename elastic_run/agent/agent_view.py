@@ -1,4 +1,4 @@
-"""What a request on the control socket sees of the agent, and the request while it is answered."""
+"""The parts of the agent that a request on the control socket may read, and the request while it is answered."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ __all__ = ["AgentView", "Request"]
 
 @dataclass(frozen=True, slots=True)
 class AgentView:
-    """What requests see of the agent.
+    """The parts of an agent that requests may read.
 
     Args:
-        loop: Its loop, in which every request runs.
-        context: Its workers and options.
-        job: Its part in a job of several nodes, or None.
+        loop: The agent's loop, in which every request runs.
+        context: The agent's workers and options.
+        job: The agent's part in a job of several nodes, or None.
         find_agent: Returns the state machine as it is now.
         find_round: Returns the current round, or the last one, or None before the first.
         stop: Stops the job as if this signal had come; the second argument names the sender.
         started: Monotonic seconds when the agent began.
-        memory: What requests keep until the next one, by request, such as the last measured CPU times.
+        memory: Values that a request keeps for the next request of its name, such as the last measured CPU times.
     """
 
     loop: Loop
@@ -49,11 +49,11 @@ class Request:
     """One request while it is answered.
 
     Args:
-        view: What it may see of the agent.
+        view: The parts of the agent that it may read.
         reply: Sends the answer; harmless when the client has gone.
 
     Attributes:
-        arguments: The client's, unchecked.
+        arguments: The client's arguments, unchecked.
     """
 
     __slots__ = ("arguments", "reply", "view")

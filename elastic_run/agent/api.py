@@ -1,4 +1,4 @@
-"""What an agent works with, under torch's names and with torch's fields: spec, worker, group, result.
+"""The records of an agent, under torch's names and with torch's fields: spec, worker, group, result.
 
 Source of the names, fields and defaults: torch 2.13, torch.distributed.elastic.agent.server.api.
 """
@@ -33,7 +33,7 @@ def __getattr__(name: str) -> object:
 
 @dataclass
 class WorkerSpec:
-    """What the workers of one role are.
+    """The description of one role's workers.
 
     Args:
         role: Name of the role.
@@ -173,12 +173,12 @@ class WorkerGroup:
 
 @dataclass
 class RunResult:
-    """What became of the workers of this node.
+    """How the workers of this node ended.
 
     Args:
         state: Final state of the group.
-        return_values: By global rank, for functions.
-        failures: By global rank; workers that the agent stopped are in neither map.
+        return_values: Return values of functions by global rank.
+        failures: Failures by global rank. Workers that the agent stopped are in neither map.
     """
 
     state: WorkerState
@@ -201,7 +201,7 @@ class ElasticAgent(abc.ABC):
             role: Name of the role.
 
         Returns:
-            What became of the workers.
+            How the workers ended.
         """
 
     @abc.abstractmethod

@@ -1,10 +1,9 @@
 """The requests that commands may make of a running agent, through its control socket.
 
 To add a request, write a function that takes a `Request`, and add its row to `REQUESTS`. A longer one has a file of its
-own, which imports `Request` from `agent.agent_view`. The function runs in the
-agent's loop: it returns the answer, a document for JSON, or returns None and calls `Request.reply` later from the loop.
-It raises `ControlError` with one line where the request can't be answered. The client's side is
-`control.client.ask(path, Call(name, arguments))`.
+own, which imports `Request` from `agent.agent_view`. The function runs in the agent's loop: it returns the answer, a
+document for JSON, or returns None and calls `Request.reply` later from the loop. It raises `ControlError` with one line
+if the request can't be answered. The client's side is `control.client.ask(path, Call(name, arguments))`.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ def perform(request: Request, call: Call) -> None:
     """Answer a request now, or begin to.
 
     Raises:
-        ControlError: It can't be answered.
+        ControlError: The request can't be answered.
     """
     answer = REQUESTS.get(call.name)
     if answer is None:
@@ -50,7 +49,7 @@ def perform(request: Request, call: Call) -> None:
 
 
 def identify(request: Request) -> Document:
-    """Say which job the agent runs."""
+    """Describe the job that the agent runs."""
     view = request.view
     spec, options = view.context.group.spec, view.context.options
     return {
@@ -68,7 +67,7 @@ def identify(request: Request) -> Document:
 
 
 def stop(request: Request) -> Document:
-    """Stop the job as SIGTERM would; the answer comes first, and the agent's end tells that it is over."""
+    """Stop the job as SIGTERM would. The answer is sent first; the end of the agent shows that the job is over."""
     view, pid = request.view, request.arguments.get("pid")
     sender = f"pid {pid} (elastic-run stop)" if isinstance(pid, int) else "elastic-run stop"
     view.loop.call_soon(lambda: view.stop(SIGTERM, sender))

@@ -1,9 +1,9 @@
 """The agent's control socket: serves requests of the user's own commands, such as ``elastic-run status``.
 
 Rules
-- Everything runs in the agent's loop, without a thread and without a timer while nobody asks.
+- Everything runs in the agent's loop, without a thread, and without a timer while there is no request.
 - The socket is opened when the workers are started, or when the node has waited for others for a while: no worker
-  waits for it. Where it can't be opened the job goes on without it, and commands don't find the job.
+  waits for it. If the socket can't be opened, the job goes on, and commands don't find it.
 - A client has `_PATIENCE` seconds to send its request, and as many to take the answer. A client that is slower than
   that, or sends more than a request, loses its connection. `_MOST` connections are served at a time.
 - An error in a request's function is told to the client; it never ends the job.
@@ -36,7 +36,7 @@ _MOST = 16
 #: Seconds without accepting, when there is no descriptor for a client.
 _PAUSE = 1.0
 _CHUNK = 1 << 16
-#: Sockets of other agents that are looked at when one's own is opened.
+#: Sockets of other agents that are checked when this agent opens its own.
 _LOOKED_AT = 64
 
 
@@ -44,11 +44,11 @@ class ControlServer:
     """Serves the control socket of one agent.
 
     Args:
-        loop: The agent's.
-        view: What requests may see of the agent.
+        loop: The agent's loop.
+        view: The parts of the agent that requests may read.
 
     Attributes:
-        path: Where the socket is, or an empty string.
+        path: Path of the socket, or an empty string.
     """
 
     def __init__(self, loop: Loop, view: AgentView) -> None:
@@ -62,10 +62,10 @@ class ControlServer:
         """Open the socket, if it is not open yet.
 
         Args:
-            environment: The process's.
+            environment: This process's environment.
 
         Raises:
-            OSError: There is no place for it.
+            OSError: There is no directory for it.
         """
         if self._socket is not None:
             return
@@ -215,7 +215,7 @@ class _Client:
 
 
 def _remove_stale_sockets(directory: str) -> None:
-    """Remove what killed agents have left."""
+    """Remove the sockets that killed agents have left."""
     names = [name for name in os.listdir(directory) if name.endswith(SUFFIX)]
     for name in names[:_LOOKED_AT]:
         path = os.path.join(directory, name)

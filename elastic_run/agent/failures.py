@@ -21,8 +21,8 @@ def describe_failure(end: WorkerEnd) -> ProcessFailure:
     """Return a worker's failure.
 
     Returns:
-        The failure. Its message is what the worker recorded; else its exception as stderr had it, in the same form;
-        else a sentence.
+        The failure. Its message is the error that the worker recorded, or its exception from stderr in the same form,
+        or a sentence.
     """
     failure = ProcessFailure(end.local_rank, end.pid, end.exitcode, end.error_file)
     if end.exception is not None and end.exception.type == contract.TIMER_EXPIRED:
@@ -40,7 +40,7 @@ def _say(end: WorkerEnd) -> object:
 
 
 def add_timer(failure: ProcessFailure) -> ProcessFailure:
-    """Add to a failure which timer ended the worker, if one did; that can be asked for once."""
+    """Name the timer that ended the worker in the failure's message. A second call finds none."""
     if "elastic_run.timer.expiries" in sys.modules:
         from elastic_run.timer import expiries  # noqa: PLC0415 - only where timers are used
 

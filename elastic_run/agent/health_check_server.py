@@ -33,7 +33,7 @@ class HealthCheckServer:
 
     Args:
         alive_callback: Returns when the agent last made progress, in seconds since the epoch.
-        port: Where to listen.
+        port: The port to listen at.
         timeout: Seconds without progress after which the agent counts as dead.
     """
 
@@ -62,11 +62,11 @@ def start(port: str, alive_callback: Callable[[], int]) -> HealthCheckServer | N
     """Start the server of this site.
 
     Args:
-        port: What TORCHELASTIC_HEALTH_CHECK_PORT says.
+        port: The value of TORCHELASTIC_HEALTH_CHECK_PORT.
         alive_callback: Returns when the agent last made progress, in seconds since the epoch.
 
     Returns:
-        The server, or None where that is no port.
+        The server, or None if the value is no port.
     """
     if not port.isdecimal():
         import logging  # noqa: PLC0415 - only for bad input
@@ -80,11 +80,11 @@ def start(port: str, alive_callback: Callable[[], int]) -> HealthCheckServer | N
 
 
 def create_healthcheck_server(alive_callback: Callable[[], int], port: int, timeout: int) -> HealthCheckServer:
-    """Return a server; a site may put a function of its own in this one's place.
+    """Return a server; a site may replace this function.
 
     Args:
         alive_callback: Returns when the agent last made progress, in seconds since the epoch.
-        port: Where to listen.
+        port: The port to listen at.
         timeout: Seconds without progress after which the agent counts as dead.
     """
     return HealthCheckServer(alive_callback, port, timeout)

@@ -31,7 +31,7 @@ class HealthPort:
         port: See `HttpListener`.
 
     Attributes:
-        port: Where it listens.
+        port: The port at which it listens.
 
     Raises:
         OSError: The port can't be taken.

@@ -1,4 +1,4 @@
-"""The job's history: what became of each round, as lines while the job runs and as a result for the report.
+"""The job's history: how each round ended, as lines while the job runs and as a result for the report.
 
 Most modules that it needs are imported when there is something to report, so that no worker waits for them.
 """
@@ -73,7 +73,7 @@ class History:
         """Add a round that is over, and read the traces that its workers left.
 
         Returns:
-            What the restart policy needs to know of its failure, or None without one.
+            The round's failure for the restart policy, or None if no worker failed.
         """
         self._round = ended
         self._survivors = tuple((pid, process_table.wait_channel(pid)) for pid in survivors)
@@ -89,7 +89,7 @@ class History:
 
     @property
     def last_ends(self) -> tuple[WorkerEnd, ...]:
-        """How the workers of the last round ended; empty where all ended with 0."""
+        """The ends of the last round's workers; empty if all ended with exit code 0."""
         return self._ends
 
     @property
@@ -98,7 +98,7 @@ class History:
         return self._root
 
     def _add_senders(self) -> None:
-        """Say of workers that died of a signal which they got from this launcher where it came from."""
+        """Note the sender at each worker that died of a signal which this launcher has passed on."""
         from elastic_run.report import lines  # noqa: PLC0415 - only after a failure
 
         for end in self._ends:
@@ -157,7 +157,7 @@ class History:
             self._ends = (self._root, *self._ends)
 
     def tell(self, before: machine.Agent, after: machine.Agent, commands: tuple[Command, ...]) -> None:
-        """Tell the user of a change in one line while the job goes on; the report tells the end."""
+        """Tell the user of a change in one line while the job goes on; the closing report tells its end."""
         from elastic_run.report import lines  # noqa: PLC0415 - only when there is something to say
 
         size, options, say = self._context.group.spec.local_world_size, self._context.options, self._say

@@ -1,8 +1,8 @@
 """A port at which an agent answers requests over HTTP: for `--health-port` and `--metrics-port`.
 
-The port is taken before anything is started, so that a port in use is bad input. Threads of its own read the requests,
-one each, and ask the agent's loop; so a loop that hangs is seen. Of a request only the path is used. A stranger can
-hold `_MOST` connections, each for `_PATIENCE` seconds.
+The port is taken before anything is started, so that a port in use is bad input. Each request is
+read by a thread of its own, which asks the agent's loop: so a hanging loop is noticed. Only the path of a request is
+used. A stranger can hold `_MOST` connections, each for `_PATIENCE` seconds.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class HttpListener:
     """Listens at one port.
 
     Args:
-        port: Where, on all interfaces, for those who ask are outside of a pod. 0 takes a free port.
-        name: Of its thread.
+        port: The port, on all interfaces, since the clients are outside of a pod; 0 takes a free port.
+        name: Name of the thread.
 
     Attributes:
-        port: Where it listens.
+        port: The port at which it listens.
 
     Raises:
         OSError: The port can't be taken.

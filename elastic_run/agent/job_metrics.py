@@ -1,4 +1,4 @@
-"""Counts what happens to this node's part of the job, for `--metrics-port`: fed with the events of the event log."""
+"""Counts the events of this node's part of the job, for `--metrics-port`. The events are those of the event log."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-#: Causes that are counted apart; what exceptions are called is the program's to choose.
+#: Causes that are counted by name. The program chooses the names of its exceptions, so their number needs a limit.
 _CAUSES = 64
 _OTHER_CAUSES = "other"
 
-#: Event and field of each duration, the name of its metric, and what it says.
+#: Event and field of each duration, the name of its metric, and its help text.
 DURATIONS = (
     ("round_formed", "rendezvous_s", "rendezvous", "Seconds in which the node waited for a place in a round."),
     ("workers_started", "start_s", "start", "Seconds that the start of the workers took."),
@@ -25,21 +25,21 @@ DURATIONS = (
 
 @dataclass(slots=True)
 class Counts:
-    """What is known at one moment.
+    """The counts at one moment.
 
     Args:
         node: Host name.
-        run_id: Of the job.
-        began_at: Monotonic seconds.
-        restarts: Of the job.
-        rounds: In which this node took part.
-        nodes: In the last round.
-        workers: In the last round, on all nodes.
-        local_workers: That run on this node.
-        failures: First failures of rounds on this node by cause.
+        run_id: Id of the job.
+        began_at: Monotonic seconds at which the agent began.
+        restarts: Restarts of the job.
+        rounds: Rounds in which this node took part.
+        nodes: Nodes in the last round.
+        workers: Workers in the last round, on all nodes.
+        local_workers: Workers that run on this node.
+        failures: First failures of rounds on this node, by cause.
         durations: Number and sum of the seconds of each duration, by its metric.
-        running_s: Seconds in which all workers of this node ran, without those since `running_since`.
-        running_since: Monotonic seconds, or None.
+        running_s: Seconds in which all workers of this node ran, up to `running_since`.
+        running_since: Monotonic seconds since which they run, or None.
     """
 
     node: str = ""

@@ -69,16 +69,16 @@ class LocalElasticAgent(SimpleElasticAgent):
     """Manages worker processes on this machine.
 
     Args:
-        spec: What the workers are.
-        logs_specs: Where their output goes.
+        spec: The description of the workers.
+        logs_specs: The files for their output.
         start_method: How function workers are started; commands don't need it.
         exit_barrier_timeout: Seconds to wait at the end for the other nodes.
         log_line_prefix_template: Prefix of tee'd lines.
         shutdown_timeout: Seconds that workers get to stop, on every path.
         health_check_server: Kept for torch's signature.
-        uninterruptible_state_timeout: Seconds that a worker may be in uninterruptible sleep; None for what
-            TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT says, 0 for any time.
-        context: What torch has no field for, with the group of this spec; by default taken from the spec.
+        uninterruptible_state_timeout: Seconds that a worker may be in uninterruptible sleep; None takes the value of
+            TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT, 0 is no limit.
+        context: Settings that torch has no field for, with the group of this spec; None makes them from the spec.
     """
 
     def __init__(  # noqa: PLR0913 - torch's signature
@@ -131,7 +131,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             role: Name of the role.
 
         Returns:
-            What became of the workers.
+            How the workers ended.
 
         Raises:
             SignalException: The launcher was stopped by a signal; the workers are gone.
@@ -156,7 +156,7 @@ class LocalElasticAgent(SimpleElasticAgent):
                 supervisor.request_stop(self._stop_signal)
             job_result = supervisor.run()
             self._note_job_result(job_result)
-            # Within: what the workers left of their errors goes with the supervisor.
+            # Before the supervisor ends: it removes the workers' error files.
             result = self._result(job_result)
             if not result.is_failed():
                 result.return_values.update(supervisor.return_values())

@@ -29,9 +29,9 @@ class Snapshot:
     """The state of one node at one moment.
 
     Args:
-        counts: What has happened so far.
+        counts: The counts so far.
         now: Monotonic seconds.
-        state: Of the agent's machine.
+        state: State of the agent's machine.
         silences: Seconds since the last output of each worker that runs, by global rank.
     """
 
@@ -48,7 +48,7 @@ class MetricsPort:
         port: See `HttpListener`.
 
     Attributes:
-        port: Where it listens.
+        port: The port at which it listens.
         metrics: Takes the events.
 
     Raises:
@@ -64,9 +64,9 @@ class MetricsPort:
         """Begin to answer.
 
         Args:
-            loop: The agent's.
-            find_state: Returns the agent's state; called in the loop's thread.
-            find_silences: Returns seconds since the last output by global rank; ditto.
+            loop: The agent's loop, which calls both functions.
+            find_state: Returns the agent's state.
+            find_silences: Returns seconds since the last output by global rank.
         """
 
         def look() -> Snapshot:
@@ -97,7 +97,7 @@ def _render(snapshot: Snapshot) -> tuple[str, bytes]:
 
 
 class _Collector:
-    """What prometheus-client asks for metrics."""
+    """The object that prometheus-client asks for metrics."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot

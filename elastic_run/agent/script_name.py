@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 __all__ = ["find_script_file", "name_script", "program_name"]
 
-#: An interpreter's flags that take the next word.
+#: Flags of an interpreter whose value is the next word.
 _WITH_VALUE = ("-X", "-W", "--check-hash-based-pycs")
 _LONGEST = 255
 _LONGEST_PATH = 1024
-#: Bytes of a file that count. Scripts are shorter; a program of gigabytes holds no start up.
+#: Bytes of a file that are compared. Scripts are shorter, and a program of gigabytes must not delay the start.
 _READ = 4 << 20
 
 

@@ -12,9 +12,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from elastic_run.signals import SignalInfo
 
-#: Of signals that the kernel sends by itself.
+#: Lowest code of signals that the kernel sends by itself.
 _SI_KERNEL = 0x80
-#: Of a timer that the process has set, or has inherited (alarm).
+#: Code of a timer that the process has set or inherited (alarm).
 _SI_TIMER = -2
 
 
@@ -22,8 +22,8 @@ class Senders:
     """The last sender of each signal.
 
     Attributes:
-        passed_on: Signals that workers of this node have got since.
-        warned_with: Signals with which this launcher told the workers of new nodes.
+        passed_on: Signals that this launcher has passed on to workers.
+        warned_with: Signals with which this launcher has warned workers of new nodes.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Senders:
         self._senders: dict[int, str] = {}
 
     def note(self, number: int, found: SignalInfo | None) -> None:
-        """Take note of a signal that came."""
+        """Note the sender of a signal that came."""
         self._senders[number] = "" if found is None else _describe(found)
 
     def name(self, number: int, sender: str) -> None:
@@ -40,7 +40,7 @@ class Senders:
         self._senders[number] = sender
 
     def find(self, number: int) -> str:
-        """Return where the last signal of a number came from, as `pid 12 (bash)`; empty where that isn't known."""
+        """Return the sender of the last signal of a number, such as `pid 12 (bash)`; "" if it isn't known."""
         return self._senders.get(number, "")
 
 

@@ -65,7 +65,7 @@ class SimpleElasticAgent(ElasticAgent):
     """An agent for one worker spec.
 
     Args:
-        spec: What the workers are.
+        spec: The description of the workers.
         exit_barrier_timeout: Seconds to wait at the end for the other nodes.
         shutdown_timeout: Seconds that workers get to stop.
     """
@@ -104,7 +104,7 @@ class SimpleElasticAgent(ElasticAgent):
         """Run the workers to their end; see `ElasticAgent.run`.
 
         Returns:
-            What became of the workers; None where the rendezvous let this node go, as with torch.
+            How the workers ended; None if the rendezvous dismissed this node, as with torch.
         """
         from elastic_run.multiprocessing.api import SignalException  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""What `elastic-run stacks` gets of this node: the stacks of its workers, or of one of them."""
+"""This node's answer to `elastic-run stacks`: the stacks of its workers."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 __all__ = ["PATIENCE", "answer_stacks", "take_stacks"]
 
-#: Seconds that workers get to answer: less than a client waits for.
+#: Seconds that workers get to answer; a client waits longer.
 PATIENCE = 3.0
-#: Characters of one worker's text: those of 1,000 workers fit into an answer where they are as usual.
+#: Characters of one worker's text. Stacks are much shorter, so those of 1,000 workers fit into an answer.
 _MOST_TEXT = 1 << 18
 
 
 def answer_stacks(request: Request) -> None:
-    """Ask the workers that run; answer when all have answered, or have had their time."""
+    """Ask the workers that run for their stacks; answer when all have answered, or when their time is over."""
     take_stacks(request.view, request.reply)
 
 

@@ -1,7 +1,7 @@
-"""What `elastic-run status` shows of this node: the agent, its round, and each of its workers.
+"""This node's answer to `elastic-run status`: the agent, its round, and each of its workers.
 
 CPU time is measured between two moments: the last request, if it was not long ago, and now. Without a last request the
-answer comes `_INTERVAL` seconds later. Nothing is measured while nobody asks.
+answer comes `_INTERVAL` seconds later. Without a request nothing is measured.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def measure(view: AgentView, deliver: Callable[[Document], None]) -> None:
 
 
 def absolute(path: str) -> str:
-    """Return a path for who asks from another directory; an empty one stays empty."""
+    """Return a path that is valid in any working directory; an empty path stays empty."""
     return os.path.abspath(path) if path else ""
 
 

@@ -3,7 +3,7 @@
 | module | what it holds |
 |---|---|
 | `check_process` | one run of a command beside the workers, with a timeout |
-| `context` | the agent's options, and what all rounds share: guardian, token, limit of descriptors |
+| `context` | the agent's options, and the parts that all rounds share: guardian, token, limit of descriptors |
 | `d_state` | watches for workers in uninterruptible sleep (state D) |
 | `early_start` | starts the first round's workers before the supervisor is imported |
 | `environment` | the workers' environment variables |
@@ -16,17 +16,17 @@
 | `job_exit_code` | chooses the launcher's exit code from the verdict and the root cause |
 | `joining` | joins a round, through the job or through a rendezvous handler |
 | `last_output` | when a worker has last written, and what |
-| `observation` | passes on what happens to the event log, once the workers run |
+| `observation` | passes events to the event log and the metrics, once the workers run |
 | `preload` | starts the templates of warm workers |
 | `quiet_watch` | says that nothing happens in a round any more |
 | `rank_assignment` | the ranks of this node's workers in a round |
 | `round` | one round: its workers, their output, and how each ended |
-| `round_checks` | what must hold before a round: free GPU memory, the health check |
+| `round_checks` | the checks before a round: free GPU memory, the health check |
 | `round_join` | offers this node's worker store, and takes part in the rendezvous |
 | `signal_watch` | answers the launcher's signals |
 | `stack_reports` | shows the workers' stacks, on SIGQUIT and before SIGKILL |
 | `start_errors` | why the workers' program could not be started, in words |
-| `step` | one step of the state machine, for those who watch |
+| `step` | one step of the state machine, for the event log |
 | `supervisor` | the loop: events to the state machine, commands to the parts |
 | `time_limit` | tells that the scheduler will end the job soon, and stops the workers in time |
 | `timers` | the pipe and the expiry of the workers' timers |

@@ -3,9 +3,9 @@
 Rules
 - It has a session of its own, /dev/null as stdin, and one pipe as stdout and stderr. The loop reads the pipe, so that a
   command may print a gigabyte; its last bytes are kept.
-- It has ended when its first process has, whoever still holds the pipe. Then, and at the timeout, SIGKILL goes to all
-  that it has started: by session, and by the launcher's token, as with workers. There is no grace: a process that hangs
-  in a driver does not act on SIGTERM either.
+- The check has ended when its first process has, even if another process still holds the pipe. Then, and at the
+  timeout, SIGKILL goes to all processes that it has started: by session, and by the launcher's token, as with workers.
+  There is no grace: a process that hangs in a driver does not act on SIGTERM either.
 - A process that SIGKILL can't end (uninterruptible sleep) is given up after some seconds.
 - The guardian knows of it: it does not outlive the agent.
 """
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 #: Bytes of the output that are kept.
 _KEPT = 8192
-#: Bytes of one read; what a pipe holds.
+#: Bytes of one read: the size of a pipe.
 _PIECE = 1 << 16
 
 
@@ -43,7 +43,7 @@ class CheckEnd:
     Args:
         exitcode: Its exit code, or minus the number of the signal that ended it.
         is_late: Whether it was killed at the timeout.
-        output: The end of what it wrote.
+        output: The end of its output.
         survivors: Pids that SIGKILL could not end.
     """
 
@@ -58,7 +58,7 @@ class CheckProcess:
 
     Args:
         loop: The agent's loop.
-        context: What the rounds of one agent share.
+        context: The state that all rounds of the agent share.
         on_end: Called once, when nothing of it is left, unless it was cancelled.
     """
 
@@ -116,7 +116,7 @@ class CheckProcess:
         self._workers.adopt(0, StartedWorker(pid, born))
 
     def cancel(self) -> None:
-        """Kill it; nobody is told of its end."""
+        """Kill the command; `on_end` is not called."""
         self._on_end = None
         self._stop()
 

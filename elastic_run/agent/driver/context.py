@@ -1,4 +1,4 @@
-"""What all rounds of one agent share: the user's options, the guardian, the token, the limit of descriptors."""
+"""The state that all rounds of one agent share: options, guardian, token, limit of descriptors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from elastic_run.multiprocessing.warm.worker_pool import WorkerPool
 
 
-#: Descriptors of the launcher's own: what it can't do without, and what it has room for when all goes well.
+#: Descriptors of the launcher itself: the number that it needs, and the number that it usually reserves.
 _DESCRIPTORS_LEAST = 24
 _DESCRIPTORS = 64
 #: For each worker: pidfd, three pipes while it starts, two log files that are written and read, a client.
@@ -42,7 +42,7 @@ _STOP_MARGIN = 5.0
 
 @dataclass(frozen=True, slots=True)
 class AgentOptions:
-    """What the user has set, as an agent uses it: the three configurations, and values made from torch's fields.
+    """The user's settings as an agent uses them: the three configurations, and values made from torch's fields.
 
     Args:
         job_config: The settings on which all nodes of the job agree.
@@ -78,7 +78,7 @@ class AgentOptions:
 
     @property
     def worker_variables(self) -> dict[str, str]:
-        """What the workers are told about their end, as variables."""
+        """The variables that tell the workers about their end."""
         found = {}
         if self.scale_up_signal:
             found[contract.ENV_SCALE_UP_SIGNAL] = signal_name(self.scale_up_signal)
@@ -88,24 +88,24 @@ class AgentOptions:
 
     @property
     def stop_time(self) -> float:
-        """When the workers have to begin to save, in seconds since 1970; 0 where nothing ends the job."""
+        """Time at which the workers have to begin to save, in seconds since 1970; 0 if no scheduler ends the job."""
         end = self.node_config.end_time
         return max(0.0, end - self.shutdown_timeout - _STOP_MARGIN) if end else 0.0
 
     @property
     def scale_up_signal(self) -> int:
-        """What workers get before they are stopped for new nodes, or 0."""
+        """The signal that workers get before they are stopped for new nodes, or 0."""
         return next(iter(parse_signals(self.node_config.scale_up_signal)), 0)
 
 
 class AgentContext:
-    """What the rounds of one agent share.
+    """The state that all rounds of one agent share.
 
     Attributes:
         adopts_orphans: Whether orphans of the workers' descendants come to this process.
-        worker_limit: The workers' soft limit of descriptors, where this process has raised its own; else None.
-        mask: Signals that were blocked when this process began, and are when a worker begins, where this process blocks
-            others since; else None.
+        worker_limit: The workers' soft limit of descriptors if this process has raised its own; otherwise None.
+        mask: The signals that were blocked when this process began, so that a worker begins with the same; None if this
+            process has blocked no others since.
     """
 
     __slots__ = (
@@ -132,7 +132,7 @@ class AgentContext:
         self.options = options
         self.hostname = os.uname().nodename
         self.run_id = group.spec.rdzv_handler.get_run_id()
-        # With torch in it (under compat) this process is somebody's, and too large to be copied.
+        # With torch in it (under compat) this is another program's process, and too large to be copied.
         self.guardian = Guardian(is_exec=not options.is_whole_process or "torch" in sys.modules)
         self.timers: WorkerTimers | None = None
         self.worker_pool: WorkerPool | None = None
@@ -145,7 +145,7 @@ class AgentContext:
         self.mask: frozenset[int] | None = None
 
     def block_signals(self, numbers: Iterable[int]) -> None:
-        """Hold signals of this thread back, but not of the workers."""
+        """Block signals in this thread, but not in the workers."""
         before = block_signals(numbers)
         if self.mask is None:
             self.mask = before
@@ -162,10 +162,10 @@ class AgentContext:
         """Allow this process as many descriptors as its workers' streams and clients take; workers keep their limit.
 
         Args:
-            held: Descriptors that it can't do without while the workers run.
+            held: Descriptors that it needs while the workers run.
 
         Raises:
-            OSError: They are more than the system allows.
+            OSError: The system allows fewer descriptors.
         """
         workers = self.group.spec.local_world_size
         least, usual = held + _DESCRIPTORS_LEAST, workers * _DESCRIPTORS_PER_WORKER + _DESCRIPTORS
@@ -221,23 +221,23 @@ class AgentContext:
         return "" if getattr(self.logs_specs, "is_temporary", False) else directory
 
     def make_log_directory(self) -> str:
-        """Return that directory; one that the user has asked for is made, if no worker was started yet."""
+        """Return the log directory; make it if the user has asked for one and no worker was started yet."""
         make = getattr(self.logs_specs, "make_run_log_dir", None)
         if make is not None and not getattr(self.logs_specs, "is_temporary", False):
             try:
                 make(self.run_id)
             except OSError:
-                pass  # the report on the console has it all
+                pass  # the report on the console has the same content
         return self.log_directory
 
     def announce_log_directory(self) -> None:
-        """Tell the guardian, once, of a directory that has to go with the launcher."""
+        """Tell the guardian, once, of a directory that it has to remove when the launcher has ended."""
         if not self._announced and getattr(self.logs_specs, "is_temporary", False):
             self.guardian.remove_at_end(getattr(self.logs_specs, "run_log_dir", None) or "")
             self._announced = True
 
     def switch_on_recorders(self, envs: Mapping[int, dict[str, str]], logs: LogsDest) -> None:
-        """Switch on torch's flight recorder in the workers of a round, where the user asks for it."""
+        """Switch on torch's flight recorder in the workers of a round, if the user asks for it."""
         if not self.options.agent_config.flight_recorder:
             return
         if self.flight_recorder is None:
@@ -247,7 +247,7 @@ class AgentContext:
         self.flight_recorder.switch_on(envs, logs, os.environ)
 
     def serve_timers(self, envs: Mapping[int, dict[str, str]]) -> None:
-        """Make the pipe of the workers' timers where the user asks for it, and tell the workers of it."""
+        """If the user asks for it, make the pipe of the workers' timers and give its path to the workers."""
         if os.environ.get(contract.ENV_ENABLE_FILE_TIMER) != "1":
             return
         if self.timers is None:

@@ -19,7 +19,7 @@ _LOOKS = 4
 
 
 class DStateWatch:
-    """Calls once when a process has been in uninterruptible sleep for too long."""
+    """Calls `on_stuck` once, when a process has been in uninterruptible sleep for too long."""
 
     def __init__(
         self, loop: Loop, timeout: float, *, pids: Callable[[], Iterable[int]], on_stuck: Callable[[int], None]

@@ -1,8 +1,8 @@
 """Starts the first round's workers before the launcher imports the supervisor.
 
 Workers take longer to boot than the launcher takes to import, so both go on at the same time. The workers are started
-by the same functions as in every round, only earlier, and the supervisor takes over the result. What they write waits
-in their pipes until then.
+by the same functions as in every round, only earlier, and the supervisor takes over the result. Until then the
+workers' output waits in their pipes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class EarlyStart:
 
 
 def start_early(context: AgentContext) -> EarlyStart | None:
-    """Start the first round's workers, if nothing has to be waited for: neither other nodes, nor a template's imports.
+    """Start the first round's workers if they need not wait for other nodes or for a template's imports.
 
     Returns:
         The round. None where the supervisor begins with it; it also tells the user if the round can't be joined.
@@ -44,5 +44,5 @@ def start_early(context: AgentContext) -> EarlyStart | None:
     # Until the supervisor handles them: a stop signal would end the launcher without a message.
     context.block_signals((*context.options.signals, *context.options.forwarded, *context.options.unnamed_signals))
     launched = launch_workers(context, restart_count=0, use_agent_store=round_join.use_agent_store)
-    context.adopt_orphans()  # as early as can be: what leaves a worker before comes to somebody else
+    context.adopt_orphans()  # as early as possible: orphans of the workers' descendants go to another process before
     return EarlyStart(round_join, launched)

@@ -1,9 +1,8 @@
-"""Makes the events of `report.event_schema` from what happens to one agent, and hands them to event log and metrics.
+"""Makes the events of `report.event_schema` for one agent, and hands them to the event log and the metrics.
 
 Rules
-- Nothing here decides, waits or sets a timer. A defect of a watcher is not the job's: what can't be written is told by
-  the writer, once.
-- Each event is made where the state machine has taken its step, so the log has the order in which things were decided.
+- Nothing here decides, waits or sets a timer. A failed write does not disturb the job: the writer tells it once.
+- Each event is made at a step of the state machine, so the log has the order of the decisions.
 """
 
 from __future__ import annotations
@@ -38,17 +37,18 @@ if TYPE_CHECKING:
 _PATIENCE = 2.0
 #: Characters of an exception, and of a sentence.
 _LINE_LIMIT = 2000
-#: Silences of a worker in one round that are all written; beyond that, those which are longer by this factor.
+#: Silences of a worker in one round that are all written. After these, a silence is written if it is longer than the
+#: longest one before by this factor.
 _SILENCES = 20
 _LONGER = 1.5
 
 
 def open_recorder(context: AgentContext, loop: Loop, say: Callable[[str], None]) -> EventRecorder | None:
-    """Open the event log, and return what writes it; None where nothing is to be written.
+    """Open the event log, and return its recorder; None if there is no log and no metrics port.
 
     Args:
-        context: What the rounds of the agent share; its log directory is there by now.
-        loop: The agent's.
+        context: The state that all rounds of the agent share; its log directory exists by now.
+        loop: The agent's loop.
         say: Tells the user something in one line.
     """
 
@@ -76,7 +76,7 @@ class EventRecorder:
     """Makes the events of one agent.
 
     Args:
-        context: What the rounds of the agent share.
+        context: The state that all rounds of the agent share.
 
     Attributes:
         sinks: Get each event.
@@ -110,7 +110,7 @@ class EventRecorder:
         return _encode(self._document((time.time(), time.monotonic()), "lines_lost", {"lines": lines}))
 
     def close(self) -> None:
-        """Write what waits, within a short time."""
+        """Write the events that wait, within a short time."""
         if self._writer is not None:
             self._writer.close(_PATIENCE)
 
@@ -267,7 +267,7 @@ class EventRecorder:
         )
 
     def round_gone(self, moment: Moment, ends: Sequence[WorkerEnd], root: WorkerEnd | None, unkillable: int) -> None:
-        """No process of the round lives, and what the workers wrote was read."""
+        """No process of the round lives, and all output of the workers was read."""
         for end in ends:
             if end.exitcode != 0 and (end is root or not end.was_stopped):
                 self._put_failure(moment, end, is_root=end is root)
@@ -323,5 +323,5 @@ def _seconds(value: float) -> float:
 
 
 def _encode(document: Document) -> bytes:
-    # ASCII: whatever bytes a worker has put into its message, the line is one that every reader takes.
+    # ASCII: every reader accepts the line, whatever bytes a worker has put into its message.
     return json.dumps(document, separators=(",", ":")).encode("ascii") + b"\n"

@@ -1,6 +1,6 @@
 """Injects the faults of --inject-fault into the workers of a round: by signals, and by the agent's own end.
 
-A fault says in a line of the launcher that it was asked for, so that nobody looks for its cause.
+A line of the launcher says that a fault was asked for, so that no user looks for its cause.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 def inject_faults(
     faults: Sequence[Fault], started: Round, group: WorkerGroup, *, loop: Loop, say: Callable[[str], None]
 ) -> None:
-    """Let the faults of a round happen when their time comes.
+    """Set the timers of a round's faults.
 
     Args:
         faults: All faults of the job.
-        started: The round, whose workers run.
+        started: The round; its workers run.
         group: The round's ranks.
         loop: The agent's loop.
         say: Tells the user.

@@ -37,11 +37,11 @@ class FlightRecorder:
         self._paths: dict[int, str] = {}
 
     def switch_on(self, envs: Mapping[int, dict[str, str]], logs: LogsDest, parent: Mapping[str, str]) -> None:
-        """Add the variables to the workers' environments; a value of the user's stays.
+        """Add the variables to the workers' environments; a value that the user has set stays.
 
         Args:
             envs: The workers' environments by local rank.
-            logs: Where their output goes.
+            logs: The files for their output.
             parent: The launcher's environment, which the workers inherit.
         """
         self._attempt += 1

@@ -30,7 +30,7 @@ class GpuMemoryWait:
 
     Args:
         loop: The agent's loop.
-        context: What the rounds of one agent share.
+        context: The state that all rounds of the agent share.
         say: Tells the user one line.
         on_end: Called once, when the memory is free or the time is over, unless it was cancelled.
     """
@@ -64,10 +64,10 @@ class GpuMemoryWait:
         try:
             self._process.start(query, max(left, _PAUSE))
         except OSError:
-            self._on_end()  # it says nothing of the memory
+            self._on_end()  # the query can't be started, so nothing is known of the memory
 
     def cancel(self) -> None:
-        """End it; nobody is told."""
+        """End the wait; `on_end` is not called."""
         self._on_end = lambda: None
         if self._timer is not None:
             self._timer.cancel()

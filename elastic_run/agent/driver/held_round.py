@@ -1,4 +1,4 @@
-"""A formed round that begins when its warm workers are ready or were given up (`--preload`)."""
+"""A formed round that waits until its warm workers are ready, or are given up and start cold (`--preload`)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ class HeldRound:
         """Whether an event is held back or dropped during the wait; other events may end the wait.
 
         Args:
-            event: What has happened. The verdict finds no round begun; what else concerns the round comes after it.
+            event: The event. A verdict is processed at once, and the round never begins. Any other event of the round
+                is processed after the round has begun.
         """
         if isinstance(event, messages.Signalled):
             return False
@@ -35,7 +36,7 @@ class HeldRound:
         if self._round is None or isinstance(event, messages.JobOver):
             return False
         if isinstance(event, messages.RoundWarned):
-            return True  # nobody runs who could be warned
+            return True  # there are no workers to warn
         self._release()
         return False
 

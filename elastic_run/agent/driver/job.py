@@ -40,12 +40,12 @@ if TYPE_CHECKING:
     from elastic_run.rendezvous.session import Session, SessionEvent
     from elastic_run.report.wait_line import WaitLine
 
-#: Seconds that the last words of an agent may take where nobody waits for it to linger.
+#: Seconds that an agent may take to write its last facts if no other node needs it to stay.
 _LAST_WORDS = 3.0
 #: Seconds for the loop to open a store, which never blocks.
 _OPENING = 10.0
 
-#: Why the job stops a round, by the reasons of `Halted`; a failure's detail says it all.
+#: Why the job stops a round, by the reasons of `Halted`. A failure has its own detail.
 _HALTS = {
     "loss": "nodes lost",
     "leave": "nodes left",
@@ -59,7 +59,7 @@ def make_setup(spec: WorkerSpec, options: AgentOptions, *, shows_waiting: bool =
     """Return the description of this node's workers and the user's settings for the rendezvous."""
     config, node_config = options.job_config, options.node_config
     if not node_config.scale_up_signal:
-        config = replace(config, scale_up_grace=0.0)  # nobody is warned, so there is nothing to wait for
+        config = replace(config, scale_up_grace=0.0)  # the workers are not warned, so they need no time
     node_info = NodeInfo(
         host=socket.gethostname(),
         pid=os.getpid(),
@@ -87,16 +87,16 @@ class MultiNodeJob:
 
     Args:
         group: The workers; their ranks and the master address are set when a round is formed.
-        options: What the user asked for.
+        options: The user's settings.
         round_join: Opens this node's workers' store of each round.
         loop: The agent's loop.
-        feed: Takes supervision's events.
-        console: Where the user is told what happens.
+        feed: Takes the events of the agent's machine.
+        console: The launcher's console, for lines to the user.
 
     Attributes:
         ended: The job's verdict, or None.
         place: This node's place in the current round, or None before the first.
-        halt: Why the job has stopped the last round that it stopped, in words.
+        halt: Why the job has stopped its last round, in words.
         use_agent_store: Whether rank 0's agent serves the workers' store of the current round.
         answer: Gives this node's answer to a question of `core.protocol.node_status` to a function, a moment later, or
             None while nobody can.
@@ -196,7 +196,7 @@ class MultiNodeJob:
         )
 
     def leave(self, reason: str, detail: str = "") -> None:
-        """Say that this node goes. A node that was found unhealthy before it joined goes to the store to say so."""
+        """Tell the job that this node leaves. A node that is found unhealthy before it joined joins to tell it."""
         self._has_left = True
         self._end_wait()
         if self._session is not None:
@@ -205,11 +205,11 @@ class MultiNodeJob:
             self.join(lambda session: session.leave(reason, detail))
 
     def close(self, barrier: float, *, is_hurried: Callable[[], bool]) -> None:
-        """Say the last words, and stay as long as others need this node.
+        """Write the last facts, and stay as long as other nodes need this one.
 
         Args:
             barrier: Seconds for which this node stays, at most, after the verdict.
-            is_hurried: Whether the user has asked again to stop; nobody is waited for then.
+            is_hurried: Whether the user has sent a second stop signal; then this node does not stay.
         """
         session = self._session
         if session is None:
@@ -226,7 +226,7 @@ class MultiNodeJob:
                 is_closed.set()
                 self._loop.call_soon_threadsafe(lambda: None)  # wakes the loop
 
-        # In a thread: while this node stays for the others, a signal must be heard.
+        # In a thread: while this node stays for the others, the loop must answer signals.
         threading.Thread(target=close, name="close session", daemon=True).start()
         self._loop.run_until(lambda: is_closed.is_set() or is_hurried(), self._loop.now() + timeout + _LAST_WORDS)
 

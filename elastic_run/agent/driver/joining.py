@@ -25,7 +25,7 @@ class Joining:
     """Joins the rounds of one agent.
 
     Args:
-        context: What the rounds of one agent share.
+        context: The state that all rounds of the agent share.
         round_join: Offers this node's store, and takes part in a handler's rendezvous.
         job: This node's part in a job of several nodes, or None.
         loop: The agent's loop.
@@ -86,14 +86,16 @@ class Joining:
             threading.Thread(target=self._ask_handler, args=(number,), daemon=True).start()
 
     def _ask_handler(self, number: int) -> None:
-        """Ask the handler, in whatever thread this is, and bring the answer to the loop's thread."""
+        """Ask the handler for a place, in any thread, and bring the answer to the loop's thread."""
         event: Event
         if not self._round_join.is_immediate and self._context.mask is not None:
-            restore_signals(self._context.mask)  # what a plug-in starts here must not begin with signals blocked
+            restore_signals(
+                self._context.mask
+            )  # a process that a plug-in starts here must not begin with signals blocked
         try:
             self._round_join.take_place()
             event = RoundFormed(number)
-        except Exception as error:  # noqa: BLE001 - a plug-in's; torch's classes of errors are not ours
+        except Exception as error:  # noqa: BLE001 - a plug-in's error; torch's classes of errors are not ours
             self.handler_error = error
             is_exit = is_kind(error, RendezvousGracefulExitError)
             detail = str(error) if is_exit else f"{type(error).__name__}: {error}"

@@ -1,6 +1,6 @@
-"""Passes on what happens to those who watch: the event log and the metrics; nothing where nobody does.
+"""Passes the events of one agent to the event log and the metrics, if there is either.
 
-Their modules are imported after the first worker was started (law 1). What happens before is kept until then.
+Their modules are imported after the first worker was started (law 1). Events before that are kept until then.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 class Observation:
-    """What watches over one agent.
+    """The observers of one agent: event log and metrics.
 
     Args:
-        context: What the rounds of the agent share.
-        loop: The agent's.
+        context: The state that all rounds of the agent share.
+        loop: The agent's loop.
         say: Tells the user something in one line.
     """
 
@@ -38,10 +38,10 @@ class Observation:
         )
 
     def tell(self, tell: Callable[[EventRecorder, Moment], None]) -> None:
-        """Pass on that something happened.
+        """Record an event.
 
         Args:
-            tell: Calls a method of the recorder with the moment; what it refers to must not change before that.
+            tell: Calls a method of the recorder with the moment. The call may come later, so its data must not change.
         """
         if not self._is_wanted:
             return
@@ -66,6 +66,6 @@ class Observation:
             tell(self._recorder, moment)
 
     def close(self) -> None:
-        """Write what waits to be written."""
+        """Write the events that wait."""
         if self._recorder is not None:
             self._recorder.close()

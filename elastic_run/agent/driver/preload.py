@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 def start_preload(context: AgentContext, preload: str) -> str:
-    """Start the templates of an agent's workers, and set the agent's `worker_pool` where that can be.
+    """Start the templates of an agent's workers, and set the agent's `worker_pool` if that is possible.
 
     Args:
-        context: What the rounds of the agent share.
+        context: The state that all rounds of the agent share.
         preload: Names of modules, separated by commas, or `auto`.
 
     Returns:
-        Why that can't be, for the user, or an empty string.
+        The reason why it is not possible, for the user, or an empty string.
     """
     spec = context.group.spec
     argv = [str(spec.entrypoint), *map(str, spec.args)]
@@ -49,7 +49,7 @@ def _start(context: AgentContext, modules: list[str], argv: list[str]) -> Worker
     if not context.guardian.pid:
         context.guardian.start()
     try:
-        # The longest of the command lines: each of them has to fit in its place (`process_title`).
+        # The longest command line: each worker's command line has to fit into the template's (`process_title`).
         worker_pool.start([argv[0], *macros.substitute(argv[1:], str(ranks[-1]))], _common_environment(context))
         context.make_room(len(ranks))  # after the template's start: workers keep the limit of descriptors
         worker_pool.prepare()
@@ -64,7 +64,7 @@ def _common_environment(context: AgentContext) -> dict[str, str]:
     return {
         **inherited_environment(),
         contract.ENV_TOKEN: context.guardian.worker_token,
-        # Of the workers' variables the one that is the same for all and that torch reads.
+        # The one variable of the workers that torch reads at its import and that is the same for all.
         contract.ENV_NCCL_ASYNC_ERROR_HANDLING: os.environ.get(contract.ENV_NCCL_ASYNC_ERROR_HANDLING, "1"),
     }
 

@@ -1,7 +1,7 @@
-"""Says once in a round that nothing happens any more, and which command shows where the ranks are.
+"""Tells the user, once in a round, that the workers do nothing any more, and which command shows where they are.
 
-One timer, every five minutes: what the workers did is read then and compared with what was read before. So a job that
-hangs is told after five to ten minutes, and a job that runs is woken up for a millisecond every five minutes.
+A timer reads the workers' activity every five minutes and compares it with the last reading. So the line comes five to
+ten minutes after a job begins to hang, and costs a running job a millisecond every five minutes.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class QuietWatch:
     """The watch over one round.
 
     Args:
-        loop: The agent's.
-        pids: Returns the workers that run.
-        say: Called once with the seconds for which nothing has happened.
+        loop: The agent's loop.
+        pids: Returns the pids of the workers that run.
+        say: Called once with the seconds for which the workers have done nothing.
         period: Seconds between two looks.
     """
 
@@ -63,7 +63,7 @@ class QuietWatch:
 
 
 def read_activity(workers: Sequence[int]) -> Activity:
-    """Return what workers and their descendants, such as data loaders, have done so far."""
+    """Return CPU time and written bytes of workers and their descendants, such as data loaders, so far."""
     tick = os.sysconf("SC_CLK_TCK")
     pids = find_descendants(frozenset(workers), since=0)
     stats = [stat for pid in pids if (stat := read_stat(pid)) is not None]

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from elastic_run.loop import Loop
     from elastic_run.multiprocessing.output.console import Console
 
-#: Signals that nobody sends to stop a process: a worker that ends so has failed, also while it is being stopped.
+#: Signals that are not sent to stop a process: a worker that they end has failed, also while it is being stopped.
 _CRASHES = frozenset((-4, -5, -6, -7, -8, -11, -31))  # ILL, TRAP, ABRT, BUS, FPE, SEGV, SYS
 _ABORTED = -6
 _LOST_STATUS = (
@@ -78,8 +78,8 @@ class Round:
         """Watch the workers, and take their output.
 
         Raises:
-            OSError: One of them could not be started; those before it run.
-            ValueError: Ditto.
+            OSError: A worker could not be started; the workers before it run.
+            ValueError: A worker could not be started, for a reason in its command; the workers before it run.
         """
         launched = self._launched
         for rank, started in launched.workers.items():
@@ -159,12 +159,12 @@ class Round:
         return [path for path in own if path]
 
     def sees_stdout(self, local_rank: int) -> bool:
-        """Whether a worker's stdout passes through this process, or goes into a log file."""
+        """Whether this process can read a worker's stdout: it passes through here, or goes into a log file."""
         logs = self._launched.logs
         return local_rank in self.output.with_stdout or (logs is not None and bool(_file(logs.stdouts, local_rank)))
 
     def is_secondary(self, local_rank: int) -> bool:
-        """Whether a worker that has just failed looks as if it had lost a peer; asked only after a failure."""
+        """Whether a worker that has just failed seems to have lost a peer."""
         _, exitcode, _ = self._ended_at[local_rank]
         if exitcode < 0 and exitcode != _ABORTED:
             return False  # lost peers make collectives raise, or abort
@@ -189,7 +189,7 @@ class Round:
 
         Args:
             patience: Seconds that they get.
-            on_done: Gets what came by global rank.
+            on_done: Takes the stacks by global rank.
         """
         ranks = {worker.local_rank: worker.global_rank for worker in self._context.group.workers}
         pids = {rank: self.workers.pids[rank] for rank in self.workers.alive}
@@ -206,7 +206,7 @@ class Round:
         """Read the rest of the workers' output.
 
         Returns:
-            What became of each worker that has ended; empty when all that ended did so with 0.
+            The end of each worker that has ended; empty if all of them ended with exit code 0.
         """
         for rank in self.workers.pids:
             self.output.finish(rank)
@@ -228,7 +228,7 @@ class Round:
         """Return the values of the workers' functions by global rank, after `close`; empty for commands.
 
         Raises:
-            UnpicklingError: This process can't make a value of what a worker sent.
+            UnpicklingError: This process can't unpickle the value that a worker sent.
         """
         if self._launched.functions is None:
             return {}

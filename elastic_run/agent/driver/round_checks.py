@@ -1,7 +1,7 @@
-"""What must hold before this node takes part in a round: the old workers' GPU memory is free, the health check passes.
+"""The checks before this node takes part in a round: the old workers' GPU memory is free, the health check passes.
 
-The checks run between two rounds, or before the first: heartbeats and the loop go on meanwhile, and no round waits for
-a node that has not said that it is ready. Most jobs have no check, and import none of this.
+The checks run between two rounds, or before the first one. Heartbeats and the loop go on during the checks, and no
+round waits for a node that has not said that it is ready. Most jobs have no check, and import none of this.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class RoundChecks:
 
     Args:
         loop: The agent's loop.
-        context: What the rounds of one agent share.
+        context: The state that all rounds of the agent share.
         say: Tells the user one line.
-        on_ready: Called when all hold.
+        on_ready: Called when all checks have passed.
         on_unhealthy: Called with the reason when the health check has failed.
     """
 
@@ -75,7 +75,7 @@ class RoundChecks:
         self._wait.begin(query, former)
 
     def cancel(self) -> None:
-        """End them; nobody is told."""
+        """End the checks; no callback is called."""
         for part in (self._wait, self._check):
             if part is not None:
                 part.cancel()

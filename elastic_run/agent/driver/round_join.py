@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from elastic_run.store.tcpstore.listener import PortTakenError
     from elastic_run.store.tcpstore.worker_store import WorkerStore
 
-#: `server.GARBAGE`, whose module is not on the way to the first worker.
+#: `server.GARBAGE`; that module is not imported before the first worker.
 _GARBAGE = "garbage"
 
 
@@ -32,10 +32,10 @@ class RoundJoin:
 
     Args:
         group: The workers; their ranks and the master address are set.
-        requested_store: Who is to serve the workers' store: `auto`, `agent`, `torch` or `rank0`.
+        requested_store: The server of the workers' store that the user asked for: `auto`, `agent`, `torch` or `rank0`.
 
     Attributes:
-        store: The workers' store of this node, or None before it was opened or where the rendezvous takes none.
+        store: The workers' store of this node; None before it is opened, or if the rendezvous takes none.
     """
 
     def __init__(self, group: WorkerGroup, requested_store: str) -> None:
@@ -54,7 +54,7 @@ class RoundJoin:
 
     @property
     def use_agent_store(self) -> bool:
-        """Whether something serves the workers' store already, for as long as the job lasts."""
+        """Whether the workers' store is served for them, so that worker 0 does not serve it."""
         return self._group.spec.rdzv_handler.use_agent_store if self.store is None else self.store.use_agent_store
 
     def serve(self, loop: Loop, say: Callable[[str], None]) -> None:
@@ -153,7 +153,7 @@ class RoundJoin:
         self._say(reason)
 
     def _tell_refusal(self, kind: str, what: str) -> None:
-        if kind != _GARBAGE:  # a scanner is not worth a word
+        if kind != _GARBAGE:  # a port scanner is no news for the user
             self._say(f"the workers' store closed a client, {what}")
 
     def _on_unknown_operation(self, operation: int) -> None:

@@ -1,4 +1,4 @@
-"""Answers the launcher's signals: one that stops the job, one that is passed on, one that only some workers handle."""
+"""Answers the launcher's signals: they stop the job, are passed on, or reach the workers that handle them."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class SignalWatch:
 
     Args:
         loop: The agent's loop.
-        context: What the user asked for.
-        senders: Is told where each signal came from.
+        context: The user's settings.
+        senders: Takes the sender of each signal.
         feed: Takes the machine's events.
         hurry: Called at each signal that stops the job.
         current_round: Returns the round that runs, or None.
@@ -33,7 +33,7 @@ class SignalWatch:
         show_stacks: Called at SIGQUIT; returns whether it shows stacks, so that the signal stops nothing.
 
     Attributes:
-        seen: How many signals that stop the job have come.
+        seen: Number of stop signals so far.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 #: Seconds in which a second SIGQUIT stops the job.
 _TWICE = 2.0
-#: Seconds that workers get to write their stacks: somebody waits; the end of the grace period waits for nobody.
+#: Seconds that workers get to write their stacks for a user who waits, and before SIGKILL, which must not come late.
 _PATIENCE = 3.0
 _PATIENCE_BEFORE_KILL = 0.4
 
@@ -51,7 +51,7 @@ class StackReports:
         self._asked_at: float | None = None
 
     def show_on_quit(self) -> bool:
-        """Show the stacks; return False where the job is to be stopped: at a second time."""
+        """Show the stacks; return False if the signal is to stop the job: at a second SIGQUIT soon after the first."""
         now, before = self._loop.now(), self._asked_at
         self._asked_at = now
         is_second = before is not None and now - before < _TWICE

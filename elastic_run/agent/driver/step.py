@@ -1,4 +1,4 @@
-"""One step of the agent's state machine, for those who watch."""
+"""One step of the agent's state machine, for the event log."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Step:
     """One step of the agent's state machine.
 
     Args:
-        before: The agent before it.
-        event: What has happened.
-        after: The agent behind it.
-        commands: What is done now.
+        before: The agent before the step.
+        event: The event that the machine was given.
+        after: The agent after the step.
+        commands: The commands that follow.
         place: This node's place in the round of a job of several nodes, or None.
-        halt: Why the job stops the round, in words; else "".
-        sender: The process that has sent the signal which the event is about; "" where it isn't known.
+        halt: Why the job stops the round, in words, or "".
+        sender: The process that has sent the event's signal; "" if it isn't known.
     """
 
     before: Agent

@@ -66,7 +66,7 @@ class Supervisor:
     """Runs the rounds of one agent to their end.
 
     Args:
-        context: The workers and what the user asked for; the group's ranks and states are kept up to date.
+        context: The workers and the user's settings; the group's ranks and states are kept up to date.
         early_start: The first round, if its workers were started already.
         on_step: Called with each step of a round (`agent.steps`), and its duration in milliseconds.
         on_timer: Called with the name of an event of the workers' timers, and the request that it is about.
@@ -278,7 +278,7 @@ class Supervisor:
 
     def _stop_after(self, error: BaseException) -> None:
         if self._round is None and self._job is None:
-            return  # nothing was started, and nobody would answer
+            return  # nothing was started, so nothing has to be stopped
         number = signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM
         self._feed(messages.Signalled(number))
         patience = self._options.shutdown_timeout + KILL_LIMIT + _MOMENT
@@ -408,7 +408,7 @@ class Supervisor:
         )
         self._checks.begin(former)
 
-    # --- what the job is told --------------------------------------------------------------------------------------
+    # --- reports to the job ----------------------------------------------------------------------------------------
     def _perform_warn(self, _: messages.Warn) -> None:
         if self._options.scale_up_signal:
             self._senders.warned_with.add(self._options.scale_up_signal)
@@ -539,7 +539,7 @@ class Supervisor:
         )
 
     def _give_up(self) -> None:
-        """In a forked worker: close what belongs to the launcher."""
+        """In a forked worker: close the launcher's descriptors."""
         self._loop.abandon()
         self._context.guardian.abandon()
 

@@ -1,7 +1,8 @@
-"""Tells the user, and if asked to the workers, that the scheduler will end the job soon.
+"""Tells the user that the scheduler will end the job soon, and stops the workers in time if the user asks for it.
 
 Slurm sends SIGTERM when the time is over, and SIGKILL `KillWait` seconds later (30 unless the site sets it). Workers
-that need longer to save have to begin before. `stop_requested()` is true from the same moment on, by a variable.
+that need longer to save have to begin before. A variable gives the workers the same moment, from which on their
+`stop_requested()` is true.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def watch_time_limit(
 
     Args:
         loop: The agent's loop.
-        options: Its options, with a `stop_time`.
+        options: The agent's options, with a `stop_time`.
         say: Tells the user a line.
         stop: Stops the workers; called if the options ask for it.
     """

@@ -38,11 +38,11 @@ class WorkerTimers:
     """The pipe of this agent's workers.
 
     Args:
-        directory: A private directory that goes with the launcher, or "" for one of its own.
+        directory: A private directory that is removed with the launcher; "" makes a new one.
         environ: This process's environment, which may name a path.
 
     Attributes:
-        own_directory: The directory that was made for it, or "".
+        own_directory: The directory that was made for the pipe, or "".
 
     Raises:
         OSError: The pipe can't be made.
@@ -87,7 +87,7 @@ class WorkerTimers:
         try:
             self._remove_directory()
         except OSError:
-            pass  # somebody has put a file there, or has removed it
+            pass  # another process has put a file there, or has removed it
 
 
 class TimerWatch:
@@ -233,7 +233,7 @@ def timer_exception(pid: int, said: ExceptionText | None) -> ExceptionText | Non
     """Return the exception that ended a worker, for the report.
 
     Returns:
-        The timer that expired, if one did; else what it said.
+        The timer that expired, or else the exception that the worker recorded.
     """
     text = expiries.take(pid)
     if not text:

@@ -1,8 +1,8 @@
 """Asks a foreign rendezvous whether nodes wait for the next round; such a rendezvous has no way to notify the agent.
 
-A job learns in this way of a failed worker on another node, too: that node's agent returns to the rendezvous, and
-waits. `monitor_interval` is the time between two questions; elastic-run uses it only here. The question is asked in a
-thread, because a handler may block.
+A job also learns of a failed worker on another node in this way: that node's agent returns to the rendezvous and waits.
+`monitor_interval` is the time between two questions; elastic-run uses it only here. The question is asked in a thread,
+because a handler may block.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The watches over a running round beside the loop: workers in state D, timers, waiting nodes, rounds that are quiet.
 
-Each watch runs only if the user asked for it, and is imported then: most jobs have none but that over a quiet round.
+Each watch is imported and runs only if the user asked for it, except for the watch over quiet rounds.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class Watches:
 
     Args:
         loop: The agent's loop.
-        context: The workers and what the user asked for.
-        is_polled: Whether only asking the rendezvous tells that nodes wait, as with a foreign handler.
+        context: The workers and the user's settings.
+        is_polled: Whether the rendezvous has to be asked for waiting nodes, as with a foreign handler.
         say: Tells the user one line.
-        on_stuck: Called with a round's number when a worker of it doesn't come out of uninterruptible sleep.
+        on_stuck: Called with a round's number when one of its workers stays in uninterruptible sleep.
         on_waiting_nodes: Called with a round's number when nodes wait for the next one.
         on_timer: Called with the name of an event of the workers' timers, and the request that it is about.
     """
@@ -65,7 +65,7 @@ class Watches:
         self._quiet_start: Timer | None = None
 
     def begin(self, current: Round) -> None:
-        """Begin to watch a round whose workers run."""
+        """Begin to watch a round; its workers run."""
         self._round = current
         if self._context.options.stuck_timeout > 0:
             self._d_state = self._watch_d_state(current)

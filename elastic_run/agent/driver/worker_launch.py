@@ -35,10 +35,10 @@ class LaunchedWorkers:
 
     Args:
         wiring: Their streams.
-        logs: Where their output goes, or None when that could not be laid out.
+        logs: The files for their output, or None if they could not be opened.
         functions: The function that they run and its arguments, or None for a command.
-        workers: By local rank.
-        error: Why not all of them were started, or None.
+        workers: The workers by local rank.
+        error: The reason why not all of them were started, or None.
         started_at: Wall clock at the start, seconds since the epoch, for display.
         started: Monotonic seconds at the start.
     """
@@ -62,13 +62,13 @@ def launch_workers(
     """Start every worker of this node.
 
     Args:
-        context: What the rounds of one agent share; its group has the round's ranks and master address.
+        context: The state that all rounds of the agent share; its group has the round's ranks and master address.
         restart_count: Restarts so far.
         use_agent_store: Whether the agent serves the workers' store.
-        on_fork: Gives up what is the launcher's, in a worker that is forked.
+        on_fork: Called in a forked worker; closes the launcher's descriptors there.
 
     Returns:
-        The workers. When one can't be started, those before it, and the reason.
+        The workers. If a worker can't be started, the workers before it, and the reason.
     """
     launched = LaunchedWorkers(Wiring(capture=context.options.agent_config.capture))
     try:
@@ -129,9 +129,9 @@ def _launch(
 
 
 def _lay_out_logs(context: AgentContext, envs: dict[int, dict[str, str]], *, is_first: bool) -> LogsDest:
-    """Ask the logs specs. A process that a plug-in starts begins with the signal mask that this process had.
+    """Ask the logs specs for the files. A process that a plug-in starts begins with the mask that this process had.
 
-    Not in the first round: nothing handles the signals yet, and one would end this process without a word.
+    In the first round the mask stays: nothing handles the signals yet, and a signal would end this process silently.
     """
     if is_first or context.mask is None or type(context.logs_specs).__module__.startswith("elastic_run."):
         return context.logs_specs.reify(envs)
@@ -175,5 +175,5 @@ def _count_descriptors(logs: LogsDest, *, capture: bool) -> int:
 
 
 def _is_any_stdout_passed(logs: LogsDest) -> bool:
-    """Whether the launcher itself writes what some worker says on stdout; torch's class keeps no output."""
+    """Whether the launcher itself writes the stdout of any worker; torch's class keeps no output."""
     return any(map(is_log, (*logs.tee_stdouts.values(), *getattr(logs, "kept_stdouts", {}).values())))
