@@ -13,7 +13,7 @@ import time
 
 from elastic_run import __version__
 from elastic_run.agent.agent_view import AgentView, Request
-from elastic_run.agent.job_questions import answer_job_stacks, answer_nodes
+from elastic_run.agent.job_questions import answer_drain, answer_job_stacks, answer_nodes
 from elastic_run.agent.script_name import program_name
 from elastic_run.agent.worker_stacks import answer_stacks
 from elastic_run.agent.worker_status import absolute, answer_status
@@ -75,6 +75,7 @@ def stop(request: Request) -> Document:
 
 
 REQUESTS: dict[str, Callable[[Request], Document | None]] = {
+    "drain": answer_drain,
     "identify": identify,
     "job_stacks": answer_job_stacks,
     "nodes": answer_nodes,

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 from elastic_run.agent.worker_stacks import PATIENCE, take_stacks
 from elastic_run.agent.worker_status import measure
-from elastic_run.core.protocol.node_status import STACKS, STATUS
+from elastic_run.control.wire import ControlError
+from elastic_run.core.protocol.node_status import DRAIN, STACKS, STATUS, kind_of
+from elastic_run.signals import SIGTERM
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,15 +19,31 @@ if TYPE_CHECKING:
 
     Document = dict[str, Any]
 
-__all__ = ["answer_job_stacks", "answer_nodes", "answer_question"]
+__all__ = ["answer_drain", "answer_job_stacks", "answer_nodes", "answer_question"]
 
 #: Seconds that other nodes get to answer: they look for questions some times a second, and measure for a moment.
-_PATIENCE = {STATUS: 2.0, STACKS: PATIENCE + 2.0}
+_PATIENCE = {STATUS: 2.0, STACKS: PATIENCE + 2.0, DRAIN: 2.0}
+#: Characters of a node's name.
+_LONGEST_NAME = 200
 
 
 def answer_question(view: AgentView, question: str, deliver: Callable[[Document], None]) -> None:
     """Give this node's answer to a question to a function, now or a moment later, in the loop."""
-    (take_stacks if question == STACKS else measure)(view, deliver)
+    kind, _, words = question.partition(" ")
+    if kind == DRAIN:
+        deliver(_leave_if_named(view, words))
+    else:
+        (take_stacks if kind == STACKS else measure)(view, deliver)
+
+
+def _leave_if_named(view: AgentView, name: str) -> Document:
+    """Leave the job, as at SIGTERM, if this node is the named one: the others go on without it."""
+    host, node_rank = view.context.hostname, view.context.group.group_rank
+    is_leaving = name in (host, str(node_rank))
+    if is_leaving and not view.memory.get(DRAIN):
+        view.memory[DRAIN] = True
+        view.loop.call_soon(lambda: view.stop(SIGTERM, "elastic-run drain"))
+    return {"host": host, "pid": os.getpid(), "node_rank": node_rank, "is_leaving": is_leaving, "workers": []}
 
 
 def answer_nodes(request: Request) -> None:
@@ -34,6 +54,23 @@ def answer_nodes(request: Request) -> None:
 def answer_job_stacks(request: Request) -> None:
     """Tell the stacks of all nodes of the job, as far as they answer in time."""
     _gather(request, STACKS)
+
+
+def answer_drain(request: Request) -> None:
+    """Let one node of the job leave, and tell all nodes.
+
+    Raises:
+        ControlError: The name is none.
+    """
+    name = request.arguments.get("node")
+    if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= _LONGEST_NAME:
+        message = "this is no name of a node"
+        raise ControlError(message)
+    own = _leave_if_named(request.view, name)
+    if own["is_leaving"]:  # its session may end before the others have answered
+        request.reply({"nodes": [own], "expected": 1})
+    else:
+        _gather(request, f"{DRAIN} {name}")
 
 
 def _gather(request: Request, question: str) -> None:
@@ -54,4 +91,4 @@ def _gather(request: Request, question: str) -> None:
     if job is None:
         take("others", [])
     else:
-        job.gather_status(question, _PATIENCE[question], lambda others: take("others", others))
+        job.gather_status(question, _PATIENCE[kind_of(question)], lambda others: take("others", others))

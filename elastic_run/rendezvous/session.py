@@ -82,7 +82,7 @@ class StatusAsked:
     """Another node asks all nodes: answer with `Session.tell_status`.
 
     Args:
-        question: Of `core.protocol.node_status`.
+        question: See `core.protocol.node_status`.
     """
 
     question: str

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from elastic_run.core.protocol.job_keys import STATUS_ANSWERS, STATUS_REQUEST
-from elastic_run.core.protocol.node_status import STACKS, STATUS
+from elastic_run.core.protocol.node_status import DRAIN, STACKS, STATUS, is_sound, kind_of
 from elastic_run.rendezvous.elastic import status_exchange
 from elastic_run.rendezvous.elastic.status_exchange import LIMIT, StatusAnswers, gather
 from elastic_run.store.jobstore.memory import JobSpace, MemoryJobStore
@@ -118,6 +118,19 @@ def test_the_question_is_for_stacks(space: JobSpace) -> None:
     assert status_exchange._decode(status, STACKS) is None
     wrong = json.dumps({"version": 1, "stacks": stacks_document("a", silence="long")}).encode()
     assert status_exchange._decode(wrong, STACKS) is None
+
+
+def test_a_question_may_be_about_a_node() -> None:
+    """Nodes get its words; the answer has to say whether the node leaves. An unknown kind is one about the state."""
+    asked: list[str] = []
+    answers = StatusAnswers(asked.append, lambda: None)
+    for value in (b"1a drain node7", b"1b news of the future", b"\xff\xfe", b"x" * 1000):
+        answers.note_request(value)
+    assert asked == ["drain node7", "news of the future", "", ""]
+    assert [kind_of(question) for question in asked] == [DRAIN, STATUS, STATUS, STATUS]
+    node = {"host": "a", "pid": 1, "node_rank": None, "is_leaving": True, "workers": []}
+    assert is_sound(node, "drain node7")
+    assert not is_sound({**node, "is_leaving": 1}, "drain node7")
 
 
 def test_a_question_that_another_has_hidden_is_asked_again(space: JobSpace) -> None:

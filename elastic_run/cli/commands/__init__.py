@@ -3,6 +3,7 @@
 | module | what it holds |
 |---|---|
 | `doctor` | ``elastic-run doctor``: what would break a job on this machine, or between the nodes |
+| `drain` | ``elastic-run drain``: lets one node of a job leave |
 | `logs` | ``elastic-run logs``: the log files of a job, across its attempts |
 | `nodes` | asks all nodes of a job |
 | `parser` | the argparse parser that all commands share |
@@ -38,6 +39,7 @@ COMMANDS = {
     "stacks": "Show where each rank of a running job is, and which rank is elsewhere.",
     "logs": "Show the log files of a running or ended job, by rank and across restarts.",
     "top": "Show a running job like status, drawn again and again until it ends.",
+    "drain": "Let one node leave a running job; the other nodes go on.",
     "stop": "Stop a running job as SIGTERM would, and wait for its end.",
     "help": "Show the commands and the most used flags, or the help of one command.",
     "trace": "Read flight-recorder dumps: which rank did not join which collective.",

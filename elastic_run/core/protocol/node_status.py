@@ -45,21 +45,33 @@ _WORKER: Mapping[str, tuple[type, ...]] = {
 }
 #: A number from here up is garbage, and so are nan and infinity.
 _BEYOND = 1e15
-#: Questions, and the fields of the documents that answer them: those of a node, and of each of its workers.
+#: Kinds of questions, and the fields of the documents that answer them: those of a node, and of each of its workers.
+#: What a question is about may follow its kind: `drain node7`.
 STATUS = "status"
 STACKS = "stacks"
+DRAIN = "drain"
 _FIELDS: Mapping[str, tuple[Mapping[str, tuple[type, ...]], Mapping[str, tuple[type, ...]]]] = {
     STATUS: (_NODE, _WORKER),
     STACKS: (
         {"host": _TEXT, "pid": _COUNT, "workers": (list,)},
         {"rank": _COUNT, "text": _TEXT, "problem": _TEXT, "details": _TEXT, "silence": (*_NUMBER, _NONE)},
     ),
+    DRAIN: (
+        {"host": _TEXT, "pid": _COUNT, "node_rank": (*_COUNT, _NONE), "is_leaving": (bool,), "workers": (list,)},
+        {},
+    ),
 }
+
+
+def kind_of(question: str) -> str:
+    """Return the kind of a question; an unknown one, of another release, is taken for one about the state."""
+    kind = question.partition(" ")[0]
+    return kind if kind in _FIELDS else STATUS
 
 
 def is_sound(node: Mapping[str, Any], question: str = STATUS) -> bool:
     """Whether a document has all fields of an answer to a question, each of its type."""
-    of_node, of_worker = _FIELDS[question]
+    of_node, of_worker = _FIELDS[kind_of(question)]
     return _fits(node, of_node) and all(
         isinstance(worker, dict) and _fits(worker, of_worker) for worker in node["workers"]
     )
@@ -70,6 +82,8 @@ def _fits(document: Mapping[str, Any], types: Mapping[str, tuple[type, ...]]) ->
 
 
 def _is_of(value: object, allowed: tuple[type, ...]) -> bool:
-    if isinstance(value, bool) or not isinstance(value, allowed):
+    if isinstance(value, bool):
+        return bool in allowed
+    if not isinstance(value, allowed):
         return False
     return not isinstance(value, (int, float)) or abs(value) < _BEYOND

@@ -1,4 +1,4 @@
-"""How one node learns the state, or the stacks, of all nodes of a job: nothing is sent while nobody asks.
+"""How one node asks all nodes of a job, such as for their state or their stacks: nothing is sent while nobody asks.
 
 A node asks by giving `job_keys.STATUS_REQUEST` a new value, which names the question. The other nodes read this key
 together with the heartbeats that they look at anyway, so a question costs them no exchange and no wake-up of its own.
@@ -18,7 +18,7 @@ import time
 
 from elastic_run.core.diagnosis.stack_text import shorten_stacks
 from elastic_run.core.protocol import job_keys
-from elastic_run.core.protocol.node_status import STACKS, STATUS, is_sound
+from elastic_run.core.protocol.node_status import DRAIN, STACKS, STATUS, is_sound, kind_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ VERSION = 1
 #: Bytes of a node's document.
 LIMIT = 1 << 18
 #: Where the answer to each question is in an entry of the stream.
-_KEYS = {STATUS: "node", STACKS: "stacks"}
+_KEYS = {STATUS: "node", STACKS: "stacks", DRAIN: "drain"}
 #: Bytes of a question.
 _QUESTION_LIMIT = 256
 
@@ -71,7 +71,7 @@ class StatusAnswers:
         if len(line) > LIMIT:
             line = _encode(_shorten(document), question)
         if len(line) <= LIMIT:
-            self._unsent[question] = line
+            self._unsent[kind_of(question)] = line
             self._wake()
 
     def send(self, store: JobStore) -> None:
@@ -80,12 +80,10 @@ class StatusAnswers:
         Raises:
             StoreConnectionError: The store can't be reached; it is written again then.
         """
-        for question in (STATUS, STACKS):
-            line = self._unsent.get(question)
-            if line is not None:
-                store.append(job_keys.STATUS_ANSWERS, line)
-                if self._unsent.get(question) is line:  # no newer one has come meanwhile
-                    del self._unsent[question]
+        for kind, line in [*self._unsent.items()]:
+            store.append(job_keys.STATUS_ANSWERS, line)
+            if self._unsent.get(kind) is line:  # no newer one has come meanwhile
+                del self._unsent[kind]
 
 
 def gather(store: JobStore, *, expected: int, patience: float, question: str = STATUS) -> list[Document]:
@@ -93,7 +91,7 @@ def gather(store: JobStore, *, expected: int, patience: float, question: str = S
 
     Args:
         store: The job's store, over a connection of its own.
-        question: `STATUS` or `STACKS`.
+        question: See `core.protocol.node_status`.
         expected: Nodes that are to answer.
         patience: Seconds to wait for them; twice as long in a store where a request takes longer to arrive.
 
@@ -124,7 +122,7 @@ def gather(store: JobStore, *, expected: int, patience: float, question: str = S
 
 
 def _read_question(value: bytes) -> str:
-    return STACKS if value[:_QUESTION_LIMIT].endswith(STACKS.encode()) else STATUS
+    return value[:_QUESTION_LIMIT].decode(errors="replace").partition(" ")[2]
 
 
 def _shorten(document: Document) -> Document:
@@ -139,7 +137,7 @@ def _shorten(document: Document) -> Document:
 
 
 def _encode(document: Document, question: str) -> bytes:
-    return json.dumps({"version": VERSION, _KEYS[question]: document}, separators=(",", ":")).encode()
+    return json.dumps({"version": VERSION, _KEYS[kind_of(question)]: document}, separators=(",", ":")).encode()
 
 
 def _decode(entry: bytes, question: str = STATUS) -> Document | None:
@@ -150,5 +148,5 @@ def _decode(entry: bytes, question: str = STATUS) -> Document | None:
         return None
     if not isinstance(message, dict) or message.get("version") != VERSION:
         return None
-    node = message.get(_KEYS[question])
+    node = message.get(_KEYS[kind_of(question)])
     return node if isinstance(node, dict) and is_sound(node, question) else None
