@@ -273,10 +273,17 @@ def _keep_ranks(finding: Finding, ranks: tuple[int, ...]) -> Finding:
 
 
 def _different_order(findings: list[Finding]) -> Finding:
-    """Return that ranks wait for each other in different groups."""
+    """Return that ranks wait for each other in different groups.
+
+    Where most of an innermost group wait in it, the others are named: they have left the common order.
+    """
     first = min(findings, key=_order)
     ranks = tuple(sorted({rank for finding in findings for rank in (*finding.ranks, *finding.waiting)}))
     waits = tuple((finding.waiting, _call_of(finding)) for finding in sorted(findings, key=_order))
+    smallest = min(len(finding.members) for finding in findings)
+    for finding in sorted(findings, key=_order):
+        if len(finding.members) == smallest and len(finding.ranks) < len(finding.waiting):
+            return replace(finding, kind=DIFFERENT_ORDER, calls=waits)
     return replace(first, kind=DIFFERENT_ORDER, ranks=ranks, waiting=(), calls=waits, last=(), behind=())
 
 

@@ -92,6 +92,12 @@ def _different_calls(finding: Finding) -> str:
 
 
 def _different_order(finding: Finding) -> str:
+    if finding.waiting:
+        elsewhere = [call for who, call in finding.calls if set(finding.ranks) <= set(who)]
+        where = (
+            f": {_ranks(finding.ranks)} {_verb(finding.ranks, 'wait')} in {_call(elsewhere[0])}" if elsewhere else ""
+        )
+        return f"{_not_joined(finding)}{where}"
     waits = [f"{_ranks(who)} {_verb(who, 'wait')} in {_call(call)}" for who, call in finding.calls[:2]]
     return f"{_ranks(finding.ranks)} wait for each other in different groups: {', '.join(waits)}"
 

@@ -169,6 +169,25 @@ def test_a_group_that_only_waits_for_another_follows_from_it() -> None:
     )
 
 
+def test_the_rank_that_left_the_order_of_its_group_is_named() -> None:
+    """Where three of four ranks of the inner group wait in it, and the fourth in the outer one, that one is named."""
+    inner = call(number=4, state=OPEN, group="1")
+    found = analyse(
+        dumps(
+            [call(number=1), call(number=3, group="1"), inner],
+            [call(number=1), call(number=3, group="1"), call(number=2, state=OPEN)],
+            [call(number=1), call(number=3, group="1"), inner],
+            [call(number=1), call(number=3, group="1"), inner],
+            members={**WORLD, "1": (0, 1, 2, 3)},
+        )
+    )
+    assert [(finding.kind, finding.ranks) for finding in found.findings] == [(kinds.DIFFERENT_ORDER, (1,))]
+    assert first_line(found) == (
+        "rank 1 did not join all_reduce number 4 of group '1' that ranks 0, 2-3 wait in: "
+        "rank 1 waits in all_reduce number 2 of group 'default'"
+    )
+
+
 def test_the_outer_group_follows_from_the_inner() -> None:
     """A rank that is missing in the inner group only makes the outer one wait for the rank that it holds up."""
     inner = call(number=3, state=OPEN, group="1")
