@@ -43,7 +43,7 @@ class WaitNotices:
 
     Args:
         state: Gives the state of this node's member, or None before the store was reached.
-        doubt: Gives what the user may have got wrong, should no other node come; or "".
+        doubt: Gives what the user may have got wrong, asked while no other node is there; or "".
         shows_waiting: Whether the agent shows the status in one line that it rewrites.
         deliver: Brings an event to the agent.
         delay: Seconds by which the first look is later than the first line is due.
@@ -125,9 +125,9 @@ class WaitNotices:
 
     def _tell_missing(self, status: Status, now: float) -> None:
         hosts, present, wanted, left = status.hosts, status.present, status.max_nodes, status.seconds_left
-        doubt = self._doubt()
+        doubt = self._doubt() if present == 1 else ""
         majority = [status.missing_majority] if status.missing_majority else []
-        remarks = (*([doubt] if doubt and present == 1 else []), *majority, *status.lost)
+        remarks = (*([doubt] if doubt else []), *majority, *status.lost)
         if not self._shows_waiting:
             line = describe_missing(hosts, present, wanted, left)
             self._deliver(Notice("; ".join((line, *remarks))))

@@ -74,7 +74,7 @@ class Sender:
         self._restores = 0
         self._wait_notices = WaitNotices(
             state=context.member_state,
-            doubt=lambda: context.backend.doubt,
+            doubt=lambda: context.backend.find_doubts(context.node_info.host),
             shows_waiting=context.shows_waiting,
             deliver=context.events.deliver,
             delay=0.0 if context.backend.is_host else draw() * context.config.min_nodes / LOOKS_OF_ALL_NODES,

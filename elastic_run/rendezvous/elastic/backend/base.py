@@ -121,6 +121,14 @@ class Backend(ABC):
         message = f"a store of kind {self.kind!r} has one endpoint, not {endpoint} as well, for {timeout} s"
         raise StoreConnectionError(message)
 
+    def find_doubts(self, host: str) -> str:  # noqa: ARG002 - a store of many jobs knows of no other nodes
+        """Return what the user of a node that waits alone should know, for one line; may take a second.
+
+        Args:
+            host: This machine's name.
+        """
+        return self.doubt
+
     @property
     def is_successor(self) -> bool:
         """Whether this machine may have to serve the store later; may take seconds, where a name is looked up."""

@@ -259,11 +259,27 @@ class TcpBackend(Backend):
             self._authentication = ClientAuthentication(self._secret)
         return self._authentication
 
-    def look_at(self, endpoint: tuple[str, int], timeout: float) -> JobStore:
+    def find_doubts(self, host: str) -> str:
+        from elastic_run.rendezvous.elastic.other_jobs import (  # noqa: PLC0415 - only where nobody comes
+            PLACE,
+            describe_place,
+            exchange_ids,
+        )
+
+        serves = self.hosted is not None
+        others = describe_place(self.kind, self.endpoint[0], self.port, self.run_id) if serves else ""
+        try:
+            with self.look_at((self._own_host, self.port) if serves else self.endpoint, _LIVING, PLACE) as store:
+                others = exchange_ids(store, host, self.run_id) or others
+        except StoreError:
+            pass  # this node's own connection tells of it
+        return "; ".join(filter(None, (self.doubt, others)))
+
+    def look_at(self, endpoint: tuple[str, int], timeout: float, run_id: str = "") -> JobStore:
         from elastic_run.store.jobstore.c10d import C10dJobStore  # noqa: PLC0415 - imported when used
 
         store = C10dJobStore(
-            *endpoint, self.run_id, timeout=timeout, tries_again=False, authentication=self._authenticate()
+            *endpoint, run_id or self.run_id, timeout=timeout, tries_again=False, authentication=self._authenticate()
         )
         return sign(store, self._secret)
 

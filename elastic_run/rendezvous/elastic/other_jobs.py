@@ -1,0 +1,60 @@
+"""What a node that waits alone tells its user of the place where it waits, and of launchers that came for another job.
+
+Launchers with different --rdzv-id, or with a port or host that is not that of the others, wait for each other in vain.
+The store keeps jobs apart, so each lone node leaves its id under a name that no job has, and looks who did so before.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from elastic_run.store.jobstore.api import JobStore
+
+__all__ = ["PLACE", "describe_place", "exchange_ids"]
+
+#: The id under which lone nodes of all jobs leave theirs; the id of a job never has a line break.
+PLACE = "waiting\nalone"
+_KEY = "last"
+#: Characters of a name or an id that somebody else has written.
+_LONGEST = 80
+
+
+def exchange_ids(store: JobStore, host: str, run_id: str) -> str:
+    """Leave this job's id, and return a remark on another job's that was left there; "" where there is none.
+
+    Args:
+        store: Opened with `PLACE` as the job.
+        host: This machine's name.
+        run_id: This job.
+
+    Raises:
+        StoreConnectionError: The store can't be reached.
+    """
+    last = store.get([_KEY])[0]
+    own = f"{host}\n{run_id}".encode()
+    if last != own:
+        store.write({_KEY: own})
+    other, _, other_id = (last or own).decode(errors="replace").partition("\n")
+    if other_id == run_id:
+        return ""
+    return f"{_make_plain(other)} came here with --rdzv-id={_make_plain(other_id)}, and this job has --rdzv-id={run_id}"
+
+
+def describe_place(kind: str, host: str, port: int, run_id: str) -> str:
+    """Return what other nodes have to give to come to the store that this node serves.
+
+    Args:
+        kind: `c10d` or `static`.
+        host: Of the endpoint.
+        port: Its port.
+        run_id: This job.
+    """
+    if kind == "static":
+        where = f"--master-addr={host} --master-port={port}"
+    else:
+        where = f"--rdzv-endpoint={f'[{host}]' if ':' in host else host}:{port}"
+    return f"other nodes need {where} --rdzv-id={run_id}"
+
+
+def _make_plain(text: str) -> str:
+    return "".join(sign if sign.isprintable() else "?" for sign in text[:_LONGEST])

@@ -1,0 +1,149 @@
+"""Two launchers that disagree: within seconds a line on each side says in what, with both values."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+
+from elastic_run.rendezvous.elastic.other_jobs import exchange_ids
+from elastic_run.store.jobstore.memory import MemoryJobStore
+from tests.support.sessions import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.support.launch import Launched
+
+    Launch = Callable[..., Launched]
+
+REFUSED = 208
+#: Seconds: a node looks after 2 s and then every 10 s who else is there.
+_SOON = 25
+_C10D = "--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=localhost:{port} --rdzv-id=a"
+_STATIC = "--nnodes=2 --master-addr=localhost --master-port={port}"
+
+
+class Pair(NamedTuple):
+    """Two launchers of one job, as its user believes.
+
+    Attributes:
+        name: For the test's name.
+        first: Flags of the launcher that is started first.
+        second: Flags of the other one.
+        first_line: What the first one says, a pattern.
+        second_line: What the second one says; at its end where it is refused.
+        is_refused: Whether the second one ends, with 208.
+    """
+
+    name: str
+    first: str
+    second: str
+    first_line: str
+    second_line: str
+    is_refused: bool = False
+
+
+PAIRS = [
+    Pair(
+        "other-ids",
+        _C10D,
+        _C10D.replace("id=a", "id=b"),
+        "came here with --rdzv-id=b, and this job has --rdzv-id=a",
+        "came here with --rdzv-id=a, and this job has --rdzv-id=b",
+    ),
+    Pair(
+        "other-ids-static",
+        f"{_STATIC} --node-rank=0 --rdzv-id=a",
+        f"{_STATIC} --node-rank=1 --rdzv-id=b",
+        "came here with --rdzv-id=b, and this job has --rdzv-id=a",
+        "came here with --rdzv-id=a, and this job has --rdzv-id=b",
+    ),
+    Pair(
+        "other-backends",
+        _C10D,
+        f"{_STATIC} --node-rank=1",
+        "came here with --rdzv-id=none, and this job has --rdzv-id=a",
+        "came here with --rdzv-id=a, and this job has --rdzv-id=none",
+    ),
+    Pair(
+        "other-ports",
+        _C10D,
+        _C10D.replace("{port}", "{other}"),
+        "other nodes need --rdzv-endpoint=localhost:{port} --rdzv-id=a",
+        "other nodes need --rdzv-endpoint=localhost:{other} --rdzv-id=a",
+    ),
+    Pair(
+        "other-ports-static",
+        f"{_STATIC} --node-rank=0",
+        f"{_STATIC} --node-rank=1".replace("{port}", "{other}"),
+        "other nodes need --master-addr=localhost --master-port={port} --rdzv-id=none",
+        "the store at localhost:{other} can't be reached for .*: nobody listens",
+    ),
+    Pair(
+        "rank-0-missing",
+        f"{_STATIC} --node-rank=1",
+        f"{_STATIC} --node-rank=1",
+        "the store at localhost:{port} can't be reached for .*: nobody listens",
+        "the store at localhost:{port} can't be reached for .*: nobody listens",
+    ),
+    Pair(
+        "other-numbers-of-nodes",
+        _C10D,
+        _C10D.replace("nnodes=2", "nnodes=3"),
+        "other nodes need --rdzv-endpoint",
+        "--nnodes is 3:3 here and 2:2 in the job",
+        is_refused=True,
+    ),
+    Pair(
+        "other-restarts",
+        _C10D,
+        f"{_C10D} --max-restarts=3",
+        "other nodes need --rdzv-endpoint",
+        "--max-restarts is 3 here and 0 in the job",
+        is_refused=True,
+    ),
+    Pair(
+        "token-on-one-side",
+        _C10D,
+        f"{_C10D} --rdzv-token-file={{token}}",
+        "other nodes need --rdzv-endpoint",
+        "has no token, and this node was given one",
+        is_refused=True,
+    ),
+]
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
+def test_launchers_that_disagree_say_in_what(
+    launch: Launch, worker: Callable[[str], Path], tmp_path: Path, pair: Pair
+) -> None:
+    """Each side has a line with its own value, and with the other's where that can be known."""
+    token = tmp_path / "token"
+    token.write_text("0123456789abcdef0123456789abcdef", encoding="ascii")
+    names = {"port": free_port(), "other": free_port(), "token": token}
+    path = worker("say('started')")
+    first = launch(*pair.first.format(**names).split(), path)
+    first.wait_line("waiting: ")
+    second = launch(*pair.second.format(**names).split(), path)
+    if pair.is_refused:
+        assert second.wait_exit() == REFUSED
+        assert pair.second_line in " ".join(second.stderr.split())
+    else:
+        second.wait_line(pair.second_line.format(**names), deadline=_SOON)
+    first.wait_line(pair.first_line.format(**names), deadline=_SOON)
+    assert first.stdout == second.stdout == ""
+
+
+def test_what_another_launcher_wrote_is_shown_plain() -> None:
+    """A hostile id reaches no terminal, is short, and the same id is no other job."""
+    first, second = MemoryJobStore(), MemoryJobStore()
+    assert exchange_ids(first, "a", "one") == ""
+    assert exchange_ids(first, "b", "one") == ""
+    first.write({"last": b"h\nt\x1b[31m\xff\n" + b"w" * 1000})
+    told = exchange_ids(first, "a", "one")
+    assert told.startswith("h came here with --rdzv-id=t?[31m")
+    assert "\x1b" not in told
+    assert len(told) < 200
+    assert exchange_ids(second, "a", "one") == ""
