@@ -90,7 +90,7 @@ def _entry_limit(root: str, controllers: str, path: str) -> float | None:
 def _lowest(mount: str, path: str, read_limit: Callable[[str], float | None]) -> float | None:
     """Return the lowest limit of a group and all those above it.
 
-    In a container the path may be that of the host and not exist; then only the groups that do exist count.
+    In a container the path may be the host's and not exist; then only the existing groups count.
     """
     parts = [part for part in path.split("/") if part not in ("", "..")]
     groups = (os.path.join(mount, *parts[:depth]) for depth in range(len(parts) + 1))

@@ -11,8 +11,8 @@ NVIDIA
 AMD: the nodes of the kernel's topology (kfd) with SIMD units and a device file. Intel: the discrete cards, one device
 for each of their tiles.
 
-torch's build has the last word: a torch without CUDA sees no GPU. Its version file says what it was built for, and is
-read as text. Other devices than these are those that packages add to torch, which is asked for them (`torch_devices`).
+torch's build decides in the end: a torch without CUDA sees no GPU. Its version file names the devices that it was built
+for; the file is read as text. Packages can add other devices to torch; for these, torch is asked (`torch_devices`).
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def find_nvidia(*, root: str = ROOT) -> list[Device]:
     driver = os.path.join(root, "proc/driver/nvidia/gpus")
     devices = os.path.join(root, "dev")
     listed = [name for name in _list(devices) if name[:6] == "nvidia" and name[6:].isdecimal()]
-    # Slurm shows all files to a step, and its control group denies those of other steps' GPUs.
+    # A step of Slurm sees the files of all GPUs; its control group denies access to other steps' GPUs.
     files = {name for name in listed if os.access(os.path.join(devices, name), os.R_OK | os.W_OK)}
     if listed and not files:
         return []
@@ -176,7 +176,7 @@ def _ask_nvidia_smi() -> list[Device]:
 
 
 def parse_nvidia_smi(text: str) -> list[Device]:
-    """Read what `nvidia-smi -L` prints; the indented lines of MIG devices don't count."""
+    """Read the output of `nvidia-smi -L`; the indented lines of MIG devices don't count."""
     lines = (line for line in text.splitlines() if line.startswith("GPU "))
     return [Device(uuid=line.partition("(UUID: ")[2].rstrip(")")) for line in lines]
 
@@ -189,7 +189,7 @@ def select_cuda(devices: Sequence[Device], mask: str | None) -> list[Device]:
         mask: The variable's value; None if it is not set.
 
     Returns:
-        Those that CUDA will see, in its order.
+        The GPUs that CUDA will see, in CUDA's order.
     """
     if mask is None:
         return list(devices)
@@ -267,14 +267,14 @@ def visible_xpus(environ: Mapping[str, str], *, root: str = ROOT) -> list[Device
 
 
 def torch_build(environ: Mapping[str, str], directory: str | None = None) -> frozenset[str] | None:
-    """Find out what the installed torch was built for.
+    """Find the kinds of devices that the installed torch was built for.
 
     Args:
         environ: Environment; with PYTHON_EXEC the workers' torch is another one, which we can't see.
         directory: Directory of the torch package; None looks for it.
 
     Returns:
-        Names out of cuda, hip and xpu; None if that can't be found out.
+        Names out of cuda, hip and xpu; None if they can't be found.
     """
     if directory is None:
         directory = "" if environ.get("PYTHON_EXEC") else _torch_directory()

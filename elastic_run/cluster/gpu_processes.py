@@ -1,4 +1,4 @@
-"""Which processes hold GPU memory: the command that says so, and what it says."""
+"""The processes that hold GPU memory: the command that lists them, and its output."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def read_pids(output: str) -> frozenset[int]:
     """Return the pids that the command has listed; a line that is no number is a message.
 
     Args:
-        output: What it wrote.
+        output: The command's output.
     """
     lines = (line.strip() for line in output.splitlines())
     return frozenset(int(line) for line in lines if line.isdecimal())

@@ -1,9 +1,9 @@
-"""The indexed Job of Kubernetes that this pod belongs to: its place in it, and where its pods find each other.
+"""The indexed Job of Kubernetes that this pod belongs to: the pod's index, and the names of the other pods.
 
 Kubernetes gives each pod of an indexed Job (``completionMode: Indexed``), of a JobSet too, the variable
 JOB_COMPLETION_INDEX and a host name that ends with it: ``train-2``. With a headless Service, named in the pod template
 as ``subdomain``, the pods have DNS names: ``train-2.SERVICE.NAMESPACE.svc.cluster.local``; the kubelet writes the pod's
-own into its /etc/hosts. How many pods there are, no variable says.
+own into its /etc/hosts. No variable tells the number of pods.
 https://kubernetes.io/docs/tasks/job/job-with-pod-to-pod-communication/
 """
 

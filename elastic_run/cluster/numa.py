@@ -27,7 +27,7 @@ class NumaError(ValueError, RuntimeError):
 
 
 class AffinityMode(str, Enum):
-    """What a worker is bound to."""
+    """The CPUs that a worker is bound to."""
 
     NODE = "node"
     """All CPUs of its GPU's NUMA node."""
@@ -36,7 +36,7 @@ class AffinityMode(str, Enum):
     EXCLUSIVE = "exclusive"
     """A share of the node's cores that no other GPU of the node gets."""
     CORE_COMPLEX = "core-complex"
-    """The cores of the node that share one last-level cache; another one for each GPU as far as they go."""
+    """The cores of the node that share one last-level cache; a different cache for each GPU while there are enough."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class NumaOptions:
     """How workers are bound.
 
     Args:
-        affinity_mode: To what.
-        should_fall_back_if_binding_fails: Run unbound where binding is impossible, instead of an error.
+        affinity_mode: The CPUs that a worker is bound to.
+        should_fall_back_if_binding_fails: Whether workers run unbound if binding is impossible, instead of an error.
     """
 
     affinity_mode: AffinityMode
@@ -58,16 +58,16 @@ def worker_affinities(
     """Find the CPUs for each worker of this node.
 
     Args:
-        options: How they are bound.
+        options: How the workers are bound.
         count: Number of workers.
-        environ: Environment, for the variables that hide GPUs; None for the process's.
+        environ: Environment, for the variables that hide GPUs; None for this process's.
         root: Root of the file system.
 
     Returns:
         Numbers of CPUs by local rank.
 
     Raises:
-        NumaError: There are fewer GPUs than workers, or the machine doesn't say what is near what.
+        NumaError: There are fewer GPUs than workers, or the machine doesn't tell which CPUs are near which GPU.
     """
     try:
         gpu_nodes = find_gpu_nodes(os.environ if environ is None else environ, root=root)
@@ -124,8 +124,8 @@ class Machine:
         """Choose the CPUs for a worker.
 
         Args:
-            gpu: Number of its GPU.
-            mode: What it is bound to.
+            gpu: Number of the worker's GPU.
+            mode: The CPUs that the worker is bound to.
 
         Returns:
             Numbers of CPUs, at least one.

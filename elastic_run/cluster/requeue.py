@@ -24,10 +24,10 @@ _TIMEOUT = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Requeue:
-    """What became of a request.
+    """The result of a request to requeue the job.
 
     Attributes:
-        is_wanted: Whether the job is to be run again, also where this process could not arrange for it.
+        is_wanted: Whether the job is to be run again, even if this process could not arrange it.
         text: A sentence for the user, or "".
     """
 
@@ -40,10 +40,10 @@ def requeue_job(environ: Mapping[str, str], limit: int) -> Requeue:
 
     Args:
         environ: The environment.
-        limit: How often the job may be requeued in all.
+        limit: Number of times that the job may be requeued in all.
 
     Returns:
-        What became of it.
+        The result.
     """
     job = environ.get("SLURM_JOB_ID", "")
     if not job or environ.get("SLURM_PROCID", "0") != "0":
@@ -75,7 +75,7 @@ def _ask_slurm(job: str, environ: Mapping[str, str]) -> tuple[bool, str]:
 
 
 def _run(*command: str) -> tuple[str, bool]:
-    """Run a command of Slurm; returns what it said, in one line, and whether it has succeeded."""
+    """Run a command of Slurm; return its output in one line, and whether it has succeeded."""
     import subprocess  # noqa: PLC0415 - only at the end, and only when asked for
 
     try:

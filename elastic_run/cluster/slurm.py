@@ -1,11 +1,11 @@
 """The step of Slurm that this launcher is a task of: its nodes and tasks, and where its launchers meet.
 
 Slurm's variables leak: into a batch script that was submitted from a step, into a tmux server that outlives its job,
-through ssh. So they count as this process's step only where everything agrees: the task's own variables are there, this
+through ssh. So they count as this process's step only if all of them agree: the task's own variables are there, this
 host is one of the step's nodes, and the variables without STEP, which sbatch sets anew, say the same as those with it.
-In doubt nothing is derived, for a job that would have run must not be refused; but a task of several whose step can't
-be used is told (`StepError`), for each of them would train alone. So is one of a heterogeneous job
-(SLURM_HET_SIZE), unless its step has the nodes of all components: else its variables may describe a part of the step.
+In doubt nothing is derived, since a job that would have run must not be refused. But one of several tasks whose step
+can't be used raises `StepError`, since each of the tasks would train alone. So does a task of a heterogeneous job
+(SLURM_HET_SIZE), unless its step has the nodes of all components: its variables may describe a part of the step.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["Step", "StepError", "count_idle_nodes", "find_step"]
 
 _NEEDED = ("SLURM_PROCID", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_TASKS")
 _NUMBERS = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS")
-#: A variable of the step, and the one that says the same in a step but something else in a batch script.
+#: A variable of the step, and the variable that has the same value in a step and another value in a batch script.
 _TWINS = (("SLURM_STEP_NUM_NODES", "SLURM_NNODES"), ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"))
 #: Nodes that may serve the job's store: the loss of one of them, or of two, does not end the job.
 _STORE_NODES = 3
@@ -40,11 +40,11 @@ class Step:
         nodes: Names of its nodes, in Slurm's order.
         node_rank: This node's place among them, from 0.
         task_count: Number of its tasks, on all nodes.
-        port: A port for its launchers, which its neighbours don't take.
-        run_id: A name for its job, new in each of the job's lives.
-        location: The switches above this node and its place in the step, in a text by which near nodes sort side by
-            side; "" where Slurm knows no switches.
-        addresses: Addresses of nodes whose names a name server may not know, by name.
+        port: A port for its launchers, which neighbouring steps don't take.
+        run_id: A name for its job, new each time Slurm starts the job.
+        location: The switches above this node and its place in the step, as a text that sorts near nodes side by side;
+            "" if Slurm knows no switches.
+        addresses: Addresses by name, of nodes that name servers may not know.
     """
 
     nodes: tuple[str, ...]
@@ -57,7 +57,7 @@ class Step:
 
     @property
     def endpoint(self) -> str:
-        """Where its launchers can meet: on its first node, or on the next ones if that is lost."""
+        """The endpoint of its launchers: on its first node, or on the next ones if the first is lost."""
         return ",".join(f"{self.addresses.get(node, node)}:{self.port}" for node in self.nodes[:_STORE_NODES])
 
 
@@ -118,7 +118,7 @@ def _read_step(environ: Mapping[str, str], hostname: str) -> Step:
 
 
 def _read_aliases(text: str) -> dict[str, str]:
-    """Read ``name:address:host,…`` of nodes in a cloud, whose names no name server may know yet; else it is (null)."""
+    """Read ``name:address:host,…`` of cloud nodes, which name servers may not know; outside of a cloud it is (null)."""
     found = {}
     for alias in text.split(","):
         name, _, rest = alias.partition(":")

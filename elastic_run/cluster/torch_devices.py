@@ -1,9 +1,9 @@
-"""Devices that only torch knows: those of a backend in a package of its own, such as `npu` of torch_npu.
+"""Devices that only torch knows, since a separate package adds them, such as `npu` of torch_npu.
 
 Such a package has an entry point of the group `torch.backends`, which torch calls when it is imported; there the
-package names its device (`torch.utils.rename_privateuse1_backend`). So torch has to be asked: the torch of this process
-where a program has imported it, else a child process, since the launcher doesn't import torch. A child takes seconds,
-so it is started only where such a package is installed.
+package names its device (`torch.utils.rename_privateuse1_backend`). So torch has to be asked: in this process if the
+program around us has imported it, otherwise in a child process, since the launcher doesn't import torch. A child takes
+seconds, so it is started only if such a package is installed.
 
 Run as a script, this file is the child.
 """
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import Any
 
-#: Torch's name for such a device where no package has given it another.
+#: Torch's name for such a device as long as no package gives it another name.
 DEFAULT_NAME = "privateuseone"
 _GROUP = b"[torch.backends]"
 _METADATA = (".dist-info", ".egg-info")
 _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 _TIMEOUT = 120.0
-#: What the child writes in front of its answer: what it imports may write to stdout as well.
+#: The text in front of the child's answer: modules that it imports may also write to stdout.
 _MARK = "elastic-run devices: "
 
 
@@ -36,16 +36,16 @@ def count_by_torch(word: str, environ: Mapping[str, str], python: str, path: Ite
     """Ask torch how many devices there are, in this process or in a child.
 
     Args:
-        word: Name of a device type, or `auto` for whichever torch prefers.
+        word: Name of a device type, or `auto` for the device that torch prefers.
         environ: The environment of the child.
         python: The child's interpreter, or "" where there is none.
         path: Directories with installed packages.
 
     Returns:
-        The number, 0 where the device type is known and has none here; None where nothing makes torch know the name.
+        The number; 0 if torch knows the type and there is no such device here; None if torch doesn't know the name.
 
     Raises:
-        TorchUnavailableError: The child has failed, as when the package of the backend can't be loaded.
+        TorchUnavailableError: The child has failed, for example because the package can't be loaded.
     """
     torch = sys.modules.get("torch")
     if torch is not None:
@@ -126,8 +126,8 @@ def count_devices(torch: Any, word: str) -> int | None:  # noqa: ANN401 - the mo
 
 
 def main() -> None:
-    """Answer the parent: the number of devices, or nothing where torch doesn't know the name."""
-    # The names in this file's directory may be those of some library.
+    """Answer the parent with the number of devices, or with nothing if torch doesn't know the name."""
+    # Modules in this file's directory may have the same names as libraries.
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != here]
     import torch  # noqa: PLC0415 - this is the child

@@ -6,6 +6,6 @@ The agent's side is `agent.control_server` (the socket) and `agent.control_reque
 |---|---|
 | `client` | asks one agent, or all agents of this user on this machine |
 | `jobs` | finds the job that a command's RUN means |
-| `socket_directory` | where the sockets are, who may enter, and which of them are stale |
+| `socket_directory` | the directory of the sockets, its permissions, and stale sockets |
 | `wire` | the format of a request and of its answer, and their limits |
 """

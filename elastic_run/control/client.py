@@ -28,12 +28,12 @@ _CREDENTIALS = struct.Struct("3i")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of a request to one agent.
+    """The answer of one agent, or the reason why there is none.
 
     Args:
-        path: Its socket.
-        pid: Its pid in this process's pid namespace; 0 if it has none there.
-        document: The answer, or None where there is an error.
+        path: The agent's socket.
+        pid: The agent's pid in this process's pid namespace; 0 if it has none there.
+        document: The answer, or None if there is an error.
         error: Why there is no answer, or an empty string.
     """
 
@@ -73,10 +73,10 @@ def ask_agents(environment: Mapping[str, str], call: Call, *, patience: float = 
         patience: Seconds for all answers together.
 
     Returns:
-        One for each agent that runs.
+        An answer for each agent that runs.
 
     Raises:
-        ControlError: The directory of the sockets is somebody else's.
+        ControlError: The directory of the sockets belongs to another user.
     """
     paths, problems = find_sockets(environment)
     if problems and not paths:
@@ -93,7 +93,7 @@ def ask_all(paths: Sequence[str], call: Call, *, patience: float = PATIENCE) -> 
         patience: Seconds for all answers together.
 
     Returns:
-        One for each agent that runs, in the order of the paths.
+        An answer for each agent that runs, in the order of the paths.
     """
     asked = [conversation for path in paths if (conversation := _begin(path)) is not None]
     try:
@@ -108,12 +108,12 @@ def ask_all(paths: Sequence[str], call: Call, *, patience: float = PATIENCE) -> 
 
 
 class _Conversation:
-    """One connection: what was asked is sent, what came is kept.
+    """One connection: sends the request and keeps the answer.
 
     Args:
         path: The agent's socket.
-        connection: Connected to it, unless the queue is full.
-        is_queued: Whether the queue of clients had room; it is full where none was accepted for long.
+        connection: The connection to it, unless the queue is full.
+        is_queued: Whether the queue of clients had room; it is full if the agent has accepted no client for long.
     """
 
     def __init__(self, path: str, connection: socket.socket, *, is_queued: bool = True) -> None:
@@ -141,7 +141,7 @@ class _Conversation:
             self.error = f"the agent with pid {self._pid} takes no request: {error.strerror or error}"
 
     def receive(self) -> None:
-        """Read what is there."""
+        """Read the bytes that have come."""
         try:
             data = self.socket.recv(_CHUNK)
         except OSError:
@@ -150,7 +150,7 @@ class _Conversation:
         self.is_over = not data or len(self._received) > ANSWER_LIMIT
 
     def conclude(self, patience: float) -> Answer:
-        """Return what came of it."""
+        """Return the answer, or the reason why there is none."""
         if not self.error and not self.is_over:
             self.error = f"the agent with pid {self._pid} does not answer within {patience:g} s (is it stopped?)"
         elif not self.error and not self._received:

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 __all__ = ["RUN_HELP", "RunningAgent", "RunningJob", "choose_job", "find_job", "find_jobs"]
 
-#: What RUN is, for the help of commands.
+#: The help text of RUN, for all commands.
 RUN_HELP = "run id or its beginning, or the launcher's pid; may be left out if one job runs on this machine"
-#: Seconds in which all agents of this machine say which job they run.
+#: Seconds in which all agents of this machine have to tell which job they run.
 _PATIENCE = 2.0
 #: Run ids that tell nothing: torchrun's default, and numbers that were made up.
 _NO_RUN_ID = "none"
@@ -71,7 +71,7 @@ class RunningJob:
 
     @property
     def label(self) -> str:
-        """What to type for RUN: the run id if somebody has chosen it, otherwise the launcher's pid."""
+        """The text to type for RUN: the run id if a user has chosen it, otherwise the launcher's pid."""
         first = self.agents[0]
         has_name = first.run_id not in {"", _NO_RUN_ID} and len(first.run_id) <= _LONGEST_LABEL
         return first.run_id if has_name else str(first.pid)
@@ -101,7 +101,7 @@ def find_jobs(environment: Mapping[str, str]) -> list[RunningJob]:
     """Find all jobs of this user on this machine, the oldest first.
 
     Raises:
-        UsageError: The directory of the control sockets is somebody else's.
+        UsageError: The directory of the control sockets belongs to another user.
     """
     try:
         answers = ask_agents(environment, Call("identify", {}), patience=_PATIENCE)
@@ -119,7 +119,7 @@ def choose_job(jobs: Sequence[RunningJob], run: str | None) -> RunningJob:
     """Choose the job that RUN means.
 
     Args:
-        jobs: Those that run.
+        jobs: The jobs that run.
         run: A run id or its beginning, a pid, or None.
 
     Raises:

@@ -1,12 +1,12 @@
-"""Where the control sockets of this user's agents are: one directory of a user on a machine, one socket an agent.
+"""The directory of this user's control sockets on this machine: one socket for each agent.
 
 Rules
-- The directory has mode 0700 and belongs to the user; anything else under its name is not used, nor read. So nobody
-  else can put a socket there, or ask one. The sockets have 0600 as well.
+- The directory has mode 0700 and belongs to the user; a directory under its name that does not is neither used nor
+  read. So no other user can put a socket there, or ask an agent. The sockets have mode 0600.
 - /tmp comes first. $XDG_RUNTIME_DIR is not used: it is removed when the user logs out, while a job under nohup runs on,
   and a batch job inherits the name without the directory. /dev/shm is for machines whose /tmp is read-only.
 - A path has at most 107 bytes (unix(7)), so a socket is named by its agent's pid, and not by the job.
-- A killed agent leaves its socket. `is_stale` tells such a socket: nobody listens there. Each agent that starts, and
+- A killed agent leaves its socket, at which no process listens (`is_stale`). Each agent that starts, and
   each command, removes the stale ones.
 """
 
@@ -112,13 +112,13 @@ def find_sockets(environment: Mapping[str, str]) -> tuple[list[str], list[str]]:
 
 
 def pid_in_name(path: str) -> int:
-    """Return the pid of the agent whose socket this is, in its own pid namespace; 0 where the name has none."""
+    """Return the pid of a socket's agent, in the agent's pid namespace; 0 if the name has none."""
     number = os.path.basename(path).partition("-")[0]
     return int(number) if number.isdecimal() else 0
 
 
 def is_stale(path: str) -> bool:
-    """Whether nobody listens at a socket any more."""
+    """Whether no process listens at a socket any more."""
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(0)
         try:
@@ -131,7 +131,7 @@ def is_stale(path: str) -> bool:
 
 
 def remove_stale(path: str) -> None:
-    """Remove a socket at which nobody listens; harmless when it is gone."""
+    """Remove a socket at which no process listens; do nothing if it is gone."""
     try:
         os.unlink(path)
     except OSError:

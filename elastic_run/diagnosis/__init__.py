@@ -1,6 +1,6 @@
-"""What breaks a job: before it starts, while it runs, and after it has failed.
+"""Finds the causes of broken jobs: before a job starts, while it runs, and after it has failed.
 
-What is decided of a running job's workers stands in `core.diagnosis`.
+Pure decisions about the workers of a running job are in `core.diagnosis`.
 
 | module | what it holds |
 |---|---|
@@ -8,7 +8,7 @@ What is decided of a running job's workers stands in `core.diagnosis`.
 | `doctor` | the checks of `elastic-run doctor`: this machine, and the network between the nodes |
 | `dump_files` | finds the dumps of a job in files and directories, and the rank of each |
 | `dump_format` | a dump's bytes to collectives: the pickle and the JSON of torch, read without running anything |
-| `kernel_view` | what the kernel tells of a process: state, signals, where its threads sleep |
+| `kernel_view` | a process as the kernel shows it: state, signals, where its threads sleep |
 | `operation_match` | whether the ranks of a group call the same operation with the same sizes and types |
 | `recorder_hook` | in a worker: waits for the import of torch.distributed |
 | `recorder_server` | in a worker: writes the dump of its flight recorder, on request and at its end |

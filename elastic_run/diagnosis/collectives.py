@@ -61,11 +61,11 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class Dump:
-    """What the flight recorder of one rank held.
+    """The content of one rank's flight recorder.
 
     Args:
         rank: The rank in the job.
-        collectives: In the order in which they were called.
+        collectives: The collectives in the order of their calls.
         members: Ranks of each process group that the dump lists, by the group's name.
         source: The file.
     """

@@ -22,10 +22,10 @@ _RANK = re.compile(r"rank[^0-9/]{0,2}(\d{1,7})(?!.*rank[^0-9/]{0,2}\d)|(\d{1,7})
 
 @dataclass(frozen=True, slots=True)
 class FoundDumps:
-    """What was found.
+    """The dumps in some files and directories.
 
     Args:
-        dumps: By ascending rank, one of each.
+        dumps: One dump of each rank, by ascending rank.
         problems: A line for each file that was left out, and for each remark on the choice.
         foreign: Number of files that are no dumps.
     """
@@ -42,7 +42,7 @@ def find_dumps(paths: list[str]) -> FoundDumps:
         paths: Each a file, or a directory that is searched with those below it.
 
     Returns:
-        The dumps and what was left out.
+        The dumps, and remarks on the files that were left out.
 
     Raises:
         DumpError: A path is not there or can't be read.

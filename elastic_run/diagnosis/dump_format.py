@@ -47,11 +47,11 @@ class _PrimitivesUnpickler(pickle.Unpickler):
 
 
 class Content:
-    """What a dump says.
+    """The content of a dump.
 
     Args:
         rank: The rank if the dump names it (torch's own don't), or None.
-        collectives: In the order in which they were called.
+        collectives: The collectives in the order of their calls.
         members: Ranks of each process group by its name.
     """
 
@@ -67,14 +67,14 @@ def parse_dump(data: bytes) -> Content:
     """Read a dump.
 
     Args:
-        data: The bytes of a file, or what a worker has answered.
+        data: The bytes of a file, or a worker's answer.
 
     Returns:
-        What it says.
+        The content.
 
     Raises:
-        DumpError: It can't be read, or holds what no dump holds.
-        ForeignFileError: It is something else.
+        DumpError: The dump can't be read, or holds something that no dump holds.
+        ForeignFileError: The data is no dump.
     """
     document = _load(data)
     if not isinstance(document, dict) or not isinstance(document.get("entries"), list):

@@ -1,4 +1,4 @@
-"""What the kernel tells of a process without ptrace and without root: signals, and where its threads sleep."""
+"""A process as the kernel shows it without ptrace and without root: signals, and where its threads sleep."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from elastic_run.multiprocessing.process.interpreter import is_interpreters_name
 from elastic_run.multiprocessing.process.process_table import read_name, read_stat, wait_channel
 from elastic_run.signals import STACK_SIGNAL
 
-#: What the letter of a state means for somebody who waits for the process.
+#: Meaning of a state's letter for a user who waits for the process.
 _STATES = {b"T": "is stopped (SIGSTOP, or a job control)", b"t": "is stopped by a debugger", b"Z": "has ended"}
 _BIT = 1 << (STACK_SIGNAL - 1) if STACK_SIGNAL else 0
 #: Seconds in which a Python reads its .pth files, also from a slow file system.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def find_obstacle(pid: int, descriptor: int, inode: int) -> str:
-    """Return why a process must not, or can't, get the signal for its stacks, as what it is or does; or ""."""
+    """Return why a process must not get the signal for its stacks, as a predicate such as `has ended`; or ""."""
     stat = read_stat(pid)
     if stat is None or stat.state in _STATES:
         return "has ended" if stat is None else _STATES[stat.state]
@@ -86,7 +86,7 @@ def read_masks(task: str) -> dict[str, int]:
 
 
 def threads_that_block(pid: int) -> frozenset[str]:
-    """Return the threads that hold back the signal for stacks; the one that runs its handler is among them."""
+    """Return the threads that block the signal for stacks; a thread that runs its handler is among them."""
     return frozenset(thread for thread in _threads(pid) if read_masks(f"{pid}/task/{thread}").get("SigBlk", 0) & _BIT)
 
 
@@ -96,7 +96,7 @@ def is_pending(pid: int) -> bool:
 
 
 def explain_silence(pid: int) -> str:
-    """Return why nothing came of a process that got the signal, as what it is or does."""
+    """Return why a process that got the signal has written nothing, as a predicate such as `has ended`."""
     stat = read_stat(pid)
     if stat is None or stat.state in _STATES:
         return "has ended" if stat is None else _STATES[stat.state]

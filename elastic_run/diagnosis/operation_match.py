@@ -1,7 +1,7 @@
 """Whether the ranks of a group call the same operation with the same sizes and types.
 
-Pure. Sizes may differ by right in some operations: those are not compared (`all_to_all`, what only the root of a
-`gather` or `scatter` gives or gets, coalesced operations of several tensors).
+Pure. In some operations sizes may differ, so they are not compared: `all_to_all`, the tensors of the root in `gather`
+and `scatter`, coalesced operations of several tensors.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ _SAME_INPUTS = frozenset(
 #: Operations that fail or hang where element types differ.
 _SAME_TYPES = _SAME_INPUTS
 
-#: What differs.
+#: Kinds of differences.
 OPERATION = "operation"
 SIZES = "sizes"
 TYPES = "types"
 
 
 def difference(one: Calls, other: Calls) -> str:
-    """Tell in what two ranks' calls under one number differ.
+    """Return how the calls of two ranks under one number differ.
 
     Args:
         one: The calls of one rank.
-        other: Those of another.
+        other: The calls of the other rank.
 
     Returns:
         `OPERATION`, `SIZES` or `TYPES`, or "" if they match.

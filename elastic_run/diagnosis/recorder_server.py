@@ -30,7 +30,7 @@ def serve(name: str) -> None:
     """Answer requests in a thread, and write a dump when this process ends.
 
     Args:
-        name: Of an abstract Unix socket.
+        name: Name of an abstract Unix socket.
     """
     own = os.getpid()
     atexit.register(lambda: _write_at_exit() if os.getpid() == own else None)
@@ -38,7 +38,7 @@ def serve(name: str) -> None:
     try:
         listener.bind(f"\0{name}")
         listener.listen(4)
-    except OSError:  # no such sockets here; what the worker writes at its end is left
+    except OSError:  # there are no such sockets here; the worker still writes a dump at its end
         listener.close()
         return
     os.register_at_fork(after_in_child=listener.close)
@@ -71,9 +71,9 @@ def _is_own_user(connection: socket.socket) -> bool:
 
 
 def write_dump(*, has_stacks: bool) -> bool:
-    """Write what the recorder of this process holds; return whether a file was written.
+    """Write the content of this process's recorder; return whether a file was written.
 
-    Never raises: this runs in somebody's program.
+    Never raises, because it runs in the user's program.
     """
     prefix = next(filter(None, map(os.environ.get, contract.ENV_RECORDER_PREFIX)), "")
     rank = os.environ.get(contract.ENV_RANK, "")

@@ -1,4 +1,4 @@
-"""All stacks of one moment in one file: each rank's whole text, and what the kernel tells where that is missing."""
+"""All stacks of one moment in one file: each rank's whole text, or the kernel's view of a rank without a text."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def write_stacks(directory: str, dumps: Mapping[int, Dump]) -> str:
 
     Args:
         directory: The job's log directory.
-        dumps: By global rank.
+        dumps: The stacks by global rank.
 
     Returns:
-        Its path: stacks.txt, or stacks.1.txt and so on, since no log is overwritten.
+        Path of the file: stacks.txt, or stacks.1.txt and so on, since no log is overwritten.
 
     Raises:
-        OSError: It can't be written.
+        OSError: The file can't be written.
     """
     text = render_stacks(dumps, time.strftime("%Y-%m-%d %H:%M:%S %z"))
     name, _, ending = contract.STACKS_FILE.rpartition(".")
@@ -46,7 +46,7 @@ def render_stacks(dumps: Mapping[int, Dump], taken_at: str) -> str:
     """Return the file's text.
 
     Args:
-        dumps: By global rank.
+        dumps: The stacks by global rank.
         taken_at: When they were taken, for display.
     """
     parts = [f"Stacks of {len(dumps)} workers, {taken_at}"]

@@ -1,14 +1,14 @@
-"""Asks the workers of one round for their stacks: a signal to each, and what they write into their pipes.
+"""Asks the workers of one round for their stacks: sends each a signal, and reads their pipes.
 
 Rules
-- A worker gets the signal only if it has a handler for it and still has its pipe under the number that it got: the
-  signal would end another program, and the text would go into another file.
-- The pipes are always read, and what nobody has asked for is dropped: a full pipe would hold a worker up.
-- The text has no end. It is whole when the worker has written something, and no thread of it runs the handler, which
-  the kernel shows: that thread holds the signal back. Python writes some characters at a time; so after the first of
-  them the pipe is left alone for `_GATHERING`, rather than that each wakes this process.
-- After `patience` seconds, what is missing is explained. A worker that has taken the signal and runs no handler of ours
-  has one of its own; it is not waited for that long.
+- A worker gets the signal only if it has a handler for it and its pipe is still open under its number: the signal would
+  end a program without the handler, and the text would go into another file.
+- The pipes are always read, and unexpected text is dropped: a full pipe would block a worker.
+- Nothing marks the end of the text. The text is whole when the worker has written something and none of its threads
+  runs the handler. The kernel shows such a thread: it blocks the signal. Python writes a few characters at a time, so
+  after the first of them the pipe is not read for `_GATHERING` seconds: otherwise each write would wake this process.
+- After `patience` seconds, missing stacks are explained. A worker that has taken the signal and does not run our
+  handler has a handler of its own, and is not waited for that long.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MOST_BYTES = 1 << 21
 
 
 class _Request:
-    """What one worker was asked."""
+    """A request to one worker."""
 
     __slots__ = ("blocking", "pid", "problem", "text")
 
@@ -52,7 +52,7 @@ class StackRequests:
 
     Args:
         loop: The agent's loop.
-        pipes: By local rank; they become this object's.
+        pipes: The pipes by local rank; this object closes them.
     """
 
     def __init__(self, loop: Loop, pipes: Mapping[int, StackPipe]) -> None:
@@ -71,8 +71,9 @@ class StackRequests:
 
         Args:
             pids: The workers that run, by local rank.
-            patience: Seconds after which those that have not answered are no longer waited for.
-            on_done: Gets what came by local rank, from the loop. While others are being asked it gets the same.
+            patience: Seconds to wait for the answers.
+            on_done: Called in the loop with the stacks by local rank. During another request it gets that request's
+                stacks.
         """
         self._waiting.append(on_done)
         if len(self._waiting) > 1:
@@ -89,7 +90,7 @@ class StackRequests:
         ]
 
     def close(self) -> None:
-        """Close the pipes; who still waits gets what there is."""
+        """Close the pipes; a request that still waits gets the stacks that have come."""
         self._finish()
         for rank in self._open:
             self._loop.remove_reader(self._pipes[rank].reading)
@@ -125,7 +126,7 @@ class StackRequests:
         if rank not in self._pipes:
             return
         request = self._requests[rank]
-        # Asked before the pipe is read: what was written before the handler's end is in it.
+        # Before the pipe is read: then the pipe has all text that was written before the handler ended.
         is_writing = self._is_handling(request)
         if rank in self._missing and is_writing:
             request.text += self._read(rank)
@@ -157,7 +158,7 @@ class StackRequests:
         return bool(kernel_view.threads_that_block(request.pid) - request.blocking)
 
     def _read(self, rank: int) -> bytes:
-        """Return what is in a pipe; at its end it is watched no more."""
+        """Return the bytes in a pipe; at its end, stop watching it."""
         found = b""
         fd = self._pipes[rank].reading
         try:

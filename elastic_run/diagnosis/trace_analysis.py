@@ -1,12 +1,12 @@
 """Dumps to findings: which rank did not join which collective of which process group.
 
-Pure. Each process group is judged by itself: the ranks of a group count its collectives alike, so a rank whose count is
-lower than that of its peers has not joined the next one. Then the groups are judged together: a rank that does not join
-because it waits in a collective of another group has a cause there, so of nested groups the innermost is left. A
-finding is the cause if none of its ranks waits elsewhere; where each waits for another, the order of calls differs.
+Pure. First each process group is judged alone: all ranks of a group number its collectives alike, so a rank with a
+lower last number than its peers has not joined the next collective. Then the groups are judged together: if a rank does
+not join because it waits in a collective of another group, the cause is in that group. A finding is the cause if none
+of its ranks waits in another group; if all findings wait for each other, the ranks call the groups in different orders.
 
-What is unknown stays unknown: a rank without a dump, and a rank whose ring has lost its first collectives and that has
-none of the group left, is never taken for one that did not join as long as another rank is.
+A rank is unknown if it has no dump, or if its ring has overwritten all its collectives of the group. A rank without a
+dump is named only if every known rank has joined.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 def analyse(dumps: Sequence[Dump]) -> Analysis:
-    """Find what keeps a job from going on.
+    """Find the reasons why a job does not go on.
 
     Args:
         dumps: At most one of each rank, of any of the job's ranks.
@@ -110,7 +110,7 @@ def _calls_by_number(dump: Dump, group: str) -> dict[int, Calls]:
 
 # --- one group -----------------------------------------------------------------------------------------------------
 def _judge(group: Group, dumps: dict[int, Dump]) -> list[Finding]:
-    """Return what is wrong in a group: what comes first there makes the rest follow."""
+    """Return the first finding in a group; later ones follow from it."""
     if not any(group.calls.values()):
         return []
     if len(group.members) == 1:
@@ -120,7 +120,7 @@ def _judge(group: Group, dumps: dict[int, Dump]) -> list[Finding]:
 
 
 def _alone(group: Group) -> list[Finding]:
-    """Return that a rank waits in a group whose other members are unknown: gloo's own dumps don't list them."""
+    """Find a rank that waits in a group whose other members are unknown: gloo's own dumps don't list them."""
     ((rank, by_number),) = group.calls.items()
     number, calls = max(by_number.items())
     if group.is_listed or not _is_open(calls):
@@ -249,7 +249,7 @@ def _common_place(calls: Iterable[Calls]) -> str:
 
 # --- all groups ----------------------------------------------------------------------------------------------------
 def _separate(found: list[Finding]) -> tuple[list[Finding], list[Finding]]:
-    """Separate the causes from what follows from them: ranks that wait in another group are no cause."""
+    """Separate the causes from their consequences: ranks that wait in another group are no cause."""
     causes, consequences = [], []
     for finding in found:
         waiting = {rank for other in found if other is not finding for rank in other.waiting}

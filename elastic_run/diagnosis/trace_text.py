@@ -1,4 +1,4 @@
-"""The words for findings: the cause in the first line, for people who have never seen a flight recorder."""
+"""The words for findings: the cause in the first line, for users who have never seen a flight recorder."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def cause_line(finding: Finding) -> str:
 
 
 def detail_lines(finding: Finding) -> list[str]:
-    """Return what else is known of a finding, a sentence in each line.
+    """Return the details of a finding, a sentence in each line.
 
     Args:
         finding: The finding.
@@ -165,7 +165,7 @@ def _call(call: Collective) -> str:
 
 
 def _difference(finding: Finding, call: Collective) -> str:
-    """Return a call with what differs: always the operation, sizes and types only where those do."""
+    """Return a call: its operation, with sizes and types only if these differ."""
     if finding.difference == "sizes":
         return f"{call.operation} of {_shapes(call)}"
     if finding.difference == "types":

@@ -1,4 +1,4 @@
-"""What `elastic-run doctor` checks on a machine before a job runs there, without torch.
+"""The checks of `elastic-run doctor`, before a job runs on a machine; without torch.
 
 A module holds one family of checks: it reads facts from the system, and pure functions make findings of them. Nothing
 is changed on the machine, apart from a file that is written and removed at once. A check can hang, on a dead network
@@ -10,10 +10,10 @@ file system for one; so each family runs in a thread, and a family that does not
 | `clock` | the time of day is a possible one |
 | `control_groups` | limits of CPU, memory and processes that a container has |
 | `directories` | the directories for logs and temporary files can be written |
-| `finding` | what a check finds, and what it is told |
-| `gpus` | the GPUs answer, and nobody else holds their memory |
+| `finding` | the finding of a check, and the subject of all checks |
+| `gpus` | the GPUs answer, and no other process holds their memory |
 | `interfaces` | the network interfaces that variables name exist |
-| `meeting` | judgements of what the nodes of a job have reported to each other |
+| `meeting` | findings from the reports of all nodes of a job |
 | `names` | host names have addresses, and name servers answer |
 | `network_probe` | connections and datagrams from node to node |
 | `ports` | the endpoint's port is free here, or can be reached |

@@ -55,7 +55,7 @@ def run_checks(
     """Run all families.
 
     Args:
-        subject: What is examined.
+        subject: The machine and the job to check.
         families: Functions by name.
         deadline: Seconds for all of them together.
 

@@ -22,7 +22,7 @@ def check(_: Subject) -> list[Finding]:
 
 
 def judge(now: float, written: float) -> list[Finding]:
-    """Return what is wrong with the time of day.
+    """Return the findings about the time of day.
 
     Args:
         now: Seconds since 1970.

@@ -23,11 +23,11 @@ _NO_LIMIT = 1 << 60
 
 @dataclass(frozen=True, slots=True)
 class GroupLimits:
-    """What is left to this process under all its control groups.
+    """The resources that this process has left under all its control groups.
 
     Attributes:
-        cpus: CPUs' time per second, or None.
-        available: CPUs in its mask.
+        cpus: Limit of CPU time per second, or None.
+        available: CPUs in the process's mask.
         memory: Bytes of memory in all, or None.
         memory_left: Bytes that are not used yet, or None.
         processes_left: Processes and threads that may be started, or None.
@@ -100,7 +100,7 @@ def _find_groups(subject: Subject, controller: str) -> Iterator[tuple[int, str]]
 
 
 def _read_pair(group: str, limit: str, used: str) -> list[tuple[int, int]]:
-    """Return a limit and what of it is used; nothing where there is no limit."""
+    """Return a limit and the used part of it; nothing if there is no limit."""
     most, current = (read_text(os.path.join(group, name)).strip() for name in (limit, used))
     if not (most.isdecimal() and current.isdecimal()) or int(most) >= _NO_LIMIT:
         return []

@@ -55,7 +55,7 @@ def _write_probe(place: str) -> OSError | None:
 
 
 def judge_failure(path: str, error: OSError) -> Finding:
-    """Return what a failed try to write means."""
+    """Return the finding about a failed attempt to write."""
     import errno  # noqa: PLC0415 - its names say the remedies
 
     remedies = {
@@ -72,7 +72,7 @@ def judge_failure(path: str, error: OSError) -> Finding:
 
 
 def judge_room(path: str, free: int, files: int) -> list[Finding]:
-    """Return what is wrong with a directory on a file system with so many free bytes and files."""
+    """Return the findings about a directory whose file system has so many bytes and files free."""
     remedy = f"remove files there (du -x -d1 {path}), or name another directory (--log-dir, TMPDIR)"
     if files < _LEAST_FILES:
         what = f"the file system of {path} is full: it has room for {files} more files"

@@ -1,4 +1,4 @@
-"""What a check finds, and what it is told."""
+"""The finding of a check, and the subject of all checks."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ if TYPE_CHECKING:
 
 __all__ = ["PROBLEM", "WARNING", "Finding", "Subject", "problem", "warning"]
 
-#: A job fails of a problem, or will; a warning may be meant so.
+#: A job fails because of a problem. A warning may be what the user wants.
 PROBLEM, WARNING = "problem", "warning"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something on this machine, or between the nodes, of which a job fails.
+    """A reason on this machine, or between the nodes, why a job fails.
 
     Attributes:
         severity: PROBLEM or WARNING.
-        what: What is wrong, in one sentence.
-        evidence: What was read or tried, for a reader who doubts it; may be empty.
-        remedy: What to do, as a command where there is one.
+        what: The finding in one sentence.
+        evidence: The values or the attempt that show it, or "".
+        remedy: The remedy, as a command if there is one.
     """
 
     severity: str
@@ -35,12 +35,12 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is examined.
+    """The machine and the job to check.
 
     Attributes:
         environ: The environment in which the job would be started.
         hostname: This machine's name.
-        endpoints: Hosts and ports where the nodes are to meet; a host may have none of its own, -1.
+        endpoints: Hosts and ports at which the nodes meet; port -1 if the user named none.
         most_nodes: Most nodes of the job.
         directories: Directories that the job writes to.
         known_variables: Names of variables with the prefix PET_ that elastic-run reads.

@@ -73,7 +73,7 @@ def _judge_missing_program(subject: Subject) -> Finding:
 
 
 def ask(program: str, query: str) -> tuple[str, str]:
-    """Return what nvidia-smi answers, and why it does not."""
+    """Return the answer of nvidia-smi, and the reason if there is none."""
     import subprocess  # noqa: PLC0415 - only where there is a GPU
 
     command = [program, query, "--format=csv,noheader,nounits"]
@@ -87,7 +87,7 @@ def ask(program: str, query: str) -> tuple[str, str]:
 
 
 def judge_failure(failure: str) -> Finding:
-    """Return what a failure of nvidia-smi means."""
+    """Return the finding about a failure of nvidia-smi."""
     if _MISMATCH in failure:
         what = "the GPU driver and its libraries have different versions: the driver was updated without a restart"
         return problem(what, failure.splitlines()[0], "restart this host, or reload the nvidia kernel modules")
@@ -99,7 +99,7 @@ def judge_failure(failure: str) -> Finding:
 
 
 def judge_memory(gpus: Sequence[Gpu], processes: Mapping[str, Sequence[str]]) -> list[Finding]:
-    """Judge who holds the memory of GPUs.
+    """Return the findings about GPU memory that is in use.
 
     Args:
         gpus: The GPUs.

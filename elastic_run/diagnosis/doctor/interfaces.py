@@ -1,4 +1,4 @@
-"""Network interfaces: those that NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME name, and whether there is any network."""
+"""Network interfaces: do those in NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME exist, and is there any network."""
 
 from __future__ import annotations
 

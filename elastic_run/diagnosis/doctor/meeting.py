@@ -1,4 +1,4 @@
-"""What the nodes of a job find out together: judgements of what each of them has reported. Pure."""
+"""Findings from the reports of all nodes of a job. Pure."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _PAIRS = 4
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """What one node has found.
+    """The report of one node.
 
     Attributes:
-        host: Its name.
+        host: The node's name.
         facts: Versions, by name.
-        clock: Its time of day, in seconds since 1970, when all nodes had met.
-        findings: What it has found on itself.
-        failures: Why other nodes can't be reached by TCP, by rank; those that can are missing.
+        clock: The node's time of day, in seconds since 1970, when all nodes had met.
+        findings: The findings on this node alone.
+        failures: Reasons why other nodes can't be reached by TCP, by rank.
         heard: Ranks whose datagrams have come.
-        rate: Bytes per second to the next node; 0 where that was not measured.
-        reduction: What became of the all-reduce: seconds, or why it failed.
+        rate: Bytes per second to the next node; 0 if it was not measured.
+        reduction: Seconds of the all-reduce, or the reason why it failed.
     """
 
     host: str
@@ -47,7 +47,7 @@ class NodeReport:
 
 
 def judge_meeting(nodes: Sequence[NodeReport]) -> list[Finding]:
-    """Return what is wrong with the nodes and between them, problems first.
+    """Return the findings on the nodes and between them, problems first.
 
     Args:
         nodes: Their reports, by rank.
@@ -58,7 +58,7 @@ def judge_meeting(nodes: Sequence[NodeReport]) -> list[Finding]:
 
 
 def describe_network(nodes: Sequence[NodeReport]) -> dict[str, str]:
-    """Return what was measured between the nodes, by name."""
+    """Return the measurements between the nodes, by name."""
     count = len(nodes) * (len(nodes) - 1) // 2
     facts = {"pairs": str(count)}
     rates = [node.rate for node in nodes if node.rate]
@@ -114,7 +114,7 @@ def _describe_reasons(reasons: object) -> str:
 
 
 def _judge_versions(nodes: Sequence[NodeReport]) -> Iterator[Finding]:
-    """Name the nodes whose version of something is not that of most."""
+    """Name the nodes that have another version of something than most nodes."""
     for name in nodes[0].facts:
         versions = [node.facts.get(name, "?") for node in nodes]
         usual, count = Counter(versions).most_common(1)[0]
@@ -160,7 +160,7 @@ def _judge_reduction(nodes: Sequence[NodeReport]) -> Iterator[Finding]:
 
 
 def _merge_own(nodes: Sequence[NodeReport]) -> Iterator[Finding]:
-    """Name the hosts in front of what they have found on themselves; what several have found stands once."""
+    """Put the hosts' names in front of their own findings; a finding of several hosts is shown once."""
     hosts: dict[Finding, list[str]] = {}
     for node in nodes:
         for finding in node.findings:

@@ -1,7 +1,7 @@
-"""Host names: this machine's own, those of the endpoints, and the name servers.
+"""Host names of this machine and of the endpoints, and the name servers.
 
-Gloo offers other nodes the address that a host's own name has, where no variable names an interface. A name server that
-does not answer costs 5 s for each name that is not in /etc/hosts, and torch's own store looks up each peer's.
+Unless a variable names an interface, gloo offers other nodes the address that its host's own name has. A name server
+that does not answer costs 5 s for each name that is not in /etc/hosts, and torch's own store looks up each peer's.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Lookup:
 
     Attributes:
         name: The name.
-        addresses: What it has; none where the look-up failed.
-        seconds: How long it took.
-        failure: Why it has none.
+        addresses: Its addresses; none if the look-up failed.
+        seconds: Duration of the look-up.
+        failure: The reason why there are none.
     """
 
     name: str
@@ -70,7 +70,7 @@ def look_up(name: str, timeout: float) -> Lookup:
 
 
 def judge_own_name(lookup: Lookup, *, is_alone: bool, interface: str) -> list[Finding]:
-    """Return what is wrong with this machine's own name."""
+    """Return the findings about this machine's own name."""
     mend = f"add a line 'ADDRESS {lookup.name}' to /etc/hosts, or set {_GLOO} to the interface of the network"
     if not lookup.addresses:
         told = f"this host's own name {lookup.name} has no address (asked for {lookup.seconds:.1f} s)"
@@ -84,7 +84,7 @@ def judge_own_name(lookup: Lookup, *, is_alone: bool, interface: str) -> list[Fi
 
 
 def judge_endpoint(lookup: Lookup) -> list[Finding]:
-    """Return what is wrong with the name of an endpoint's host."""
+    """Return the findings about the name of an endpoint's host."""
     if lookup.addresses:
         return _judge_time(lookup)
     what = f"the endpoint's host {lookup.name} has no address (asked for {lookup.seconds:.1f} s)"
@@ -101,7 +101,7 @@ def _judge_time(lookup: Lookup) -> list[Finding]:
 
 
 def judge_servers(servers: list[str], silent: list[str], seconds: float) -> list[Finding]:
-    """Return what is wrong with the name servers."""
+    """Return the findings about the name servers."""
     if not silent:
         return []
     what = f"the name server {' and '.join(silent)} does not answer in {seconds:.1f} s"
@@ -118,7 +118,7 @@ def _list_servers(text: str) -> Iterable[str]:
 
 
 def _answers(server: str, timeout: float) -> bool:
-    """Whether anything comes back from a name server. A refusal does as well, since it stalls nobody."""
+    """Whether a name server answers. A refusal is an answer, since it delays nothing."""
     family = socket.AF_INET6 if ":" in server else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as asking:

@@ -33,8 +33,8 @@ class Listener:
         backlog: Number of other nodes.
 
     Attributes:
-        tcp_port: Where connections are taken; what comes is read and thrown away.
-        udp_port: Where datagrams are counted.
+        tcp_port: The port that accepts connections; their bytes are read and thrown away.
+        udp_port: The port at which datagrams are counted.
     """
 
     def __init__(self, address: str, backlog: int) -> None:
@@ -64,7 +64,7 @@ class Listener:
                     continue  # the connection will say why
 
     def wait_heard(self, ranks: set[int], timeout: float) -> set[int]:
-        """Wait until datagrams of these nodes have come, and return those whose have."""
+        """Wait until datagrams of these nodes have come, and return the nodes whose datagrams have come."""
         with self._has_heard:
             self._has_heard.wait_for(lambda: ranks <= self._heard, timeout)
             return set(self._heard)

@@ -1,4 +1,4 @@
-"""The port of each endpoint: free where this host serves it, else reachable; a refusal and silence are told apart."""
+"""The port of each endpoint: is it free if this host serves it, or reachable; does the host refuse, or is it silent."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _MANY = 32768  # Linux gives outgoing connections ports from here on
 
 @dataclass(frozen=True, slots=True)
 class PortState:
-    """What was tried at one endpoint.
+    """The result of an attempt at one endpoint.
 
     Attributes:
-        host: Its host.
-        port: Its port.
+        host: The endpoint's host.
+        port: The endpoint's port.
         is_own: Whether the host is this machine.
         failure: The error of the system when this machine's port was opened, 0 for none; or why another host's can't be
             reached, one of the words of `store.errors`.
@@ -48,12 +48,12 @@ def check(subject: Subject) -> list[Finding]:
 
 
 def judge(state: PortState, seconds: float, *, meets: bool) -> list[Finding]:
-    """Return what is wrong with an endpoint.
+    """Return the findings about an endpoint.
 
     Args:
-        state: What was tried.
-        seconds: How long.
-        meets: Whether the nodes are about to meet, so that a port that nobody serves yet is in order.
+        state: The result of the attempt.
+        seconds: Time limit of the attempt.
+        meets: Whether the nodes have yet to meet, so that a port without a server is in order.
     """
     if not state.failure or state.failure == UNRESOLVED:
         return []  # names are another family

@@ -1,7 +1,7 @@
 """The program that `elastic-run doctor` starts on each node, as the job's only worker there.
 
-The nodes have met by the launcher, and talk through the workers' store. Each of them reports; then all of them know all
-reports, and write the same result. A node that is lost meanwhile is a finding of the others.
+The launcher has brought the nodes together; they talk through the workers' store. Each node reads the reports of all
+nodes and writes the same result. A node that is lost during the checks is a finding of the others.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Probe:
     """One node among the others.
 
     Args:
-        own: What it has found on itself, as `describe_findings` writes it.
+        own: The findings on this node alone, as `describe_findings` writes them.
         store: The workers' store.
-        rank: Its rank.
+        rank: This node's rank.
         size: The number of nodes.
     """
 
@@ -78,7 +78,7 @@ class Probe:
         return reports
 
     def _share(self, name: str, value: object) -> list[Any]:
-        """Tell the other nodes something, and return what all of them have told, by rank."""
+        """Share a value with the other nodes, and return the values of all nodes by rank."""
         self._store.set(f"doctor/{name}/{self._rank}", json.dumps(value))
         keys = [f"doctor/{name}/{rank}" for rank in range(self._size)]
         self._store.wait(keys, _TO_MEET)
@@ -86,7 +86,7 @@ class Probe:
 
 
 def read_report(text: dict[str, Any]) -> NodeReport:
-    """Read what a node has told."""
+    """Read the report of a node."""
     return NodeReport(
         host=text["hosts"][0],
         facts=text["facts"],

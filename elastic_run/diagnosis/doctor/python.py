@@ -18,7 +18,7 @@ _HIDEABLE = ("torch", "numpy", "random", "queue", "socket", "logging", "tempfile
 
 @dataclass(frozen=True, slots=True)
 class Interpreter:
-    """An interpreter and what it would import.
+    """An interpreter and the modules that it would import.
 
     Attributes:
         executable: Its path.
@@ -67,7 +67,7 @@ def find_version(package: str) -> str:
 
 
 def judge(interpreter: Interpreter) -> list[Finding]:
-    """Return what is wrong with an interpreter."""
+    """Return the findings about an interpreter."""
     found = []
     if interpreter.worker_python and not os.access(interpreter.worker_python, os.X_OK):
         what = f"PYTHON_EXEC is {interpreter.worker_python}, which can't be executed"

@@ -24,8 +24,8 @@ def render_report(hosts: Sequence[str], findings: Sequence[Finding], facts: Mapp
 
     Args:
         hosts: Names of the examined hosts.
-        findings: What was found, problems first.
-        facts: What was measured or read, by name.
+        findings: The findings, problems first.
+        facts: Measured or read values by name.
     """
     lines = [f"elastic-run doctor on {_shorten(', '.join(hosts))}"]
     lines += _fill("  ", "; ".join(f"{name} {value}" for name, value in facts.items()))

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def check(subject: Subject) -> list[Finding]:
-    """Judge the variables of the scheduler whose job this is."""
+    """Return the findings about the variables of this job's scheduler."""
     environ = subject.environ
     if "SLURM_JOB_ID" in environ:
         return judge_slurm(environ, subject.hostname)
@@ -21,7 +21,7 @@ def check(subject: Subject) -> list[Finding]:
 
 
 def judge_slurm(environ: Mapping[str, str], hostname: str) -> list[Finding]:
-    """Judge variables of Slurm on a host of this name."""
+    """Return the findings about Slurm's variables on a host of this name."""
     evidence = f"Slurm job {environ['SLURM_JOB_ID']}"
     try:
         step = find_step(environ, hostname)

@@ -26,7 +26,7 @@ def check(subject: Subject) -> list[Finding]:
 
 
 def judge(path: str, size: int, free: int) -> list[Finding]:
-    """Return what is wrong with shared memory of so many bytes, so many of them free."""
+    """Return the findings about shared memory of this size with so many bytes free."""
     evidence = f"{size // _MIB} MiB, {free // _MIB} MiB of it free"
     dies = "DataLoader workers die there of 'Bus error', and NCCL of 'No space left'"
     if size < _LEAST_SIZE:
