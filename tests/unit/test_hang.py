@@ -1,0 +1,179 @@
+"""When a job hangs: what counts as progress, and when looks agree."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elastic_run.core.diagnosis import hang
+from elastic_run.core.diagnosis.hang import HangWatch, Look, Signs, Stillness
+from elastic_run.core.diagnosis.stack_groups import Place
+from elastic_run.records import replace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+WAITS = Look("all_reduce", Place("all_reduce", "train.py", 88, is_waiting=True))
+LOADS = Look("load_batch", Place("load_batch", "data.py", 41))
+COMPUTES = Look("sort", Place("sort", "train.py", 7))
+
+#: What a rank shows, by the seconds since the start.
+Rank = "Callable[[float], tuple[Signs, Look]]"
+
+
+def still(look: Look) -> Callable[[float], tuple[Signs, Look]]:
+    """Return a rank that shows always the same."""
+    return lambda _: (Signs((0,), 0.0), look)
+
+
+def spins(look: Look) -> Callable[[float], tuple[Signs, Look]]:
+    """Return a rank that uses a whole processor at one place."""
+    return lambda now: (Signs((0,), now), replace(look, cpu=now, is_running=True))
+
+
+def find_verdict(
+    *ranks: Callable[[float], tuple[Signs, Look]], timeout: float = 60.0, until: float = 2000.0
+) -> tuple[float, int] | None:
+    """Play a watch over some ranks.
+
+    Returns:
+        When the job was said to hang, in seconds, and the number of looks before; or None.
+    """
+    watch, now, looks = HangWatch(timeout), 0.0, 0
+    while now < until:
+        watch, wants_look = hang.tick(watch, now, {rank: show(now)[0] for rank, show in enumerate(ranks)})
+        if wants_look:
+            looks += 1
+            watch = hang.look(watch, now, {rank: show(now)[1] for rank, show in enumerate(ranks)})
+            if hang.count_seconds(hang.measure(watch, now)) >= watch.timeout:
+                return now, looks
+        now += watch.period
+    return None
+
+
+def test_a_rank_that_is_stuck_and_ranks_that_wait_are_a_hang() -> None:
+    """The verdict comes at most two ticks after the timeout, and needs few looks."""
+    found = find_verdict(still(WAITS), still(WAITS), still(LOADS))
+    assert found is not None
+    assert 60 <= found[0] <= 62
+    assert found[1] <= 6
+
+
+def test_the_verdict_counts_from_the_last_sign() -> None:
+    """Output of one rank is progress of the job."""
+    found = find_verdict(still(WAITS), lambda now: (Signs((min(int(now), 100),), 0.0), LOADS))
+    assert found is not None
+    assert 160 <= found[0] <= 162.5
+
+
+@pytest.mark.parametrize(
+    "show",
+    [
+        lambda now: (Signs((0,), 0.0), replace(LOADS, stack=f"line {int(now / 20)}")),
+        lambda now: (Signs((0,), 0.0), replace(LOADS, collectives=f"{int(now / 20)}")),
+        lambda now: (Signs((0,), 0.0), replace(LOADS, children_cpu=now / 2)),
+        lambda now: (Signs((0,), 0.0), replace(LOADS, moved=int(now * 1e6))),
+        lambda now: (Signs((int(now / 40),), 0.0), LOADS),
+    ],
+    ids=["stacks", "collectives", "children", "bytes", "output"],
+)
+def test_one_rank_with_progress_is_enough(show: Callable[[float], tuple[Signs, Look]]) -> None:
+    """Evaluation, a checkpoint, compilation and loading on one rank are no hang of the ranks that wait for it."""
+    assert find_verdict(still(WAITS), still(WAITS), show) is None
+
+
+def test_processor_time_is_progress_where_no_other_rank_waits() -> None:
+    """A long computation at one line is no hang."""
+    assert find_verdict(spins(COMPUTES), spins(COMPUTES)) is None
+    assert find_verdict(spins(COMPUTES), still(LOADS)) is None
+
+
+def test_a_spinning_wait_that_the_recorder_knows_is_a_hang_at_once() -> None:
+    """NCCL waits with a whole processor, in whatever function needs the result."""
+    found = find_verdict(spins(replace(COMPUTES, is_open=True, collectives="5")), still(LOADS))
+    assert found is not None
+    assert found[0] <= 62
+
+
+def test_a_spinning_wait_that_nobody_knows_is_a_hang_after_longer() -> None:
+    """Ten times the timeout, and only while another rank waits."""
+    found = find_verdict(spins(COMPUTES), still(WAITS))
+    assert found is not None
+    assert 600 <= found[0] <= 602
+    found = find_verdict(spins(WAITS), spins(WAITS))
+    assert found is not None
+    assert 600 <= found[0] <= 602
+    assert find_verdict(spins(WAITS)) is None
+
+
+def test_what_the_children_of_a_waiting_rank_do_is_no_progress() -> None:
+    """A service beside the training sends its metrics for ever."""
+    assert (
+        find_verdict(lambda now: (Signs((0,), 0.0), replace(WAITS, children_cpu=now, moved=int(now * 1e6)))) is not None
+    )
+
+
+def test_a_recorder_that_does_not_answer_is_no_progress() -> None:
+    """An unknown number of collectives is neither the same nor another one."""
+    assert find_verdict(lambda now: (Signs((0,), 0.0), replace(LOADS, collectives="5" if now < 30 else ""))) is not None
+
+
+def test_an_observer_that_was_away_begins_anew() -> None:
+    """A job that was suspended together with its launcher does not hang."""
+    watch, _ = hang.tick(HangWatch(60.0), 0.0, {0: Signs((0,), 0.0)})
+    watch, _ = hang.tick(watch, 1.0, {0: Signs((0,), 0.0)})
+    watch = hang.look(watch, 1.0, {0: LOADS})
+    watch, wants_look = hang.tick(watch, 100.0, {0: Signs((0,), 0.0)})
+    assert not wants_look
+    assert hang.count_seconds(hang.measure(watch, 100.0)) == 0
+
+
+def test_a_worker_that_has_ended_does_not_count() -> None:
+    """Its end is a sign; the others are judged without it."""
+    watch, _ = hang.tick(HangWatch(60.0), 0.0, {0: Signs((0,), 0.0), 1: Signs((0,), 0.0)})
+    watch, _ = hang.tick(watch, 1.0, {0: Signs((0,), 0.0), 1: Signs((0,), 0.0)})
+    watch = hang.look(watch, 1.0, {0: LOADS, 1: WAITS})
+    watch, wants_look = hang.tick(watch, 2.0, {0: Signs((0,), 0.0)})
+    assert not wants_look
+    assert hang.measure(watch, 2.0) == {0: Stillness(LOADS.place, waits=False, same=1.0, idle=1.0)}
+    assert hang.measure(replace(watch, ranks={}), 2.0)[0].same == 0
+    assert hang.count_seconds({}) == 0
+
+
+def test_looks_are_few_where_ranks_compute_in_turns() -> None:
+    """A change of the ranks that compute brings a look, but not more than so many in a timeout."""
+    looks = 0
+    watch = HangWatch(640.0)
+    for now in range(640):
+        cpu = float(now // 2)
+        watch, wants_look = hang.tick(watch, float(now), {0: Signs((0,), cpu)})
+        if wants_look:
+            looks += 1
+            watch = hang.look(watch, float(now), {0: replace(COMPUTES, stack=str(now))})
+    assert 20 < looks <= 64
+
+
+def test_a_hang_is_told_once() -> None:
+    """As long as all stay where they are; when one of them moves, the next hang is told again."""
+    watch, _ = hang.tick(HangWatch(8.0), 0.0, {0: Signs((0,), 0.0)})
+    for now in range(1, 12):
+        watch, wants_look = hang.tick(watch, float(now), {0: Signs((0,), 0.0)})
+        watch = hang.look(watch, float(now), {0: LOADS}) if wants_look else watch
+    watch = hang.tell(watch)
+    assert hang.look(watch, 12.0, {0: LOADS}).told is not None
+    assert hang.look(watch, 12.0, {0: replace(LOADS, stack="line 42")}).told is None
+
+
+def test_auto_learns_the_longest_stillness() -> None:
+    """Ten times what has ended by itself, by output or by another stack, and never less than the floor."""
+    watch, now = HangWatch(0.0), 0.0
+    assert watch.timeout == hang.FLOOR
+    for line in range(3):
+        for _ in range(100):
+            watch, wants_look = hang.tick(watch, now, {0: Signs((line,), 0.0)})
+            watch = hang.look(watch, now, {0: LOADS}) if wants_look else watch
+            now += 1
+    assert 980 <= watch.timeout <= 1000
+    watch = hang.look(watch, now + 99, {0: replace(LOADS, stack="other")})
+    assert watch.timeout > 1900
