@@ -27,6 +27,7 @@ EXIT_REFUSED = 208
 EXIT_REQUEUED = 209
 EXIT_UNHEALTHY = 210
 EXIT_EXCLUDED = 211
+EXIT_HUNG = 212
 
 #: Code, name in `failure.json`, and what it tells a scheduler. The table in docs/exit-codes.md is made from it.
 EXIT_CODES: tuple[tuple[int | str, str, str], ...] = (
@@ -56,6 +57,7 @@ EXIT_CODES: tuple[tuple[int | str, str, str], ...] = (
     (EXIT_REQUEUED, "requeued", "SIGTERM stopped the job, and --requeue wants it to run again; see the last line."),
     (EXIT_UNHEALTHY, "unhealthy", "This node failed its --health-check and has left; the job goes on without it."),
     (EXIT_EXCLUDED, "excluded", "The job goes on without this node: --exclude-after or --exclude-exit-codes."),
+    (EXIT_HUNG, "hung", "No rank made progress for --hang-timeout; --hang-action=fail, or restarts are used up."),
 )
 
 # --- environment: set for workers ------------------------------------------------------------------------------
@@ -93,6 +95,9 @@ ENV_TEMPLATE = "ELASTIC_RUN_TEMPLATE"
 ENV_STACK_PIPE = "ELASTIC_RUN_STACK_PIPE"
 #: Name of the socket on which a worker is asked for the dump of its flight recorder. No child of the worker has it.
 ENV_FLIGHT_RECORDER = "ELASTIC_RUN_FLIGHT_RECORDER"
+#: What it is asked for there by one byte: to write its dump, or for the number of its collectives.
+RECORDER_DUMP = b"d"
+RECORDER_COUNT = b"c"
 #: torch's variables of the flight recorder, the older name last: number of entries, beginning of a dump's path.
 ENV_RECORDER_SIZE = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 ENV_RECORDER_PREFIX = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
@@ -128,6 +133,8 @@ ENV_DISABLE_SHARED_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 
 #: The type of a root cause that is a timer which expired, in `failure.json`; no exception of that name is raised.
 TIMER_EXPIRED = "TimerExpired"
+#: The same of a root cause that is a rank which all others waited for.
+HANG = "Hang"
 
 # --- files and plug-ins ----------------------------------------------------------------------------------------
 STDOUT_LOG = "stdout.log"

@@ -50,6 +50,7 @@ class History:
         self._oom_kills: OomKills | None = None
         self._is_prepared = False
         self._versions = ""
+        self._blamed: WorkerEnd | None = None
 
     def begin(self) -> None:
         """Read the OOM killer's counters: from the first start of workers on it may end one of them."""
@@ -69,6 +70,10 @@ class History:
             import elastic_run.report.failure  # noqa: PLC0415
             import elastic_run.report.trace  # noqa: F401, PLC0415
 
+    def blame(self, end: WorkerEnd) -> None:
+        """Take a worker of this round for the cause, however the stop of the round lets it end."""
+        self._blamed = end
+
     def add_round(self, ended: Round, survivors: list[int]) -> Failure | None:
         """Add a round that is over, and read the traces that its workers left.
 
@@ -78,6 +83,9 @@ class History:
         self._round = ended
         self._survivors = tuple((pid, process_table.wait_channel(pid)) for pid in survivors)
         self._ends = ended.close()
+        blamed, self._blamed = self._blamed, None
+        if blamed is not None:
+            self._ends = (blamed, *(end for end in self._ends if end.rank != blamed.rank))
         self._root = None
         if not self._ends:
             return None

@@ -455,6 +455,27 @@ FLAGS: tuple[Flag, ...] = (
         "dumps are in the log directory of the attempt.",
     ),
     Flag(
+        "--hang-timeout",
+        group=STOPPING,
+        values="TIME",
+        default_text="off",
+        parse=_values.hang_timeout,
+        is_ours=True,
+        text="Time without progress of any rank that is a hang: no output, no heartbeat, no collective, and the same "
+        "stacks (10m). auto: 10 times the longest such time so far in the round, at least 5 min. The flight recorder "
+        "is on, too.",
+    ),
+    Flag(
+        "--hang-action",
+        group=STOPPING,
+        values="ACTION",
+        default="report",
+        parse=_values.one_of("report", "restart", "fail"),
+        is_ours=True,
+        text="What follows a hang, after the lines that say where each rank is: report lets the job go on, restart "
+        f"takes one of --max-restarts, fail ends the job with exit code {contract.EXIT_HUNG}.",
+    ),
+    Flag(
         "--inject-fault",
         group=STOPPING,
         values="FAULT,...",

@@ -162,6 +162,20 @@ def positive_duration(text: str) -> float:
     return value
 
 
+def hang_timeout(text: str) -> float:
+    """Read the time without progress that is a hang: 0 for `auto`."""
+    if text == "auto":
+        return 0.0
+    try:
+        value = duration(text)
+    except ValueError:
+        value = 0.0
+    if value < 1:
+        message = "is neither auto nor a time of at least 1 second, such as 60 or 10m"
+        raise ValueError(message)
+    return value
+
+
 def command(text: str) -> str:
     """Check that a command's quotes are closed, and that it names a program; the text stays as it is."""
     if text:

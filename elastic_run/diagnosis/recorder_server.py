@@ -1,5 +1,7 @@
 """Writes the dump of this process's flight recorder, on request and at the end. Runs in a worker, beside torch.
 
+A request is one byte: `RECORDER_DUMP`, or `RECORDER_COUNT` for the number of collectives (no file, 0.2 ms).
+
 The dump is torch's own, a pickle of primitives that torch's tools read, with two things more: the rank, and the ranks
 of every process group, which gloo's dumps lack. It is written under the name that torch would give it.
 
@@ -22,6 +24,12 @@ from elastic_run import contract
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+#: Seconds that a client gets to send its request.
+_PATIENCE = 1.0
+
+#: torch's functions: the one of NCCL's recorder, and the one of all other backends.
+_RECORDERS = ("_dump_nccl_trace", "_dump_fr_trace")
 
 _lock = threading.Lock()
 
@@ -52,16 +60,41 @@ def _write_at_exit() -> None:
 
 
 def _answer(listener: socket.socket) -> None:
-    """Write a dump for each connection; its end says that the dump is written."""
+    """Answer each connection; its end says that the answer is whole, or that the dump is written."""
     while True:
         try:
             connection, _ = listener.accept()
             with connection:
-                if _is_own_user(connection) and write_dump(has_stacks=False):
+                connection.settimeout(_PATIENCE)
+                request = connection.recv(1) if _is_own_user(connection) else b""
+                if request == contract.RECORDER_COUNT:
+                    connection.sendall(count_collectives())
+                elif request == contract.RECORDER_DUMP and write_dump(has_stacks=False):
                     write_dump(has_stacks=True)
         except OSError:
             if listener.fileno() < 0:
                 return
+
+
+def count_collectives() -> bytes:
+    """Return how many collectives each process group has enqueued, started and completed, or nothing if unknown.
+
+    Returns:
+        `open` or `done`, by whether one of them has not completed, and the numbers. Never raises.
+    """
+    try:
+        from torch._C import _distributed_c10d as c10d  # noqa: PLC0415 - torch is there by now
+
+        counts, is_open = [], False
+        for dump in filter(None, (getattr(c10d, name, None) for name in _RECORDERS)):
+            status = pickle.loads(dump(False, False, False)).get("pg_status", {})  # noqa: FBT003, S301 - as below
+            for group, numbers in sorted(status.items()):
+                own = [int(numbers[f"last_{state}_collective"]) for state in ("enqueued", "started", "completed")]
+                is_open |= own[0] > own[2]
+                counts.append(f"{group}={'/'.join(map(str, own))}")
+    except Exception:  # noqa: BLE001 - this runs in somebody's program
+        return b""
+    return f"{'open' if is_open else 'done'} {' '.join(counts)}".encode() if counts else b""
 
 
 def _is_own_user(connection: socket.socket) -> bool:
@@ -99,7 +132,7 @@ def _read_recorder(*, has_stacks: bool) -> dict[str, Any] | None:
     """Return the dump of NCCL's recorder if that has entries, else of the one of all other backends."""
     from torch._C import _distributed_c10d as c10d  # noqa: PLC0415 - torch is there by now
 
-    dumps = [getattr(c10d, name, None) for name in ("_dump_nccl_trace", "_dump_fr_trace")]
+    dumps = [getattr(c10d, name, None) for name in _RECORDERS]
     documents = [pickle.loads(dump(True, has_stacks, False)) for dump in dumps if dump is not None]  # noqa: FBT003, S301 - torch's signature; of this process
     return next((document for document in documents if document.get("entries")), None)
 

@@ -53,11 +53,15 @@ class StackRequests:
     Args:
         loop: The agent's loop.
         pipes: The pipes by local rank; this object closes them.
+
+    Attributes:
+        received: Bytes that came so far, by local rank: a worker's own count of what it has written includes them.
     """
 
     def __init__(self, loop: Loop, pipes: Mapping[int, StackPipe]) -> None:
         self._loop = loop
         self._pipes = dict(pipes)
+        self.received = dict.fromkeys(self._pipes, 0)
         self._open: set[int] = set()
         self._requests: dict[int, _Request] = {}
         self._missing: set[int] = set()
@@ -171,6 +175,7 @@ class StackRequests:
                 found += data
         except BlockingIOError:
             pass
+        self.received[rank] += len(found)
         return found
 
     def _finish(self) -> None:

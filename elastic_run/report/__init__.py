@@ -10,6 +10,7 @@
 | `failure_json` | failure.json |
 | `failure_rules` | rules on what helps against failures: those of elastic-run, and a file of the user's |
 | `failure` | the closing report |
+| `hang_lines` | the lines that say that the job hangs |
 | `history_page` | the page of a job's history |
 | `job_history` | launchers, rounds, members and workers of a job, as its event logs tell |
 | `job_result` | how a job ended: the record that report, failure.json and error file are made of |

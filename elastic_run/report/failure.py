@@ -59,6 +59,7 @@ _TITLES = {
     "refused": "{program}: this node was not taken into the job",
     "repeated_failure": "{program} failed again in the same way",
     "store_lost": "{program}: the job's store can't be reached",
+    "hung": "{program}: no rank made progress",
     "excluded": "{program}: the job goes on without this node",
     "unhealthy": "{program}: this node failed its health check",
     "unkillable_worker": "{program}: a worker can't be killed",

@@ -25,7 +25,7 @@ _SILENCE = 10.0
 def summary(dumps: Mapping[int, Dump]) -> str:
     """Say which ranks are where, the odd one out last."""
     groups = group_dumps(dumps)
-    named = [_describe(group) + _describe_silence(group, dumps) for group in groups[:_GROUPS]]
+    named = [describe(group) + _describe_silence(group, dumps) for group in groups[:_GROUPS]]
     rest = [rank for group in groups[_GROUPS:] for rank in group.ranks]
     return "; ".join([*named, *([f"{ranks(rest)} elsewhere"] if rest else [])])
 
@@ -78,7 +78,8 @@ def _describe_silence(group: Group, dumps: Mapping[int, Dump]) -> str:
     return f", no output for {span(int(min(known))).replace('.0 s', ' s')}"
 
 
-def _describe(group: Group) -> str:
+def describe(group: Group) -> str:
+    """Say which ranks are where, in one clause."""
     place, are_many = group.place, len(group.ranks) > 1
     if place.problem:
         return f"{ranks(group.ranks)}{': each' if are_many else ''} {printable(place.problem)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal as signals
 
-from elastic_run.contract import EXIT_SIGNAL_BASE
+from elastic_run.contract import EXIT_HUNG, EXIT_SIGNAL_BASE, HANG
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,8 +54,10 @@ def end_verb(end: WorkerEnd) -> str:
     """Return the verb that follows a worker's name: how it ended.
 
     Returns:
-        `was killed by SIGSEGV` or `failed with exit code 1`.
+        `was killed by SIGSEGV`, `failed with exit code 1`, or `made no progress`.
     """
+    if end.exitcode == EXIT_HUNG and end.exception is not None and end.exception.type == HANG:
+        return "made no progress"
     return f"was killed by {exit_text(end)}" if end.exitcode < 0 else f"failed with {exit_text(end)}"
 
 

@@ -130,7 +130,12 @@ def test_every_variable_stands_in_for_its_flag_and_loses_against_it(flag: Flag) 
         "--signals-to-handle": "SIGHUP",
     }
     texts |= {"--forward-signals": "SIGUSR1", "--rdzv-conf": "a=b", "--start-method": "fork", "--worker-store": "torch"}
-    texts |= {"--on-split": "continue", "--membership-window": "3/1h", "--scale-up-signal": "SIGUSR1"}
+    texts |= {
+        "--hang-action": "fail",
+        "--on-split": "continue",
+        "--membership-window": "3/1h",
+        "--scale-up-signal": "SIGUSR1",
+    }
     texts |= {"--preload": "torch", "--fence-after": "lease", "--config": os.devnull, "--inject-fault": "kill@3s"}
     text = "1" if flag.is_switch else texts.get(flag.name, "2")
     words = [flag.name, "s"] if flag.is_switch else [flag.name, text, "s"]

@@ -162,7 +162,9 @@ def test_a_hang_is_told_once() -> None:
         watch = hang.look(watch, float(now), {0: LOADS}) if wants_look else watch
     watch = hang.tell(watch)
     assert hang.look(watch, 12.0, {0: LOADS}).told is not None
+    assert hang.look(watch, 12.0, {0: replace(LOADS, collectives="5")}).told is not None
     assert hang.look(watch, 12.0, {0: replace(LOADS, stack="line 42")}).told is None
+    assert hang.look(watch, 12.0, {0: LOADS, 1: LOADS}).told is None
 
 
 def test_auto_learns_the_longest_stillness() -> None:

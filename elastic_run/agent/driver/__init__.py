@@ -11,6 +11,9 @@
 | `flight_recorder` | torch's flight recorder in the workers: its variables, its dumps |
 | `gpu_memory` | waits until the GPUs have taken back the old workers' memory |
 | `fault_injection` | injects the faults of --inject-fault |
+| `hang_detection` | watches a round for a hang |
+| `hang_reaction` | tells that the job hangs, and does what --hang-action says |
+| `hang_signs` | what the hang detection reads of the workers |
 | `held_round` | a formed round that waits for its warm workers |
 | `job` | this node's part in a job of several nodes |
 | `job_exit_code` | chooses the launcher's exit code from the verdict and the root cause |

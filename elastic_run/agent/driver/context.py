@@ -106,6 +106,7 @@ class AgentContext:
         worker_limit: The workers' soft limit of descriptors if this process has raised its own; otherwise None.
         mask: The signals that were blocked when this process began, so that a worker begins with the same; None if this
             process has blocked no others since.
+        heartbeats: Path of the file for each worker's heartbeats, by local rank; only with --hang-timeout.
     """
 
     __slots__ = (
@@ -115,6 +116,7 @@ class AgentContext:
         "group",
         "guardian",
         "health_port",
+        "heartbeats",
         "hostname",
         "logs_specs",
         "mask",
@@ -139,6 +141,7 @@ class AgentContext:
         self.health_port: HealthPort | None = None
         self.metrics_port: MetricsPort | None = None
         self.flight_recorder: FlightRecorder | None = None
+        self.heartbeats: dict[int, str] = {}
         self._announced = False
         self.adopts_orphans = False
         self.worker_limit: int | None = None
@@ -237,8 +240,13 @@ class AgentContext:
             self._announced = True
 
     def switch_on_recorders(self, envs: Mapping[int, dict[str, str]], logs: LogsDest) -> None:
-        """Switch on torch's flight recorder in the workers of a round, if the user asks for it."""
-        if not self.options.agent_config.flight_recorder:
+        """Switch on torch's flight recorder in the workers of a round, if a flag asks for it; --hang-timeout does."""
+        if self.options.agent_config.hang_timeout is not None:
+            own = {rank: path for rank, path in logs.error_files.items() if rank in envs and path}
+            self.heartbeats = {rank: os.path.join(os.path.dirname(path), "heartbeat") for rank, path in own.items()}
+            for rank, path in self.heartbeats.items():
+                envs[rank][contract.ENV_HEARTBEAT_FILE] = path
+        elif not self.options.agent_config.flight_recorder:
             return
         if self.flight_recorder is None:
             from elastic_run.agent.driver.flight_recorder import FlightRecorder  # noqa: PLC0415 - only with the flag

@@ -1,12 +1,12 @@
 """torch's flight recorder in the workers of this node: the variables that switch it on, and its dumps.
 
-Imported only with --flight-recorder. The workers write the dumps; the agent asks for them before it stops a round.
+Imported only with --flight-recorder or --hang-timeout. The workers write the dumps. The agent asks for them before it
+stops a round, and when the job hangs; its loop goes on meanwhile.
 """
 
 from __future__ import annotations
 
 import os
-import select
 import socket
 import time
 
@@ -14,9 +14,10 @@ from elastic_run import contract
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from elastic_run.core.failure.evidence import RecorderFinding
+    from elastic_run.loop import Loop
     from elastic_run.multiprocessing.output.logs import LogsDest
 
 #: Name of a dump in the directory of an attempt; the rank follows.
@@ -24,7 +25,78 @@ FILE_PREFIX = "flight_recorder_rank_"
 #: Entries that the recorder of a worker keeps.
 _ENTRIES = 2000
 #: Seconds that the stop of the round waits for dumps with stacks; those without take milliseconds.
-_PATIENCE = 3.0
+PATIENCE = 3.0
+_COUNT_PATIENCE = 0.7
+_READ_SIZE = 1 << 16
+
+
+class RecorderQuestion:
+    """One question to the recorders of some workers, asked from the loop.
+
+    Args:
+        loop: The agent's.
+        sockets: Name of each worker's socket by local rank.
+        question: What is asked.
+        patience: Seconds after which no answer is waited for any longer.
+        on_done: Gets the answers that are whole, by local rank, once.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        sockets: Mapping[int, str],
+        question: bytes,
+        patience: float,
+        on_done: Callable[[dict[int, str]], None],
+    ) -> None:
+        self._loop = loop
+        self._on_done = on_done
+        self._connections: dict[int, socket.socket] = {}
+        self._received: dict[int, bytes] = {}
+        self._answers: dict[int, str] = {}
+        for local_rank, name in sockets.items():
+            self._connect(local_rank, name, question)
+        self._timer = loop.call_later(patience if self._connections else 0.0, self.finish)
+
+    def _connect(self, local_rank: int, name: str, question: bytes) -> None:
+        connection = socket.socket(socket.AF_UNIX)
+        connection.setblocking(False)  # noqa: FBT003 - the method's own signature
+        try:
+            connection.connect(f"\0{name}")
+            connection.send(question)
+        except OSError:  # it has ended, or has not imported torch.distributed
+            connection.close()
+            return
+        self._connections[local_rank] = connection
+        self._loop.add_reader(connection.fileno(), lambda: self._read(local_rank))
+
+    def _read(self, local_rank: int) -> None:
+        try:
+            data = self._connections[local_rank].recv(_READ_SIZE)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if data:
+            self._received[local_rank] = self._received.get(local_rank, b"") + data
+            return
+        self._close(local_rank)
+        self._answers[local_rank] = self._received.get(local_rank, b"").decode(errors="replace")
+        if not self._connections:
+            self.finish()
+
+    def finish(self) -> None:
+        """Wait no longer; harmless when all is over."""
+        self._timer.cancel()
+        for local_rank in list(self._connections):
+            self._close(local_rank)
+        on_done, self._on_done = self._on_done, lambda _: None
+        on_done({rank: answer for rank, answer in self._answers.items() if answer})
+
+    def _close(self, local_rank: int) -> None:
+        connection = self._connections.pop(local_rank)
+        self._loop.remove_reader(connection.fileno())
+        connection.close()
 
 
 class FlightRecorder:
@@ -61,26 +133,27 @@ class FlightRecorder:
     def _socket_name(self, local_rank: int) -> str:
         return f"elastic-run-recorder-{self._token}-{self._attempt}-{local_rank}"
 
-    def collect(self) -> None:
-        """Let the workers that live write their dumps; return when all have, or after some seconds."""
-        poll, deadline = select.poll(), time.monotonic() + _PATIENCE
-        asked: dict[int, socket.socket] = {}
-        try:
-            for local_rank in self._paths:
-                connection = socket.socket(socket.AF_UNIX)
-                connection.setblocking(False)  # noqa: FBT003 - the method's own signature
-                if connection.connect_ex(f"\0{self._socket_name(local_rank)}"):
-                    connection.close()  # it has ended, or has not imported torch.distributed
-                    continue
-                asked[connection.fileno()] = connection
-                poll.register(connection, select.POLLIN)
-            while asked and (left := deadline - time.monotonic()) > 0:
-                for descriptor, _ in poll.poll(left * 1000):
-                    poll.unregister(descriptor)
-                    asked.pop(descriptor).close()
-        finally:
-            for connection in asked.values():
-                connection.close()
+    def collect(self, loop: Loop, on_done: Callable[[], None], *, patience: float = PATIENCE) -> RecorderQuestion:
+        """Let the workers that live write their dumps.
+
+        Args:
+            loop: The agent's.
+            on_done: Called once from the loop, when all have written, or after some seconds.
+            patience: Those seconds.
+        """
+        return RecorderQuestion(loop, self._sockets(), contract.RECORDER_DUMP, patience, lambda _: on_done())
+
+    def count(self, loop: Loop, on_done: Callable[[dict[int, str]], None]) -> RecorderQuestion:
+        """Ask the workers that live for the number of their collectives.
+
+        Args:
+            loop: The agent's.
+            on_done: Gets `open 0=2/-1/1` or `done 0=1/-1/1` by local rank; those that don't tell are missing.
+        """
+        return RecorderQuestion(loop, self._sockets(), contract.RECORDER_COUNT, _COUNT_PATIENCE, on_done)
+
+    def _sockets(self) -> dict[int, str]:
+        return {local_rank: self._socket_name(local_rank) for local_rank in self._paths}
 
     def explain(self, *, is_whole_job: bool) -> RecorderFinding | None:
         """Return what the dumps of the last round say is the cause, or None.

@@ -191,11 +191,16 @@ class Round:
             patience: Seconds that they get.
             on_done: Takes the stacks by global rank.
         """
-        ranks = {worker.local_rank: worker.global_rank for worker in self._context.group.workers}
+        ranks = self.global_ranks
         pids = {rank: self.workers.pids[rank] for rank in self.workers.alive}
         self.listen_for_stacks().ask(
             pids, patience, lambda found: on_done({ranks[local]: dump for local, dump in found.items()})
         )
+
+    @property
+    def global_ranks(self) -> dict[int, int]:
+        """Global ranks by local rank."""
+        return {worker.local_rank: worker.global_rank for worker in self._context.group.workers}
 
     @property
     def uptime(self) -> float:
@@ -234,7 +239,7 @@ class Round:
             return {}
         from elastic_run.multiprocessing.functions.launch import read_value  # noqa: PLC0415 - imported by now
 
-        ranks = {worker.local_rank: worker.global_rank for worker in self._context.group.workers}
+        ranks = self.global_ranks
         functions = {local: started.function for local, started in sorted(self._launched.workers.items())}
         return {
             ranks[local]: read_value(function.result, ranks[local])

@@ -8,7 +8,7 @@ from elastic_run.multiprocessing.process.stack_signal import is_possible
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from elastic_run.agent.driver.context import AgentContext
     from elastic_run.agent.driver.round import Round
@@ -82,7 +82,7 @@ class StackReports:
     def _show(self, dumps: dict[int, Dump]) -> None:
         from elastic_run.report.stack_lines import closing, details, summary  # noqa: PLC0415 - only when asked for
 
-        path = self._write(dumps)
+        path = self.write(dumps)
         self._console.say(summary(dumps))
         if not path:
             for line in details(dumps):
@@ -94,9 +94,9 @@ class StackReports:
         from elastic_run.report.stack_lines import overdue  # noqa: PLC0415 - ditto
 
         if dumps:
-            self._console.say(overdue(dumps, self._write(dumps)))
+            self._console.say(overdue(dumps, self.write(dumps)))
 
-    def _write(self, dumps: dict[int, Dump]) -> str:
+    def write(self, dumps: Mapping[int, Dump]) -> str:
         """Write all stacks into a file of the log directory; return its path, or "" where there is none."""
         from elastic_run.diagnosis.stack_files import write_stacks  # noqa: PLC0415 - ditto
 

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from elastic_run.agent.control_server import ControlServer
     from elastic_run.agent.driver.context import AgentContext
     from elastic_run.agent.driver.early_start import EarlyStart
+    from elastic_run.agent.driver.flight_recorder import RecorderQuestion
+    from elastic_run.agent.driver.hang_detection import Hang
     from elastic_run.agent.driver.held_round import HeldRound
     from elastic_run.agent.driver.job import MultiNodeJob
     from elastic_run.agent.driver.round_checks import RoundChecks
@@ -113,6 +115,7 @@ class Supervisor:
             is_polled=self._job is None and not self._round_join.is_immediate,
             say=self.console.say,
             on_stuck=lambda number: self._feed(messages.WorkerStuck(number)),
+            on_hang=self._react_to_hang,
             on_waiting_nodes=self._stop_for_waiting_nodes,
             on_timer=on_timer,
         )
@@ -125,6 +128,7 @@ class Supervisor:
         self._lazy_history: History | None = None
         self._finish: messages.Finish | None = None
         self._checks: RoundChecks | None = None
+        self._collection: RecorderQuestion | None = None
         self._held_round = self._hold_rounds()
         self._background = Background(context, self.console.say)
         self._observation = Observation(context, self._loop, self.console.say)
@@ -367,6 +371,8 @@ class Supervisor:
             self._performers[type(command)](command)
 
     def _perform_hurry(self, _: messages.Hurry) -> None:
+        if self._collection is not None:
+            self._collection.finish()
         if self._round is not None:
             self._round.workers.hurry()
 
@@ -554,6 +560,19 @@ class Supervisor:
             self.console.say("stopping the workers: nodes wait to join")
         self._feed(messages.RoundHalted(number))
 
+    def _react_to_hang(self, current: Round, found: Hang) -> None:
+        from elastic_run.agent.driver.hang_reaction import HangReaction  # noqa: PLC0415 - only if the job hangs
+
+        reaction = HangReaction(
+            self._context,
+            self._loop,
+            say=self.console.say,
+            write=self._stacks.write,
+            feed=self._feed,
+            blame=self._history.blame,
+        )
+        reaction.react(current, found)
+
     def _tell_step(self, step: str, began_at: float) -> None:
         self._on_step(step, (self._loop.now() - began_at) * 1000)
 
@@ -565,11 +584,22 @@ class Supervisor:
             if is_success and not self._options.agent_config.kill_background_processes:
                 self._round.workers.release(self._on_released)
             else:
-                if self._context.flight_recorder is not None and not is_success:
-                    self._context.flight_recorder.collect()
-                self._round.workers.stop(command.signal, self._options.shutdown_timeout, self._on_gone)
+                self._stop_workers(self._round, command.signal, has_dumps=not is_success)
         if self._context.worker_pool is not None and machine.may_start_again(self._agent):
             self._context.worker_pool.prepare()
+
+    def _stop_workers(self, current: Round, number: int, *, has_dumps: bool) -> None:
+        """Stop the workers, when those that live have written the dumps of their flight recorders."""
+        recorder = self._context.flight_recorder
+
+        def stop() -> None:
+            self._collection = None
+            current.workers.stop(number, self._options.shutdown_timeout, self._on_gone)
+
+        if recorder is None or not has_dumps:
+            stop()
+        else:
+            self._collection = recorder.collect(self._loop, stop)
 
     def _on_released(self, background: list[int]) -> None:
         if background and self._round is not None:

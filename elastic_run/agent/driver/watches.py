@@ -1,4 +1,4 @@
-"""The watches over a running round beside the loop: workers in state D, timers, waiting nodes, rounds that are quiet.
+"""The watches over a running round beside the loop: state D, timers, waiting nodes, rounds that are quiet, hangs.
 
 Each watch is imported and runs only if the user asked for it, except for the watch over quiet rounds.
 """
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from elastic_run.agent.driver.context import AgentContext
     from elastic_run.agent.driver.d_state import DStateWatch
+    from elastic_run.agent.driver.hang_detection import Hang, HangDetection
     from elastic_run.agent.driver.quiet_watch import QuietWatch
     from elastic_run.agent.driver.round import Round
     from elastic_run.agent.driver.timers import TimerWatch, WorkerTimers
@@ -35,6 +36,7 @@ class Watches:
         is_polled: Whether the rendezvous has to be asked for waiting nodes, as with a foreign handler.
         say: Tells the user one line.
         on_stuck: Called with a round's number when one of its workers stays in uninterruptible sleep.
+        on_hang: Called with a round when the job hangs in it.
         on_waiting_nodes: Called with a round's number when nodes wait for the next one.
         on_timer: Called with the name of an event of the workers' timers, and the request that it is about.
     """
@@ -47,6 +49,7 @@ class Watches:
         is_polled: bool,
         say: Callable[[str], None],
         on_stuck: Callable[[int], None],
+        on_hang: Callable[[Round, Hang], None],
         on_waiting_nodes: Callable[[int], None],
         on_timer: Callable[[str, FileTimerRequest | None], None],
     ) -> None:
@@ -55,6 +58,7 @@ class Watches:
         self._is_polled = is_polled
         self._say = say
         self._on_stuck = on_stuck
+        self._on_hang = on_hang
         self._on_waiting_nodes = on_waiting_nodes
         self._on_timer = on_timer
         self._round: Round | None = None
@@ -62,7 +66,8 @@ class Watches:
         self._timers: TimerWatch | None = None
         self._waiting_nodes: WaitingNodesWatch | None = None
         self._quiet: QuietWatch | None = None
-        self._quiet_start: Timer | None = None
+        self._hang: HangDetection | None = None
+        self._late_start: Timer | None = None
 
     def begin(self, current: Round) -> None:
         """Begin to watch a round; its workers run."""
@@ -73,16 +78,18 @@ class Watches:
             self._timers = self._watch_timers(self._context.timers)
         if self._is_polled:
             self._waiting_nodes = self._watch_waiting_nodes(current.number)
-        if is_possible():
-            self._quiet_start = self._loop.call_later(_SETTLED, lambda: self._watch_quiet(current))
+        if self._context.options.agent_config.hang_timeout is not None:
+            self._late_start = self._loop.call_later(_SETTLED, lambda: self._watch_hang(current))
+        elif is_possible():
+            self._late_start = self._loop.call_later(_SETTLED, lambda: self._watch_quiet(current))
 
     def end_round(self) -> None:
         """Look no more after this round: its workers are being stopped."""
         if self._timers is not None:
             self._timers.clear()
-        if self._quiet_start is not None:
-            self._quiet_start.cancel()
-        for watch in (self._d_state, self._waiting_nodes, self._quiet):
+        if self._late_start is not None:
+            self._late_start.cancel()
+        for watch in (self._d_state, self._waiting_nodes, self._quiet, self._hang):
             if watch is not None:
                 watch.close()
 
@@ -111,6 +118,19 @@ class Watches:
             self._loop,
             pids=lambda: [workers.pids[rank] for rank in workers.alive],
             say=lambda seconds: self._say(lines.quiet(seconds, os.getpid())),
+        )
+
+    def _watch_hang(self, current: Round) -> None:
+        from elastic_run.agent.driver.hang_detection import HangDetection  # noqa: PLC0415 - see above
+
+        context = self._context
+        self._hang = HangDetection(
+            self._loop,
+            current,
+            timeout=context.options.agent_config.hang_timeout or 0.0,
+            heartbeats=context.heartbeats,
+            recorder=context.flight_recorder,
+            on_hang=lambda found: self._on_hang(current, found),
         )
 
     def _watch_timers(self, timers: WorkerTimers) -> TimerWatch:

@@ -24,6 +24,9 @@ class AgentConfig:
         events_file: File to which this node's events are appended, beside the file in the log directory, or "".
         failure_rules: File with the user's rules on what helps against failures, or "".
         flight_recorder: Whether torch's flight recorder is on in the workers, and its dumps explain a failure.
+        hang_timeout: Seconds without progress of any rank that are a hang; 0 for a time that follows from the job's
+            rhythm, None for no detection.
+        hang_action: The reaction to a hang: `report`, `restart` or `fail`.
         inject_fault: Faults that the agent injects into the workers, as `--inject-fault` has them, or "".
     """
 
@@ -36,4 +39,6 @@ class AgentConfig:
     events_file: str = ""
     failure_rules: str = ""
     flight_recorder: bool = False
+    hang_timeout: float | None = None
+    hang_action: str = "report"
     inject_fault: str = ""

@@ -45,6 +45,7 @@ from elastic_run.core.agent.messages import (
     StopWorkers,
     Warn,
     WorkerExited,
+    WorkersHung,
     WorkerStuck,
 )
 from elastic_run.core.agent.restart_policy import Failure, GiveUp, decide_restart, has_budget
@@ -238,6 +239,12 @@ def _stop_after_patience(agent: Agent, *_: object) -> Decision:
     return _stop(agent, AFTER_FAILURE)
 
 
+def _stop_hung(agent: Agent, *_: object) -> Decision:
+    after, commands = _stop(agent, AFTER_FAILURE)
+    report = (ReportFailing(agent.round),) if agent.follows_job else ()
+    return after, (*report, *commands)
+
+
 def _give_up_stuck(agent: Agent, *_: object) -> Decision:
     # A fresh worker would fight the wedged one for its device, so there is no restart.
     after, commands = _stop(agent, AFTER_FAILURE)
@@ -401,6 +408,7 @@ TRANSITIONS: dict[tuple[str, type[Event]], Transition] = {
     (RUNNING, WorkerExited): Transition(_on_exit, (RUNNING, STOPPING)),
     (RUNNING, PatienceOver): Transition(_stop_after_patience, (STOPPING,)),
     (RUNNING, WorkerStuck): Transition(_give_up_stuck, (STOPPING,)),
+    (RUNNING, WorkersHung): Transition(_stop_hung, (STOPPING,)),
     (RUNNING, RoundFailed): Transition(_stop_after_start_failure, (STOPPING,)),
     (RUNNING, RoundWarned): Transition(_warn, (RUNNING,)),
     (RUNNING, RoundHalted): Transition(_halt, (STOPPING,)),
@@ -409,6 +417,7 @@ TRANSITIONS: dict[tuple[str, type[Event]], Transition] = {
     (STOPPING, WorkerExited): Transition(_count_exit, (STOPPING,)),
     (STOPPING, PatienceOver): Transition(_stay, (STOPPING,)),
     (STOPPING, WorkerStuck): Transition(_give_up_stuck, (STOPPING,)),
+    (STOPPING, WorkersHung): Transition(_stay, (STOPPING,)),
     (STOPPING, RoundFailed): Transition(_stop_after_start_failure, (STOPPING,)),
     (STOPPING, RoundWarned): Transition(_stay, (STOPPING,)),
     (STOPPING, RoundHalted): Transition(_stay, (STOPPING,)),

@@ -67,6 +67,11 @@ class WorkerStuck(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class WorkersHung(Event):
+    """No rank of the job has made progress for too long, and the user wants a restart."""
+
+
+@dataclass(frozen=True, slots=True)
 class Signalled(Event):
     """The launcher got a signal.
 

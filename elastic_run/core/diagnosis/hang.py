@@ -142,7 +142,7 @@ class HangWatch:
     ticked_at: float | None = None
     looked_at: float | None = None
     longest: float = 0.0
-    told: frozenset[tuple[int, str, str]] | None = None
+    told: Mapping[int, Look] | None = None
 
     @property
     def timeout(self) -> float:
@@ -192,13 +192,15 @@ def look(watch: HangWatch, now: float, looks: Mapping[int, Look]) -> HangWatch:
     ranks = {rank: _follow(watch.ranks.get(rank), seen, now) for rank, seen in looks.items()}
     has_progress = bool(watch.ranks) and any(ranks[rank].idle_since == now for rank in ranks)
     longest = _longest(watch, now) if has_progress else watch.longest
-    told = watch.told if watch.told == _identify(looks) else None
+    told = watch.told
+    if told is not None and any(rank not in told or _has_moved(told[rank], seen) for rank, seen in looks.items()):
+        told = None
     return replace(watch, ranks=ranks, looked_at=now, longest=longest, told=told)
 
 
 def tell(watch: HangWatch) -> HangWatch:
     """Take note that this hang was told: it is not told again."""
-    return replace(watch, told=_identify({rank: known.look for rank, known in watch.ranks.items()}))
+    return replace(watch, told={rank: known.look for rank, known in watch.ranks.items()})
 
 
 def measure(watch: HangWatch, now: float) -> dict[int, Stillness]:
@@ -271,7 +273,3 @@ def _is_look_due(watch: HangWatch, now: float, *, has_change: bool) -> bool:
 def _longest(watch: HangWatch, now: float) -> float:
     """Return the longest stillness, where the present one has just ended."""
     return max(watch.longest, count_seconds(measure(watch, now)))
-
-
-def _identify(looks: Mapping[int, Look]) -> frozenset[tuple[int, str, str]]:
-    return frozenset((rank, seen.stack, seen.collectives) for rank, seen in looks.items())

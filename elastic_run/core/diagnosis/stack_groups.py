@@ -85,14 +85,24 @@ def group_dumps(dumps: Mapping[int, Dump]) -> tuple[Group, ...]:
     Returns:
         The groups: those that wait for others, then the largest, then those whose stacks are not known.
     """
+    stacks = {rank: parse_stacks(dump.text) for rank, dump in dumps.items()}
+    groups = group_places({rank: find_place(stacks[rank], dump.problem) for rank, dump in dumps.items()})
+    return tuple(Group(group.place, group.ranks, stacks[group.ranks[0]].main) for group in groups)
+
+
+def group_places(places: Mapping[int, Place]) -> tuple[Group, ...]:
+    """Put ranks together that are at the same place.
+
+    Args:
+        places: By global rank.
+
+    Returns:
+        The groups, in the order of `group_dumps`, without threads.
+    """
     ranks: dict[Place, list[int]] = {}
-    threads: dict[Place, Thread | None] = {}
-    for rank, dump in sorted(dumps.items()):
-        stacks = parse_stacks(dump.text)
-        place = find_place(stacks, dump.problem)
+    for rank, place in sorted(places.items()):
         ranks.setdefault(place, []).append(rank)
-        threads.setdefault(place, stacks.main)
-    groups = [Group(place, tuple(own), threads[place]) for place, own in ranks.items()]
+    groups = [Group(place, tuple(own)) for place, own in ranks.items()]
     return tuple(sorted(groups, key=lambda group: (*_order(group.place), -len(group.ranks), group.ranks)))
 
 

@@ -1,0 +1,118 @@
+"""Tells the user that the job hangs, and does what --hang-action says.
+
+The places of the ranks are told at once; what the flight recorder says follows when its dumps are written, within
+seconds in which the loop goes on. Then the workers are stopped, where the user wants that.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from elastic_run import contract
+from elastic_run.core.agent import messages
+from elastic_run.core.failure.exception_text import ExceptionText
+from elastic_run.core.failure.root_cause import WorkerEnd
+from elastic_run.report import hang_lines
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from elastic_run.agent.driver.context import AgentContext
+    from elastic_run.agent.driver.hang_detection import Hang
+    from elastic_run.agent.driver.round import Round
+    from elastic_run.core.agent.messages import Event
+    from elastic_run.core.diagnosis.stack_groups import Dump
+    from elastic_run.core.failure.evidence import RecorderFinding
+    from elastic_run.loop import Loop
+
+__all__ = ["HangReaction"]
+
+
+class HangReaction:
+    """The reaction to one hang.
+
+    Args:
+        context: The workers, and what the user asked for.
+        loop: The agent's.
+        say: Tells the user a line.
+        write: Writes stacks into a file, and returns its path or "".
+        feed: Takes the agent's events.
+        blame: Takes the end of the worker that the others wait for, in place of what becomes of it.
+    """
+
+    def __init__(
+        self,
+        context: AgentContext,
+        loop: Loop,
+        *,
+        say: Callable[[str], None],
+        write: Callable[[Mapping[int, Dump]], str],
+        feed: Callable[[Event], None],
+        blame: Callable[[WorkerEnd], None],
+    ) -> None:
+        self._context = context
+        self._loop = loop
+        self._say = say
+        self._write = write
+        self._feed = feed
+        self._blame = blame
+
+    def react(self, current: Round, found: Hang) -> None:
+        """Tell of a hang, and begin to do what follows."""
+        for line in hang_lines.verdict(found.ranks, found.seconds):
+            self._say(line)
+        path = self._write(found.dumps)
+        recorder = self._context.flight_recorder
+        if recorder is None:
+            self._conclude(current, found, path, None)
+            return
+        recorder.collect(self._loop, lambda: self._explain(current, found, path))
+
+    def _explain(self, current: Round, found: Hang, path: str) -> None:
+        """Read the dumps in a thread: those of many ranks take longer than the loop may stand still."""
+        recorder, group = self._context.flight_recorder, self._context.group
+        is_whole_job = group.workers[0].world_size == len(group.workers)
+
+        def explain() -> None:
+            try:
+                finding = recorder.explain(is_whole_job=is_whole_job) if recorder is not None else None
+            except OSError:
+                finding = None
+            self._loop.call_soon_threadsafe(lambda: self._conclude(current, found, path, finding))
+
+        threading.Thread(target=explain, name="read dumps", daemon=True).start()
+
+    def _conclude(self, current: Round, found: Hang, path: str, finding: RecorderFinding | None) -> None:
+        action = self._context.options.agent_config.hang_action
+        if finding is not None and finding.text:
+            self._say(hang_lines.recorder(finding.text))
+        self._say(hang_lines.closing(path, action))
+        if action == "report":
+            return
+        detail = hang_lines.detail(found.ranks, found.seconds)
+        accused = () if finding is None else finding.ranks
+        rank = hang_lines.find_odd_rank(found.ranks, accused)
+        self._blame(self._make_end(current, rank, detail))
+        if action == "restart":
+            self._feed(messages.WorkersHung(current.number))
+        else:
+            self._feed(messages.RoundFailed(current.number, verdict="hung", detail="--hang-action=fail ends the job"))
+
+    def _make_end(self, current: Round, rank: int, detail: str) -> WorkerEnd:
+        """Make the end of the rank that the others wait for."""
+        own = {worker.global_rank: worker for worker in self._context.group.workers}
+        worker = own.get(rank)
+        return WorkerEnd(
+            rank=rank,
+            local_rank=-1 if worker is None else worker.local_rank,
+            role=self._context.group.spec.role,
+            host=self._context.hostname if worker is not None else "",
+            pid=0 if worker is None else current.workers.pids[worker.local_rank],
+            exitcode=contract.EXIT_HUNG,
+            ended_at=time.time(),
+            uptime=time.time() - current.started_at,
+            restart_count=current.restart_count,
+            exception=ExceptionText(contract.HANG, detail),
+        )

@@ -1,0 +1,138 @@
+"""What the hang detection reads of this node's workers: signs of progress, and what their processes do.
+
+Everything comes from /proc, from the output that passes through this process, and from one file for each worker's
+heartbeats. What a worker writes for its stacks is no output of its.
+"""
+
+from __future__ import annotations
+
+import os
+
+from elastic_run.core.diagnosis.hang import Look, Signs
+from elastic_run.core.diagnosis.stack_groups import find_place
+from elastic_run.core.diagnosis.stack_text import parse_stacks
+from elastic_run.multiprocessing.process.process_table import find_descendants, read_stat
+from elastic_run.records import dataclass
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from elastic_run.agent.driver.round import Round
+    from elastic_run.core.diagnosis.stack_groups import Dump
+
+_TICK = os.sysconf("SC_CLK_TCK")
+_WRITTEN = "wchar"
+_MOVED = ("rchar", "wchar", "read_bytes", "write_bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSample:
+    """What the processes of one worker have done so far.
+
+    Args:
+        is_running: Whether the worker's main thread has a processor, or waits for one.
+        cpu: Seconds of processor time of the worker's process.
+        children_cpu: The same of its descendants.
+        moved: Bytes that all of them have read and written, but for the worker's stacks.
+    """
+
+    is_running: bool
+    cpu: float
+    children_cpu: float
+    moved: int
+
+
+def read_signs(current: Round, heartbeats: Mapping[int, str]) -> dict[int, Signs]:
+    """Return the signs of the workers that run, by local rank.
+
+    Args:
+        current: Their round.
+        heartbeats: Path of the file of each worker's heartbeats.
+    """
+    received = current.listen_for_stacks().received
+    found = {}
+    for rank in current.workers.alive:
+        pid = current.workers.pids[rank]
+        stat = read_stat(pid)
+        if stat is None:
+            continue
+        activity = current.output.activities.get(rank)
+        marks = (
+            _read_io(pid).get(_WRITTEN, 0) - received.get(rank, 0),
+            0 if activity is None else int(activity.last * 1e6),
+            _changed_at(heartbeats.get(rank, "")),
+            *map(_size, current.output_files(rank)),
+        )
+        found[rank] = Signs(marks, stat.cpu / _TICK)
+    return found
+
+
+def sample_processes(current: Round) -> dict[int, ProcessSample]:
+    """Return what the processes of the workers that run have done, by local rank."""
+    received = current.listen_for_stacks().received
+    ranks = {current.workers.pids[rank]: rank for rank in current.workers.alive}
+    stats = {pid: stat for pid in find_descendants(ranks.keys(), since=0) if (stat := read_stat(pid)) is not None}
+    children = dict.fromkeys(ranks.values(), 0)
+    moved = {rank: -received.get(rank, 0) for rank in ranks.values()}
+    for pid, stat in stats.items():
+        leader = pid
+        while leader not in ranks and (above := stats.get(leader)) is not None:
+            # An orphan has another parent by now, and is still in the worker's session.
+            leader = above.session if above.session in ranks else above.parent
+        if leader in ranks:
+            rank = ranks[leader]
+            children[rank] += stat.cpu if pid != leader else 0
+            io = _read_io(pid)
+            moved[rank] += sum(io.get(name, 0) for name in _MOVED)
+    return {
+        rank: ProcessSample(stats[pid].state == b"R", stats[pid].cpu / _TICK, children[rank] / _TICK, moved[rank])
+        for pid, rank in ranks.items()
+        if pid in stats
+    }
+
+
+def make_look(dump: Dump, sample: ProcessSample, answer: str) -> Look:
+    """Put together what a look has shown of a worker.
+
+    Args:
+        dump: Its stacks.
+        sample: What its processes had done before.
+        answer: What its flight recorder says: `open` or `done`, and its numbers; or "".
+    """
+    stacks = parse_stacks(dump.text)
+    frames = () if stacks.main is None else stacks.main.frames
+    state, _, collectives = answer.partition(" ")
+    return Look(
+        stack=dump.problem or "\n".join(f"{frame.file}:{frame.line} {frame.function}" for frame in frames),
+        place=find_place(stacks, dump.problem),
+        collectives=collectives,
+        is_open=state == "open",
+        is_running=sample.is_running,
+        cpu=sample.cpu,
+        children_cpu=sample.children_cpu,
+        moved=sample.moved,
+    )
+
+
+def _read_io(pid: int) -> dict[str, int]:
+    """Return the bytes that a process has read and written; nothing where the kernel doesn't tell."""
+    try:
+        with open(f"/proc/{pid}/io", encoding="ascii") as file:
+            return {name: int(value) for name, _, value in (line.partition(":") for line in file)}
+    except OSError:
+        return {}
+
+
+def _changed_at(path: str) -> int:
+    try:
+        return os.stat(path).st_mtime_ns if path else 0
+    except OSError:
+        return 0
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0

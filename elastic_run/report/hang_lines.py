@@ -1,0 +1,77 @@
+"""The lines that say that the job hangs, on one screen.
+
+Pure: each function returns the text; the console puts `elastic-run: ` in front of it.
+"""
+
+from __future__ import annotations
+
+from elastic_run.core.diagnosis.stack_groups import group_places
+from elastic_run.report.stack_lines import describe
+from elastic_run.report.wording import count, span
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from elastic_run.core.diagnosis.hang import Stillness
+
+#: Groups of ranks that are shown.
+_GROUPS = 12
+_NEXT = {
+    "report": "the job goes on (--hang-action=report)",
+    "restart": "stopping the workers to start them again (--hang-action=restart)",
+    "fail": "stopping the job (--hang-action=fail)",
+}
+
+
+def verdict(ranks: Mapping[int, Stillness], seconds: float) -> Iterator[str]:
+    """Say that the job hangs, and where each rank is, the odd one out last.
+
+    Args:
+        ranks: How long each rank of the job has been still, by global rank.
+        seconds: For how long no rank has made progress.
+    """
+    yield f"the job hangs: no progress of any rank for {span(seconds)}"
+    yield from map("  {}".format, _places(ranks))
+
+
+def detail(ranks: Mapping[int, Stillness], seconds: float) -> str:
+    """Say the same in one sentence, for the report of a job that has ended by it."""
+    return f"no progress of any rank for {span(seconds)}: {'; '.join(_places(ranks))}"
+
+
+def recorder(not_joined: str) -> str:
+    """Say which rank did not join a collective."""
+    return f"  flight recorder: {not_joined}"
+
+
+def closing(path: str, action: str) -> str:
+    """Say where all stacks are, and what follows.
+
+    Args:
+        path: The file of the stacks, or "".
+        action: The value of --hang-action.
+    """
+    return f"{f'all stacks: {path}' if path else '--log-dir keeps all stacks in a file'}; {_NEXT[action]}"
+
+
+def find_odd_rank(ranks: Mapping[int, Stillness], accused: Sequence[int] = ()) -> int:
+    """Return the first rank of the smallest group that does not wait; if all wait, one that the flight recorder names.
+
+    Args:
+        ranks: How long each rank of the job has been still, by global rank.
+        accused: The ranks that the flight recorder names.
+    """
+    groups = group_places({rank: still.place for rank, still in ranks.items()})
+    if accused and all(group.place.is_waiting for group in groups):
+        return accused[0]
+    return min(groups, key=lambda group: (group.place.is_waiting, len(group.ranks), group.ranks)).ranks[0]
+
+
+def _places(ranks: Mapping[int, Stillness]) -> Iterator[str]:
+    groups = group_places({rank: still.place for rank, still in ranks.items()})
+    for group in groups[:_GROUPS]:
+        yield f"{describe(group)}, {span(min(ranks[rank].same for rank in group.ranks))}"
+    rest = sum(len(group.ranks) for group in groups[_GROUPS:])
+    if rest:
+        yield f"{count(rest, 'rank')} elsewhere"

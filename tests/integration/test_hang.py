@@ -1,0 +1,172 @@
+"""--hang-timeout on real jobs: each kind of hang names its rank, and normal pauses are none."""
+
+from __future__ import annotations
+
+import json
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elastic_run import contract
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.support.launch import Launched
+
+    Launch = Callable[..., Launched]
+
+_BEGIN = """
+import os, subprocess, sys, time
+import torch, torch.distributed as dist
+from elastic_run.worker import heartbeat
+
+def load_batch():
+    time.sleep(3600)
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+for _ in range(3):
+    dist.all_reduce(torch.ones(4))
+os.write(1, b"began\\n")
+"""
+
+_SLEEPS = "if rank == 1:\n    load_batch()\ndist.all_reduce(torch.ones(4))\n"
+_COMPUTES = "while True:\n    dist.all_reduce(torch.ones(4))\n    time.sleep(0.01)\n"
+_MISMATCH = """
+first, second = dist.new_group([0, 1, 2]), dist.new_group([0, 1, 2])
+dist.all_reduce(torch.ones(4), group=second if rank == 2 else first)
+"""
+_LOADER = """
+from torch.utils.data import DataLoader, Dataset
+
+class Stuck(Dataset):
+    def __len__(self):
+        return 100
+    def __getitem__(self, index):
+        if rank == 0 and index == 7:
+            load_batch()
+        return torch.ones(2)
+
+for batch in DataLoader(Stuck(), batch_size=2, num_workers=2):
+    dist.all_reduce(batch)
+"""
+#: Each pause is longer than the timeout, but for the one in which nothing at all happens.
+_PAUSES = """
+def evaluate():
+    end = time.monotonic() + 5
+    while time.monotonic() < end:
+        sum(range(10000))
+
+def save():
+    with open(sys.argv[1], "wb") as file:
+        for _ in range(50):
+            file.write(bytes(1 << 20))
+            time.sleep(0.1)
+
+def compile():
+    code = "import time\\nend = time.monotonic() + 5\\nwhile time.monotonic() < end: pass"
+    subprocess.run([sys.executable, "-c", code])
+
+def beat():
+    for step in range(50):
+        heartbeat(step)
+        time.sleep(0.1)
+
+for pause in (evaluate, save, compile, beat, lambda: time.sleep(1.5)):
+    if rank == 0:
+        pause()
+    dist.barrier()
+os.write(1, b"done\\n")
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Callable[[str], Path]:
+    """Return a function that writes a program."""
+
+    def write(text: str) -> Path:
+        path = tmp_path / "train.py"
+        path.write_text(_BEGIN + text, encoding="utf-8")
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("program", "flags", "expected"),
+    [
+        (_SLEEPS, [], "rank 1 is in load_batch (train.py:7), "),
+        (
+            _COMPUTES,
+            ["--inject-fault=stop@8s:rank=2", "--shutdown-timeout=2"],
+            "rank 2 is stopped (SIGSTOP, ",
+        ),
+        (_MISMATCH, [], "all_reduce (train.py:"),
+        (_LOADER, [], "rank 0 is in "),
+    ],
+    ids=["sleeps", "stopped", "mismatch", "loader"],
+)
+def test_a_hang_names_the_rank_that_the_others_wait_for(
+    program: str, flags: list[str], expected: str, script: Callable[[str], Path], launch: Launch, tmp_path: Path
+) -> None:
+    """Once, with all stacks in a file, and the job goes on until somebody stops it."""
+    logs = tmp_path / "logs"
+    job = launch("--nproc-per-node=3", "--hang-timeout=4", *flags, f"--log-dir={logs}", script(program))
+    job.wait_line("the job goes on", deadline=120)
+    job.send(signal.SIGTERM)
+    assert job.wait_exit() == 143
+    assert job.stderr.count("the job hangs: no progress of any rank for ") == 1
+    assert expected in job.stderr, job.stderr
+    (path,) = logs.glob("latest/stacks.txt")
+    assert f"all stacks: {path.resolve()}" in job.stderr
+    assert "=== rank 2" in path.read_text(encoding="utf-8")
+
+
+def test_the_flight_recorder_names_the_collective(script: Callable[[str], Path], launch: Launch) -> None:
+    """It is on by itself, and its line stands below the places of the ranks."""
+    job = launch("--nproc-per-node=3", "--hang-timeout=3", script(_SLEEPS))
+    job.wait_line("the job goes on", deadline=120)
+    said = job.stderr
+    assert "ranks 0, 2 wait in all_reduce (train.py:" in said
+    assert "flight recorder: rank 1 did not join all_reduce number 4 of group 'default' that ranks 0, 2 wait in" in said
+
+
+def test_a_restart_takes_one_of_the_budget(script: Callable[[str], Path], launch: Launch) -> None:
+    """The second attempt does not hang."""
+    program = 'if rank == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":\n    load_batch()\ndist.barrier()\n'
+    program += "dist.destroy_process_group()\n"
+    flags = ("--hang-timeout=3", "--hang-action=restart", "--max-restarts=1")
+    job = launch("--nproc-per-node=3", *flags, script(program))
+    assert job.wait_exit(deadline=180) == 0, job.stderr
+    assert "rank 1 (local 1, pid " in job.stderr
+    assert " made no progress" in job.stderr
+    assert "restart 1 of 1" in job.stderr
+
+
+@pytest.mark.parametrize("action", ["restart", "fail"])
+def test_a_hang_that_ends_the_job_is_its_cause(
+    action: str, script: Callable[[str], Path], launch: Launch, tmp_path: Path
+) -> None:
+    """Exit code 212, and the rank and its place stand in failure.json."""
+    logs = tmp_path / "logs"
+    flags = ("--hang-timeout=3", f"--hang-action={action}", "--max-restarts=0", f"--log-dir={logs}")
+    job = launch("--nproc-per-node=3", *flags, script(_SLEEPS))
+    assert job.wait_exit(deadline=180) == contract.EXIT_HUNG, job.stderr
+    (path,) = logs.glob("latest/failure.json")
+    document = json.loads(path.read_text(encoding="utf-8"))
+    assert document["verdict"] == ("hung" if action == "fail" else "worker_failed")
+    assert document["root_cause"]["rank"] == 1
+    assert document["root_cause"]["exception"]["type"] == contract.HANG
+    assert "rank 1 is in load_batch (train.py:7)" in document["root_cause"]["exception"]["message"]
+
+
+def test_normal_pauses_are_no_hang(script: Callable[[str], Path], launch: Launch, tmp_path: Path) -> None:
+    """Evaluation, a checkpoint, compilation and heartbeats of one rank, for which the others wait."""
+    job = launch("--nproc-per-node=2", "--hang-timeout=4", script(_PAUSES), tmp_path / "checkpoint")
+    assert job.wait_exit(deadline=180) == 0, job.stderr
+    assert job.stdout.count("done") == 2
+    assert "the job hangs" not in job.stderr
