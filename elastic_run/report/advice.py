@@ -1,4 +1,4 @@
-"""What to do: against a verdict of the launcher's own, else against the likeliest cause."""
+"""The hint of the report: for a verdict of the launcher, otherwise for the likeliest cause."""
 
 from __future__ import annotations
 

@@ -3,9 +3,9 @@ r"""Writes the lines of the event log, in a thread of its own: no disk holds up 
 Rules
 - A line is one write to a file that was opened with O_APPEND, so lines of several launchers don't mix on a local file
   system. (NFS has no such append; there each node needs a file of its own, as it has in the log directory.)
-- A line that somebody was killed in, or that a full disk cut, is ended first: what follows begins with ``\n`` where the
-  file doesn't end with one. A reader passes over the part and over empty lines.
-- What can't be written is told once and counted. When the file takes lines again, `lines_lost` stands in front of them.
+- The file may end with a part of a line, because a launcher was killed or the disk was full. Then the next line begins
+  with ``\n``. A reader skips the part and empty lines.
+- Lines that can't be written are counted, and told once. When the file takes lines again, `lines_lost` comes first.
 - The thread waits for lines without a time limit: a job in which nothing happens causes no wake-up.
 """
 
@@ -21,21 +21,21 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: Lines that wait for a disk that takes none.
+#: Lines that wait for a disk that is too slow or full.
 _LINES_LIMIT = 10_000
 _NEWLINE = b"\n"
 
 
 def open_event_file(path: str) -> int:
-    """Open a file to which lines are appended; made where it is missing, for this user and readable for others.
+    """Open a file to append lines; make it if it is missing, writable for this user and readable for others.
 
     Returns:
-        Its descriptor.
+        The descriptor.
 
     Raises:
-        OSError: It can't be opened for writing.
+        OSError: The file can't be opened for writing.
     """
-    # A pipe without a reader, or with one that is slow, must not block; a file doesn't care.
+    # O_NONBLOCK: a pipe without a reader, or with a slow reader, must not block. It has no effect on a file.
     flags = os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
     try:
         return os.open(path, os.O_RDWR | flags, 0o666)
@@ -47,7 +47,7 @@ class EventFile:
     """One file of events.
 
     Args:
-        path: Where.
+        path: Path of the file.
         describe_gap: Returns the line that tells how many lines are missing.
         on_loss: Called once, in the writer's thread, with the path and the error of the first line that is lost.
 
@@ -88,7 +88,7 @@ class EventFile:
         done = os.write(self._fd, data)
         self._is_torn = done < len(data)
         if self._is_torn:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # a file takes a part only where the disk is full
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # the only reason for a part of a line
 
     def _ends_within_line(self) -> bool:
         if not self._is_regular:
@@ -130,10 +130,10 @@ class EventWriter:
             self._dropped += 1
 
     def close(self, patience: float) -> None:
-        """Write what waits, and close the files; a disk that takes nothing is given up.
+        """Write the lines that wait, and close the files.
 
         Args:
-            patience: Seconds for that.
+            patience: Seconds after which a slow disk is given up.
         """
         self._lines.put(None)
         self._thread.join(patience)

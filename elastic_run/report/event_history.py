@@ -1,8 +1,8 @@
 """Reads event logs, and folds them into the history of jobs.
 
-Pure: lines go in, records come out. A log may be that of a launcher that was killed in the middle of a line, may lack
-any part, and may hold anything: what is no event is counted and named, never an error. The events of each launcher are
-folded in their order; what launchers of several nodes say of one round is put together by the round's number and id.
+Pure: lines go in, records come out. A log may end in the middle of a line, lack any part, and contain anything: lines
+that are no events are counted and named, and never raise an error. The events of each launcher are folded in their
+order. The parts of one round on several nodes are joined by the round's number and id.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from elastic_run.report.job_history import Event
 
-#: Bytes; no line of ours is longer, and of a foreign file only so much is read as one line.
+#: Bytes that are read of a line at most; no line of an event log is longer.
 LINE_LIMIT = 1 << 16
 
 
@@ -29,10 +29,10 @@ class Mistakes:
     """Lines of a file that are no events.
 
     Args:
-        file: Its name.
-        count: How many.
-        first_line: Number of the first of them.
-        reason: What is wrong with it.
+        file: Name of the file.
+        count: Number of such lines.
+        first_line: Number of the first such line.
+        reason: Why that line is no event.
     """
 
     file: str
@@ -46,11 +46,11 @@ def read_events(lines: Iterable[bytes], file: str) -> tuple[list[Event], Mistake
     """Read the lines of an event log.
 
     Args:
-        lines: As they are in the file.
-        file: Its name, to tell what is wrong.
+        lines: The lines of the file.
+        file: Name of the file, for messages.
 
     Returns:
-        The events, and the lines that are none; empty lines don't count.
+        The events, and the lines that are no events; empty lines don't count.
     """
     events, mistakes = [], None
     for number, line in enumerate(lines, 1):
@@ -78,13 +78,13 @@ def _parse(line: bytes) -> tuple[Event, str]:
 
 # --- folding ---------------------------------------------------------------------------------------------------------
 def fold(events: Iterable[Event]) -> list[Job]:
-    """Put events together.
+    """Fold events into jobs.
 
     Args:
-        events: Those of each launcher in the order in which it wrote them; twice the same counts once.
+        events: The events of all launchers, those of each launcher in its order. A repeated event counts once.
 
     Returns:
-        The jobs, the one that began first first.
+        The jobs in the order in which they began.
     """
     of_agent: dict[str, _AgentFold] = {}
     seen: set[tuple[str, float, str, Any]] = set()
@@ -98,7 +98,7 @@ def fold(events: Iterable[Event]) -> list[Job]:
 
 
 def _group_by_job(folds: list[_AgentFold]) -> Iterator[list[_AgentFold]]:
-    """Put launchers of one job together; one that was in no round belongs to the last job of its id, if any."""
+    """Group the launchers by job; a launcher that was in no round belongs to the last job of its run id, if any."""
     groups: dict[tuple[str, str], list[_AgentFold]] = {}
     for each in (each for each in folds if each.rounds):
         groups.setdefault((each.agent.run_id, each.agent.job), []).append(each)
@@ -183,7 +183,7 @@ class _AgentFold:
 
     def _find_worker(self, event: Event) -> Worker:
         if self._member is None:
-            return Worker(event["rank"], event["local_rank"], event["pid"])  # its round's line is missing
+            return Worker(event["rank"], event["local_rank"], event["pid"])  # the line of the round is missing
         worker = Worker(event["rank"], event["local_rank"], event["pid"])
         return self._member.workers.setdefault(event["rank"], worker)
 

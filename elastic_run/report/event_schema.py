@@ -1,8 +1,8 @@
 """The schema of the event log: every event with its fields, as one table.
 
-A line of the log is one JSON object with the fields of `ALWAYS`, those of `OF_WORKER` where a worker is meant, and
-those of its event. Rules of version 1: no field is renamed or changes its meaning; new fields and new events may be
-added, so a reader passes over those that it doesn't know. Durations are seconds of this node's monotonic clock.
+A line of the log is one JSON object: it has the fields of `ALWAYS`, for a worker the fields of `OF_WORKER`, and the
+fields of its event. Rules of version 1: no field is renamed or changes its meaning; new fields and new events may be
+added, so a reader skips unknown ones. Durations are seconds of this node's monotonic clock.
 docs/event-log.md is made from these tables, and `find_mistake` checks a line against them.
 """
 
@@ -196,7 +196,7 @@ EVENTS: dict[str, Kind] = {
 
 
 def find_mistake(document: object) -> str:
-    """Return what is wrong with a line of an event log, in a few words; "" where it fits the schema.
+    """Return in a few words why a line of an event log does not fit the schema; "" if it does.
 
     Args:
         document: The line's value, as JSON gives it.

@@ -1,11 +1,11 @@
 """The closing report: at most 25 lines, as wide as the terminal, in the order of a reader's questions.
 
-Which worker failed first, how and when; its error message; what became of the other workers; the attempts before; the
-place of the logs; what to do. Every section has a maximum of lines, and the traceback, or the last lines of stderr,
+Which worker failed first, how and when; its error message; how the other workers ended; the attempts before; the
+place of the logs; a hint. Every section has a maximum of lines, and the traceback, or the last lines of stderr,
 gets the lines that the other sections leave. All text of workers passes through `text.printable`.
 
-Paths and commands are neither cut nor broken, so that a reader can copy them. The terminal breaks a line that is too
-wide for that reason.
+Paths and commands are neither cut nor wrapped, so that a reader can copy them. So a line may be too wide; then the
+terminal wraps it.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from elastic_run.report.job_result import Attempt, JobResult
 
 MOST_LINES = 25
-#: Columns where stderr is no terminal; the fewest and the most on a terminal.
+#: Columns if stderr is no terminal; the fewest and the most on a terminal.
 WIDTH = 80
 _NARROWEST, _WIDEST = 60, 120
 _LABEL = 9
 #: Columns for which the maxima of lines below are made.
 _ROOM = WIDTH - _LABEL
-#: Lines of evidence that earn their place.
+#: Lines of evidence.
 _MOST_EVIDENCE = 12
 _MOST_STUCK = 3
 #: Columns of the program's name in the title.
@@ -42,7 +42,7 @@ _MOST_NAME = 40
 #: Runs of attempts that failed in the same way, and lines of a message, that are shown.
 _MOST_RUNS = 3
 _MOST_MESSAGE = 3
-#: Lines of what ended a job without a worker's failure: it may name two paths, each in a line of its own.
+#: Lines of the detail of a job that ended without a worker's failure: it may name two paths, each in its own line.
 _MOST_DETAIL = 9
 #: Last lines of stderr below a traceback that may not be the cause.
 _LAST_LINES = 3
@@ -65,7 +65,7 @@ _TITLES = {
     "unkillable_worker": "{program}: a worker can't be killed",
     "usage": "{program} was not started",
 }
-#: What a SIGKILL comes from, by how far the OOM killer's counters prove it.
+#: The origin of a SIGKILL, by the certainty that the OOM killer's counters give.
 _KILLERS = {
     CERTAIN: "the kernel's OOM killer ended it: the job's memory limit is reached",
     LIKELY: "the kernel's OOM killer was at work on this machine meanwhile",
@@ -110,7 +110,7 @@ def render(result: JobResult, *, width: int = WIDTH, color: bool = False) -> lis
 
 
 def _shorten(sections: list[_Section], most: int) -> None:
-    """Take lines from the longest of the sections that can spare one, until all fit."""
+    """Shorten the longest of the sections that can spare lines, until all sections fit."""
     spare = [section for section in sections if section.label in _SPARE]
     while sum(len(section.lines) for section in sections) > most:
         longest = max(spare, key=lambda section: len(section.lines))
@@ -125,7 +125,7 @@ def _title(result: JobResult, width: int, *, color: bool) -> str:
 
 
 def ending_sentence(result: JobResult) -> str:
-    """Return what the title says: the program, and how its job ended."""
+    """Return the sentence of the title: the program, and how its job ended."""
     program = _name(printable(result.entrypoint or "the program"))
     if result.signal is not None:
         return f"{program} was stopped by {signal_name(result.signal)}"
@@ -136,7 +136,7 @@ def ending_sentence(result: JobResult) -> str:
 
 
 def _name(program: str) -> str:
-    """Return a name for the title; of a long path the last part."""
+    """Return the program's name for the title; a long path is reduced to its last part."""
     name = program.rstrip("/").rpartition("/")[2] if columns(program) > _MOST_NAME else program
     return elide(name, _MOST_NAME, tail=0.7)
 
@@ -153,7 +153,7 @@ def _margin(section: _Section, *, color: bool) -> list[str]:
 
 
 def _causes(result: JobResult, room: int) -> list[_Section]:
-    """The likeliest cause, and below it the failure that came first where that is another worker's."""
+    """Return the likeliest cause, and below it the first failure if another worker had it."""
     root, causes = result.root, result.causes
     if root is None:
         return [_Section("cause", _paragraph(printable(result.detail), room, _MOST_DETAIL) if result.detail else [])]
@@ -164,7 +164,7 @@ def _causes(result: JobResult, room: int) -> list[_Section]:
 
 
 def _elsewhere(result: JobResult, root: WorkerEnd, cause: Cause) -> str:
-    """Say which rank has the cause where its worker is not the one that failed first; else ""."""
+    """Name the rank that has the cause if it is not the rank that failed first; otherwise return ""."""
     if cause.kind == COLLECTIVE and result.recorder is not None:
         return result.recorder.text
     return early_exit(root, result.ends) if cause.kind == EARLY_EXIT else ""
@@ -188,7 +188,7 @@ def _failure(root: WorkerEnd, room: int, *, label: str, cause: Cause, versions: 
 
 def _exception(exception: ExceptionText, room: int) -> list[str]:
     lines = _paragraph(printable(exception_line(exception)), room, 3)
-    # What stands below an exception that isn't certain may be other output.
+    # The lines below an uncertain exception may be other output.
     more = [line for line in exception.message.splitlines()[1:] if line.strip() and exception.is_certain]
     if len(more) > _MOST_MESSAGE:
         more = [more[0], "...", more[-1]]
@@ -200,7 +200,7 @@ def _exception(exception: ExceptionText, room: int) -> list[str]:
 
 
 def _evidence(root: WorkerEnd | None, room: int, most: int) -> list[_Section]:
-    """The worker's traceback, and the last lines of its stderr if the traceback doesn't tell all."""
+    """Return the worker's traceback, and the last lines of its stderr if the traceback is not the whole cause."""
     if root is None or most <= 0:
         return []
     sections = []
@@ -242,12 +242,12 @@ def _rest(result: JobResult, room: int) -> list[_Section]:
 
 
 def _detail(result: JobResult, room: int) -> list[str]:
-    """Why there is no other attempt, where that isn't the cause itself."""
+    """Return why there is no other attempt, unless that is the cause itself."""
     return _paragraph(printable(result.detail), room, 2) if result.detail and result.root is not None else []
 
 
 def _attempts(result: JobResult, room: int) -> list[str]:
-    """One line for each run of attempts that failed in the same way; of many runs the first and the last."""
+    """Return a line for each run of attempts that failed in the same way; of many runs the first and the last."""
     runs: list[tuple[str, list[Attempt]]] = []
     for attempt in result.attempts:
         text = _attempt_cause(attempt, result.root)
@@ -303,7 +303,7 @@ def _logs(result: JobResult, room: int) -> list[str]:
 
 
 def _paragraph(text: str, room: int, most: int) -> list[str]:
-    """Break a text into as many lines as it needs where it would take `most` at 80 columns."""
+    """Wrap a text; the limit is `most` lines at 80 columns, and more lines on a narrower terminal."""
     return wrap(text, room, -(-most * _ROOM // room))
 
 

@@ -1,4 +1,4 @@
-"""Rules on failures, as data: how a failure looks, and what helps against it.
+"""Rules on failures, as data: the signs of a failure, and the hint for it.
 
 The rules of elastic-run stand in `failure_rules.toml`; --failure-rules adds a file of the same form. A file of the user
 is checked as a whole before anything starts.
@@ -23,7 +23,7 @@ _BUILT_IN = os.path.join(os.path.dirname(__file__), "failure_rules.toml")
 
 
 def built_in_rules() -> tuple[Rule, ...]:
-    """Return the rules of elastic-run; none where this Python can't read TOML (3.10 without tomli)."""
+    """Return the rules of elastic-run; none if this Python can't read TOML (3.10 without tomli)."""
     try:
         return read_rules(_BUILT_IN)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What became of a job, as its event logs tell it: launchers, rounds, members, workers.
+"""The history of a job from its event logs: launchers, rounds, members, workers.
 
 Times are wall clocks of the nodes, in seconds since the epoch: for display, and not to compare two nodes.
 """
@@ -21,17 +21,17 @@ class Worker:
 
     Args:
         rank: Its global rank.
-        local_rank: On its node.
-        pid: Its process.
+        local_rank: Its number on its node.
+        pid: Its pid.
         is_output_seen: Whether its stdout passed through the launcher.
-        started_at: Wall clock, or None where that line is missing.
+        started_at: Wall clock, or None if the line is missing.
         first_output_s: Seconds from the start to its first output, or None.
-        ended_at: Wall clock, or None while it runs or where nobody saw its end.
-        exit_code: Or None.
+        ended_at: Wall clock; None while it runs, or if its launcher was killed before.
+        exit_code: Its exit code, or None.
         signal: Name of the signal that ended it, or None.
         was_stopped: Whether the launcher had told it to stop.
         silences: Wall clock at the end of each silence, and its seconds; the last ends with the worker.
-        failure: Its `worker_failed`, or None.
+        failure: Its event `worker_failed`, or None.
     """
 
     rank: int
@@ -50,25 +50,25 @@ class Worker:
 
 @dataclass(slots=True)
 class Member:
-    """One node's part in one round; times are its wall clock, None where the line is missing.
+    """One node's part in one round; times are the node's wall clock, None if the line is missing.
 
     Args:
-        agent: Id of its launcher.
-        node: Its name.
-        node_rank: In the round.
-        formed_at: When it had its place.
-        rendezvous_s: Seconds that it waited for that.
-        started_at: When its workers ran.
-        start_s: Seconds that their start took.
-        recovery_s: Seconds since the failure before.
-        stopping_at: When it began to stop them.
-        stop_reason: Why: `failure`, `halt`, `signal`, `success`, or "".
-        detail: In words, or "".
-        detected_s: Seconds from the failure to that.
-        stopped_at: When none was left.
-        stop_s: Seconds that stopping took.
-        last_at: Of its last line about the round.
-        workers: By global rank.
+        agent: Id of the node's launcher.
+        node: Name of the node.
+        node_rank: Rank of the node in the round.
+        formed_at: Time at which the node had its place.
+        rendezvous_s: Seconds that the node waited for its place.
+        started_at: Time at which its workers ran.
+        start_s: Seconds that the start of the workers took.
+        recovery_s: Seconds since the failure of the round before.
+        stopping_at: Time at which the node began to stop its workers.
+        stop_reason: Reason of the stop: `failure`, `halt`, `signal`, `success`, or "".
+        detail: The reason in words, or "".
+        detected_s: Seconds from the failure to the begin of the stop.
+        stopped_at: Time at which no worker was left.
+        stop_s: Seconds that the stop took.
+        last_at: Time of the node's last line about the round.
+        workers: The workers by global rank.
     """
 
     agent: str
@@ -99,8 +99,8 @@ class Round:
         restart: Restarts of the job when it was formed.
         nodes: Nodes in it.
         workers: Workers in it.
-        reason: What made it necessary, or "".
-        members: By node rank; those whose logs are there.
+        reason: Why the round was formed, or "".
+        members: The nodes whose logs were read, by node rank.
     """
 
     number: int
@@ -122,10 +122,10 @@ class Agent:
         run_id: The job's id.
         first_at: Wall clock of its first line.
         last_at: Wall clock of its last line.
-        started: Its `agent_started`, or None.
-        ended: Its `agent_ended`, or None: it runs, or was killed, or the end of its log is missing.
+        started: Its event `agent_started`, or None.
+        ended: Its event `agent_ended`; None if it runs, was killed, or the end of its log is missing.
         lost_lines: Lines that it could not write.
-        job: What tells its job from others of the id, "" before its first round.
+        job: Unique id of its job, since jobs may share a run id; "" before its first round.
         signals: Each signal that it got: wall clock and name.
         pauses: Each pause before a restart: wall clock and seconds.
     """

@@ -32,28 +32,28 @@ class JobResult:
 
     Args:
         verdict: A name from `contract.EXIT_CODES`.
-        exit_code: With which the launcher ends.
-        entrypoint: What the workers ran, `train.py`.
+        exit_code: The launcher's exit code.
+        entrypoint: The workers' program, such as `train.py`.
         role: Name of the workers' role.
         run_id: The job's id.
         root: The worker that failed first in the last attempt, or None.
-        ends: How the workers of the last attempt ended.
+        ends: The ends of the last attempt's workers.
         attempts: The failures before it, oldest first.
         restarts_used: Restarts that were made.
         max_restarts: Restarts that were allowed.
         log_dir: Directory of this run's logs, or "".
-        detail: One sentence on a verdict of our own, or "".
-        recorder: What the dumps of the flight recorder say, such as a rank that did not join a collective, or None.
-        versions: Which nodes have which version of torch; "" where all have the same.
-        rules: The user's own rules on what helps against failures.
+        detail: One sentence on a verdict of the launcher, or "".
+        recorder: The finding from the flight recorder's dumps, such as a rank that did not join a collective, or None.
+        versions: The nodes of each version of torch; "" if all have the same.
+        rules: The user's own rules with hints for failures.
         signal: The signal that stopped the launcher, or None.
         world_size: Workers in the job.
         nnodes: Nodes in the job.
         survivors: Pid and kernel wait channel of each process that SIGKILL could not end.
         ended_at: Wall clock, seconds since the epoch.
         failure_file: Path of the failure.json that was written, or "".
-        oom_kills: What the kernel's OOM killer did while the job ran, or None if unknown.
-        is_log_disk_full: Whether nothing more fits on the disk of the logs.
+        oom_kills: Kills of the kernel's OOM killer while the job ran, or None if unknown.
+        is_log_disk_full: Whether the disk of the logs is full.
     """
 
     __slots__ = (

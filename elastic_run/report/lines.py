@@ -22,7 +22,7 @@ _COMMAND_LIMIT = 60
 
 
 def failed(root: WorkerEnd, host: str = "") -> str:
-    """Say which worker failed, after how long and of what.
+    """Tell which worker failed, how, and after how long.
 
     Returns:
         A clause.

@@ -1,4 +1,4 @@
-"""Counts what the kernel's OOM killer did while the job ran: two counters, read at the start and at the end.
+"""Counts the kills of the kernel's OOM killer while the job ran: two counters, read at the start and at the end.
 
 The cgroup's counter is evidence: it counts kills inside this job's container or Slurm step. The machine's counter
 includes all processes, so it only supports a suspicion. Sources: the kernel's Documentation/admin-guide/cgroup-v2.rst

@@ -1,4 +1,4 @@
-"""What became of the workers that are not the root cause, in as few lines as possible."""
+"""How the workers ended that are not the root cause, in as few lines as possible."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _reason(end: WorkerEnd) -> str:
     if end.certain_exception is None:
         return f" ({exit_text(end)})"
     line = printable(exception_line(end.certain_exception))
-    # What a lost peer looks like is known: its type and the advice in its message are not worth the room.
+    # The failure is known to be a lost peer, so the exception's type and the advice in its message are left out.
     return f": {line.partition(': ')[2].split('. ')[0] or line}" if is_secondary(end) else f": {line}"
 
 

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 #: Groups that a line names, and calls of each that are shown.
 _GROUPS = 8
 _FRAMES = 10
-#: Seconds without output that are worth a word.
+#: Seconds without output from which on a line tells them.
 _SILENCE = 10.0
 
 
 def summary(dumps: Mapping[int, Dump]) -> str:
-    """Say which ranks are where, the odd one out last."""
+    """Tell where the ranks are, group by group; groups that do not wait, and groups without stacks, come last."""
     groups = group_dumps(dumps)
     named = [describe(group) + _describe_silence(group, dumps) for group in groups[:_GROUPS]]
     rest = [rank for group in groups[_GROUPS:] for rank in group.ranks]
@@ -44,14 +44,19 @@ def details(dumps: Mapping[int, Dump]) -> Iterator[str]:
 
 
 def rank_lines(dumps: Mapping[int, Dump]) -> Iterator[str]:
-    """Show all threads of some ranks, and what the kernel tells of them."""
+    """Show all threads of some ranks, and their state in the kernel."""
     for rank, dump in sorted(dumps.items()):
         yield f"=== rank {rank}{f': {printable(dump.problem)}' if dump.problem else ''}"
         yield from map(printable, (dump.text + dump.details).splitlines())
 
 
 def closing(path: str, seconds: float | None) -> str:
-    """Say where all stacks are, and that the job goes on unless SIGQUIT comes again within seconds; None: it stops."""
+    """Tell where all stacks are, and how the job goes on.
+
+    Args:
+        path: The file with all stacks, or "".
+        seconds: Time in which a second SIGQUIT stops the job; None if the job is stopping.
+    """
     where = f"all stacks: {path}" if path else "--log-dir keeps all stacks in a file"
     return f"{where}; " + ("the job is stopping" if seconds is None else _goes_on(seconds))
 
@@ -66,12 +71,12 @@ def _goes_on(seconds: float) -> str:
 
 
 def overdue(dumps: Mapping[int, Dump], path: str) -> str:
-    """Say where the workers are that did not stop in the grace period."""
+    """Tell where the workers are that have not stopped in the grace period."""
     return f"not stopped yet, SIGKILL follows: {summary(dumps)}{f' (all stacks: {path})' if path else ''}"
 
 
 def _describe_silence(group: Group, dumps: Mapping[int, Dump]) -> str:
-    """Say for how long a group has written nothing, where that is long and known of all of its ranks."""
+    """Tell for how long a group has written nothing, if that is long and known of all its ranks."""
     known = [silence for rank in group.ranks if (silence := dumps[rank].silence) is not None]
     if len(known) < len(group.ranks) or min(known) < _SILENCE:
         return ""

@@ -1,4 +1,4 @@
-"""The text of ``elastic-run status``: what runs, a row for each worker, and a line for each worker that stands out.
+"""The text of ``elastic-run status``: the job, a row for each worker, and a line for each worker that stands out.
 
 Pure: documents of nodes in (`agent.worker_status` makes them), lines out. A worker stands out in three ways:
 - silent: it has written nothing for 10 s, and for 4 times as long as the median of the other workers;
@@ -40,7 +40,7 @@ _NORMAL = "\x1b[0m"
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What makes a worker stand out.
+    """The reason why a worker stands out.
 
     Args:
         rank: The worker.

@@ -15,7 +15,7 @@ import unicodedata
 _LIMIT = 2 * 1024
 _ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
 _ELLIPSIS = "..."
-#: What readers copy: a command between backticks, and a word with a path or an address in it.
+#: Text that readers copy: a command between backticks, and a word with a path or an address in it.
 _WHOLE = re.compile(
     r"`[^`]{1,200}`\S*"
     r"|(?<!\S)\S*[\"'](?:~|\.\.?)?/[^\"']*[\"']\S*"

@@ -1,4 +1,4 @@
-"""One line on the user's terminal that says what a node waits for, rewritten once a second.
+"""One line on the user's terminal during a wait for nodes or for the store, rewritten once a second.
 
 Rules
 - The line stands below all other output: the console removes it before it writes anything, and the next second shows it
@@ -38,7 +38,7 @@ _MINUTE = 60
 
 
 class WaitLine:
-    """The line."""
+    """The line of one agent."""
 
     def __init__(self, loop: Loop, console: Console) -> None:
         self._loop = loop
@@ -51,11 +51,11 @@ class WaitLine:
         self._log = _ConsoleHandler(loop, console)
 
     def show(self, texts: Texts, *, is_live: bool) -> None:
-        """Show from now on that something is waited for.
+        """Begin to show a wait.
 
         Args:
-            texts: What, at a time.
-            is_live: Whether it may be rewritten; else ordinary lines are written.
+            texts: Returns the line at a monotonic time.
+            is_live: Whether one line may be rewritten; otherwise ordinary lines are written.
         """
         if self._texts is None:
             self._since = self._loop.now()
@@ -66,10 +66,11 @@ class WaitLine:
             self._rewrite()
 
     def end(self, last: str | None = None) -> None:
-        """Take the line away; harmless when there is none.
+        """Remove the line; do nothing if there is none.
 
         Args:
-            last: What stays, with the time that was waited; empty for nothing; None for what was shown last.
+            last: Text of the line that stays, to which the time of the wait is added; "" for no line; None for the text
+                that was shown last.
         """
         if self._texts is None:
             return

@@ -1,4 +1,4 @@
-"""What a waiting node tells its user about the other nodes: which are there, which are missing, how long is left.
+"""Tells the user of a waiting node about the other nodes: which are there, which are missing, how long is left.
 
 The coordinator writes the status into the store at every keep-alive interval, and every waiting node reads it there:
 after two seconds (in a large job a bit later, not all nodes at once), then every ten seconds, or with each heartbeat if
@@ -105,7 +105,7 @@ class WaitNotices:
 
     def _is_due(self, now: float) -> bool:
         if self._last_told is None:
-            # On a terminal, too: what the coordinator wrote last may be older than the round that has just ended.
+            # On a terminal, too: the coordinator's last status may be older than the round that has just ended.
             return now >= self.first_due(now)
         return self._shows_waiting or now - self._last_told >= INTERVAL
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 #: Seconds of waiting after which the first line comes, and between two lines.
 FIRST = 2.0
 INTERVAL = 10.0
-#: Seconds after which a line that is rewritten begins, and between two looks at what it says.
+#: Seconds after which a rewritten line begins, and between two of its texts.
 LIVE_INTERVAL = 1.0
 #: Hosts that a line names.
 _NAMED = 8
@@ -41,7 +41,7 @@ def describe_trouble(store: str, trouble: str, silent_for: float, left: float | 
 
     Args:
         store: The store's name, such as ``10.0.0.1:29400``.
-        trouble: What is wrong, with the address: ``nobody listens (connection refused) at 10.0.0.1:29400``.
+        trouble: The reason with the address: ``nobody listens (connection refused) at 10.0.0.1:29400``.
         silent_for: Seconds since the store answered last, or since it was asked first.
         left: Seconds until the wait is given up, or None.
 

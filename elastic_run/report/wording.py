@@ -1,4 +1,4 @@
-"""Words for what all texts mention: exit codes, signals, ranks, durations, exceptions."""
+"""Words that all texts share: exit codes, signals, ranks, durations, exceptions."""
 
 from __future__ import annotations
 
@@ -62,14 +62,14 @@ def end_verb(end: WorkerEnd) -> str:
 
 
 def exception_line(exception: ExceptionText) -> str:
-    """Return an exception in one line: type and the message's first line that says anything."""
+    """Return an exception in one line: its type, and the first line of the message that is not empty."""
     first = next((line.strip() for line in exception.message.splitlines() if line.strip()), "")
     first = _CPP_PLACE.sub("", first, count=1)
     return f"{exception.type}: {first}" if first else exception.type
 
 
 def span(seconds: float) -> str:
-    """Return a span of time, as exact as it matters.
+    """Return a span of time, rounded to the precision that a reader needs.
 
     Returns:
         `0.03 s`, `12.3 s`, `4 min 02 s`, `3 h 07 min`, or `2 d 4 h`.
@@ -88,7 +88,7 @@ def span(seconds: float) -> str:
 
 
 def ranks(numbers: Iterable[int]) -> str:
-    """Return a list of ranks, runs of them shortened.
+    """Return a list of ranks with consecutive ranks as ranges.
 
     Returns:
         `rank 3`, `ranks 0-2, 4, 6-7`, or `ranks 0, 2, 4, ... (50 in all)`.

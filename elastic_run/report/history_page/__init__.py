@@ -5,6 +5,6 @@
 | `files` | finds and reads event logs and stacks below a directory |
 | `timeline` | the rounds of each node on one scale of time |
 | `silences` | how long each rank was silent, as curves |
-| `failures` | what failed, equal failures together |
-| `page` | the page: what it shows of a job, filled into `page.html` |
+| `failures` | the failures, with equal ones grouped |
+| `page` | the page: its data, filled into `page.html` |
 """

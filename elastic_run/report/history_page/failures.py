@@ -1,4 +1,4 @@
-"""What failed in a job: one card for each kind of first failure of a round.
+"""The failures of a job: one card for each kind of first failure of a round.
 
 Pure.
 """
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Card:
-    """A failure, and those like it.
+    """A kind of failure; all fields above `rounds` describe its last occurrence.
 
     Args:
-        title: Which worker ended how.
+        title: The worker, and how it ended.
         cause: The exception in one line, or "".
-        where: Its file and line, or "".
-        remark: What else is known, or "".
-        log_file: Path of its stderr, or "".
+        where: The exception's file and line, or "".
+        remark: A remark on the failure, or "".
+        log_file: Path of the worker's stderr, or "".
         at: Wall clock, or None.
         uptime: Seconds that the worker lived, or None.
-        rounds: Numbers of the rounds that failed so; the fields above are those of the last one.
-        nodes: How many of these rounds each node has failed first.
-        others: Ranks that failed in the last of these rounds, too.
+        rounds: Numbers of the rounds that failed in this way.
+        nodes: Number of these rounds in which each node failed first.
+        others: Other ranks that failed in the last of these rounds.
     """
 
     title: str
@@ -42,7 +42,7 @@ class Card:
 
 
 def find_failures(job: Job) -> list[Card]:
-    """Return the failures of a job, the kind that came last first: what ended the job stands on top."""
+    """Return the failures of a job, the latest kind first: the failure that ended the job is on top."""
     cards: dict[tuple[str, ...], Card] = {}
     for each in job.rounds:
         found = _find_first(each)
@@ -74,9 +74,9 @@ def _workers(each: Round) -> list[Worker]:
 
 
 def _find_first(each: Round) -> tuple[Member, Worker] | None:
-    """Return the worker that failed first: one with a cause of its own before those that lost a peer.
+    """Return the worker that failed first: a worker with a cause of its own comes before workers that lost a peer.
 
-    Each node names its own first failure. Between nodes the wall clocks tell, which is for display only.
+    Each node names its own first failure. Between nodes the wall clocks decide, which is good enough for display.
     """
     failed = [
         (
@@ -96,7 +96,7 @@ def _find_first(each: Round) -> tuple[Member, Worker] | None:
 
 
 def _find_unexplained(each: Round) -> tuple[Member, Worker] | None:
-    """Return a worker that ended badly, where the launcher was killed before it could say why."""
+    """Return a worker that ended badly, if the launcher was killed before it could write the reason."""
     for member in each.members.values():
         for worker in member.workers.values():
             has_failed = worker.signal is not None or bool(worker.exit_code)

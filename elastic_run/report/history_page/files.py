@@ -1,4 +1,4 @@
-"""Finds and reads event logs and stacks below a directory; what is no event is counted and named."""
+"""Finds and reads event logs and stacks below a directory; lines that are no events are counted and named."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from elastic_run.report.job_history import Event
 
-#: Directories below the one that is named: runs, attempts, ranks.
+#: Depth of the search below the user's directory: runs, attempts, ranks.
 _DEPTH = 3
 #: Files of stacks that the page shows, and bytes of each.
 _STACKS = 20
@@ -24,7 +24,7 @@ _STACK_BYTES = 64 * 1024
 
 @dataclass(slots=True)
 class Logs:
-    """What was found.
+    """The event logs and stacks of a directory.
 
     Args:
         files: Paths of the event logs that could be read.
@@ -78,7 +78,7 @@ def _find_files(directory: str, depth: int) -> Iterator[str]:
 
 def _read_log(path: str, logs: Logs) -> None:
     try:
-        # A pipe of that name, which nobody writes, must not hold the page up.
+        # O_NONBLOCK: a pipe of that name without a writer must not block the page.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
             events, mistakes = read_events(_lines(file), path)
     except OSError as error:
@@ -91,7 +91,7 @@ def _read_log(path: str, logs: Logs) -> None:
 
 
 def _lines(file: BufferedReader) -> Iterator[bytes]:
-    """Return the lines; of one that is longer than any event only the first part."""
+    """Return the lines; a line that is longer than any event is cut."""
     while line := file.readline(LINE_LIMIT + 1):
         yield line
         while len(line) > LINE_LIMIT and not line.endswith(b"\n"):

@@ -1,6 +1,6 @@
-"""The page: what it shows of a job, filled into `page.html` by jinja2, which escapes every text.
+"""The page: its data, filled into `page.html` by jinja2, which escapes every text.
 
-What a page has room for is bounded: rows, cards and rounds beyond that are counted.
+The page shows a limited number of rows, cards and rounds, and the number of those that it leaves out.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from elastic_run.report.history_page.files import Logs
     from elastic_run.report.job_history import Agent, Job, Round
 
-#: What the page shows at most.
+#: Numbers that the page shows at most: cards, first and last rounds, names.
 _CARDS = 20
 _FIRST_ROUNDS = 20
 _LAST_ROUNDS = 80
@@ -61,7 +61,7 @@ def render_page(job: Job, logs: Logs, others: list[str]) -> str:
 
     Args:
         job: The job.
-        logs: What was read.
+        logs: The event logs and stacks.
         others: Ids of further jobs in the logs.
 
     Raises:
@@ -114,13 +114,13 @@ def _describe(job: Job, logs: Logs, others: list[str]) -> dict[str, Any]:
 
 
 def _find_ending(job: Job) -> dict[str, Any] | None:
-    """Return the last words of a launcher that says what became of the job."""
+    """Return the last event of the launcher that tells most about the end of the job, or None."""
     told = [agent.ended for agent in job.agents if agent.ended is not None and agent.ended["verdict"] == job.verdict]
     return max(told, key=lambda ended: (bool(ended["cause"] or ended["detail"]), ended["time"]), default=None)
 
 
 def _share_out(job: Job, wall: float) -> list[tuple[str, str, float, float]]:
-    """Return kind, words, seconds and share of each phase; what no line tells counts as waiting."""
+    """Return kind, words, seconds and share of each phase; time without any phase counts as waiting."""
     sums = add_phases(job)
     sums["waiting"] += max(0.0, wall - sum(sums.values()))
     whole = max(sum(sums.values()), 1e-6)
@@ -166,7 +166,7 @@ def _describe_end(each: Round) -> str:
 
 
 def _find_remarks(job: Job, logs: Logs, others: list[str]) -> list[str]:
-    """Return what the reader has to know of the logs themselves."""
+    """Return remarks on the logs themselves, such as missing ones."""
     remarks = [_describe_silent_end(agent) for agent in job.agents if agent.ended is None]
     remarks += [
         f"{agent.node}: {count(agent.lost_lines, 'line')} could not be written"

@@ -26,7 +26,7 @@ WAITING = "waiting"
 STARTING = "starting"
 RUNNING = "running"
 STOPPING = "stopping"
-#: Behind the last line of a launcher that was killed: its workers may have run as long as the round.
+#: After the last line of a killed launcher: its workers may have run as long as the round.
 UNSEEN = "unseen"
 PHASES = (RUNNING, STARTING, WAITING, STOPPING)
 
@@ -36,10 +36,10 @@ class Phase:
     """A part of a round on one node.
 
     Args:
-        kind: Of `PHASES`.
+        kind: A kind of `PHASES`.
         left: Its begin on the scale.
-        width: On the scale.
-        title: What the reader is told who points at it.
+        width: Its width on the scale.
+        title: Text that is shown when the reader points at it.
     """
 
     kind: str
@@ -53,11 +53,11 @@ class Row:
     """One node.
 
     Args:
-        label: Its name.
-        phases: In their order.
-        failures: Where workers failed first, on the scale, with what is told of it.
-        ends: Where launchers ended that have written no last word, as far as that is known.
-        until: When its last launcher has written last.
+        label: The node's name.
+        phases: The phases in their order.
+        failures: Places on the scale at which workers failed first, each with a text.
+        ends: Places on the scale at which the lines of a launcher stop without its last event.
+        until: Wall clock of the last line of its last launcher.
     """
 
     label: str
@@ -128,7 +128,7 @@ def _natural(label: str) -> list[tuple[int, str]]:
 
 
 def _find_row(of_host: list[Row], agent: Agent) -> Row:
-    """Return the first row of a host whose launcher had ended when this one began, or a new row."""
+    """Return the host's first row whose launcher had ended when this launcher began, or a new row."""
     row = next((row for row in of_host if row.until <= agent.first_at), None)
     if row is None:
         row = Row(agent.node if not of_host else f"{agent.node} ({len(of_host) + 1})")
