@@ -93,7 +93,7 @@ class History:
         from elastic_run.core.failure.root_cause import find_root_cause  # noqa: PLC0415 - only after a failure
 
         self._root = find_root_cause(self._ends)
-        return None if self._root is None else failure_of(self._root, ended.uptime)
+        return None if self._root is None else failure_of(self._root, ended.uptime, self._read_rules())
 
     @property
     def last_ends(self) -> tuple[WorkerEnd, ...]:
@@ -127,7 +127,7 @@ class History:
             return None
         from elastic_run.report.root_cause import encode_root_cause  # noqa: PLC0415 - only after a failure
 
-        return encode_root_cause(root, failure or failure_of(root, self._round.uptime))
+        return encode_root_cause(root, failure or failure_of(root, self._round.uptime, self._read_rules()))
 
     def _find_hidden_cause(self) -> WorkerEnd | None:
         if not self._ends:

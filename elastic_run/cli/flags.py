@@ -493,7 +493,8 @@ FLAGS: tuple[Flag, ...] = (
         default_text="none",
         is_ours=True,
         text="TOML file with rules of your own on what helps against failures, for the closing report: [[rule]] with "
-        "match, a regular expression, and help. They come before the rules of elastic-run.",
+        "match, a regular expression, and help; decision is restart, stop or exclude (this node). They come before the "
+        "rules of elastic-run.",
     ),
     Flag(
         "--requeue",

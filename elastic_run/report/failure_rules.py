@@ -11,13 +11,14 @@ import os
 import re
 import sys
 
+from elastic_run.core.agent.restart_policy import RULE_DECISIONS
 from elastic_run.core.failure.evidence import Rule
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-_KEYS = ("match", "help")
+_KEYS, _OPTIONAL = ("match", "help"), ("decision",)
 _HEADER = re.compile(r"^\s*\[\[\s*rule\s*\]\]")
 _BUILT_IN = os.path.join(os.path.dirname(__file__), "failure_rules.toml")
 
@@ -79,8 +80,8 @@ def _rule(entry: Any, place: str) -> Rule:  # noqa: ANN401 - whatever stands in 
         message = f"{place}: a rule is a table: [[rule]]"
         raise ValueError(message)  # noqa: TRY004 - as the other errors of a file
     for key in sorted({*_KEYS, *entry}):
-        if key not in _KEYS:
-            message = f"{place}: {key!r} is no key of a rule: {' and '.join(_KEYS)} are"
+        if key not in (*_KEYS, *_OPTIONAL):
+            message = f"{place}: {key!r} is no key of a rule: {', '.join((*_KEYS, *_OPTIONAL))} are"
             raise ValueError(message)
         if not isinstance(entry.get(key), str) or not entry[key].strip():
             message = f"{place}: the rule's {key} is missing, empty or no text"
@@ -90,4 +91,8 @@ def _rule(entry: Any, place: str) -> Rule:  # noqa: ANN401 - whatever stands in 
     except re.error as error:
         message = f"{place}: match is no regular expression: {error}"
         raise ValueError(message) from None
-    return Rule(entry["match"], entry["help"])
+    decision = entry.get("decision", "")
+    if decision and decision not in RULE_DECISIONS:
+        message = f"{place}: the rule's decision is {decision!r}, which is none of {', '.join(RULE_DECISIONS)}"
+        raise ValueError(message)
+    return Rule(entry["match"], entry["help"], decision)

@@ -71,8 +71,8 @@ class Play:
         """Let an excluded node say that it goes."""
         self.feed(Leave(name, self.number(), "excluded"))
 
-    def fail(self, name: str, signature: str = "same", code: int = 1, severity: int = 0) -> None:
-        """Let a worker of a node fail, and the round end."""
+    def fail(self, name: str, signature: str = "same", code: int = 1, severity: int = 0, **said: object) -> None:
+        """Let a worker of a node fail, and the round end; its report says more on request."""
         self.now += 60.0
         round_id, number = self.job.round_id, self.job.round
         report = {
@@ -81,12 +81,13 @@ class Play:
             "signature": signature,
             "uptime": 99.0,
             "summary": f"{name} fails",
+            **said,
         }
         members = [node.node for node in self.job.members]
         facts: list[Event] = [Failing(name, self.number(), number, round_id)]
         for member in members:
-            outcome, said = ("failed", report) if member == name else ("stopped", None)
-            facts.append(Ready(member, self.number(), number, round_id, outcome, OFFER, said))
+            outcome, told = ("failed", report) if member == name else ("stopped", None)
+            facts.append(Ready(member, self.number(), number, round_id, outcome, OFFER, told))
         self.feed(facts[0])
         self.feed(*facts[1:])
 
@@ -213,6 +214,25 @@ def test_an_exit_code_excludes_at_once_and_takes_no_restart() -> None:
     assert play.job.restart_count == 0
     play.fail("c", code=77)
     assert play.members == {"a"}
+
+
+def test_a_rule_of_the_user_excludes_at_once_and_takes_no_restart() -> None:
+    """A failure whose report says that a rule decides so excludes its node; a node that the job needs stays."""
+    play = Play(["a", "b", "c"], max_restarts=0, min_nodes=2)
+    play.fail("b", decision="exclude", rule="ECC")
+    assert play.refused["b"].detail == "the rule 'ECC' of --failure-rules decides exclude: b fails"
+    assert (play.members, play.job.restart_count) == ({"a", "c"}, 0)
+    play.fail("c", decision="exclude", rule="ECC")
+    assert play.job.phase == "ended"
+
+
+@pytest.mark.parametrize(("decision", "rule"), [(7, 8), ("explode", None), ([], {})])
+def test_a_decision_that_is_garbage_decides_nothing(decision: object, rule: object) -> None:
+    """What another node says is taken for nothing if it is not known."""
+    play = Play(["a", "b"], max_restarts=1)
+    play.fail("b", decision=decision, rule=rule)
+    assert play.members == {"a", "b"}
+    assert play.job.restart_count == 1
 
 
 def test_excluding_has_the_bound_of_changes() -> None:

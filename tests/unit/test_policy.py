@@ -88,3 +88,24 @@ def test_jitter_spreads_the_pause() -> None:
     assert isinstance(high, Restart)
     assert low.delay == pytest.approx(0.05)
     assert high.delay == pytest.approx(0.1, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("config", "failures", "decision"),
+    [
+        (JobConfig(max_restarts=3), [Failure(1)], Restart),
+        (JobConfig(max_restarts=3), [Failure(1, decision="stop", rule="quota")], GiveUp),
+        (JobConfig(max_restarts=3, no_restart_exit_codes=(7,)), [Failure(7)], GiveUp),
+        (JobConfig(max_restarts=3, no_restart_exit_codes=(7,)), [Failure(7, decision="restart")], Restart),
+        (JobConfig(max_restarts=3), [Failure(1, "x", is_deterministic=True)] * 2, GiveUp),
+        (JobConfig(max_restarts=3), [Failure(1, "x", is_deterministic=True, decision="restart")] * 2, Restart),
+        (JobConfig(max_restarts=0), [Failure(1, decision="restart")], GiveUp),
+        (JobConfig(max_restarts=3), [Failure(1, decision="exclude")], Restart),
+    ],
+)
+def test_a_rule_of_the_user_decides(config: JobConfig, failures: list[Failure], decision: type) -> None:
+    """`stop` ends the job, `restart` restarts within the budget, `exclude` is no matter of the restart."""
+    answer = decide_restart(config, failures, [], NOW, 0.5, used=len(failures) - 1)
+    assert isinstance(answer, decision)
+    if isinstance(answer, GiveUp) and failures[-1].decision == "stop":
+        assert answer.detail == "the rule 'quota' of --failure-rules decides stop"

@@ -131,6 +131,14 @@ def test_a_rule_of_the_user_comes_first(tmp_path: Path) -> None:
         ("[[rule]]\nmatch = [", "rules.toml: is not TOML"),
         ('[[rule]]\nmatch = "a"\nhelp = "b"\n\n[[rule]]\nmatch = "c"\n', "rules.toml:5: the rule's help is missing"),
         ('\n[[rule]]\nmatch = "("\nhelp = "b"\n', "rules.toml:2: match is no regular expression"),
+        (
+            '[[rule]]\nmatch = "a"\nhelp = "b"\ndecision = "stp"',
+            "rules.toml:1: the rule's decision is 'stp', which is none",
+        ),
+        (
+            '[[rule]]\nmatch = "a"\nhelp = "b"\ndecision = 1',
+            "rules.toml:1: the rule's decision is missing, empty or no",
+        ),
         ('[[rule]]\nmatch = "a"\nhelp = "b"\nmacth = "c"\n', "rules.toml:1: 'macth' is no key of a rule"),
     ],
 )

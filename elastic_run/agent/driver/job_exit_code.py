@@ -7,7 +7,10 @@ from elastic_run.core.agent.restart_policy import Failure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from elastic_run.core.agent import messages
+    from elastic_run.core.failure.evidence import Rule
     from elastic_run.core.failure.root_cause import WorkerEnd
 
 _EXIT_CODES = {name: code for code, name, _ in contract.EXIT_CODES if isinstance(code, int)}
@@ -29,13 +32,23 @@ def exit_code(finish: messages.Finish, root: WorkerEnd | None) -> int:
     return _EXIT_CODES[finish.verdict]
 
 
-def failure_of(root: WorkerEnd, uptime: float) -> Failure:
-    """Return a failure for the restart policy, of a round that lived `uptime` seconds."""
-    from elastic_run.core.failure.root_cause import failure_signature, is_deterministic  # noqa: PLC0415 - only after a failure
+def failure_of(root: WorkerEnd, uptime: float, rules: Sequence[Rule] = ()) -> Failure:
+    """Return a failure for the restart policy.
 
+    Args:
+        root: The worker that failed first.
+        uptime: Seconds that the round lived.
+        rules: The user's rules, one of which may decide what follows.
+    """
+    from elastic_run.core.failure.diagnose import find_rule, last_words  # noqa: PLC0415 - only after a failure
+    from elastic_run.core.failure.root_cause import failure_signature, is_deterministic  # noqa: PLC0415
+
+    rule = find_rule(rules, last_words(root))
     return Failure(
         exit_code=exit_code_of(root),
         signature=repr(failure_signature(root)),
         is_deterministic=is_deterministic(root),
         uptime=uptime,
+        decision="" if rule is None else rule.decision,
+        rule="" if rule is None else rule.match,
     )

@@ -2,6 +2,7 @@
 
 Pure: time and randomness come in as arguments. The rules, in the order in which they are asked:
 
+0. A rule of ``--failure-rules`` that fits comes first: ``stop`` is never retried; ``restart`` skips rules 1 and 2.
 1. An exit code that the user listed is never retried.
 2. The same failure twice, each before the minimum uptime, is not retried: a third time can't help. Without
    ``--min-uptime`` that holds only for failures that can't go away by themselves (ImportError, SyntaxError).
@@ -24,6 +25,8 @@ EARLY = 10.0
 #: Seconds. An error of the program itself (an import, a syntax error) shows up within this time.
 DETERMINISTIC_EARLY = 60.0
 FIRST_PAUSE = 0.1
+#: What a rule of the user's may decide; `EXCLUDE_NODE` is for jobs of several nodes, see `core.job.exclusion`.
+RESTART_JOB, STOP_JOB, EXCLUDE_NODE = RULE_DECISIONS = ("restart", "stop", "exclude")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +38,20 @@ class Failure:
         signature: Equal for two failures that look the same; None for unknown.
         is_deterministic: Whether it can't go away by itself.
         uptime: Seconds that the round lived.
+        decision: One of `RULE_DECISIONS`, by a rule of the user's that fits, or "".
+        rule: The expression of that rule.
     """
 
     exit_code: int
     signature: str | None = None
     is_deterministic: bool = False
     uptime: float = 0.0
+    decision: str = ""
+    rule: str = ""
+
+    def name_rule(self) -> str:
+        """Return the rule that decided, a clause for the user."""
+        return f"the rule {self.rule!r} of --failure-rules decides {self.decision}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +98,12 @@ def decide_restart(
         `Restart` with its pause, or `GiveUp` with the verdict.
     """
     failure = failures[-1]
-    if failure.exit_code in config.no_restart_exit_codes:
+    if failure.decision == STOP_JOB:
+        return GiveUp("worker_failed", failure.name_rule())
+    is_wanted = failure.decision == RESTART_JOB
+    if failure.exit_code in config.no_restart_exit_codes and not is_wanted:
         return GiveUp("worker_failed", f"exit code {failure.exit_code} is listed in --no-restart-exit-codes")
-    if len(failures) > 1 and _is_repeated(config, failures[-2], failure):
+    if len(failures) > 1 and not is_wanted and _is_repeated(config, failures[-2], failure):
         return GiveUp("repeated_failure", _repeated_detail(config, failure))
     if not has_budget(config, len(restart_times) if used is None else used):
         return GiveUp("worker_failed")

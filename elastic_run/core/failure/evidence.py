@@ -28,10 +28,12 @@ class Rule:
     Args:
         match: A regular expression that is searched for in what the worker said.
         help: What the user can do.
+        decision: What follows: one of `restart_policy.RULE_DECISIONS`, or "" for what the flags say.
     """
 
     match: str
     help: str
+    decision: str = ""
 
 
 class OomKills:

@@ -5,6 +5,7 @@ Rules
   nobody's.
 - N incidents of a machine within PERIOD (``--exclude-after=N/PERIOD``) exclude it. An exit code of
   ``--exclude-exit-codes`` does so at once, and that failure takes no restart.
+- So does a failure for which a rule of ``--failure-rules`` decides ``exclude``.
 - All nodes fail alike: it is the code. Incidents that look alike count against a machine only if at least half of them
   are its own, and if not all nodes of the job had one.
 - By history at most one machine in twenty, and one in a small job, is excluded within PERIOD.
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
+from elastic_run.core.agent.restart_policy import EXCLUDE_NODE
 from elastic_run.core.failure.root_cause import SECONDARY_FAILURE
 from elastic_run.core.job.state import Exclusion, Incident, Refusal
 from elastic_run.core.protocol.outcomes import EXCLUDED
@@ -80,7 +82,9 @@ def note_incident(job: Job, config: JobConfig, root: Root, now: float) -> Job:
         The state after; the same where nobody may be excluded, or the cause is not known.
     """
     node = job.nodes.get(root.node)
-    if not (config.exclude_after or config.exclude_exit_codes) or node is None or root.severity >= SECONDARY_FAILURE:
+    is_named = root.failure.decision == EXCLUDE_NODE
+    is_watched = config.exclude_after or config.exclude_exit_codes or is_named
+    if not is_watched or node is None or root.severity >= SECONDARY_FAILURE:
         return job
     summary = "" if root.report is None else str(root.report.get("summary", ""))[:_SUMMARY_LENGTH]
     likeness = root.failure.signature or f"exit code {root.failure.exit_code}"
@@ -106,6 +110,8 @@ def judge(job: Job, config: JobConfig, root: Root) -> Judgement:
     node = job.nodes.get(root.node)
     if node is None or root.severity >= SECONDARY_FAILURE:
         return Judgement()
+    if root.failure.decision == EXCLUDE_NODE:
+        return Judgement(root.failure.name_rule(), _find_need(job, config, node), is_named=True)
     code = root.failure.exit_code
     if code in config.exclude_exit_codes:
         reason = f"exit code {code} is listed in --exclude-exit-codes"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elastic_run.contract import EXIT_CODES, EXIT_RENDEZVOUS
-from elastic_run.core.agent.restart_policy import Failure
+from elastic_run.core.agent.restart_policy import RULE_DECISIONS, Failure
 from elastic_run.core.failure.root_cause import BARE_END, SECONDARY_FAILURE
 from elastic_run.core.job.state import Root
 from elastic_run.core.protocol.codec import encode
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _REPORT_BYTES = 64 * 1024
 _VALUE_BYTES = 1024
 _SIGNATURE_LENGTH = 1024
+_RULE_LENGTH = 80
 _EXIT_CODES = {name: code for code, name, _ in EXIT_CODES if isinstance(code, int)}
 
 
@@ -39,6 +40,7 @@ def read_report(fact: Ready, order: int) -> Root:
         The failure; values that are missing or garbage have their defaults.
     """
     report = fact.report or {}
+    decision, rule = report.get("decision"), report.get("rule")
     code, uptime, severity = report.get("exit_code"), report.get("uptime"), report.get("severity")
     signature = report.get("signature")
     own = {UNREACHABLE: "rendezvous", CANNOT_START: fact.verdict or "cannot_start"}.get(fact.outcome, "")
@@ -53,6 +55,8 @@ def read_report(fact: Ready, order: int) -> Root:
             signature=None if signature is None else encode({"": signature}).decode("ascii")[:_SIGNATURE_LENGTH],
             is_deterministic=report.get("is_deterministic") is True,
             uptime=float(uptime) if isinstance(uptime, int | float) else 0.0,
+            decision=decision if isinstance(decision, str) and decision in RULE_DECISIONS else "",
+            rule=rule[:_RULE_LENGTH] if isinstance(rule, str) else "",
         ),
         verdict=own,
         detail=fact.detail,
