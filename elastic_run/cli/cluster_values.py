@@ -67,7 +67,7 @@ def complete_from_cluster(args: Namespace, environ: Mapping[str, str], origins: 
     elif "JOB_COMPLETION_INDEX" in environ:
         from elastic_run.cli.indexed_job import derive_from_indexed_job as find  # noqa: PLC0415
     else:
-        return []
+        return [] if names_place or node_range(args.nnodes)[1] > 1 else _describe_idle_hosts(environ)
     found = find(args, environ, given, names_place=names_place)
     if found.location:
         args.location = found.location
@@ -101,6 +101,23 @@ def _find_starter(environ: Mapping[str, str]) -> tuple[str, int]:
         key=lambda found: found[1],
         default=("", 1),
     )
+
+
+def _describe_idle_hosts(environ: Mapping[str, str]) -> list[str]:
+    """Say that the other hosts of this job of PBS, LSF or Grid Engine do nothing."""
+    if not any(environ.get(variable) for variable in ("PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE")):
+        return []
+    from elastic_run.cluster.host_files import HOST_FILES, find_job_hosts  # noqa: PLC0415 - rare
+
+    variable, hosts = find_job_hosts(environ, os.uname().nodename)
+    if len(hosts) < 2:  # noqa: PLR2004 - this one
+        return []
+    notice = (
+        f"{HOST_FILES[variable]} has given this job {len(hosts)} hosts ({variable}), and elastic-run uses this one "
+        f"only; for one job of all, start on each host: elastic-run --nnodes={len(hosts)} --rdzv-backend=c10d "
+        f"--rdzv-endpoint={hosts[0]}:{contract.DEFAULT_C10D_PORT} --rdzv-id=ID …"
+    )
+    return [notice]
 
 
 def _describe_starter(starter: str, count: int, environ: Mapping[str, str]) -> str:

@@ -1,9 +1,9 @@
 """What `--explain` says in the environments that schedulers, operators and wrappers make.
 
 A file in `environments/` begins with where its variables come from. `@host NAME` is the machine's name, `@gpus N` the
-number of its GPUs, `@terminal` a terminal at stdin; then come the variables. Each `$` line is a command, and the lines
-below it are all that it prints and its exit code if that is not 0. After a deliberate change rewrite them all with
-`ELASTIC_RUN_REWRITE=1` and review the diff.
+number of its GPUs, `@terminal` a terminal at stdin; then come the variables. The file `hosts` names
+node0 and node1. Each `$` line is a command, and the lines below it are all that it prints and its exit code if that is
+not 0. After a deliberate change rewrite them all with `ELASTIC_RUN_REWRITE=1` and review the diff.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPat
     """Stand in a directory with a script, on a machine with an address, and without any variable."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
+    (tmp_path / "hosts").write_text("node0.cluster\nnode0.cluster\nnode1.cluster 8 all.q\n", encoding="utf-8")
     (tmp_path / "job.toml").write_text('nnodes = 2\nmax-restarts = 3\nrole = "trainer"\n', encoding="utf-8")
     for name in list(os.environ):
         monkeypatch.delenv(name)
@@ -88,4 +89,4 @@ def test_environment(path: Path, machine: pytest.MonkeyPatch, capsys: pytest.Cap
         path.write_text(played, encoding="utf-8")
         text = played
     assert played == text
-    assert sorted(path.name for path in Path.cwd().iterdir()) == ["job.toml", "train.py"]
+    assert sorted(path.name for path in Path.cwd().iterdir()) == ["hosts", "job.toml", "train.py"]
