@@ -9,15 +9,15 @@
 | `checks` | values against each other and against this machine, before anything is started |
 | `program_checks` | the workers' program: is it there, and can it be run |
 | `cluster_values` | values that follow from the cluster's scheduler, where no flag names them |
-| `slurm_step` | those that follow from the Slurm step of this launcher |
-| `indexed_job` | those that follow from the indexed Job of Kubernetes whose pod this is |
-| `derivation` | the record of what follows |
+| `slurm_step` | values that follow from the Slurm step of this launcher |
+| `indexed_job` | values that follow from the indexed Job of Kubernetes of this pod |
+| `derivation` | the record of such values |
 | `node_gpus` | one worker for each GPU of this node |
 | `threads` | OpenMP threads of each worker |
 | `faults` | the value of ``--inject-fault`` |
 | `config` | a checked namespace to a `LaunchConfig` and the command of the workers |
 | `config_file` | the file of ``--config``: TOML to checked values |
-| `explain` | the text of ``--explain``: values with their origins, and what would be started |
+| `explain` | the text of ``--explain``: values with their origins, the job and the workers' command |
 | `help` | the texts of ``--help`` and ``--help-all``, and the reference in the docs |
 | `log_files` | finds the log files of a run, for ``elastic-run logs`` |
 | `commands` | the commands beside the start of a job, such as ``elastic-run help`` |

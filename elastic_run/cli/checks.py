@@ -1,8 +1,7 @@
-"""What must hold before anything is started: flags that contradict each other, and what is not there on this machine.
+"""Checks before anything is started: values against each other, and against this machine.
 
-A single value has been checked when it was read (values.py). Here values meet each other and the machine. Nothing
-that was tried out is left behind. Each finding is one line that names the flag, the
-value and what to do.
+A single value was checked when it was read (values.py). A check leaves nothing behind. Each finding is one line that
+names the flag, the value and the remedy.
 """
 
 from __future__ import annotations
@@ -28,16 +27,17 @@ if TYPE_CHECKING:
 
 
 _EVENT_HANDLERS = ("null", "console", "dynamic_rendezvous")
-#: What stands between --log-dir and a log file: the run's directory with its id, the attempt's and the worker's.
+#: Length of a log file's path below --log-dir: the directories of the run with its id, the attempt and the worker.
 _LONGEST_BELOW = "/d" * 170
-#: Bytes: 16 random ones as text take twice as many, and half of that is beyond guessing still.
+#: Bytes of a token: half of 16 random bytes in hexadecimal form, which still can't be guessed.
 _SHORTEST_TOKEN = 16
-#: Seconds for the look-up of the master's name; where none answers in time the nodes find out when they meet.
+#: Seconds for the look-up of the master's name. Without an answer in time, the nodes notice a wrong name when they
+#: meet.
 _LOOK_UP = 1.0
 
 
 def check_arguments(args: Namespace, worker_count: int, environ: Mapping[str, str]) -> None:
-    """Check what the flags say together, and against this machine."""
+    """Check the values against each other, and against this machine."""
     _check_rendezvous(args)
     _check_ranks(args, worker_count)
     _check_signals(args)
@@ -54,7 +54,7 @@ def check_arguments(args: Namespace, worker_count: int, environ: Mapping[str, st
 
 
 def find_notices(args: Namespace, environ: Mapping[str, str]) -> list[str]:
-    """Find what the user should know though the job can run: a sentence each."""
+    """Return notices on values with which the job can run, a sentence each."""
     notices = [*_unused_flags(args), *_interpreter_notices(args, environ), *_token_notices(args, environ)]
     if args.run_path and environ.get(contract.ENV_PYTHON_EXEC):
         notices.append(f"{contract.ENV_PYTHON_EXEC} is not used with --run-path: workers run {own_interpreter()}")
@@ -69,7 +69,7 @@ def find_notices(args: Namespace, environ: Mapping[str, str]) -> list[str]:
 
 
 def _unused_flags(args: Namespace) -> list[str]:
-    """Name flags of the static backend that another backend ignores, as torch does without a word or with one."""
+    """Name flags of the static backend that another backend ignores; torch ignores some of them silently."""
     if args.rdzv_backend == "static" and not args.standalone:
         return []
     backend = "--standalone" if args.standalone else f"--rdzv-backend={args.rdzv_backend}"
@@ -154,9 +154,9 @@ def _check_static_place(args: Namespace) -> None:
 
 
 def check_master(args: Namespace, origins: Mapping[str, Origin]) -> None:
-    """Refuse rank 0 where nobody gave it and another machine is the master: each node would wait for the others.
+    """Refuse the default rank 0 if another machine is the master: each node would wait for the others.
 
-    A given rank counts: an address of no interface (a cloud's public one, a service's) may lead to this machine.
+    A rank that the user gave is taken: an address of no interface (a cloud's public one, a service's) may lead here.
     """
     is_static = args.rdzv_backend == "static" and not args.standalone and node_range(args.nnodes)[1] > 1
     if not is_static or "node_rank" in origins or args.node_rank or hosts_rendezvous(args):
@@ -341,7 +341,7 @@ def _check_log_dir(args: Namespace) -> None:
 
 
 def _check_events_file(args: Namespace) -> None:
-    """Open the file as the launcher will; one that wasn't there is removed again, for --explain starts nothing."""
+    """Open the file as the launcher will, and remove a new file again, because --explain must change nothing."""
     path = args.events_file
     if not path:
         return
@@ -352,7 +352,7 @@ def _check_events_file(args: Namespace) -> None:
             os.unlink(path)
     except OSError as error:
         if error.errno == errno.ENXIO:
-            return  # a named pipe that nobody reads yet
+            return  # a named pipe that has no reader yet
         message = f"--events-file: {path!r} can't be written: {name_reason(error)}"
         raise UsageError(message) from None
 

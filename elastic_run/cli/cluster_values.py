@@ -1,10 +1,10 @@
-"""Values that follow from the cluster's scheduler, where no flag names them.
+"""Values that follow from the cluster's scheduler, unless a flag gives them.
 
 Schedulers start a launcher on each node: srun in a step of Slurm, Kubernetes in each pod of an indexed Job. Together
-they are one job. Without a word about it each of them would train a model of its own.
+these launchers are one job. Without the derived values each of them would train a model of its own.
 
-Other programs start processes side by side too, mpirun for one. From their variables nothing is derived, and a line
-says that each launcher trains alone. Under mpirun this holds for a Slurm job as well: Slurm's variables are those of
+Other programs, such as mpirun, also start launchers side by side. Nothing is derived from their variables, and a line
+tells that each launcher trains alone. Under mpirun this holds for a Slurm job as well: Slurm's variables are those of
 mpirun's daemons, which are on all nodes but the first, while there may be several launchers on each.
 """
 
@@ -38,22 +38,22 @@ _STARTERS = {
 
 
 def complete_from_cluster(args: Namespace, environ: Mapping[str, str], origins: Origins | None = None) -> list[str]:
-    """Fill in what follows from this launcher's Slurm step or indexed Job and no flag names.
+    """Fill in values that follow from this launcher's Slurm step or indexed Job, unless a flag gives them.
 
     Args:
         args: The command line; it is changed.
         environ: The environment.
-        origins: Origins of the values that the user gave, to which those of the derived values are added; None where a
-            program made the namespace: what differs from the defaults counts as given then, and the number of workers
-            always.
+        origins: Origins of the values that the user gave; the origins of the derived values are added. None if a
+            program made the namespace: then values that differ from the defaults count as given, and the number of
+            workers always.
 
     Returns:
-        What the user should know, a sentence each.
+        Notices for the user, a sentence each.
 
     Raises:
         UsageError: The launchers would not become one job.
     """
-    # A launcher inside a worker is the scheduler's no more. A plug-in may have its own way to count nodes.
+    # The scheduler's variables do not describe a launcher inside a worker. A plug-in may count nodes in its own way.
     if contract.ENV_RUN_ID in environ or args.standalone or args.rdzv_backend not in BACKENDS:
         return []
     given = set(origins) if origins is not None else _find_changed(args)
@@ -88,7 +88,7 @@ def _find_changed(args: Namespace) -> set[str]:
 
 
 def _find_starter(environ: Mapping[str, str]) -> tuple[str, int]:
-    """Return which program has started this launcher and others side by side, and how many they are; else 1."""
+    """Return the program that has started this launcher and others side by side, and their number, or 1."""
     if environ.get("SLURM_TASK_PID") == str(os.getpid()):
         return "", 1  # srun has started this process itself
     counts = {starter: environ.get(name, "") for starter, name in _STARTERS.items()}

@@ -48,7 +48,7 @@ def complete_arguments(args: Namespace) -> None:
 
 
 def complete_from_variables(args: Namespace, environ: Mapping[str, str], origins: Origins) -> None:
-    """Fill in what no flag names, from variables that other programs know as well.
+    """Fill in values that no flag gives from variables that other programs use as well.
 
     Raises:
         UsageError: The value of a variable is not allowed.
@@ -113,7 +113,7 @@ def get_rdzv_endpoint(args: Namespace) -> str:
 
 
 def get_use_env(args: Namespace) -> bool:
-    """Whether workers learn their local rank from the environment only: always, but at the legacy front door."""
+    """Whether workers get their local rank from the environment only, as they do except under the legacy launcher."""
     return bool(getattr(args, "use_env", True))
 
 
@@ -126,7 +126,7 @@ def make_config(
         args: The command line.
         workers: Workers on this node.
         environ: The environment; OMP_NUM_THREADS is set in it, as torch does, so that the workers inherit it.
-        tell: Tells the user what follows from the values.
+        tell: Tells the user a line.
 
     Returns:
         The configuration, the program, and its arguments.
@@ -198,7 +198,7 @@ def _own_python() -> str:
 
 
 def _local_rank_argument(args: Namespace) -> list[str]:
-    """Return what the legacy front door puts in front of the script's arguments."""
+    """Return the argument that the legacy launcher adds in front of the script's arguments."""
     if get_use_env(args):
         return []
     # torch 1 wrote it with an underscore; argparse in a script takes only the spelling that it was told.
@@ -253,7 +253,7 @@ def read_token(path: str | None, environ: Mapping[str, str]) -> bytes | None:
 def _make_node_config(args: Namespace, environ: Mapping[str, str], notice: str) -> NodeConfig:
     return NodeConfig(
         notice=notice,
-        # Everybody's default is 0, so that only a higher number says something.
+        # 0 is the default on every node, so only a higher number is a preference.
         preferred_rank=max(args.node_rank, 0) or None,
         token=read_token(args.rdzv_token_file, environ),
         location=getattr(args, "location", ""),

@@ -9,11 +9,11 @@
     join_timeout = 600
 
 A value has the type that TOML has for it: true and false for a switch, a number, a text, a list where the flag takes
-several values, a table for settings. Each becomes the text of the flag and is read as that is, so that a file means
-nothing that the command line can't. The script and its arguments do not stand in the file: `elastic-run --config
-job.toml --lr=1` would not tell whether --lr is a flag or the script's.
+several values, a table for settings. Each value is converted to the text of the flag and
+read like it, so a file can express no more than the command line. The script and its arguments are not in the file: in
+`elastic-run --config job.toml --lr=1` it would be unclear whether --lr belongs to the script.
 
-All of the file is checked, also what a flag overrides: a typing error that nobody sees would come back later.
+The whole file is checked, also values that a flag overrides, so that a typing error shows at once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["read_config_file"]
 
-#: Keys by which somebody may try to name the script.
+#: Keys with which a user may try to name the script.
 _SCRIPT_KEYS = ("script", "training_script", "training_script_args", "script_args", "args", "arguments", "command")
 
 
@@ -154,7 +154,7 @@ def _is_number(value: object) -> bool:
 
 
 def _show(value: object) -> str:
-    """Return a value as it stands in the file, or what it is where that is long."""
+    """Return a value as it is in the file, or its kind if the value is long."""
     if isinstance(value, bool):
         return str(value).lower()
     kinds = {dict: "a table", list: "a list", str: repr(value), int: str(value), float: str(value)}

@@ -1,4 +1,4 @@
-"""What follows from the cluster's scheduler for a command line."""
+"""The record of values that follow from the cluster's scheduler."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ __all__ = ["Derivation"]
 
 @dataclass(frozen=True, slots=True)
 class Derivation:
-    """Values for a command line, and what its user should know.
+    """Values for a command line, and notices for its user.
 
     Attributes:
-        source: What they follow from, as in "from the Slurm step".
+        source: Their source, as in "from the Slurm step".
         kind: The scheduler: `origins.SLURM` or `origins.KUBERNETES`.
         values: The values, by the flags' names in the namespace.
         variables: The variables from which each value follows, if they are set.
-        is_first: Whether this is the first of the job's launchers, which tells the values for all.
-        notices: What else to tell, a sentence each.
+        is_first: Whether this is the first of the job's launchers; it shows the values for all launchers.
+        notices: Notices for the user, a sentence each.
         location: This node's place in the network; see `NodeConfig`.
     """
 

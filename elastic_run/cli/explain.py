@@ -1,10 +1,10 @@
-"""The text of `--explain`: the values with their origins, and what would be started.
+"""The text of `--explain`: the values with their origins, the job, and the command and environment of its workers.
 
-It is for one screen. First come the values that somebody gave or that follow from something; they are what goes wrong.
-The values that have their default are one line, and --explain-all lists them. Then comes what the values amount to: the
-job, the rendezvous, this node, and the command and the environment of its workers.
+The text fits one screen. First come values that were given or derived, since mistakes are among these. Values with
+their defaults are one line; --explain-all lists them. Then come the job, the rendezvous, this node, and the workers'
+command and environment.
 
-The rendezvous of a plug-in is not made, since the code of others may start anything.
+The rendezvous of a plug-in is not made, since foreign code may start anything.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _FOLD = "The other flags have their defaults (--explain-all shows them)."
 #: The column of the origins; a longer value has its origin in the next line.
 _COLUMN = 44
 _LABEL = 13
-#: Variables without a flag that change what is started, and the one whose value is a secret.
+#: Variables without a flag that have an effect on the job; the last one's value is a secret.
 _VARIABLES = (
     contract.ENV_PYTHON_EXEC,
     contract.ENV_OMP_NUM_THREADS,
@@ -60,17 +60,17 @@ def render_explanation(
     environ: Mapping[str, str],
     notices: Sequence[str] = (),
 ) -> str:
-    """Return what a start with these values would do.
+    """Return a description of the job that these values would start.
 
     Args:
         args: All values.
-        origins: Where they come from; a value without an origin has its default.
+        origins: Their origins; a value without an origin has its default.
         flags: The flags of the command.
-        config: What was made of the values.
+        config: The configuration that was made of the values.
         command: The workers' command.
-        environments: Variables of the workers by local rank, without those that only a round knows.
-        environ: The variables of this process, without what a start would add.
-        notices: What a start would say before the workers run.
+        environments: Variables of the workers by local rank, without variables that only a round decides.
+        environ: The variables of this process, without those that a start would add.
+        notices: Lines that a start would print before the workers run.
     """
     shown = [flag for flag in flags if not flag.prints_text and flag.name not in _OWN_FLAGS]
     decided = [flag for flag in shown if flag.dest in origins or _is_of_program(flag, args)]
@@ -94,7 +94,7 @@ def render_explanation(
 
 
 def _is_of_program(flag: Flag, args: Namespace) -> bool:
-    """Whether a program changed a value in the namespace; `choose_rendezvous` fills in the port, which nobody gave."""
+    """Whether a program changed a value in the namespace; the port does not count: `choose_rendezvous` sets it."""
     return getattr(args, flag.dest) != flag.default and flag.dest != "master_port"
 
 
@@ -210,7 +210,7 @@ def _render_environment(environments: Mapping[int, Mapping[str, str]], origins: 
 
 
 def _fill(words: Sequence[str]) -> str:
-    """Return words in lines; a blank inside of a word breaks no line."""
+    """Return words as lines; a line is never broken inside a word that contains a blank."""
     lines = [""]
     for word in words:
         if lines[-1] and len(lines[-1]) + len(word) + 3 > WIDTH:

@@ -1,8 +1,8 @@
 """The command line as data: every flag with its values, its default, its environment form and its help.
 
 The parser, the help text and the reference in the docs are made from this table, so that they can't disagree. The order
-is that of the help. `is_ours` marks what torchrun hasn't got; those flags never make an abbreviation of one of
-torchrun's ambiguous. The file is longer than others because a table is easiest to read in one piece.
+is that of the help. `is_ours` marks flags that torchrun does not have; they never make an abbreviation of one of
+torchrun's flags ambiguous. The file is longer than others because a table is easiest to read in one piece.
 
 To add a flag: see CONTRIBUTING.md. A setting of jobs of several nodes is a row here and a field of `JobConfig` or
 `NodeConfig` with the same name, where its default stands.
@@ -55,11 +55,11 @@ class Flag:
         values: Form of its value in the help; empty for a switch. TIME is a number of seconds, or a number with
             one of the units s, m, h and d.
         default: Its value when neither flag nor variable is given; not for a field of `JobConfig` or `NodeConfig`.
-        default_text: Description of the default, where that depends on something else.
+        default_text: Description of the default, if it depends on something else.
         parse: From the text to the value; raises ValueError.
-        has_variable: Whether PET_<NAME> stands in for it.
-        is_ours: Whether torchrun hasn't got it.
-        other_variable: A variable without that prefix whose value counts where neither flag nor variable is given.
+        has_variable: Whether the variable PET_<NAME> sets it too.
+        is_ours: Whether torchrun does not have it.
+        other_variable: A variable without that prefix whose value is taken if neither flag nor PET_ variable is given.
     """
 
     def __init__(  # noqa: PLR0913 - the columns of a table

@@ -38,7 +38,7 @@ EXAMPLES = (
         "First of two nodes. It prints the command that starts the second node.",
     ),
 )
-#: What the reference shows as code in the text of a flag: flags, and variables with an underscore.
+#: Words that the reference shows as code in the text of a flag: flags, and variables with an underscore.
 _CODE = re.compile(r"(?<![\w/-])--?[a-z][\w-]*(?:=[\w:]+)?|\b[A-Z][A-Z\d]*_[A-Z\d_]+\b")
 
 _USAGE = """\

@@ -1,7 +1,7 @@
-"""Values that follow from the indexed Job of Kubernetes in which this launcher runs, where no flag names them.
+"""Values that follow from the indexed Job of Kubernetes in which this launcher runs, unless a flag gives them.
 
 Each pod of the Job runs a launcher. Together they are one job, whose endpoints, id and node ranks follow from the pods'
-names and indexes. Kubernetes tells no pod how many there are: --nnodes has to, or its variable PET_NNODES.
+names and indexes. Kubernetes does not tell a pod the number of pods, so --nnodes or PET_NNODES has to give it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def derive_from_indexed_job(
 
 
 def _describe_jobset(pod: IndexedPod) -> list[str]:
-    """Return what the user of a JobSet should know: each of its Jobs is a job of its own.
+    """Return a notice for the user of a JobSet: each of its Jobs is a job of its own.
 
     Raises:
         UsageError: This is not the first Job of a replicated job, so that several would train side by side.

@@ -39,7 +39,7 @@ class LogFile:
     Args:
         path: The file.
         attempt: The name of the attempt's directory.
-        node: Number of the run directory among those that are read.
+        node: Number of the run directory among the directories that are read.
         rank: The worker's rank.
         stream: An empty string for stdout, or `stderr`.
     """
@@ -55,7 +55,7 @@ def find_run_directories(path: str) -> list[str]:
     """Return the run directories that a path names: itself, or the only run in it.
 
     Raises:
-        UsageError: There are none, or those of several runs.
+        UsageError: The path has no run, or several runs.
     """
     if _list_attempts(path):
         return [path]
@@ -117,11 +117,11 @@ def _list_names(directory: str) -> list[str]:
 
 
 def find_siblings(directory: str, run_id: str) -> list[str]:
-    """Return the run directories beside one that are of other nodes of the same job, as their event logs tell.
+    """Return the run directories of other nodes of the same job beside this one, found by their event logs.
 
     Args:
         directory: The run directory of a node.
-        run_id: The job's, with which the names of all of them begin; former jobs may have had the same.
+        run_id: The job's run id, with which the names of these directories begin. Former jobs may have had the same id.
     """
     jobs = {event.get("job") for event in _read_events(directory, "round_formed")} - {"", None}
     parent = os.path.dirname(directory)

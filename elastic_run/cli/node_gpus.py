@@ -1,4 +1,4 @@
-"""How many workers a node of a cluster has where nobody says it: one for each GPU that the launcher may use."""
+"""The default number of workers on a node of a cluster: one for each GPU that the launcher may use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HIDDEN = ("", "-1", "NoDevFiles")
 
 
 def count_node_gpus(environ: Mapping[str, str]) -> tuple[str, list[str]]:
-    """Return the number of this node's GPUs that its launcher may use, 1 for none, and what the user should know.
+    """Return the number of GPUs that this launcher may use, or 1 if there is none, and notices for the user.
 
     Raises:
         UsageError: The node has a driver and no variable hides its GPUs, but there are none.

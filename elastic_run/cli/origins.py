@@ -55,7 +55,7 @@ class Origin:
 
     @property
     def is_given(self) -> bool:
-        """Whether somebody gave the value by hand."""
+        """Whether the user gave the value."""
         return self.kind in _GIVEN
 
 
@@ -84,7 +84,7 @@ def name_source(message: str, origins: Mapping[str, Origin]) -> str:
 
 
 def write_given(flag: Flag, args: Namespace, origins: Mapping[str, Origin]) -> str:
-    """Return a flag with its value as one word, if somebody gave it in any way; empty if not.
+    """Return a flag with its value as one word, if the user gave it in any way; otherwise "".
 
     Args:
         flag: The flag.

@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
     from elastic_run.cli.flags import Flag
 
-#: How argparse's message about a missing script begins, unless somebody has translated it.
-#: Letters of a wrong flag from which it may be the beginning of a right one with a typing error.
+#: Letters from which on a wrong flag may be the beginning of a right one with a typing error.
 _SHORTEST_START = 5
+#: Begin of argparse's message about a missing script, unless a program has translated it.
 _SCRIPT_IS_MISSING = "the following arguments are required"
 _SCRIPT_MISSING_MESSAGE = "no script given: elastic-run [flags] SCRIPT [arguments] (see --help)"
-#: How its message about a switch with a value begins.
+#: Begin of its message about a switch with a value.
 _VALUE_IS_TOO_MUCH = "ignored explicit argument "
 
 
@@ -51,12 +51,12 @@ class LauncherArgumentParser(argparse.ArgumentParser):
     """The parser of the launcher's flags.
 
     Args:
-        flags: The flags that it has.
+        flags: The flags.
         raises_values: Whether a value that is not allowed raises `ValueNotAllowedError`. By default it ends the program
             with a line, as every other error does.
 
     Attributes:
-        origins: Where the values of the last command line come from, without those that have their default.
+        origins: Origins of the values of the last command line; values with their default have none.
     """
 
     def __init__(self, flags: Sequence[Flag], *, raises_values: bool = False) -> None:
@@ -74,7 +74,7 @@ class LauncherArgumentParser(argparse.ArgumentParser):
         """Read a command line.
 
         Args:
-            args: The words behind the command; None for those of this process.
+            args: The words after the command; None for the words of this process.
             namespace: Object that takes the values; None for a new `argparse.Namespace`.
 
         Returns:
@@ -131,7 +131,7 @@ class LauncherArgumentParser(argparse.ArgumentParser):
         self.error(line)
 
     def format_help(self) -> str:
-        """Return our own help; flags that somebody added are not in it."""
+        """Return our own help, without flags that a program has added."""
         from elastic_run.cli.help import render_help  # noqa: PLC0415 - only when asked for
 
         return render_help(self.flags)
@@ -154,7 +154,7 @@ class LauncherArgumentParser(argparse.ArgumentParser):
         return f"{flag.name}: needs a value ({flag.values})"
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
-        """Find the flags that a word may be an abbreviation of; an ambiguous word finds an action that refuses it."""
+        """Find the flags that a word may abbreviate; for an ambiguous word, find an action that refuses it."""
         found: list[Any] = super()._get_option_tuples(option_string)
         if not option_string.startswith("--"):
             return found
@@ -168,19 +168,19 @@ class LauncherArgumentParser(argparse.ArgumentParser):
         if len(matches) <= 1:
             return matches
         names = [action.option_strings[0] for action in kept]
-        # A match begins with its action in every release of Python; what follows it differs.
+        # A match begins with its action in every release of Python; the other parts differ.
         return [(_Ambiguous(option_string.partition("=")[0], names), *matches[0][1:])]
 
 
 def match_abbreviation(prefix: str, flags: Sequence[Flag]) -> list[Flag]:
-    """Find the flags that a word may be the beginning of.
+    """Find the flags that begin with a word.
 
     Args:
         prefix: The word, with its dashes and without a value.
         flags: The flags to choose from.
 
     Returns:
-        Those of torchrun's flags that begin so; if there are none, those of ours.
+        The matching flags of torchrun; if there are none, those that torchrun does not have.
     """
     found = [flag for flag in flags if any(spelling.startswith(prefix) for spelling in flag.spellings)]
     return [flag for flag in found if not flag.is_ours] or found
@@ -245,14 +245,14 @@ class _Ambiguous(argparse.Action):
 
 
 class _FromVariable(str):
-    """A default that comes from a variable, whose name it has."""
+    """A default that comes from a variable; it has the variable's name."""
 
     __slots__ = ("name",)
     name: str
 
 
 class _RefusedTextError(argparse.ArgumentTypeError):
-    """A text is no value of its flag; `line` names the source of the text as well."""
+    """A text is not allowed as the value of its flag; `line` also names the source of the text."""
 
     def __init__(self, source: str, reason: str) -> None:
         super().__init__(reason)
@@ -260,16 +260,15 @@ class _RefusedTextError(argparse.ArgumentTypeError):
 
 
 class _Reader:
-    """The function with which argparse converts the texts of a flag; it keeps the last one, as it was written."""
+    """The function with which argparse converts the texts of a flag; it keeps the last text."""
 
     def __init__(self, flag: Flag) -> None:
         self._flag = flag
         self.text = ""
 
     def __call__(self, text: str) -> Any:  # noqa: ANN401 - each flag has its own type
-        if (
-            text is self._flag.default
-        ):  # argparse converts defaults as well; some checks import what most jobs don't need
+        # argparse converts defaults as well, but some checks import modules that most jobs don't need.
+        if text is self._flag.default:
             return text
         self.text = str(text)
         try:
@@ -280,7 +279,7 @@ class _Reader:
 
 
 def _find_unknown(words: Sequence[str], flags: Sequence[Flag]) -> str | None:
-    """Return the first word that is meant as a flag and is none."""
+    """Return the first word that looks like a flag and is none."""
     letters = {spelling for flag in flags for spelling in flag.spellings if not spelling.startswith("--")}
     for word in words:
         if word == "--":

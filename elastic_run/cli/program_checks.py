@@ -1,4 +1,4 @@
-"""What must hold of the workers' program: the script, module or command is there, and so is an interpreter for it.
+"""Checks of the workers' program: the script, module or command exists, and so does an interpreter for it.
 
 The command of --health-check is checked in the same way.
 """
@@ -140,7 +140,7 @@ def _script_hint(name: str) -> str:
 
 
 def _command_hint(name: str) -> str:
-    """What looks like a file or a module is no command that was written wrong."""
+    """Return a hint that the word may be a misspelt command, unless it looks like a file or a module."""
     if "." in name or "/" in name:
         return ""
     from elastic_run.cli.commands import COMMANDS  # noqa: PLC0415 - only on the way to an error

@@ -1,8 +1,8 @@
-"""Values that follow from the step of Slurm in which this launcher runs, where no flag names them.
+"""Values that follow from the step of Slurm in which this launcher runs, unless a flag gives them.
 
-srun starts a launcher per task. One launcher on each node of the step: together they are one job, whose nodes, place to
-meet and id follow from Slurm's variables. Several launchers on a node, or flags by which the launchers would not become
-one job, are refused; the message says what to give. --standalone says that separate jobs are meant.
+srun starts a launcher for each task. With one launcher on each node of the step, the launchers are one job, whose
+nodes, endpoint and id follow from Slurm's variables. Several launchers on a node are refused, and so are flags with
+which the launchers would not become one job; the message names the right flags. --standalone asks for separate jobs.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ _NAME = contract.ENV_OMP_NUM_THREADS
 
 @dataclass(frozen=True, slots=True)
 class Threads:
-    """What the workers get.
+    """The number of threads of each worker, with its reason.
 
     Args:
         count: The value to set, or None to leave the environment as it is.

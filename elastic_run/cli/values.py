@@ -21,7 +21,7 @@ _MAX_EXIT_CODE = 255
 #: Bytes of a list of modules: it is sent in one message, which holds a few times that.
 _MOST_PRELOADED = 1 << 14
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-#: The kernel lets nobody handle the first two; the launcher needs SIGCHLD for itself.
+#: No process can handle the first two; the launcher needs SIGCHLD for itself.
 _UNHANDLED_SIGNALS = {
     "SIGKILL": "can't be handled by any process",
     "SIGSTOP": "can't be handled by any process",
@@ -58,12 +58,12 @@ def nodes(text: str) -> str:
     return text
 
 
-#: More processes than any machine starts: a slip of the finger, not a job.
+#: Most workers of a node; a larger number is a typing error.
 MOST_WORKERS = 65536
 
 
 def worker_count(text: str) -> str:
-    """Check a number of workers or the word for it, which may be a device that a package adds to torch."""
+    """Check a number of workers, or a word such as auto or the name of a device, which a package may add to torch."""
     if not _is_device_name(text):
         value = whole_number(text, least=1, allowed=WORKER_COUNTS)
         if value > MOST_WORKERS:
@@ -73,7 +73,7 @@ def worker_count(text: str) -> str:
 
 
 def _is_device_name(text: str) -> bool:
-    """Whether a device of torch's may have this name; the known words in another case are slips."""
+    """Whether a device of torch may have this name; a known word in another case is a typing error."""
     is_slip = text not in WORKER_COUNT_WORDS and text.lower() in WORKER_COUNT_WORDS
     return text.isidentifier() and text.isascii() and not is_slip
 
@@ -101,7 +101,7 @@ def threads(text: str) -> int | str:
 
 
 def node_rank(text: str) -> int:
-    """Read a node's rank from 0, or -1, which launchers of other tools give where they know of none."""
+    """Read a node's rank from 0, or -1, which other tools give for no rank."""
     return whole_number(text, least=-1, allowed="a whole number from 0 up, nor -1 for none")
 
 

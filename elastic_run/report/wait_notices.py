@@ -43,7 +43,7 @@ class WaitNotices:
 
     Args:
         state: Gives the state of this node's member, or None before the store was reached.
-        doubt: Gives what the user may have got wrong, asked while no other node is there; or "".
+        doubt: Returns a mistake that the user may have made, or ""; called while no other node is there.
         shows_waiting: Whether the agent shows the status in one line that it rewrites.
         deliver: Brings an event to the agent.
         delay: Seconds by which the first look is later than the first line is due.

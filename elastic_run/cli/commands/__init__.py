@@ -2,7 +2,7 @@
 
 | module | what it holds |
 |---|---|
-| `doctor` | ``elastic-run doctor``: what would break a job on this machine, or between the nodes |
+| `doctor` | ``elastic-run doctor``: problems on this machine, or between the nodes, that would break a job |
 | `drain` | ``elastic-run drain``: lets one node of a job leave |
 | `logs` | ``elastic-run logs``: the log files of a job, across its attempts |
 | `nodes` | asks all nodes of a job |
@@ -17,7 +17,7 @@
 
 The first word of a command line is a command if `COMMANDS` has it; a script of that name is started with ``./`` before
 its name. Each command is the module of its name, with a function ``main(words)`` that returns the exit code, or raises
-UsageError for what the user has to correct.
+UsageError for a mistake of the user.
 """
 
 from __future__ import annotations

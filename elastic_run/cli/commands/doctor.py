@@ -1,4 +1,4 @@
-"""``elastic-run doctor``: what would break a job on this machine, or between the nodes, and how to mend it."""
+"""``elastic-run doctor``: problems on this machine, or between the nodes, that would break a job, with remedies."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _LOG_DIR = "directory for logs, which has to be writable (default: none)"
 
 
 def main(words: Sequence[str]) -> int:
-    """Check, and print what was found.
+    """Run the checks, and print the findings.
 
     Args:
         words: The arguments.
@@ -104,7 +104,7 @@ def _read_number(flag: str, text: str, allowed: str) -> int:
 
 
 def _find_step() -> Step | None:
-    """Return the Slurm step whose tasks are the doctors of its nodes."""
+    """Return the Slurm step of which each task runs the doctor."""
     try:
         return find_step(os.environ, os.uname().nodename)
     except StepError:
@@ -130,9 +130,9 @@ def _make_subject(args: Namespace) -> Subject:
 
 
 def _examine_together(args: Namespace, own: dict[str, Any]) -> dict[str, Any]:
-    """Meet the other nodes as the nodes of a job do, with one worker on each, and return what all have found.
+    """Run the checks between the nodes, as a job with one worker on each node, and return the findings of all.
 
-    The result has the rank of this node, or no rank where the nodes did not meet.
+    The result has the rank of this node, or no rank if the nodes did not meet.
     """
     import json  # noqa: PLC0415 - only for several nodes
     import tempfile  # noqa: PLC0415 - ditto
@@ -153,7 +153,7 @@ def _examine_together(args: Namespace, own: dict[str, Any]) -> dict[str, Any]:
             rdzv_endpoint=args.rdzv_endpoint,
             rdzv_configs={"join_timeout": args.timeout},
             max_restarts=0,
-            # A node that is lost is a finding: no other node will come for it.
+            # A lost node is a finding, and no other node takes its place.
             job_config=JobConfig(join_timeout=args.timeout, membership_window=Window(0)),
             # All nodes reach the endpoint's host: there the workers' store can be reached too.
             node_config=NodeConfig(preferred_rank=0 if _serves_endpoint(args.rdzv_endpoint) else None),
@@ -170,7 +170,7 @@ def _examine_together(args: Namespace, own: dict[str, Any]) -> dict[str, Any]:
 
 
 def _judge_end(args: Namespace, code: int) -> Finding:
-    """Return what it means that the launcher ended without a result; it has named the cause on stderr."""
+    """Return the finding about a launcher that ended without a result; the launcher has named the cause on stderr."""
     evidence = f"the launcher ended with {code}"
     if code == contract.EXIT_RENDEZVOUS:
         what = f"{args.nnodes} nodes did not come together at {args.rdzv_endpoint} (--timeout={args.timeout})"

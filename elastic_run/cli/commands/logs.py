@@ -1,8 +1,8 @@
 """``elastic-run logs [RUN]``: the log files of a job that runs or has ended, across its attempts.
 
-Log files have no times, so they are shown attempt by attempt and rank by rank. `--follow` shows what is added, in the
-order in which it comes. It looks for more every `_LOOK` seconds: another node may write into a shared directory, and no
-kernel tells that. The end of the job is awaited on its launcher's descriptor.
+Log files have no times, so they are shown attempt by attempt and rank by rank. `--follow` shows new lines in the order
+in which they come. It looks for them every `_LOOK` seconds: another node may write into a shared directory, and no
+kernel reports that. The end of the job is awaited on its launcher's descriptor.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from elastic_run.cli.log_files import LogFile
 
 _LOOK = 0.2
-#: Lines of each file that come before those that follow.
+#: Last lines of each file that --follow shows first.
 _LAST_LINES = 10
 #: Bytes of a line; a longer line is shown in pieces.
 _LONGEST = 1 << 20
@@ -135,17 +135,17 @@ class _Reader:
         self.has_shown = False
 
     def show_rest(self, files: Iterable[LogFile]) -> None:
-        """Show what is left: nothing follows, so a line without an end counts as a line."""
+        """Show the rest of the files, with a last line that has no end."""
         self._sizes.clear()
         self.show(files, is_end=True)
 
     def show(self, files: Iterable[LogFile], last: int = 0, *, is_end: bool = False) -> None:
-        """Show what is new.
+        """Show new lines.
 
         Args:
-            files: The files that there are.
-            last: Show only so many lines of each; 0 for all.
-            is_end: Whether nothing follows.
+            files: The files.
+            last: Number of last lines of each file to show; 0 for all.
+            is_end: Whether the files are complete.
         """
         for file in files:
             if self._args.rank is not None and not any(file.rank in ranks for ranks in self._args.rank):
@@ -157,7 +157,7 @@ class _Reader:
         sys.stdout.buffer.flush()
 
     def _read(self, file: LogFile, *, is_whole: bool) -> Iterator[bytes]:
-        """Read what is new of a file; a line without an end waits for the rest unless the file is whole."""
+        """Read the new lines of a file; a line without an end waits for its end, unless the file is complete."""
         try:
             status = os.stat(file.path)
             if status.st_mtime < self._args.since or status.st_size == self._sizes.get(file.path, 0):
@@ -187,7 +187,7 @@ class _Reader:
 
 
 def _follow(reader: _Reader, directories: list[str], pids: Sequence[int]) -> None:
-    """Show what is added until all launchers have ended; for ever where none is known."""
+    """Show new lines until all launchers have ended; without end if no launcher is known."""
     descriptors = [fd for pid in pids if (fd := _open_pidfd(pid)) is not None]
     poll = select.poll()
     for fd in descriptors:

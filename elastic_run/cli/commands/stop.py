@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 #: A wait of poll(2), in seconds; the end may come in a later one.
 _LONGEST_WAIT = 3600.0
-#: Seconds between two looks for the socket of an agent whose process can't be waited for.
+#: Seconds between two checks for an agent's socket, if its process can't be waited for.
 _LOOK = 0.1
 
 
@@ -52,7 +52,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def stop_job(job: RunningJob, deadline: float | None, *, patience: float = PATIENCE) -> int:
-    """Ask the launchers of a job to stop, and await the end of those that take the request.
+    """Ask the launchers of a job to stop, and wait for the end of the launchers that accept.
 
     Args:
         job: The job.
@@ -96,7 +96,7 @@ def _is_gone(path: str) -> bool:
 
 
 def _open_pidfd(agent: RunningAgent) -> int | None:
-    """Return a descriptor that tells the end of an agent's process; None where the process goes on after the job."""
+    """Return a pidfd of an agent's process; None if the process goes on after the job."""
     if not agent.is_whole_process:
         return None
     try:

@@ -1,7 +1,7 @@
 """``elastic-run trace PATH…``: which rank did not join which collective, from the dumps of torch's flight recorder.
 
-The dumps may be of some ranks only, and have any names. One screen: the cause first, then what follows from it, then
-what was read.
+The dumps may be of some ranks only, and may have any names. The text fits one screen: the cause, its consequences, the
+files.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from elastic_run.diagnosis.dump_files import FoundDumps
     from elastic_run.diagnosis.trace_findings import Analysis, Finding
 
-#: Columns of a line and of its label; causes, details of each, lines of what follows, and files that are shown.
+#: Columns of a line and of its label; numbers of causes, of details of each, of consequences and of files to show.
 _WIDTH = 100
 _LABEL = 9
 _MOST_CAUSES = 3
