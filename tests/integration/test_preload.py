@@ -256,8 +256,9 @@ def test_a_worker_looks_like_its_command(launch: Launch, worker: Worker, module:
     job = launch("--nproc-per-node=11", "--preload=heavy", path, "rank ${local_rank}", env=module())
     job.wait_lines("there", count=11)
     for rank in (0, 9, 10):
-        (pid,) = wait_titled(job.pid, f"{sys.executable} -u {path} rank {rank}")
-        assert Path(f"/proc/{pid}/comm").read_text(encoding="utf-8") == f"{Path(sys.executable).name}\n"
+        shown = f"rank {rank}: "
+        (pid,) = wait_titled(job.pid, f"{shown}{sys.executable[len(shown) :]} -u {path} rank {rank}")
+        assert Path(f"/proc/{pid}/comm").read_text(encoding="utf-8") == f"python rank {rank}\n"
         assert os.getsid(pid) == pid
     wait_template(job.pid)
     job.send(signal.SIGTERM)

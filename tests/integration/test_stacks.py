@@ -236,6 +236,30 @@ def test_a_program_sees_next_to_nothing_of_it(launch: Launch, worker: Worker) ->
     assert all(int(number) < 100 for number in numbers.split())
 
 
+_TELLS_TITLE = """
+say(open("/proc/self/comm").read().strip(), open("/proc/self/cmdline").read().replace("\\0", " ").rstrip())
+assert (sys.orig_argv[0], sys.argv) == (sys.executable, [__file__, "--lr", "1"]), sys.orig_argv
+"""
+
+
+def test_the_title_of_a_worker_shows_its_rank(launch: Launch, worker: Worker) -> None:
+    """Its name, and the beginning of its command line; what the program sees of its arguments is as before."""
+    path = worker(_TELLS_TITLE)
+    job = launch("--standalone", "--nproc-per-node=2", path, "--lr", "1")
+    assert job.wait_exit() == 0, job.stderr
+    ends = [f"{sys.executable[8:]} -u {path} --lr 1" for _ in range(2)]
+    assert sorted(job.stdout.splitlines()) == [f"python rank {rank} rank {rank}: {ends[rank]}" for rank in range(2)]
+
+
+@pytest.mark.parametrize("name", ["ELASTIC_RUN_TITLE", "ELASTIC_RUN_STACKS"])
+def test_a_title_can_be_left(launch: Launch, worker: Worker, name: str) -> None:
+    """As under torchrun."""
+    path = worker(_TELLS_TITLE)
+    job = launch("--standalone", path, "--lr", "1", env={name: "0"})
+    assert job.wait_exit() == 0, job.stderr
+    assert job.stdout == f"{Path(sys.executable).name} {sys.executable} -u {path} --lr 1\n"
+
+
 def test_stacks_come_before_sigkill(launch: Launch, worker: Worker) -> None:
     """A worker that does not stop in the grace period is shown before SIGKILL ends it, no later than without that."""
     body = """

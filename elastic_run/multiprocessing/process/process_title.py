@@ -1,8 +1,12 @@
-"""What `ps` shows of a process: a text of ours for a guardian or a waiting fork, the command line of a warm worker.
+"""What `ps` shows of a process: a text of ours for a guardian or a waiting fork, the command line of a worker.
 
 The command line lies in the process's memory; /proc/self/stat names the place, for which there is no call without
 ctypes. A template was executed with its workers' command line, so there is always enough room. Every failure is
 harmless: `ps` shows the old words.
+
+A worker's rank takes the place of the beginning of its interpreter's path. All else stays where it is: the words behind
+it, which programs read, and the interpreter's name, to which the C library points. In the process's name the rank takes
+the end. A worker that is executed does so in the line of our .pth file, which repeats `show_rank` without an import.
 """
 
 from __future__ import annotations
@@ -47,6 +51,25 @@ class ProcessTitle:
     def show_command(self, argv: Sequence[str]) -> None:
         """Show a command line, and the name that this process began with."""
         self._write(b"".join(os.fsencode(word) + b"\0" for word in argv)[: self._size], self._comm)
+
+    def show_rank(self, rank: int) -> None:
+        """Show a worker's rank before its command line and behind its name.
+
+        Args:
+            rank: Its global rank.
+        """
+        words = b"rank %d" % rank
+        try:
+            with open("/proc/self/comm", "r+b", buffering=0) as comm:
+                comm.write(comm.read().strip()[: 14 - len(words)] + b" " + words)
+            with open("/proc/self/mem", "r+b", buffering=0) as memory:
+                memory.seek(self._start)
+                path = memory.read(4096).partition(b"\0")[0]
+                if path.rfind(b"/") > len(words):
+                    memory.seek(self._start)
+                    memory.write(words + b": " + path[len(words) + 2 :])
+        except OSError:
+            pass
 
     def _write(self, text: bytes, name: bytes) -> None:
         if not self._size:

@@ -70,14 +70,16 @@ def move(received: int, number: int) -> bool:
     return is_free
 
 
-def register_by_environment(env: MutableMapping[bytes, bytes]) -> None:
-    """Let this process write its stacks from now on, and remove the variable that says how."""
+def register_by_environment(env: MutableMapping[bytes, bytes]) -> bool:
+    """Let this process write its stacks from now on, and remove the variable that says how; return whether it does."""
     value = env.pop(contract.ENV_STACK_PIPE.encode(), b"")
     if not value:
-        return
+        return False
     fd, inode, _ = map(int, value.split(b":"))
-    if os.fstat(fd).st_ino == inode:
+    is_ours = os.fstat(fd).st_ino == inode
+    if is_ours:
         register(fd)
+    return is_ours
 
 
 def register(fd: int) -> None:

@@ -86,7 +86,7 @@ def set_up_worker(document: dict[str, Any], template_start: TemplateStart, title
     Raises:
         Exception: A module has replaced what this takes.
     """
-    stack_signal.register_by_environment(document["env"])
+    has_stacks = stack_signal.register_by_environment(document["env"])
     _change_environment(
         template_start.env, {os.fsdecode(name): os.fsdecode(value) for name, value in document["env"].items()}
     )
@@ -95,6 +95,8 @@ def set_up_worker(document: dict[str, Any], template_start: TemplateStart, title
         sys.argv[1:] = argv[-template_start.argument_count :]
         sys.orig_argv[:] = argv
     title.show_command(argv)
+    if has_stacks and os.environ.get(contract.ENV_TITLE) != "0":
+        title.show_rank(int(os.environ["RANK"]))
     _renew_stream(sys.__stdout__, 1, "<stdout>")
     _renew_stream(sys.__stderr__, 2, "<stderr>")
     _look_anew()
