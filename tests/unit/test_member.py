@@ -16,6 +16,7 @@ from elastic_run.core.protocol.messages import (
     Copy,
     End,
     Halt,
+    Head,
     NodeInfo,
     Offer,
     Recovered,
@@ -177,3 +178,15 @@ def test_an_excluded_node_says_that_it_goes_and_tells_its_agent() -> None:
     assert commands[1] == node_messages.Refused("why", "excluded")
     left = replace(member, state=LEAVING)
     assert membership.decide(left, _entry(Refuse(1, "a", "why", "excluded")), 1.0)[1] == ()
+
+
+@pytest.mark.parametrize(("slot", "term"), [(4, 1), (5, 3), (6, 3)])
+def test_a_node_without_a_head_takes_the_first_one_at_its_own_slot(slot: int, term: int) -> None:
+    """A head of the very slot that the node waits for tells the term as well as a later one; an older head does not."""
+    member = _member(WAITING)
+    member = replace(member, log=replace(member.log, needs_head=True))
+    head = Head(
+        slot, 3, "b", 3, 2, 1, is_running=True, state_slot=-1, state_term=0, incarnation="a.1", round_id="3/1/a"
+    )
+    after, _ = membership.decide(member, node_messages.HeadRead(to_json(head)), 1.0)
+    assert (after.log.term, after.log.needs_head) == (term, False)

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run.core.job import coordinator as office
+from elastic_run.core.job.apply_facts import apply_facts
 from elastic_run.core.job.config import JobConfig
 from elastic_run.core.job.snapshot import identify, make_state, write_state
-from elastic_run.core.job.state import AWAITED, LIVE, Gone, Job, LeftLog, Node, Seat
+from elastic_run.core.job.state import AWAITED, GATHERING, LIVE, RUNNING, Gone, Job, LeftLog, Node, Seat
 from elastic_run.core.job.store_change import give_up_awaited, move
 from elastic_run.core.job.view_change import View, find_view, is_behind, is_outdated, leave_out_old, may_go_on, restate
 from elastic_run.core.protocol.job_keys import copy_key
@@ -271,3 +272,19 @@ def test_without_a_majority_the_job_ends_after_the_join_timeout() -> None:
 def _wanting(known: office.Coordinator) -> office.Coordinator:
     """Return a coordinator that wants a copy while a decision is pending."""
     return replace(known, wants=Copy("a.1", 1, 1, 1, 1))
+
+
+@pytest.mark.parametrize(("phase", "is_lost"), [(RUNNING, True), (GATHERING, False)])
+def test_a_seat_is_lost_only_while_its_round_runs(phase: str, *, is_lost: bool) -> None:
+    """A node that joins anew and runs none of its round loses the seat; between two rounds there is nothing to lose."""
+    node = Node("a", NodeInfo("a", 1, 1), OFFER, 0, 0, 0.0, rank=0)
+    job = Job(
+        phase=phase,
+        round=1,
+        round_id="1/1/a",
+        incarnation="a.1",
+        config=CONFIG,
+        seats=(Seat("a", LIVE),),
+        nodes=MappingProxyType({"a": node}),
+    )
+    assert apply_facts(job, [_join("a")], 1.0).seats == (Seat("a", LIVE, is_lost=is_lost),)
