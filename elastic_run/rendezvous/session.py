@@ -195,11 +195,17 @@ class Session(ABC):
             deliver: Called once, from another thread, with the documents that have come.
         """
 
+    @property
+    @abstractmethod
+    def serves_only_store(self) -> bool:
+        """Whether the job's store is served by this node, and would be gone with it."""
+
     @abstractmethod
     def close(self, timeout: float) -> None:
         """Flush what was said, linger where others depend on this node, and stop all threads; harmless when closed.
 
-        A node that hosts the store stays until the live agents have read the verdict.
+        A node that hosts the store stays until the live agents have read the verdict. If it has left since it is
+        unhealthy, and no other node can serve the store, it stays until the other nodes have ended.
 
         Args:
             timeout: Seconds that all this may take.

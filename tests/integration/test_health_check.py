@@ -211,6 +211,57 @@ def test_a_check_that_fails_after_a_failure_costs_no_restart(
     assert "unhealthy: the health check ended with code 1" in well.stderr
 
 
+HOST_FAILS = """
+    marker, sick, world = sys.argv[1], os.environ.get("SICK"), os.environ["WORLD_SIZE"]
+    say("world", world)
+    if world == "3" and sick:
+        open(marker, "w").close()
+        sys.exit(77)
+    if world == "3":
+        time.sleep(1000)
+    while not os.path.exists(marker + ".end"):
+        time.sleep(0.01)
+"""
+
+
+def start_sick_host(launch: Launch, worker: Worker, check: Check, broken: Path) -> list[Launched]:
+    """Start three nodes, the first of which serves the only store, and fails its check after a failure."""
+    path, port = worker(HOST_FAILS), free_port()
+    command = check(f'test -z "$SICK" || ! test -e {broken}')
+    flags = (*place(port, "last_call_timeout=600"), "--nnodes=1:3", "--max-restarts=0", f"--health-check={command}")
+    host = launch(*flags, "--node-rank=0", path, broken, env={"SICK": "1"})
+    wait_coordinated(port)
+    others = [launch(*flags, path, broken) for _ in range(2)]
+    for agent in others:
+        agent.wait_line("^world 2$", deadline=30)
+    return [host, *others]
+
+
+def test_an_unhealthy_host_of_the_store_does_not_end_the_job(
+    launch: Launch, worker: Worker, check: Check, tmp_path: Path
+) -> None:
+    """The node that serves the job's only store stays as long as the others run, without workers, and ends with 210."""
+    broken = tmp_path / "broken"
+    host, *others = start_sick_host(launch, worker, check, broken)
+    host.wait_line("serves the job's store, so it stays without workers until the other nodes have ended")
+    assert host.process.poll() is None
+    broken.with_name("broken.end").touch()
+    assert [agent.wait_exit() for agent in others] == [0, 0]
+    assert host.wait_exit() == UNHEALTHY
+    assert host.stdout == "world 3\n"
+
+
+def test_an_unhealthy_host_that_is_told_to_stop_ends(
+    launch: Launch, worker: Worker, check: Check, tmp_path: Path
+) -> None:
+    """A signal ends the launcher that stays for its store; the others are told that the store is gone."""
+    host, *others = start_sick_host(launch, worker, check, tmp_path / "broken")
+    host.wait_line("stays without workers")
+    host.send(signal.SIGTERM)
+    assert host.wait_exit(deadline=10) == UNHEALTHY
+    assert [agent.wait_exit(deadline=60) for agent in others] == [contract.EXIT_STORE_LOST] * 2
+
+
 def test_a_check_may_pass_on_the_second_node_only(launch: Launch, worker: Worker, check: Check) -> None:
     """Of three nodes two are unhealthy: the second one to start is the job, and names the others."""
     command = check('test "$SICK" = 0 || { echo sick; exit 4; }')

@@ -14,6 +14,7 @@ from elastic_run.agent.driver.rank_assignment import assign_ranks
 from elastic_run.agent.script_name import find_script_file, name_script
 from elastic_run.cluster.machine import find_machine_name
 from elastic_run.cluster.torch_version import find_torch_version
+from elastic_run.contract import LONGEST_WAIT
 from elastic_run.core.agent import messages
 from elastic_run.core.node.messages import Ended, Formed, Halted, Refused, Warned
 from elastic_run.core.protocol.facts import NodeInfo, Offer
@@ -130,6 +131,7 @@ class MultiNodeJob:
         self._is_running = False
         self._round = -1
         self._has_left = False
+        self._is_unhealthy = False
 
     def join(self, first: Callable[[Session], None] = lambda _: None) -> None:
         """Join the job; `first` is called before the session goes to the store."""
@@ -198,6 +200,7 @@ class MultiNodeJob:
     def leave(self, reason: str, detail: str = "") -> None:
         """Tell the job that this node leaves. A node that is found unhealthy before it joined joins to tell it."""
         self._has_left = True
+        self._is_unhealthy = reason == UNHEALTHY
         self._end_wait()
         if self._session is not None:
             self._session.leave(reason, detail)
@@ -217,6 +220,8 @@ class MultiNodeJob:
         import threading  # noqa: PLC0415 - not for one node
 
         timeout = barrier if self.ended is not None and not self._has_left else _LAST_WORDS
+        if self._is_unhealthy and session.serves_only_store:
+            timeout = LONGEST_WAIT
         is_closed = threading.Event()
 
         def close() -> None:

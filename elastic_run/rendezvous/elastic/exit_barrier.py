@@ -11,6 +11,7 @@ import json
 import logging
 import time
 
+from elastic_run.contract import LONGEST_WAIT
 from elastic_run.core.protocol import job_keys, liveness, messages
 from elastic_run.rendezvous.elastic.heartbeats import HeartbeatReader
 from elastic_run.rendezvous.session import Notice
@@ -22,7 +23,14 @@ if TYPE_CHECKING:
     from elastic_run.rendezvous.elastic.context import SessionContext
     from elastic_run.store.jobstore.api import JobStore
 
-__all__ = ["EXIT_BARRIER", "EXIT_BARRIER_NODES", "pass_exit_barrier", "wait_exit_barrier", "wait_sent"]
+__all__ = [
+    "EXIT_BARRIER",
+    "EXIT_BARRIER_NODES",
+    "pass_exit_barrier",
+    "stay_for_store",
+    "wait_exit_barrier",
+    "wait_sent",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -134,6 +142,23 @@ def describe_failover(context: SessionContext) -> str:
     if not successors:
         return "; this node serves the job's store: the job of the other nodes ends with it"
     return f"; this node serves the job's store: the store moves to {format_endpoint(*successors[0])}"
+
+
+def stay_for_store(context: SessionContext) -> None:
+    """Serve the job's only store until no other node is connected to it.
+
+    Args:
+        context: What the session's threads share. This node has left, and its agent runs no worker.
+    """
+    hosted = context.backend.hosted
+    if hosted is None or hosted.wait_alone(context.open_connections, 0.0):
+        return
+    text = (
+        "this node serves the job's store, so it stays without workers until the other nodes have ended; a signal ends "
+        "it, and the job with it"
+    )
+    context.events.deliver(Notice(text))
+    hosted.wait_alone(context.open_connections, LONGEST_WAIT)
 
 
 def fail_over(context: SessionContext, deadline: float, *, is_refused: bool = False) -> None:

@@ -327,6 +327,8 @@ class JobSession(Session):
             is_going = context.signals.is_leaving or self._is_refused
             if self._has_end and (context.backend.is_host or self._has_ended_the_job):
                 exit_barrier.wait_exit_barrier(context, deadline, removes_job=not context.backend.dies_with_host)
+            elif self._is_unhealthy and self.serves_only_store:
+                exit_barrier.stay_for_store(context)
             elif is_going and context.backend.is_host and not context.events.is_lost:
                 exit_barrier.fail_over(context, deadline, is_refused=self._is_refused)
             context.signals.closing.set()
@@ -344,7 +346,7 @@ class JobSession(Session):
 
     def _send_leave(self, deadline: float) -> None:
         """Say that this node goes, and end its term, so that nobody has to find out by a lease."""
-        if self._leaving is not None and self._leaving.reason == UNHEALTHY:
+        if self._is_unhealthy:
             # Its user waits for nothing, and the others should know why it does not come: it may not be there yet.
             self._has_begun.wait(max(0.0, deadline - time.monotonic()))
         else:
@@ -352,6 +354,14 @@ class JobSession(Session):
         exit_barrier.wait_sent(self._context, deadline)
         if self._terms and not self._context.has_unsent:
             self._terms[-1].join(max(0.0, deadline - time.monotonic()))
+
+    @property
+    def serves_only_store(self) -> bool:
+        return self._context.backend.is_host and not self._context.backend.successors
+
+    @property
+    def _is_unhealthy(self) -> bool:
+        return self._leaving is not None and self._leaving.reason == UNHEALTHY
 
     @property
     def _has_ended_the_job(self) -> bool:
