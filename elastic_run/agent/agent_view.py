@@ -32,6 +32,7 @@ class AgentView:
         find_round: Returns the current round, or the last one, or None before the first.
         stop: Stops the job as if this signal had come; the second argument names the sender.
         started: Monotonic seconds when the agent began.
+        describe_hang: Returns what other nodes need to know of this node's ranks to judge whether the job hangs.
         memory: Values that a request keeps for the next request of its name, such as the last measured CPU times.
     """
 
@@ -42,6 +43,7 @@ class AgentView:
     find_round: Callable[[], Round | None]
     stop: Callable[[int, str], None]
     started: float
+    describe_hang: Callable[[], Document] = dict
     memory: dict[str, Any] = field(default_factory=dict)
 
 

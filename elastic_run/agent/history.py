@@ -148,8 +148,12 @@ class History:
         from elastic_run.report.root_cause import decode_root_cause  # noqa: PLC0415 - only at the end
 
         root = decode_root_cause(end.root)
-        # On the node that had it, it is one of the ends that are known here.
-        own = [end for end in self._ends if root is not None and (end.rank, end.pid) == (root.rank, root.pid)]
+        # On the node that had it, it is one of the ends that are known here; but a hang is not told by the end.
+        own = [
+            end
+            for end in self._ends
+            if root is not None and (end.rank, end.pid, end.exitcode) == (root.rank, root.pid, root.exitcode)
+        ]
         self._root = own[0] if own else root
         roots = [root for root in map(decode_root_cause, end.attempts) if root is not None]
         self._attempts = [
@@ -162,7 +166,7 @@ class History:
             for root in roots
         ]
         if self._root is not None and not own:
-            self._ends = (self._root, *self._ends)
+            self._ends = (self._root, *(end for end in self._ends if end.rank != self._root.rank))
 
     def tell(self, before: machine.Agent, after: machine.Agent, commands: tuple[Command, ...]) -> None:
         """Tell the user of a change in one line while the job goes on; the closing report tells its end."""

@@ -7,7 +7,7 @@ import os
 from elastic_run.agent.worker_stacks import PATIENCE, take_stacks
 from elastic_run.agent.worker_status import measure
 from elastic_run.control.wire import ControlError
-from elastic_run.core.protocol.node_status import DRAIN, STACKS, STATUS, kind_of
+from elastic_run.core.protocol.node_status import DRAIN, HANG, STACKS, STATUS, kind_of
 from elastic_run.signals import SIGTERM
 
 TYPE_CHECKING = False
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["answer_drain", "answer_job_stacks", "answer_nodes", "answer_question"]
 
 #: Seconds that other nodes get to answer: they look for questions some times a second, and measure for a moment.
-_PATIENCE = {STATUS: 2.0, STACKS: PATIENCE + 2.0, DRAIN: 2.0}
+_PATIENCE = {STATUS: 2.0, STACKS: PATIENCE + 2.0, DRAIN: 2.0, HANG: 2.0}
 #: Characters of a node's name.
 _LONGEST_NAME = 200
 
@@ -32,6 +32,8 @@ def answer_question(view: AgentView, question: str, deliver: Callable[[Document]
     kind, _, words = question.partition(" ")
     if kind == DRAIN:
         deliver(_leave_if_named(view, words))
+    elif kind == HANG:
+        deliver({"host": view.context.hostname, "pid": os.getpid(), **view.describe_hang()})
     else:
         (take_stacks if kind == STACKS else measure)(view, deliver)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run import contract
+from tests.support.sessions import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -162,6 +163,44 @@ def test_a_hang_that_ends_the_job_is_its_cause(
     assert document["root_cause"]["rank"] == 1
     assert document["root_cause"]["exception"]["type"] == contract.HANG
     assert "rank 1 is in load_batch (train.py:7)" in document["root_cause"]["exception"]["message"]
+
+
+def start_nodes(launch: Launch, *words: str | Path) -> list[Launched]:
+    """Start a job of two nodes with one worker each."""
+    place = (f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-backend=c10d", "--rdzv-id=hang", "--nnodes=2")
+    return [launch(*place, "--hang-timeout=4", *words) for _ in range(2)]
+
+
+@pytest.mark.parametrize("action", ["report", "restart", "fail"])
+def test_the_ranks_of_all_nodes_are_judged_together(
+    action: str, script: Callable[[str], Path], launch: Launch, tmp_path: Path
+) -> None:
+    """The rank that the other node waits for is named, there as well; the job has one cause."""
+    logs = tmp_path / "logs"
+    flags = (f"--hang-action={action}", "--max-restarts=0", f"--log-dir={logs}")
+    nodes = start_nodes(launch, *flags, script(_SLEEPS))
+    if action == "report":
+        for node in nodes:
+            node.wait_line("the job goes on", deadline=120)
+            assert "rank 0 waits in all_reduce (train.py:" in node.stderr
+            assert "rank 1 is in load_batch (train.py:7), " in node.stderr
+            assert node.stderr.count("the job hangs") == 1
+        nodes[0].send(signal.SIGTERM)
+        nodes[1].send(signal.SIGTERM)
+    codes = [node.wait_exit(deadline=180) for node in nodes]
+    if action != "report":
+        assert codes == [contract.EXIT_HUNG] * 2, nodes[0].stderr + nodes[1].stderr
+        documents = [json.loads(path.read_text(encoding="utf-8")) for path in logs.rglob("failure.json")]
+        assert [document["root_cause"]["rank"] for document in documents] == [1, 1]
+        assert {document["root_cause"]["exception"]["type"] for document in documents} == {contract.HANG}
+
+
+def test_a_node_whose_ranks_make_progress_is_no_hang(script: Callable[[str], Path], launch: Launch) -> None:
+    """The ranks of the other node wait for it for much longer than the timeout."""
+    program = "if rank == 0:\n    for _ in range(100):\n        heartbeat()\n        time.sleep(0.15)\ndist.barrier()\n"
+    nodes = start_nodes(launch, script(program + "dist.destroy_process_group()\n"))
+    assert [node.wait_exit(deadline=180) for node in nodes] == [0, 0]
+    assert "the job hangs" not in nodes[0].stderr + nodes[1].stderr
 
 
 def test_normal_pauses_are_no_hang(script: Callable[[str], Path], launch: Launch, tmp_path: Path) -> None:

@@ -8,11 +8,17 @@ import pytest
 
 from elastic_run.core.diagnosis import hang
 from elastic_run.core.diagnosis.hang import HangWatch, Look, Signs, Stillness
+from elastic_run.core.diagnosis.job_stillness import NO_DETECTION, NOT_YET, Owner, describe_rank, join_nodes
 from elastic_run.core.diagnosis.stack_groups import Place
+from elastic_run.core.protocol.node_status import HANG as NODE_STATUS_HANG
+from elastic_run.core.protocol.node_status import is_sound
 from elastic_run.records import replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
+
+    Document = dict[str, Any]
 
 WAITS = Look("all_reduce", Place("all_reduce", "train.py", 88, is_waiting=True))
 LOADS = Look("load_batch", Place("load_batch", "data.py", 41))
@@ -179,3 +185,42 @@ def test_auto_learns_the_longest_stillness() -> None:
     assert 980 <= watch.timeout <= 1000
     watch = hang.look(watch, now + 99, {0: replace(LOADS, stack="other")})
     assert watch.timeout > 1900
+
+
+def _document(
+    host: str, rank: int, look: Look, *, same: float, round_number: int = 3, timeout: float = 60.0
+) -> Document:
+    still = Stillness(look.place, waits=look.waits, same=same, idle=same)
+    worker = describe_rank(rank, still, pid=100 + rank, local_rank=0)
+    return {"host": host, "pid": 1, "round": round_number, "timeout": timeout, "workers": [worker]}
+
+
+def test_the_ranks_of_all_nodes_are_one_job() -> None:
+    """The node that reports the shortest stillness decides; what it reports comes back as it was."""
+    found = join_nodes(
+        [_document("a", 0, WAITS, same=90.0), _document("b", 1, LOADS, same=70.0, timeout=65.0)],
+        expected=2,
+        round_number=3,
+    )
+    assert (found.seconds, found.timeout, found.without) == (70.0, 65.0, ())
+    assert found.ranks[1] == Stillness(LOADS.place, waits=False, same=70.0, idle=70.0)
+    assert found.owners[1] == Owner("b", 101, 0)
+    assert is_sound(_document("a", 0, WAITS, same=1.0), NODE_STATUS_HANG)
+    assert not is_sound({**_document("a", 0, WAITS, same=1.0), "timeout": "soon"}, NODE_STATUS_HANG)
+
+
+@pytest.mark.parametrize(
+    "documents",
+    [
+        [_document("a", 0, WAITS, same=90.0)],
+        [_document("a", 0, WAITS, same=90.0), _document("b", 1, LOADS, same=90.0, round_number=2)],
+        [_document("a", 0, WAITS, same=90.0), _document("b", 1, LOADS, same=90.0, timeout=NOT_YET)],
+        [_document("a", 0, WAITS, same=90.0), _document("b", 1, LOADS, same=90.0, timeout=NO_DETECTION)],
+    ],
+    ids=["missing", "other round", "not yet", "no detection"],
+)
+def test_a_job_of_which_a_node_does_not_tell_is_not_judged(documents: list[Document]) -> None:
+    """It may make progress; a node without the flag is named."""
+    found = join_nodes(documents, expected=2, round_number=3)
+    assert found.seconds == 0
+    assert found.without == (("b",) if documents[-1]["timeout"] == NO_DETECTION else ())

@@ -2,27 +2,45 @@
 
 Runs only with --hang-timeout. A look asks all workers that run for their stacks, and their flight recorders for the
 number of collectives; what the processes did is read before, since the answer takes processor time itself.
+
+In a job of several nodes, a node whose own ranks are still for the timeout asks all nodes, and judges all ranks
+together. In a large job only the node with rank 0 asks.
 """
 
 from __future__ import annotations
 
+import os
+
 from elastic_run.agent.driver.hang_signs import make_look, read_signs, sample_processes
 from elastic_run.core.diagnosis import hang
+from elastic_run.core.diagnosis.job_stillness import NOT_YET, describe_rank, join_nodes
+from elastic_run.core.protocol.node_status import HANG
 from elastic_run.records import dataclass
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
 
     from elastic_run.agent.driver.flight_recorder import FlightRecorder
     from elastic_run.agent.driver.hang_signs import ProcessSample
+    from elastic_run.agent.driver.job import MultiNodeJob
     from elastic_run.agent.driver.round import Round
     from elastic_run.core.diagnosis.hang import Stillness
+    from elastic_run.core.diagnosis.job_stillness import JobStillness, Owner
     from elastic_run.core.diagnosis.stack_groups import Dump
     from elastic_run.loop import Loop, Timer
 
 #: Seconds that workers get for their stacks: a verdict waits for that.
 _PATIENCE = 1.5
+#: Seconds that other nodes get to answer, and that a question takes at most.
+_NODE_PATIENCE = 2.0
+_LONGEST_QUESTION = 10.0
+#: Seconds between two questions to the other nodes, at least and at most.
+_PAUSE = 1.0
+_LONGEST_PAUSE = 30.0
+#: Nodes that one line names.
+_MOST_NAMES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +51,13 @@ class Hang:
         seconds: For how long no rank has made progress.
         ranks: How long each rank has been still, by global rank.
         dumps: The stacks of this node's workers, by global rank.
+        owners: The worker of each rank.
     """
 
     seconds: float
     ranks: Mapping[int, Stillness]
     dumps: Mapping[int, Dump]
+    owners: Mapping[int, Owner]
 
 
 class HangDetection:
@@ -49,7 +69,9 @@ class HangDetection:
         timeout: Seconds without progress that are a hang; 0 for `auto`.
         heartbeats: Path of the file of each worker's heartbeats, by local rank.
         recorder: The workers' flight recorders, or None.
+        job: This node's part in a job of several nodes, whose other ranks may make progress; or None.
         on_hang: Called once for each hang.
+        say: Tells the user one line.
     """
 
     def __init__(
@@ -60,13 +82,20 @@ class HangDetection:
         timeout: float,
         heartbeats: Mapping[int, str],
         recorder: FlightRecorder | None,
+        job: MultiNodeJob | None,
         on_hang: Callable[[Hang], None],
+        say: Callable[[str], None],
     ) -> None:
         self._loop = loop
         self._round = current
         self._heartbeats = heartbeats
         self._recorder = recorder
+        self._job = job if job is not None and job.has_others else None
         self._on_hang = on_hang
+        self._say = say
+        self._dumps: Mapping[int, Dump] = {}
+        self._ask_at = 0.0
+        self._has_said_without = False
         self._watch = hang.HangWatch(timeout)
         self._is_looking = False
         self._is_closed = False
@@ -78,6 +107,23 @@ class HangDetection:
         self._is_closed = True
         self._timer.cancel()
 
+    def describe(self) -> dict[str, Any]:
+        """Return what the other nodes need to know of this node's ranks, as of the last look."""
+        timeout = self._watch.timeout if self._watch.signs or self._is_closed else NOT_YET
+        workers = []
+        if not self._is_closed:
+            names, pids = self._round.global_ranks, self._round.workers.pids
+            workers = [
+                describe_rank(names[rank], still, pid=pids[rank], local_rank=rank)
+                for rank, still in self._measure().items()
+            ]
+        return {"round": self._round.number, "timeout": timeout, "workers": workers}
+
+    def _measure(self) -> dict[int, Stillness]:
+        """Return for how long each rank had been still at the last look: nobody knows where it is since."""
+        at = self._watch.looked_at
+        return hang.measure(self._watch, self._loop.now() if at is None else at)
+
     def _tick(self) -> None:
         signs = read_signs(self._round, self._heartbeats)
         self._watch, wants_look = hang.tick(self._watch, self._loop.now(), signs)
@@ -85,6 +131,8 @@ class HangDetection:
         if wants_look and not self._is_looking and signs:
             self._is_looking = True
             _Questions(self._loop, self._round, self._recorder, self._conclude)
+        elif self._job is not None:
+            self._judge()
 
     def _conclude(
         self, dumps: Mapping[int, Dump], answers: Mapping[int, str], samples: Mapping[int, ProcessSample]
@@ -94,21 +142,44 @@ class HangDetection:
             return
         alive = samples.keys() & dumps.keys() & self._round.workers.alive
         looks = {rank: make_look(dumps[rank], samples[rank], answers.get(rank, "")) for rank in alive}
+        self._dumps = dumps
+        self._watch = hang.look(self._watch, self._loop.now(), looks)
+        self._judge()
+
+    def _judge(self) -> None:
+        """Tell of a hang if no rank here has made progress for the timeout, and none on the other nodes."""
         now = self._loop.now()
-        self._watch = hang.look(self._watch, now, looks)
-        ranks = hang.measure(self._watch, now)
-        seconds = hang.count_seconds(ranks)
-        if seconds < self._watch.timeout or self._watch.told is not None:
+        is_over = hang.count_seconds(self._measure()) >= self._watch.timeout
+        if not is_over or self._watch.told is not None or now < self._ask_at:
             return
+        own = {"host": os.uname().nodename, "pid": os.getpid(), **self.describe()}
+        if self._job is None:
+            self._tell(join_nodes([own], expected=1, round_number=self._round.number))
+        elif self._job.judges_hangs:
+            self._ask_at = now + _LONGEST_QUESTION
+            self._job.gather_status(HANG, _NODE_PATIENCE, self._judge_job)
+
+    def _judge_job(self, documents: Sequence[dict[str, Any]]) -> None:
+        """Judge all nodes' ranks; the nodes' answers came as of their last looks, this node's is made anew."""
+        now = self._loop.now()
+        if self._is_closed or self._watch.told is not None or self._job is None:
+            return
+        own = {"host": os.uname().nodename, "pid": os.getpid(), **self.describe()}
+        others = [one for one in documents if (one["host"], one["pid"]) != (own["host"], own["pid"])]
+        found = join_nodes([own, *others], expected=self._job.nodes, round_number=self._round.number)
+        if found.without and not self._has_said_without:
+            self._has_said_without = True
+            self._say(f"hangs are not detected: {', '.join(found.without[:_MOST_NAMES])} has no --hang-timeout")
+        if found.seconds >= found.timeout > 0:
+            self._tell(found)
+        else:
+            self._ask_at = now + min(max(found.timeout - found.seconds, _PAUSE), _LONGEST_PAUSE)
+
+    def _tell(self, found: JobStillness) -> None:
         self._watch = hang.tell(self._watch)
         names = self._round.global_ranks
-        self._on_hang(
-            Hang(
-                seconds,
-                {names[rank]: still for rank, still in ranks.items()},
-                {names[rank]: dump for rank, dump in dumps.items()},
-            )
-        )
+        dumps = {names[rank]: dump for rank, dump in self._dumps.items()}
+        self._on_hang(Hang(found.seconds, found.ranks, dumps, found.owners))
 
 
 class _Questions:

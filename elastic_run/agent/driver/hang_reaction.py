@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from elastic_run.agent.driver.context import AgentContext
     from elastic_run.agent.driver.hang_detection import Hang
+    from elastic_run.agent.driver.job import MultiNodeJob
     from elastic_run.agent.driver.round import Round
     from elastic_run.core.agent.messages import Event
     from elastic_run.core.diagnosis.stack_groups import Dump
@@ -35,6 +36,7 @@ class HangReaction:
 
     Args:
         context: The workers, and what the user asked for.
+        job: This node's part in a job of several nodes, or None: the node with rank 0 decides there.
         loop: The agent's.
         say: Tells the user a line.
         write: Writes stacks into a file, and returns its path or "".
@@ -45,6 +47,7 @@ class HangReaction:
     def __init__(
         self,
         context: AgentContext,
+        job: MultiNodeJob | None,
         loop: Loop,
         *,
         say: Callable[[str], None],
@@ -53,6 +56,7 @@ class HangReaction:
         blame: Callable[[WorkerEnd], None],
     ) -> None:
         self._context = context
+        self._job = job
         self._loop = loop
         self._say = say
         self._write = write
@@ -88,28 +92,28 @@ class HangReaction:
         action = self._context.options.agent_config.hang_action
         if finding is not None and finding.text:
             self._say(hang_lines.recorder(finding.text))
+        is_decided_elsewhere = self._job is not None and not self._job.is_first
         self._say(hang_lines.closing(path, action))
-        if action == "report":
+        if action == "report" or is_decided_elsewhere:
             return
         detail = hang_lines.detail(found.ranks, found.seconds)
         accused = () if finding is None else finding.ranks
         rank = hang_lines.find_odd_rank(found.ranks, accused)
-        self._blame(self._make_end(current, rank, detail))
+        self._blame(self._make_end(current, found, rank, detail))
         if action == "restart":
             self._feed(messages.WorkersHung(current.number))
         else:
             self._feed(messages.RoundFailed(current.number, verdict="hung", detail="--hang-action=fail ends the job"))
 
-    def _make_end(self, current: Round, rank: int, detail: str) -> WorkerEnd:
+    def _make_end(self, current: Round, found: Hang, rank: int, detail: str) -> WorkerEnd:
         """Make the end of the rank that the others wait for."""
-        own = {worker.global_rank: worker for worker in self._context.group.workers}
-        worker = own.get(rank)
+        owner = found.owners[rank]
         return WorkerEnd(
             rank=rank,
-            local_rank=-1 if worker is None else worker.local_rank,
+            local_rank=owner.local_rank,
             role=self._context.group.spec.role,
-            host=self._context.hostname if worker is not None else "",
-            pid=0 if worker is None else current.workers.pids[worker.local_rank],
+            host=owner.host,
+            pid=owner.pid,
             exitcode=contract.EXIT_HUNG,
             ended_at=time.time(),
             uptime=time.time() - current.started_at,

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 #: Seconds that an agent may take to write its last facts if no other node needs it to stay.
 _LAST_WORDS = 3.0
+#: Nodes that may all ask all others.
+_FEW_NODES = 16
 #: Seconds for the loop to open a store, which never blocks.
 _OPENING = 10.0
 
@@ -146,6 +148,21 @@ class MultiNodeJob:
     def has_others(self) -> bool:
         """Whether other nodes are in the current round."""
         return (self._group.group_world_size or 1) > 1
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes in the current round."""
+        return self._group.group_world_size or 1
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this node has rank 0 in the current round."""
+        return self._group.group_rank == 0
+
+    @property
+    def judges_hangs(self) -> bool:
+        """Whether this node asks the others when its own ranks make no progress: in a large job only one node does."""
+        return self.is_first or self.nodes <= _FEW_NODES
 
     def entrust_death_notice(self, guardian: Guardian) -> None:
         """Let the guardian tell the job should this agent die."""

@@ -112,6 +112,7 @@ class Supervisor:
         self._watches = Watches(
             self._loop,
             context,
+            self._job,
             is_polled=self._job is None and not self._round_join.is_immediate,
             say=self.console.say,
             on_stuck=lambda number: self._feed(messages.WorkerStuck(number)),
@@ -240,6 +241,7 @@ class Supervisor:
             find_round=lambda: self._round,
             stop=self._stop_for_request,
             started=self._started,
+            describe_hang=self._watches.describe_hang,
         )
         if self._job is not None:
             self._job.answer = lambda question, deliver: answer_question(view, question, deliver)
@@ -565,6 +567,7 @@ class Supervisor:
 
         reaction = HangReaction(
             self._context,
+            self._job,
             self._loop,
             say=self.console.say,
             write=self._stacks.write,

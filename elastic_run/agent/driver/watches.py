@@ -12,10 +12,12 @@ from elastic_run.multiprocessing.process.stack_signal import is_possible
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
     from elastic_run.agent.driver.context import AgentContext
     from elastic_run.agent.driver.d_state import DStateWatch
     from elastic_run.agent.driver.hang_detection import Hang, HangDetection
+    from elastic_run.agent.driver.job import MultiNodeJob
     from elastic_run.agent.driver.quiet_watch import QuietWatch
     from elastic_run.agent.driver.round import Round
     from elastic_run.agent.driver.timers import TimerWatch, WorkerTimers
@@ -33,6 +35,7 @@ class Watches:
     Args:
         loop: The agent's loop.
         context: The workers and the user's settings.
+        job: This node's part in a job of several nodes, or None.
         is_polled: Whether the rendezvous has to be asked for waiting nodes, as with a foreign handler.
         say: Tells the user one line.
         on_stuck: Called with a round's number when one of its workers stays in uninterruptible sleep.
@@ -41,10 +44,11 @@ class Watches:
         on_timer: Called with the name of an event of the workers' timers, and the request that it is about.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - a callback for each watch
         self,
         loop: Loop,
         context: AgentContext,
+        job: MultiNodeJob | None = None,
         *,
         is_polled: bool,
         say: Callable[[str], None],
@@ -55,6 +59,7 @@ class Watches:
     ) -> None:
         self._loop = loop
         self._context = context
+        self._job = job
         self._is_polled = is_polled
         self._say = say
         self._on_stuck = on_stuck
@@ -72,6 +77,7 @@ class Watches:
     def begin(self, current: Round) -> None:
         """Begin to watch a round; its workers run."""
         self._round = current
+        self._hang = None
         if self._context.options.stuck_timeout > 0:
             self._d_state = self._watch_d_state(current)
         if self._context.timers is not None and self._timers is None:
@@ -130,8 +136,20 @@ class Watches:
             timeout=context.options.agent_config.hang_timeout or 0.0,
             heartbeats=context.heartbeats,
             recorder=context.flight_recorder,
+            job=self._job,
+            say=self._say,
             on_hang=lambda found: self._on_hang(current, found),
         )
+
+    def describe_hang(self) -> dict[str, Any]:
+        """Return what the other nodes need to know of this node's ranks to judge whether the job hangs."""
+        from elastic_run.core.diagnosis.job_stillness import NO_DETECTION, NOT_YET  # noqa: PLC0415 - only when asked
+
+        if self._hang is not None:
+            return self._hang.describe()
+        has_none = self._context.options.agent_config.hang_timeout is None
+        number = -1 if self._round is None else self._round.number
+        return {"round": number, "timeout": NO_DETECTION if has_none else NOT_YET, "workers": []}
 
     def _watch_timers(self, timers: WorkerTimers) -> TimerWatch:
         from elastic_run.agent.driver.timers import TimerWatch  # noqa: PLC0415 - see above

@@ -50,6 +50,7 @@ _BEYOND = 1e15
 STATUS = "status"
 STACKS = "stacks"
 DRAIN = "drain"
+HANG = "hang"
 _FIELDS: Mapping[str, tuple[Mapping[str, tuple[type, ...]], Mapping[str, tuple[type, ...]]]] = {
     STATUS: (_NODE, _WORKER),
     STACKS: (
@@ -59,6 +60,22 @@ _FIELDS: Mapping[str, tuple[Mapping[str, tuple[type, ...]], Mapping[str, tuple[t
     DRAIN: (
         {"host": _TEXT, "pid": _COUNT, "node_rank": (*_COUNT, _NONE), "is_leaving": (bool,), "workers": (list,)},
         {},
+    ),
+    HANG: (
+        {"host": _TEXT, "pid": _COUNT, "round": _COUNT, "timeout": _NUMBER, "workers": (list,)},
+        {
+            "rank": _COUNT,
+            "pid": _COUNT,
+            "local_rank": _COUNT,
+            "same": _NUMBER,
+            "idle": _NUMBER,
+            "waits": (bool,),
+            "function": _TEXT,
+            "file": _TEXT,
+            "line": _COUNT,
+            "is_waiting": (bool,),
+            "problem": _TEXT,
+        },
     ),
 }
 

@@ -18,7 +18,7 @@ import time
 
 from elastic_run.core.diagnosis.stack_text import shorten_stacks
 from elastic_run.core.protocol import job_keys
-from elastic_run.core.protocol.node_status import DRAIN, STACKS, STATUS, is_sound, kind_of
+from elastic_run.core.protocol.node_status import DRAIN, HANG, STACKS, STATUS, is_sound, kind_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ VERSION = 1
 #: Bytes of a node's document.
 LIMIT = 1 << 18
 #: Where the answer to each question is in an entry of the stream.
-_KEYS = {STATUS: "node", STACKS: "stacks", DRAIN: "drain"}
+_KEYS = {STATUS: "node", STACKS: "stacks", DRAIN: "drain", HANG: "hang"}
 #: Bytes of a question.
 _QUESTION_LIMIT = 256
 
