@@ -150,8 +150,9 @@ class Agent(Host):
 
     def _perform(self, thread: Thread, wish: Request | Pause, store: Store | None = None) -> None:
         """Carry out what a thread yields, at the store of the member, or at the one in which an office was claimed."""
-        wanted = store or self.connection.bound
-        self._send(thread, wish, wanted if wanted is self.connection.current else None)
+        current, bound = self.connection.current, self.connection.bound
+        is_there = current is bound if store is None else current is not None and current.birth == store.birth
+        self._send(thread, wish, current if is_there else None)
 
     def _perform_for_speaker(self, thread: Thread, wish: Request | Pause) -> None:
         opened = self.connection.opened

@@ -71,13 +71,15 @@ class Log:
             self.term, self.coordinator = entry["term"], entry["node"]
         require(writer == self.coordinator, ONE_DECIDER, f"{writer} wrote {entry} in the term of {self.coordinator}")
         if is_raised:
-            is_newer = world.config.has_successors and (entry["round"], entry["term"]) >= (self.round, self.term)
+            can_be_newer = world.config.has_successors or self.is_copy
+            is_newer = can_be_newer and (entry["round"], entry["term"]) >= (self.round, self.term)
             is_allowed = not self.round or world.faults.is_spoilt or is_newer
             require(is_allowed, ONE_ROUND, f"recovered round {entry['round']} after round {self.round}")
             self.term, self.round, self.restarts = entry["term"], entry["round"], entry["restart_count"]
             self.incarnation, self.round_id = entry["incarnation"], entry["round_id"]
         if entry["kind"] == "resync":
-            is_asked = world.faults.is_spoilt or world.config.has_successors  # nodes may know of a newer round
+            # Nodes may know of a newer round than another store, or one that was restored.
+            is_asked = world.faults.is_spoilt or world.config.has_successors or self.is_copy
             require(is_asked, ONE_DECIDER, "the state was lost, and nobody had touched it")
         if entry["kind"] == "form":
             prefix = f"a/{slot}.{entry['term']}/"

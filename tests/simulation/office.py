@@ -34,7 +34,11 @@ def coordinate(
     next_beats = agent.clock.now() + interval
     has_resigned = False
     beating: set[str] = set()
+    current = agent.store
     while not known.is_over and "stop" not in orders:
+        if _is_restored(current, agent.store):
+            # Facts may have come that lie before the position now.
+            current, known, next_beats = agent.store, office.skip(known, 0), agent.clock.now()
         if "resign" in orders and not has_resigned:
             known, has_resigned = office.resign(known), True
         try:
@@ -69,8 +73,13 @@ def coordinate(
         except StoreLost:
             yield Pause(0.2)
             known = office.interrupted(known, agent.clock.now())
-    if known.is_superseded and store is agent.store:
+    if known.is_superseded and (store is agent.store or _is_restored(store, agent.store)):
         agent.feed(node_messages.TermEnded(known.term))
+
+
+def _is_restored(before: Store | None, now: Store | None) -> bool:
+    """Whether a store was restored from a snapshot; a node tells stores apart by their birth mark."""
+    return before is not now and before is not None and now is not None and before.birth == now.birth
 
 
 def _take_office(
