@@ -73,6 +73,11 @@ def coordinate(
         except StoreLost:
             yield Pause(0.2)
             known = office.interrupted(known, agent.clock.now())
+    _tell_end(agent, known, store)
+
+
+def _tell_end(agent: Agent, known: office.Coordinator, store: Store | None) -> None:
+    """Tell the member that another decides, unless it has gone to another store."""
     if known.is_superseded and (store is agent.store or _is_restored(store, agent.store)):
         agent.feed(node_messages.TermEnded(known.term))
 
