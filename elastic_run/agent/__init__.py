@@ -2,6 +2,7 @@
 
 | module | what it holds |
 |---|---|
+| `gpu_question` | asks for the GPU use of processes in a thread |
 | `job_questions` | questions to all nodes of a job, through its store |
 | `agent_view` | the parts of the agent that a request on the control socket may read |
 | `api` | specification, worker, worker group, result and the abstract agent, with torch's fields |

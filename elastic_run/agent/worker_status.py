@@ -9,17 +9,19 @@ from __future__ import annotations
 import os
 
 from elastic_run.agent.driver.last_output import find_output
+from elastic_run.agent.gpu_question import ask_gpu_use
 from elastic_run.multiprocessing.process.process_table import read_stat
 from elastic_run.records import dataclass
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from typing import Any
 
     from elastic_run.agent.agent_view import AgentView, Request
     from elastic_run.agent.api import Worker
     from elastic_run.agent.driver.round import Round
+    from elastic_run.cluster.gpu_use import GpuUse
 
     Document = dict[str, Any]
 
@@ -62,7 +64,7 @@ def measure(view: AgentView, deliver: Callable[[Document], None]) -> None:
     def conclude(first: Sample) -> None:
         later = _take_sample(view)
         view.memory[_MEMORY_KEY] = later
-        deliver(describe_node(view, first, later))
+        ask_gpu_use(view, lambda gpus: deliver(describe_node(view, first, later, gpus)))
 
     is_fresh = before is not None and _INTERVAL <= now.at - before.at <= _LONGEST_INTERVAL
     if before is not None and is_fresh and set(now.ticks) <= set(before.ticks):
@@ -76,13 +78,14 @@ def absolute(path: str) -> str:
     return os.path.abspath(path) if path else ""
 
 
-def describe_node(view: AgentView, before: Sample, now: Sample) -> Document:
+def describe_node(view: AgentView, before: Sample, now: Sample, gpus: Mapping[int, GpuUse]) -> Document:
     """Return the document of this node; docs/status.md lists its fields.
 
     Args:
         view: The agent.
         before: An earlier sample of its workers.
         now: A sample of this moment.
+        gpus: The GPU use of processes by pid, as far as it is known.
     """
     from elastic_run.agent.script_name import program_name  # noqa: PLC0415 - imported by now
 
@@ -103,8 +106,13 @@ def describe_node(view: AgentView, before: Sample, now: Sample) -> Document:
         "round_uptime": None if current is None else now.at - current.started,
         "restart_count": agent.restart_count,
         "max_restarts": config.max_restarts,
+        "news": "" if view.job is None or view.job.place is None else view.job.place.news,
         "world_size": group.workers[0].world_size if workers else None,
-        "workers": [_describe_worker(worker, current, before, now) for worker in workers if current is not None],
+        "workers": [
+            _describe_worker(worker, current, before, now) | _describe_gpu(current, worker, gpus)
+            for worker in workers
+            if current is not None
+        ],
     }
 
 
@@ -125,6 +133,11 @@ def _describe_worker(worker: Worker, current: Round, before: Sample, now: Sample
         "silence": silence,
         "last_line": line,
     }
+
+
+def _describe_gpu(current: Round, worker: Worker, gpus: Mapping[int, GpuUse]) -> Document:
+    use = gpus.get(current.workers.pids.get(worker.local_rank, 0))
+    return {"gpu": None if use is None else use.busy, "gpu_memory": None if use is None else use.memory}
 
 
 def _measure_cpu(pid: int, before: Sample, now: Sample) -> float | None:

@@ -7,6 +7,7 @@ can show it other machines.
 |---|---|
 | `cpus` | how many CPUs, and how many cores, this process may use |
 | `devices` | which GPUs a worker will see |
+| `gpu_use` | how much of the GPUs each process takes, through nvidia-ml-py |
 | `gpu_processes` | which processes hold GPU memory |
 | `host_files` | the hosts of a job of PBS, LSF or Grid Engine |
 | `kubernetes` | the indexed Job of Kubernetes of this pod: its index, the other pods' names |

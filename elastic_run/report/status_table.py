@@ -31,8 +31,10 @@ _IDLE = 10.0
 _BUSY = 50.0
 _MEBIBYTE = 1 << 20
 _GIBIBYTE = 1 << 30
-_HEADINGS = ("NODE", "RANK", "LOCAL", "PID", "STATE", "CPU", "MEMORY", "SILENT", "LAST LINE")
-_TEXT_COLUMNS = frozenset((0, 4, 8))
+_HEADINGS = ("NODE", "RANK", "LOCAL", "PID", "STATE", "CPU", "MEMORY", "GPU", "GPU MEM", "SILENT", "LAST LINE")
+_TEXT_COLUMNS = frozenset((0, 4, 10))
+_NODE_COLUMN = 0
+_GPU_COLUMNS = (7, 8)
 _LEAST_LINE = 20
 _BOLD = "\x1b[1m"
 _NORMAL = "\x1b[0m"
@@ -106,10 +108,14 @@ def render_status(
     marked = {mark.rank for mark in marks}
     rows = [_make_row(node, worker, marked) for node in nodes for worker in node["workers"]]
     lines = [_describe_job(nodes, label, len(workers)), *_describe_waiting(nodes)]
+    if nodes[0].get("news"):
+        lines.append(f"last change: {printable(nodes[0]['news'])}")
     if nodes[0].get("log_dir"):
         lines.append(f"logs: {printable(nodes[0]['log_dir'])}")
     if rows:
-        lines += ["", *_align(rows, width, has_nodes=len(nodes) > 1, bold=marked if color else set())]
+        has_gpus = any(worker.get("gpu_memory") is not None or worker.get("gpu") is not None for worker in workers)
+        hidden = {*(() if len(nodes) > 1 else (_NODE_COLUMN,)), *(() if has_gpus else _GPU_COLUMNS)}
+        lines += ["", *_align(rows, width, hidden=hidden, bold=marked if color else set())]
     if marks:
         lines += ["", *(mark.text for mark in marks)]
         if has_stacks:
@@ -117,7 +123,10 @@ def render_status(
             lines.append(f"`elastic-run stacks {label} --rank {chosen}` shows where it is")
     unseen = [int(worker["rank"]) for worker in workers if worker.get("silence") is None and worker.get("pid")]
     if unseen:
-        lines += ["", f"the output of {ranks(unseen)} goes past elastic-run (--tee 3 or --redirects 3 keeps it)"]
+        lines += [
+            "",
+            f"the output of {ranks(unseen)} goes past elastic-run (--log-dir, --tee 3 or --redirects 3 show it here)",
+        ]
     return lines
 
 
@@ -154,6 +163,8 @@ def _make_row(node: Document, worker: Document, marked: set[int]) -> tuple[str, 
         _describe_state(worker),
         "-" if cpu is None else f"{cpu:.0f} %",
         "-" if memory is None else _describe_memory(memory),
+        "-" if worker.get("gpu") is None else f"{worker['gpu']:.0f} %",
+        "-" if worker.get("gpu_memory") is None else _describe_memory(worker["gpu_memory"]),
         ("?" if silence is None else _describe_silence(silence)) + mark,
         printable(worker.get("last_line") or "").strip() or "-",
     )
@@ -174,8 +185,8 @@ def _describe_silence(silence: float) -> str:
     return "0 s" if silence < 1 else span(int(silence)).replace(".0 s", " s")
 
 
-def _align(rows: Sequence[tuple[str, ...]], width: int, *, has_nodes: bool, bold: set[int]) -> list[str]:
-    shown = range(0 if has_nodes else 1, len(_HEADINGS))
+def _align(rows: Sequence[tuple[str, ...]], width: int, *, hidden: set[int], bold: set[int]) -> list[str]:
+    shown = [index for index in range(len(_HEADINGS)) if index not in hidden]
     table = [_HEADINGS, *rows]
     widths = [max(columns(row[index]) for row in table) for index in range(len(_HEADINGS))]
     used = sum(widths[index] + 2 for index in shown[:-1])

@@ -113,10 +113,27 @@ def test_silences_that_are_not_known_are_explained() -> None:
     """Where stdout goes past the launcher a question mark stands instead of a wrong number."""
     lines = render_status([node(worker(0, silence=None), worker(1, silence=None))], label="j", width=80)
     assert " ? " in lines[3]
-    assert lines[-1] == "the output of ranks 0-1 goes past elastic-run (--tee 3 or --redirects 3 keeps it)"
+    assert (
+        lines[-1] == "the output of ranks 0-1 goes past elastic-run (--log-dir, --tee 3 or --redirects 3 show it here)"
+    )
 
 
 def test_rows_that_stand_out_are_bold_on_a_terminal() -> None:
     """And only those."""
     lines = render_status([node(worker(0, silence=99), worker(1))], label="j", width=80, color=True)
     assert [line.startswith("\x1b[1m") for line in lines[2:5]] == [False, True, False]
+
+
+def test_gpus_have_columns_where_any_is_known() -> None:
+    """Without one the table is as wide as before."""
+    workers = [worker(0, gpu=97.4, gpu_memory=61 << 30), worker(1, gpu=None, gpu_memory=None)]
+    lines = render_status([node(*workers)], label="llama", width=110)
+    assert lines[2] == "RANK  LOCAL  PID  STATE      CPU   MEMORY   GPU   GPU MEM  SILENT  LAST LINE"
+    assert lines[3].startswith("   0      0  100  sleeping  98 %  1.5 GiB  97 %  61.0 GiB     1 s  step 7")
+    assert lines[4].startswith("   1      1  101  sleeping  98 %  1.5 GiB     -         -     1 s  step 7")
+
+
+def test_the_last_change_of_nodes_is_told() -> None:
+    """As the round's news have it, such as an exclusion; what another node says can't control the terminal."""
+    lines = render_status([node(worker(0), news="node h3 is excluded\x1b[2J: 3 incidents")], label="llama", width=80)
+    assert lines[1] == "last change: node h3 is excluded: 3 incidents"

@@ -20,13 +20,13 @@ def document(host: str, **fields: Any) -> dict[str, Any]:  # noqa: ANN401 - valu
     """Return a node's document."""
     node = dict.fromkeys(("node_rank", "nodes", "round_uptime", "world_size"))
     node |= dict.fromkeys(("uptime", "round", "restart_count", "max_restarts"), 0)
-    node |= dict.fromkeys(("state", "program", "log_dir"), "")
+    node |= dict.fromkeys(("state", "program", "log_dir", "news"), "")
     return {**node, "host": host, "pid": 1, "workers": [worker(0)], **fields}
 
 
 def worker(rank: int, **fields: Any) -> dict[str, Any]:  # noqa: ANN401 - values of any field
     """Return a worker's part of a document."""
-    unknown = dict.fromkeys(("pid", "exit_code", "cpu", "memory", "silence"))
+    unknown = dict.fromkeys(("pid", "exit_code", "cpu", "memory", "gpu", "gpu_memory", "silence"))
     return {**unknown, "rank": rank, "local_rank": rank, "state": "running", "last_line": "x", **fields}
 
 

@@ -29,6 +29,7 @@ _NODE: Mapping[str, tuple[type, ...]] = {
     "round_uptime": (*_NUMBER, _NONE),
     "restart_count": _COUNT,
     "max_restarts": _COUNT,
+    "news": _TEXT,
     "world_size": (*_COUNT, _NONE),
     "workers": (list,),
 }
@@ -40,6 +41,8 @@ _WORKER: Mapping[str, tuple[type, ...]] = {
     "exit_code": (*_COUNT, _NONE),
     "cpu": (*_NUMBER, _NONE),
     "memory": (*_NUMBER, _NONE),
+    "gpu": (*_NUMBER, _NONE),
+    "gpu_memory": (*_NUMBER, _NONE),
     "silence": (*_NUMBER, _NONE),
     "last_line": _TEXT,
 }

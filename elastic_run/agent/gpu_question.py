@@ -1,0 +1,46 @@
+"""Asks for the GPU use of processes in a thread: a driver that hangs holds up its caller, but not the loop."""
+
+from __future__ import annotations
+
+import threading
+
+from elastic_run.cluster import gpu_use
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from elastic_run.agent.agent_view import AgentView
+
+__all__ = ["ask_gpu_use"]
+
+#: Seconds for the answer.
+_PATIENCE = 1.0
+_MEMORY_KEY = "gpu"
+
+
+def ask_gpu_use(view: AgentView, deliver: Callable[[dict[int, gpu_use.GpuUse]], None]) -> None:
+    """Give the GPU use by pid to a function, in the loop; nothing where nvidia-ml-py is missing, or does not answer.
+
+    Args:
+        view: The agent. While an earlier question still waits for the driver, no other one is asked.
+        deliver: Called once.
+    """
+    earlier = view.memory.get(_MEMORY_KEY)
+    if not gpu_use.has_library() or (earlier is not None and earlier.is_alive()):
+        deliver({})
+        return
+    waiting = [deliver]
+
+    def conclude(found: dict[int, gpu_use.GpuUse]) -> None:
+        if waiting:
+            timer.cancel()
+            waiting.pop()(found)
+
+    def read() -> None:
+        found = gpu_use.read_gpu_use()
+        view.loop.call_soon_threadsafe(lambda: conclude(found))
+
+    timer = view.loop.call_later(_PATIENCE, lambda: conclude({}))
+    view.memory[_MEMORY_KEY] = threading.Thread(target=read, name="gpu use", daemon=True)
+    view.memory[_MEMORY_KEY].start()

@@ -1,0 +1,128 @@
+"""The GPU use of processes, from a management library that the test gives."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from elastic_run.agent import gpu_question
+from elastic_run.agent.agent_view import AgentView
+from elastic_run.cluster import gpu_use
+from elastic_run.cluster.gpu_use import GpuUse
+from elastic_run.loop import Loop
+
+
+class NVMLError(Exception):
+    """The library's root of errors."""
+
+
+class Library(ModuleType):
+    """A management library of three GPUs: one of two processes, one of one process and without a figure, one lost."""
+
+    NVMLError = NVMLError
+
+    def __init__(self) -> None:
+        super().__init__("pynvml")
+        self.is_open = False
+
+    def nvmlInit(self) -> None:  # noqa: N802 - the library's names, here and below
+        """Open it."""
+        self.is_open = True
+
+    def nvmlShutdown(self) -> None:  # noqa: N802
+        """Close it."""
+        self.is_open = False
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        """Return the number of GPUs."""
+        return 3
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
+        """Return a GPU."""
+        if index == 2:
+            raise NVMLError
+        return index
+
+    def nvmlDeviceGetComputeRunningProcesses(self, device: int) -> list[SimpleNamespace]:  # noqa: N802
+        """Return the processes of a GPU."""
+        pids = {0: (10, 11), 1: (10,)}[device]
+        return [SimpleNamespace(pid=pid, usedGpuMemory=None if pid == 11 else 100) for pid in pids]
+
+    def nvmlDeviceGetUtilizationRates(self, device: int) -> SimpleNamespace:  # noqa: N802
+        """Return the figures of a GPU."""
+        if device == 1:
+            raise NVMLError
+        return SimpleNamespace(gpu=97)
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> Library:
+    """Install the library."""
+    made = Library()
+    monkeypatch.setitem(sys.modules, "pynvml", made)
+    monkeypatch.setattr(gpu_use, "has_library", lambda: True)
+    return made
+
+
+def test_the_use_of_all_gpus_is_added_up(library: Library) -> None:
+    """A GPU that is lost, a figure that is missing and memory that is not told are left out."""
+    assert gpu_use.read_gpu_use() == {10: GpuUse(97.0, 200), 11: GpuUse(97.0, None)}
+    assert not library.is_open
+
+
+@pytest.mark.parametrize("name", ["nvmlInit", "nvmlDeviceGetCount"])
+def test_a_machine_without_a_driver_has_none(library: Library, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """It is no error."""
+
+    def fail() -> None:
+        raise library.NVMLError
+
+    monkeypatch.setattr(library, name, fail)
+    assert gpu_use.read_gpu_use() == {}
+
+
+def ask(loop: Loop, view: AgentView) -> dict[int, GpuUse]:
+    """Ask, and turn the loop until the answer is there."""
+    found: list[dict[int, GpuUse]] = []
+    gpu_question.ask_gpu_use(view, found.append)
+    assert loop.run_until(lambda: bool(found), loop.now() + 20)
+    return found[0]
+
+
+def make_view(loop: Loop) -> AgentView:
+    """Return a view of an agent that has nothing but a loop."""
+    return AgentView(loop, None, None, None, None, None, 0.0)  # type: ignore[arg-type] # nothing else is looked at
+
+
+@pytest.mark.usefixtures("library")
+def test_the_loop_gets_the_answer() -> None:
+    """From a thread."""
+    with Loop() as loop:
+        assert set(ask(loop, make_view(loop))) == {10, 11}
+
+
+def test_a_driver_that_hangs_holds_nothing_up(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer comes without GPUs, and no second thread is left behind."""
+    gate = threading.Event()
+    monkeypatch.setattr(library, "nvmlInit", gate.wait)
+    monkeypatch.setattr(gpu_question, "_PATIENCE", 0.05)
+    with Loop() as loop:
+        view = make_view(loop)
+        assert ask(loop, view) == {}
+        before = threading.active_count()
+        assert ask(loop, view) == {}
+        assert threading.active_count() == before
+        gate.set()
+        view.memory["gpu"].join(20)
+
+
+def test_without_the_library_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no thread is started."""
+    monkeypatch.setattr(gpu_use, "has_library", lambda: False)
+    with Loop() as loop:
+        view = make_view(loop)
+        assert ask(loop, view) == {}
+        assert view.memory == {}
