@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from elastic_run.core.diagnosis.hang import Stillness
+    from elastic_run.core.diagnosis.stack_groups import Group
 
 #: Groups of ranks that are shown.
 _GROUPS = 12
@@ -32,12 +33,14 @@ def verdict(ranks: Mapping[int, Stillness], seconds: float) -> Iterator[str]:
         seconds: For how long no rank has made progress.
     """
     yield f"the job hangs: no progress of any rank for {span(seconds)}"
-    yield from map("  {}".format, _places(ranks))
+    yield from map("  {}".format, _places(ranks, _groups(ranks)))
 
 
 def detail(ranks: Mapping[int, Stillness], seconds: float) -> str:
-    """Say the same in one sentence, for the report of a job that has ended by it."""
-    return f"no progress of any rank for {span(seconds)}: {'; '.join(_places(ranks))}"
+    """Say the same in one sentence, for the report of a job that has ended by it: the odd one out first."""
+    odd = find_odd_rank(ranks)
+    groups = sorted(_groups(ranks), key=lambda group: odd not in group.ranks)
+    return f"no progress of any rank for {span(seconds)}: {'; '.join(_places(ranks, groups))}"
 
 
 def recorder(not_joined: str) -> str:
@@ -62,14 +65,17 @@ def find_odd_rank(ranks: Mapping[int, Stillness], accused: Sequence[int] = ()) -
         ranks: How long each rank of the job has been still, by global rank.
         accused: The ranks that the flight recorder names.
     """
-    groups = group_places({rank: still.place for rank, still in ranks.items()})
+    groups = _groups(ranks)
     if accused and all(group.place.is_waiting for group in groups):
         return accused[0]
     return min(groups, key=lambda group: (group.place.is_waiting, len(group.ranks), group.ranks)).ranks[0]
 
 
-def _places(ranks: Mapping[int, Stillness]) -> Iterator[str]:
-    groups = group_places({rank: still.place for rank, still in ranks.items()})
+def _groups(ranks: Mapping[int, Stillness]) -> Sequence[Group]:
+    return group_places({rank: still.place for rank, still in ranks.items()})
+
+
+def _places(ranks: Mapping[int, Stillness], groups: Sequence[Group]) -> Iterator[str]:
     for group in groups[:_GROUPS]:
         yield f"{describe(group)}, {span(min(ranks[rank].same for rank in group.ranks))}"
     rest = sum(len(group.ranks) for group in groups[_GROUPS:])

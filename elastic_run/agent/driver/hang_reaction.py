@@ -108,6 +108,8 @@ class HangReaction:
     def _make_end(self, current: Round, found: Hang, rank: int, detail: str) -> WorkerEnd:
         """Make the end of the rank that the others wait for."""
         owner = found.owners[rank]
+        is_own = rank in {worker.global_rank for worker in self._context.group.workers}
+        said = current.output.tail(owner.local_rank, is_thorough=False) if is_own else b""
         return WorkerEnd(
             rank=rank,
             local_rank=owner.local_rank,
@@ -119,4 +121,5 @@ class HangReaction:
             uptime=time.time() - current.started_at,
             restart_count=current.restart_count,
             exception=ExceptionText(contract.HANG, detail),
+            stderr_tail=tuple(said.decode(errors="replace").splitlines()[-20:]),
         )

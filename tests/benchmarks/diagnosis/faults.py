@@ -7,7 +7,7 @@ from dataclasses import dataclass
 #: Workers that import nothing, workers of gloo, and workers on several virtual hosts.
 LIGHT, TORCH, HOSTS = "light", "torch", "hosts"
 _RECORDER = ("--flight-recorder",)
-_HANG = ("--hang-timeout=3", "--flight-recorder")
+_HANG = ("--hang-timeout=3", "--hang-action=fail")
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,11 @@ COLLECTIVE_FAULTS = (
     Fault("missing rank in a group", r"did not join all_reduce", TORCH, _RECORDER),
 )
 HANG_FAULTS = (
-    Fault("SIGSTOP", r"[Ss]topped by (a signal|SIGSTOP)|SIGSTOP|state T", TORCH, _HANG, is_hang=True),
-    Fault("held GIL", r"hold_gil", TORCH, _HANG, is_hang=True),
+    Fault("SIGSTOP", r"is stopped \(SIGSTOP", TORCH, _HANG, is_hang=True),
+    Fault("held GIL", r"in hold_gil", TORCH, _HANG, is_hang=True),
     Fault("sleep", r"in sleep_long", TORCH, _HANG, is_hang=True),
-    Fault("data loader stuck", r"DataLoader|dataloader\.py", TORCH, _HANG, is_hang=True),
-    Fault("thread died", r"KeyError: 'SHARD_THAT_IS_NOT_THERE'|in wait_for_thread", TORCH, _HANG, is_hang=True),
+    Fault("data loader stuck", r"in __next__ \(gloo\.py", TORCH, _HANG, is_hang=True),
+    Fault("thread died", r"in get \(gloo\.py", TORCH, _HANG, is_hang=True),
 )
 #: Of several hosts; the rank counts the hosts.
 HOST_FAULTS = (

@@ -29,8 +29,10 @@ def raise_error() -> None:
 
 
 def hold_gil() -> None:
-    """Sleep in C without letting other threads run."""
-    ctypes.PyDLL(None).sleep(600)
+    """Wait in C for ever without letting other threads run; no signal interrupts it."""
+    mutex, libc = ctypes.create_string_buffer(64), ctypes.PyDLL(None)
+    libc.pthread_mutex_lock(mutex)
+    libc.pthread_mutex_lock(mutex)
 
 
 def sleep_long() -> None:
