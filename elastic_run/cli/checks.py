@@ -60,6 +60,8 @@ def find_notices(args: Namespace, environ: Mapping[str, str]) -> list[str]:
         notices.append(f"{contract.ENV_PYTHON_EXEC} is not used with --run-path: workers run {own_interpreter()}")
     if args.exclude_after is not None and node_range(args.nnodes)[1] == 1:
         notices.append("--exclude-after: has no effect on a job of one node")
+    if args.hang_action != "report" and args.hang_timeout is None:
+        notices.append(f"--hang-action: {args.hang_action} has no effect without --hang-timeout")
     if args.requeue is not None and "SLURM_JOB_ID" not in environ:
         notices.append("--requeue: has no effect outside of a Slurm job")
     if hasattr(args, "use_env") and "ignore" not in sys.warnoptions:

@@ -129,6 +129,15 @@ EVENTS: dict[str, Kind] = {
         (Field("silence_s", "seconds", "since its output before"),),
         is_of_worker=True,
     ),
+    "hang_found": Kind(
+        "No rank of the job has made progress for --hang-timeout; each node that has judged it writes this event.",
+        (
+            Field("still_s", "seconds", "for how long no rank has made progress"),
+            Field("rank", "count", "global rank that the others wait for, as far as its stack tells"),
+            Field("detail", "text", "where each rank is, in one line"),
+            Field("action", "text", "what follows: report, restart or fail"),
+        ),
+    ),
     "worker_exited": Kind(
         "A worker has ended.",
         (

@@ -163,6 +163,10 @@ def test_a_hang_that_ends_the_job_is_its_cause(
     assert document["root_cause"]["rank"] == 1
     assert document["root_cause"]["exception"]["type"] == contract.HANG
     assert "rank 1 is in load_batch (train.py:7)" in document["root_cause"]["exception"]["message"]
+    (path,) = logs.glob("latest/events.jsonl")
+    events = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    (found,) = [event for event in events if event["event"] == "hang_found"]
+    assert (found["rank"], found["action"]) == (1, action)
 
 
 def start_nodes(launch: Launch, *words: str | Path) -> list[Launched]:

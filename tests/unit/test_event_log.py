@@ -47,6 +47,7 @@ def history() -> list[dict[str, Any]]:
         put("workers_started", round=0, restart=0),
         put("first_output", round=0, restart=0, rank=0),
         put("silence", round=0, restart=0, rank=0),
+        put("hang_found", round=0, restart=0, rank=0),
         put("worker_exited", round=0, restart=0, rank=0, exit_code=1, signal=None),
         put("workers_stopping", round=0, restart=0, reason="failure"),
         put("worker_failed", round=0, restart=0, rank=0, exit_code=1, signal=None),

@@ -428,6 +428,8 @@ def test_the_legacy_front_door_refuses_programs_without_use_env() -> None:
         ("--nnodes 2 --rdzv-token-file /dev/null train.py", {}, None),
         ("--exclude-after 2/6h train.py", {}, "--exclude-after: has no effect on a job of one node"),
         ("--nnodes 1:2 --exclude-after 2/6h train.py", {}, None),
+        ("--hang-action fail train.py", {}, "--hang-action: fail has no effect without --hang-timeout"),
+        ("--hang-action fail --hang-timeout auto train.py", {}, None),
     ],
 )
 def test_what_the_user_should_know_is_one_line(words: str, environ: dict[str, str], said: str | None) -> None:

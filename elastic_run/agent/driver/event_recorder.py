@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from typing import Any, TypeAlias
 
     from elastic_run.agent.driver.context import AgentContext
+    from elastic_run.agent.driver.hang_detection import Hang
     from elastic_run.agent.driver.round import Round
     from elastic_run.agent.driver.step import Moment, Step
     from elastic_run.core.failure.root_cause import WorkerEnd
@@ -250,6 +251,19 @@ class EventRecorder:
         if len(told) < _SILENCES or silence >= _LONGER * max(told):
             told.append(silence)
             self._put(moment, "silence", **who, silence_s=_seconds(silence))
+
+    def hang_found(self, moment: Moment, found: Hang, action: str) -> None:
+        """The job hangs, as far as this node knows."""
+        from elastic_run.report.hang_lines import detail, find_odd_rank  # noqa: PLC0415 - only if the job hangs
+
+        self._put(
+            moment,
+            "hang_found",
+            still_s=_seconds(found.seconds),
+            rank=find_odd_rank(found.ranks),
+            detail=_one_line(detail(found.ranks, found.seconds)),
+            action=action,
+        )
 
     def worker_exited(self, moment: Moment, current: Round, local_rank: int, exitcode: int) -> None:
         """A worker has ended."""

@@ -40,8 +40,8 @@ class HangReaction:
         loop: The agent's.
         say: Tells the user a line.
         write: Writes stacks into a file, and returns its path or "".
-        feed: Takes the agent's events.
-        blame: Takes the end of the worker that the others wait for, in place of what becomes of it.
+        stop: Stops the round if it still runs: takes the end of the worker that the others wait for, in place of what
+            becomes of that worker, and the event that stops the round.
     """
 
     def __init__(
@@ -52,16 +52,14 @@ class HangReaction:
         *,
         say: Callable[[str], None],
         write: Callable[[Mapping[int, Dump]], str],
-        feed: Callable[[Event], None],
-        blame: Callable[[WorkerEnd], None],
+        stop: Callable[[WorkerEnd, Event], None],
     ) -> None:
         self._context = context
         self._job = job
         self._loop = loop
         self._say = say
         self._write = write
-        self._feed = feed
-        self._blame = blame
+        self._stop = stop
 
     def react(self, current: Round, found: Hang) -> None:
         """Tell of a hang, and begin to do what follows."""
@@ -99,11 +97,10 @@ class HangReaction:
         detail = hang_lines.detail(found.ranks, found.seconds)
         accused = () if finding is None else finding.ranks
         rank = hang_lines.find_odd_rank(found.ranks, accused)
-        self._blame(self._make_end(current, found, rank, detail))
-        if action == "restart":
-            self._feed(messages.WorkersHung(current.number))
-        else:
-            self._feed(messages.RoundFailed(current.number, verdict="hung", detail="--hang-action=fail ends the job"))
+        event: Event = messages.WorkersHung(current.number)
+        if action == "fail":
+            event = messages.RoundFailed(current.number, verdict="hung", detail="--hang-action=fail ends the job")
+        self._stop(self._make_end(current, found, rank, detail), event)
 
     def _make_end(self, current: Round, found: Hang, rank: int, detail: str) -> WorkerEnd:
         """Make the end of the rank that the others wait for."""

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from elastic_run.agent.history import History
     from elastic_run.core.agent.messages import Command, Event
     from elastic_run.core.agent.restart_policy import Failure
+    from elastic_run.core.failure.root_cause import WorkerEnd
     from elastic_run.report import JobResult
     from elastic_run.timer.requests import FileTimerRequest
 
@@ -571,10 +572,16 @@ class Supervisor:
             self._loop,
             say=self.console.say,
             write=self._stacks.write,
-            feed=self._feed,
-            blame=self._history.blame,
+            stop=self._stop_hung,
         )
+        action = self._options.agent_config.hang_action
+        self._observation.tell(lambda recorder, moment: recorder.hang_found(moment, found, action))
         reaction.react(current, found)
+
+    def _stop_hung(self, end: WorkerEnd, event: Event) -> None:
+        if self._agent.state == machine.RUNNING and self._agent.round == event.round:
+            self._history.blame(end)
+            self._feed(event)
 
     def _tell_step(self, step: str, began_at: float) -> None:
         self._on_step(step, (self._loop.now() - began_at) * 1000)
