@@ -14,7 +14,7 @@ import time
 
 from elastic_run.rendezvous.session import Lost, Notice, Waiting
 from elastic_run.report.wait_texts import FIRST, INTERVAL, LIVE_INTERVAL, describe_trouble, trouble_texts
-from elastic_run.store.errors import REFUSED, SILENT
+from elastic_run.store.errors import REFUSED, SILENT, UNRESOLVED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -95,6 +95,8 @@ class RetryDeadline:
         """
         now = time.monotonic()
         reason, trouble = getattr(error, "reason", SILENT), getattr(error, "cause", str(error))
+        if reason == UNRESOLVED and not self._was_reached:
+            trouble = f"{trouble}; if it gets none, give all nodes an address in its place"
         fenced_for = self._context.signals.fenced_for
         if fenced_for:
             trouble = f"{trouble}; the workers were stopped after {fenced_for:.0f} s (--fence-after=lease)"
