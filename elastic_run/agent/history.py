@@ -93,6 +93,8 @@ class History:
         from elastic_run.core.failure.root_cause import find_root_cause  # noqa: PLC0415 - only after a failure
 
         self._root = find_root_cause(self._ends)
+        if self._root is not None:
+            _add_denial(self._root)
         return None if self._root is None else failure_of(self._root, ended.uptime, self._read_rules())
 
     @property
@@ -288,3 +290,13 @@ def _is_disk_full(directory: str) -> bool:
         return bool(directory) and os.statvfs(directory).f_bavail == 0
     except OSError:
         return False
+
+
+def _add_denial(root: WorkerEnd) -> None:
+    """Note at a worker that was denied a file which part of its path denied it; other nodes may not see that path."""
+    exception = root.certain_exception
+    if exception is None or exception.name != "PermissionError" or root.remark:
+        return
+    from elastic_run.cluster.denied_paths import explain_denial  # noqa: PLC0415 - only after such a failure
+
+    root.remark = explain_denial(exception.message)

@@ -6,6 +6,7 @@ can show it other machines.
 | module | what it holds |
 |---|---|
 | `cpus` | how many CPUs, and how many cores, this process may use |
+| `denied_paths` | which part of a path denies access to it |
 | `devices` | which GPUs a worker will see |
 | `gpu_use` | how much of the GPUs each process takes, through nvidia-ml-py |
 | `gpu_processes` | which processes hold GPU memory |

@@ -176,7 +176,7 @@ def _failure(root: WorkerEnd, room: int, *, label: str, cause: Cause, versions: 
     again = f", attempt {root.restart_count}" if root.restart_count else ""
     first += _paragraph(f"at {_moment(root.ended_at)}, {span(root.uptime)} after its start{again}", room, 1)
     if root.remark:
-        first += _paragraph(printable(root.remark), room, 1)
+        first += _paragraph(printable(root.remark), room, 2)
     if versions:
         first += _paragraph(printable(f"the nodes differ: {versions}"), room, 2)
     if root.exception is not None and not root.exception.is_certain:
