@@ -6,6 +6,7 @@ Pure: each function returns the text; the console puts `elastic-run: ` in front 
 from __future__ import annotations
 
 from elastic_run.core.diagnosis.stack_groups import group_places
+from elastic_run.records import replace
 from elastic_run.report.stack_lines import describe
 from elastic_run.report.wording import count, span
 
@@ -25,22 +26,25 @@ _NEXT = {
 }
 
 
-def verdict(ranks: Mapping[int, Stillness], seconds: float) -> Iterator[str]:
+def verdict(ranks: Mapping[int, Stillness]) -> Iterator[str]:
     """Say that the job hangs, and where each rank is, the odd one out last.
 
     Args:
         ranks: How long each rank of the job has been still, by global rank.
-        seconds: For how long no rank has made progress.
     """
-    yield f"the job hangs: no progress of any rank for {span(seconds)}"
+    yield f"the job hangs: {_length(ranks)}"
     yield from map("  {}".format, _places(ranks, _groups(ranks)))
 
 
-def detail(ranks: Mapping[int, Stillness], seconds: float) -> str:
+def detail(ranks: Mapping[int, Stillness]) -> str:
     """Say the same in one sentence, for the report of a job that has ended by it: the odd one out first."""
     odd = find_odd_rank(ranks)
     groups = sorted(_groups(ranks), key=lambda group: odd not in group.ranks)
-    return f"no progress of any rank for {span(seconds)}: {'; '.join(_places(ranks, groups))}"
+    return f"{_length(ranks)}: {'; '.join(_places(ranks, groups))}"
+
+
+def _length(ranks: Mapping[int, Stillness]) -> str:
+    return f"no progress of any rank for {span(min(still.same for still in ranks.values()))}"
 
 
 def recorder(not_joined: str) -> str:
@@ -72,7 +76,8 @@ def find_odd_rank(ranks: Mapping[int, Stillness], accused: Sequence[int] = ()) -
 
 
 def _groups(ranks: Mapping[int, Stillness]) -> Sequence[Group]:
-    return group_places({rank: still.place for rank, still in ranks.items()})
+    """Put ranks together; the flight recorder knows of waits in which no stack shows a collective, as in backward."""
+    return group_places({rank: replace(still.place, is_waiting=still.waits) for rank, still in ranks.items()})
 
 
 def _places(ranks: Mapping[int, Stillness], groups: Sequence[Group]) -> Iterator[str]:

@@ -36,6 +36,17 @@ os.write(1, b"began\\n")
 
 _SLEEPS = "if rank == 1:\n    load_batch()\ndist.all_reduce(torch.ones(4))\n"
 _COMPUTES = "while True:\n    dist.all_reduce(torch.ones(4))\n    time.sleep(0.01)\n"
+#: A C function uses a processor without end, and no other thread of the rank runs.
+_HOLDS_THE_LOCK = """
+def count():
+    sum(range(10**13))
+
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+model(torch.ones(4, 4)).sum().backward()
+if rank == 1:
+    count()
+model(torch.ones(4, 4)).sum().backward()
+"""
 _MISMATCH = """
 first, second = dist.new_group([0, 1, 2]), dist.new_group([0, 1, 2])
 dist.all_reduce(torch.ones(4), group=second if rank == 2 else first)
@@ -106,10 +117,11 @@ def script(tmp_path: Path) -> Callable[[str], Path]:
             ["--inject-fault=stop@8s:rank=2", "--shutdown-timeout=2"],
             "rank 2 is stopped (SIGSTOP, ",
         ),
+        (_HOLDS_THE_LOCK, ["--hang-timeout=1"], "rank 1 is in count (train.py:"),
         (_MISMATCH, [], "all_reduce (train.py:"),
         (_LOADER, [], "rank 0 is in "),
     ],
-    ids=["sleeps", "stopped", "mismatch", "loader"],
+    ids=["sleeps", "stopped", "holds", "mismatch", "loader"],
 )
 def test_a_hang_names_the_rank_that_the_others_wait_for(
     program: str, flags: list[str], expected: str, script: Callable[[str], Path], launch: Launch, tmp_path: Path

@@ -95,6 +95,12 @@ def test_processor_time_is_progress_where_no_other_rank_waits() -> None:
     assert find_verdict(spins(COMPUTES), still(LOADS)) is None
 
 
+def test_a_main_thread_that_wakes_up_often_is_progress() -> None:
+    """It takes pieces of a file from a network; a loop that polls is none."""
+    assert find_verdict(lambda now: (Signs((0,), 0.0), replace(LOADS, wakes=int(now * 50)))) is None
+    assert find_verdict(lambda now: (Signs((0,), 0.0), replace(LOADS, wakes=int(now * 10)))) is not None
+
+
 def test_a_spinning_wait_that_the_recorder_knows_is_a_hang_at_once() -> None:
     """NCCL waits with a whole processor, in whatever function needs the result."""
     found = find_verdict(spins(replace(COMPUTES, is_open=True, collectives="5")), still(LOADS))

@@ -6,6 +6,10 @@ from elastic_run.core.diagnosis.hang import Stillness
 from elastic_run.core.diagnosis.stack_groups import Place
 from elastic_run.report import hang_lines
 
+_REDUCES = Stillness(Place("all_reduce", "/code/train.py", 88, is_waiting=True), waits=True, same=62.0, idle=62.0)
+_BACKWARD = Stillness(Place("backward", "/code/train.py", 90), waits=True, same=62.0, idle=62.0)
+_LOADS = Stillness(Place("load_batch", "/code/data.py", 41), waits=False, same=63.0, idle=63.0)
+
 
 def test_the_report_names_the_odd_rank_first() -> None:
     """While the job runs, the odd one out stands last; in the report, where lines are few, it stands first."""
@@ -14,8 +18,38 @@ def test_the_report_names_the_odd_rank_first() -> None:
     asleep = Place("load_batch", "/home/ada/data.py", 41)
     places = {0: waiting, 1: other, 2: waiting, 3: asleep, 4: other, 5: other}
     ranks = {rank: Stillness(place, waits=place.is_waiting, same=62.0, idle=62.0) for rank, place in places.items()}
-    assert hang_lines.detail(ranks, 62.0).startswith(
+    assert hang_lines.detail(ranks).startswith(
         "no progress of any rank for 62.0 s: rank 3 is in load_batch (data.py:41), 62.0 s; ranks "
     )
-    assert list(hang_lines.verdict(ranks, 62.0))[-1].startswith("  rank 3 is in load_batch")
+    assert list(hang_lines.verdict(ranks))[-1].startswith("  rank 3 is in load_batch")
     assert hang_lines.find_odd_rank(ranks) == 3
+
+
+def test_the_rank_that_the_others_wait_for_comes_last() -> None:
+    """With its place and the seconds for which it has been there; in the report it comes first."""
+    assert [*hang_lines.verdict({0: _REDUCES, 1: _LOADS, 2: _REDUCES})] == [
+        "the job hangs: no progress of any rank for 62.0 s",
+        "  ranks 0, 2 wait in all_reduce (train.py:88), 62.0 s",
+        "  rank 1 is in load_batch (data.py:41), 63.0 s",
+    ]
+    assert hang_lines.detail({0: _REDUCES, 1: _LOADS}) == (
+        "no progress of any rank for 62.0 s: rank 1 is in load_batch (data.py:41), 63.0 s; "
+        "rank 0 waits in all_reduce (train.py:88), 62.0 s"
+    )
+
+
+def test_a_large_job_takes_one_screen() -> None:
+    """Of many places the first are shown, and the number of the other ranks."""
+    ranks = {rank: Stillness(Place("f", "a.py", rank), waits=False, same=62.0, idle=62.0) for rank in range(40)}
+    lines = [*hang_lines.verdict(ranks)]
+    assert len(lines) == 14
+    assert lines[-1] == "  28 ranks elsewhere"
+
+
+def test_the_rank_that_does_not_wait_is_the_odd_one() -> None:
+    """Also where only the flight recorder knows that the other waits; where all wait, it is the rank that it names."""
+    assert hang_lines.find_odd_rank({0: _BACKWARD, 1: _LOADS}) == 1
+    assert hang_lines.find_odd_rank({0: _REDUCES, 1: _LOADS, 2: _LOADS, 3: _LOADS}, accused=(0,)) == 1
+    assert hang_lines.find_odd_rank({0: _REDUCES, 1: _REDUCES, 2: _BACKWARD}) == 2
+    assert hang_lines.find_odd_rank({0: _REDUCES, 1: _REDUCES, 2: _BACKWARD}, accused=(1,)) == 1
+    assert [*hang_lines.verdict({0: _BACKWARD})][1] == "  rank 0 waits in backward (train.py:90), 62.0 s"

@@ -261,7 +261,7 @@ class EventRecorder:
             "hang_found",
             still_s=_seconds(found.seconds),
             rank=find_odd_rank(found.ranks),
-            detail=_one_line(detail(found.ranks, found.seconds)),
+            detail=_one_line(detail(found.ranks)),
             action=action,
         )
 

@@ -63,7 +63,7 @@ class HangReaction:
 
     def react(self, current: Round, found: Hang) -> None:
         """Tell of a hang, and begin to do what follows."""
-        for line in hang_lines.verdict(found.ranks, found.seconds):
+        for line in hang_lines.verdict(found.ranks):
             self._say(line)
         path = self._write(found.dumps)
         recorder = self._context.flight_recorder
@@ -94,7 +94,7 @@ class HangReaction:
         self._say(hang_lines.closing(path, action))
         if action == "report" or is_decided_elsewhere:
             return
-        detail = hang_lines.detail(found.ranks, found.seconds)
+        detail = hang_lines.detail(found.ranks)
         accused = () if finding is None else finding.ranks
         rank = hang_lines.find_odd_rank(found.ranks, accused)
         event: Event = messages.WorkersHung(current.number)

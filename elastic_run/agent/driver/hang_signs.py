@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _TICK = os.sysconf("SC_CLK_TCK")
 _WRITTEN = "wchar"
+#: Of the first thread, in /proc/PID/status.
+_WAKES = b"voluntary_ctxt_switches:"
 _MOVED = ("rchar", "wchar", "read_bytes", "write_bytes")
 
 
@@ -32,12 +34,14 @@ class ProcessSample:
 
     Args:
         is_running: Whether the worker's main thread has a processor, or waits for one.
+        wakes: Times that this thread has slept and gone on.
         cpu: Seconds of processor time of the worker's process.
         children_cpu: The same of its descendants.
         moved: Bytes that all of them have read and written, but for the worker's stacks.
     """
 
     is_running: bool
+    wakes: int
     cpu: float
     children_cpu: float
     moved: int
@@ -86,7 +90,13 @@ def sample_processes(current: Round) -> dict[int, ProcessSample]:
             io = _read_io(pid)
             moved[rank] += sum(io.get(name, 0) for name in _MOVED)
     return {
-        rank: ProcessSample(stats[pid].state == b"R", stats[pid].cpu / _TICK, children[rank] / _TICK, moved[rank])
+        rank: ProcessSample(
+            is_running=stats[pid].state == b"R",
+            wakes=_read_wakes(pid),
+            cpu=stats[pid].cpu / _TICK,
+            children_cpu=children[rank] / _TICK,
+            moved=moved[rank],
+        )
         for pid, rank in ranks.items()
         if pid in stats
     }
@@ -109,6 +119,7 @@ def make_look(dump: Dump, sample: ProcessSample, answer: str) -> Look:
         collectives=collectives,
         is_open=state == "open",
         is_running=sample.is_running,
+        wakes=sample.wakes,
         cpu=sample.cpu,
         children_cpu=sample.children_cpu,
         moved=sample.moved,
@@ -122,6 +133,14 @@ def _read_io(pid: int) -> dict[str, int]:
             return {name: int(value) for name, _, value in (line.partition(":") for line in file)}
     except OSError:
         return {}
+
+
+def _read_wakes(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            return next((int(line.split()[1]) for line in file if line.startswith(_WAKES)), 0)
+    except OSError:
+        return 0
 
 
 def _changed_at(path: str) -> int:

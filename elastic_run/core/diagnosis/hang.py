@@ -7,10 +7,10 @@ Rules
   rank.
 - A look is the rank's stack, its number of collectives, and what its processes did. It is taken where a tick brings no
   sign. Another stack or another number is progress; so a rank has to be still in two looks at least.
-- Processor time, reads and writes of a rank at the same stack are progress, with two exceptions. A rank that waits in a
-  collective (its stack or its flight recorder says so) gets nothing done by what its other processes do. And processor
-  time at the same stack may be a spinning wait: where the recorder says that a collective is open it counts for
-  nothing, and elsewhere, while another rank waits, for `_SPIN` times as long as no progress would.
+- Processor time, wake-ups, reads and writes of a rank at the same stack are progress, with two exceptions. A rank that
+  waits in a collective (its stack or its flight recorder says so) gets nothing done by what its other processes do.
+  And processor time at the same stack may be a spinning wait: where the recorder says that a collective is open it
+  counts for nothing, and elsewhere, while another rank waits, for `_SPIN` times as long as no progress would.
 - The job hangs when every rank that runs has been still for the timeout. One rank with progress is enough for none.
 - If the observer itself did not run, it has seen nothing: all begins anew.
 - `auto`: the timeout is `_RHYTHM` times the longest stillness of this round that ended by itself, at least `FLOOR`.
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 #: Part of a processor that the background threads and processes of a rank that waits take at most.
 _IDLE = 0.02
+#: Times per second that the main thread of a rank wakes up which polls a file, a queue or a data loader, at most. One
+#: that takes pieces from a network wakes up more often, and needs little processor time.
+_POLLS = 20
 #: Bytes per second that they read and write at most: a service that sends metrics.
 _TRICKLE = 10_000
 #: A worker that computes at one place for so many timeouts, while another rank waits, is in a spinning wait.
@@ -71,6 +74,7 @@ class Look:
         collectives: What the flight recorder has counted; "" where it doesn't tell.
         is_open: Whether it tells of a collective that has not ended.
         is_running: Whether the main thread has a processor, or waits for one.
+        wakes: Times that the main thread has slept and gone on.
         cpu: Seconds of processor time of the worker's process.
         children_cpu: The same of its descendants.
         moved: Bytes that all of them have read and written.
@@ -81,6 +85,7 @@ class Look:
     collectives: str = ""
     is_open: bool = False
     is_running: bool = False
+    wakes: int = 0
     cpu: float = 0.0
     children_cpu: float = 0.0
     moved: int = 0
@@ -245,6 +250,7 @@ def _follow(known: _Rank | None, seen: Look, now: float) -> _Rank:
     if is_working and not seen.waits:
         return _Rank(seen, now, now, now)
     is_computing = seen.is_running or seen.cpu - before.cpu > _allow(seconds)
+    is_computing |= seen.wakes - before.wakes > _POLLS * seconds
     idle_since = now if is_computing and not seen.is_open else known.idle_since
     return _Rank(seen, now, known.same_since, idle_since)
 
