@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from elastic_run.rendezvous.elastic.other_jobs import exchange_ids
+from elastic_run.rendezvous.elastic.other_jobs import describe_place, exchange_ids
 from elastic_run.store.jobstore.memory import MemoryJobStore
 from tests.support.sessions import free_port
 
@@ -134,6 +135,27 @@ def test_launchers_that_disagree_say_in_what(
         second.wait_line(pair.second_line.format(**names), deadline=_SOON)
     first.wait_line(pair.first_line.format(**names), deadline=_SOON)
     assert first.stdout == second.stdout == ""
+
+
+def test_the_place_is_written_as_other_nodes_have_to_give_it() -> None:
+    """Successors of the endpoint belong to it, and IPv6 addresses have brackets."""
+    endpoints = [("h0", 1), ("::1", 2)]
+    assert describe_place("c10d", endpoints, "a") == "other nodes need --rdzv-endpoint=h0:1,[::1]:2 --rdzv-id=a"
+    static = "other nodes need --master-addr=h0 --master-port=1 --rdzv-id=a"
+    assert describe_place("static", endpoints, "a") == static
+    assert describe_place("c10d", [("localhost", 1)], "a").endswith("no other machine reaches localhost here)")
+
+
+def test_a_node_that_has_printed_the_command_for_others_does_not_repeat_it(
+    launch: Launch, worker: Callable[[str], Path]
+) -> None:
+    """Without an endpoint the first line has the address for other nodes, and the waiting line has none."""
+    job = launch("--nnodes=2", worker("pass"))
+    line = job.wait_line("waiting: 1/2 nodes").string
+    assert "other nodes join with" in job.stderr
+    assert "other nodes need" not in line
+    job.send(signal.SIGTERM)
+    assert job.wait_exit() == 143
 
 
 def test_what_another_launcher_wrote_is_shown_plain() -> None:

@@ -6,8 +6,13 @@ The store keeps jobs apart, so each lone node leaves its id under a name that no
 
 from __future__ import annotations
 
+from elastic_run.rendezvous.elastic.addresses import names_loopback
+from elastic_run.store.connecting import format_endpoint
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from elastic_run.store.jobstore.api import JobStore
 
 __all__ = ["PLACE", "describe_place", "exchange_ids"]
@@ -40,20 +45,20 @@ def exchange_ids(store: JobStore, host: str, run_id: str) -> str:
     return f"{_make_plain(other)} came here with --rdzv-id={_make_plain(other_id)}, and this job has --rdzv-id={run_id}"
 
 
-def describe_place(kind: str, host: str, port: int, run_id: str) -> str:
+def describe_place(kind: str, endpoints: Sequence[tuple[str, int]], run_id: str) -> str:
     """Return what other nodes have to give to come to the store that this node serves.
 
     Args:
         kind: `c10d` or `static`.
-        host: Of the endpoint.
-        port: Its port.
+        endpoints: The store's host and port, and those of its successors.
         run_id: This job.
     """
+    host, port = endpoints[0]
+    where = f"--rdzv-endpoint={','.join(format_endpoint(*endpoint) for endpoint in endpoints)}"
     if kind == "static":
         where = f"--master-addr={host} --master-port={port}"
-    else:
-        where = f"--rdzv-endpoint={f'[{host}]' if ':' in host else host}:{port}"
-    return f"other nodes need {where} --rdzv-id={run_id}"
+    limit = f" (on this machine only: no other machine reaches {host} here)" if names_loopback(host) else ""
+    return f"other nodes need {where} --rdzv-id={run_id}{limit}"
 
 
 def _make_plain(text: str) -> str:

@@ -84,6 +84,7 @@ class TcpBackend(Backend):
         # Whether this agent may have to serve the store yet: its name has no address, or the port was refused.
         self._is_undecided = False
         self._was_reached = False
+        self._is_announced = False  # the line with the command for other nodes says where it is
         self._passed = 0  # endpoints since the last that was reached
 
     @property
@@ -112,6 +113,7 @@ class TcpBackend(Backend):
             self._host(address, self.endpoint[1])
         except PortTakenError:
             self._host(address, 0)
+        self._is_announced = True
         self._endpoints = [(self.endpoint[0], self.port)]
         self._go_to(self._endpoints[0])
 
@@ -267,7 +269,7 @@ class TcpBackend(Backend):
         )
 
         serves = self.hosted is not None
-        others = describe_place(self.kind, self.endpoint[0], self.port, self.run_id) if serves else ""
+        others = "" if self._is_announced or not serves else describe_place(self.kind, self._endpoints, self.run_id)
         try:
             with self.look_at((self._own_host, self.port) if serves else self.endpoint, _LIVING, PLACE) as store:
                 others = exchange_ids(store, host, self.run_id) or others
