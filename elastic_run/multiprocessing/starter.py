@@ -1,4 +1,4 @@
-"""Starts one worker: its streams, variables and CPUs, exec or function, and the word to the guardian.
+"""Starts one worker: its streams, variables and CPUs, exec or function, and the message to the guardian.
 
 The agent, `start_processes` and `spawn` start every worker through this module. On the way to the first worker it needs
 neither the loop nor multiprocessing.
@@ -46,11 +46,11 @@ class WorkerStarter:
     """Starts the workers of one round.
 
     Args:
-        guardian: Is told of each worker.
+        guardian: The guardian, which gets a message about each worker.
         wiring: Opens their streams.
-        logs: Where their output goes; None for this process's own streams.
+        logs: The files for their output; None for this process's own streams.
         affinities: Logical CPUs by local rank.
-        mask: Signals that commands begin with blocked, or None for those that this thread blocks.
+        mask: Signals that are blocked when commands begin; None for the signals that this thread blocks.
         descriptor_limit: The commands' soft limit of descriptors, or None for this process's own.
         closed: Descriptors that the workers must not inherit.
         inherited: Variables that the workers inherit.
@@ -78,9 +78,9 @@ class WorkerStarter:
         """Start a command.
 
         Args:
-            local_rank: Its number on this node.
+            local_rank: The worker's number on this node.
             argv: The program and its arguments.
-            env: Variables on top of those that it inherits.
+            env: Variables in addition to the inherited ones.
             take_fork: Starts it as a fork of a template instead, where one waits; see `WorkerPool.start_worker`.
 
         Raises:
@@ -116,9 +116,9 @@ class WorkerStarter:
 
         Args:
             functions: The function and its arguments.
-            local_rank: Its number on this node.
-            env: Variables on top of those that it inherits.
-            on_fork: Gives up what is the launcher's, in a worker that is forked.
+            local_rank: The worker's number on this node.
+            env: Variables in addition to the inherited ones.
+            on_fork: Called in a forked worker; closes the launcher's descriptors there.
 
         Raises:
             OSError: The system refuses a process or a descriptor.

@@ -1,12 +1,11 @@
-"""error.json, read with suspicion and written as torch writes it.
+"""Reads a worker's error.json without trusting it, and writes it as torch does.
 
-A worker's file is whatever the worker left there: none, half a one, a directory, gigabytes. Reading never raises; what
-is wrong with the file becomes one short clause for the report.
+A worker's file may be missing, incomplete, a directory, or gigabytes long. Reading never raises; a problem with the
+file becomes one short clause for the report.
 
-The parent's file: a launcher may itself run under one that looks for TORCHELASTIC_ERROR_FILE. torch copies the root
-cause's error.json there with `errorCode` put in, and writes nothing where the root cause left no error.json. We do the
-first, and in place of nothing write the same structure from what stderr or the exit told, since a scheduler that reads
-the file is better served by the cause than by its absence.
+A launcher may itself run under a program that reads TORCHELASTIC_ERROR_FILE. torch copies the root cause's error.json
+there with `errorCode` put in, and writes nothing if the root cause left no error.json. elastic-run copies it too, and
+otherwise writes the same structure from stderr or the exit code: a scheduler that reads the file needs the cause.
 """
 
 from __future__ import annotations

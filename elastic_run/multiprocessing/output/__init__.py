@@ -1,7 +1,7 @@
-"""What workers write: taken through pipes and pseudo-terminals, written to log files and the launcher's console.
+"""The workers' output: read from pipes and pseudo-terminals, written to log files and to the launcher's console.
 
-`Wiring` opens what the workers of a round write to; `WorkerOutput` takes what they write; `Console` owns the launcher's
-own stdout and stderr. Nothing is imported here: a worker starts as soon as it is wired, and doesn't wait for the rest.
+`Wiring` opens the workers' descriptors; `WorkerOutput` reads them; `Console` owns the launcher's own stdout and stderr.
+Nothing is imported here: a worker starts as soon as it is wired, and does not wait for the import of the other parts.
 
 | module | what it holds |
 |---|---|

@@ -1,13 +1,13 @@
-"""What the console hasn't shown yet of a stream that is in a log file anyway: only where it stands there is remembered.
+"""The part of a worker's stream that the console has not shown yet, for a stream that also goes to a log file.
 
 Rules
-- So a worker whose output goes to a file too doesn't wait for a console that is stuck or slow: it writes on, its file
-  is complete at any time, and the console catches up from the file. Under torchrun that is so too. The launcher's
-  memory stays what it is.
-- What isn't in the file (its disk is full, it is a device) is kept here, and the worker has to wait then.
-- Whoever else appends to the file is not shown: each read's place is noted after it was written.
-- Someone may truncate the file meanwhile (logrotate's copytruncate). Then the console says how much is missing, also
-  where the file has grown again.
+- Only the position in the file is remembered, so the launcher's memory does not grow. The worker does not wait for a
+  console that is stuck or slow: it writes on, its file is complete at any time, and the console catches up from the
+  file. torchrun does the same.
+- Bytes that can't be written to the file (its disk is full, it is a device) are kept in memory; then the worker waits.
+- Bytes that another process appends to the file are not shown: the position of each read is noted after it was written.
+- Another process may truncate the file (logrotate's copytruncate). Then the console tells how many bytes are missing,
+  even if the file has grown again.
 """
 
 from __future__ import annotations

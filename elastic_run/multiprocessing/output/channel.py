@@ -1,11 +1,11 @@
-"""One pipe or pseudo-terminal from a worker: read it, and hand every byte to file, tail and console.
+"""One pipe or pseudo-terminal from a worker: reads it, and passes every byte to file, tail and console.
 
 Rules
-- The channel owns the reading end and the log file. It reads only while its outlet is ready: backpressure reaches the
-  worker through the full pipe.
-- The end is an end of file (EIO on a pseudo-terminal whose last user is gone), or `finish`: the worker and all its
-  descendants are dead by then, so what is in the pipe is all there will ever be, even if somebody holds it open. Such
-  a stray gets EPIPE from then on.
+- The channel owns the reading end and the log file. It reads only while its outlet is ready, so a worker whose output
+  is not taken waits at the full pipe.
+- The stream ends with an end of file (EIO on a pseudo-terminal whose last user is gone), or with `finish`. At `finish`
+  the worker and all its descendants are dead, so the pipe holds the last bytes, even if a stray process has it open.
+  Such a process gets EPIPE from then on.
 """
 
 from __future__ import annotations

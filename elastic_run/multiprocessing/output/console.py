@@ -1,7 +1,7 @@
-"""The launcher's own stdout and stderr: the one place that writes to descriptors 1 and 2.
+"""The launcher's own stdout and stderr; no other module writes to descriptors 1 and 2.
 
-Where both are the same open file (a terminal, ``2>&1``) they are one stream, so that the order of all that goes there
-is kept. The launcher's own lines never stand within a worker's line.
+If both are the same open file (a terminal, ``2>&1``), they are one stream, so that their lines keep their order. A line
+of the launcher never interrupts a line of a worker.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """The last traceback of a stream, in bounded memory, whatever follows it.
 
 Rules
-- A traceback is known by its first line. The next one replaces it, unless that one follows from it (a chain), stands in
-  it (a member of an exception group) or was ignored by Python.
-- Of each traceback the first and the last frames are kept, the line that names the exception, and the beginning of its
-  message with what follows. Other threads' lines between the frames are left out: there may be thousands. As long as no
-  line names the exception, a few that hold a name's end are kept: threads may have written into its line.
-- Of a chain the first traceback is kept, since all began there, and the last two.
-- The bytes come as they leave the window of `tail.Tail`. To look for the first lines costs 10 to 20 us for each 64 KiB;
-  the rest of the work is done only where there is one.
+- A traceback is recognised by its first line. It replaces the traceback before it, unless it follows from that one (a
+  chain), is nested in it (a member of an exception group) or was ignored by Python.
+- Of each traceback these parts are kept: the first and the last frames, the line with the exception's name, and the
+  beginning of its message. Lines of other threads between the frames are dropped: there may be thousands. Until a line
+  names the exception, a few lines with the end of a name are kept, since threads may have written into its line.
+- Of a chain the first traceback, which has the origin, and the last two are kept.
+- The bytes come as they leave the window of `tail.Tail`. The search for first lines costs 10 to 20 us for each 64 KiB;
+  the rest of the work is done only after a first line.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Where the workers' output goes: torch's `Std`, `LogsDest`, `LogsSpecs` and `DefaultLogsSpecs`.
+"""The files of the workers' output: torch's `Std`, `LogsDest`, `LogsSpecs` and `DefaultLogsSpecs`.
 
-What differs from torch
+Differences from torch
 - The directory of a run is named after the job and the moment, and a link beside it points to the newest one. When the
   job ends, directories that hold nothing are removed.
 - With a log directory and neither redirects nor tee, files get a copy of all output, and the console stays as it is.
 - No attempt is ever removed or written over: when an attempt's directory is there already, as after a change of
   membership, the next one is called ``attempt_0.1``.
-- Without a log directory nothing is made on disk before `reify`, or before somebody asks for `root_log_dir`. Without
-  redirects or tee only the workers' error files need a place then. It is private and temporary
-  (`DefaultLogsSpecs.is_temporary`), and where there is none to be had, the job runs without error files.
+- Without a log directory nothing is made on disk before `reify` or the first read of `root_log_dir`. Without redirects
+  or tee only the workers' error files need a directory. It is private and temporary (`DefaultLogsSpecs.is_temporary`);
+  if it can't be made, the job runs without error files.
 - Maps may name any rank.
 """
 
@@ -64,7 +64,7 @@ def to_map(val_or_map: Streams, local_world_size: int) -> dict[int, Std]:
         local_world_size: Number of ranks.
 
     Returns:
-        A value for each rank, `Std.NONE` for those that the map misses.
+        A value for each rank; `Std.NONE` if the map does not have the rank.
     """
     from elastic_run.multiprocessing.output.std import Std  # noqa: PLC0415 - see `__getattr__`
 
@@ -80,7 +80,7 @@ def _by_rank(val_or_map: Streams, ranks: Iterable[int]) -> dict[int, int]:
 class LogsDest:
     """Paths by local rank; an empty path is the console.
 
-    The last two fields are ours: files with a copy of what goes to the console as it is, or to nothing.
+    The last two fields are ours: files with a copy of output that the console shows unchanged, or hides.
     """
 
     stdouts: dict[int, str] = field(default_factory=dict)
@@ -95,7 +95,7 @@ class LogsDest:
 
 
 class LogsSpecs(ABC):
-    """Decides where each worker's output goes; plug-ins of the group ``torchrun.logs_specs`` are subclasses.
+    """Chooses the files of each worker's output; plug-ins of the group ``torchrun.logs_specs`` are subclasses.
 
     Args:
         log_dir: Directory for log files.
@@ -124,7 +124,7 @@ class LogsSpecs(ABC):
             envs: Each worker's environment by local rank. TORCHELASTIC_ERROR_FILE is added.
 
         Returns:
-            Where everything goes.
+            The paths of all streams.
         """
 
     @property
@@ -163,11 +163,11 @@ class DefaultLogsSpecs(LogsSpecs):
         if log_dir and log_dir != os.devnull:
             os.makedirs(log_dir, exist_ok=True)
         super().__init__(log_dir or None, redirects, tee, local_ranks_filter)
-        #: The name of this machine, where several write to the same log directory: it becomes part of the run's name.
+        #: This machine's name if several machines write to the same log directory; it becomes part of the run's name.
         self.host = ""
-        #: The program's name, where the run id is a random one, which says nothing to a reader.
+        #: The program's name if the run id is random; it takes the place of the id in the run's name.
         self.program = ""
-        #: Whether nobody has said where the log files go, so that the user has to be told.
+        #: Whether no log directory was given, so that the user has to be told where the files are.
         self.is_unnamed = not log_dir
         self._run_id = ""
         self._run_log_dir: str | None = None
@@ -175,7 +175,7 @@ class DefaultLogsSpecs(LogsSpecs):
 
     @property
     def root_log_dir(self) -> str:
-        """The directory that all runs share; where none was given, a temporary one that is kept, as with torch.
+        """The directory that all runs share; if none was given, a temporary one that is kept, as with torch.
 
         Raises:
             OSError: No temporary directory can be made.
@@ -191,18 +191,18 @@ class DefaultLogsSpecs(LogsSpecs):
 
     @property
     def is_temporary(self) -> bool:
-        """Whether nothing but error files is kept in the directory, so that it goes with the launcher."""
+        """Whether the directory holds only error files, so that it is removed with the launcher."""
         is_asked_for = self._root_log_dir is not None or any((*_values(self._redirects), *_values(self._tee)))
         return self._has_own_directory and not is_asked_for
 
     @property
     def _keeps_all(self) -> bool:
-        """Whether files get a copy of all output: where a log directory is given, and nothing about its files."""
+        """Whether files get a copy of all output: a log directory is given without redirects and tee."""
         return self._root_log_dir is not None and not any((*_values(self._redirects), *_values(self._tee)))
 
     @property
     def _has_own_directory(self) -> bool:
-        """Whether the run's directory is made here; what a subclass makes is not ours to remove."""
+        """Whether this class makes the run's directory; a directory that a subclass makes is not removed."""
         return getattr(type(self), "_make_log_dir") is DefaultLogsSpecs._make_log_dir  # noqa: B009 - its own hook
 
     @property
@@ -212,7 +212,7 @@ class DefaultLogsSpecs(LogsSpecs):
         return _LATEST + name_host(self.host).replace("_", "-")
 
     def cleanup(self) -> None:
-        """Remove the directory if it is a temporary one, or else what is empty in it."""
+        """Remove the directory if it is temporary, otherwise only the empty directories in it."""
         if self._run_log_dir is None or not self._has_own_directory:
             return
         if self.is_temporary:
@@ -230,7 +230,7 @@ class DefaultLogsSpecs(LogsSpecs):
             envs: Each worker's environment by local rank.
 
         Returns:
-            Where everything goes.
+            The paths of all streams.
 
         Raises:
             OSError: The directories can't be made.

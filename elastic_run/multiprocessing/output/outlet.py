@@ -1,19 +1,20 @@
 """How a worker's bytes get to the console: unchanged, or as whole lines with a prefix.
 
 Rules
-- An outlet takes whatever was read. What it can't write at once stays in its pieces, and while any is left nobody
-  should read on (`is_ready`): that is how a stuck console holds a worker up without growing the launcher. Where a log
-  file has the bytes too there is a `Backlog` instead, and reading goes on.
-- `PassThrough` gives every byte on at once and unchanged. Only while others wait does it stop at the end of a line.
-- `Lines` writes whole lines only, many at once, each after the prefix. A line that grows over the limit is written in
-  parts under a single prefix, holding the stream, so that 100 MB without a newline cost no memory and still stand in
-  one piece. When another has broken such a line (see `Stream`) it goes on under a new prefix.
-- A progress bar ends its updates with a carriage return. Held until its newline it would be invisible for hours, so an
-  unfinished line with a carriage return in it is shown, as a line, once a second. (torchrun makes a line of each.)
-  When its newline comes at last and nothing before it, that line is ended already.
-- A prompt (`(Pdb) `) has no newline either: an unfinished line after which its worker is silent is shown as a part of a
-  line. The rest follows on it, if it comes within the patience for long lines, so that slow lines stay whole. A line
-  that pauses again holds nobody up. With a filter lines stay whole, since a filter looks at whole lines.
+- An outlet accepts all bytes that were read. It keeps the bytes that it can't write at once, and is not `is_ready`
+  while it has any: so a stuck console makes a worker wait, and the launcher's memory does not grow. If a log file has
+  the bytes too, a `Backlog` remembers only their position, and reading goes on.
+- `PassThrough` writes every byte at once and unchanged. While other sources wait, it stops at the end of a line.
+- `Lines` writes whole lines, many at once, each after the prefix. A line above the limit is written in parts under a
+  single prefix while the outlet holds the stream: so 100 MB without a newline cost no memory and are shown in one
+  piece. If another source interrupts such a line (see `Stream`), it goes on under a new prefix.
+- A progress bar ends its updates with a carriage return; until its newline it would be invisible for hours. So an
+  unfinished line that contains a carriage return is shown as a line once a second. (torchrun makes a line of each
+  update.) If its newline is the next byte, that line has ended already.
+- A prompt (`(Pdb) `) has no newline either. If a worker is silent after an unfinished line, the line is shown as a
+  part. The rest follows on the same line if it comes within the patience for long lines, so that slow lines stay whole.
+  A line that pauses a second time delays no other source. With a filter all lines stay whole, since a filter needs
+  whole lines.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What background processes write after their job has succeeded: a small process passes it on until the last has ended.
+"""Passes on the output of background processes after their job has succeeded, in a small process of its own.
 
 The workers' stderr passes through the launcher, and a process that writes into a pipe without a reader gets SIGPIPE. So
-the launcher leaves its reading ends to a process of their own. Like the background processes, that holds the
-launcher's stdout or stderr open; under torch they hold it themselves.
+the launcher leaves its reading ends to this process, which lives until the last background process has ended. It holds
+the launcher's stdout or stderr open, as the background processes themselves do under torch.
 
-It is a fork where the launcher is the whole process, exec'd inside a program that has an interpreter, and no child of
-the launcher in either case.
+It is a fork if the launcher is the whole process, and exec'd inside a program that has an interpreter. In both cases it
+is no child of the launcher.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Writing to a descriptor that others share, without ever blocking.
+"""Writes to a descriptor that other processes share, and never blocks.
 
-O_NONBLOCK belongs to the open file description, which the user's shell and the workers share: setting it would make
-*their* writes fail. So, by kind of file:
-- pipe or terminal: a description of our own, by opening /proc/self/fd/N again;
-- where that is refused (after `su`, in a container as another user, without /proc): only as much after each POLLOUT as
-  surely fits. A pipe that is writable takes PIPE_BUF bytes. A terminal takes at least one buffer of 256, which
-  newlines may double on the way;
-- socket: MSG_DONTWAIT for the single call;
-- regular file or other device: never blocks for long, so it is written directly. Opened again it would begin at
-  offset 0, on top of what is there.
+O_NONBLOCK belongs to the open file description, which the user's shell and the workers share: if this process set it,
+*their* writes would fail. So the method depends on the kind of file:
+- pipe or terminal: an open file description of this process, by opening /proc/self/fd/N again;
+- pipe or terminal that can't be opened again (after `su`, in a container as another user, without /proc): after each
+  POLLOUT only as many bytes as surely fit. A writable pipe takes PIPE_BUF bytes. A terminal takes at least one buffer
+  of 256 bytes, and a newline may take two of them;
+- socket: MSG_DONTWAIT for each call;
+- regular file or other device: written directly, since the write never blocks for long. A file that is opened again
+  would begin at offset 0 and overwrite the content.
 """
 
 from __future__ import annotations

@@ -1,19 +1,19 @@
 """One stream of the console: many sources, one descriptor, whole lines.
 
 Rules
-- Nothing blocks. What the descriptor doesn't take at once is queued. Above `QUEUE_LIMIT` sources are told to wait, so
-  that they stop reading and their workers block, as they would on a terminal: memory stays bounded.
-- A source that has written a part of a line *holds* the stream until the line's end; others wait. Otherwise two workers
-  whose `print` makes two writes, text and newline, would mix. The hold ends early when the source has written nothing
-  for its `patience` though the descriptor took everything, or when its line got longer than its `hold_limit`: a
-  progress bar, a prompt, or a line without end must not silence the others.
-- Sources wait in line: nobody overtakes. One that has ended (its worker is gone) waits in front, so that its last lines
-  stand before whatever the launcher says about its death.
-- On a terminal there may be a live line: one that stands below all others and is taken away before anything else is
-  written. The cursor waits at its beginning, so that it can be erased also where a window that became narrower has
-  broken it into several rows.
+- Nothing blocks. Bytes that the descriptor does not take at once are queued. Above `QUEUE_LIMIT` the sources are told
+  to wait. Then they stop reading, and their workers block, as they would on a terminal: so memory is bounded.
+- A source that has written a part of a line *holds* the stream until the line's end, and other sources wait. Otherwise
+  two workers whose `print` makes two writes, text and newline, would mix. The hold ends early if the source has written
+  nothing for its `patience` although the descriptor took everything, or if its line is longer than its `hold_limit`: a
+  progress bar, a prompt, or an endless line must not silence the other sources.
+- Sources wait in a queue. A source whose worker has ended goes to the front, so that its last lines come before the
+  launcher's line about its death.
+- On a terminal there may be a live line below all other lines. It is removed before anything else is written. The
+  cursor waits at its beginning, so that it can be erased even after a narrower window has wrapped it into several rows.
 - Queues are short (blocks below `QUEUE_LIMIT`, a source or two for each worker), so they are lists.
-- When the reader is gone (EPIPE, a hung-up terminal) the stream is closed: further data is dropped, told once.
+- If the reader is gone (EPIPE, a hung-up terminal), the stream is closed: further data is dropped, and the user is told
+  once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _ERASE = b"\x1b[J"
 
 
 class Source:
-    """Somebody who writes to a stream."""
+    """A writer of a stream."""
 
     #: Seconds of silence within a line after which others may write.
     patience = 0.0
@@ -74,12 +74,12 @@ class Stream:
 
     @property
     def is_idle(self) -> bool:
-        """Whether all that was given is written, and nobody waits."""
+        """Whether all data is written, and no source waits."""
         return not self._queued and not self._waiting
 
     @property
     def is_contended(self) -> bool:
-        """Whether somebody waits for the present writer to come to the end of a line."""
+        """Whether a source waits until the present writer comes to the end of a line."""
         return bool(self._waiting)
 
     def is_held_by(self, source: Source) -> bool:
@@ -107,10 +107,10 @@ class Stream:
         """Write, or queue; the caller has asked `may_write`.
 
         Args:
-            source: The one who writes. It holds the stream when the data ends within a line.
-            data: Not empty.
-            starts_line: Whether the data must stand at the beginning of a line: one that somebody else has left
-                unfinished is ended first.
+            source: The writer. It holds the stream if the data ends within a line.
+            data: The data, not empty.
+            starts_line: Whether the data must be at the beginning of a line: an unfinished line of another source is
+                ended first.
         """
         if self.is_closed:
             return
@@ -134,19 +134,19 @@ class Stream:
                 self._serve_soon()
 
     def release(self, source: Source) -> None:
-        """End a source's hold, wherever in a line it is."""
+        """End a source's hold, also within a line."""
         if self._holder is source:
             self._holder = None
             if self._waiting:
                 self._serve_soon()
 
     def wait(self, source: Source, callback: Callable[[], None], *, is_first: bool = False) -> None:
-        """Ask to be called when it is one's turn.
+        """Call a source back when it is its turn.
 
         Args:
-            source: The one who waits.
+            source: The source that waits.
             callback: Called once. `may_write` is true in it for this source.
-            is_first: Whether to stand in front of those who wait already.
+            is_first: Whether the source goes to the front of the waiting sources.
         """
         if is_first:
             self._waiting.insert(0, (source, callback))
@@ -213,7 +213,7 @@ class Stream:
             self._serve_soon()
 
     def close(self) -> None:
-        """Drop what is queued and give the descriptor back; those who wait are told."""
+        """Drop the queue and give the descriptor back; the waiting sources are called."""
         self._drop()
         while self._waiting:
             self._waiting.pop(0)[1]()
@@ -227,7 +227,7 @@ class Stream:
             data: One line that fits the terminal, without a newline.
 
         Returns:
-            Whether it could be shown: not within somebody's line, nor where the terminal takes nothing at the moment.
+            Whether it could be shown: not within a line of a source, and not if the terminal takes nothing now.
         """
         if self.is_closed or self._is_mid_line or self._queue or self._waiting:
             return False
@@ -236,7 +236,7 @@ class Stream:
         return True
 
     def hide_line(self) -> None:
-        """Take the live line away, if there is one."""
+        """Remove the live line, if there is one."""
         if self._has_live_line:
             self._has_live_line = False
             self._put(_RETURN + _ERASE)
@@ -248,7 +248,7 @@ class Stream:
             self._loop.call_soon(self._serve)
 
     def _serve(self) -> None:
-        """Call those who wait, in their order and once each, as long as it can be somebody's turn."""
+        """Call the waiting sources in their order, once each, as long as a source may write."""
         self._is_service_due = False
         for _ in range(len(self._waiting)):
             if (turn := self._next_turn()) is None:
@@ -273,7 +273,7 @@ class Stream:
         return next((index for index, (source, _) in enumerate(self._waiting) if source is holder), None)
 
     def _provide_service(self) -> None:
-        """See to it that those who wait are called one day: by the drain, by a timer, or in the next turn."""
+        """Make sure that the waiting sources are called: by the drain, by a timer, or in the next turn of the loop."""
         if self.is_full and not self.is_closed:
             return
         holder = self._holder

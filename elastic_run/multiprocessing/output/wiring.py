@@ -1,19 +1,19 @@
-"""Which descriptors each worker of a round gets for its output: all that must be open before it starts, and no more.
+"""The descriptors that each worker of a round gets for its output; only these are opened before the worker starts.
 
-For each of stdout and stderr of a worker, one of
+Each of a worker's stdout and stderr is one of
 - inherited: the launcher's own descriptor (stdout on the console; with --no-capture stderr too);
 - redirected: a file that the worker writes itself;
 - tee'd: a pipe; the launcher writes the file, and whole lines with a prefix to the console;
 - captured (stderr on the console): a pipe or, on a terminal, a raw pseudo-terminal; the launcher passes every byte on
-  unchanged and keeps the end for the report. Stdout is captured, too, where the launcher itself writes what workers
-  say: where its stdout and stderr are the same file, or another worker's stdout is tee'd. Two who write there would
-  tear each other's lines. When both streams of a worker go to the same file that is one channel, so that their order
-  stays. Where the output is kept (--log-dir alone) all that is shown is captured, and the launcher writes it to a file
-  as well. The one channel of both streams goes to the file of stdout, to which that of stderr is a link then;
+  unchanged and keeps the end for the report. Stdout is captured too if the launcher itself writes to its place: if
+  stdout and stderr are the same file, or if another worker's stdout is tee'd. Otherwise two writers would tear each
+  other's lines. If both streams of a worker go to the same file, they are one channel, so that they keep their order.
+  With --log-dir alone, all shown output is captured, and the launcher writes it to a file as well. A channel of both
+  streams goes to the file of stdout; the file of stderr is a link to it;
 - muted (stderr of a rank that --local-ranks-filter leaves out): a pipe of which only the end is kept, for the report.
 
-What is done with what comes out of the pipes is `worker_output`'s, which is imported while the workers start. Redirects
-and tee add to files that are there, they never truncate.
+`worker_output` reads the pipes; it is imported while the workers start. Redirects and tee append to existing files, and
+never truncate them.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class Line:
     """The launcher's end of one stream of a worker.
 
     Args:
-        fd: What the worker writes to, 1 or 2.
+        fd: The worker's descriptor, 1 or 2.
         purpose: `CAPTURED`, `TEED` or `MUTED`.
         reading: The reading end, non-blocking.
         file: Descriptor of the log file that the launcher writes, or -1.
-        path: Its path.
+        path: Path of that file.
         is_terminal: Whether it is a pseudo-terminal.
     """
 
@@ -69,7 +69,7 @@ class Wiring:
     """The descriptors of one round's workers, until `WorkerOutput` takes the launcher's ends over.
 
     Args:
-        capture: Whether what goes to the console may pass through the launcher where nobody asked for it.
+        capture: Whether output for the console may pass through the launcher without --tee.
 
     Attributes:
         is_stdout_passed: Whether any worker's stdout is tee'd or kept in this round; to be set before the first `open`.
@@ -106,16 +106,16 @@ class Wiring:
         """Make the descriptors for a worker.
 
         Args:
-            local_rank: Its number on this node.
-            stdout: A log file's path, or an empty string for the console.
-            stderr: Ditto.
+            local_rank: The worker's number on this node.
+            stdout: Path of the log file of stdout, or "" for the console.
+            stderr: Path of the log file of stderr, or "" for the console.
             tee_stdout: Whether stdout goes to the console too.
             tee_stderr: Whether stderr does.
-            kept_stdout: A file for a copy of what goes to the console or to nothing, or an empty string.
-            kept_stderr: Ditto.
+            kept_stdout: File for a copy of stdout that the console shows or hides, or "".
+            kept_stderr: File for a copy of stderr that the console shows or hides, or "".
 
         Returns:
-            What the worker gets as descriptors 1 and 2; they stay open until `started`.
+            The worker's descriptors 1 and 2; they stay open here until `started`.
 
         Raises:
             OSError: There are no descriptors left.
@@ -145,8 +145,8 @@ class Wiring:
         """Make the pipe for a worker's stacks, after `open`.
 
         Returns:
-            What the worker gets under the same number; it stays open until `started`. -1 where there is none to be had:
-            a worker can do without.
+            The descriptor that the worker gets under the same number; it stays open here until `started`. -1 if there
+            is no descriptor left: the worker runs without it.
         """
         try:
             reading, writing = open_pipe(is_large=False)
@@ -163,18 +163,18 @@ class Wiring:
         return high
 
     def launcher_ends(self) -> list[int]:
-        """Return the launcher's descriptors of all workers that are wired, which a forked worker has no use for."""
+        """Return the launcher's descriptors of all wired workers, which a forked worker closes."""
         lines = [line for each in self.lines.values() for line in each]
         stacks = [pipe.reading for pipe in self.stacks.values()]
         return [*(fd for line in lines for fd in (line.reading, line.file) if fd >= 0), *stacks]
 
     def started(self, local_rank: int) -> None:
-        """Close this process's copies of what the worker got; call it also when the start has failed."""
+        """Close this process's copies of the worker's descriptors, also if the start has failed."""
         for end in self._writing.pop(local_rank, ()):
             os.close(end)
 
     def abandon(self, local_rank: int) -> None:
-        """Close the launcher's ends of a worker that nobody will listen to."""
+        """Close the launcher's ends of a worker whose output will not be read."""
         for line in self.lines.pop(local_rank, ()):
             os.close(line.reading)
             if line.file >= 0:
@@ -183,7 +183,7 @@ class Wiring:
             os.close(self.stacks.pop(local_rank).reading)
 
     def close_stacks(self) -> None:
-        """Close the pipes for stacks that nobody has asked for."""
+        """Close the pipes for stacks that were not asked for."""
         for pipe in self.stacks.values():
             os.close(pipe.reading)
         self.stacks.clear()

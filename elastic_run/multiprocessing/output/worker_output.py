@@ -1,6 +1,6 @@
-"""What becomes of what the workers of a round write: shown, kept in files, remembered for the report.
+"""Takes the output of the workers of a round: shows it, writes it to files, keeps its end for the report.
 
-`Wiring` says how each stream is connected and has opened it; the launcher's ends become this object's.
+`Wiring` has connected and opened each stream; this object closes the launcher's ends.
 """
 
 from __future__ import annotations
@@ -159,15 +159,15 @@ class WorkerOutput:
                     copy_window_size(terminal, channel.fd)
 
     def catch_up(self, local_rank: int) -> None:
-        """Take what a worker that has ended wrote until now; its descendants may write on."""
+        """Read the output of an ended worker up to now; its descendants may write more."""
         for channel in self._channels.get(local_rank, ()):
             channel.catch_up()
 
     def leave(self, *, is_exec: bool) -> list[int]:
-        """Let another process pass on what background processes write from now on; call it before `close`.
+        """Let another process pass on the output of background processes from now on; call it before `close`.
 
         Returns:
-            The session of that process; empty where none is needed.
+            The session of that process; empty if none is needed.
         """
         from elastic_run.multiprocessing.output.remainder import Source, leave  # noqa: PLC0415 - rarely
 
@@ -177,30 +177,30 @@ class WorkerOutput:
 
     # --- after its end ---------------------------------------------------------------------------------------------
     def finish(self, local_rank: int) -> None:
-        """Take what an ended worker has left in its pipes, end its last lines, close its files.
+        """Read the rest of an ended worker's pipes, end its last lines, close its files.
 
-        The worker and its descendants are gone. What the console can't take at once is written by and by, before
-        anything that the launcher writes later; see `Console.is_idle`.
+        The worker and its descendants are gone. Bytes that the console can't take at once are written later, but before
+        later lines of the launcher; see `Console.is_idle`.
         """
         for channel in self._channels.pop(local_rank, ()):
             channel.finish()
 
     def tail(self, local_rank: int, *, is_thorough: bool = True) -> bytes:
-        """Return the end of a worker's stderr, as `Tail` keeps it; all there is after `finish`."""
+        """Return the end of a worker's stderr, as `Tail` keeps it; it is complete after `finish`."""
         if local_rank in self._tails:
             return self._tails[local_rank].read()
         path = self._wiring.redirects.get(local_rank)
         return b"" if path is None else read_tail(path, is_thorough=is_thorough)
 
     def uncaptured_target(self, local_rank: int) -> str:
-        """Return where a worker's stderr went if neither a pipe nor a log file has kept its end, or an empty string."""
+        """Return the target of a worker's stderr if neither a pipe nor a log file has kept its end, or ""."""
         if local_rank in self._tails:
             return ""
         path = self._wiring.redirects.get(local_rank, "")
         return describe_descriptor(STDERR) if not path else path if path == os.devnull else ""
 
     def close(self) -> None:
-        """Finish every worker, and close what they share."""
+        """Finish every worker, and close the files that they share."""
         for local_rank in (*self._channels,):
             self.finish(local_rank)
         for copy in self._copies.values():

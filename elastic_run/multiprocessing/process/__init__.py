@@ -3,7 +3,7 @@
 | module | what it holds |
 |---|---|
 | `daemon` | makes a process that leaves the launcher behind |
-| `descriptors` | descriptors that this process inherited, and those that a child would inherit |
+| `descriptors` | inherited descriptors, and descriptors that a child would inherit |
 | `fork_exec` | starts one process: session, descriptors, affinity, exec |
 | `guardian` | the launcher's side of the guardian process |
 | `guardian_keeper` | starts the guardian again when it dies |
@@ -11,9 +11,9 @@
 | `held_signals` | holds signals back while processes are started |
 | `interpreter` | which program runs Python code in a process of its own |
 | `orphans` | makes this process a subreaper |
-| `process_title` | what `ps` shows of a process |
-| `process_table` | reads /proc: finds and signals what is left of a worker |
-| `spawn_options` | with what one process is started |
+| `process_title` | the name and the command line that `ps` shows |
+| `process_table` | reads /proc: finds and signals the processes that are left of a worker |
+| `spawn_options` | the options with which one process is started |
 | `stack_signal` | the signal on which a worker writes its stacks, and the pipe for them |
 | `workers` | the worker processes of one round: exits, signals, stopping |
 """

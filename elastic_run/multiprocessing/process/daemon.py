@@ -16,7 +16,7 @@ _IGNORED = (signals.SIGTERM, signals.SIGINT, signals.SIGHUP, signals.SIGQUIT, si
 
 
 def become_daemon(title: str, name: str, kept: Collection[int]) -> None:
-    """Let go of what is the launcher's, in a process of its own session.
+    """Close the launcher's descriptors and change the title, in a process of its own session.
 
     Args:
         title: Its command line from now on.
@@ -38,7 +38,7 @@ def become_daemon(title: str, name: str, kept: Collection[int]) -> None:
 
 
 def _ignore_signals() -> None:
-    """A signal to everybody (`kill -TERM -1`, a site's clean-up) must not take the guardian before the workers."""
+    """Ignore signals to all processes (`kill -TERM -1`, a site's clean-up): the guardian must outlive the workers."""
     signals.set_wakeup_fd(-1)
     for number in _IGNORED:
         signals.ignore_signal(number)

@@ -50,8 +50,8 @@ def start_process(  # noqa: PLR0913 - what a process can be given
         stdout: Descriptor that it gets as 1.
         stderr: Descriptor that it gets as 2.
         affinity: Logical CPUs to run on, or None to inherit.
-        descriptor_limit: Its soft limit of descriptors, or None to inherit; inherited too where `stdout` or another
-            is beyond the limit, for the C library takes such a number for a mistake.
+        descriptor_limit: Its soft limit of descriptors, or None to inherit; also inherited if `stdout` or another
+            descriptor is beyond the limit, since the C library refuses such a number.
         stdin: Descriptor that it gets as 0.
         closed: Descriptors that it must not inherit, from `inheritable_descriptors`.
         kept: Descriptors that it inherits under their own numbers, though they are close-on-exec here.
@@ -93,9 +93,9 @@ def start_process(  # noqa: PLR0913 - what a process can be given
 
 
 def inherited_environment() -> dict[str, str]:
-    """Return what a worker inherits of this process's environment.
+    """Return the variables of this process that a worker inherits.
 
-    That is all but the agents' secret, as the worker may print it, and the pipe for this process's own stacks.
+    The agents' secret is left out, since the worker may print it, and so is the pipe for this process's own stacks.
     """
     own = (contract.ENV_RDZV_TOKEN, contract.ENV_STACK_PIPE)
     return {name: value for name, value in os.environ.items() if name not in own}

@@ -1,31 +1,31 @@
-"""The guardian: a small process that outlives the launcher by a moment, so that nothing else does (law 6).
+"""The guardian: a small process that outlives the launcher by a moment, so that no other process does (law 6).
 
 Rules
-- It holds the read end of a pipe from the launcher, and the launcher's pidfd (a fork of the program around us may hold
-  the pipe's other end). When either ends without a farewell the launcher has died, by whatever signal: the guardian
-  kills every session that it was told of, then sweeps by session and by environment token until nothing is left,
+- The guardian holds the read end of a pipe from the launcher, and the launcher's pidfd (a fork of the program around us
+  may hold the other end of the pipe). If either ends without `bye`, the launcher has died of any signal. Then the
+  guardian kills every session that it was told of, sweeps by session and by environment token until nothing is left,
   removes the launcher's temporary directory, and ends.
 - It has its own session, a name in `ps` that `pkill -f train.py` or `pkill -f elastic` doesn't find, and none of the
-  launcher's descriptors but the pipe: else `elastic-run … | cat` would never end.
-- A second guardian stands behind it (`guardian_process`, which is the guardian's own process).
-- It is forked where the launcher is the whole process (quick, and pages are shared), and exec'd where we run
-  inside somebody's process, whose threads and memory must not be copied. A program that has no interpreter (frozen, or
-  one that embeds Python) forks it all the same: to execute `sys.executable` would begin the program a second time.
-- Of one node's job it is forked right before the first worker: after a fork each page that the launcher writes to is
-  copied first, and to import the launcher writes to most of what it has.
-- In a job of several nodes it also tells the others that this one is gone, last: nothing stands before the killing.
-  It holds a shared lock on the agent's seat record until the workers are gone, as long as the agent does and longer: a
-  process that gets the exclusive lock knows that nothing of this node's job is left.
-- On busy cores a worker may run for a while before the launcher, which has just started it, gets to tell its pid. If it
-  drops its environment meanwhile, it is known by its stderr, a pipe or a terminal of ours that the guardian was told of
-  before the start.
+  launcher's descriptors except the pipe: otherwise `elastic-run … | cat` would never end.
+- A second guardian stands behind it (`guardian_process` is the module of both processes).
+- It is forked if the launcher is the whole process, which is quick and shares pages. It is exec'd inside another
+  program's process, whose threads and memory must not be copied. A program without an interpreter (frozen, or one that
+  embeds Python) forks it nevertheless: to execute `sys.executable` would start the program a second time.
+- In a job of one node it is forked right before the first worker: after a fork each page that the launcher writes to is
+  copied first, and the launcher's imports write to most of its pages.
+- In a job of several nodes it also tells the other nodes that this one is gone, after the killing. It holds a shared
+  lock on the agent's seat record until the workers are gone. So a process that gets the exclusive lock knows that
+  nothing of this node's job is left.
+- On busy cores a worker may run for a while before the launcher, which has just started it, can tell its pid. If such a
+  worker drops its environment, it is recognised by its stderr, a pipe or terminal of the launcher's that the guardian
+  was told of before the start.
 - Messages are lines: `|DEVICE INODE` the next worker's stderr, `+PID BORN` a worker's session began (BORN: its start
   time), `-PID` it is gone, `dir HEX` a temporary directory, `hold HEX` a file to hold the lock on,
-  `notice MODULE SECONDS HEX` whose `send_death_notice` is to be called with which document and may take how long,
-  `keep` nothing is to be killed any more, `forget` every session told so far, `bye`. They are told in order, so a torn
-  line can only be the last one.
-- Nothing waits for the guardian: orders that the pipe has no room for (it was stopped) wait here, and where there are
-  many, what holds now is told instead.
+  `notice MODULE SECONDS HEX` a module whose `send_death_notice` is called with a document and a time limit, `keep`
+  nothing is to be killed any more, `forget` all sessions told so far, `bye`. They come in order, so only the last line
+  can be torn.
+- The launcher never waits for the guardian. Orders that do not fit into the pipe (the guardian was stopped) are kept
+  here. If there are many, they are replaced by the present state.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class Guardian:
         is_exec: Start a fresh interpreter rather than a fork.
 
     Attributes:
-        token: What the launcher's workers carry in their environment.
-        worker_token: The value of that variable: the token behind those of the launchers above this one.
+        token: The token of this launcher, by which its workers are found.
+        worker_token: The value of the workers' variable: the tokens of the launchers above this one, and this token.
         pid: The guardian's pid; 0 before it was started.
         spared: Sessions that belong to no round, so that a round's end leaves them alone; they end with the launcher.
         own_sessions: Sessions of the guardians, and of the process that passes on the output of background processes.
@@ -85,18 +85,19 @@ class Guardian:
         self._waiting = bytearray()
 
     def attach(self, loop: Loop) -> None:
-        """Let a loop tell the guardian what its pipe has no room for now."""
+        """Let a loop write the orders that do not fit into the pipe now."""
         self._loop = loop
 
     def start(self) -> int:
-        """Start it, or start another one after it died; it learns what its predecessor knew."""
+        """Start the guardian, or another one after it died; the new one gets all orders that still count."""
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
-        # A second guardian that stands in is let go when the new one knows all: the launcher may be killed in between.
+        # A second guardian that stands in is dismissed after the new one knows all: the launcher may be killed in
+        # between.
         former, before, self._pipe = self.pid, self._take_pipe(), writer
         since = process_table.start_time("self")
         interpreter = find_interpreter() if self.is_exec else ""
-        # They wait for it in the pipe: a launcher that is killed while it starts leaves no directory.
+        # These orders are in the pipe first: so a launcher that is killed during the start leaves no directory.
         if self._directory:
             self.remove_at_end(self._directory)
         for order in filter(None, (self._held, self._death_notice)):
@@ -121,7 +122,7 @@ class Guardian:
 
     @property
     def outputs(self) -> frozenset[tuple[int, int]]:
-        """Device and inode of what only living workers got as stderr."""
+        """Device and inode of each living worker's stderr, if no other process has it."""
         return frozenset(self._outputs.values())
 
     def _sessions_and_end(self) -> list[str]:
@@ -184,16 +185,16 @@ class Guardian:
         self._send(self._held)
 
     def spare_all(self) -> None:
-        """Tell it that the job has succeeded: what still runs lives on, even if the launcher is killed."""
+        """Tell the guardian that the job has succeeded: running processes live on, even if the launcher is killed."""
         self._is_over = True
         self._send("keep")
 
     def abandon(self) -> None:
-        """Let go of it in a forked child of the launcher: it is not the child's."""
+        """In a forked child of the launcher: close the pipe, since the guardian is not the child's."""
         self._close_pipe()
 
     def dismiss(self) -> None:
-        """Let it go: the launcher has cleaned up itself. The caller reaps it, and calls `close` then."""
+        """Dismiss the guardian: the launcher has cleaned up itself. The caller reaps it, and then calls `close`."""
         self._send("bye")
         if not self._waiting:
             self._close_pipe()
@@ -205,7 +206,7 @@ class Guardian:
         self._close_pipe()
 
     def alarm(self) -> None:
-        """Let it do its work now: the launcher ends in a way that was not foreseen."""
+        """Let the guardian clean up now: the launcher ends because of a defect."""
         self._close_pipe()
 
     def _send(self, order: str) -> None:
@@ -219,7 +220,7 @@ class Guardian:
             self._tell_anew(order)
 
     def _tell_anew(self, last: str) -> None:
-        """Replace the orders that wait by what holds now; the first may have been written in part."""
+        """Replace the waiting orders by the present state, except the first, which may have been written in part."""
         directory = [f"dir {os.fsencode(self._directory).hex()}"] if self._directory else []
         told = list(filter(None, (self._held, self._death_notice)))
         expected = [last] if last.startswith("|") else []
@@ -228,7 +229,7 @@ class Guardian:
         self._waiting[begun:] = "".join(f"{order}\n" for order in orders).encode()
 
     def _write(self) -> None:
-        """Write what waits; the loop comes back where the pipe is full."""
+        """Write the waiting orders; if the pipe is full, the loop calls again."""
         if self._pipe < 0:
             return
         try:
@@ -250,7 +251,7 @@ class Guardian:
         _close(pipe)
 
     def _take_pipe(self) -> tuple[int, bytearray]:
-        """Return the pipe, -1 for none, and what waits for room in it; this object has none from now on."""
+        """Return the pipe, or -1, and the orders that wait for room in it; this object gives both up."""
         taken = self._pipe, self._waiting
         if self._pipe >= 0 and self._loop is not None:
             self._loop.remove_writer(self._pipe)

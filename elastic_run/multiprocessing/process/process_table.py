@@ -1,4 +1,4 @@
-"""Finds and signals what is left of a worker: by session, by process group, and by the token in its environment.
+"""Finds and signals the processes that are left of a worker: by session, process group, and environment token.
 
 Rules
 - A process is gone if it is absent or a zombie: a slow PID 1 leaves zombies for some time.

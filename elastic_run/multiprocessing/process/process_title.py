@@ -43,8 +43,8 @@ class ProcessTitle:
         """Show words instead of the command line.
 
         Args:
-            words: What `ps -f` shows.
-            name: What `ps` and `top` show, 15 bytes at most.
+            words: The words that `ps -f` shows.
+            name: The name that `ps` and `top` show, 15 bytes at most.
         """
         self._write(words.encode()[: max(0, self._size - 1)], name.encode())
 

@@ -14,10 +14,10 @@ class SpawnOptions:
     """The options with which one process is started.
 
     Args:
-        env: Variables on top of those that it inherits.
-        stdout: Descriptor that it gets as 1.
-        stderr: Descriptor that it gets as 2.
-        replaced: Those of 1 and 2 that go to a file or a prefix, so that Python's own stream has to go there too.
+        env: Variables in addition to the inherited ones.
+        stdout: Its descriptor 1.
+        stderr: Its descriptor 2.
+        replaced: 1 or 2 or both, if they go to a file or a prefix, so that Python's own stream has to go there too.
         affinity: Logical CPUs to run on, or None to inherit.
         closed: Descriptors that it must not inherit, from `inheritable_descriptors`; a fork inherits them.
         stacks: Descriptor to which it writes its stacks, or -1.

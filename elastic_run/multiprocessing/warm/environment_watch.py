@@ -1,16 +1,16 @@
-"""Which variables are read before there are workers: a template lacks those in which workers differ.
+"""The variables that are read before there are workers: a template lacks the variables in which workers differ.
 
-The watch begins in the line of our .pth file, so sees what runs afterwards at Python's own start (later .pth files,
-`sitecustomize`, `usercustomize`), and what modules do when they are imported. What ran before is run again for a look,
-in a process of its own (`startup_replay`).
+The watch begins in the line of our .pth file. So it covers the later parts of Python's own start (later .pth files,
+`sitecustomize`, `usercustomize`) and the import of modules. The parts before that line run again in a process of their
+own (`startup_replay`).
 
-A copy of the whole environment misses those variables too, but most copies are for a child process and are dropped:
-torch, networkx, `platform` and `ctypes.util` go through the environment. So a copy counts where it is kept. While the
-watch is on, one variable that nobody else knows has the same objects for its name and its value in each copy, and
-their reference counts tell whether a copy is left.
+A copy of the whole environment lacks those variables too. Most copies are made for a child process and dropped again,
+by torch, networkx, `platform` and `ctypes.util` for example. So only a copy that is kept counts. For this check one
+secret variable has the same objects as name and value in each copy while the watch is on; their reference counts show
+whether a copy is left.
 
-Rejected: to give the template values that can be told apart (modules create directories by their rank, and an int has
-no mark); to look through the constants of modules for names (most of torch has them, and reads them in functions).
+Rejected: values of the template that can be told apart (modules create directories by their rank, and an int has no
+mark); a search for names in the constants of modules (most of torch has them, and reads them in functions).
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""What a process must not have if it is to be forked, looked for after each import so that the right module is blamed.
+"""Checks after each import whether the process can still be forked, so that the right module is named.
 
-A fork has one thread, the one that forked; whatever the others were about to do is never done. It can't use a GPU that
-was initialised before, and is no parent of its parent's children. What the kernel keeps (sockets, pipes, epoll, shared
-memory with the locks in it, how far a file was read) is one for all forks, where each exec would have its own. What
-is read of the environment is `environment_watch`'s.
+A fork has only the thread that forked; other threads' work is never done. It can't use a GPU that was initialised
+before, and is not the parent of its parent's children. Kernel objects (sockets, pipes, epoll, shared memory with its
+locks, file positions) are shared by all forks, while each exec would have its own. Reads of the environment are checked
+by `environment_watch`.
 
-Native pools that are known to take a fork well are let through: before it they end their threads, or afterwards they
-start anew. A thread's library is read off its stack, since threads have no names of their own. GNU OpenMP isn't on the
-list: its pool hangs in a fork.
+Native thread pools that survive a fork are allowed: they end their threads before the fork, or start new ones after it.
+The library of a thread is read from its stack, since threads have no names of their own. GNU OpenMP is not allowed: its
+pool hangs in a fork.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Turns a waiting fork of the template into a worker: gives it what exec would have given it.
+"""Turns a waiting fork of the template into a worker: sets everything that exec would have set.
 
-The template got the worker's command line, environment and flags from its own exec. So this module sets what differs
-from worker to worker, and what a new process draws at random when it starts or imports a module.
+The template got the workers' command line, environment and flags from its own exec. So this module sets only the values
+that differ between workers, and the random values that a new process draws at its start or at an import.
 """
 
 from __future__ import annotations

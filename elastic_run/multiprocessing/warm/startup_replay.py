@@ -1,9 +1,8 @@
-"""Finds out what ran at Python's own start before the line of our .pth file, by running it again in another process.
+"""Finds the variables that were read at Python's own start before the line of our .pth file, in another process.
 
-Python goes through the .pth files of a directory by name, and through the user's own directory before ours. Afterwards
-there is no way to find out which variables these lines have read. So a process with the template's options and
-environment, and with -S, begins an `EnvironmentWatch` and then does what Python's own start does. It reports what it
-has seen, and runs no program.
+Python reads the .pth files of a directory by name, and the user's own directory before ours. Afterwards nothing shows
+which variables their lines have read. So a process with the template's options and environment, and with -S, begins an
+`EnvironmentWatch` and then repeats Python's own start. It reports the reads, and runs no program.
 
 It is started only if a line of another package has run before ours, and works while the template starts.
 """
