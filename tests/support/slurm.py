@@ -96,17 +96,24 @@ class SlurmCluster:
         directory: For its files; other users can reach it.
         scheduler: Slurm's: `builtin` starts jobs at once, `backfill` knows heterogeneous jobs.
         switches: The nodes below each switch, as in topology.conf; none for a network without switches.
+        kill_wait: Seconds between SIGTERM and SIGKILL.
 
     Attributes:
         hosts: Its nodes.
     """
 
     def __init__(
-        self, hosts: VirtualHosts, directory: Path, scheduler: str = "builtin", switches: Sequence[str] = ()
+        self,
+        hosts: VirtualHosts,
+        directory: Path,
+        scheduler: str = "builtin",
+        switches: Sequence[str] = (),
+        kill_wait: int = KILL_WAIT,
     ) -> None:
         self.hosts = hosts
         self._scheduler = scheduler
         self._switches = switches
+        self._kill_wait = kill_wait
         self._directory = directory
         self._env = {"SLURM_CONF": str(directory / "slurm.conf")}
         self._daemons: dict[str, HostProcess] = {}
@@ -206,7 +213,7 @@ class SlurmCluster:
             address=self.hosts.hub.address,
             directory=self._directory,
             node_timeout=NODE_TIMEOUT,
-            kill_wait=KILL_WAIT,
+            kill_wait=self._kill_wait,
             scheduler=self._scheduler,
         )
         for host in self.hosts:
@@ -237,13 +244,16 @@ class SlurmCluster:
 
 
 @contextlib.contextmanager
-def slurm_cluster(count: int, *, scheduler: str = "builtin", switches: Sequence[str] = ()) -> Iterator[SlurmCluster]:
+def slurm_cluster(
+    count: int, *, scheduler: str = "builtin", switches: Sequence[str] = (), kill_wait: int = KILL_WAIT
+) -> Iterator[SlurmCluster]:
     """Start a cluster, and remove it and all that it runs at the end.
 
     Args:
         count: How many nodes it has: node0, node1 and so on.
         scheduler: Slurm's; see `SlurmCluster`.
         switches: Ditto.
+        kill_wait: Seconds between SIGTERM and SIGKILL.
 
     Yields:
         The cluster, its nodes idle.
@@ -251,6 +261,6 @@ def slurm_cluster(count: int, *, scheduler: str = "builtin", switches: Sequence[
     with tempfile.TemporaryDirectory(prefix="slurm-") as name, virtual_hosts(count, prefix="node") as hosts:
         directory = Path(name)
         directory.chmod(0o711)  # munged is another user
-        cluster = SlurmCluster(hosts, directory, scheduler, switches)
+        cluster = SlurmCluster(hosts, directory, scheduler, switches, kill_wait)
         cluster.start()
         yield cluster
