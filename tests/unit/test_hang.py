@@ -79,10 +79,11 @@ def test_the_verdict_counts_from_the_last_sign() -> None:
         lambda now: (Signs((0,), 0.0), replace(LOADS, stack=f"line {int(now / 20)}")),
         lambda now: (Signs((0,), 0.0), replace(LOADS, collectives=f"{int(now / 20)}")),
         lambda now: (Signs((0,), 0.0), replace(LOADS, children_cpu=now / 2)),
+        lambda _: (Signs((0,), 0.0), replace(LOADS, has_running_child=True)),
         lambda now: (Signs((0,), 0.0), replace(LOADS, moved=int(now * 1e6))),
         lambda now: (Signs((int(now / 40),), 0.0), LOADS),
     ],
-    ids=["stacks", "collectives", "children", "bytes", "output"],
+    ids=["stacks", "collectives", "children", "starved child", "bytes", "output"],
 )
 def test_one_rank_with_progress_is_enough(show: Callable[[float], tuple[Signs, Look]]) -> None:
     """Evaluation, a checkpoint, compilation and loading on one rank are no hang of the ranks that wait for it."""

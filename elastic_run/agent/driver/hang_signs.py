@@ -11,7 +11,7 @@ import os
 from elastic_run.core.diagnosis.hang import Look, Signs
 from elastic_run.core.diagnosis.stack_groups import find_place
 from elastic_run.core.diagnosis.stack_text import parse_stacks
-from elastic_run.multiprocessing.process.process_table import find_descendants, read_stat
+from elastic_run.multiprocessing.process.process_table import find_descendants, is_running, read_stat
 from elastic_run.records import dataclass
 
 TYPE_CHECKING = False
@@ -33,14 +33,16 @@ class ProcessSample:
     """What the processes of one worker have done so far.
 
     Args:
-        is_running: Whether the worker's main thread has a processor, or waits for one.
-        wakes: Times that this thread has slept and gone on.
+        is_running: Whether a thread of the worker's process has a processor, or waits for one.
+        has_running_child: Whether one of its descendants does so.
+        wakes: Times that the worker's main thread has slept and gone on.
         cpu: Seconds of processor time of the worker's process.
         children_cpu: The same of its descendants.
         moved: Bytes that all of them have read and written, but for the worker's stacks.
     """
 
     is_running: bool
+    has_running_child: bool
     wakes: int
     cpu: float
     children_cpu: float
@@ -78,6 +80,7 @@ def sample_processes(current: Round) -> dict[int, ProcessSample]:
     ranks = {current.workers.pids[rank]: rank for rank in current.workers.alive}
     stats = {pid: stat for pid in find_descendants(ranks.keys(), since=0) if (stat := read_stat(pid)) is not None}
     children = dict.fromkeys(ranks.values(), 0)
+    computing: set[int] = set()
     moved = {rank: -received.get(rank, 0) for rank in ranks.values()}
     for pid, stat in stats.items():
         leader = pid
@@ -86,12 +89,15 @@ def sample_processes(current: Round) -> dict[int, ProcessSample]:
             leader = above.session if above.session in ranks else above.parent
         if leader in ranks:
             rank = ranks[leader]
-            children[rank] += stat.cpu if pid != leader else 0
+            if pid != leader:
+                children[rank] += stat.cpu
+                computing |= {rank} if stat.state == b"R" else set()
             io = _read_io(pid)
             moved[rank] += sum(io.get(name, 0) for name in _MOVED)
     return {
         rank: ProcessSample(
-            is_running=stats[pid].state == b"R",
+            is_running=is_running(pid),
+            has_running_child=rank in computing,
             wakes=_read_wakes(pid),
             cpu=stats[pid].cpu / _TICK,
             children_cpu=children[rank] / _TICK,
@@ -119,6 +125,7 @@ def make_look(dump: Dump, sample: ProcessSample, answer: str) -> Look:
         collectives=collectives,
         is_open=state == "open",
         is_running=sample.is_running,
+        has_running_child=sample.has_running_child,
         wakes=sample.wakes,
         cpu=sample.cpu,
         children_cpu=sample.children_cpu,

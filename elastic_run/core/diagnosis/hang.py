@@ -73,7 +73,8 @@ class Look:
         place: That place.
         collectives: What the flight recorder has counted; "" where it doesn't tell.
         is_open: Whether it tells of a collective that has not ended.
-        is_running: Whether the main thread has a processor, or waits for one.
+        is_running: Whether a thread of the worker's process has a processor, or waits for one.
+        has_running_child: Whether one of its descendants does so.
         wakes: Times that the main thread has slept and gone on.
         cpu: Seconds of processor time of the worker's process.
         children_cpu: The same of its descendants.
@@ -85,6 +86,7 @@ class Look:
     collectives: str = ""
     is_open: bool = False
     is_running: bool = False
+    has_running_child: bool = False
     wakes: int = 0
     cpu: float = 0.0
     children_cpu: float = 0.0
@@ -245,7 +247,8 @@ def _follow(known: _Rank | None, seen: Look, now: float) -> _Rank:
     if known is None or _has_moved(known.look, seen):
         return _Rank(seen, now, now, now)
     seconds, before = now - known.looked_at, known.look
-    is_working = abs(seen.children_cpu - before.children_cpu) > _allow(seconds)
+    # On a machine with too few processors, a process that computes may get next to no time.
+    is_working = seen.has_running_child or abs(seen.children_cpu - before.children_cpu) > _allow(seconds)
     is_working |= abs(seen.moved - before.moved) > _TRICKLE * seconds
     if is_working and not seen.waits:
         return _Rank(seen, now, now, now)
