@@ -6,6 +6,8 @@ They start nothing on the other hosts: that is for the script.
 
 from __future__ import annotations
 
+import os
+
 from elastic_run.cluster.cpus import read_text
 
 TYPE_CHECKING = False
@@ -29,8 +31,10 @@ def find_job_hosts(environ: Mapping[str, str], hostname: str) -> tuple[str, tupl
         "" and no hosts outside of such a job.
     """
     for variable in HOST_FILES:
-        lines = read_text(environ[variable]).splitlines() if environ.get(variable) else []
-        hosts = tuple(dict.fromkeys(line.split()[0] for line in lines if line.strip()))
+        path = environ.get(variable, "")
+        # A pipe that nobody writes would hold the launcher up.
+        lines = read_text(path).splitlines() if os.path.isfile(path) else []
+        hosts = tuple(dict.fromkeys(line.split()[0] for line in lines if line.strip() and line.isprintable()))
         if hostname.partition(".")[0] in {host.partition(".")[0] for host in hosts}:
             return variable, hosts
     return "", ()
