@@ -33,10 +33,10 @@ class RunProcsResult:
     """The results and failures of the processes, by local rank.
 
     Args:
-        return_values: Of functions; None for commands.
-        failures: Those that failed.
-        stdouts: Paths of redirected stdout, "" where it isn't.
-        stderrs: The same for stderr.
+        return_values: Return values of functions; None for commands.
+        failures: The failures.
+        stdouts: Paths of redirected stdout, or "".
+        stderrs: Paths of redirected stderr, or "".
     """
 
     return_values: dict[int, Any] = field(default_factory=dict)
@@ -68,11 +68,11 @@ class PContext(abc.ABC):
     """Processes that are started, waited for and stopped together.
 
     Args:
-        name: What they are called in front of tee'd lines.
+        name: Name of the processes in the prefix of tee'd lines.
         entrypoint: A function or a command.
         args: Arguments by local rank.
-        envs: Environment variables by local rank, on top of this process's own.
-        logs_specs: Where output goes.
+        envs: Environment variables by local rank, in addition to this process's own.
+        logs_specs: The files for their output.
         log_line_prefixes: Prefix of tee'd lines by local rank; None for name and local rank.
         duplicate_stdout_filters: Copy tee'd stdout lines that hold one of these into one file.
         duplicate_stderr_filters: The same for stderr.
@@ -129,7 +129,7 @@ class PContext(abc.ABC):
 
     def start(self) -> None:
         """Start the processes; in the main thread, let stop signals raise `SignalException` from now on."""
-        # Not in the middle of a start: some would run that nobody knows yet.
+        # Not during a start: processes that are not registered yet would go on.
         held = HeldSignals(_stop_signals())
         held.hold()
         self._previous_handlers = held.handlers

@@ -4,8 +4,8 @@ Rules
 - spawn starts a fresh interpreter exactly as a command is started (`process.fork_exec`): its own session, the worker's
   environment from its first instruction, no descriptor that it should not have. The function is passed in a file
   without a name, not through a pipe, so that the next worker's start does not wait until this worker has read it.
-- fork copies this process. The child closes what belongs to the launcher (signal handlers, descriptors) before it runs
-  anything else, and then reports that it is ready. It counts as started only after that report.
+- fork copies this process. The child first closes the launcher's signal handlers and descriptors, and then reports that
+  it is ready. It counts as started only after that report.
 - forkserver leaves the start to multiprocessing's server. The process is the server's child, not ours: a descriptor
   tells of its end. It takes its streams, environment and session after the program's main module was imported.
 - A worker calls its function after `StartedFunction.begin`: the guardian must know of the process first.
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     from elastic_run.multiprocessing.process.spawn_options import SpawnOptions
 
-#: What a forked worker writes when it no longer holds anything of the launcher's.
+#: The byte that a forked worker writes when it has closed the launcher's descriptors.
 _READY = b"+"
 _BEGIN = b"+"
 _UNKNOWN_EXIT_CODE = 255
@@ -80,10 +80,10 @@ class StartedFunction:
     """A function worker that runs.
 
     Args:
-        pid: Its process.
-        result: What it will answer.
+        pid: Pid of its process.
+        result: Its result, which comes later.
         start_pipe: The pipe at which it waits.
-        exit: How its end is seen where it is not our child, or None.
+        exit: Observes its end if it is not our child, or None.
     """
 
     pid: int
@@ -113,7 +113,7 @@ def read_value(result: ResultReader, rank: int) -> Any:  # noqa: ANN401 - whatev
         The value; None where it ended without returning, by `os._exit(0)`.
 
     Raises:
-        UnpicklingError: This process can't make the value of what the worker sent.
+        UnpicklingError: This process can't unpickle the value that the worker sent.
     """
     if result.kind != VALUE:
         return None
@@ -285,7 +285,7 @@ def _keep(passed: object) -> object:
 
 
 def _settle(tell_ready: int, mask: Collection[int], on_fork: Callable[[], None]) -> None:
-    """Close what belongs to the launcher, and report that; runs in a forked worker."""
+    """Close the launcher's descriptors, and report that; runs in a forked worker."""
     on_fork()
     set_wakeup_fd(-1)
     restore_signals(mask)
@@ -301,7 +301,7 @@ def _become_worker(
 
     code = 1
     try:
-        # What the program wants to be done at its exit is the program's, not the worker's.
+        # Functions that the program has registered for its exit must not run in the worker.
         atexit._clear()  # noqa: SLF001 - as multiprocessing itself does in newer releases
         _leave_stdin()
         _leave_executors()

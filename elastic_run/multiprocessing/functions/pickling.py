@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 START_METHODS = ("spawn", "fork", "forkserver")
 #: Devices that a forked process can't use once they were initialised; torch's modules of these names say so.
 _DEVICES = ("cuda", "xpu")
-#: What pickle raises for an object that can't be pickled, by kind of object and release of Python.
+#: Errors of pickle for an object that can't be pickled; they differ by kind of object and release of Python.
 _REFUSALS = (pickle.PicklingError, AttributeError, TypeError)
 
 
@@ -52,7 +52,7 @@ def pickle_for_child(*things: object, is_served: bool = False) -> tuple[bytes, l
     """Pickle things, one after the other, as multiprocessing does for a child.
 
     Args:
-        things: What is pickled, one after the other.
+        things: The objects to pickle, one after the other.
         is_served: Whether the child is the fork server's.
 
     Returns:

@@ -2,7 +2,7 @@
 
 `start_processes` and `spawn` return objects that are built on it. Our agent has a loop of its own and does not need it.
 A program that goes on with other work while its processes run has no loop. But their output must be taken, and their
-exits and results must be read, at any moment. Threads that wait use a condition, so nothing polls.
+exits and results must be read, at any moment. Waiting threads use a condition, so nothing polls.
 
 Signals stay with the program: it stops the processes through `stop`.
 """
@@ -43,7 +43,7 @@ class ProcessGroup:
         guardian: Ends the processes should this one die.
         ended: Exit codes by local rank, in the order of the ends.
         stopped: Local ranks that ended because they were told to.
-        results: What function workers answer, by local rank.
+        results: Results of function workers by local rank.
     """
 
     def __init__(self, *, is_daemon: bool = True, say: Callable[[str], None] = lambda _: None) -> None:
@@ -131,7 +131,7 @@ class ProcessGroup:
             for call in self._on_end:
                 call()
         finally:
-            # After a defect too: those who wait must not wait for ever, and the guardian ends what still runs.
+            # After a defect too: waiting threads must not wait for ever. The guardian ends processes that still run.
             for result in self.results.values():
                 result.finish()
             self._guardian_keeper.close(is_clean=self._is_gone)
@@ -150,7 +150,7 @@ class ProcessGroup:
             self.ended[local_rank] = code
             self._news.notify_all()
         if len(self.ended) == len(self._workers.pids):
-            # What they left behind goes with them.
+            # Processes that they left in the background end with them.
             self._stop(signal.SIGTERM, 0.0 if self._is_stopping else KILL_PATIENCE)
 
     def _stop(self, number: int, grace: float) -> None:

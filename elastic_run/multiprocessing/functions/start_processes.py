@@ -144,11 +144,11 @@ def start_processes(  # noqa: PLR0913, PLR0917 - torch's signature
     """Start a process for each entry of `args`.
 
     Args:
-        name: What they are called in front of tee'd lines.
+        name: Name of the processes in the prefix of tee'd lines.
         entrypoint: A function, or a command.
-        args: Arguments by local rank, 0 and up; those of a command become strings.
-        envs: Environment variables by local rank, on top of this process's own.
-        logs_specs: Where output goes.
+        args: Arguments by local rank, from 0; arguments of a command are converted to strings.
+        envs: Environment variables by local rank, in addition to this process's own.
+        logs_specs: The files for their output.
         log_line_prefixes: Prefix of tee'd lines by local rank; None for name and local rank.
         start_method: `start_process`, `fork` or `forkserver`; nothing to a command.
         numa_options: How processes are bound to CPUs, or None.

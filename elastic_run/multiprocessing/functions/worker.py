@@ -39,12 +39,12 @@ class ForkSetup:
     """The steps by which a forked process becomes a worker; an exec'd process needs none of them.
 
     Args:
-        env: Variables on top of those that it was forked with.
-        streams: Descriptor for 1 and for 2; None for those that it keeps. Plain numbers, or, for a fork server, what
-            `multiprocessing.reduction.DupFd` made of them.
-        replaced: Those of 1 and 2 that go to a file or a prefix, so that Python's own stream has to go there too.
+        env: Variables in addition to those of its parent.
+        streams: Descriptors that become 1 and 2; None for a stream that it keeps. Plain numbers, or, for a fork server,
+            objects of `multiprocessing.reduction.DupFd`.
+        replaced: 1 or 2 or both, if they go to a file or a prefix, so that Python's own stream has to go there too.
         affinity: Logical CPUs to run on, or None.
-        stacks: Descriptor to which it writes its stacks, as those of `streams`, and its number in the worker; or None.
+        stacks: Descriptor for its stacks, in the form of `streams`, and its number in the worker; or None.
     """
 
     env: Mapping[str, str]
@@ -99,9 +99,9 @@ class FunctionWorker(Process):
         daemon: As of `multiprocessing.Process`.
 
     Attributes:
-        result: Descriptor for the result: a number, or what `DupFd` made of it.
-        start_pipe: Descriptor of a pipe, ditto: a byte comes when the function may be called.
-        fork_setup: What a forked process has to do first, or None.
+        result: Descriptor for the result: a number, or an object of `DupFd`.
+        start_pipe: Descriptor of a pipe, in the same form: a byte comes when the function may be called.
+        fork_setup: A function that a forked process calls first, or None.
     """
 
     def __init__(
@@ -140,13 +140,13 @@ class FunctionWorker(Process):
             from elastic_run.multiprocessing.errors.own_frames import skip_own_frames  # noqa: PLC0415 - after a failure
 
             shown = error.with_traceback(skip_own_frames(error))
-            sys.last_value = shown  # as the interpreter does: what runs at the end learns that this is a failure
+            sys.last_value = shown  # as the interpreter does, so that exit functions can see the failure
             sys.excepthook(type(shown), shown, shown.__traceback__)
             sys.exit(1)
         try:
             send_result(result, kind, payload)
         except BrokenPipeError:
-            return  # nobody waits for it any more
+            return  # the launcher has gone
         if kind == TRACEBACK:
             sys.exit(1)
 

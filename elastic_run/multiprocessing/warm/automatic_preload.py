@@ -27,7 +27,7 @@ _HEAVY = 4 << 20
 _ENVIRON = frozenset({"environ", "environb"})
 #: Methods of `os.environ` that leave it as it is.
 _READING_METHODS = frozenset({"copy", "get", "items", "keys", "values"})
-#: Functions that change it: of `os`, and the one that is most often called between imports.
+#: Functions that change it: two of `os`, and the function of dotenv that scripts often call between imports.
 _CHANGING_FUNCTIONS = frozenset({"putenv", "unsetenv", "load_dotenv"})
 
 
@@ -35,7 +35,7 @@ def choose_modules(kind: str, program: str) -> list[str]:
     """Return the heavy modules of others that a program imports, in its order.
 
     Args:
-        kind: What Python is about to run: `file`, `module`, `command` or `stdin`.
+        kind: Kind of the program that Python will run: `file`, `module`, `command` or `stdin`.
         program: Its path, name or text.
 
     Returns:
@@ -44,7 +44,7 @@ def choose_modules(kind: str, program: str) -> list[str]:
     try:
         return _choose(_read_source(kind, program))
     except Exception:  # noqa: BLE001 - source may nest too deeply, and finders of others may raise anything
-        return []  # the job runs in any case, and Python will say what is wrong with the program
+        return []  # the job runs in any case, and Python reports the program's mistake
 
 
 def _choose(source: bytes | str) -> list[str]:
@@ -59,7 +59,7 @@ def _choose(source: bytes | str) -> list[str]:
 def _read_source(kind: str, program: str) -> bytes | str:
     if kind == "file":
         if not os.path.isfile(program):
-            return ""  # what comes through a pipe can be read only once, and that is for the program
+            return ""  # a pipe can be read only once, by the program
         with open(program, "rb") as file:
             return file.read()
     if kind == "module":
@@ -83,7 +83,7 @@ def _find_module(name: str) -> ModuleSpec | None:
 
 
 def _imported_names(tree: ast.AST) -> Iterator[str]:
-    """Yield what the program imports until it changes its environment."""
+    """Yield the modules that the program imports until it changes its environment."""
     environ = _names_of_environ(tree)
     for node in _walk(tree):
         if _changes_environment(node, environ):
@@ -95,7 +95,7 @@ def _imported_names(tree: ast.AST) -> Iterator[str]:
 
 
 def _walk(tree: ast.AST) -> Iterator[ast.AST]:
-    """Yield what runs when the program is imported, in the order of the source; a stack, since trees may be deep."""
+    """Yield the nodes that run at an import of the program, in the order of the source. Without recursion."""
     waiting = [tree]
     while waiting:
         node = waiting.pop()
@@ -112,7 +112,7 @@ def _running_parts(node: ast.AST) -> list[ast.AST]:
 
 
 def _truth(test: ast.expr) -> bool | None:
-    """Return what a condition is when the program runs; None where only running it tells."""
+    """Return the value of a condition when the program runs; None if it can't be known before."""
     if isinstance(test, ast.Constant):
         return bool(test.value)
     if isinstance(test, ast.NamedExpr):
@@ -126,7 +126,7 @@ def _truth(test: ast.expr) -> bool | None:
 
 
 def _names_of_environ(tree: ast.AST) -> Collection[str]:
-    """Return `environ` and what else the program calls it."""
+    """Return `environ` and the program's other names for it."""
     names = set(_ENVIRON)
     for node in _walk(tree):
         if isinstance(node, ast.alias) and node.name in _ENVIRON:

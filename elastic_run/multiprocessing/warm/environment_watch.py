@@ -36,9 +36,9 @@ _WORKERS_OWN = frozenset(
         *(contract.ENV_TIMER_FILE, contract.ENV_STOP_TIME),
     )
 )
-#: And those that only some jobs' workers have each their own of.
+#: The same, with variables that differ between workers in some jobs only.
 _WATCHED = _WORKERS_OWN | {contract.ENV_CUDA_VISIBLE_DEVICES}
-#: Modules through which others read.
+#: Modules that read for other modules.
 _READING_FOR_OTHERS = frozenset(("os", "_collections_abc", "collections.abc", "copy"))
 #: Modules that are named for having gone through the environment, where several have.
 _MOST_NAMED = 3
@@ -100,7 +100,7 @@ class EnvironmentWatch:
         self._others_copiers += report["copiers"]
 
     def find_hazard(self, own: Collection[str] = ()) -> str:
-        """Return what workers would miss, as the end of a sentence about a module; empty for nothing."""
+        """Return the variable that workers would miss, as the end of a sentence about a module; or ""."""
         for name, reader in self._reads.items():
             if name in _WORKERS_OWN or name in own:
                 return f"reads {name}, which each worker has its own of (in {reader})"
@@ -123,7 +123,7 @@ class EnvironmentWatch:
 
 
 def _make_marks(environ: Any) -> tuple[Any, ...]:  # noqa: ANN401 - private to `os`
-    """Return name and value of the variable that nobody else knows: as the environment has them, and as copies will."""
+    """Return name and value of the secret variable: the objects of the environment, and those of copies."""
     raw_name = next((raw for raw in environ._data if raw == os.fsencode(contract.ENV_TOKEN)), None)  # noqa: SLF001
     if raw_name is None:
         return ()
@@ -132,7 +132,7 @@ def _make_marks(environ: Any) -> tuple[Any, ...]:  # noqa: ANN401 - private to `
 
 
 def _find_reader() -> str:
-    """Return the module or the .pth file whose code is about to read the environment."""
+    """Return the module or the .pth file whose code reads the environment now."""
     frame = sys._getframe(2)  # noqa: SLF001 - the only way
     while frame.f_back is not None and frame.f_globals.get("__name__") in _READING_FOR_OTHERS:
         frame = frame.f_back

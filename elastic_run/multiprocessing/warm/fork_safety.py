@@ -24,20 +24,20 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
     from typing import Any
 
-#: Beginnings of libraries whose threads take a fork well: pthread_atfork in OpenBLAS (numpy, and torch through it),
+#: Beginnings of libraries whose threads survive a fork: pthread_atfork in OpenBLAS (numpy, and torch through it),
 #: in LLVM's and Intel's OpenMP, which is MKL's, and in Arrow's pools and its jemalloc (pandas, datasets).
 _FORK_SAFE = ("libarrow", "libopenblas", "libscipy_openblas", "libomp", "libiomp5", "libmkl_")
-#: What is at the bottom of every stack, and inside every wait.
+#: Libraries at the bottom of every stack, and inside every wait.
 _EVERYBODYS = ("libc.", "libc-", "ld-linux", "ld-musl", "libpthread", "[vdso]")
 _DEVICES = (
     *("/dev/nvidia", "/dev/nvhost", "/dev/nvmap", "/dev/kfd", "/dev/dri/", "/dev/dxg"),
     *("/dev/accel", "/dev/davinci", "/dev/infiniband/"),
 )
-#: What the kernel keeps behind a descriptor, and what to call it.
+#: Kernel objects behind a descriptor, with their names in a message.
 _SHARED_KINDS = {"socket:": "a socket", "pipe:": "a pipe", "anon_inode:": "a descriptor of the kernel's"}
 _STACK_BYTES = 1 << 14
-#: Seconds in which threads that were just started should wait for work, and between two looks: nothing tells that they
-#: do, and one that is there by the first look, as usual, costs none.
+#: Seconds in which a new thread should begin to wait for work, and seconds between two looks, since nothing reports it.
+#: A thread that waits at the first look, as usual, costs no time.
 _SETTLED = 1.0
 _LOOK = 0.005
 _POINTER_BYTES = 8
@@ -46,10 +46,10 @@ _SHARED = "which all workers would share"
 
 
 class ImportWatch:
-    """Sees what Python's start and imports leave in this process; make it before them, and `close` it afterwards."""
+    """Finds what Python's start and imports leave in this process; made before them, and closed afterwards."""
 
     def __init__(self) -> None:
-        # What Python opens is closed on exec: the rest was there from the beginning.
+        # Python's own descriptors are close-on-exec; the inheritable ones were there from the beginning.
         self._descriptors = {each for each in _list_descriptors().items() if _is_inheritable(each[0])}
         self._memory = set(_list_shared_memory())
         self.environment = EnvironmentWatch()
@@ -59,7 +59,7 @@ class ImportWatch:
         self.environment.close()
 
     def find_hazard(self, own: Collection[int] = (), *, variables: Collection[str] = ()) -> str:
-        """Return what can't be forked, as the end of a sentence about a module; empty for nothing."""
+        """Return the reason why the process can't be forked, as the end of a sentence about a module; or ""."""
         return (
             _find_threads()
             or _find_gpu()
@@ -119,7 +119,7 @@ def _find_temporary_directory() -> str:
 
 
 def _list_shared_memory() -> list[str]:
-    """Return what is mapped so that writing to it is seen by all forks."""
+    """Return the shared writable mappings, whose changes all forks see."""
     return [each.name or "without a name" for each in _list_mappings() if each.rights.startswith("rw-s")]
 
 
@@ -138,7 +138,7 @@ def _find_threads() -> str:
 
 
 def _await_owner(task: str, code: Sequence[_Mapping], give_up_at: float) -> str:
-    """Return the library of a thread, once it waits somewhere: one that is just starting can't be told."""
+    """Return the library of a thread once it waits; before, the library can't be known."""
     while (owner := _find_owner(task, code)) == "" and time.monotonic() < give_up_at:
         time.sleep(_LOOK)
     return owner or "of an unknown library"
@@ -162,9 +162,9 @@ def _list_other_tasks() -> list[str]:
 
 
 def _find_owner(task: str, code: Sequence[_Mapping]) -> str | None:
-    """Return the library that a thread waits in, the first on its stack that isn't everybody's.
+    """Return the library that a thread waits in, the first on its stack that is not in every stack.
 
-    Empty if it can't be told now, None if it never can.
+    Returns "" if it can't be known now, None if it never can.
     """
     try:
         with open(f"/proc/self/task/{task}/syscall", encoding="ascii") as call:

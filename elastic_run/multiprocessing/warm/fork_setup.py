@@ -76,7 +76,7 @@ def start_by_exec(document: dict[str, Any]) -> None:
 def set_up_worker(document: dict[str, Any], template_start: TemplateStart, title: ProcessTitle) -> None:
     """Become a worker, after `begin_session`.
 
-    What the imports have changed in the environment or in the arguments stays, as in a worker that imports by itself.
+    Changes of the imports to the environment or to the arguments stay, as in a worker that imports by itself.
 
     Args:
         document: The worker's `env` and `argv`, all of both, in bytes.
@@ -84,7 +84,7 @@ def set_up_worker(document: dict[str, Any], template_start: TemplateStart, title
         title: This process's.
 
     Raises:
-        Exception: A module has replaced what this takes.
+        Exception: A module has replaced a part of Python that this function needs.
     """
     has_stacks = stack_signal.register_by_environment(document["env"])
     _change_environment(
@@ -122,7 +122,7 @@ def _look_anew() -> None:
 
 
 def _change_environment(before: dict[str, str], now: dict[str, str]) -> None:
-    """Set the worker's variables, in its order, but for those that the imports have changed and it has as before."""
+    """Set the worker's variables in its order, except variables that only the imports have changed."""
     kept = {name for name in (*os.environ, *before) if os.environ.get(name) != before.get(name) == now.get(name)}
     imported = {name: value for name, value in os.environ.items() if name in kept}
     os.environ.clear()
@@ -130,7 +130,7 @@ def _change_environment(before: dict[str, str], now: dict[str, str]) -> None:
 
 
 def _renew_stream(stream: Any, descriptor: int, name: str) -> None:  # noqa: ANN401 - a stream of Python's own
-    """Make a standard stream what Python makes of its descriptor at start: a terminal, a pipe and a file differ.
+    """Set up a standard stream for its descriptor as Python does at start: a terminal, a pipe and a file differ.
 
     The text stream stays the same object, since modules may hold it; what is beneath notes for ever whether it can be
     sought, so it is made anew. Source: create_stdio in CPython's Python/pylifecycle.c.
@@ -152,7 +152,7 @@ def _renew_stream(stream: Any, descriptor: int, name: str) -> None:  # noqa: ANN
 
 
 def _draw_anew() -> None:
-    """Draw again what was drawn at random, or noted, when a module was imported; `random` does so by itself."""
+    """Renew the random values, times and thread ids of imported modules; `random` renews its own after a fork."""
     modules = sys.modules
     if "threading" in modules:
         threading: Any = modules["threading"]

@@ -3,18 +3,18 @@
 Rules
 - It is started with the workers' command line, environment and flags. A line of a .pth file calls `begin`, which leaves
   an audit hook; Python raises the event that the hook waits for when it is about to open the program, with `sys.path`
-  complete and nothing of ours on the stack. The template never comes back from there. Its forks do, and run it.
-  Rejected: to imitate what Python does with a program (runpy runs beneath frames of ours, and differs in `__spec__`,
-  in tracebacks, in what a SyntaxError looks like); to call Py_Main a second time (it keeps the frames, too).
-- Whatever goes wrong here ends the process: a template must never run the program itself. A fork that can't become what
-  exec would give, because a module has replaced what that takes, is exec'd after all.
+  complete and nothing of ours on the stack. The template never returns from the hook. Its forks do, and run the
+  program. Rejected: to imitate Python's start of a program (runpy runs beneath frames of ours, and differs in
+  `__spec__`, in tracebacks, in the look of a SyntaxError); to call Py_Main a second time (it keeps the frames, too).
+- Any error here ends the process: a template must never run the program itself. A fork that can't be set up like an
+  executed worker, because a module has replaced a part of Python, executes Python after all.
 - A **fork helper**, a fork of the template, forks the workers and ends when all of them are there. They become the
   agent's children, since the agent is a subreaper for that moment: real children, whose exit codes survive the
   template, at the price of one fork per round. Rejected: to report exit codes from the template (lost when it is
   killed, and `os.getppid()` isn't the launcher), a fork each in between (twice the price), CLONE_PARENT (the C
   library's fork handlers don't run, and OpenBLAS's threads need theirs).
-- Nothing is imported here that Python hasn't imported itself by then: a worker should find what exec gives, and the
-  modules that the user named.
+- Nothing is imported here that Python hasn't imported itself by then: a worker has the modules of an executed worker,
+  and the modules that the user named.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-#: Python is about to run a file, a module, a command or what comes on stdin.
+#: Begin of the audit events before Python runs a file, a module, a command or stdin.
 _RUNS_PROGRAM = "cpython.run_"
 _MOST_TEXT = 4000
 _LIST_ITERATOR: type = type(iter([]))
@@ -125,7 +125,7 @@ class Template:
         return not hazard
 
     def _import(self, modules: Sequence[str], left_out: Sequence[str], own: Sequence[str]) -> bool:
-        """Import the modules, and tell the agent how that goes; return whether workers can be forked."""
+        """Import the modules, and report the progress to the agent; return whether workers can be forked."""
         import importlib  # noqa: PLC0415 - imported by site already
 
         chosen = self._choose(modules, left_out)
@@ -142,7 +142,7 @@ class Template:
                 self._tell("failed", f"{name} can't be imported ({_describe(error)})")
                 return False
             if hazard := self._watch.find_hazard(variables=own):
-                # What the user didn't name the user can't leave out: another template does without it.
+                # The user can't leave out a module that `auto` chose: another template does without it.
                 kind = "unfit" if name not in modules and len(chosen) > 1 else "failed"
                 self._tell(kind, f"{name} can't be preloaded: it {hazard}", package=_package(name))
                 return False
@@ -234,7 +234,7 @@ class Template:
         try:
             os.write(2, f"elastic-run: --preload: this worker starts cold ({reason})\n".encode(errors="replace"))
         except OSError:
-            pass  # nobody reads its stderr
+            pass  # its stderr has no reader
         fork_setup.start_by_exec(document)
 
 
@@ -253,7 +253,7 @@ def _fork_quietly() -> int:
 
 
 def _freeze() -> None:
-    """Let what is shared stay shared: a collection writes into every object that it looks at.
+    """Keep shared memory shared: a garbage collection writes into every object that it visits.
 
     Up to a worker's end: there Python finds what nobody has closed by a collection, and `__main__` is among what is
     frozen. So files would keep what wasn't written yet, and finalizers wouldn't run.

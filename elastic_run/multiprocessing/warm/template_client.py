@@ -36,8 +36,8 @@ class Fork:
     """A fork that waits to become a worker.
 
     Args:
-        pid: Its process, a child of this one.
-        channel: What it reads its order from.
+        pid: Its pid; it is a child of this process.
+        channel: The socket from which it reads its order.
     """
 
     __slots__ = ("_born", "channel", "pid")
@@ -48,7 +48,7 @@ class Fork:
         self._born = process_table.start_time(pid)
 
     def kill(self) -> None:
-        """End it, unless it has ended and its number is a stranger's."""
+        """End it, unless it has ended and its pid belongs to another process."""
         self.channel.close()
         if not process_table.is_recycled(self.pid, self._born):
             process_table.signal_processes((self.pid,), SIGKILL)
@@ -87,8 +87,8 @@ class TemplateClient:
         is_there: Whether it lives, for all that is known.
         importing: The module that it imports, or was importing when it ended.
         has_imported: Whether it has all its modules.
-        unfit: The package that can't be preloaded and was chosen for the user.
-        forks: Those that wait.
+        unfit: The package that `auto` chose and that can't be preloaded.
+        forks: The waiting forks.
     """
 
     def __init__(self, subreaper: Subreaper, guardian: Guardian, *, on_news: Callable[[str, str], None]) -> None:
@@ -128,19 +128,19 @@ class TemplateClient:
 
         Args:
             argv: The workers' command line.
-            env: The workers' environment, without what differs from worker to worker.
-            modules: What it imports.
+            env: The workers' environment, without variables that differ between workers.
+            modules: The modules to import.
             left_out: Packages that it doesn't choose for `auto`.
-            own: Variables that each worker has its own of, besides those that it always has.
+            own: Further variables that differ between workers.
             affinity: Logical CPUs to run on, or None to inherit.
-            mask: Signals that the workers begin with blocked, or None to inherit what this thread blocks.
+            mask: Signals that are blocked when the workers begin; None for the signals that this thread blocks.
         """
         channel, theirs = messages.open_pair()
         try:
             messages.send(channel, {"modules": list(modules), "left_out": list(left_out), "own": list(own)})
             end = theirs.fileno()
             env = {**env, contract.ENV_TEMPLATE: str(end)}
-            # Its stdout is our stderr: what an import prints is no worker's output.
+            # Its stdout is our stderr: prints of an import are no worker's output.
             closed = inheritable_descriptors()
             self.pid = start_process(argv, env, stdout=2, affinity=affinity, closed=closed, kept=[end], mask=mask)
         except OSError:
@@ -213,7 +213,8 @@ class TemplateClient:
             return
         theirs: list[_socket.socket] = []
         try:
-            # What is beyond the template's own limit the kernel drops; half of that is for what the template has open.
+            # The kernel drops descriptors beyond the template's own limit; half of the limit is for the template's open
+            # files.
             limit, _ = resource.prlimit(self.pid, resource.RLIMIT_NOFILE)
             for _ in range(min(self._wanted, messages.MOST_DESCRIPTORS, max(1, limit // 2))):
                 mine, other = messages.open_pair()
@@ -270,7 +271,7 @@ class TemplateClient:
                 self.forks.append(Fork(born[place], channel))
             else:
                 channel.close()
-                self._wanted = 0  # what there is has to do
+                self._wanted = 0  # the forks that there are have to suffice
         # Refused, or killed: the fork itself, or its fork helper before this process was ready to take it.
         lost = len(ordered) - (len(self.forks) - before)
         if lost and not self._has_refused:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from elastic_run.loop import Loop, Timer
     from elastic_run.multiprocessing.process.guardian import Guardian
 
-#: Seconds after which the user is told what is waited for, and after which it is waited for no longer: imports, forks.
+#: Seconds of waiting after which the user is told; seconds after which imports, and forks, are given up.
 _NOTICE = 15.0
 _IMPORT_PATIENCE = 300.0
 _FORK_PATIENCE = 10.0
@@ -34,8 +34,8 @@ _TRIES = 3
 _PAUSE = 1.0
 #: Seconds that the forks get to disappear at the end.
 _FAREWELL = 2.0
-#: Beginnings of variables that Python and native libraries read when they start or are imported. Where one of them has
-#: changed since the template started, its forks are not what exec would give.
+#: Beginnings of variables that Python and native libraries read when they start or are imported. If one of them has
+#: changed since the template started, its forks differ from workers that are executed.
 _IMPORT_TIME_VARIABLES = (
     *("PYTHON", "LD_", "GLIBC_TUNABLES", "MALLOC_", "LC_", "LANG", "TZ"),
     *("OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "BLIS_"),
@@ -46,11 +46,11 @@ class WorkerPool:
     """The templates of one agent, and their forks.
 
     Args:
-        modules: What the templates import.
-        affinities: Logical CPUs of each worker by local rank; None for those that inherit.
-        guardian: The agent's.
-        own: Variables that each worker has its own of, besides those that it always has.
-        mask: Signals that the workers begin with blocked, or None to inherit what this thread blocks.
+        modules: The modules that the templates import.
+        affinities: Logical CPUs of each worker by local rank; None for a worker that inherits its CPUs.
+        guardian: The agent's guardian.
+        own: Further variables that differ between workers.
+        mask: Signals that are blocked when the workers begin; None for the signals that this thread blocks.
 
     Raises:
         OSError: There can be no warm workers on this system.
@@ -92,7 +92,7 @@ class WorkerPool:
 
         Args:
             argv: The workers' command line, or one of them.
-            env: Their environment, without what differs from worker to worker.
+            env: Their environment, without variables that differ between workers.
         """
         self._argv, self._env, self._directory = argv, dict(env), os.stat(os.curdir)
         self._start_templates()
@@ -130,7 +130,7 @@ class WorkerPool:
         """Call when there is nothing to wait for any more, from the loop.
 
         Args:
-            callback: What to call; it takes the place of one that waits already.
+            callback: The function to call; it replaces a waiting one.
         """
         self._waiter = callback
         if self._loop is not None and not self._timers:
