@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,10 +17,10 @@ from elastic_run import contract
 from elastic_run.agent.driver.flight_recorder import FILE_PREFIX, FlightRecorder
 from elastic_run.diagnosis.dump_files import find_dumps
 from elastic_run.multiprocessing.output.logs import LogsDest
+from tests.support.wait import stretched
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from tests.support.launch import Launched
 
@@ -109,3 +112,20 @@ def test_workers_without_torch_are_left_alone(launch: Callable[..., Launched], t
     job = launch("--flight-recorder", script)
     assert job.wait_exit() == 3
     assert "recorder" not in job.stderr
+
+
+def test_a_second_interrupt_does_not_wait_for_dumps(
+    script: Path, launch: Callable[..., Launched], tmp_path: Path
+) -> None:
+    """A rank that is stopped does not write its dump; the launcher goes on meanwhile, and hears the second Ctrl-C."""
+    job = launch("--nproc-per-node=3", "--flight-recorder", f"--log-dir={tmp_path}", script, "sleep")
+    job.wait_lines("joined|late", count=3, deadline=120)
+    children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text(encoding="utf-8").split()
+    workers = [pid for pid in map(int, children) if b"train.py" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    os.kill(workers[-1], signal.SIGSTOP)
+    job.send(signal.SIGINT)
+    job.wait_line("SIGINT received")
+    began = time.monotonic()
+    job.send(signal.SIGINT)
+    assert job.wait_exit() == 130
+    assert time.monotonic() - began < stretched(1.5)
