@@ -12,13 +12,13 @@
 | `gpu_memory` | waits until the GPUs have taken back the old workers' memory |
 | `fault_injection` | injects the faults of --inject-fault |
 | `hang_detection` | watches a round for a hang |
-| `hang_reaction` | tells that the job hangs, and does what --hang-action says |
-| `hang_signs` | what the hang detection reads of the workers |
+| `hang_reaction` | tells that the job hangs, and performs --hang-action |
+| `hang_signs` | reads the workers' signs of progress for the hang detection |
 | `held_round` | a formed round that waits for its warm workers |
 | `job` | this node's part in a job of several nodes |
 | `job_exit_code` | chooses the launcher's exit code from the verdict and the root cause |
 | `joining` | joins a round, through the job or through a rendezvous handler |
-| `last_output` | when a worker has last written, and what |
+| `last_output` | time and text of a worker's last output |
 | `observation` | passes events to the event log and the metrics, once the workers run |
 | `preload` | starts the templates of warm workers |
 | `quiet_watch` | says that nothing happens in a round any more |

@@ -36,7 +36,7 @@ class RecorderQuestion:
     Args:
         loop: The agent's.
         sockets: Name of each worker's socket by local rank.
-        question: What is asked.
+        question: The question.
         patience: Seconds after which no answer is waited for any longer.
         on_done: Gets the answers that are whole, by local rank, once.
     """
@@ -156,7 +156,7 @@ class FlightRecorder:
         return {local_rank: self._socket_name(local_rank) for local_rank in self._paths}
 
     def explain(self, *, is_whole_job: bool) -> RecorderFinding | None:
-        """Return what the dumps of the last round say is the cause, or None.
+        """Return the cause that the dumps of the last round show, or None.
 
         Args:
             is_whole_job: Whether this node has all ranks of the job; else a rank without dump says nothing.

@@ -1,7 +1,7 @@
 """Watches one round for a hang: reads signs at each tick, takes looks, and brings both to `core.diagnosis.hang`.
 
-Runs only with --hang-timeout. A look asks all workers that run for their stacks, and their flight recorders for the
-number of collectives; what the processes did is read before, since the answer takes processor time itself.
+Runs only with --hang-timeout. A look asks all running workers for their stacks, and their flight recorders for the
+number of collectives. The activity of the processes is read before, since the answers take processor time themselves.
 
 In a job of several nodes, a node whose own ranks are still for the timeout asks all nodes, and judges all ranks
 together. In a large job only the node with rank 0 asks.
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from elastic_run.core.diagnosis.stack_groups import Dump
     from elastic_run.loop import Loop, Timer
 
-#: Seconds that workers get for their stacks: a verdict waits for that.
+#: Seconds that workers get for their stacks; a verdict waits for them.
 _PATIENCE = 1.5
 #: Seconds that other nodes get to answer, and that a question takes at most.
 _NODE_PATIENCE = 2.0
@@ -108,7 +108,7 @@ class HangDetection:
         self._timer.cancel()
 
     def describe(self) -> dict[str, Any]:
-        """Return what the other nodes need to know of this node's ranks, as of the last look."""
+        """Return the stillness of this node's ranks at the last look, for the other nodes."""
         timeout = self._watch.timeout if self._watch.signs or self._is_closed else NOT_YET
         workers = []
         if not self._is_closed:
@@ -120,7 +120,7 @@ class HangDetection:
         return {"round": self._round.number, "timeout": timeout, "workers": workers}
 
     def _measure(self) -> dict[int, Stillness]:
-        """Return for how long each rank had been still at the last look: nobody knows where it is since."""
+        """Return for how long each rank had been still at the last look; its place since then is unknown."""
         at = self._watch.looked_at
         return hang.measure(self._watch, self._loop.now() if at is None else at)
 

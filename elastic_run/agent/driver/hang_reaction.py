@@ -1,7 +1,7 @@
-"""Tells the user that the job hangs, and does what --hang-action says.
+"""Tells the user that the job hangs, and performs --hang-action.
 
-The places of the ranks are told at once; what the flight recorder says follows when its dumps are written, within
-seconds in which the loop goes on. Then the workers are stopped, where the user wants that.
+The places of the ranks are told at once. The finding of the flight recorder follows when its dumps are written, seconds
+later; the loop goes on in between. Then the workers are stopped if the user wants that.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class HangReaction:
     """The reaction to one hang.
 
     Args:
-        context: The workers, and what the user asked for.
+        context: The workers and the user's settings.
         job: This node's part in a job of several nodes, or None: the node with rank 0 decides there.
-        loop: The agent's.
+        loop: The agent's loop.
         say: Tells the user a line.
         write: Writes stacks into a file, and returns its path or "".
-        stop: Stops the round if it still runs: takes the end of the worker that the others wait for, in place of what
-            becomes of that worker, and the event that stops the round.
+        stop: Stops the round if it still runs: takes an end for the worker that the others wait for, which replaces
+            the real one, and the event that stops the round.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class HangReaction:
         self._stop = stop
 
     def react(self, current: Round, found: Hang) -> None:
-        """Tell of a hang, and begin to do what follows."""
+        """Tell the user of a hang, and begin the action."""
         for line in hang_lines.verdict(found.ranks):
             self._say(line)
         path = self._write(found.dumps)
@@ -73,7 +73,7 @@ class HangReaction:
         recorder.collect(self._loop, lambda: self._explain(current, found, path))
 
     def _explain(self, current: Round, found: Hang, path: str) -> None:
-        """Read the dumps in a thread: those of many ranks take longer than the loop may stand still."""
+        """Read the dumps in a thread: dumps of many ranks take longer than the loop may be blocked."""
         recorder, group = self._context.flight_recorder, self._context.group
         is_whole_job = group.workers[0].world_size == len(group.workers)
 

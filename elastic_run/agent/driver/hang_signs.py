@@ -1,7 +1,7 @@
-"""What the hang detection reads of this node's workers: signs of progress, and what their processes do.
+"""Reads this node's workers for the hang detection: signs of progress, and the activity of their processes.
 
-Everything comes from /proc, from the output that passes through this process, and from one file for each worker's
-heartbeats. What a worker writes for its stacks is no output of its.
+The sources are /proc, the output that passes through this process, and a file with each worker's heartbeats. A worker's
+text of its stacks does not count as output.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 
 _TICK = os.sysconf("SC_CLK_TCK")
 _WRITTEN = "wchar"
-#: Of the first thread, in /proc/PID/status.
+#: Switches of the first thread, in /proc/PID/status.
 _WAKES = b"voluntary_ctxt_switches:"
 _MOVED = ("rchar", "wchar", "read_bytes", "write_bytes")
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessSample:
-    """What the processes of one worker have done so far.
+    """The activity of one worker's processes so far.
 
     Args:
         is_running: Whether a thread of the worker's process has a processor, or waits for one.
-        has_running_child: Whether one of its descendants does so.
-        wakes: Times that the worker's main thread has slept and gone on.
+        has_running_child: Whether the same holds for one of its descendants.
+        wakes: Number of times that the worker's main thread has slept and gone on.
         cpu: Seconds of processor time of the worker's process.
-        children_cpu: The same of its descendants.
-        moved: Bytes that all of them have read and written, but for the worker's stacks.
+        children_cpu: Seconds of processor time of its descendants.
+        moved: Bytes that all of them have read and written, without the worker's stacks.
     """
 
     is_running: bool
@@ -75,7 +75,7 @@ def read_signs(current: Round, heartbeats: Mapping[int, str]) -> dict[int, Signs
 
 
 def sample_processes(current: Round) -> dict[int, ProcessSample]:
-    """Return what the processes of the workers that run have done, by local rank."""
+    """Return the activity of the running workers' processes by local rank."""
     received = current.listen_for_stacks().received
     ranks = {current.workers.pids[rank]: rank for rank in current.workers.alive}
     stats = {pid: stat for pid in find_descendants(ranks.keys(), since=0) if (stat := read_stat(pid)) is not None}
@@ -109,12 +109,12 @@ def sample_processes(current: Round) -> dict[int, ProcessSample]:
 
 
 def make_look(dump: Dump, sample: ProcessSample, answer: str) -> Look:
-    """Put together what a look has shown of a worker.
+    """Return the look at one worker.
 
     Args:
         dump: Its stacks.
-        sample: What its processes had done before.
-        answer: What its flight recorder says: `open` or `done`, and its numbers; or "".
+        sample: The activity of its processes before the look.
+        answer: The answer of its flight recorder: `open` or `done`, and its numbers; or "".
     """
     stacks = parse_stacks(dump.text)
     frames = () if stacks.main is None else stacks.main.frames

@@ -101,8 +101,8 @@ class MultiNodeJob:
         place: This node's place in the current round, or None before the first.
         halt: Why the job has stopped its last round, in words.
         use_agent_store: Whether rank 0's agent serves the workers' store of the current round.
-        answer: Gives this node's answer to a question of `core.protocol.node_status` to a function, a moment later, or
-            None while nobody can.
+        answer: Passes this node's answer to a question of `core.protocol.node_status` to a function, a moment later. The
+            attribute is None before the control socket is open.
     """
 
     def __init__(

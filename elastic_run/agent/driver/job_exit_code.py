@@ -38,7 +38,7 @@ def failure_of(root: WorkerEnd, uptime: float, rules: Sequence[Rule] = ()) -> Fa
     Args:
         root: The worker that failed first.
         uptime: Seconds that the round lived.
-        rules: The user's rules, one of which may decide what follows.
+        rules: The user's rules; one of them may decide whether the job is restarted.
     """
     from elastic_run.core.failure.diagnose import find_rule, last_words  # noqa: PLC0415 - only after a failure
     from elastic_run.core.failure.root_cause import failure_signature, is_deterministic  # noqa: PLC0415

@@ -484,14 +484,14 @@ class Supervisor:
 
                 inject_faults(self._options.faults, started, self._group, loop=self._loop, say=self.console.say)
             self._observation.tell(lambda recorder, moment: recorder.workers_started(moment, started))
-        # Not now: while their modules are imported, nobody would pass on the workers' first lines.
+        # Later: while its modules are imported, the workers' first lines would have to wait.
         self._loop.call_later(_FIRST_LINES, self._observation.begin)
         self._round.output.resize()  # the window may have changed since the workers' terminals got its size
         if self._options.is_whole_process:
             self._context.adopt_orphans()
             self._begin_to_reap()
             gc.enable()
-        # Now the workers need the processors. What makes a failure's answer quicker waits until they are up.
+        # Now the workers need the processors. Preparations for a quick answer to a failure wait until they are up.
         self._loop.call_later(_SETTLED, self._prepare_for_failure)
         if self._context.worker_pool is not None:
             self._loop.call_later(_SETTLED, self._context.worker_pool.tell_sharing)
