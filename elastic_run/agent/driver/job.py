@@ -101,7 +101,7 @@ class MultiNodeJob:
         place: This node's place in the current round, or None before the first.
         halt: Why the job has stopped its last round, in words.
         use_agent_store: Whether rank 0's agent serves the workers' store of the current round.
-        answer: Passes this node's answer to a question of `core.protocol.node_status` to a function, a moment later. The
+        answer: Passes this node's answer to a question of `core.protocol.node_status` to a function, a bit later. The
             attribute is None before the control socket is open.
     """
 

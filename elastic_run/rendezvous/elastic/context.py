@@ -113,19 +113,28 @@ class SenderState:
 
 @dataclass(slots=True)
 class SessionSignals:
-    """What one thread of a session tells another.
+    """The messages between the threads of one session: for each, which thread sets it and which thread reads it.
+
+    *The member's thread* is the thread that performs the member's command: as a rule the log reader, which brings the
+    member its decisions.
 
     Args:
-        closing: Set when the threads are to end; by the agent's thread.
-        is_leaving: Whether the agent said that it goes.
-        wake: Wakes the sender.
-        has_sent: Set whenever the store has confirmed what was to be said; by the sender.
-        has_failed_over: Set when the coordinator has told that the store moves.
-        has_lost_log: Whether the log reader's connection has broken; the sender, which it wakes, looks at the store.
-        failover_to: Where the store goes on, as its host said before it went; the sender goes there.
-        formed_at: Monotonic seconds at which this node read that its last round was formed, None before the first.
-        fenced_for: Seconds without a confirmed beat after which the fence stopped the workers, 0.0 while it has not.
-        has_told_full: Whether the user knows that the store has no room for another connection of this node.
+        closing: The session ends. The agent's thread sets it; all threads read it.
+        is_leaving: The agent leaves the job. The agent's thread sets it; the sender and the closing thread read it.
+        wake: The sender has something to do. Every thread sets it; the sender clears it.
+        has_sent: The store has confirmed all facts. The sender sets it; the closing thread waits for it and clears it.
+        has_failed_over: A decision to move the store was read. The member's thread sets it; the closing thread waits
+            for it.
+        has_lost_log: The log reader's connection has broken. The log reader sets it; the sender checks the store, and
+            clears it.
+        failover_to: The endpoint to which the store moves, or None. The member's thread sets it; the sender goes there,
+            and clears it.
+        formed_at: Monotonic seconds at which this node read that its last round was formed, or None. The member's
+            thread sets it; the sender reads it.
+        fenced_for: Seconds without a confirmed heartbeat after which the fence stopped the workers, or 0.0. The fence
+            sets it; the sender reads it, and clears it after a heartbeat.
+        has_told_full: Whether the user knows that the store has no room for another connection of this node. The first
+            thread that is refused sets it.
     """
 
     closing: threading.Event = field(default_factory=threading.Event)
