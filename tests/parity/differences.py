@@ -100,6 +100,13 @@ def _keeps_output(case: Case) -> bool:
     return re.search("--log[-_]dir", text) is not None and not re.search(r"-(?:-tee|-redirects|t|r)[ =]?\d", text)
 
 
+def _shares_stdout(case: Case) -> bool:
+    """Whether workers share stdout with stderr, or with each other."""
+    words = (*case.arguments, *(f"{name}={value}" for name, value in case.env.items()))
+    has_several = re.search(r"(?i)nproc[-_]per(?:[-_]node)?[ =][2-9]", " ".join(words)) is not None
+    return case.is_merged or case.on_terminal or has_several
+
+
 def _is_own_file(case: Case, key: str, theirs: Any, ours: Any) -> bool:  # noqa: ANN401 - JSON
     kept = ("/stdout.log", "/stderr.log") if _keeps_output(case) else ()
     own = ("/failure.json", "/events.jsonl", "/latest", *kept)
@@ -257,7 +264,7 @@ DIFFERENCES = (
         documented="under `2>&1` and on a terminal stdout takes the same way",
         seen_in="streams merged",
         covers=lambda case, key, theirs, ours: (
-            key.endswith(": stdout is the launcher's") and theirs and not ours and (case.is_merged or case.on_terminal)
+            key.endswith(": stdout is the launcher's") and theirs and not ours and _shares_stdout(case)
         ),
     ),
     Difference(

@@ -11,7 +11,7 @@ import os
 import time
 
 from elastic_run.agent.driver.environment import worker_environments
-from elastic_run.multiprocessing.output.descriptors import is_log
+from elastic_run.multiprocessing.output.descriptors import STDOUT, is_log, is_read_in_lines
 from elastic_run.multiprocessing.output.wiring import Wiring
 from elastic_run.multiprocessing.starter import WorkerStarter
 from elastic_run.records import dataclass, field
@@ -108,7 +108,8 @@ def _launch(
     )
     starter.descriptor_limit = context.worker_limit
     starter.has_stacks = context.has_room_for_stacks
-    launched.wiring.is_stdout_passed = _is_any_stdout_passed(launched.logs)
+    is_shared = len(group.workers) > 1 and is_read_in_lines(STDOUT)
+    launched.wiring.is_stdout_passed = is_shared or _is_any_stdout_passed(launched.logs)
     context.serve_timers(envs)
     context.switch_on_recorders(envs, launched.logs)
     if not context.guardian.pid:

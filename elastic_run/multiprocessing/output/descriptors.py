@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import stat
 import sys
 
 STDOUT = 1
@@ -127,6 +128,12 @@ def describe_descriptor(fd: int) -> str:
     if kind in ("pipe", "socket"):
         return f"{name}, a {kind}"
     return f"{name}, {place!r}" if " " in place else f"{name}, {place}"
+
+
+def is_read_in_lines(fd: int) -> bool:
+    """Whether a descriptor leads to a reader of lines: a file, a pipe or a socket, and no terminal or /dev/null."""
+    mode = os.fstat(fd).st_mode
+    return stat.S_ISREG(mode) or stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
 
 
 def is_same_file(first: int, second: int) -> bool:

@@ -6,10 +6,10 @@ Each of a worker's stdout and stderr is one of
 - tee'd: a pipe; the launcher writes the file, and whole lines with a prefix to the console;
 - captured (stderr on the console): a pipe or, on a terminal, a raw pseudo-terminal; the launcher passes every byte on
   unchanged and keeps the end for the report. Stdout is captured too if the launcher itself writes to its place: if
-  stdout and stderr are the same file, or if another worker's stdout is tee'd. Otherwise two writers would tear each
-  other's lines. If both streams of a worker go to the same file, they are one channel, so that they keep their order.
-  With --log-dir alone, all shown output is captured, and the launcher writes it to a file as well. A channel of both
-  streams goes to the file of stdout; the file of stderr is a link to it;
+  stdout and stderr are the same file, or if another worker's stdout is tee'd; and if several workers share a file or a
+  pipe. Otherwise two writers would tear each other's lines. If both streams of a worker go to the same file, they are
+  one channel, so that they keep their order. With --log-dir alone, all shown output is captured, and the launcher
+  writes it to a file as well. A channel of both streams goes to the file of stdout; the file of stderr is a link to it;
 - muted (stderr of a rank that --local-ranks-filter leaves out): a pipe of which only the end is kept, for the report.
 
 `worker_output` reads the pipes; it is imported while the workers start. Redirects and tee append to existing files, and
@@ -72,7 +72,8 @@ class Wiring:
         capture: Whether output for the console may pass through the launcher without --tee.
 
     Attributes:
-        is_stdout_passed: Whether any worker's stdout is tee'd or kept in this round; to be set before the first `open`.
+        is_stdout_passed: Whether any worker's stdout is tee'd, kept, or shared with another worker in this round; to be
+            set before the first `open`.
         lines: The launcher's ends by local rank.
         redirects: Paths of redirected stderr by local rank.
         stacks: The pipes for the workers' stacks by local rank.

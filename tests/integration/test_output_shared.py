@@ -1,0 +1,76 @@
+"""Several workers with one stdout that is no terminal: lines stay whole without --tee."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.launch import ELASTIC_RUN, clean_environment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.support.launch import Launched
+
+    Launch = Callable[..., Launched]
+    Worker = Callable[[str], Path]
+
+#: Writes text and newline apart, as `print` does under `python -u`, and both streams at once.
+_TORN = """
+for number in range(300):
+    for fd, name in ((1, "out"), (2, "err")):
+        os.write(fd, f"{name} {rank} {number} {'x' * 80}".encode())
+        os.write(fd, bytes([10]))
+"""
+_WHOLE = re.compile(r"out \d \d+ x{80}")
+
+
+@pytest.mark.parametrize("kind", ["file", "pipe"])
+def test_lines_of_workers_that_share_stdout_are_whole(kind: str, worker: Worker, tmp_path: Path) -> None:
+    """Each line of each rank is there once, whichever of them writes at the same time."""
+    path = tmp_path / "out"
+    command = [*ELASTIC_RUN, "--nproc-per-node=4", str(worker(_TORN))]
+    if kind == "file":
+        with path.open("wb") as file:
+            job = subprocess.run(
+                command, stdout=file, stderr=subprocess.DEVNULL, env=clean_environment({}), timeout=120, check=False
+            )
+        text = path.read_text(encoding="utf-8")
+    else:
+        job = subprocess.run(command, capture_output=True, env=clean_environment({}), timeout=120, check=False)
+        text = job.stdout.decode()
+    assert job.returncode == 0
+    lines = text.splitlines()
+    assert [line for line in lines if not _WHOLE.fullmatch(line)] == []
+    assert sorted(lines) == sorted(f"out {rank} {number} {'x' * 80}" for rank in range(4) for number in range(300))
+
+
+def test_a_line_without_end_does_not_hold_the_others(launch: Launch, worker: Worker, tmp_path: Path) -> None:
+    """A prompt is shown while its worker waits, and so is what another rank writes behind it."""
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    body = f"""
+    if rank == 0:
+        os.write(1, b"name? ")
+        open({str(gate)!r}).read()
+    else:
+        time.sleep(0.3)
+        say("the other rank")
+        open({str(gate)!r}, "w").close()
+    """
+    job = launch("--nproc-per-node=2", worker(body))
+    assert job.wait_exit() == 0
+    assert job.stdout.replace("\n", "") in ("name? the other rank", "the other rankname? ")
+
+
+@pytest.mark.parametrize("flags", [("--nproc-per-node=1",), ("--nproc-per-node=2", "--no-capture")], ids=" ".join)
+def test_one_worker_has_the_launchers_own_stdout(launch: Launch, worker: Worker, flags: tuple[str, ...]) -> None:
+    """So do several with --no-capture."""
+    job = launch(*flags, worker("say(os.readlink('/proc/self/fd/1') == os.readlink(f'/proc/{os.getppid()}/fd/1'))"))
+    assert job.wait_exit() == 0
+    assert set(job.stdout.split()) == {"True"}
