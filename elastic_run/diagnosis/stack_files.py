@@ -37,8 +37,13 @@ def write_stacks(directory: str, dumps: Mapping[int, Dump]) -> str:
         except FileExistsError:
             number += 1
             continue
-        with file:
-            file.write(text)
+        try:
+            with file:
+                file.write(text)
+        except OSError:
+            if not os.path.getsize(path):  # a full disk: an empty file would tell nothing
+                os.unlink(path)
+            raise
         return path
 
 

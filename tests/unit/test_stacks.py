@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import pytest
@@ -175,3 +176,15 @@ def test_files_of_stacks_are_never_overwritten(tmp_path: Path) -> None:
     assert [Path(path).name for path in paths] == ["stacks.txt", "stacks.1.txt", "stacks.2.txt"]
     text = render_stacks({1: Dump(problem="is stopped", details="thread 7"), 0: Dump(_LOADS)}, "now")
     assert text == f"Stacks of 2 workers, now\n\n=== rank 0\n{_LOADS}\n=== rank 1: is stopped\nthread 7\n"
+
+
+def test_a_full_disk_leaves_no_empty_file(tmp_path: Path) -> None:
+    """The error comes out; a file of nothing would look like stacks."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            write_stacks(str(tmp_path), {0: Dump(problem="is stopped")})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list(tmp_path.iterdir()) == []
