@@ -117,7 +117,7 @@ def script(tmp_path: Path) -> Callable[[str], Path]:
             ["--inject-fault=stop@8s:rank=2", "--shutdown-timeout=2"],
             "rank 2 is stopped (SIGSTOP, ",
         ),
-        (_HOLDS_THE_LOCK, ["--hang-timeout=1"], "rank 1 is in count (train.py:"),
+        pytest.param(*(_HOLDS_THE_LOCK, ["--hang-timeout=1"], "rank 1 is in count (train.py:"), marks=pytest.mark.long),
         (_MISMATCH, [], "all_reduce (train.py:"),
         (_LOADER, [], "rank 0 is in "),
     ],
@@ -187,7 +187,7 @@ def start_nodes(launch: Launch, *words: str | Path) -> list[Launched]:
     return [launch(*place, "--hang-timeout=4", *words) for _ in range(2)]
 
 
-@pytest.mark.parametrize("action", ["report", "restart", "fail"])
+@pytest.mark.parametrize("action", ["report", "restart", pytest.param("fail", marks=pytest.mark.long)])
 def test_the_ranks_of_all_nodes_are_judged_together(
     action: str, script: Callable[[str], Path], launch: Launch, tmp_path: Path
 ) -> None:
