@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 #: Lines of a report within which the cause should stand, the title included.
 FIRST_LINES = 5
 _TITLE = re.compile(r"^-- elastic-run: ")
-_TORCHRUN = re.compile(r"^={20,}$")
+#: torchrun lists the other failures before the one that it takes for the cause.
+_TORCHRUN = re.compile(r"^Root Cause \(first observed failure\)")
 _RANK = re.compile(r"\branks?\s*:?\s*(\d+)(?![\d-]|, \d)")
 _RANKS = re.compile(r"\branks?\s*:?\s*\d")
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
@@ -73,7 +74,7 @@ def closing_lines(output: str) -> list[str]:
     lines = _COLOUR.sub("", output).splitlines()
     starts = [index for index, line in enumerate(lines) if _TITLE.match(line)]
     if not starts:
-        starts = [index for index, line in enumerate(lines) if _TORCHRUN.match(line.strip())][:1]
+        starts = [index for index, line in enumerate(lines) if _TORCHRUN.match(line.strip())]
     return lines[starts[-1] :] if starts else []
 
 
