@@ -1,4 +1,4 @@
-"""Every name that somebody outside depends on: environment variables, exit codes, file names.
+"""Every name and default that somebody outside depends on: environment variables, exit codes, file names, ports.
 
 Rules: constants only, standard library only, no behaviour. A name that torch 2.13 uses keeps torch's spelling; a
 name of our own starts with ``ELASTIC_RUN_``. A scheduler may decide by the exit codes, so a code is never reused.

@@ -127,7 +127,7 @@ class History:
             root = self._find_hidden_cause()
         if root is None or self._round is None:
             return None
-        from elastic_run.report.root_cause import encode_root_cause  # noqa: PLC0415 - only after a failure
+        from elastic_run.report.root_cause_document import encode_root_cause  # noqa: PLC0415 - only after a failure
 
         return encode_root_cause(root, failure or failure_of(root, self._round.uptime, self._read_rules()))
 
@@ -147,7 +147,7 @@ class History:
         """
         self._versions = versions
         from elastic_run.report import Attempt  # noqa: PLC0415
-        from elastic_run.report.root_cause import decode_root_cause  # noqa: PLC0415 - only at the end
+        from elastic_run.report.root_cause_document import decode_root_cause  # noqa: PLC0415 - only at the end
 
         root = decode_root_cause(end.root)
         # On the node that had it, it is one of the ends that are known here; but a hang is not told by the end.

@@ -17,7 +17,7 @@
 | `lines` | the lines of the launcher while the job runs |
 | `memory` | counts the kills of the kernel's OOM killer while the job ran |
 | `other_workers` | how the workers ended that are not the root cause |
-| `root_cause` | a root cause as a document for the other nodes, and back |
+| `root_cause_document` | a root cause as a document for the other nodes, and back |
 | `stack_lines` | the lines that say where the workers are |
 | `status_table` | the text of `elastic-run status`: a row for each worker, and which stand out |
 | `text` | printable text: width in columns, wrapping, shortening |

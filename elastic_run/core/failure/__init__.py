@@ -5,7 +5,7 @@
 | `diagnose` | evidence to causes, the likeliest first |
 | `evidence` | what is known of a failed attempt, and a cause that follows from it |
 | `exception_text` | an exception as a worker wrote it down |
-| `remedies` | what helps against a signal or an exit code |
+| `exit_code_hints` | what helps against a signal or an exit code |
 | `root_cause` | the end of a worker; which end is the root cause; whether two failures are the same |
 | `secondary_failures` | what torch writes on a rank whose peer has failed |
 | `torn_names` | the name of an exception in a line that other threads wrote into |

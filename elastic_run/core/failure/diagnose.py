@@ -27,7 +27,7 @@ from elastic_run.core.failure.evidence import (
     POSSIBLE,
     Cause,
 )
-from elastic_run.core.failure.remedies import help_against_end
+from elastic_run.core.failure.exit_code_hints import help_against_end
 from elastic_run.core.failure.root_cause import failure_signature, is_secondary
 
 TYPE_CHECKING = False

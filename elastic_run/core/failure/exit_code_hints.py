@@ -1,4 +1,4 @@
-"""What helps against a worker's end that says nothing: a signal, an exit code. Pure."""
+"""The hint for a worker's end that says nothing but its number: a signal, an exit code. Pure."""
 
 from __future__ import annotations
 
