@@ -78,9 +78,11 @@ def test_an_exit_code_takes_the_first_node_out(slurm: SlurmCluster, tmp_path: Pa
 
 def test_a_failed_check_takes_one_node_out(slurm: SlurmCluster, tmp_path: Path) -> None:
     """A node of the step that is unhealthy from the beginning ends with 210; the others begin without it."""
-    (tmp_path / "check").write_text("#!/bin/sh\ntest $SLURM_NODEID != 1 || { echo GPU 3 is lost; exit 1; }\n")
+    others_wait = "until grep -q 'waiting: 2/3' job.log; do sleep 0.1; done"
+    check = f"#!/bin/sh\ntest $SLURM_NODEID = 1 || exit 0\n{others_wait}\necho GPU 3 is lost; exit 1\n"
+    (tmp_path / "check").write_text(check, encoding="utf-8")
     (tmp_path / "check").chmod(0o755)
-    step = STEP.format(flags="--nnodes=2:3 --rdzv-conf=last_call_timeout=3 --health-check=./check")
+    step = STEP.format(flags="--nnodes=2:3 --rdzv-conf=last_call_timeout=16 --health-check=./check")
     log = run_batch(slurm, tmp_path, step)
     assert read_ends(log) == ["0 with 0", f"1 with {contract.EXIT_UNHEALTHY}", "2 with 0"], log
     assert sorted(re.findall(r"trained (\d of 2)", log)) == ["0 of 2", "1 of 2"], log
