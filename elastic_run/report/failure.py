@@ -110,11 +110,17 @@ def render(result: JobResult, *, width: int = WIDTH, color: bool = False) -> lis
 
 
 def _shorten(sections: list[_Section], most: int) -> None:
-    """Shorten the longest of the sections that can spare lines, until all sections fit."""
+    """Shorten the longest of the sections that can spare lines, then of all but the logs, until all sections fit.
+
+    Each section keeps a line, so a report may be longer where that is not enough.
+    """
     spare = [section for section in sections if section.label in _SPARE]
-    while sum(len(section.lines) for section in sections) > most:
-        longest = max(spare, key=lambda section: len(section.lines))
-        del longest.lines[len(longest.lines) // 2]
+    for shortened in (spare, [section for section in sections if section.label != "logs"]):
+        while sum(len(section.lines) for section in sections) > most:
+            longest = max(shortened, key=lambda section: len(section.lines), default=None)
+            if longest is None or len(longest.lines) < 2:  # noqa: PLR2004 - one line is kept
+                break
+            del longest.lines[len(longest.lines) // 2]
 
 
 def _title(result: JobResult, width: int, *, color: bool) -> str:

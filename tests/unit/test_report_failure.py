@@ -309,7 +309,7 @@ def test_colour_changes_nothing_but_colour() -> None:
     assert coloured[0].startswith("\x1b[1m\x1b[31m-- elastic-run")
 
 
-def worst() -> JobResult:
+def worst(**more: object) -> JobResult:
     """Return an ending of which every part is as long, as many and as odd as can be."""
     lines = (*(f'  File "/{GARBAGE}", line {number}, in f' for number in range(90)), GARBAGE)
     failed = [
@@ -333,6 +333,7 @@ def worst() -> JobResult:
         ),
         survivors=tuple((number, GARBAGE) for number in range(9)),
         verdict="unkillable_worker",
+        **more,
     )
 
 
@@ -376,6 +377,16 @@ def test_paths_and_commands_stay_whole(width: int) -> None:
     assert "SIGKILL." in " ".join(line[9:] for line in lines)
     lines = render(result(worker_end(0, 1), entrypoint=place))
     assert lines[0].startswith("-- elastic-run: train.py failed -")
+
+
+def test_a_report_without_a_line_to_spare_is_still_made() -> None:
+    """Each section keeps a line, however many lines the sections before it take."""
+    crowded = worst(recorder=RecorderFinding("rank 1 did not join " * 50))
+    for width in (60, 80, 120):
+        lines = render(crowded, width=width)
+        labels = [line[:9].strip() for line in lines if line[:9].strip()]
+        assert labels[1:] == ["cause", "recorder", "others", "before", "verdict", "stuck", "logs", "hint"]
+        assert len(lines) <= 25
 
 
 def test_the_worst_report_still_ends_with_what_to_do() -> None:
