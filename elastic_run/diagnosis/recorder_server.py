@@ -23,6 +23,7 @@ from elastic_run import contract
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 #: Seconds that a client gets to send its request.
@@ -90,11 +91,21 @@ def count_collectives() -> bytes:
             status = pickle.loads(dump(False, False, False)).get("pg_status", {})  # noqa: FBT003, S301 - as below
             for group, numbers in sorted(status.items()):
                 own = [int(numbers[f"last_{state}_collective"]) for state in ("enqueued", "started", "completed")]
-                is_open |= own[0] > own[2]
+                is_open |= own[0] > own[2] and _has_open_collective(dump)
                 counts.append(f"{group}={'/'.join(map(str, own))}")
     except Exception:  # noqa: BLE001 - this runs in somebody's program
         return b""
     return f"{'open' if is_open else 'done'} {' '.join(counts)}".encode() if counts else b""
+
+
+def _has_open_collective(dump: Callable[..., bytes]) -> bool:
+    """Whether one of the recorded collectives has not ended.
+
+    The counts do not tell: gloo's threads write the number of the last completed collective in any order, so it may be
+    that of an earlier one for as long as no other collective follows.
+    """
+    entries = pickle.loads(dump(True, False, True)).get("entries", ())  # noqa: FBT003, S301 - as below
+    return any(not entry["retired"] for entry in entries)
 
 
 def _is_own_user(connection: socket.socket) -> bool:

@@ -112,13 +112,12 @@ def script(tmp_path: Path) -> Callable[[str], Path]:
     ("program", "flags", "expected"),
     [
         (_SLEEPS, [], "rank 1 is in load_batch (train.py:7), "),
-        (
-            _COMPUTES,
-            ["--inject-fault=stop@8s:rank=2", "--shutdown-timeout=2"],
-            "rank 2 is stopped (SIGSTOP, ",
+        pytest.param(
+            *(_COMPUTES, ["--inject-fault=stop@8s:rank=2", "--shutdown-timeout=2"], "rank 2 is stopped (SIGSTOP, "),
+            marks=pytest.mark.long,
         ),
         pytest.param(*(_HOLDS_THE_LOCK, ["--hang-timeout=1"], "rank 1 is in count (train.py:"), marks=pytest.mark.long),
-        (_MISMATCH, [], "all_reduce (train.py:"),
+        pytest.param(*(_MISMATCH, [], "all_reduce (train.py:"), marks=pytest.mark.long),
         (_LOADER, [], "rank 0 is in "),
     ],
     ids=["sleeps", "stopped", "holds", "mismatch", "loader"],
@@ -187,7 +186,9 @@ def start_nodes(launch: Launch, *words: str | Path) -> list[Launched]:
     return [launch(*place, "--hang-timeout=4", *words) for _ in range(2)]
 
 
-@pytest.mark.parametrize("action", ["report", "restart", pytest.param("fail", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "action", ["report", *(pytest.param(action, marks=pytest.mark.long) for action in ("restart", "fail"))]
+)
 def test_the_ranks_of_all_nodes_are_judged_together(
     action: str, script: Callable[[str], Path], launch: Launch, tmp_path: Path
 ) -> None:
@@ -211,6 +212,7 @@ def test_the_ranks_of_all_nodes_are_judged_together(
         assert {document["root_cause"]["exception"]["type"] for document in documents} == {contract.HANG}
 
 
+@pytest.mark.long
 def test_a_node_whose_ranks_make_progress_is_no_hang(script: Callable[[str], Path], launch: Launch) -> None:
     """The ranks of the other node wait for it for much longer than the timeout."""
     program = "if rank == 0:\n    for _ in range(100):\n        heartbeat()\n        time.sleep(0.15)\ndist.barrier()\n"
