@@ -145,7 +145,7 @@ def test_a_torch_that_cannot_be_imported_is_named(hosts: VirtualHosts, tmp_path:
 
 def test_no_directory_for_temporary_files_is_a_finding(hosts: VirtualHosts) -> None:
     """Where nothing can be written the doctor says so instead of a traceback."""
-    plant = "for d in /tmp /var/tmp /dev/shm; do mount -t tmpfs -o ro none $d; done; cd /sys"
+    plant = "for d in /tmp /var/tmp /dev/shm; do mount --bind $d $d && mount -o remount,bind,ro $d; done; cd /sys"
     (doctor,) = start(hosts, plants=[plant])
     assert read_codes([doctor]) == [1]
     assert "the nodes can't be examined together" in doctor.stdout, doctor.stdout + doctor.stderr

@@ -12,6 +12,7 @@ from elastic_run.control.client import ask
 from elastic_run.control.socket_directory import find_sockets
 from elastic_run.control.wire import Call, ControlError
 from tests.support.launch import launch as start
+from tests.support.serving import wait_served
 from tests.support.sessions import free_port
 from tests.support.wait import wait_until
 
@@ -42,13 +43,15 @@ def has_socket(environment: dict[str, str]) -> bool:
 @pytest.fixture
 def nodes(launch: Launch, worker: Worker, tmp_path: Path) -> list[tuple[Launched, dict[str, str]]]:
     """Start a job of three nodes, each with a directory of sockets of its own, as other machines have."""
-    place = (f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-backend=c10d", "--rdzv-id=j", "--nnodes=1:3")
+    port = free_port()
+    place = (f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-backend=c10d", "--rdzv-id=j", "--nnodes=1:3")
     words = (*place, "--rdzv-conf=last_call_timeout=600", "--max-restarts=0", worker(_WAITS))
     made = []
     for rank in range(3):
         environment = {ENV_CONTROL_DIR: str(tmp_path / str(rank))}
         (tmp_path / str(rank)).mkdir()
         made.append((launch(f"--node-rank={rank}", *words, env=environment), environment))
+        wait_served(port)  # by the first: the job ends with the node that serves it
     for node, environment in made:
         node.wait_line("of 3 restarts 0")
         wait_until(partial(has_socket, environment), what="the control socket")

@@ -7,19 +7,15 @@ import json
 import os
 import signal
 import socket
-import time
 from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.core.protocol import job_keys
-from elastic_run.store.errors import StoreConnectionError
-from elastic_run.store.jobstore.c10d import C10dJobStore
-from elastic_run.store.tcpstore.token_proof import ClientAuthentication
 from tests.support.joining import COPIED, copied
 from tests.support.processes import children_of
+from tests.support.serving import wait_served
 from tests.support.sessions import free_port
-from tests.support.wait import DEADLINE, wait_until
+from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -177,19 +173,6 @@ def make_place() -> tuple[int, tuple[str, ...]]:
     """Return a free port, and the flags that make nodes meet there."""
     port = free_port()
     return port, ("--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{port}", "--rdzv-id=j", f"--rdzv-conf={CONF}")
-
-
-def wait_served(port: int, *, token: bytes | None = None) -> None:
-    """Wait until the first node of a job has made itself its coordinator."""
-    store = None
-    deadline = time.monotonic() + DEADLINE
-    while store is None and time.monotonic() < deadline:
-        with contextlib.suppress(StoreConnectionError):
-            proof = None if token is None else ClientAuthentication(token)
-            store = C10dJobStore("localhost", port, "j", timeout=DEADLINE, authentication=proof)
-    assert store is not None, f"nobody serves port {port}"
-    with store:
-        assert store.wait(job_keys.decision_key(0), DEADLINE) is not None
 
 
 def test_a_program_that_one_node_cannot_start(launch: Launch, worker: Worker) -> None:
