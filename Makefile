@@ -24,7 +24,7 @@ setup: ## make or refresh .venv; does nothing when it is up to date
 demo: setup ## train on 2 workers, kill one, restart, resume, end with a lower loss
 	@$(PYTHON_IN_VENV) examples/resume/demo.py
 
-test: setup ## the tests, but those that take long; 8 minutes on two processors
+test: setup ## the tests, but those that take long; 10 minutes on two processors
 	@tools/test-tools.sh
 	$(TESTING) -m "not long" $(PYTEST)
 

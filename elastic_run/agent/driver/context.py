@@ -177,7 +177,8 @@ class AgentContext:
             self.worker_limit = raise_descriptor_limit()
         allowed = allowed_descriptors()
         if allowed < least:
-            message = f"{workers} workers take {least} descriptors here, {allowed} are allowed (ulimit -n)"
+            who = f"{workers} workers take" if workers != 1 else "1 worker takes"
+            message = f"{who} {least} descriptors here, {allowed} are allowed (ulimit -n)"
             raise OSError(errno.EMFILE, message)
 
     @property

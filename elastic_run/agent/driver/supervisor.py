@@ -477,25 +477,29 @@ class Supervisor:
             self._feed(start_failed(number, error, program))
         else:
             self._tell_step(steps.START, launched.started)
-            self._history.begin()
             started = self._round
             if self._options.faults:
                 from elastic_run.agent.driver.fault_injection import inject_faults  # noqa: PLC0415 - only when asked for
 
                 inject_faults(self._options.faults, started, self._group, loop=self._loop, say=self.console.say)
             self._observation.tell(lambda recorder, moment: recorder.workers_started(moment, started))
-        # Later: while its modules are imported, the workers' first lines would have to wait.
-        self._loop.call_later(_FIRST_LINES, self._observation.begin)
+        self._loop.call_later(_FIRST_LINES, self._begin_to_observe)
         self._round.output.resize()  # the window may have changed since the workers' terminals got its size
         if self._options.is_whole_process:
             self._context.adopt_orphans()
             self._begin_to_reap()
-            gc.enable()
         # Now the workers need the processors. Preparations for a quick answer to a failure wait until they are up.
         self._loop.call_later(_SETTLED, self._prepare_for_failure)
         if self._context.worker_pool is not None:
             self._loop.call_later(_SETTLED, self._context.worker_pool.tell_sharing)
         self._watches.begin(self._round)
+
+    def _begin_to_observe(self) -> None:
+        """Begin with what takes milliseconds, for which the workers' first lines would have to wait."""
+        self._history.begin()
+        self._observation.begin()
+        if self._options.is_whole_process:
+            gc.enable()
 
     def _on_output(self, local_rank: int, silence: float | None) -> None:
         if (current := self._round) is not None:
