@@ -126,6 +126,7 @@ class Supervisor:
         self._is_feeding = False
         self._is_closing = False
         self._is_reaping = False
+        self._is_observing = False
         self._round: Round | None = None
         self._lazy_history: History | None = None
         self._finish: messages.Finish | None = None
@@ -483,7 +484,10 @@ class Supervisor:
 
                 inject_faults(self._options.faults, started, self._group, loop=self._loop, say=self.console.say)
             self._observation.tell(lambda recorder, moment: recorder.workers_started(moment, started))
-        self._loop.call_later(_FIRST_LINES, self._begin_to_observe)
+        if self._is_observing or self._job is not None:
+            self._begin_to_observe()
+        else:
+            self._loop.call_later(_FIRST_LINES, self._begin_to_observe)
         self._round.output.resize()  # the window may have changed since the workers' terminals got its size
         if self._options.is_whole_process:
             self._context.adopt_orphans()
@@ -495,7 +499,8 @@ class Supervisor:
         self._watches.begin(self._round)
 
     def _begin_to_observe(self) -> None:
-        """Begin with what takes milliseconds, for which the workers' first lines would have to wait."""
+        """Begin with what takes milliseconds: the first lines of the first workers would have to wait for it."""
+        self._is_observing = True
         self._history.begin()
         self._observation.begin()
         if self._options.is_whole_process:
