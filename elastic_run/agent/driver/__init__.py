@@ -4,6 +4,7 @@
 |---|---|
 | `check_process` | one run of a command beside the workers, with a timeout |
 | `context` | the agent's options, and the parts that all rounds share: guardian, token, limit of descriptors |
+| `control` | opens the control socket, for `elastic-run status` and other commands |
 | `d_state` | watches for workers in uninterruptible sleep (state D) |
 | `early_start` | starts the first round's workers before the supervisor is imported |
 | `environment` | the workers' environment variables |
@@ -17,14 +18,17 @@
 | `held_round` | a formed round that waits for its warm workers |
 | `job` | this node's part in a job of several nodes |
 | `job_exit_code` | chooses the launcher's exit code from the verdict and the root cause |
+| `job_reports` | tells a job of several nodes what became of this node's rounds |
 | `joining` | joins a round, through the job or through a rendezvous handler |
 | `last_output` | time and text of a worker's last output |
 | `observation` | passes events to the event log and the metrics, once the workers run |
+| `parts` | the parts of one agent that several of these modules need |
 | `preload` | starts the templates of warm workers |
 | `quiet_watch` | says that nothing happens in a round any more |
 | `rank_assignment` | the ranks of this node's workers in a round |
 | `round` | one round: its workers, their output, and how each ended |
 | `round_checks` | the checks before a round: free GPU memory, the health check |
+| `round_driver` | the workers of the rounds: starts, watches and stops them |
 | `round_join` | offers this node's worker store, and takes part in the rendezvous |
 | `signal_watch` | answers the launcher's signals |
 | `stack_reports` | shows the workers' stacks, on SIGQUIT and before SIGKILL |
