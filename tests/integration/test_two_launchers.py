@@ -5,8 +5,6 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING, NamedTuple
 
-import pytest
-
 from elastic_run.rendezvous.elastic.other_jobs import describe_place, exchange_ids
 from elastic_run.store.jobstore.memory import MemoryJobStore
 from tests.support.sessions import free_port
@@ -30,7 +28,7 @@ class Pair(NamedTuple):
     """Two launchers of one job, as its user believes.
 
     Attributes:
-        name: For the test's name.
+        name: For the test's failure.
         first: Flags of the launcher that is started first.
         second: Flags of the other one.
         first_line: What the first one says, a pattern.
@@ -116,25 +114,27 @@ PAIRS = [
 ]
 
 
-@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
-def test_launchers_that_disagree_say_in_what(
-    launch: Launch, worker: Callable[[str], Path], tmp_path: Path, pair: Pair
-) -> None:
-    """Each side has a line with its own value, and with the other's where that can be known."""
+def test_launchers_that_disagree_say_in_what(launch: Launch, worker: Callable[[str], Path], tmp_path: Path) -> None:
+    """Each side has a line with its own value, and with the other's where that can be known.
+
+    All pairs run at the same time: each of them waits many seconds for the other side to look.
+    """
     token = tmp_path / "token"
     token.write_text("0123456789abcdef0123456789abcdef", encoding="ascii")
-    names = {"port": free_port(), "other": free_port(), "token": token}
     path = worker("say('started')")
-    first = launch(*pair.first.format(**names).split(), path)
-    first.wait_line("waiting: ")
-    second = launch(*pair.second.format(**names).split(), path)
-    if pair.is_refused:
-        assert second.wait_exit() == REFUSED
-        assert pair.second_line in " ".join(second.stderr.split())
-    else:
-        second.wait_line(pair.second_line.format(**names), deadline=_SOON)
-    first.wait_line(pair.first_line.format(**names), deadline=_SOON)
-    assert first.stdout == second.stdout == ""
+    names = [{"port": free_port(), "other": free_port(), "token": token} for _ in PAIRS]
+    firsts = [launch(*pair.first.format(**values).split(), path) for pair, values in zip(PAIRS, names, strict=True)]
+    for first in firsts:
+        first.wait_line("waiting: ")
+    seconds = [launch(*pair.second.format(**values).split(), path) for pair, values in zip(PAIRS, names, strict=True)]
+    for pair, values, first, second in zip(PAIRS, names, firsts, seconds, strict=True):
+        if pair.is_refused:
+            assert second.wait_exit() == REFUSED, pair.name
+            assert pair.second_line in " ".join(second.stderr.split()), pair.name
+        else:
+            second.wait_line(pair.second_line.format(**values), deadline=_SOON)
+        first.wait_line(pair.first_line.format(**values), deadline=_SOON)
+        assert first.stdout == second.stdout == "", pair.name
 
 
 def test_the_place_is_written_as_other_nodes_have_to_give_it() -> None:

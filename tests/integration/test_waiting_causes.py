@@ -50,6 +50,12 @@ def flags_of(backend: str, host: str, port: int) -> list[str]:
     return [*(flag.format(host=host, port=port) for flag in BACKENDS[backend]), "--nnodes=2"]
 
 
+def launch_all(launch: Launch, worker: Worker, port: int) -> list[Launched]:
+    """Start a node of each backend that looks for its store on this machine; each says its line after the same time."""
+    path = worker("pass")
+    return [launch(*flags_of(backend, "127.0.0.1", port), path) for backend in BACKENDS]
+
+
 def wait_first_line(agent: Launched | HostProcess, name: str) -> str:
     """Wait for the first waiting line; return the cause in it."""
     said = agent.wait_line(
@@ -61,12 +67,11 @@ def wait_first_line(agent: Launched | HostProcess, name: str) -> str:
     return said[2]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_nobody_listens(launch: Launch, worker: Worker, backend: str) -> None:
+def test_nobody_listens(launch: Launch, worker: Worker) -> None:
     """Where the connection is refused the line says that nobody listens, and at which address."""
     port = free_port()
-    agent = launch(*flags_of(backend, "127.0.0.1", port), worker("pass"))
-    assert wait_first_line(agent, f"127.0.0.1:{port}") == f"nobody listens (connection refused) at 127.0.0.1:{port}"
+    for agent in launch_all(launch, worker, port):
+        assert wait_first_line(agent, f"127.0.0.1:{port}") == f"nobody listens (connection refused) at 127.0.0.1:{port}"
 
 
 def test_nobody_listens_at_any_address_of_a_name(launch: Launch, worker: Worker) -> None:
@@ -78,19 +83,17 @@ def test_nobody_listens_at_any_address_of_a_name(launch: Launch, worker: Worker)
     assert f"127.0.0.1:{port}" in cause
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_program_that_says_nothing(launch: Launch, worker: Worker, stack: ExitStack, backend: str) -> None:
+def test_a_program_that_says_nothing(launch: Launch, worker: Worker, stack: ExitStack) -> None:
     """Where the connection is taken and no answer comes, the line says that, not that the host is out of reach."""
     listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
     port = listener.getsockname()[1]
-    agent = launch(*flags_of(backend, "127.0.0.1", port), worker("pass"))
-    cause = wait_first_line(agent, f"127.0.0.1:{port}")
-    assert f"127.0.0.1:{port}" in cause
-    assert "takes connections but sends no answer" in cause or "did not answer in time" in cause
+    for agent in launch_all(launch, worker, port):
+        cause = wait_first_line(agent, f"127.0.0.1:{port}")
+        assert f"127.0.0.1:{port}" in cause
+        assert "takes connections but sends no answer" in cause or "did not answer in time" in cause
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_program_that_is_no_store(launch: Launch, worker: Worker, stack: ExitStack, backend: str) -> None:
+def test_a_program_that_is_no_store(launch: Launch, worker: Worker, stack: ExitStack) -> None:
     """Where another program listens the line says that it is no store."""
     listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
     port = listener.getsockname()[1]
@@ -105,14 +108,13 @@ def test_a_program_that_is_no_store(launch: Launch, worker: Worker, stack: ExitS
                 taken.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
                 taken.recv(4096)
 
-    threading.Thread(target=greet, daemon=True).start()
+    for _ in BACKENDS:
+        threading.Thread(target=greet, daemon=True).start()
     stack.callback(listener.shutdown, socket.SHUT_RDWR)
-    agent = launch(*flags_of(backend, "127.0.0.1", port), worker("pass"))
-    cause = wait_first_line(agent, f"127.0.0.1:{port}")
-    wanted = (
-        "does not speak HTTP" if backend.startswith("etcd") else f"what listens at 127.0.0.1:{port} is not a TCPStore"
-    )
-    assert wanted in cause
+    no_store = f"what listens at 127.0.0.1:{port} is not a TCPStore"
+    for backend, agent in zip(BACKENDS, launch_all(launch, worker, port), strict=True):
+        cause = wait_first_line(agent, f"127.0.0.1:{port}")
+        assert ("does not speak HTTP" if backend.startswith("etcd") else no_store) in cause
 
 
 def start(host: VirtualHost, *words: object) -> HostProcess:
@@ -121,28 +123,28 @@ def start(host: VirtualHost, *words: object) -> HostProcess:
     return host.start([sys.executable, "-m", "elastic_run", *map(str, words)], env=environment)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_host_that_drops_everything(hosts: VirtualHosts, worker: Worker, backend: str) -> None:
+def test_a_host_that_drops_everything(hosts: VirtualHosts, worker: Worker) -> None:
     """Where packets are dropped, by a firewall or a machine that is off, the line says that nothing answers there."""
     hosts.silent_drop(*hosts)
+    path = worker("pass")
     try:
-        agent = start(hosts[0], *flags_of(backend, "h1", 29400), worker("pass"))
-        cause = wait_first_line(agent, "h1:29400")
+        agents = [start(hosts[0], *flags_of(backend, "h1", 29400), path) for backend in BACKENDS]
+        causes = [wait_first_line(agent, "h1:29400") for agent in agents]
     finally:
         hosts.heal()
-    assert cause.startswith("nothing answers at ")
-    assert f"{hosts[1].address}:29400" in cause
+    for cause in causes:
+        assert cause.startswith("nothing answers at ")
+        assert f"{hosts[1].address}:29400" in cause
 
 
-@pytest.mark.parametrize("backend", [*BACKENDS, "c10d, host not known"])
-def test_a_name_server_that_says_nothing(hosts: VirtualHosts, worker: Worker, backend: str) -> None:
+def test_a_name_server_that_says_nothing(hosts: VirtualHosts, worker: Worker) -> None:
     """Where no name server answers the line says so, with the name."""
-    flags = flags_of(backend.partition(",")[0], "nosuch.example", 29400)
-    if "," in backend:
-        flags.remove("--rdzv-conf=is_host=false")
-    agent = start(hosts[0], *flags, worker("pass"))
-    cause = wait_first_line(agent, "nosuch.example:29400")
-    assert cause.startswith("no name server answers for the name 'nosuch.example'; if it gets none, give all nodes")
+    flags = [flags_of(backend, "nosuch.example", 29400) for backend in BACKENDS]
+    flags.append([flag for flag in flags[0] if flag != "--rdzv-conf=is_host=false"])  # c10d, the host is not known
+    path = worker("pass")
+    for agent in [start(hosts[0], *words, path) for words in flags]:
+        cause = wait_first_line(agent, "nosuch.example:29400")
+        assert cause.startswith("no name server answers for the name 'nosuch.example'; if it gets none, give all nodes")
 
 
 def test_an_unknown_name(hosts: VirtualHosts, worker: Worker) -> None:
