@@ -6,6 +6,9 @@ Rules
 - N incidents of a machine within PERIOD (``--exclude-after=N/PERIOD``) exclude it. An exit code of
   ``--exclude-exit-codes`` does so at once, and that failure takes no restart.
 - So does a failure for which a rule of ``--failure-rules`` decides ``exclude``.
+- Chance is no evidence. Where failures are frequent, N of them hit a good node now and then. So they count only if
+  chance brings so many, so close together, to one node in at most one of as many cases as the job has nodes. The
+  machines that failed within PERIOD give the rate. Two failures: no longer apart than PERIOD divided by their number.
 - All nodes fail alike: it is the code. Incidents that look alike count against a machine only if at least half of them
   are its own, and if not all nodes of the job had one.
 - By history at most one machine in twenty, and one in a small job, is excluded within PERIOD.
@@ -17,6 +20,7 @@ Rules
 
 from __future__ import annotations
 
+from math import prod
 from types import MappingProxyType
 
 from elastic_run.core.agent.restart_policy import EXCLUDE_NODE
@@ -35,6 +39,9 @@ if TYPE_CHECKING:
 _REMEMBERED = 256
 #: One machine of so many may be excluded by history within the period.
 _SHARE = 20
+#: Machines that fail within the period in a job that fails rarely; beyond them the rule against chance gets stricter,
+#: by this factor, since it is asked more often.
+_FEW_MACHINES, _STRICTNESS = 3, 0.8
 #: Characters of what is known of an incident.
 _SUMMARY_LENGTH = 120
 
@@ -118,12 +125,17 @@ def judge(job: Job, config: JobConfig, root: Root) -> Judgement:
         return Judgement(reason, _find_need(job, config, node), is_named=True)
     window = config.exclude_after
     machine = name_machine(node.node, node.node_info)
-    count = sum(1 for one in job.incidents if one.machine == machine and not _is_of_code(job, one))
-    if window is None or count < window.count:
+    counted = _list_suspicions(job)
+    times = [one.at for one in counted if one.machine == machine]
+    if window is None or len(times) < window.count:
         return Judgement()
     period = "" if window.seconds is None else f" within {window.seconds:g} s"
-    reason = f"the cause of {count} failure{'s' * (count != 1)}{period}"
-    return Judgement(reason, _find_need(job, config, node) or _find_limit(job))
+    reason = f"the cause of {len(times)} failure{'s' * (len(times) != 1)}{period}"
+    others = len({one.machine for one in counted} - {machine})
+    seconds = window.seconds or max(times[-1] - job.incidents[0].at, 1.0)
+    is_chance = others > 0 and _may_be_chance(times, window.count, (others + 1, seconds), len(job.nodes))
+    chance = _describe_chance(others) if is_chance else ""
+    return Judgement(reason, _find_need(job, config, node) or _find_limit(job) or chance)
 
 
 def exclude(job: Job, root: Root, judgement: Judgement, now: float) -> Job:
@@ -170,18 +182,48 @@ def find_exclusion(job: Job, config: JobConfig, node: Node, now: float) -> Exclu
     return found[0] if found else None
 
 
+def _may_be_chance(times: list[float], least: int, failed: tuple[int, float], nodes: int) -> bool:
+    """Whether chance may have brought a node's last failures, `least` of them or more, to one node.
+
+    Args:
+        times: Of the node's failures, the latest last.
+        least: Failures that exclude a node.
+        failed: Machines that failed, and the seconds in which they did.
+        nodes: Of the job.
+    """
+    machines, seconds = failed
+    strictness = 1.0 if machines <= _FEW_MACHINES else _STRICTNESS
+    for count in range(max(least, 2), len(times) + 1):
+        # By Poisson: those before the latest one, among as many failures as the job had in their time.
+        expected = machines / seconds * (times[-1] - times[-count]) / nodes
+        cases = nodes * prod(expected / number for number in range(1, count))
+        # A tenth for each failure beyond the least: a node is judged again at each of them.
+        if cases <= strictness * 0.1 ** (count - least):
+            return False
+    return least > 1
+
+
+def _describe_chance(others: int) -> str:
+    return f"{others} other node{'s' * (others != 1)} failed as well, and chance may have brought them together"
+
+
 def _is_recent(at: float, config: JobConfig, now: float) -> bool:
     window = config.exclude_after
     return window is None or window.seconds is None or now - at < window.seconds
 
 
-def _is_of_code(job: Job, incident: Incident) -> bool:
-    """Whether failures that look like this one come from the program, and not from a machine."""
-    alike = [one.machine for one in job.incidents if one.likeness == incident.likeness]
-    machines = set(alike)
+def _list_suspicions(job: Job) -> list[Incident]:
+    """Return the incidents that look like a machine's fault, and not like the program's."""
     everybody = {name_machine(node.node, node.node_info) for node in job.nodes.values()}
-    is_everybodys = len(everybody) > 1 and everybody <= machines
-    return is_everybodys or 2 * alike.count(incident.machine) < len(alike)
+    alike: dict[str, list[str]] = {}
+    for one in job.incidents:
+        alike.setdefault(one.likeness, []).append(one.machine)
+    of_code = {likeness for likeness, machines in alike.items() if len(everybody) > 1 and everybody <= set(machines)}
+    return [
+        one
+        for one in job.incidents
+        if one.likeness not in of_code and 2 * alike[one.likeness].count(one.machine) >= len(alike[one.likeness])
+    ]
 
 
 def _find_need(job: Job, config: JobConfig, node: Node) -> str:
