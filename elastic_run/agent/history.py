@@ -197,6 +197,16 @@ class History:
         sender = self._senders.find(number)
         self._say(lines.offered(number, sender, ranks, size=size, has_workers=has_workers))
 
+    def tell_folded(self, ended: Round) -> None:
+        """Say which ranks of a round that is over have ended with a KeyboardInterrupt that was shown once."""
+        folded = ended.output.list_folded()
+        if folded:
+            from elastic_run.report import lines  # noqa: PLC0415 - only when there is something to say
+
+            ranks = ended.global_ranks
+            for place, local_ranks in folded:
+                self._say(lines.folded([ranks[local] for local in local_ranks], place))
+
     def tell_awaiting_cause(self, seconds: float) -> None:
         """Say that the cause of a failure is awaited."""
         from elastic_run.report import lines  # noqa: PLC0415 - only when there is something to say

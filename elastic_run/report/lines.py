@@ -103,6 +103,12 @@ def sent_by(number: int, sender: str) -> str:
     return f"{signal_name(number)} came from {sender}"
 
 
+def folded(told: Sequence[int], place: str) -> str:
+    """Say which ranks have ended with the same KeyboardInterrupt."""
+    where = f" at {printable(place)}" if place else ""
+    return f"{ranks(told)}: the same KeyboardInterrupt{where}, shown once"
+
+
 def hurrying() -> str:
     """Say that the user asked twice."""
     return "asked again: killing the workers now"

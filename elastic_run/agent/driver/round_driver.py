@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 
 from elastic_run.agent import steps
 from elastic_run.agent.driver.round import Round
@@ -292,6 +293,8 @@ class RoundDriver:
 
         def stop() -> None:
             self._collection = None
+            if number == signal.SIGINT:
+                current.output.fold_interrupts()
             current.workers.stop(number, self._options.shutdown_timeout, self._on_gone)
 
         if recorder is None or not has_dumps:
@@ -310,6 +313,7 @@ class RoundDriver:
             return
         history = self._find_history()
         self.failure = history.add_round(current, survivors)
+        history.tell_folded(current)
         ends, root = history.last_ends, history.last_root
         self._observation.tell(lambda recorder, moment: recorder.round_gone(moment, ends, root, len(survivors)))
         if self.failure is not None:

@@ -11,6 +11,7 @@ Nothing is imported here: a worker starts as soon as it is wired, and does not w
 | `console` | the launcher's own stdout and stderr |
 | `descriptors` | opens the pipes, pseudo-terminals and log files that workers write to |
 | `filters` | files with the lines of all tee'd ranks that contain a text |
+| `interrupt_fold` | shows the equal KeyboardInterrupts of several workers once, after Ctrl-C |
 | `last_exception` | finds the last traceback of a stream in bounded memory |
 | `log_directories` | makes and removes the directories of log files |
 | `logfile` | appends to a log file on a disk that may be full |

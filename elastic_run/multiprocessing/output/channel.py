@@ -18,6 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from elastic_run.loop import Loop
     from elastic_run.multiprocessing.output.activity import Activity
+    from elastic_run.multiprocessing.output.interrupt_fold import FoldedOutlet, InterruptFold
     from elastic_run.multiprocessing.output.logfile import LogFile
     from elastic_run.multiprocessing.output.outlet import Outlet
     from elastic_run.multiprocessing.output.tail import Tail
@@ -43,7 +44,7 @@ class Channel:
     ) -> None:
         self.fd = fd
         self._loop = loop
-        self._outlet = outlet
+        self._outlet: Outlet | FoldedOutlet | None = outlet
         self._file = file
         self._tail = tail
         self._activity = activity
@@ -53,6 +54,11 @@ class Channel:
     def is_open(self) -> bool:
         """Whether more may come."""
         return self.fd >= 0
+
+    def fold(self, fold: InterruptFold, local_rank: int) -> None:
+        """Let equal KeyboardInterrupts be shown once from now on."""
+        if self.is_open and self._outlet is not None:
+            self._outlet = fold.wrap(local_rank, self._outlet)
 
     def catch_up(self) -> None:
         """Take what is in the pipe, not what somebody goes on writing; harmless when it is closed."""

@@ -65,6 +65,11 @@ class Outlet(Source):
         """Whether more may be taken now without growing."""
         return self.is_clear
 
+    @property
+    def is_free(self) -> bool:
+        """Whether bytes may be left out of what it takes next: it compares nothing with a log file."""
+        return True
+
     def when_clear(self, callback: Callable[[], None]) -> None:
         """Call once, as soon as it is clear."""
         self._on_clear = callback
@@ -181,6 +186,11 @@ class Lines(Outlet):
         """Whether more may be taken now without growing."""
         backlog = self._backlog
         return (not backlog and self.is_clear) or (backlog is not None and backlog.is_sound)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether bytes may be left out: a backlog counts the log file, and a copy has the lines."""
+        return self._copy is None and (self._backlog is None or (not self._backlog and self.is_clear))
 
     def take(self, data: bytes) -> None:
         """Accept the next bytes, to be shown now or when the console has come so far."""

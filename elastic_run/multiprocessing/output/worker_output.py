@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from elastic_run.loop import Loop
     from elastic_run.multiprocessing.output.console import Console
     from elastic_run.multiprocessing.output.filters import FilteredCopy
+    from elastic_run.multiprocessing.output.interrupt_fold import InterruptFold
     from elastic_run.multiprocessing.output.logs import LogsDest
     from elastic_run.multiprocessing.output.wiring import Line, Wiring
 
@@ -75,6 +76,9 @@ class WorkerOutput:
         #: Channels of pseudo-terminals, by the launcher's terminal that they stand for.
         self._terminals: dict[int, list[Channel]] = {STDOUT: [], STDERR: []}
         self._tails: dict[int, Tail] = {}
+        #: Channels of stderr that are shown, with their local ranks.
+        self._shown_stderr: list[tuple[int, Channel]] = []
+        self._fold: InterruptFold | None = None
         self._copies: dict[int, FilteredCopy] = {}
         self._tees = 0
         self._losses_told: set[int | None] = set()
@@ -128,6 +132,8 @@ class WorkerOutput:
             self._loop, line.reading, outlet=outlet, file=file, tail=tail, activity=self.activities[local_rank]
         )
         self._targets[channel] = [line.fd] * (outlet is not None) + [line.file] * (file is not None)
+        if outlet is not None and line.fd == STDERR:
+            self._shown_stderr.append((local_rank, channel))
         if line.is_terminal:
             self._terminals[line.fd].append(channel)
         return channel
@@ -157,6 +163,20 @@ class WorkerOutput:
             for channel in channels:
                 if channel.is_open:
                     copy_window_size(terminal, channel.fd)
+
+    def fold_interrupts(self) -> None:
+        """Show equal KeyboardInterrupts of the workers once from now on; to be called when they get SIGINT."""
+        if self._fold is not None or len(self._shown_stderr) < 2:  # noqa: PLR2004 - nothing to fold
+            return
+        from elastic_run.multiprocessing.output.interrupt_fold import InterruptFold  # noqa: PLC0415 - rarely
+
+        fold = self._fold = InterruptFold(self._loop)
+        for local_rank, channel in self._shown_stderr:
+            channel.fold(fold, local_rank)
+
+    def list_folded(self) -> list[tuple[str, list[int]]]:
+        """Return the place of each KeyboardInterrupt that was shown once for several workers, and their local ranks."""
+        return [] if self._fold is None else self._fold.list_folded()
 
     def catch_up(self, local_rank: int) -> None:
         """Read the output of an ended worker up to now; its descendants may write more."""

@@ -1,0 +1,109 @@
+"""Equal KeyboardInterrupts of several workers, shown once."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from elastic_run.multiprocessing.output.backlog import Backlog
+from elastic_run.multiprocessing.output.interrupt_fold import InterruptFold
+from elastic_run.multiprocessing.output.logfile import LogFile
+from elastic_run.multiprocessing.output.stream import QUEUE_LIMIT
+from tests.support.stream_bench import Bench
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from elastic_run.loop import Loop
+
+_TRACE = (
+    b'Traceback (most recent call last):\n  File "/x/train.py", line 5, in <module>\n    step()\nKeyboardInterrupt\n'
+)
+_OTHER = _TRACE.replace(b"line 5", b"line 9")
+_LINK = b"\nDuring handling of the above exception, another exception occurred:\n\n"
+_CHAIN = _TRACE.replace(b"KeyboardInterrupt", b"queue.Empty") + _LINK + _TRACE
+_COLOURED = _TRACE.replace(b"KeyboardInterrupt", b"\x1b[1;35mKeyboardInterrupt\x1b[0m")
+
+
+def show(*streams: tuple[bytes, ...]) -> tuple[bytes, list[tuple[str, list[int]]]]:
+    """Let ranks write pieces, one rank after the other, and end; return the console and what was folded."""
+    bench = Bench()
+    fold = InterruptFold(cast("Loop", bench.loop))
+    for rank, pieces in enumerate(streams):
+        outlet = fold.wrap(rank, bench.pass_through())
+        for piece in pieces:
+            outlet.take(piece)
+        outlet.end()
+        bench.loop.turn()
+    return bytes(bench.got), fold.list_folded()
+
+
+@pytest.mark.parametrize("text", [_TRACE, _CHAIN, _COLOURED], ids=["plain", "chain", "colours"])
+def test_equal_interrupts_are_shown_once(text: bytes) -> None:
+    """The traceback of the first worker is shown, and the ranks that have the same one are known."""
+    assert show((text,), (text,), (text,)) == (text, [("train.py:5", [0, 1, 2])])
+
+
+def test_different_interrupts_are_all_shown() -> None:
+    """Two workers that were interrupted at different places show two tracebacks."""
+    assert show((_TRACE,), (_OTHER,), (_OTHER,)) == (_TRACE + _OTHER, [("train.py:9", [1, 2])])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [_TRACE.replace(b"KeyboardInterrupt", b"ValueError: no"), _TRACE + _LINK + b"x\n", b"text\n", _TRACE[:-30]],
+    ids=["error", "link", "text", "part"],
+)
+def test_other_text_stays(text: bytes) -> None:
+    """What is no KeyboardInterrupt's traceback is shown for each worker."""
+    shown, _ = show((text,), (text,))
+    assert shown.count(text[-20:]) == 2
+
+
+def test_text_around_stays_in_its_place() -> None:
+    """Bytes before and after a traceback that is left out are shown, in their order."""
+    shown, _ = show((_TRACE,), (b"bar 40%", _TRACE[:50], _TRACE[50:], b"saved\n"))
+    assert shown == _TRACE + b"bar 40%saved\n"
+
+
+def test_a_worker_that_goes_on_is_shown_after_half_a_second() -> None:
+    """A program that lives on after a traceback is not held: its lines are shown while it runs."""
+    bench = Bench()
+    outlet = InterruptFold(cast("Loop", bench.loop)).wrap(0, bench.pass_through())
+    outlet.take(_TRACE[:40])
+    assert bench.got == b""
+    bench.loop.advance(0.6)
+    assert bench.got == _TRACE[:40]
+    outlet.take(_TRACE[40:])
+    assert bench.got == _TRACE
+
+
+def test_much_text_is_not_held() -> None:
+    """A traceback of more than 64 KiB is shown at once, so memory is bounded."""
+    bench = Bench()
+    outlet = InterruptFold(cast("Loop", bench.loop)).wrap(0, bench.pass_through())
+    outlet.take(_TRACE[:-1])
+    outlet.take(b"x" * 70_000)
+    assert bench.got == _TRACE[:-1] + b"x" * 70_000
+
+
+def test_a_stuck_console_folds_no_tee(tmp_path: Path) -> None:
+    """While a tee'd stream lags behind, the console shows what the log file has, and nothing is left out."""
+    bench = Bench()
+    fold = InterruptFold(cast("Loop", bench.loop))
+    files = [LogFile(os.open(tmp_path / f"{rank}", os.O_CREAT | os.O_RDWR), lambda _: None) for rank in range(2)]
+    outlets = [fold.wrap(rank, bench.lines(b"", backlog=Backlog(file))) for rank, file in enumerate(files)]
+    bench.reader.room = 0
+    for outlet, file in zip(outlets, files, strict=True):
+        for piece in (b"x" * QUEUE_LIMIT + b"\n", b"before\n" + _TRACE, b"after\n"):
+            file.write(piece)
+            outlet.take(piece)
+        outlet.end()
+    bench.reader.room = 1 << 30
+    bench.loop.drain()
+    assert bench.got.count(b"before\n" + _TRACE + b"after\n") == 2
+    assert fold.list_folded() == []
+    for file in files:
+        file.close()
