@@ -66,7 +66,7 @@ def make_agent_context(
     context = AgentContext(
         WorkerGroup(spec),
         logs_specs,
-        _options(config, is_whole_process=is_whole_process),
+        _options(config, entrypoint, is_whole_process=is_whole_process),
     )
     context.mask = mask
     settings = config.agent_config
@@ -140,7 +140,7 @@ def make_agent(
     return LocalElasticAgent(
         context.group.spec,
         context.logs_specs,
-        config.start_method,
+        context.options.start_method,
         log_line_prefix_template=config.log_line_prefix_template,
         shutdown_timeout=config.shutdown_timeout or 0,
         health_check_server=health_check_server,
@@ -210,7 +210,18 @@ def _make_job_config(config: LaunchConfig) -> JobConfig:
     )
 
 
-def _options(config: LaunchConfig, *, is_whole_process: bool) -> AgentOptions:
+def _find_start_method(config: LaunchConfig, entrypoint: Callable[..., Any] | str | None) -> str:
+    """Return how function workers are started; the default can't start a function of a notebook's cell."""
+    if not callable(entrypoint) or config.start_method != "spawn":
+        return config.start_method
+    from elastic_run.multiprocessing.functions.pickling import choose_start_method  # noqa: PLC0415 - commands need no multiprocessing
+
+    return choose_start_method(entrypoint)
+
+
+def _options(
+    config: LaunchConfig, entrypoint: Callable[..., Any] | str | None, *, is_whole_process: bool
+) -> AgentOptions:
     affinities = {}
     if config.numa_options is not None:
         from elastic_run.cluster.numa import worker_affinities  # noqa: PLC0415 - only with --numa-binding
@@ -230,7 +241,7 @@ def _options(config: LaunchConfig, *, is_whole_process: bool) -> AgentOptions:
         prefix_template=config.log_line_prefix_template or contract.DEFAULT_PREFIX_TEMPLATE,
         affinities=affinities,
         is_whole_process=is_whole_process,
-        start_method=config.start_method,
+        start_method=_find_start_method(config, entrypoint),
         stuck_timeout=float(os.environ.get(contract.ENV_UNINTERRUPTIBLE_STATE_TIMEOUT) or 0),
     )
 
@@ -264,7 +275,7 @@ def preview_environments(config: LaunchConfig, entrypoint: str, args: list[str])
     except ValueError as error:
         raise UsageError(name_flag(str(error))) from None
     group, size = WorkerGroup(spec), config.nproc_per_node
-    options = _options(config, is_whole_process=True)
+    options = _options(config, entrypoint, is_whole_process=True)
     is_alone = getattr(handler, "is_immediate", False)
     assign_ranks(
         group, group_rank=0, group_world_size=1, base_rank=0, world_size=size, role_rank=0, role_world_size=size

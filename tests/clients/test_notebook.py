@@ -77,18 +77,18 @@ def notebook(tmp_path: Path) -> Iterator[Notebook]:
     notebook.close()
 
 
-def test_functions_of_cells_run_by_fork(notebook: Notebook) -> None:
-    """A function that a cell has defined runs as a worker by fork; its output and the values come to the cell."""
-    shown = notebook.run("elastic_launch(config('fork'), work)(10)")
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_functions_of_cells_run_by_fork(notebook: Notebook, method: str) -> None:
+    """A function that a cell has defined runs by fork, also by default; its output and the values come to the cell."""
+    shown = notebook.run(f"elastic_launch(config({method!r}), work)(10)")
     assert "{0: 10, 1: 11}" in shown
     assert "hello from 0" in shown
     assert "hello from 1" in shown
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_functions_of_cells_are_refused_by_other_methods(notebook: Notebook, method: str) -> None:
+def test_functions_of_cells_are_refused_by_a_fork_server(notebook: Notebook) -> None:
     """No other process can find a function of a cell: it is refused with advice, before anything starts."""
-    shown = notebook.run(f"elastic_launch(config({method!r}), work)(10)")
+    shown = notebook.run("elastic_launch(config('forkserver'), work)(10)")
     assert "work" in shown
     assert "fork" in shown.replace("forkserver", "")
     assert "hello" not in shown

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 import zipapp
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -174,14 +175,38 @@ def test_a_program_without_a_main_guard(tmp_path: Path, host: Host) -> None:
     assert "put the launch below `if __name__ == '__main__':`" in job.stderr
 
 
-@pytest.mark.parametrize(("method", "code"), [("spawn", 1), ("fork", 0)])
-def test_a_function_of_an_interactive_session(method: str, code: int, host: Host) -> None:
-    """A function typed into a session is refused with advice by spawn, and runs by fork, as in a notebook."""
-    text = HEAD.replace("sys.argv[1]", repr(method)) + "\ndef work(): return 1\nsay(launch(work))\n"
+@pytest.mark.parametrize("work", ["def work(): return 1", "work = lambda: 1"], ids=["function", "lambda"])
+@pytest.mark.parametrize(("method", "code"), [("spawn", 0), ("fork", 0), ("forkserver", 1)])
+def test_a_function_of_an_interactive_session(method: str, code: int, work: str, host: Host) -> None:
+    """A function typed into a session runs by fork, also by default; forkserver refuses it with advice."""
+    text = HEAD.replace("sys.argv[1]", repr(method)) + f"\n{work}\nsay(launch(work))\n"
     job = host(Path("-c"), text)
     assert job.wait_exit() == code
-    assert ("in a notebook: of a file beside it" in job.stderr) == (method == "spawn")
-    assert job.stdout == ("{0: 1, 1: 1}\n" if method == "fork" else "")
+    assert ("in a notebook: of a file beside it" in job.stderr) == bool(code)
+    assert job.stdout == ("" if code else "{0: 1, 1: 1}\n")
+
+
+def test_a_session_that_has_initialised_a_device(host: Host) -> None:
+    """Where a fork could not use the GPU, a function of the session is refused with advice."""
+    device = "import types\nsys.modules['torch.cuda'] = types.SimpleNamespace(is_initialized=lambda: True)\n"
+    text = f"{HEAD.replace('sys.argv[1]', repr('spawn'))}\n{device}def work(): return 1\nsay(launch(work))\n"
+    job = host(Path("-c"), text)
+    assert job.wait_exit() == 1
+    assert "in a notebook: of a file beside it" in job.stderr.splitlines()[-1]
+    assert job.stdout == ""
+
+
+def test_a_program_that_comes_through_stdin_is_forked(tmp_path: Path) -> None:
+    """A notebook's kernel has no file, as `python -`: the default start method forks its functions."""
+    program = (
+        "from elastic_run import LaunchConfig, elastic_launch\n"
+        "def double(value): return value * 2\n"
+        "print(elastic_launch(LaunchConfig(1, 1, 2, rdzv_backend='local'), double)(21))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-"], input=program, capture_output=True, text=True, check=False, timeout=60, cwd=tmp_path
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "{0: 42, 1: 42}\n", "")
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])

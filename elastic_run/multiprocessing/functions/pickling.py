@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 START_METHODS = ("spawn", "fork", "forkserver")
 #: Devices that a forked process can't use once they were initialised; torch's modules of these names say so.
 _DEVICES = ("cuda", "xpu")
+#: Where a main module without a file is.
+_NO_FILE = "in an interactive session or on the command line"
 #: Errors of pickle for an object that can't be pickled; they differ by kind of object and release of Python.
 _REFUSALS = (pickle.PicklingError, AttributeError, TypeError)
 
@@ -78,16 +80,32 @@ def refuse_method(start_method: str) -> None:
     if start_method not in START_METHODS:
         message = f"start_method {start_method!r} is none of {', '.join(START_METHODS)}"
         raise ValueError(message)
-    if start_method != "fork":
-        return
-    for device in _DEVICES:
-        module = sys.modules.get(f"torch.{device}")
-        if module is not None and module.is_initialized():
-            message = (
-                f"{device.upper()} is initialised in this process already, and a forked worker can't use it: launch "
-                f"with start_method='spawn', or do not touch {device.upper()} before the launch"
-            )
-            raise RuntimeError(message)
+    device = _find_initialised_device() if start_method == "fork" else ""
+    if device:
+        message = (
+            f"{device} is initialised in this process already, and a forked worker can't use it: launch "
+            f"with start_method='spawn', or do not touch {device} before the launch"
+        )
+        raise RuntimeError(message)
+
+
+def _find_initialised_device() -> str:
+    """Return the kind of device that this process has initialised, or ""."""
+    modules = ((device, sys.modules.get(f"torch.{device}")) for device in _DEVICES)
+    return next((device.upper() for device, module in modules if module is not None and module.is_initialized()), "")
+
+
+def choose_start_method(function: Callable[..., Any]) -> str:
+    """Return the start method of a function for which the program has left the default.
+
+    Returns:
+        `fork` for a function of a notebook's cell or of an interactive session: no other interpreter can find it.
+        `spawn` for all others, and where this process can't fork any more.
+    """
+    inner: Any = getattr(function, "func", function)  # of functools.partial
+    is_of_main = getattr(inner, "__module__", None) == "__main__"
+    is_unreachable = is_of_main and _unreachable_main(sys.modules.get("__main__")) == _NO_FILE
+    return "fork" if is_unreachable and not _find_initialised_device() else "spawn"
 
 
 def refuse_without_interpreter(start_method: str) -> None:
@@ -147,7 +165,7 @@ def _unreachable_main(main: object) -> str:
         return "in a __main__.py" if str(spec.name).rpartition(".")[2] == "__main__" else ""
     if os.path.isfile(getattr(main, "__file__", None) or ""):
         return ""
-    return "in an interactive session or on the command line"
+    return _NO_FILE
 
 
 def refuse_unsendable(worker: FunctionWorker, rank: int, start_method: str) -> None:
