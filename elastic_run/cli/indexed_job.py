@@ -103,7 +103,11 @@ def _derive_nodes(
         )
         raise UsageError(message)
     derived: dict[str, object] = {}
-    if not names_place:
+    if names_place:
+        from elastic_run.cli.meeting_place import check_meeting_place  # noqa: PLC0415 - rare
+
+        check_meeting_place(args, "pod of the Job", "")
+    else:
         try:
             derived = {"rdzv_backend": "c10d", "rdzv_endpoint": pod.find_endpoint(most)}
             if "rdzv_id" not in given_flags:

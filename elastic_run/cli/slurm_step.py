@@ -110,7 +110,9 @@ def _derive_nodes(step: Step, args: Namespace, given_flags: Container[str], *, n
             f"own: leave --nnodes out for one job, or give --standalone for {nodes} separate jobs"
         )
         raise UsageError(message)
-    if not names_place:
+    if names_place:
+        _check_place(step, args, given_flags)
+    else:
         if least > step.task_count:
             message = (
                 f"--nnodes: is {args.nnodes}, but the Slurm step has {step.task_count} tasks, and no other node knows "
@@ -122,10 +124,22 @@ def _derive_nodes(step: Step, args: Namespace, given_flags: Container[str], *, n
             derived["rdzv_id"] = step.run_id
     if not is_given:
         derived = {"nnodes": str(nodes), **derived}
-    # Where switches are known, the coordinator gives ranks by location.
-    if "node_rank" not in given_flags and step.task_count == nodes and not step.location:
+    # Where switches are known, the coordinator gives ranks by location, but not those of a static job.
+    is_by_location = step.location and not (names_place and args.rdzv_backend == "static")
+    if "node_rank" not in given_flags and step.task_count == nodes and not is_by_location:
         derived["node_rank"] = step.node_rank
     return derived
+
+
+def _check_place(step: Step, args: Namespace, given_flags: Container[str]) -> None:
+    """Refuse a place, given by the user, where the launchers of a step of several nodes can't meet."""
+    if len(step.nodes) == 1:
+        return
+    from elastic_run.cli.meeting_place import check_first_master, check_meeting_place  # noqa: PLC0415 - rare
+
+    check_meeting_place(args, "node of the Slurm step", step.nodes[0])
+    if "node_rank" not in given_flags and step.task_count == len(step.nodes):
+        check_first_master(args, step.nodes)
 
 
 def _describe_lone_task(error: Exception, environ: Mapping[str, str]) -> str:

@@ -28,6 +28,7 @@ _STEP = {
     "SLURM_STEP_NUM_TASKS": "3",
 }
 _POD = {"JOB_COMPLETION_INDEX": "4"}
+_PODS = {"JOB_COMPLETION_INDEX": "1", "PET_NNODES": "3"}
 _MEET = "--nnodes=2 --rdzv-id=a --rdzv-backend=c10d"
 
 
@@ -55,6 +56,41 @@ SETUPS = [
     ),
     Setup("one-node-in-a-step-of-three", "--nnodes=1", _STEP, "the Slurm step has 3 nodes", "leave --nnodes out"),
     Setup("more-nodes-than-the-step", "--nnodes=5", _STEP, "the Slurm step has 3 tasks", "leave --nnodes out"),
+    Setup(
+        "each-node-of-the-step-meets-itself",
+        "--nnodes=3 --rdzv-backend=c10d --rdzv-id=a --rdzv-endpoint=localhost:29400",
+        _STEP,
+        "--rdzv-endpoint: localhost leads each node of the Slurm step to itself",
+        "leave --rdzv-endpoint out",
+    ),
+    Setup(
+        "each-node-of-an-elastic-step-meets-itself",
+        "--nnodes=1:3 --rdzv-backend=c10d --rdzv-id=a --rdzv-endpoint=[::1]:29400",
+        _STEP,
+        "--rdzv-endpoint: ::1 leads each node",
+        f"--rdzv-endpoint={_HOST}:29400",
+    ),
+    Setup(
+        "each-node-of-the-step-is-the-master",
+        "--master-port=29500",
+        _STEP,
+        "--master-addr: 127.0.0.1 leads each node of the Slurm step to itself",
+        f"--master-addr={_HOST}",
+    ),
+    Setup(
+        "master-is-not-the-first-node",
+        "--master-addr=b --master-port=29500",
+        _STEP,
+        f"--master-addr: is b, but rank 0 of the Slurm step is on {_HOST}",
+        f"give --master-addr={_HOST}, or each node its --node-rank",
+    ),
+    Setup(
+        "each-pod-meets-itself",
+        "--rdzv-backend=c10d --rdzv-id=a --rdzv-endpoint=127.0.0.1:29400",
+        _PODS,
+        "--rdzv-endpoint: 127.0.0.1 leads each pod of the Job to itself",
+        "leave --rdzv-endpoint out",
+    ),
     Setup("pods-without-number", "", _POD, "this is pod 4 of an indexed Job", "set PET_NNODES"),
     Setup("pod-beyond-the-number", "", {**_POD, "PET_NNODES": "4"}, "this is pod 4 of its Job", "Job's completions"),
     Setup(

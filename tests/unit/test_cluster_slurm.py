@@ -112,6 +112,34 @@ def test_ranks_by_switches_replace_the_place_in_the_list() -> None:
     assert (by_hand.node_rank, hasattr(by_hand, "location")) == (2, False)
 
 
+def test_a_static_job_has_the_ranks_of_the_list_also_where_switches_are_known() -> None:
+    """There is no coordinator that could give other ranks: without this each node would have rank 0."""
+    args = parse_args(["--master-addr=a7", "--master-port=29500", "train.py"])
+    complete_from_cluster(
+        args, {**STEP, "SLURM_TOPOLOGY_ADDR": "s1.node", "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.node"}
+    )
+    assert args.node_rank == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--rdzv-backend=etcd-v3 --rdzv-endpoint=localhost:2379 --rdzv-id=a",  # perhaps a proxy on each node
+        "--rdzv-backend=c10d --rdzv-conf=store_type=file --rdzv-endpoint=localhost:/shared/store --rdzv-id=a",
+        "--rdzv-backend=c10d --rdzv-endpoint=localhost:1,a7:1 --rdzv-id=a",
+        "--rdzv-backend=c10d --rdzv-endpoint=c:29400 --rdzv-id=a",
+        "--rdzv-backend=c10d --rdzv-endpoint=[:1 --rdzv-id=a",  # another check names it
+        "--master-addr=c --master-port=1 --node-rank=1",
+        "--master-addr=elsewhere --master-port=1",
+    ],
+)
+def test_a_place_where_the_nodes_may_meet_is_taken(words: str) -> None:
+    """Only a place that can't be right is refused: any node may serve the store, and another machine, too."""
+    args = parse_args([*words.split(), "train.py"])
+    complete_from_cluster(args, STEP)
+    assert args.nnodes == "3"
+
+
 @pytest.mark.parametrize(
     ("aliases", "first"),
     [("(null)", "a7"), ("a7:10.0.0.4:ip-4,c:10.0.0.6:ip-6", "10.0.0.4"), ("a7:[fd77::4]:ip-4", "[fd77::4]")],
@@ -259,8 +287,8 @@ def test_a_given_value_stands_even_where_it_is_the_default() -> None:
     assert (args.node_rank, args.rdzv_id, args.nnodes) == (0, "none", "3")
     with pytest.raises(UsageError, match="--nnodes: is 1:1, but the Slurm step has 3 nodes"):
         _complete("--nnodes=1:1 train.py")
-    args, _ = _complete("--nnodes=3 --master-addr=127.0.0.1 train.py")
-    assert (args.rdzv_backend, args.rdzv_endpoint) == ("static", "")
+    with pytest.raises(UsageError, match=r"--master-addr: 127\.0\.0\.1 leads each node of the Slurm step to itself"):
+        _complete("--nnodes=3 --master-addr=127.0.0.1 train.py")
 
 
 def test_the_step_has_a_worker_for_each_gpu_unless_the_user_chose(monkeypatch: pytest.MonkeyPatch) -> None:
