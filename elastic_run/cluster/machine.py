@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+
+from elastic_run.cluster.slurm import is_started_by_slurm
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,11 +20,16 @@ _REASON = 100
 def find_machine_name(environ: Mapping[str, str]) -> str:
     """Return the scheduler's name of this machine; "" without one.
 
+    Slurm's variables leak, through ssh and tmux. Two machines of one name would be excluded together, so Slurm's name
+    counts only if it is this host's, or if Slurm has started this process or its parent.
+
     Args:
         environ: The environment.
     """
-    if environ.get("SLURM_JOB_ID") and environ.get(_SLURM_NAME):
-        return environ[_SLURM_NAME]
+    name = environ.get(_SLURM_NAME, "")
+    if environ.get("SLURM_JOB_ID") and name:
+        is_own = name.partition(".")[0] == os.uname().nodename.partition(".")[0]
+        return name if is_own or is_started_by_slurm(environ) else ""
     return environ.get(_KUBERNETES_NAME, "") if environ.get("KUBERNETES_SERVICE_HOST") else ""
 
 

@@ -18,7 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Step", "StepError", "count_idle_nodes", "find_step"]
+__all__ = ["Step", "StepError", "count_idle_nodes", "find_step", "is_started_by_slurm"]
 
 _NEEDED = ("SLURM_PROCID", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_TASKS")
 _NUMBERS = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS")
@@ -155,10 +155,19 @@ def _find_node(nodes: tuple[str, ...], environ: Mapping[str, str], hostname: str
     if _short(hostname) in names:
         return names.index(_short(hostname))
     known_as = environ.get("SLURMD_NODENAME")
-    if known_as in nodes and environ.get("SLURM_TASK_PID") in {str(os.getpid()), str(os.getppid())}:
+    if known_as in nodes and is_started_by_slurm(environ):
         return nodes.index(known_as)
     message = f"this host, {hostname}, is none of the step's nodes, {environ['SLURM_STEP_NODELIST']}"
     raise ValueError(message)
+
+
+def is_started_by_slurm(environ: Mapping[str, str]) -> bool:
+    """Whether Slurm has started this process or its parent, so that its variables can't have come through ssh.
+
+    Args:
+        environ: The environment.
+    """
+    return environ.get("SLURM_TASK_PID") in {str(os.getpid()), str(os.getppid())}
 
 
 def count_idle_nodes(environ: Mapping[str, str], hostname: str) -> int:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import subprocess
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -177,6 +179,36 @@ def test_an_unhealthy_node_does_not_hold_the_others_up(launch: Launch, worker: W
     others = [launch(*place(port, conf), "--nnodes=2:3", path) for _ in range(2)]
     assert [agent.wait_exit() for agent in (first, *others)] == [0, 0, 0]
     assert first.stdout == "restarts 0 3\n"
+    for agent in (first, *others):
+        told = r"first round: 3 nodes, 3 workers; this is node \d \(without \S+ \(unhealthy: .*GPU 3 is lost\)\)"
+        assert re.search(told, agent.stderr), agent.stderr
+
+
+def test_an_unhealthy_node_waits_for_a_store_that_comes_late(launch: Launch, worker: Worker, check: Check) -> None:
+    """A node that is found unhealthy before the others have started tells them why it does not come."""
+    path, port = worker("say('world', os.environ['WORLD_SIZE'])"), free_port()
+    conf = "last_call_timeout=600,join_timeout=600"
+    sick_conf = (*place(port, f"{conf},is_host=false"), "--nnodes=2:3")
+    sick = launch(*sick_conf, f"--health-check={check('echo GPU 3 is lost; exit 1')}", path)
+    sick.wait_line("waiting: the store at .* can't be reached")
+    with pytest.raises(subprocess.TimeoutExpired):
+        sick.process.wait(3)
+    others = [launch(*place(port, conf), "--nnodes=2:3", path)]
+    assert sick.wait_exit(deadline=10) == UNHEALTHY
+    others[0].wait_line(r"unhealthy: the health check ended with code 1: GPU 3 is lost", deadline=30)
+    others += [launch(*place(port, conf), "--nnodes=2:3", path) for _ in range(2)]
+    assert [agent.wait_exit() for agent in others] == [0, 0, 0]
+
+
+def test_a_signal_ends_an_unhealthy_node_that_waits_for_the_store(
+    launch: Launch, worker: Worker, check: Check
+) -> None:
+    """Nobody has to wait for a launcher that can't tell anybody."""
+    conf = (*place(free_port(), "is_host=false"), "--nnodes=2:3", f"--health-check={check('exit 1')}")
+    sick = launch(*conf, worker("pass"))
+    sick.wait_line("waiting: the store at .* can't be reached")
+    sick.send(signal.SIGTERM)
+    assert sick.wait_exit(deadline=5) == UNHEALTHY
 
 
 FAILS_ONCE = """

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from elastic_run.cluster.machine import describe_drain, find_machine_name
 
-SLURM = {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "gpu7"}
+SLURM = {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "gpu7", "SLURM_TASK_PID": str(os.getpid())}
 POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "NODE_NAME": "worker-3"}
 
 
 @pytest.mark.parametrize(
     ("environ", "name"),
-    [(SLURM, "gpu7"), (POD, "worker-3"), ({"NODE_NAME": "built-in"}, ""), ({"SLURMD_NODENAME": "x"}, ""), ({}, "")],
+    [
+        (SLURM, "gpu7"),
+        ({**SLURM, "SLURM_TASK_PID": "1", "SLURMD_NODENAME": os.uname().nodename}, os.uname().nodename),
+        ({**SLURM, "SLURM_TASK_PID": "1"}, ""),  # leaked from another machine
+        (POD, "worker-3"),
+        ({"NODE_NAME": "built-in"}, ""),
+        ({"SLURMD_NODENAME": "x"}, ""),
+        ({}, ""),
+    ],
 )
 def test_the_name_is_the_schedulers(environ: dict[str, str], name: str) -> None:
     """Variables that leaked, or that another program has set, name no machine."""

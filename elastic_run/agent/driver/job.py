@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 #: Seconds that an agent may take to write its last facts if no other node needs it to stay.
 _LAST_WORDS = 3.0
+#: The same for an unhealthy node whose store is not there yet: other nodes that come later are to learn its reason.
+_LATE_STORE = 30.0
 #: Nodes that may all ask all others.
 _FEW_NODES = 16
 #: Seconds for the loop to open a store, which never blocks.
@@ -237,8 +239,8 @@ class MultiNodeJob:
         import threading  # noqa: PLC0415 - not for one node
 
         timeout = barrier if self.ended is not None and not self._has_left else _LAST_WORDS
-        if self._is_unhealthy and session.serves_only_store:
-            timeout = LONGEST_WAIT
+        if self._is_unhealthy:
+            timeout = LONGEST_WAIT if session.serves_only_store else _LATE_STORE
         is_closed = threading.Event()
 
         def close() -> None:
@@ -354,11 +356,12 @@ class MultiNodeJob:
         nodes = place.group_world_size
         self._end_wait("" if self._round >= 0 else f"{nodes} node{'s are' if nodes > 1 else ' is'} there")
         self._is_running = True
-        if place.group_rank == 0 and not place.news and self._options.node_config.notice:
+        is_first = place.round == 1
+        if place.group_rank == 0 and (is_first or not place.news) and self._options.node_config.notice:
             self._say(self._options.node_config.notice)
         if place.versions and (self.place is None or place.versions != self.place.versions):
             self._say(f"the nodes have different versions of torch: {place.versions}")
-        if self._round >= 0:
+        if self._round >= 0 or (is_first and place.news):
             self._say(_describe_round(place, self._options.job_config.max_restarts))
         self._round_join.close_former_store()
         self.place = place
@@ -394,4 +397,6 @@ def _describe_round(place: Assignment, max_restarts: int) -> str:
     nodes = "1 node" if place.group_world_size == 1 else f"{place.group_world_size} nodes"
     workers = "1 worker" if place.world_size == 1 else f"{place.world_size} workers"
     news = f" ({place.news})" if place.news else ""
+    if place.round == 1:
+        return f"first round: {nodes}, {workers}; this is node {place.group_rank}{news}"
     return f"new round: {nodes}, {workers}, restart {place.restart_count}{limit}; this is node {place.group_rank}{news}"

@@ -144,9 +144,9 @@ def form(job: Job, names: Sequence[str], now: float) -> Job:
 
 def _tell_news(job: Job, newcomers: Sequence[Node]) -> str:
     """Say what is new since the last round."""
-    if job.round == 0:
-        return ""
     lost = ", ".join(describe_lost(job))
+    if job.round == 0:
+        return f"without {lost}" if lost else ""  # nodes that were unhealthy
     new = ", ".join(node.node_info.host for node in newcomers[:_SHOWN])
     told = (job.news, f"without {lost}" if lost else "", f"with {new}" if new else "")
     return "; ".join(text for text in told if text)

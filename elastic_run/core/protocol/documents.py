@@ -27,7 +27,7 @@ class Assignment:
         master: Where rank 0's node listens.
         restart_count: Restarts of the whole job so far.
         hosts: The number of different host names in the round.
-        news: What made the round necessary, for the user; "" for the first.
+        news: What made the round necessary, for the user; of the first one, which nodes were unhealthy, or "".
         incarnation: Of the job; see `facts.is_related`.
         round_id: The round's unique id. Its number is not: two logs may each form a round of one number.
         config: The job's, for a node that was told others; None for all others.
