@@ -200,9 +200,7 @@ def test_an_unhealthy_node_waits_for_a_store_that_comes_late(launch: Launch, wor
     assert [agent.wait_exit() for agent in others] == [0, 0, 0]
 
 
-def test_a_signal_ends_an_unhealthy_node_that_waits_for_the_store(
-    launch: Launch, worker: Worker, check: Check
-) -> None:
+def test_a_signal_ends_an_unhealthy_node_that_waits_for_the_store(launch: Launch, worker: Worker, check: Check) -> None:
     """Nobody has to wait for a launcher that can't tell anybody."""
     conf = (*place(free_port(), "is_host=false"), "--nnodes=2:3", f"--health-check={check('exit 1')}")
     sick = launch(*conf, worker("pass"))

@@ -117,9 +117,9 @@ def test_a_program_that_is_no_store(launch: Launch, worker: Worker, stack: ExitS
         assert ("does not speak HTTP" if backend.startswith("etcd") else no_store) in cause
 
 
-def start(host: VirtualHost, *words: object) -> HostProcess:
-    """Start an agent on a host."""
-    environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+def start(host: VirtualHost, *words: object, **more: str) -> HostProcess:
+    """Start an agent on a host, with more variables."""
+    environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2]), **more}
     return host.start([sys.executable, "-m", "elastic_run", *map(str, words)], env=environment)
 
 
@@ -159,6 +159,17 @@ def test_an_unknown_name(hosts: VirtualHosts, worker: Worker) -> None:
         path.write_text(before, encoding="ascii")
     assert cause.startswith("the name 'nosuch.example' has no address (")
     assert cause.endswith("; if it gets none, give all nodes an address in its place")
+
+
+def test_where_srun_was_started_is_a_hint(hosts: VirtualHosts, worker: Worker) -> None:
+    """A step whose names have no addresses is told of the only address that Slurm gives; it may be a login node's."""
+    step = {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_LAUNCH_NODE_IPADDR": "10.7.0.1"}
+    agent = start(hosts[0], *flags_of("c10d", "nosuch.example", 29400), worker("pass"), **step)
+    cause = wait_first_line(agent, "nosuch.example:29400")
+    wanted = (
+        "give all nodes an address in its place (10.7.0.1 if srun was started on the first node: SLURM_LAUNCH_NODE_"
+    )
+    assert wanted in cause
 
 
 def test_a_name_that_is_known_late(hosts: VirtualHosts, worker: Worker) -> None:

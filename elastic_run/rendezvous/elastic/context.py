@@ -165,6 +165,7 @@ class SessionContext:
         signals: What the threads tell each other.
         events: What the agent is told.
         status_answers: This node's answers to who asks for the state of all nodes.
+        launch_address: See `NodeConfig`.
         connections: The threads' connections.
     """
 
@@ -179,6 +180,7 @@ class SessionContext:
     signals: SessionSignals
     events: EventQueue
     status_answers: StatusAnswers
+    launch_address: str = ""
     connections: list[StoreConnection] = field(default_factory=list)
 
     @property

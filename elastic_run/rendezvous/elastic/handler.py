@@ -296,6 +296,7 @@ def open_session(
         backend=backend,
         death_proofs=DeathProofs(name_job(backend)),
         shows_waiting=setup.shows_waiting,
+        launch_address=setup.node_config.launch_address,
         sender=SenderState(local_addr or ""),
         signals=signals,
         events=events,

@@ -96,7 +96,7 @@ class RetryDeadline:
         now = time.monotonic()
         reason, trouble = getattr(error, "reason", SILENT), getattr(error, "cause", str(error))
         if reason == UNRESOLVED and not self._was_reached:
-            trouble = f"{trouble}; if it gets none, give all nodes an address in its place"
+            trouble = f"{trouble}; if it gets none, give all nodes an address in its place{self._describe_hint()}"
         fenced_for = self._context.signals.fenced_for
         if fenced_for:
             trouble = f"{trouble}; the workers were stopped after {fenced_for:.0f} s (--fence-after=lease)"
@@ -119,6 +119,11 @@ class RetryDeadline:
         return Waiting(
             lambda at: trouble_texts(name, trouble, at - since, until - at, reason=reason), is_for_nodes=False
         )
+
+    def _describe_hint(self) -> str:
+        """Name the host where srun was started. It may be a login node, so that it is only named."""
+        address = self._context.launch_address
+        return f" ({address} if srun was started on the first node: SLURM_LAUNCH_NODE_IPADDR)" if address else ""
 
     def _left(self, now: float) -> float:
         config = self._context.config
