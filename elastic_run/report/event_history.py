@@ -11,7 +11,7 @@ import json
 
 from elastic_run.records import dataclass
 from elastic_run.report.event_schema import find_mistake
-from elastic_run.report.job_history import Agent, Job, Member, Round, Worker
+from elastic_run.report.job_history import Agent, Job, Member, Reading, Round, Worker
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -196,6 +196,12 @@ class _AgentFold:
 
     def _take_silence(self, event: Event) -> None:
         self._find_worker(event).silences.append((event["time"], event["silence_s"]))
+
+    def _take_resources(self, event: Event) -> None:
+        workers = {} if self._member is None else self._member.workers
+        for rank, cpu, memory in zip(event["ranks"], event["cpu_s"], event["memory_mib"], strict=False):
+            if rank in workers:
+                workers[rank].readings.append(Reading(event["time"], cpu, memory))
 
     def _take_worker_exited(self, event: Event) -> None:
         worker = self._find_worker(event)

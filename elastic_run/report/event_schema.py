@@ -17,7 +17,13 @@ if TYPE_CHECKING:
 VERSION = 1
 
 #: JSON's types by the name in `Field.type`; true is no number here.
-_TYPES: dict[str, tuple[type, ...]] = {"text": (str,), "count": (int,), "seconds": (int, float), "yes or no": (bool,)}
+_TYPES: dict[str, tuple[type, ...]] = {
+    "text": (str,),
+    "count": (int,),
+    "seconds": (int, float),
+    "yes or no": (bool,),
+    "numbers": (list,),
+}
 #: A clock, a duration or a count from here up is garbage, and so are nan and infinity.
 _BEYOND = 1e12
 
@@ -28,7 +34,7 @@ class Field:
 
     Args:
         name: Its key.
-        type: `text`, `count`, `seconds` or `yes or no`.
+        type: `text`, `count`, `seconds`, `yes or no` or `numbers` (a list).
         meaning: One sentence without the full stop.
         may_be_null: Whether null stands for unknown, or for none.
     """
@@ -129,6 +135,16 @@ EVENTS: dict[str, Kind] = {
         (Field("silence_s", "seconds", "since its output before"),),
         is_of_worker=True,
     ),
+    "resources": Kind(
+        "What the workers of this node that run have used, each list in the order of `ranks`.",
+        (
+            Field("ranks", "numbers", "global ranks"),
+            Field(
+                "cpu_s", "numbers", "seconds of processor time of each worker's process so far, without its children"
+            ),
+            Field("memory_mib", "numbers", "resident memory of each worker's process in MiB"),
+        ),
+    ),
     "hang_found": Kind(
         "No rank of the job has made progress for --hang-timeout; each node that has judged it writes this event.",
         (
@@ -228,5 +244,6 @@ def _fits(field: Field, document: dict[str, Any]) -> bool:
         return field.may_be_null and field.name in document
     if isinstance(value, bool):
         return field.type == "yes or no"
-    is_sane = not isinstance(value, (int, float)) or abs(value) < _BEYOND
+    numbers = value if isinstance(value, list) else [value] if isinstance(value, (int, float)) else []
+    is_sane = all(type(number) in (int, float) and abs(number) < _BEYOND for number in numbers)
     return is_sane and isinstance(value, _TYPES[field.type])

@@ -15,6 +15,21 @@ if TYPE_CHECKING:
     Event: TypeAlias = dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a worker had used at one moment.
+
+    Args:
+        at: Wall clock.
+        cpu: Seconds of processor time since its start.
+        memory: Resident MiB.
+    """
+
+    at: float
+    cpu: float
+    memory: float
+
+
 @dataclass(slots=True)
 class Worker:
     """One worker in one round.
@@ -31,6 +46,7 @@ class Worker:
         signal: Name of the signal that ended it, or None.
         was_stopped: Whether the launcher had told it to stop.
         silences: Wall clock at the end of each silence, and its seconds; the last ends with the worker.
+        readings: What it had used, from time to time.
         failure: Its event `worker_failed`, or None.
     """
 
@@ -45,6 +61,7 @@ class Worker:
     signal: str | None = None
     was_stopped: bool = False
     silences: list[tuple[float, float]] = field(default_factory=list)
+    readings: list[Reading] = field(default_factory=list)
     failure: Event | None = None
 
 

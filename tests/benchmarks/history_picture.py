@@ -24,7 +24,7 @@ from tests.support.sessions import free_port
 _PICTURES = ROOT / "docs" / "pictures"
 _WORKER = Path(__file__).parent / "workers" / "history_job.py"
 #: Name, width, height and whether it is dark.
-_SIZES = (("history", 1280, 1610, False), ("history-phone", 390, 2480, True))
+_SIZES = (("history", 1280, 2190, False), ("history-phone", 390, 3180, True))
 #: Seconds after the start: the launcher of a node is killed and started again; the job may end.
 _KILL_AT, _START_AT, _END_AT = 44.0, 49.0, 58.0
 
@@ -46,7 +46,7 @@ def run_job(place: Path) -> None:
     flags = ["--nnodes=2:3", "--nproc-per-node=2", "--max-restarts=5", "--rdzv-backend=c10d", "--rdzv-id=train-7b"]
     flags += [f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-conf=keep_alive_interval=1,last_call_timeout=20"]
     shutil.copy(_WORKER, place / "train.py")
-    command = [*ELASTIC_RUN, *flags, "--tee=3", "--log-dir=logs", "train.py", str(end)]
+    command = [*ELASTIC_RUN, *flags, "--tee=3", "--log-dir=logs", "--events-file=all.jsonl", "train.py", str(end)]
 
     def start(node: int) -> subprocess.Popen[bytes]:
         named = ["unshare", "--uts", "sh", "-c", f'hostname node{node} && exec "$@"', "sh", *command]

@@ -19,6 +19,7 @@ from tests.support.wait import wait_until
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+    from typing import Any
 
     from tests.support.launch import Launched
 
@@ -245,3 +246,22 @@ def test_a_pipe_that_nobody_reads_holds_nobody_up(launch: Launch, worker: Worker
     launcher = launch(f"--events-file={tmp_path / 'pipe'}", worker("say('ran')"))
     assert launcher.wait_exit() == 0
     assert "ran" in launcher.stdout
+
+
+def test_the_workers_resources_are_read(launch: Launch, worker: Worker, tmp_path: Path) -> None:
+    """A second after the start the log has the processor time and the memory of each worker."""
+    path = tmp_path / "events.jsonl"
+    job = launch("--nproc-per-node=2", f"--events-file={path}", str(worker("sys.stdin.read(0)\nsignal.pause()")))
+
+    def readings() -> list[dict[str, Any]]:
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        events = [json.loads(line) for line in lines if line.endswith("}")]
+        return [event for event in events if event["event"] == "resources"]
+
+    wait_until(readings, what="a reading")
+    (reading,) = readings()
+    assert reading["ranks"] == [0, 1]
+    assert all(0 <= seconds < 30 for seconds in reading["cpu_s"])
+    assert all(1 <= size < 1000 for size in reading["memory_mib"])
+    job.send(signal.SIGTERM)
+    job.wait_exit()

@@ -21,7 +21,7 @@ from elastic_run.report.history_page.failures import find_failures
 if TYPE_CHECKING:
     from pathlib import Path
 
-_VALUES: dict[str, Any] = {"text": "text", "count": 1, "seconds": 1.5, "yes or no": True}
+_VALUES: dict[str, Any] = {"text": "text", "count": 1, "seconds": 1.5, "yes or no": True, "numbers": [0]}
 
 
 def event(name: str, **fields: Any) -> dict[str, Any]:  # noqa: ANN401 - values of any field
@@ -47,6 +47,7 @@ def history() -> list[dict[str, Any]]:
         put("workers_started", round=0, restart=0),
         put("first_output", round=0, restart=0, rank=0),
         put("silence", round=0, restart=0, rank=0),
+        put("resources", round=0, restart=0),
         put("hang_found", round=0, restart=0, rank=0),
         put("worker_exited", round=0, restart=0, rank=0, exit_code=1, signal=None),
         put("workers_stopping", round=0, restart=0, reason="failure"),

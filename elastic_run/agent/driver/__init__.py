@@ -26,6 +26,7 @@
 | `preload` | starts the templates of warm workers |
 | `quiet_watch` | says that nothing happens in a round any more |
 | `rank_assignment` | the ranks of this node's workers in a round |
+| `resource_readings` | reads the workers' processor time and memory for the event log |
 | `round` | one round: its workers, their output, and how each ended |
 | `round_checks` | the checks before a round: free GPU memory, the health check |
 | `round_driver` | the workers of the rounds: starts, watches and stops them |

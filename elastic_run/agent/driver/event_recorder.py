@@ -21,11 +21,12 @@ from elastic_run.report.wording import end_verb, exception_line, signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any, TypeAlias
 
     from elastic_run.agent.driver.context import AgentContext
     from elastic_run.agent.driver.hang_detection import Hang
+    from elastic_run.agent.driver.resource_readings import Usage
     from elastic_run.agent.driver.round import Round
     from elastic_run.agent.driver.step import Moment, Step
     from elastic_run.core.failure.root_cause import WorkerEnd
@@ -251,6 +252,18 @@ class EventRecorder:
         if len(told) < _SILENCES or silence >= _LONGER * max(told):
             told.append(silence)
             self._put(moment, "silence", **who, silence_s=_seconds(silence))
+
+    def resources_read(self, moment: Moment, current: Round, usage: Mapping[int, Usage]) -> None:
+        """The processor time and the memory of the workers that run were read."""
+        if usage:
+            ranks = current.global_ranks
+            self._put(
+                moment,
+                "resources",
+                ranks=[ranks[local_rank] for local_rank in usage],
+                cpu_s=[round(used.cpu, 2) for used in usage.values()],
+                memory_mib=[used.memory >> 20 for used in usage.values()],
+            )
 
     def hang_found(self, moment: Moment, found: Hang, action: str) -> None:
         """The job hangs, as far as this node knows."""

@@ -24,6 +24,9 @@ class Observation:
         context: The state that all rounds of the agent share.
         loop: The agent's loop.
         say: Tells the user something in one line.
+
+    Attributes:
+        is_written: Whether there is an event log.
     """
 
     def __init__(self, context: AgentContext, loop: Loop, say: Callable[[str], None]) -> None:
@@ -33,9 +36,8 @@ class Observation:
         self._recorder: EventRecorder | None = None
         self._waiting: list[tuple[Callable[[EventRecorder, Moment], None], Moment]] = []
         has_directory = not getattr(context.logs_specs, "is_temporary", False)
-        self._is_wanted = (
-            has_directory or bool(context.options.agent_config.events_file) or context.metrics_port is not None
-        )
+        self.is_written = has_directory or bool(context.options.agent_config.events_file)
+        self._is_wanted = self.is_written or context.metrics_port is not None
 
     def tell(self, tell: Callable[[EventRecorder, Moment], None]) -> None:
         """Record an event.

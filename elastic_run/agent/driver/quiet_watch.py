@@ -29,6 +29,7 @@ class QuietWatch:
         loop: The agent's loop.
         pids: Returns the pids of the workers that run.
         say: Called once with the seconds for which the workers have done nothing.
+        on_look: Called at each look.
         period: Seconds between two looks.
     """
 
@@ -38,11 +39,13 @@ class QuietWatch:
         pids: Callable[[], Sequence[int]],
         say: Callable[[float], None],
         *,
+        on_look: Callable[[], None] = lambda: None,
         period: float = PERIOD,
     ) -> None:
         self._loop = loop
         self._pids = pids
         self._say = say
+        self._on_look = on_look
         self._period = period
         self._before = read_activity(pids())
         self._at = loop.now()
@@ -53,6 +56,7 @@ class QuietWatch:
         self._timer.cancel()
 
     def _look(self) -> None:
+        self._on_look()
         now, activity = self._loop.now(), read_activity(self._pids())
         before, seconds = self._before, now - self._at
         self._before, self._at = activity, now

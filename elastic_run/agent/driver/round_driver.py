@@ -81,6 +81,7 @@ class RoundDriver:
             on_stuck=lambda number: parts.feed(messages.WorkerStuck(number)),
             on_hang=self._react_to_hang,
             on_waiting_nodes=self._stop_for_waiting_nodes,
+            read_resources=self._read_resources if parts.observation.is_written else None,
             on_timer=on_timer,
         )
         self._parts = parts
@@ -214,6 +215,14 @@ class RoundDriver:
     def _on_output(self, local_rank: int, silence: float | None) -> None:
         if (current := self.current) is not None:
             self._observation.tell(lambda recorder, moment: recorder.output_came(moment, current, local_rank, silence))
+
+    def _read_resources(self) -> None:
+        """Write to the event log what the workers have used."""
+        from elastic_run.agent.driver.resource_readings import read_usage  # noqa: PLC0415 - the workers come first
+
+        if (current := self.current) is not None:
+            usage = read_usage(current)
+            self._observation.tell(lambda recorder, moment: recorder.resources_read(moment, current, usage))
 
     def find_silences(self) -> dict[int, float]:
         """Return seconds since the last output of each worker that runs, by global rank."""

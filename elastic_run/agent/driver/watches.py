@@ -1,4 +1,4 @@
-"""The watches over a running round beside the loop: state D, timers, waiting nodes, rounds that are quiet, hangs.
+"""The watches over a running round beside the loop: state D, timers, waiting nodes, quiet rounds, hangs, resources.
 
 Each watch is imported and runs only if the user asked for it, except for the watch over quiet rounds.
 """
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from elastic_run.agent.driver.hang_detection import Hang, HangDetection
     from elastic_run.agent.driver.job import MultiNodeJob
     from elastic_run.agent.driver.quiet_watch import QuietWatch
+    from elastic_run.agent.driver.resource_readings import ResourceReader
     from elastic_run.agent.driver.round import Round
     from elastic_run.agent.driver.timers import TimerWatch, WorkerTimers
     from elastic_run.agent.driver.waiting_nodes import WaitingNodesWatch
@@ -41,6 +42,7 @@ class Watches:
         on_stuck: Called with a round's number when one of its workers stays in uninterruptible sleep.
         on_hang: Called with a round when the job hangs in it.
         on_waiting_nodes: Called with a round's number when nodes wait for the next one.
+        read_resources: Called when the workers' resources are to be written to the event log; None without one.
         on_timer: Called with the name of an event of the workers' timers, and the request that it is about.
     """
 
@@ -55,6 +57,7 @@ class Watches:
         on_stuck: Callable[[int], None],
         on_hang: Callable[[Round, Hang], None],
         on_waiting_nodes: Callable[[int], None],
+        read_resources: Callable[[], None] | None,
         on_timer: Callable[[str, FileTimerRequest | None], None],
     ) -> None:
         self._loop = loop
@@ -66,12 +69,14 @@ class Watches:
         self._on_hang = on_hang
         self._on_waiting_nodes = on_waiting_nodes
         self._on_timer = on_timer
+        self._read_resources = read_resources
         self._round: Round | None = None
         self._d_state: DStateWatch | None = None
         self._timers: TimerWatch | None = None
         self._waiting_nodes: WaitingNodesWatch | None = None
         self._quiet: QuietWatch | None = None
         self._hang: HangDetection | None = None
+        self._resources: ResourceReader | None = None
         self._late_start: Timer | None = None
 
     def begin(self, current: Round) -> None:
@@ -84,10 +89,20 @@ class Watches:
             self._timers = self._watch_timers(self._context.timers)
         if self._is_polled:
             self._waiting_nodes = self._watch_waiting_nodes(current.number)
-        if self._context.options.agent_config.hang_timeout is not None:
-            self._late_start = self._loop.call_later(_SETTLED, lambda: self._watch_hang(current))
+        self._late_start = self._loop.call_later(_SETTLED, lambda: self._begin_late(current))
+
+    def _begin_late(self, current: Round) -> None:
+        """Begin with what would only delay the start of the workers."""
+        settings = self._context.options.agent_config
+        is_awake = settings.events_file or settings.metrics_port is not None or settings.hang_timeout is not None
+        if self._read_resources is not None:
+            self._read_resources()
+            if is_awake:
+                self._watch_resources(self._read_resources)
+        if settings.hang_timeout is not None:
+            self._watch_hang(current)
         elif is_possible():
-            self._late_start = self._loop.call_later(_SETTLED, lambda: self._watch_quiet(current))
+            self._watch_quiet(current)
 
     def end_round(self) -> None:
         """Look no more after this round: its workers are being stopped."""
@@ -95,7 +110,7 @@ class Watches:
             self._timers.clear()
         if self._late_start is not None:
             self._late_start.cancel()
-        for watch in (self._d_state, self._waiting_nodes, self._quiet, self._hang):
+        for watch in (self._d_state, self._waiting_nodes, self._quiet, self._hang, self._resources):
             if watch is not None:
                 watch.close()
 
@@ -120,11 +135,18 @@ class Watches:
         from elastic_run.report import lines  # noqa: PLC0415 - ditto
 
         workers = current.workers
+        read = self._read_resources if self._resources is None else None
         self._quiet = QuietWatch(
             self._loop,
             pids=lambda: [workers.pids[rank] for rank in workers.alive],
             say=lambda seconds: self._say(lines.quiet(seconds, os.getpid())),
+            on_look=read or (lambda: None),
         )
+
+    def _watch_resources(self, read: Callable[[], None]) -> None:
+        from elastic_run.agent.driver.resource_readings import ResourceReader  # noqa: PLC0415 - see above
+
+        self._resources = ResourceReader(self._loop, read)
 
     def _watch_hang(self, current: Round) -> None:
         from elastic_run.agent.driver.hang_detection import HangDetection  # noqa: PLC0415 - see above

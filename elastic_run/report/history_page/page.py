@@ -11,6 +11,7 @@ import time
 from elastic_run import __version__
 from elastic_run.records import dataclass
 from elastic_run.report.history_page.failures import find_failures
+from elastic_run.report.history_page.resources import draw_resources
 from elastic_run.report.history_page.silences import HEIGHT, draw_silences
 from elastic_run.report.history_page.timeline import (
     PHASES,
@@ -107,6 +108,7 @@ def _describe(job: Job, logs: Logs, others: list[str]) -> dict[str, Any]:
         "shares": _share_out(job, wall),
         "silences": draw_silences(job, shown),
         "height": HEIGHT,
+        "resources": draw_resources(job, shown),
         "stacks": [(os.path.basename(os.path.dirname(path)) or path, path, text) for path, text in logs.stacks],
         "remarks": _find_remarks(job, logs, others),
         "files": logs.files,
