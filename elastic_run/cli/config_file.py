@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = ["read_config_file"]
 
+#: Bytes of a file; a device may have no end.
+_LONGEST = 1 << 20
 #: Keys with which a user may try to name the script.
 _SCRIPT_KEYS = ("script", "training_script", "training_script_args", "script_args", "args", "arguments", "command")
 
@@ -77,7 +79,11 @@ def _load(path: str) -> Mapping[str, Any]:
         raise ValueError(message) from None
     try:
         with open(path, "rb") as file:
-            document: Mapping[str, Any] = toml.load(file)
+            content = file.read(_LONGEST + 1)
+        if len(content) > _LONGEST:
+            message = f"--config: {path!r} is longer than {_LONGEST >> 20} MiB"
+            raise ValueError(message)
+        document: Mapping[str, Any] = toml.loads(content.decode())
     except OSError as error:
         message = f"--config: {path!r} can't be read: {(error.strerror or str(error)).lower()}"
         raise ValueError(message) from None

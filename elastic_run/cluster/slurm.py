@@ -11,6 +11,7 @@ can't be used raises `StepError`, since each of the tasks would train alone. So 
 from __future__ import annotations
 
 import os
+from itertools import takewhile
 
 from elastic_run.records import dataclass, field
 
@@ -100,6 +101,9 @@ def _read_step(environ: Mapping[str, str], hostname: str) -> Step:
     if environ.get("SLURM_HET_SIZE") and set(nodes) != _find_component_nodes(environ):
         message = "the job is heterogeneous, and Slurm's variables name the nodes of one component only"
         raise ValueError(message)
+    if int(environ["SLURM_STEP_NUM_TASKS"]) < len(nodes):
+        message = f"the step has {environ['SLURM_STEP_NUM_TASKS']} tasks on {len(nodes)} nodes"
+        raise ValueError(message)
     job = environ.get("SLURM_JOB_NODELIST")
     if job and not set(nodes) <= set(parse_nodelist(job)):
         message = f"the step's nodes, {environ['SLURM_STEP_NODELIST']}, are not all among the job's nodes, {job}"
@@ -139,10 +143,11 @@ def _find_component_nodes(environ: Mapping[str, str]) -> set[str]:
     """Return the nodes of all components of a heterogeneous job, none where a list is missing."""
     from elastic_run.slurm_node_lists import parse_nodelist  # noqa: PLC0415 - see `_read_step`
 
-    lists = [
-        environ.get(f"SLURM_JOB_NODELIST_HET_GROUP_{group}", "") for group in range(int(environ["SLURM_HET_SIZE"]))
-    ]
-    return {node for text in lists for node in parse_nodelist(text)} if all(lists) else set()
+    names = (f"SLURM_JOB_NODELIST_HET_GROUP_{group}" for group in range(int(environ["SLURM_HET_SIZE"])))
+    # Not beyond the first one that is missing: the number may be garbage.
+    lists = list(takewhile(bool, (environ.get(name, "") for name in names)))
+    is_whole = len(lists) == int(environ["SLURM_HET_SIZE"])
+    return {node for text in lists for node in parse_nodelist(text)} if is_whole else set()
 
 
 def _find_node(nodes: tuple[str, ...], environ: Mapping[str, str], hostname: str) -> int:

@@ -153,7 +153,8 @@ def test_addresses_of_nodes_in_a_cloud_stand_in_for_their_names(aliases: str, fi
 
 def test_of_many_nodes_three_may_serve_the_store() -> None:
     """The loss of one or two nodes, whichever they are, ends no job."""
-    many = {"SLURM_STEP_NODELIST": f"a[1-200],{HOST}", "SLURM_STEP_NUM_NODES": "201", "SLURM_NNODES": "201"}
+    counts = dict.fromkeys(("SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_STEP_NUM_TASKS"), "201")
+    many = {"SLURM_STEP_NODELIST": f"a[1-200],{HOST}", **counts}
     step = find_step({**STEP, **many}, HOST)
     assert step is not None
     assert (step.endpoint, step.node_rank) == (f"a1:{PORT},a2:{PORT},a3:{PORT}", 200)
@@ -193,6 +194,8 @@ def test_what_is_no_step_is_left_alone(more: dict[str, str]) -> None:
         ),
         ({"SLURM_HET_SIZE": "2"}, "the job is heterogeneous, and Slurm's variables name the nodes of one component "),
         ({"SLURM_HET_SIZE": "2", "SLURM_STEP_NUM_TASKS": "1"}, "the job is heterogeneous, "),
+        ({"SLURM_HET_SIZE": "9" * 12}, "the job is heterogeneous, "),
+        ({"SLURM_STEP_NUM_TASKS": "2"}, "the step has 2 tasks on 3 nodes"),
     ],
 )
 def test_a_task_of_several_whose_step_is_of_no_use_is_told_that_it_trains_alone(

@@ -142,16 +142,17 @@ def test_a_mistake_is_answered_in_one_line(text: str, line: str, capsys: pytest.
 
 
 def test_a_file_that_cannot_be_read_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    """A missing file, a directory and a file that is no text each get a line."""
+    """A missing file, a directory, a file that is no text and one without end each get a line."""
     Path("data").write_bytes(b"\xff\xfe")
     lines = []
-    for path in ("none.toml", ".", "data"):
+    for path in ("none.toml", ".", "data", "/dev/zero"):
         with pytest.raises(SystemExit):
             run_command([f"--config={path}", "s"])
         lines.append(capsys.readouterr().err)
     assert lines[0] == "elastic-run: error: --config: 'none.toml' can't be read: no such file or directory\n"
     assert lines[1] == "elastic-run: error: --config: '.' can't be read: is a directory\n"
     assert lines[2].startswith("elastic-run: error: data: is not TOML: ")
+    assert lines[3] == "elastic-run: error: --config: '/dev/zero' is longer than 1 MiB\n"
 
 
 def test_a_missing_reader_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
