@@ -195,6 +195,14 @@ class Session(ABC):
             deliver: Called once, from another thread, with the documents that have come.
         """
 
+    @abstractmethod
+    def list_left_out(self) -> list[dict[str, Any]]:
+        """Return the nodes that the job goes on without, as far as this node knows: the coordinator does.
+
+        Returns:
+            Documents as `rendezvous.elastic.left_out_nodes` makes them.
+        """
+
     @property
     @abstractmethod
     def serves_only_store(self) -> bool:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     Document = dict[str, Any]
 
-__all__ = ["Mark", "find_marks", "render_status"]
+__all__ = ["Mark", "find_left_out", "find_marks", "render_status"]
 
 #: Seconds without output, and how many times the median of the others, that make a worker silent.
 _SILENCE = 10.0
@@ -29,6 +29,8 @@ _TIMES_MEDIAN = 4.0
 #: Percent of a processor: a worker below the first waits, a worker above the second computes.
 _IDLE = 10.0
 _BUSY = 50.0
+#: A number from here up is garbage.
+_BEYOND = 1e15
 _MEBIBYTE = 1 << 20
 _GIBIBYTE = 1 << 30
 _HEADINGS = ("NODE", "RANK", "LOCAL", "PID", "STATE", "CPU", "MEMORY", "GPU", "GPU MEM", "SILENT", "LAST LINE")
@@ -110,6 +112,7 @@ def render_status(
     lines = [_describe_job(nodes, label, len(workers)), *_describe_waiting(nodes)]
     if nodes[0].get("news"):
         lines.append(f"last change: {printable(nodes[0]['news'])}")
+    lines += map(_describe_left_out, find_left_out(nodes))
     if nodes[0].get("log_dir"):
         lines.append(f"logs: {printable(nodes[0]['log_dir'])}")
     if rows:
@@ -128,6 +131,35 @@ def render_status(
             f"the output of {ranks(unseen)} goes past elastic-run (--log-dir, --tee 3 or --redirects 3 show it here)",
         ]
     return lines
+
+
+def find_left_out(nodes: Sequence[Document]) -> list[Document]:
+    """Return the nodes that the job goes on without, from the answer of the coordinator's node.
+
+    Args:
+        nodes: The document of each node that has answered. It may be of another release, or of a stranger.
+    """
+    found = [node["left_out"] for node in nodes if isinstance(node.get("left_out"), list)]
+    return [one for one in (found and max(found, key=len)) or () if isinstance(one, dict) and _is_left_out(one)]
+
+
+def _is_left_out(one: Document) -> bool:
+    times = (one.get("seconds"), one.get("expires"))
+    is_timed = all(time is None or (type(time) in (int, float) and abs(time) < _BEYOND) for time in times)
+    return is_timed and all(isinstance(one.get(name), str) for name in ("host", "kind", "reason"))
+
+
+def _describe_left_out(one: Document) -> str:
+    since = "" if one["seconds"] is None else f" for {span(one['seconds'])}"
+    what = f"left out: {printable(one['host'])} is {printable(one['kind'])}{since}"
+    if one["kind"] != "excluded":
+        end = "it may join again when its launcher is started"
+    elif one["expires"] is None:
+        end = "it may not join this job again"
+    else:
+        end = f"it may join again in {span(one['expires'])}"
+    reason = printable(one["reason"])
+    return f"{what}: {reason}; {end}" if reason else f"{what}; {end}"
 
 
 def _describe_job(nodes: Sequence[Document], label: str, workers: int) -> str:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+import os
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from elastic_run import contract
+from tests.support.launch import launch as run
 from tests.support.meeting import place, wait_coordinated
 from tests.support.sessions import free_port
+from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -108,3 +112,29 @@ def test_the_host_of_the_only_store_stays(launch: Launch, worker: Worker, flag: 
     other = launch(*words, env={"LEMON": "0"})
     assert [host.wait_exit(), other.wait_exit()] == [0, 0]
     assert "it serves the job's only store" in other.stderr
+
+
+def list_left_out(pid: int) -> list[dict[str, Any]]:
+    """Return what `elastic-run status` says of the nodes that a job goes on without; [] until it answers."""
+    with run("status", "--json", str(pid)) as command:
+        code = command.wait_exit()
+    found: list[dict[str, Any]] = [] if code else json.loads(command.stdout)["left_out"]
+    return found
+
+
+def test_status_lists_the_nodes_that_are_left_out(launch: Launch, worker: Worker, tmp_path: Path) -> None:
+    """Each node of the job answers with the excluded node, its reason and when it may come back."""
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    body = f"{LEMON}\n    open({str(gate)!r}).read()\n"
+    flags = ("--exclude-exit-codes=77", "--exclude-after=9/1h")
+    agents, _ = start(launch, worker(body), *flags, code=77)
+    assert agents[1].wait_exit() == contract.EXIT_EXCLUDED
+    for agent in (agents[0], agents[2]):
+        agent.wait_line("world 2")
+        (found,) = wait_until(partial(list_left_out, agent.pid), what="a node that is left out")
+        assert (found["kind"], found["host"]) == ("excluded", os.uname().nodename)
+        assert "exit code 77 is listed in --exclude-exit-codes" in found["reason"]
+        assert 3000 < found["expires"] < 3600
+    gate.write_text("go on")
+    assert [agents[0].wait_exit(), agents[2].wait_exit()] == [0, 0]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from elastic_run.report.status_table import find_marks, render_status
+from elastic_run.report.status_table import find_left_out, find_marks, render_status
 from elastic_run.report.text import columns
 
 
@@ -137,3 +137,40 @@ def test_the_last_change_of_nodes_is_told() -> None:
     """As the round's news have it, such as an exclusion; what another node says can't control the terminal."""
     lines = render_status([node(worker(0), news="node h3 is excluded\x1b[2J: 3 incidents")], label="llama", width=80)
     assert lines[1] == "last change: node h3 is excluded: 3 incidents"
+
+
+def test_nodes_that_the_job_goes_on_without_are_listed() -> None:
+    """With the reason, and when they may come back; only the coordinator's node names them."""
+    excluded = {
+        "host": "n7",
+        "kind": "excluded",
+        "reason": "exit code 77 is listed",
+        "seconds": 61.0,
+        "expires": 3539.0,
+    }
+    unhealthy = {"host": "n8", "kind": "unhealthy", "reason": "check.sh: exit code 1", "seconds": None, "expires": None}
+    forever = {**excluded, "host": "n9", "expires": None}
+    nodes = [node(worker(0), left_out=[]), node(worker(1), left_out=[excluded, unhealthy, forever])]
+    lines = render_status(nodes, label="llama", width=80)
+    assert [line for line in lines if line.startswith("left out")] == [
+        "left out: n7 is excluded for 61.0 s: exit code 77 is listed; it may join again in 58 min 59 s",
+        "left out: n8 is unhealthy: check.sh: exit code 1; it may join again when its launcher is started",
+        "left out: n9 is excluded for 61.0 s: exit code 77 is listed; it may not join this job again",
+    ]
+
+
+@pytest.mark.parametrize(
+    "left_out",
+    [
+        None,
+        7,
+        {"host": "x"},
+        ["x"],
+        [{}],
+        [{"host": 1}],
+        [{"host": "x", "kind": "excluded", "reason": "r", "expires": "1"}],
+    ],
+)
+def test_a_strangers_list_of_left_out_nodes_is_passed_over(left_out: object) -> None:
+    """Another release, or a stranger, may send anything."""
+    assert find_left_out([node(worker(0), left_out=left_out)]) == []

@@ -216,6 +216,10 @@ class MultiNodeJob:
             question, expected, patience, lambda found: loop.call_soon_threadsafe(lambda: deliver(found))
         )
 
+    def list_left_out(self) -> list[dict[str, Any]]:
+        """Return the nodes that the job goes on without; [] where this node does not coordinate the job."""
+        return [] if self._session is None else self._session.list_left_out()
+
     def leave(self, reason: str, detail: str = "") -> None:
         """Tell the job that this node leaves. A node that is found unhealthy before it joined joins to tell it."""
         self._has_left = True

@@ -15,7 +15,7 @@ from elastic_run.cli.parser import print_text
 from elastic_run.control.jobs import RUN_HELP, find_job
 from elastic_run.control.wire import VERSION
 from elastic_run.notices import say
-from elastic_run.report.status_table import render_status
+from elastic_run.report.status_table import find_left_out, render_status
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,7 +46,8 @@ def main(words: Sequence[str]) -> int:
     if not nodes:
         return contract.EXIT_FAILURE
     if args.json:
-        print_text(json.dumps({"version": VERSION, "run": job.label, "nodes": nodes}, indent=2) + "\n")
+        document = {"version": VERSION, "run": job.label, "left_out": find_left_out(nodes), "nodes": nodes}
+        print_text(json.dumps(document, indent=2) + "\n")
         return contract.EXIT_SUCCESS
     lines = render_status(
         nodes,

@@ -13,6 +13,7 @@ Every decision is made in `elastic_run.core`; here are the threads, the store co
 | `handler` | the rendezvous handler, which makes the session |
 | `heartbeats` | writes this node's heartbeats, reads those of others, and knows when each is due |
 | `job_session` | the session: starts the threads, performs the member's commands |
+| `left_out_nodes` | the nodes that the job goes on without, for `elastic-run status` |
 | `log_reader` | the log reader thread: waits for the next decision |
 | `member_driver` | drives `core.node.machine`, one event at a time, for all threads |
 | `node_death` | proofs that an agent is dead: seat records, the guardian's notice |

@@ -25,12 +25,14 @@ from elastic_run.core.protocol import job_keys, messages
 from elastic_run.rendezvous.elastic import decision_log
 from elastic_run.rendezvous.elastic.exit_barrier import EXIT_BARRIER_NODES
 from elastic_run.rendezvous.elastic.heartbeats import HeartbeatReader
+from elastic_run.rendezvous.elastic.left_out_nodes import list_left_out
 from elastic_run.report.wait_texts import FIRST
 from elastic_run.store.errors import StoreAccessError, StoreError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import threading
+    from typing import Any
 
     from elastic_run.core.job.coordinator import Cleanup, Coordinator, Proposal
     from elastic_run.core.node.messages import Coordinate
@@ -102,6 +104,13 @@ class CoordinatorThread:
         """Wait until the thread has ended."""
         if self._thread is not None:
             self._thread.join(timeout)
+
+    def list_left_out(self) -> list[dict[str, Any]]:
+        """Return the nodes that the job goes on without; [] once this term is over. May be called from any thread."""
+        coordinator = self._coordinator
+        if coordinator is None or self._is_over:
+            return []
+        return list_left_out(coordinator.job, time.monotonic())
 
     # --- the thread ----------------------------------------------------------------------------------------------
     def _run(self) -> None:

@@ -313,6 +313,9 @@ class JobSession(Session):
         # Not with `spawn`: whatever goes wrong here is no reason to end the session.
         threading.Thread(target=ask, name="status", daemon=True).start()
 
+    def list_left_out(self) -> list[dict[str, Any]]:
+        return self._terms[-1].list_left_out() if self._terms else []
+
     # --- the end -------------------------------------------------------------------------------------------------
     def close(self, timeout: float) -> None:
         context = self._context
