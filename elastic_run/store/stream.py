@@ -3,12 +3,13 @@
 After a send or a reply that did not come off in time the stream is out of step, so it is closed and says so. Only
 `fill` may run out of time and leave it in order: nothing was taken from it.
 
-`close` may come from another thread: it wakes the threads that read or send. The last thread that uses the descriptor
-closes it: else the kernel could give its number to another file while a thread still waits on it.
+`close` may come from another thread: it wakes the threads that read, send or wait. The last thread that uses the
+descriptor closes it: else the kernel could give its number to another file while a thread still waits on it.
 """
 
 from __future__ import annotations
 
+import select
 import socket
 import threading
 import time
@@ -35,30 +36,41 @@ class Stream:
         self._offset = 0
         self._socket: socket.socket | None = connected
         self._closing: socket.socket | None = None
-        self._using = threading.Lock()
+        self._lock = threading.Lock()
+        self._users = 0
 
     def close(self) -> None:
         """Close the connection, from any thread; harmless when closed."""
-        closing, self._socket = self._socket, None
-        if closing is None:
-            return
-        self._closing = closing
+        with self._lock:
+            closing, self._socket = self._socket, None
+            if closing is None:
+                return
+            self._closing = closing
+            self._users += 1
         try:
             # The socket's own `shutdown`: that of a TLS socket would remove its state while another thread reads.
             socket.socket.shutdown(closing, socket.SHUT_RDWR)
         except OSError:
             pass  # it was not connected any more
-        self._bury()
+        finally:
+            self._leave()
 
-    def _bury(self) -> None:
-        """Close the descriptor once no thread uses it."""
-        if self._closing is not None and self._using.acquire(blocking=False):
-            try:
-                closing, self._closing = self._closing, None
-                if closing is not None:
-                    closing.close()
-            finally:
-                self._using.release()
+    def _enter(self) -> socket.socket:
+        """Begin to use the descriptor; `_leave` follows."""
+        with self._lock:
+            if self._socket is None:
+                message = f"the connection to the store at {self._name} is closed"
+                raise StoreConnectionError(message)
+            self._users += 1
+            return self._socket
+
+    def _leave(self) -> None:
+        """Use the descriptor no longer; close it if the stream is closed and no other thread uses it."""
+        with self._lock:
+            self._users -= 1
+            if self._users == 0 and self._closing is not None:
+                self._closing.close()
+                self._closing = None
 
     def send(self, data: bytes, timeout: float) -> None:
         """Send all of this.
@@ -67,17 +79,30 @@ class Stream:
             StoreConnectionError: The connection is closed.
             StoreTimeoutError: The server did not take it in time.
         """
+        open_socket = self._enter()
         try:
-            with self._using:
-                open_socket = self._open_socket()
-                open_socket.settimeout(min(timeout, LONGEST_WAIT))
-                open_socket.sendall(data)
-        except StoreError:
-            raise
+            open_socket.settimeout(min(timeout, LONGEST_WAIT))
+            open_socket.sendall(data)
         except OSError as error:
             raise self._lost(error) from error
         finally:
-            self._bury()
+            self._leave()
+
+    def wait_input(self, timeout: float) -> None:
+        """Wait until something has come, the connection is closed, or the time is over.
+
+        Other threads may use the stream meanwhile, and may have taken what has come.
+
+        Raises:
+            StoreConnectionError: The connection is closed.
+        """
+        open_socket = self._enter()
+        try:
+            poll = select.poll()
+            poll.register(open_socket, select.POLLIN)
+            poll.poll(1000 * max(0.0, min(timeout, LONGEST_WAIT)))
+        finally:
+            self._leave()
 
     def receive(self, size: int, timeout: float) -> bytes:
         """Take so many bytes.
@@ -94,6 +119,11 @@ class Stream:
         start, self._offset = self._offset, self._offset + size
         return self._buffer[start : self._offset]
 
+    @property
+    def has_taken(self) -> bool:
+        """Whether bytes were read of the connection that nobody has received yet."""
+        return self._offset < len(self._buffer)
+
     def has_data(self, timeout: float) -> bool:
         """Wait until at least one byte can be taken.
 
@@ -103,7 +133,7 @@ class Stream:
         Raises:
             StoreConnectionError: The connection is closed.
         """
-        if self._offset == len(self._buffer):
+        if not self.has_taken:
             try:
                 self.fill(1, timeout)
             except TimeoutError:
@@ -137,18 +167,17 @@ class Stream:
         # One array: a peer that sends byte by byte would make a list of pieces fifty times as large as the bytes.
         buffer = bytearray(memoryview(self._buffer)[self._offset :])
         missing = size - len(buffer)
+        open_socket = self._enter()
         try:
-            with self._using:
-                open_socket = self._open_socket()
-                while missing > 0:
-                    open_socket.settimeout(max(min(deadline - time.monotonic(), LONGEST_WAIT), 1e-6))
-                    part = self._read(open_socket, missing)
-                    buffer += part
-                    missing -= len(part)
+            while missing > 0:
+                open_socket.settimeout(max(min(deadline - time.monotonic(), LONGEST_WAIT), 1e-6))
+                part = self._read(open_socket, missing)
+                buffer += part
+                missing -= len(part)
         finally:
             self._buffer = bytes(buffer)
             self._offset = 0
-            self._bury()
+            self._leave()
 
     def _read(self, open_socket: socket.socket, missing: int) -> bytes:
         try:
@@ -161,12 +190,6 @@ class Stream:
         if not part:
             raise self._lost(None)
         return part
-
-    def _open_socket(self) -> socket.socket:
-        if self._socket is None:
-            message = f"the connection to the store at {self._name} is closed"
-            raise StoreConnectionError(message)
-        return self._socket
 
     def _lost(self, error: OSError | None) -> StoreError:
         self.close()

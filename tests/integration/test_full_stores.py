@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from elastic_run.core.node.messages import Ended, Formed
+from elastic_run.rendezvous.elastic.job_session import JobSession
 from elastic_run.store.errors import FULL, StoreConnectionError
 from elastic_run.store.stream import Stream
 from elastic_run.store.tcpstore import wire
 from elastic_run.store.tcpstore.token_proof import ClientAuthentication
 from tests.support.launch import ELASTIC_RUN
 from tests.support.meeting import place, wait_coordinated
-from tests.support.sessions import free_port
+from tests.support.sessions import Node, free_port, tcp_node
 from tests.support.wait import DEADLINE, wait_until
 
 if TYPE_CHECKING:
@@ -46,23 +48,48 @@ def test_a_full_store_says_so(launch: Callable[..., Launched], tmp_path: Path) -
     assert host.stderr.count(f"the job's store at port {port} closed a client") == 1
 
 
-def test_a_node_that_finds_room_only_once_says_so(launch: Callable[..., Launched], tmp_path: Path) -> None:
-    """A node that has joined over the last connection that there was room for names the limit with its next word."""
+def test_a_node_that_finds_room_once_needs_no_more(launch: Callable[..., Launched], tmp_path: Path) -> None:
+    """A node that has joined over the last connection that there was room for trains, says so, and knows the end."""
     script = tmp_path / "train.py"
     script.write_text("print('trained', flush=True)", encoding="utf-8")
     port = free_port()
     flags = (*place(port), "--nnodes=2", script)
     host = launch(*flags, program=("sh", "-c", f'ulimit -n {_LIMIT} && exec "$@"', "limited", *ELASTIC_RUN))
-    # Of its own: the sender's, the log reader's and the coordinator's.
-    wait_until(lambda: count_connections(port) == 3)
+    # Of its own: the one that the sender and the log reader share, and the coordinator's.
+    wait_until(lambda: count_connections(port) == 2)
     with ExitStack() as held:
         sockets = [held.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(_LIMIT)]
         assert sockets[-1].recv(wire.U32.size) == wire.U32.pack(wire.STORE_FULL)  # none of them waits for its turn
         sockets[0].close()
         late = launch(*flags)
         late.wait_line("trained")
-        late.wait_line(f"takes no more connections: its process may open {_LIMIT} files, so raise ulimit -n")
-    assert late.wait_exit() == host.wait_exit() == 0
+        assert late.wait_exit() == 0
+    assert host.wait_exit() == 0
+    assert "takes no more connections" not in late.stderr
+
+
+@pytest.mark.parametrize("secret", [None, b"secret"], ids=["open", "token"])
+def test_a_node_has_one_connection_while_it_trains(secret: bytes | None) -> None:
+    """Between its heartbeats and during them, as before the first of them; the coordinator has one more."""
+    port = free_port()
+    conf = {"keep_alive_interval": "0.3", "keep_alive_max_attempt": "20"}
+    with ExitStack() as stack:
+        nodes = [stack.enter_context(tcp_node(port, (3, 3), secret=secret, conf=conf)) for _ in range(3)]
+        for node in nodes:
+            node.wait_for(Formed)
+        for node in nodes * 3:
+            before = last_heartbeat(node)
+            wait_until(lambda node=node, before=before: last_heartbeat(node) > before)  # type: ignore[misc]
+            assert count_connections(port) == len(nodes) + 1
+        for node in nodes:
+            node.done()
+        assert {node.wait_for(Ended).end.verdict for node in nodes} == {"success"}
+
+
+def last_heartbeat(node: Node) -> float:
+    """Return when a node wrote its last heartbeat."""
+    assert isinstance(node.session, JobSession)
+    return node.session._context.sender.last_heartbeat_at
 
 
 def count_connections(port: int) -> int:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tests.support.job_stores import Opener
 
 _SHORT = 0.05
+_CROSSINGS = 40
 
 
 @pytest.fixture(scope="module", params=list(STORES))
@@ -44,6 +45,13 @@ def other(store: JobStore) -> Iterator[JobStore]:
     """Give a second connection to the job."""
     with store.clone() as cloned:
         yield cloned
+
+
+@pytest.fixture
+def shared(store: JobStore) -> Iterator[JobStore]:
+    """Give an object for another thread, over the connection of `store` where two threads can use one."""
+    with store.share() as sharing:
+        yield sharing
 
 
 def _remove(store: JobStore) -> None:
@@ -394,3 +402,79 @@ def test_a_closed_object_can_be_cloned(store: JobStore) -> None:
     store.close()
     with store.clone() as again:
         assert again.get(["d/0"]) == [b"x"]
+
+
+# --- two threads -----------------------------------------------------------------------------------------------------
+def test_operations_pass_a_wait_of_the_thread_that_shares(store: JobStore, shared: JobStore, other: JobStore) -> None:
+    """Where two threads share a connection each has its answers, and the wait goes on behind the operations."""
+    waiting, got = _begin_wait(shared, "d/slot")
+    for number in range(10):
+        assert store.create(f"c/{number}", b"%d" % number) == b"%d" % number
+        assert store.get([f"c/{number}", "c/none"]) == [b"%d" % number, None]
+        store.append("facts", b"%d" % number)
+        assert store.beat("node") is not None
+        assert store.read_beats(["node"])[0] is not None
+    assert waiting.is_alive()
+    other.create("d/slot", b"decision")
+    waiting.join(DEADLINE)
+    assert got == [b"decision"]
+    assert _read_all(shared, 10)[0] == [b"%d" % number for number in range(10)]
+    shared.close()
+    assert store.get(["d/slot"]) == [b"decision"]
+
+
+def test_an_awaited_key_that_comes_during_operations_is_seen(
+    store: JobStore, shared: JobStore, other: JobStore
+) -> None:
+    """Whether it comes before the wait is called off, at the same time, or behind it."""
+    is_over = threading.Event()
+
+    def ask() -> None:
+        last = None
+        while not is_over.is_set():
+            last = store.beat("node", last)
+            assert last is not None
+            assert store.get(["c/none"]) == [None]
+
+    asking = _begin(ask)
+    try:
+        for number in range(_CROSSINGS):
+            waiting, got = _begin_wait(shared, f"d/{number}")
+            other.create(f"d/{number}", b"%d" % number)
+            waiting.join(DEADLINE)
+            assert got == [b"%d" % number]
+    finally:
+        is_over.set()
+        asking.join(DEADLINE)
+    assert not asking.is_alive()
+
+
+def test_a_wait_in_vain_ends_among_operations(store: JobStore, shared: JobStore) -> None:
+    """It ends at its timeout, and both threads go on."""
+    got: list[bytes | None] = []
+    waiting = _begin(lambda: got.append(shared.wait("d/never", _SHORT)))
+    while waiting.is_alive():
+        store.beat("node")
+    assert got == [None]
+    assert shared.wait_beside("d/never", "d/none", _SHORT) == (None, None)
+    assert shared.create("d/now", b"1") == store.get(["d/now"])[0] == b"1"
+
+
+def test_a_closed_connection_wakes_the_thread_that_shares_it(opener: Opener) -> None:
+    """It fails there as well, in the wait and before it; where the connections are two, each is closed."""
+    store = opener(f"job {uuid.uuid4().hex}")
+    shared = store.share()
+    errors: list[StoreConnectionError] = []
+
+    def wait() -> None:
+        try:
+            shared.wait("d/never", DEADLINE)
+        except StoreConnectionError as error:
+            errors.append(error)
+
+    waiting = _begin(wait)
+    assert store.beat("node") is not None
+    store.close()
+    shared.close()
+    waiting.join(DEADLINE)
+    assert len(errors) == 1

@@ -1,4 +1,4 @@
-"""The log reader takes over the sender's connection, whatever happens in that moment."""
+"""The log reader shares the sender's connection, whatever happens to that."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from elastic_run.core.node.messages import Ended, Formed
 from elastic_run.core.protocol import job_keys, messages
 from elastic_run.rendezvous.backend_table import read_settings
 from elastic_run.rendezvous.elastic.backend.base import Backend
+from elastic_run.rendezvous.elastic.exit_barrier import EXIT_BARRIER
 from elastic_run.rendezvous.elastic.handler import open_session
 from elastic_run.rendezvous.elastic.job_session import JobSession
-from elastic_run.rendezvous.elastic.log_reader import LogReader
-from elastic_run.rendezvous.elastic.store_connection import STORE_ID, StoreConnection
-from elastic_run.rendezvous.session import Notice
+from elastic_run.rendezvous.elastic.store_connection import StoreConnection
 from elastic_run.report import wait_notices
 from elastic_run.store.errors import FULL, REFUSED, StoreConnectionError
 from elastic_run.store.jobstore.memory import JobSpace, MemoryJobStore
@@ -98,6 +97,10 @@ class NotingStore(MemoryJobStore):
         self._note("beat", node)
         return super().write_beat(node, value, last)
 
+    def share(self) -> NotingStore:
+        """Return an object for the log reader, over this connection."""
+        return SharedStore(self)
+
     @property
     def is_coordinators(self) -> bool:
         """Whether the coordinator's thread has used it."""
@@ -107,6 +110,25 @@ class NotingStore(MemoryJobStore):
     def is_closed(self) -> bool:
         """Whether it was closed."""
         return self._is_closed
+
+
+class SharedStore(NotingStore):
+    """Another thread's view of a connection; what it is used for counts there."""
+
+    def __init__(self, owner: NotingStore) -> None:
+        self._owner = owner
+        self.is_shared = True
+        super().__init__(owner.space, lambda _, what, where: owner._note(what, where))
+        self.facts = owner.facts
+
+    def _check(self) -> None:
+        self._owner._check()
+
+    def _wait_until(self, is_there: Callable[[], bool], timeout: float) -> bool:
+        return self._owner._wait_until(is_there, timeout)
+
+    def close(self) -> None:
+        """Leave the connection as it is."""
 
 
 class NotingBackend(Backend):
@@ -234,30 +256,28 @@ def is_joined(_: NotingStore, what: str, where: str) -> bool:
 
 
 # --- nothing breaks --------------------------------------------------------------------------------------------------
-def test_the_first_fact_and_the_log_take_one_connection(node: Node, backend: NotingBackend) -> None:
-    """The log is followed over the connection that the first fact was said over; a later fact opens another one."""
-    node.start()
-    node.wait_for(Formed)
-    (first,) = backend.users_of("append", job_keys.FACTS)
-    assert backend.users_of("wait") == [first]
-    node.done()
-    assert node.wait_for(Ended).end.verdict == "success"
-    _, second = backend.users_of("append", job_keys.FACTS)
-    assert second.uses[:2] == [("get", STORE_ID), ("append", job_keys.FACTS)]
-
-
-def test_the_node_that_serves_the_store_keeps_both_connections(
-    node: Node, backend: NotingBackend, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_host", [False, True])
+def test_a_node_has_one_connection(
+    node: Node, backend: NotingBackend, monkeypatch: pytest.MonkeyPatch, *, is_host: bool
 ) -> None:
-    """Where others fill the store, the one node that all need finds room for its heartbeats."""
-    monkeypatch.setattr(NotingBackend, "is_host", True)
+    """Facts go out over the connection over which the log is followed; the node that serves the store has no other."""
+    monkeypatch.setattr(NotingBackend, "is_host", is_host)
     node.start()
     node.wait_for(Formed)
     node.done()
     assert node.wait_for(Ended).end.verdict == "success"
-    (senders,) = backend.users_of("append", job_keys.FACTS)
-    (readers,) = backend.users_of("wait")
-    assert senders is not readers
+    (only,) = backend.users_of("append", job_keys.FACTS)
+    assert backend.users_of("wait") == [only]
+    assert [store for store in backend.opened if not store.is_coordinators] == [only]
+
+
+def test_a_store_without_room_for_more_is_no_hindrance(node: Node, backend: NotingBackend) -> None:
+    """A node that has joined needs no other connection to say its next fact."""
+    node.start()
+    node.wait_for(Formed)
+    backend.failure = StoreConnectionError("takes no more connections", FULL)
+    node.done()
+    assert node.wait_for(Ended).end.verdict == "success"
 
 
 def test_the_coordinator_is_looked_at_one_pause_after_a_round_was_formed(backend: NotingBackend) -> None:
@@ -280,29 +300,19 @@ def test_the_coordinator_is_looked_at_one_pause_after_a_round_was_formed(backend
 def test_a_connection_that_breaks_meanwhile_is_replaced(
     node: Node, backend: NotingBackend, moment: Callable[[NotingStore, str, str], bool]
 ) -> None:
-    """The log reader opens another one, and the node takes part as if nothing had been."""
+    """The sender opens another one and says again that the node joins; both threads use the new connection."""
     backend.on_use = once(moment, NotingStore.close)
     node.start()
     node.wait_for(Formed)
     node.done()
     assert node.wait_for(Ended).end.verdict == "success"
-    assert [type(fact) for fact in backend.facts] == [messages.Join, messages.Ready]
-    assert len(backend.users_of("wait")) == 2
-
-
-def test_a_store_without_room_for_the_next_connection_is_told(node: Node, backend: NotingBackend) -> None:
-    """A node that follows the log over its only connection says why it can't say its next fact."""
-    node.start()
-    node.wait_for(Formed)
-    backend.failure = StoreConnectionError("takes no more connections", FULL)
-    node.done()
-    assert "takes no more connections" in node.wait_for(Notice).text
-    backend.failure = None
-    assert node.wait_for(Ended).end.verdict == "success"
+    assert [type(fact) for fact in backend.facts] == [messages.Join, messages.Join, messages.Ready]
+    assert len([store for store in backend.opened if not store.is_coordinators]) == 2
+    assert backend.users_of("wait")[-1] is backend.users_of("append", job_keys.FACTS)[-1]
 
 
 def test_a_store_that_is_lost_meanwhile_is_tried_until_it_answers(node: Node, backend: NotingBackend) -> None:
-    """The thread that has given its connection away tries again as long as there is something to say."""
+    """The sender tries again, and the log reader waits for its connection."""
     node.start()
     node.wait_for(Formed)
     backend.space.set_reachable(is_reachable=False)
@@ -368,7 +378,7 @@ def test_a_store_that_moves_meanwhile_is_followed(
 def test_a_node_that_leaves_meanwhile_says_so(
     node: Node, backend: NotingBackend, moment: Callable[[NotingStore, str, str], bool]
 ) -> None:
-    """Its last fact goes over the connection where it is still the sender's, else over another one."""
+    """Its last fact goes over the same connection as its first one."""
     backend.on_use = once(moment, lambda _: in_another_thread(lambda: node.session.leave("signal", "SIGTERM came")))
     node.start()
     wait_until(lambda: any(isinstance(fact, messages.Leave) for fact in backend.facts))
@@ -376,50 +386,36 @@ def test_a_node_that_leaves_meanwhile_says_so(
     first, last = (
         next(store for store in backend.opened if kind in map(type, store.facts)) for kind in _FIRST_AND_LAST
     )
-    assert (first is last) == (moment is is_joined)
+    assert first is last
 
 
 def test_a_session_that_is_closed_meanwhile_ends(
     node: Node, backend: NotingBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the sender has given and the log reader has not yet taken is closed, though nobody can interrupt it."""
-    give, gave = StoreConnection.give, threading.Event()
-
-    def give_while_closing(connection: StoreConnection) -> JobStore | None:
-        given = give(connection)
-        if given is not None and not gave.is_set() and threading.current_thread().name == "sender":
-            gave.set()
-            assert context_of(node).signals.closing.wait(DEADLINE)
-        return given
-
-    monkeypatch.setattr(StoreConnection, "give", give_while_closing)
+    """A log reader that waits for the sender's connection ends, though there is none that would be interrupted."""
+    backend.on_use = once(is_first_wait, NotingStore.close)
+    monkeypatch.setattr(StoreConnection, "identify", lambda *_: None)  # it waits for ever
     node.start()
-    assert gave.wait(DEADLINE)
+    wait_until(lambda: any(thread.name == "log_reader" for thread in threading.enumerate()))
     node.close()
     wait_until(lambda: not {"sender", "log_reader"} & {thread.name for thread in threading.enumerate()})
-    assert backend.opened[0].is_closed
 
 
-def test_a_log_reader_that_is_given_up_before_it_begins_closes_what_it_has_taken(node: Node) -> None:
-    """Where the session comes to another store at once, the thread ends without a question."""
+def test_a_log_reader_that_ends_leaves_the_connection_open(node: Node, backend: NotingBackend) -> None:
+    """The sender says over it that the node knows the verdict."""
     node.start()
     node.wait_for(Formed)
-    context = context_of(node)
-    assert context.sender.member_driver is not None
-    store = NotingStore(JobSpace(), lambda *_: None)
-    before = tuple(context.connections)
-    log_reader = LogReader(context, context.sender.member_driver, store)
-    log_reader.abandon()
-    log_reader.run()
-    assert store.is_closed
-    assert store.uses == []
-    assert tuple(context.connections) == before
+    node.done()
+    assert node.wait_for(Ended).end.verdict == "success"
+    wait_until(lambda: not any(thread.name == "log_reader" for thread in threading.enumerate()))
+    wait_until(lambda: backend.users_of("append", EXIT_BARRIER))
+    assert backend.users_of("append", EXIT_BARRIER) == backend.users_of("append", job_keys.FACTS)
 
 
 def test_a_waiting_node_finds_at_once_that_its_store_is_gone(
     backend: NotingBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its one connection waits for the log; when that breaks the node does not wait for its next heartbeat."""
+    """Its connection waits for the log; when that breaks the node does not wait for its next heartbeat."""
     monkeypatch.setattr(wait_notices, "FIRST", 300.0)  # nor for the first line
     settings = read_settings("c10d", _SLOW)
     node = Node(open_session(backend, settings, plain_setup(min_nodes=2, max_nodes=2), local_addr="127.0.0.1"))

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run.rendezvous.elastic.backend.base import Backend
-from elastic_run.rendezvous.elastic.store_connection import StoreConnection
+from elastic_run.rendezvous.elastic.store_connection import STORE_ID, StoreConnection
 from elastic_run.store.errors import FULL, REFUSED, SILENT, UNREADY, StoreConnectionError, StoreTimeoutError
 from elastic_run.store.jobstore.memory import JobSpace, MemoryJobStore
+from tests.support.wait import DEADLINE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -134,48 +135,78 @@ def test_a_store_without_room_is_told() -> None:
     assert told == ["takes no more"] * 2
 
 
-def test_what_was_given_to_another_thread_stays_open() -> None:
-    """The thread that gives its connection opens another one; the thread that takes it opens none."""
-    giving, backend, closing = make_link()
-    opened = giving.store
-    taking = StoreConnection(backend, _FIRST, closing)
-    given = giving.give()
-    assert given is opened
-    assert not giving.is_open
-    assert giving.give() is None
-    taking.take(opened, b"store 1")
-    giving.drop()
-    giving.interrupt()
-    assert taking.store is opened
-    assert taking.store_id == b"store 1"
-    assert opened.get(["key"]) == [None]
-    assert giving.store is not opened
-    assert len(backend.timeouts) == 2
+def identify(link: StoreConnection, store_id: bytes) -> JobStore:
+    """Open a connection, as the sender does that founds the store."""
+    opened = link.store
+    opened.create(STORE_ID, store_id)
+    link.identify(store_id)
+    return opened
 
 
-def test_what_was_taken_has_the_time_for_each_answer_that_its_thread_gives(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A connection that was opened in haste, shortly before the store is given up, is not used so for ever."""
-    timeouts: list[float] = []
-    monkeypatch.setattr(MemoryJobStore, "set_timeout", lambda _, timeout: timeouts.append(timeout))
-    giving, backend, closing = make_link()
-    giving.time_left = lambda: 0.0
-    taking = StoreConnection(backend, _FIRST, closing)
-    opened = giving.store
-    giving.give()
-    taking.take(opened, b"store 1")
-    assert taking.store is taking.store is opened
-    assert timeouts == [_FIRST]
+def test_a_shared_connection_is_the_one_that_the_other_thread_has_identified() -> None:
+    """Before its owner knows which store it leads to, the other thread waits; it never opens one itself."""
+    owner, backend, closing = make_link()
+    shared = StoreConnection(backend, _FIRST, closing, source=owner)
+    found: list[JobStore] = []
+    thread = threading.Thread(target=lambda: found.append(shared.store))
+    thread.start()
+    _ = owner.store
+    assert found == []
+    opened = identify(owner, b"store 1")
+    thread.join(DEADLINE)
+    assert [space_of(store) for store in found] == [space_of(opened)]
+    assert shared.store_id == b"store 1"
+    assert (owner.is_open, shared.is_open) == (True, False)
+    assert len(backend.timeouts) == 1
 
 
-def test_what_was_taken_while_the_session_closes_is_closed() -> None:
-    """Nobody could interrupt it in between, so its thread looks before it waits in it."""
-    giving, backend, closing = make_link()
-    opened = giving.store
-    giving.give()
+def test_a_connection_that_is_opened_again_is_shared_once_it_is_identified() -> None:
+    """What lies behind the new one may be another store."""
+    owner, backend, closing = make_link()
+    shared = StoreConnection(backend, _FIRST, closing, source=owner)
+    identify(owner, b"store 1")
+    _ = shared.store
+    shared.drop()
+    owner.drop()
+    _ = owner.store
+    assert owner.store_id is None
+    opened = identify(owner, b"store 2")
+    assert space_of(shared.store) is space_of(opened)
+    assert shared.store_id == b"store 2"
+
+
+def test_what_is_no_shared_connection_leads_to_the_same_store() -> None:
+    """Where two threads can't use one connection the other one is opened later, and may meet another store."""
+    owner, backend, closing = make_link()
+    shared = StoreConnection(backend, _FIRST, closing, source=owner)
+    opened = identify(owner, b"store 1")
+    opened.write({STORE_ID: b"store 2"})
+    with pytest.raises(StoreConnectionError, match="not the one that it was"):
+        _ = shared.store
+
+
+def space_of(store: JobStore) -> JobSpace:
+    """Return what a connection leads to."""
+    assert isinstance(store, MemoryJobStore)
+    return store.space
+
+
+def test_a_thread_that_waits_for_a_shared_connection_is_woken_when_the_session_closes() -> None:
+    """Its owner may never open it again."""
+    owner, backend, _ = make_link()
+    closing = threading.Event()
+    shared = StoreConnection(backend, _FIRST, closing, source=owner)
+    errors: list[BaseException] = []
+
+    def use() -> None:
+        try:
+            _ = shared.store
+        except StoreConnectionError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=use)
+    thread.start()
     closing.set()
-    taking = StoreConnection(backend, _FIRST, closing)
-    taking.take(opened, b"store 1")
-    with pytest.raises(StoreConnectionError, match="session is closed"):
-        _ = taking.store
-    with pytest.raises(StoreConnectionError):
-        opened.get(["key"])
+    owner.interrupt()
+    thread.join(DEADLINE)
+    assert "session is closed" in str(errors[0])

@@ -31,26 +31,26 @@ Threads of one session, what each owns, and what passes between them::
       agent's loop                      one session                                       the job's store
     ┌──────────────┐  reports   ┌─────────────────────────────┐
     │ agent.driver │ ─────────> │        member driver        │   facts, heartbeats
-    │     .job     │            │ core.node.machine, a lock;  │ <──── sender ──────────────>  facts, beats/…
-    │              │ <───────── │ one event at a time,        │          │     │ picks the endpoint; reads
-    └──────────────┘   events   │ commands in their order     │          │     │ the coordinator's heartbeat
-            ^                   │                             │ decisions v its first connection
-            │                   │                             │ <──── log reader ──────────>  decision slots
+    │     .job     │            │ core.node.machine, a lock;  │ <──── sender ─────────┬────>  facts, beats/…
+    │              │ <───────── │ one event at a time,        │        │ picks the     │
+    └──────────────┘   events   │ commands in their order     │        │ endpoint      │ one connection
+            ^                   │                             │   decisions           │
+            │                   │                             │ <──── log reader ─────┴────>  decision slots
             │                   └─────────────────────────────┘
             │                      │ round formed      │ term begins, ends
             │                      v                   v
             └──────── round admission            coordinator thread ────────────────────────>  facts, slots,
                       (one thread a round)       core.job.coordinator                          heartbeats, state
 
-- The **sender** owns the choice of the endpoint, the store's id, the heartbeats and the retry deadline. When the store
-  has confirmed the node's first facts, it starts the log reader with its own connection, and opens another one when
-  there is something to say again: while the nodes gather, each has one connection. In each further store that the
-  session comes to it starts another log reader, with another connection.
-- The **log reader** owns only its connection. It feeds each slot to the member driver.
+- The **sender** owns the choice of the endpoint, the store's id, the heartbeats, the retry deadline and the connection.
+  When the store has confirmed the node's first facts, it starts the log reader.
+- The **log reader** feeds each slot to the member driver. It shares the sender's connection: an operation of the sender
+  calls the log reader's wait off, and begins it again (`store.tcpstore.agent_client`). In etcd, in a directory, it
+  has a connection of its own to the store that the sender has found.
 - The **coordinator thread** runs while this node coordinates; it owns the coordinator's state (`core.job.coordinator`).
 - **Round admission** has a thread for each round, until rank 0's store was seen to be reachable.
 - The **fence** thread runs with ``--fence-after`` only; it owns nothing and feeds `CutOff`.
-- A connection belongs to one thread at a time. Another thread may only interrupt it.
+- Every other connection belongs to one thread. Another thread may only interrupt it.
 - What the threads share is frozen (`context.SessionContext`). What changes has one owner (`SenderState`), is a word
   from one thread to another (`SessionSignals`), or is a queue: the events for the agent, in the order of the decisions
   (`EventQueue`).

@@ -211,17 +211,23 @@ class SessionContext:
         thread.start()
         return thread
 
-    def make_connection(self, expected_store_id: Callable[[], bytes | None] | None = None) -> StoreConnection:
+    def make_connection(
+        self,
+        expected_store_id: Callable[[], bytes | None] | None = None,
+        source: StoreConnection | None = None,
+    ) -> StoreConnection:
         """Return a thread's connection, not yet open; `close` interrupts it.
 
         Args:
             expected_store_id: See `StoreConnection`.
+            source: See there, too.
         """
         connection = StoreConnection(
             self.backend,
             self.answer_timeout,
             self.signals.closing,
             expected_store_id,
+            source=source,
             longest_timeout=self.config.lease,
             on_full=self._tell_full,
         )

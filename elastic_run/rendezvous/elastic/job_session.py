@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
     from elastic_run.rendezvous.elastic.context import SessionContext
     from elastic_run.rendezvous.elastic.coordinator_thread import CoordinatorThread
+    from elastic_run.rendezvous.elastic.store_connection import StoreConnection
     from elastic_run.rendezvous.session import Document, SessionEvent
-    from elastic_run.store.jobstore.api import JobStore
 
 __all__ = ["JobSession"]
 
@@ -82,7 +82,6 @@ class JobSession(Session):
         self._is_prepared = False
         self._has_begun = threading.Event()
         self._leaving: node_messages.Leaving | None = None
-        self._log_reader: LogReader | None = None
         self._threads: dict[str, threading.Thread] = {}
         self._describe_join = describe_join
         self._is_fenced = is_fenced
@@ -214,14 +213,12 @@ class JobSession(Session):
         if reason and self.offers_store:
             context.events.deliver(Notice(f"the workers' store listens on all interfaces: {reason}"))
 
-    def _follow(self, store: JobStore | None) -> None:
-        """Follow the log of the store that is the job's now, over the sender's connection or over another one."""
+    def _follow(self, connection: StoreConnection) -> None:
+        """Follow the log of the store that is the job's, over the sender's connection."""
         member_driver = self._context.sender.member_driver
-        if self._log_reader is not None:
-            self._log_reader.abandon()
         if member_driver is not None:
-            self._log_reader = LogReader(self._context, member_driver, store)
-            self._threads["log_reader"] = self._context.spawn("log_reader", self._log_reader.run)
+            log_reader = LogReader(self._context, member_driver, connection)
+            self._threads["log_reader"] = self._context.spawn("log_reader", log_reader.run)
 
     def _perform(self, command: node_messages.Command) -> None:
         """Hand on what the member says, to the agent or to the coordinator's thread."""

@@ -1,10 +1,8 @@
 """The thread that follows the log of decisions: it blocks on the next slot and feeds what appears there.
 
-It begins with the connection over which the sender has said this node's first facts. So a node of a large job has one
-connection while the nodes gather; the sender opens another one with its first heartbeat, or with the next fact.
-
-In another store another log reader begins, with a connection of its own. This one may be on its way to a machine that
-is dark, which nothing can interrupt, and the round would have to wait for it.
+It shares the sender's connection, where the store allows it, so a node has one connection. The log reader never opens
+that connection: the sender does, since it chooses the store. Where both can't share one, as in etcd, it opens another
+connection to the store that the sender has found.
 """
 
 from __future__ import annotations
@@ -16,6 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from elastic_run.rendezvous.elastic.context import SessionContext
     from elastic_run.rendezvous.elastic.member_driver import MemberDriver
+    from elastic_run.rendezvous.elastic.store_connection import StoreConnection
     from elastic_run.store.jobstore.api import JobStore
 
 __all__ = ["LogReader"]
@@ -36,26 +35,18 @@ class LogReader:
     Args:
         context: What the session's threads share.
         member_driver: The node's member.
-        store: The sender's connection, which this thread takes over; None to open another one.
+        sender: The sender's connection.
     """
 
-    def __init__(self, context: SessionContext, member_driver: MemberDriver, store: JobStore | None = None) -> None:
+    def __init__(self, context: SessionContext, member_driver: MemberDriver, sender: StoreConnection) -> None:
         self._context = context
         self._member_driver = member_driver
-        self._connection = context.make_connection(lambda: context.sender.store_id)
-        if store is not None:
-            self._connection.take(store, context.sender.store_id)
-        self._is_abandoned = False
-
-    def abandon(self) -> None:
-        """End as soon as the thread can: another follows the log from now on."""
-        self._is_abandoned = True
-        self._connection.interrupt()
+        self._connection = context.make_connection(source=sender)
 
     def run(self) -> None:
-        """Follow until the session ends or its last event came, or another does."""
+        """Follow until the session ends or its last event came."""
         context = self._context
-        while not (self._is_abandoned or context.signals.closing.is_set() or context.events.is_over.is_set()):
+        while not (context.signals.closing.is_set() or context.events.is_over.is_set()):
             try:
                 self._turn(self._connection.store)
             except StoreAccessError:

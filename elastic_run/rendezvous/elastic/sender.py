@@ -5,10 +5,9 @@ Rules
 - The sender alone decides whether the store answers. It opens a broken connection again: silently for one lease, then
   with a line every ten seconds. After a stated time it gives the store up and tells the agent `Lost`.
 - A thousand nodes may come at once, so all that a node reads before its first fact is one request. After that fact the
-  log reader takes over the connection, and the sender opens another connection when it next has something to write:
-  while the nodes gather, each node needs one connection only. The node's first heartbeat waits until that rush is over.
-- The log reader wakes this thread when its connection has broken: without a connection of its own, the sender would not
-  notice that the store is gone.
+  log reader begins, which shares this thread's connection. The node's first heartbeat waits until that rush is over.
+- The log reader wakes this thread when its connection has broken: until the next heartbeat, the sender would not notice
+  that the store is gone.
 - The first agent in a store writes the store's id. If the id is another one after an outage, the store is another,
   empty store, and the sender writes all that the job still needs again.
 """
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
 
     from elastic_run.rendezvous.elastic.context import SessionContext
     from elastic_run.rendezvous.elastic.member_driver import MemberDriver
+    from elastic_run.rendezvous.elastic.store_connection import StoreConnection
     from elastic_run.store.jobstore.api import JobStore
 
 __all__ = ["Sender"]
@@ -52,8 +52,8 @@ class Sender:
         context: What the session's threads share.
         begin: Called once, when the store was reached, to make the member; its argument is the position of the log, or
             None if that is not known.
-        follow: Called with the connection on which the first facts were written, so that the log reader takes it over;
-            called with None whenever the job has moved to another store.
+        follow: Called once, with this thread's connection, when the store has confirmed the first facts: the log reader
+            begins.
         draw: Returns a random number from 0 to 1.
     """
 
@@ -61,7 +61,7 @@ class Sender:
         self,
         context: SessionContext,
         begin: Callable[[node_messages.HeadRead | None], None],
-        follow: Callable[[JobStore | None], None],
+        follow: Callable[[StoreConnection], None],
         draw: Callable[[], float] = draw_fraction,
     ) -> None:
         self._context = context
@@ -69,7 +69,6 @@ class Sender:
         self._follow = follow
         self._connection = context.make_connection()
         self._is_followed = False
-        self._has_given = False  # the log reader has the connection, and there was nothing to say since
         self._heartbeats = NodeHeartbeats(context, draw)
         self._restores = 0
         self._wait_notices = WaitNotices(
@@ -93,9 +92,6 @@ class Sender:
             self._context.events.deliver(Lost("rendezvous", f"the rendezvous store can't be served here: {error}"))
             return
         while not (self._context.signals.closing.is_set() or self._context.events.is_lost):
-            if self._has_given and not self._needs_store:
-                self._wait()
-                continue
             asked_at = time.monotonic()
             try:
                 self._turn()
@@ -116,12 +112,12 @@ class Sender:
     def _turn(self) -> None:
         """Identify a store that was opened just now; then write what is due, and wait."""
         context = self._context
-        context.signals.has_lost_log = False
-        if self._has_given and context.signals.failover_to is not None:
-            self._move(context.signals.failover_to)  # without another connection to a host that leaves
+        has_lost_log, context.signals.has_lost_log = context.signals.has_lost_log, False
+        if context.signals.failover_to is not None:
+            self._move(context.signals.failover_to)  # without another request to a host that leaves
             return
         store = self._connection.store
-        if self._retry_deadline.is_tried or context.sender.store_id is None or self._is_replaced(store):
+        if self._retry_deadline.is_tried or context.sender.store_id is None or (has_lost_log and self._is_other(store)):
             self._identify_store(store)
             if context.events.is_over.is_set() and context.sender.member_driver is None:
                 context.signals.closing.wait()
@@ -129,12 +125,9 @@ class Sender:
         if store.restores != self._restores and context.sender.member_driver is not None:
             self._resend_all(store, context.sender.member_driver)
             self._restores = store.restores
-        if context.signals.failover_to is not None:
-            self._move(context.signals.failover_to)
-            return
         self._send_facts(store)
         if self._watch_job(store):
-            self._give_connection()
+            self._begin_following()
             self._wait()
 
     def _watch_job(self, store: JobStore) -> bool:
@@ -167,33 +160,17 @@ class Sender:
         heartbeats = self._heartbeats
         return min(heartbeats.next_write, heartbeats.next_look, self._wait_notices.first_due(now))
 
-    @property
-    def _needs_store(self) -> bool:
-        """Whether this thread has to use the store now. The log reader does the member's other tasks."""
-        context, now = self._context, time.monotonic()
-        has_unsent = context.has_unsent or context.status_answers.has_unsent
-        is_urgent = self._retry_deadline.is_tried or has_unsent or context.signals.has_lost_log
-        return is_urgent or context.signals.failover_to is not None or now >= self._find_next_due(now)
+    def _begin_following(self) -> None:
+        """Let the log reader begin, once the store has confirmed this node's first facts."""
+        if not (self._is_followed or self._context.has_unsent or self._context.sender.member_driver is None):
+            self._is_followed = True
+            self._follow(self._connection)
 
-    def _give_connection(self) -> None:
-        """Let the log reader take over the connection, once the store has confirmed this node's first facts.
-
-        The node that serves the store keeps its connection, and the log reader opens another one: the store may have no
-        room for a new connection later, and without heartbeats of this node the other nodes would leave its store.
-        """
-        if self._is_followed or self._context.has_unsent or self._context.sender.member_driver is None:
-            return
-        self._is_followed = True
-        self._has_given = not self._context.backend.is_host
-        self._follow(self._connection.give() if self._has_given else None)
-
-    def _is_replaced(self, store: JobStore) -> bool:
-        """Whether another store answers at this address since the log reader took the last connection."""
-        has_given, self._has_given = self._has_given, False
-        return has_given and store.get([STORE_ID])[0] != self._context.sender.store_id
+    def _is_other(self, store: JobStore) -> bool:
+        """Whether another store answers than before; fails where the store is gone."""
+        return store.get([STORE_ID])[0] != self._context.sender.store_id
 
     def _identify_store(self, store: JobStore) -> None:
-        self._has_given = False
         store_id, head, start = store.get([STORE_ID, job_keys.HEAD, job_keys.LOG_START])
         is_new = store_id is None
         store_id = self._check_store_id(store, store_id)
@@ -211,6 +188,7 @@ class Sender:
         if member_driver is None:
             context.sender.store_id = store_id
             self._heartbeats.begin(time.monotonic())
+            self._connection.identify(store_id)
             # Where the id was written only now, the head may be too old.
             self._begin(None if is_new else make_head(store, head, start))
             return
@@ -219,6 +197,7 @@ class Sender:
             member_driver.feed(node_messages.Reconnected())
         else:
             self._change_store(member_driver, store_id)
+        self._connection.identify(store_id)
         self._heartbeats.next_write = 0.0
 
     def _check_store_id(self, store: JobStore, store_id: bytes | None) -> bytes | None:
@@ -246,8 +225,6 @@ class Sender:
         for connection in tuple(context.connections):
             if connection is not self._connection:
                 connection.interrupt()
-        self._is_followed = True
-        self._follow(None)
 
     def _resend_all(self, store: JobStore, member_driver: MemberDriver) -> None:
         """Go on in a store that was restored from a backup; the decisions since the backup must not be made again."""

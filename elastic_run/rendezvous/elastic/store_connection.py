@@ -2,8 +2,8 @@
 
 Rules
 - A connection belongs to one thread; another thread may only `interrupt` it, which wakes the thread that waits in
-  it. A thread may give its connection to another thread. If that happens while the session closes, no thread interrupts
-  the connection, and the thread that takes it sees that the session is closed before it waits.
+  it. A thread may use the connection of another thread (`source`), where the store allows it, and never opens one then:
+  it waits until that thread has opened its own, and knows which store it leads to.
 - A store that was emptied, or moved, is another store under the same name. Only the sender may meet it first, because
   then all facts have to be sent again. The others connect only to the store whose id they know.
 - Opening waits a moment between two attempts, for as long as the session lives: when to give up is decided in one
@@ -49,12 +49,13 @@ class StoreConnection:
         timeout: Seconds for one attempt to open it, and for one answer.
         closing: Set when the session ends.
         expected_store_id: Returns the id that the store must have; None (instead of a function) takes any.
+        source: The connection of another thread, to be shared (`JobStore.share`), or None.
         longest_timeout: What `timeout` may grow to while the store is silent.
         draw: Returns a random number from 0 to 1.
         on_full: Called with a line for the user whenever the store had no room for the connection.
 
     Attributes:
-        store_id: The id of the store that the connection was last opened to.
+        store_id: The id of the store that the open connection leads to; `identify` says it where any is taken.
         time_left: Returns the seconds after which the store is given up, or the user is to be told of a first failure:
             no attempt to open it takes longer.
     """
@@ -66,6 +67,7 @@ class StoreConnection:
         closing: threading.Event,
         expected_store_id: Callable[[], bytes | None] | None = None,
         *,
+        source: StoreConnection | None = None,
         longest_timeout: float = 0.0,
         draw: Callable[[], float] = draw_fraction,
         on_full: Callable[[str], None] | None = None,
@@ -73,13 +75,14 @@ class StoreConnection:
         self.store_id: bytes | None = None
         self.time_left: Callable[[], float] | None = None
         self._expected_store_id = expected_store_id
+        self._source = source
         self._backend = backend
         self._first_timeout = self._timeout = timeout
         self._longest_timeout = longest_timeout
         self._backoff = Backoff(_PAUSE, _LONGEST_PAUSE, draw)
         self._closing = closing
         self._on_full = on_full
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self._store: JobStore | None = None
         self._is_hurried = False  # the connection was opened with less time for each answer than it is to have
 
@@ -92,8 +95,8 @@ class StoreConnection:
             StoreAccessError: The store refuses us.
         """
         if self._store is None:
-            opened = self._open()
-            with self._lock:
+            opened = self._open() if self._source is None else self._share(self._source)
+            with self._changed:
                 self._store = opened
         else:
             # It has outlived what it was used for last: the store answers.
@@ -114,52 +117,58 @@ class StoreConnection:
             timeout = min(timeout, max(_SHORTEST_TIMEOUT, self.time_left()))
         self._is_hurried = timeout < self._first_timeout
         opened = self._backend.open(timeout)
-        if self._expected_store_id is None:
-            return opened
+        return opened if self._expected_store_id is None else self._check_id(opened, self._expected_store_id())
+
+    def _share(self, source: StoreConnection) -> JobStore:
+        with source._changed:
+            source._changed.wait_for(lambda: source.store_id is not None or self._closing.is_set())
+            store, self.store_id = source._store, source.store_id
+        if store is None:
+            message = "the session is closed"
+            raise StoreConnectionError(message)
+        opened = store.share()
+        return opened if opened.is_shared else self._check_id(opened, self.store_id)
+
+    def _check_id(self, opened: JobStore, expected: bytes | None) -> JobStore:
+        """Return what was opened just now, if it leads to the expected store."""
         try:
             self.store_id = opened.follow(STORE_ID)
         except BaseException:
             opened.close()
             raise
-        if self.store_id is None or self.store_id != self._expected_store_id():
+        if self.store_id is None or self.store_id != expected:
             opened.close()
             message = f"the store at {self._backend.name} is not the one that it was"
             raise StoreConnectionError(message)
         return opened
 
-    @property
-    def is_open(self) -> bool:
-        """Whether there is a connection, as far as this side knows."""
-        return self._store is not None
-
-    def give(self) -> JobStore | None:
-        """Give the open connection to another thread, which has to `take` it; the next use here opens another."""
-        with self._lock:
-            store, self._store = self._store, None
-        return store
-
-    def take(self, store: JobStore, store_id: bytes | None) -> None:
-        """Use what another thread has opened, in place of opening a connection.
+    def identify(self, store_id: bytes) -> None:
+        """Say which store the open connection leads to; a thread that shares it begins now.
 
         Args:
-            store: What that thread's `give` has returned.
-            store_id: The id of the store that it leads to.
+            store_id: The store's id.
         """
-        self.store_id = store_id
-        self._is_hurried = True  # as far as this thread knows
-        with self._lock:
-            self._store = store
+        with self._changed:
+            self.store_id = store_id
+            self._changed.notify_all()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a connection of this thread's own, as far as this side knows."""
+        return self._store is not None and self._source is None
 
     def drop(self) -> None:
         """Close the connection; the next use opens another."""
-        store = self.give()
+        with self._changed:
+            store, self._store, self.store_id = self._store, None, None
         if store is not None:
             store.close()
 
     def interrupt(self) -> None:
-        """Wake the thread that waits in the connection, from any other; its operation fails."""
-        with self._lock:
+        """Wake the thread that waits in the connection, or for it, from any other; its operation fails."""
+        with self._changed:
             store = self._store
+            self._changed.notify_all()
         if store is not None:
             store.close()
 

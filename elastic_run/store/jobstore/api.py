@@ -7,7 +7,8 @@ Rules
   reply was lost; it never loses one that it returned from.
 - A key is made once (`create`: the first wins, and all see the same winner), written over (`write`: the last wins) or
   changed from one known value to another (`replace`).
-- An object belongs to one thread. Only `close` may be called from another one: it wakes the thread that waits in it.
+- An object belongs to one thread. Only `close` and `share` may be called from another one; `close` wakes the thread
+  that waits in it.
 - When the store can't be reached, or broke the connection, the operation raises `StoreConnectionError` and the object
   is closed. Whether the operation took place is then unknown. `clone` works on a closed object too: it opens a new one.
 - A store that refuses us for good (user, password, certificate, right) raises `StoreAccessError` from any operation.
@@ -46,11 +47,13 @@ class JobStore(ABC):
         run_id: The job.
         name: The store for messages, such as `10.0.0.1:29400`.
         expires_beats: Whether the store itself forgets the beat of a node that stopped beating, after its lease.
+        is_shared: Whether this object uses the connection of another one.
     """
 
     run_id: str
     name: str
     expires_beats = False
+    is_shared = False
     # Beats that this object has read: where the store expires beats, a beat that is there is news every time.
     _reads = 0
 
@@ -348,6 +351,18 @@ class JobStore(ABC):
         Raises:
             StoreConnectionError: The store can't be reached within the timeout that this object was made with.
         """
+
+    def share(self) -> JobStore:
+        """Return an object for another thread, over this connection if two threads can use it, else like `clone`.
+
+        Over a shared connection one of both threads waits, with `wait` or `wait_beside`, and the operations of the
+        other one pass, which waits for nothing meanwhile. `close` of this object ends both; `close` of the object that
+        shares leaves this one as it is, and wakes no thread.
+
+        Raises:
+            StoreConnectionError: The store can't be reached.
+        """
+        return self.clone()
 
     def set_timeout(self, timeout: float) -> None:  # noqa: B027 - a store without answers that are late needs none
         """Give each answer so much time from now on.

@@ -11,6 +11,8 @@ Rules
 - A reader that has nothing to read waits in the server for the next slot. It looks at the counter again now and then:
   the next slot may become a gap while it waits. What it has seen behind a gap it keeps: a filled slot never changes.
 - The store knows no time: nothing expires, and what is left behind dies with the server.
+- Objects that share a connection take turns in it, an operation each. `wait` and `wait_beside` of one of them let the
+  operations of the other one pass.
 """
 
 # ruff: noqa: D102 - JobStore says what the methods promise
@@ -48,6 +50,7 @@ class C10dJobStore(JobStore):
         timeout: Seconds to try to reach the server, to wait for a reply, and until a server that went dark is noticed.
         tries_again: Whether to go on trying, within the timeout, where nobody listens yet.
         authentication: Where the job has a token.
+        shared: The connection of another object, to use in place of opening one.
 
     Raises:
         StoreConnectionError: The server can't be reached, or isn't a TCPStore.
@@ -63,13 +66,19 @@ class C10dJobStore(JobStore):
         timeout: float = 10.0,
         tries_again: bool = True,
         authentication: ClientAuthentication | None = None,
+        shared: AgentClient | None = None,
     ) -> None:
         self.run_id = run_id
         self.name = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self.is_shared = shared is not None
+        self._authentication = authentication
         # By stream: a slot found empty, and when that was.
         self._gaps: dict[str, tuple[int, float]] = {}
         # By stream: slots behind a gap, with what they hold.
         self._ahead: dict[str, dict[int, bytes]] = {}
+        if shared is not None:
+            self._client = shared
+            return
         with _silence_closes():
             self._client = AgentClient(
                 host,
@@ -79,17 +88,16 @@ class C10dJobStore(JobStore):
                 tries_again=tries_again,
                 authentication=authentication,
             )
-        self._authentication = authentication
 
     # --- streams -------------------------------------------------------------------------------------------------
     def append(self, stream: str, value: bytes) -> None:
-        with _silence_closes():
+        with self._turn():
             while not self._client.append_entry(_stream(stream), _ENTRY + value):
                 pass  # that slot was voided or trimmed: we were too slow
 
     def read(self, stream: str, position: int, timeout: float) -> tuple[list[bytes], int]:
         deadline = time.monotonic() + timeout
-        with _silence_closes():
+        with self._turn():
             while True:
                 newest = self._client.add(_count(stream), 0)
                 if newest < position:
@@ -138,7 +146,7 @@ class C10dJobStore(JobStore):
         self._client.has_come([_slot(stream, slot)], min(left, pause))
 
     def trim(self, stream: str, position: int) -> None:
-        with _silence_closes():
+        with self._turn():
             floor = self._read_floor(stream)
             while floor < position:
                 expected = b"%d" % floor if floor else b""
@@ -153,17 +161,17 @@ class C10dJobStore(JobStore):
 
     # --- keys ----------------------------------------------------------------------------------------------------
     def create(self, key: str, value: bytes) -> bytes:
-        with _silence_closes():
+        with self._turn():
             return self._client.compare_set(_key(key), b"", value)
 
     def replace(self, key: str, expected: bytes | None, value: bytes) -> bytes | None:
-        with _silence_closes():
+        with self._turn():
             there = self._client.compare_set(_key(key), expected or b"", value)
             # The protocol returns what was expected also where the key isn't there.
             return there if there == value or expected is None else self._client.look([_key(key)])[0]
 
     def create_beside(self, key: str, value: bytes, other: str) -> tuple[bytes, bytes | None]:
-        with _silence_closes():
+        with self._turn():
             there, beside = self._client.compare_sets([(_key(key), b"", value), (_key(other), NOTHING, NOTHING)])
         return there, None if beside == NOTHING else beside
 
@@ -180,20 +188,20 @@ class C10dJobStore(JobStore):
             return self._client.wait_look(keys, timeout)
 
     def get(self, keys: Sequence[str]) -> list[bytes | None]:
-        with _silence_closes():
+        with self._turn():
             return self._client.look([_key(key) for key in keys])
 
     def write(self, values: Mapping[str, bytes]) -> None:
-        with _silence_closes():
+        with self._turn():
             self._client.write([_key(key) for key in values], list(values.values()))
 
     def delete(self, keys: Sequence[str]) -> None:
-        with _silence_closes():
+        with self._turn():
             self._client.delete_keys([_key(key) for key in keys])
 
     # --- beats ---------------------------------------------------------------------------------------------------
     def write_beat(self, node: str, value: bytes, last: bytes | None = None) -> bool:
-        with _silence_closes():
+        with self._turn():
             if last is not None:
                 # Where the key isn't there, the protocol returns what was expected.
                 return self._client.compare_set(_beat(node), last, value) == value
@@ -201,7 +209,7 @@ class C10dJobStore(JobStore):
             return True
 
     def fetch_beats(self, nodes: Sequence[str]) -> list[bytes | None]:
-        with _silence_closes():
+        with self._turn():
             return self._client.get_all([_beat(node) for node in nodes])
 
     @property
@@ -209,17 +217,17 @@ class C10dJobStore(JobStore):
         return True
 
     def fetch_beats_beside(self, nodes: Sequence[str], other: str) -> tuple[list[bytes | None], bytes | None]:
-        with _silence_closes():
+        with self._turn():
             *beats, beside = self._client.look([*map(_beat, nodes), _key(other)])
         return beats, beside
 
     def forget_beats(self, nodes: Sequence[str]) -> None:
-        with _silence_closes():
+        with self._turn():
             self._client.delete_keys([_beat(node) for node in nodes])
 
     # --- the whole -----------------------------------------------------------------------------------------------
     def remove_job(self) -> None:
-        with _silence_closes():
+        with self._turn():
             self._client.delete_keys(self._client.list_keys())
 
     def clone(self) -> C10dJobStore:
@@ -228,11 +236,21 @@ class C10dJobStore(JobStore):
             client.host, client.port, self.run_id, timeout=client.timeout, authentication=self._authentication
         )
 
+    def share(self) -> C10dJobStore:
+        client = self._client
+        return C10dJobStore(client.host, client.port, self.run_id, authentication=self._authentication, shared=client)
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        with _silence_closes(), self._client.turn():
+            yield
+
     def set_timeout(self, timeout: float) -> None:
         self._client.set_timeout(timeout)
 
     def close(self) -> None:
-        self._client.close()
+        if not self.is_shared:
+            self._client.close()
 
 
 @contextmanager

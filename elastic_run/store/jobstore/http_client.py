@@ -138,7 +138,7 @@ class HttpClient:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
-        self._endpoints.append(self._endpoints.pop(0))
+        self._endpoints = [*self._endpoints[1:], self._endpoints[0]]  # at once: another thread may `clone`
 
     def connect(self) -> None:
         """See that a server can be reached.

@@ -44,6 +44,7 @@ class SignedStore(JobStore):
         self.run_id = store.run_id
         self.name = store.name
         self.expires_beats = store.expires_beats
+        self.is_shared = store.is_shared
         self._store = store
         self._secret = secret
         # In order, the latest last. Shared by clones: a line for each place, not for each thread.
@@ -132,6 +133,9 @@ class SignedStore(JobStore):
 
     def clone(self) -> SignedStore:
         return SignedStore(self._store.clone(), self._secret, self._reported)
+
+    def share(self) -> SignedStore:
+        return SignedStore(self._store.share(), self._secret, self._reported)
 
     def set_timeout(self, timeout: float) -> None:
         self._store.set_timeout(timeout)

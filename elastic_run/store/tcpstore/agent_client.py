@@ -3,12 +3,20 @@
 Rules
 - A server of ours says so when the connection is opened, and has operations of its own (`wire`). Torch's server is
   asked the same by torch's operations, one for each key, which are sent together.
+- Two threads may share the connection: while one of them waits in `wait_look`, the other asks. What it asks goes out
+  between a CANCEL_WAIT and the same wait again, in one piece: a server may answer a wait at any moment, and a client
+  could not tell which answer it reads. The store has as many requests to read as over two connections.
+- The thread that waits is woken by what comes, not by the other thread. So where the other thread has read the end of
+  the wait with its answer, it lets the store answer the wait once more.
 """
 
 from __future__ import annotations
 
+import threading
 import time
+from contextlib import contextmanager, suppress
 
+from elastic_run.store.errors import StoreError
 from elastic_run.store.limits import MESSAGE_LIMIT
 from elastic_run.store.tcpstore import wire
 from elastic_run.store.tcpstore.client import StoreClient, encode_value
@@ -16,8 +24,8 @@ from elastic_run.store.tcpstore.stream_keys import count_key, floor_key, slot_ke
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import TypeVar
+    from collections.abc import Callable, Iterator, Sequence
+    from typing import Any, TypeVar
 
     _T = TypeVar("_T")
 
@@ -30,10 +38,41 @@ _AT_ONCE = 32 * 1024
 #: Seconds between looks at a key that is waited for: torch's older server (USE_LIBUV=0) wakes no client for a
 #: compare-and-set.
 _WAIT_AGAIN = 5.0
+_CANCEL = wire.encode(wire.CANCEL_WAIT)
 
 
 class AgentClient(StoreClient):
-    """A connection to a TCPStore whose questions are put together."""
+    """A connection to a TCPStore whose questions are put together, and which two threads may share.
+
+    All methods but `wait_look` and `close` are called within `turn`.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:  # noqa: ANN401 - those of StoreClient
+        super().__init__(*args, **options)
+        self._lock = threading.Lock()
+        self._wait = b""  # the wait that another thread is in, as it is sent
+        self._wait_values = 0  # how many values come with its end
+        self._cancelled = 0  # answers to CANCEL_WAIT that are to come
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Have the connection for this thread, which must not wait if another thread does."""
+        with self._lock:
+            try:
+                yield
+            finally:
+                # Where this fails the connection is closed: the other thread learns it, and what comes next here. What
+                # was asked until now has its answer.
+                with suppress(StoreError):
+                    self._keep_wait()
+
+    def _keep_wait(self) -> None:
+        """See that the end of another thread's wait is still to come, or wakes that thread."""
+        self._receive(0)  # what has no answer of its own has called the wait off, too
+        if self._wait and self._stream.has_taken:
+            self._stream.send(_CANCEL, self.timeout)
+            self._receive_cancelled()
+            self._stream.send(self._wait, self.timeout)
 
     def compare_sets(self, changes: Sequence[tuple[str | bytes, str | bytes, str | bytes]]) -> list[bytes]:
         """Do several `compare_set`, given as (key, expected, desired), in this order; returns the values now."""
@@ -69,17 +108,55 @@ class AgentClient(StoreClient):
         Returns:
             The values of all of them, None for those missing: the first is missing where the time was over.
         """
-        if timeout > 0 and self._is_extended:
-            self._send(wire.encode(wire.WAIT_LOOK, *self._list(keys)))
-            values = self._receive_awaited(len(keys), timeout)
-            return self.look(keys) if values is None else values
         deadline = time.monotonic() + timeout
+        if timeout > 0 and self._is_extended:
+            wait = wire.encode(wire.WAIT_LOOK, *self._list(keys))
+            values = self._await(wait, len(keys), deadline)
+            return self._look_once(keys) if values is None else values
+        wait = wire.encode(wire.WAIT, *self._list(keys[:1]))
         while True:
             left = deadline - time.monotonic()
-            has_come = left > 0 and self.has_come(keys[:1], min(left, _WAIT_AGAIN))
-            values = self.look(keys)
+            has_come = left > 0 and self._await(wait, 0, min(deadline, time.monotonic() + _WAIT_AGAIN)) is not None
+            values = self._look_once(keys)
             if values[0] is not None or (left <= 0 and not has_come):
                 return values
+
+    def _look_once(self, keys: Sequence[str | bytes]) -> list[bytes | None]:
+        with self.turn():
+            return self.look(keys)
+
+    def _await(self, wait: bytes, values: int, deadline: float) -> list[bytes | None] | None:
+        """Wait in the server, while other threads may ask it; returns the values, None where the time was over."""
+        with self.turn():
+            self._send(wait)
+            self._wait, self._wait_values = wait, values
+        while True:
+            left = deadline - time.monotonic()
+            self._stream.wait_input(left)
+            with self._lock:
+                if left <= 0 or self._stream.has_data(0.0):
+                    return self._end_wait(is_over=left <= 0)
+
+    def _end_wait(self, *, is_over: bool) -> list[bytes | None] | None:
+        """Take the values behind the end of a wait, or call the wait off, if its time is over, and return None."""
+        self._wait = b""
+        if not is_over:
+            self._receive(1)
+            return self._receive_values()
+        self._send(_CANCEL)
+        return self._receive_cancelled()
+
+    def _receive_cancelled(self) -> list[bytes | None] | None:
+        """Take the answer to CANCEL_WAIT; returns the values if the wait was over just then."""
+        if self._receive(1) == wire.WAIT_CANCELLED:
+            return None
+        values = self._receive_values()
+        self._receive(1)  # the cancellation has its own answer
+        return values
+
+    def _receive_values(self) -> list[bytes | None]:
+        self._room = MESSAGE_LIMIT  # the other thread's answers have taken of it
+        return [self._receive_present() for _ in range(self._wait_values)]
 
     def append_entry(self, stream: bytes, entry: bytes) -> bool:
         """Take the next number of a stream and fill the slot of that number (`stream_keys`).
@@ -134,20 +211,17 @@ class AgentClient(StoreClient):
             self._send_more(b"".join(batch))
         return [receive() for _ in batch]
 
-    def _receive_awaited(self, count: int, timeout: float) -> list[bytes | None] | None:
-        """Take the values behind the end of a wait, or call the wait off and return None."""
-        try:
-            self._stream.fill(1, timeout)
-        except TimeoutError:
-            self._send(wire.encode(wire.CANCEL_WAIT))
-            if self._receive(1) == wire.WAIT_CANCELLED:
-                return None
-            # The end crossed with the cancellation, which has its own reply.
-            values = [self._receive_present() for _ in range(count)]
-            self._receive(1)
-            return values
-        self._receive(1)
-        return [self._receive_present() for _ in range(count)]
+    def _send_more(self, data: bytes) -> None:
+        if self._wait:
+            self._cancelled += 1
+            data = _CANCEL + data + self._wait
+        super()._send_more(data)
+
+    def _receive(self, size: int) -> bytes:
+        while self._cancelled:
+            self._cancelled -= 1
+            self._receive_cancelled()
+        return super()._receive(size)
 
     def _receive_present(self) -> bytes | None:
         size = wire.U64.unpack(self._receive(wire.U64.size))[0]

@@ -197,7 +197,7 @@ class StoreServer:
 
     def _tell_full(self, peer: str, limit: int) -> None:
         what = f"{self.connections} others leave too few descriptors of the limit, which is {limit} for this process"
-        self._tell("descriptors", f"{peer}: {what}: raise it (ulimit -n), a job needs two for each node")
+        self._tell("descriptors", f"{peer}: {what}: raise it (ulimit -n), a job needs one for each node")
 
     def _has_replaced(self) -> bool:
         """Whether a connection without a proof has made room for one more."""

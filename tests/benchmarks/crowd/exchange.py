@@ -95,6 +95,10 @@ class Exchange:
             self._is_resting = False
             self._resume([])
 
+    def interject(self, data: bytes) -> None:
+        """Send something that the script does not say: what its answer is to tell, it reads."""
+        self._socket.send(data)
+
     def _open(self) -> None:
         self._loop.remove_writer(self._fd)
         error = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
@@ -124,8 +128,8 @@ class Exchange:
             return
         self._kinds = question.kinds
         self.found = []
-        # Some hundred bytes at a time: the kernel always takes them whole.
-        if self._socket.send(question.data) != len(question.data):
+        # Some hundred bytes at a time: the kernel always takes them whole. None where only more answers are read.
+        if question.data and self._socket.send(question.data) != len(question.data):
             message = "the server does not read"
             raise BlockingIOError(message)
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _ENTRY = b"+"
 _LOG_START = f"k/{job_keys.LOG_START}"
 _OPENING = Question(wire.encode_opening(wire.AGENT_NONCE), (NONCE,))
+_CANCEL = wire.encode(wire.CANCEL_WAIT)
 _TOKEN = os.environ.get("CROWD_TOKEN", "").encode()
 _PROOF_KEY = token_proof.derive_key(_TOKEN)
 #: Signs what nodes of the crowd's one job write, where there is a token.
@@ -33,6 +34,7 @@ class LightC10dNode(LightNode):
     """One node of a job in our store; CROWD_TOKEN is the job's token, if there is one."""
 
     _proof = b""
+    _is_waiting = _is_due = False
 
     def _open(self) -> Asking[None]:
         if not _TOKEN:
@@ -74,10 +76,30 @@ class LightC10dNode(LightNode):
         beat = None if value == NOTHING else self._remove_signature(_BEAT, node, value)
         return int(beat) if beat is not None and beat.isdigit() else None
 
-    def _wait(self, key: str) -> Asking[bytes]:
+    def _begin_beats(self) -> None:
+        """Call the wait off, for a heartbeat."""
+        self._is_due = True
+        if self._is_waiting:
+            self._is_waiting = False
+            self._log_reader.interject(_CANCEL)
+        elif self.member.log.next_slot is None:
+            self._log_reader.wake()
+
+    def _wait(self, key: str) -> Asking[bytes | None]:
+        if self._is_due:
+            self._is_due = False
+            self._loop.call_later(self._config.keep_alive_interval, self._begin_beats)
+            yield from self._send_due()
+            return None
         keys = self._key(f"k/{key}"), self._key(_LOG_START)
-        found = yield Question(wire.encode(wire.WAIT_LOOK, len(keys), *keys), (BYTE, PRESENT, PRESENT))
-        return self._remove_signature(_KEY, key, found[1]) or b""
+        self._is_waiting = True
+        if (yield Question(wire.encode(wire.WAIT_LOOK, len(keys), *keys), (BYTE,)))[0] == wire.WAIT_CANCELLED:
+            return None
+        found = yield Question(b"", (PRESENT, PRESENT))
+        if not self._is_waiting:  # called off, too late
+            yield Question(b"", (BYTE,))
+        self._is_waiting = False
+        return self._remove_signature(_KEY, key, found[0]) or b""
 
     # --- the token ---------------------------------------------------------------------------------------------------
     def _add_signature(self, kind: bytes, place: str, value: bytes) -> bytes:

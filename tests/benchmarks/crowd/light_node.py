@@ -1,8 +1,9 @@
 """A node of a crowd: the real member and the real messages, without the threads.
 
 It says on the wire what a session's sender and log reader say, in their order: one connection reads the store's id and
-the head, appends the first facts, then waits for the next slot and reads assignments; another one, opened for the first
-heartbeat, appends what comes later; and at last there is a look whether rank 0's store listens. What it decides is
+the head, appends the first facts, then waits for the next slot and reads assignments; heartbeats and later facts call
+the wait off, or go over another connection where the store has no such waits; and at last there is a look whether
+rank 0's store listens. What it decides is
 `core.node.machine`'s; how its store is asked is said in `light_c10d` and `light_etcd`. A test holds the operations and
 bytes that a server sees against those of real sessions. It never gives up, and asks again only where it is told that
 the store can't answer now: a crowd that fares badly shows as time.
@@ -109,26 +110,30 @@ class LightNode(ABC):
         yield from self._say_facts()
         self._on_joined()
         wait = (self._config.first_leases - 1) * self._config.lease
-        self._loop.call_later(wait + self._config.keep_alive_interval * (1 + draw_fraction()), self._open_sender)
+        self._loop.call_later(wait + self._config.keep_alive_interval * (1 + draw_fraction()), self._begin_beats)
         yield from self._follow()
 
-    def _open_sender(self) -> None:
+    def _begin_beats(self) -> None:
+        """Write the first heartbeat over a connection of its own."""
         self._sender = Exchange(self._loop, self._address, self._send())
 
     def _send(self) -> Script:
         yield from self._open()
         yield from self._get([STORE_ID])
         while True:
-            yield from self._beat()
-            self.feed(node_messages.HeartbeatWritten())
-            watched = self.member.watched
-            if watched:
-                beat = yield from self._read_beat(watched)
-                self.feed(node_messages.CoordinatorHeartbeatRead(watched, beat))
-            yield from self._run_errands()
-            yield from self._say_facts()
+            yield from self._send_due()
             self._loop.call_later(self._config.keep_alive_interval, self._sender.wake)
             yield None
+
+    def _send_due(self) -> Asking[None]:
+        yield from self._beat()
+        self.feed(node_messages.HeartbeatWritten())
+        watched = self.member.watched
+        if watched:
+            beat = yield from self._read_beat(watched)
+            self.feed(node_messages.CoordinatorHeartbeatRead(watched, beat))
+        yield from self._run_errands()
+        yield from self._say_facts()
 
     def _follow(self) -> Asking[None]:
         yield from self._begin_following()
@@ -139,7 +144,8 @@ class LightNode(ABC):
                 yield None
                 continue
             value = yield from self._wait(job_keys.decision_key(slot))
-            self.feed(node_messages.EntryRead(slot, value))
+            if value is not None:
+                self.feed(node_messages.EntryRead(slot, value))
 
     def _run_errands(self) -> Asking[None]:
         while self._errands:
@@ -192,5 +198,5 @@ class LightNode(ABC):
         yield from ()
 
     @abstractmethod
-    def _wait(self, key: str) -> Asking[bytes]:
-        """Wait for a slot."""
+    def _wait(self, key: str) -> Asking[bytes | None]:
+        """Wait for a slot; None where the node had something else to do."""
