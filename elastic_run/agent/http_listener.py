@@ -2,7 +2,8 @@
 
 The port is taken before anything is started, so that a port in use is bad input. Each request is
 read by a thread of its own, which asks the agent's loop: so a hanging loop is noticed. Only the path of a request is
-used. A stranger can hold `_MOST` connections, each for `_PATIENCE` seconds.
+used. At most `_MOST` connections are open. A new one ends the one that has been silent for longest: otherwise a
+stranger that sends a byte now and then would keep the port from the kubelet, which would end the pod.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ _PATIENCE = 5.0
 _MOST = 16
 #: Seconds after a client that can't be accepted.
 _PAUSE = 0.1
+#: Seconds for the thread of a connection that was ended to notice it.
+_NOTICE = 2.0
 
 
 class HttpListener:
@@ -52,6 +55,9 @@ class HttpListener:
         self._name = name
         self._is_closed = threading.Event()
         self._slots = threading.BoundedSemaphore(_MOST)
+        #: Connections that have not asked yet, the oldest first.
+        self._silent: dict[socket.socket, None] = {}
+        self._lock = threading.Lock()  # of `_silent`: no connection is closed while its end is sent
 
     def serve(self, reply_to: Callable[[str], tuple[int, str, bytes]]) -> None:
         """Begin to answer.
@@ -76,21 +82,50 @@ class HttpListener:
                 if self._is_closed.wait(_PAUSE):
                     return
                 continue  # the client has gone already, or there is no descriptor for it
-            with contextlib.suppress(RuntimeError):  # no thread can be started
-                if self._slots.acquire(blocking=False):
-                    threading.Thread(target=self._answer, args=(connection, reply_to), daemon=True).start()
-                    continue
-            connection.close()
+            if not self._has_slot() or not self._start_thread(connection, reply_to):
+                connection.close()
+
+    def _has_slot(self) -> bool:
+        if self._slots.acquire(blocking=False):
+            return True
+        with self._lock:
+            oldest = next(iter(self._silent), None)
+            if oldest is None:
+                return False
+            with contextlib.suppress(OSError):  # the client has gone meanwhile
+                oldest.shutdown(socket.SHUT_RDWR)  # wakes its thread, which gives the slot back
+        return self._slots.acquire(timeout=_NOTICE)
+
+    def _start_thread(self, connection: socket.socket, reply_to: Callable[[str], tuple[int, str, bytes]]) -> bool:
+        self._silent[connection] = None
+        try:
+            threading.Thread(target=self._answer, args=(connection, reply_to), daemon=True).start()
+        except RuntimeError:  # no thread can be started
+            self._note_asked(connection)
+            self._slots.release()
+            return False
+        return True
 
     def _answer(self, connection: socket.socket, reply_to: Callable[[str], tuple[int, str, bytes]]) -> None:
+        def reply(path: str) -> tuple[int, str, bytes]:
+            self._note_asked(connection)
+            return reply_to(path)
+
         try:
             from elastic_run.agent.http_requests import answer  # noqa: PLC0415 - its imports come after the workers
 
             with connection, contextlib.suppress(OSError):
                 connection.settimeout(_PATIENCE)
-                answer(connection, reply_to)
+                try:
+                    answer(connection, reply)
+                finally:
+                    self._note_asked(connection)
         finally:
             self._slots.release()
+
+    def _note_asked(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._silent.pop(connection, None)
 
 
 def ask_loop(loop: Loop, find: Callable[[], T]) -> T | None:
