@@ -129,6 +129,8 @@ ENV_RECORD_DIR = "ELASTIC_RUN_RECORD_DIR"
 ENV_CONTROL_DIR = "ELASTIC_RUN_CONTROL_DIR"
 #: 0: no worker gets a pipe for its stacks, and SIGQUIT stops the job at once.
 ENV_STACKS = "ELASTIC_RUN_STACKS"
+#: 1: each Python worker lets other processes of its user read it, also under Yama: py-spy, gdb, strace.
+ENV_PTRACE = "ELASTIC_RUN_PTRACE"
 #: 0: `ps`, `top` and `nvidia-smi` show workers as torchrun's, without their rank.
 ENV_TITLE = "ELASTIC_RUN_TITLE"
 ENV_DISABLE_SHARED_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"

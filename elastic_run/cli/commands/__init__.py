@@ -5,6 +5,7 @@
 | `doctor` | ``elastic-run doctor``: problems on this machine, or between the nodes, that would break a job |
 | `drain` | ``elastic-run drain``: lets one node of a job leave |
 | `logs` | ``elastic-run logs``: the log files of a job, across its attempts |
+| `native_stacks` | `elastic-run stacks --native`: by py-spy |
 | `nodes` | asks all nodes of a job |
 | `parser` | the argparse parser that all commands share |
 | `report` | ``elastic-run report``: the page of a job's history |

@@ -44,8 +44,15 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("run", nargs="?", metavar="RUN", help=RUN_HELP)
     parser.add_argument("--rank", type=int, metavar="RANK", help="show all threads of this rank")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument(
+        "--native", action="store_true", help="show the frames of C and C++ too, of workers on this machine, by py-spy"
+    )
     args = parser.parse_args(words)
     job = find_job(os.environ, args.run)
+    if args.native:
+        from elastic_run.cli.commands.native_stacks import show_native_stacks  # noqa: PLC0415 - only when asked for
+
+        return show_native_stacks(job, args.rank, is_json=args.json)
     nodes, errors = ask_nodes(job, JOB_STACKS)
     for error in errors:
         say(error)

@@ -1,0 +1,90 @@
+"""Stacks with the frames of C and C++ code, by py-spy (`elastic-run stacks --native`), of workers on this machine.
+
+Rules
+- py-spy stops a process for a moment and reads its memory (ptrace). The kernel may refuse that; nothing else is tried.
+- Several workers are read at once. A worker that takes longer than `_PATIENCE` is given up: symbols of large libraries
+  take seconds.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+from elastic_run.core.diagnosis.stack_groups import Dump
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["find_py_spy", "read_native_stacks"]
+
+_AT_ONCE = 8
+_PATIENCE = 15.0
+_DENIED = ("permission denied", "operation not permitted")
+_NO_PYTHON = "failed to find python version"
+
+
+def find_py_spy() -> str:
+    """Return the path of py-spy, beside this interpreter or in PATH; "" where it is not installed."""
+    path = os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)))
+    return shutil.which("py-spy", path=path) or ""
+
+
+def read_native_stacks(program: str, pids: Mapping[int, int]) -> dict[int, Dump]:
+    """Read the stacks of workers.
+
+    Args:
+        program: py-spy.
+        pids: The pid of each worker by its rank.
+
+    Returns:
+        The text, or the problem, by rank.
+    """
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return dict(zip(pids, pool.map(lambda pid: _read(program, pid), pids.values()), strict=True))
+
+
+def _read(program: str, pid: int) -> Dump:
+    command = [program, "dump", "--native", "--pid", str(pid)]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, stdin=subprocess.DEVNULL, timeout=_PATIENCE, check=False, errors="replace"
+        )
+    except subprocess.TimeoutExpired:
+        return Dump(problem=f"py-spy has not read it within {_PATIENCE:g} s")
+    except OSError as error:
+        return Dump(problem=f"py-spy can't be started: {error.strerror}")
+    if done.returncode == 0:
+        return Dump(text=done.stdout)
+    return Dump(problem=_explain(done.stderr, pid))
+
+
+def _explain(complaint: str, pid: int) -> str:
+    """Return py-spy's complaint in one clause."""
+    if not os.path.exists(f"/proc/{pid}"):
+        return "has ended"
+    text = complaint.lower()
+    if any(words in text for words in _DENIED):
+        return f"the kernel does not let py-spy read it ({_find_guard()})"
+    if _NO_PYTHON in text:
+        return "is no Python that py-spy knows"
+    first = next((line.strip() for line in complaint.splitlines() if line.strip()), "it gave no reason")
+    return f"py-spy could not read it: {first.removeprefix('Error: ')}"
+
+
+def _find_guard() -> str:
+    """Return what forbids it, as far as this process can tell, and the mend."""
+    try:
+        with open("/proc/sys/kernel/yama/ptrace_scope", encoding="ascii") as file:
+            scope = int(file.read())
+    except (OSError, ValueError):
+        scope = 0
+    if scope == 1:
+        return "kernel.yama.ptrace_scope is 1: start the job with ELASTIC_RUN_PTRACE=1, or ask as root"
+    if scope:
+        return f"kernel.yama.ptrace_scope is {scope}: only root may, or nobody"
+    return "another user's process, or a container without CAP_SYS_PTRACE"

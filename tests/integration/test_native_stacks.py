@@ -1,0 +1,140 @@
+"""`elastic-run stacks --native`: frames of C and C++ by py-spy, and what is said where they can't be had."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import types
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import elastic_run.compat
+from elastic_run.cli.commands.native_stacks import show_native_stacks
+from elastic_run.control.jobs import RunningJob
+from elastic_run.diagnosis import native_stacks
+from elastic_run.errors import UsageError
+from tests.support.launch import launch as start
+from tests.support.wait import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.support.launch import Launched
+
+    Launch = Callable[..., Launched]
+    Worker = Callable[[str], Path]
+
+_SLEEPS = """
+def load_batch():
+    say("ready")
+    while True: signal.pause()
+load_batch()
+"""
+
+
+def _stacks(*words: str) -> Launched:
+    """Run the command to its end."""
+    with start("stacks", "--native", *words) as command:
+        command.wait_exit()
+    return command
+
+
+@pytest.fixture
+def job(launch: Launch, worker: Worker) -> Launched:
+    """Start a job of two ranks; return it when commands find it."""
+    launched = launch("--nproc-per-node=2", worker(_SLEEPS))
+    launched.wait_lines("ready", count=2)
+    wait_until(lambda: "no job" not in _stacks("--rank=0").stderr, what="the job's socket")
+    return launched
+
+
+def _make_py_spy(directory: Path, body: str) -> str:
+    """Write a program that stands for py-spy."""
+    path = directory / "py-spy"
+    path.write_text(f"#!/bin/sh\n{body}\n", encoding="utf-8")
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.usefixtures("job")
+def test_frames_of_c_are_shown_or_one_line_says_why_not() -> None:
+    """A kernel that forbids it, as in many containers, is told in one line."""
+    command = _stacks()
+    if command.process.returncode:
+        assert command.stderr.startswith("elastic-run: ranks 0-1: the kernel does not let py-spy read it")
+        assert command.stderr.count("\n") == 1
+        return
+    assert [line for line in command.stdout.splitlines() if line.startswith("===")] == ["=== rank 0", "=== rank 1"]
+    assert command.stdout.count("load_batch (") == 2
+    assert "libc.so" in command.stdout
+    document = json.loads(_stacks("--rank=1", "--json").stdout)
+    (only,) = document["workers"]
+    assert (only["rank"], only["problem"]) == (1, "")
+    assert "load_batch (" in only["text"]
+
+
+@pytest.mark.usefixtures("job")
+def test_a_rank_of_another_machine_is_refused() -> None:
+    """Only workers on this machine can be read."""
+    command = _stacks("--rank=7")
+    assert command.process.returncode == 2
+    assert "--rank: 7 does not run on this machine, whose workers --native reads: ranks 0-1 do" in command.stderr
+
+
+@pytest.mark.parametrize(
+    ("complaint", "problem"),
+    [
+        ("Permission Denied: Try running again with elevated permissions", "the kernel does not let py-spy read it ("),
+        ("Error: Operation not permitted (os error 1)", "the kernel does not let py-spy read it ("),
+        ("Error: Failed to find python version from target process", "is no Python that py-spy knows"),
+        ("Error: bad weather\nStack backtrace:", "py-spy could not read it: bad weather"),
+        ("", "py-spy could not read it: it gave no reason"),
+    ],
+)
+def test_a_complaint_of_py_spy_is_one_clause(complaint: str, problem: str, tmp_path: Path) -> None:
+    """Its backtrace is not shown."""
+    program = _make_py_spy(tmp_path, f"printf '{complaint}' >&2; exit 1")
+    dump = native_stacks.read_native_stacks(program, {3: os.getpid()})[3]
+    assert dump.problem.startswith(problem)
+    assert "\n" not in dump.problem
+
+
+def test_a_worker_that_has_ended_is_told_as_such(tmp_path: Path) -> None:
+    """Between the question for its pid and the reading."""
+    program = _make_py_spy(tmp_path, "exit 1")
+    assert native_stacks.read_native_stacks(program, {0: 1 << 30})[0].problem == "has ended"
+
+
+def test_a_reading_that_takes_long_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other workers' stacks are shown."""
+    monkeypatch.setattr(native_stacks, "_PATIENCE", 0.5)
+    program = _make_py_spy(tmp_path, '[ "$4" = 1 ] && exec sleep 100; echo "stack of $4"')
+    found = native_stacks.read_native_stacks(program, {0: 1, 1: 2})
+    assert found[0].problem == "py-spy has not read it within 0.5 s"
+    assert found[1].text == "stack of 2\n"
+
+
+def test_without_py_spy_the_mend_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line, before anything is asked."""
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UsageError, match=r"pip install 'elastic-run\[stacks\]'"):
+        show_native_stacks(RunningJob(()), None, is_json=False)
+
+
+@pytest.mark.parametrize(("value", "calls"), [("1", 1), ("0", 0), ("", 0)])
+def test_a_worker_permits_it_if_asked(value: str, calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line of the .pth file calls prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY) in a worker, and only on request."""
+    called: list[tuple[int, ...]] = []
+    library = types.SimpleNamespace(prctl=lambda *words: called.append(words))
+    fake = types.SimpleNamespace(CDLL=lambda _: library, c_ulong=lambda number: number % (1 << 64))
+    monkeypatch.setitem(sys.modules, "ctypes", fake)
+    monkeypatch.setenv("ELASTIC_RUN_PTRACE", value)
+    monkeypatch.setenv("ELASTIC_RUN_STACK_PIPE", "9:9:9")
+    path = Path(elastic_run.compat.__file__).with_name("elastic-run-compat.pth")
+    (line,) = [line for line in path.read_text(encoding="utf-8").splitlines() if "ELASTIC_RUN_PTRACE" in line]
+    exec(line, {})  # noqa: S102 - as Python itself does with it
+    assert called == [(0x59616D61, (1 << 64) - 1, 0, 0, 0)] * calls
