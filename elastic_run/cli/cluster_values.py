@@ -71,6 +71,8 @@ def complete_from_cluster(args: Namespace, environ: Mapping[str, str], origins: 
     found = find(args, environ, given, names_place=names_place)
     if found.location:
         args.location = found.location
+    if found.launch_step is not None:
+        args.launch_step = found.launch_step
     values = {dest: value for dest, value in found.values.items() if value != getattr(args, dest)}
     for dest, value in values.items():
         variables = ", ".join(name for name in found.variables[dest] if environ.get(name))

@@ -258,6 +258,7 @@ def _make_node_config(args: Namespace, environ: Mapping[str, str], notice: str) 
         token=read_token(args.rdzv_token_file, environ),
         location=getattr(args, "location", ""),
         launch_address=environ.get("SLURM_LAUNCH_NODE_IPADDR", "") if "SLURM_STEP_ID" in environ else "",
+        launch_step=getattr(args, "launch_step", None),
         end_time=_find_end_time(environ),
         stops_in_time=args.requeue is not None,
         **{flag.dest: getattr(args, flag.dest) for flag in _NODE_FLAGS},

@@ -8,6 +8,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from elastic_run.core.node.config import LaunchStep
+
 __all__ = ["Derivation"]
 
 
@@ -23,6 +25,7 @@ class Derivation:
         is_first: Whether this is the first of the job's launchers; it shows the values for all launchers.
         notices: Notices for the user, a sentence each.
         location: This node's place in the network; see `NodeConfig`.
+        launch_step: See `NodeConfig`.
     """
 
     source: str = ""
@@ -32,3 +35,4 @@ class Derivation:
     is_first: bool = False
     notices: list[str] = field(default_factory=list)
     location: str = ""
+    launch_step: LaunchStep | None = None

@@ -6,6 +6,7 @@ to a store of its own: an elastic job would silently become as many jobs as it h
 
 from __future__ import annotations
 
+from elastic_run import contract
 from elastic_run.errors import UsageError
 
 TYPE_CHECKING = False
@@ -31,13 +32,14 @@ def check_meeting_place(args: Namespace, launchers: str, first: str) -> None:
         UsageError: No launcher would find another one.
     """
     flag, hosts = _read_place(args)
+    port = args.rdzv_endpoint.rpartition(":")[2]
     from elastic_run.rendezvous.elastic.addresses import names_loopback  # noqa: PLC0415 - rare
 
     if not hosts or not all(map(names_loopback, hosts)):
         return
     mend = f"give {flag}={first}" if flag == "--master-addr" else "leave --rdzv-endpoint out"
     if flag != "--master-addr" and first:
-        mend += f", or give --rdzv-endpoint={first}:29400"
+        mend += f", or give --rdzv-endpoint={first}:{port if port.isdecimal() else contract.DEFAULT_C10D_PORT}"
     message = f"{flag}: {hosts[0]} leads each {launchers} to itself, so that they never meet: {mend}"
     raise UsageError(message)
 

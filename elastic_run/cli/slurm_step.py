@@ -14,6 +14,7 @@ from elastic_run.cli.node_gpus import count_node_gpus
 from elastic_run.cli.origins import SLURM
 from elastic_run.cli.values import node_range
 from elastic_run.cluster.slurm import StepError, count_idle_nodes, find_step
+from elastic_run.core.node.config import LaunchStep
 from elastic_run.errors import UsageError
 
 TYPE_CHECKING = False
@@ -77,7 +78,14 @@ def derive_from_step(
         is_first=step.node_rank == 0,
         notices=notices,
         location=step.location if "node_rank" not in given_flags else "",
+        launch_step=_find_launch_step(step, args, given_flags) if names_place else None,
     )
+
+
+def _find_launch_step(step: Step, args: Namespace, given_flags: Container[str]) -> LaunchStep | None:
+    """Return the step for jobs that need all its launchers; a step may also be shared by several smaller jobs."""
+    is_whole = "nnodes" not in given_flags or node_range(args.nnodes)[1] >= step.task_count
+    return LaunchStep(step.run_id, step.nodes[0]) if is_whole and len(step.nodes) > 1 else None
 
 
 def _is_typed(environ: Mapping[str, str]) -> bool:

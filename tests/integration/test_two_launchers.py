@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from tests.support.launch import Launched
 
     Launch = Callable[..., Launched]
+    Worker = Callable[[str], Path]
 
 REFUSED = 208
 #: Seconds: a node looks after 2 s and then every 10 s who else is there.
@@ -169,3 +171,48 @@ def test_what_another_launcher_wrote_is_shown_plain() -> None:
     assert "\x1b" not in told
     assert len(told) < 200
     assert exchange_ids(second, "a", "one") == ""
+
+
+def step_of(tasks: int) -> dict[str, str]:
+    """Return the variables of a step whose first node is this machine."""
+    nodes = ",".join((os.uname().nodename, *"bcd"[: tasks - 1]))
+    counts = dict.fromkeys(("SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_STEP_NUM_TASKS"), str(tasks))
+    return {"SLURM_JOB_ID": "4", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_STEP_NODELIST": nodes, **counts}
+
+
+def _in_step() -> str:
+    return _C10D.format(port=free_port()).replace("localhost", os.uname().nodename)
+
+
+def test_launchers_of_one_step_with_other_ids_are_refused(launch: Launch, worker: Worker) -> None:
+    """A job that needs all launchers of its step has one id: both say which the other one has, and end."""
+    path, flags = worker("say('started')"), _in_step()
+    agents = [launch(*flags.replace("id=a", f"id={name}").split(), path, env=step_of(2)) for name in "ab"]
+    assert [agent.wait_exit(deadline=_SOON) for agent in agents] == [REFUSED] * 2
+    for agent, own, other in zip(agents, "ab", "ba", strict=True):
+        assert f"--rdzv-id: is {own} here and {other} on " in " ".join(agent.stderr.split())
+        assert agent.stdout == ""
+
+
+def test_two_jobs_share_a_step(launch: Launch, worker: Worker) -> None:
+    """Jobs that need only some launchers of their step are no contradiction, also at one place."""
+    path, flags = worker("say('size', os.environ['WORLD_SIZE'])\ntime.sleep(1000)"), _in_step()
+    agents = [launch(*flags.replace("id=a", f"id={name}").split(), path, env=step_of(4)) for name in "ab"]
+    for agent in agents:
+        agent.wait_line("waiting: 1/2 nodes")
+    agents += [launch(*flags.replace("id=a", f"id={name}").split(), path, env=step_of(4)) for name in "ba"]
+    for agent in agents:
+        agent.wait_line("^size 2$")
+
+
+def test_a_later_job_of_a_step_is_no_contradiction(launch: Launch, worker: Worker) -> None:
+    """Once the nodes have met, their launchers say nothing more of the step: another job may come to the same store."""
+    path, flags = worker("say('runs')\ntime.sleep(1000)"), _in_step()
+    first = launch(*flags.split(), path, env=step_of(2))
+    first.wait_line("waiting: 1/2 nodes")
+    second = launch(*flags.split(), path, env=step_of(2))
+    second.wait_line("runs")
+    other = worker("say('later')")
+    later = [launch(*flags.replace("id=a", "id=b").split(), other, env=step_of(2)) for _ in range(2)]
+    assert [agent.wait_exit() for agent in later] == [0, 0]
+    assert first.process.poll() is second.process.poll() is None

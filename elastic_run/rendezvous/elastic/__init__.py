@@ -17,6 +17,7 @@ Every decision is made in `elastic_run.core`; here are the threads, the store co
 | `log_reader` | the log reader thread: waits for the next decision |
 | `member_driver` | drives `core.node.machine`, one event at a time, for all threads |
 | `node_death` | proofs that an agent is dead: seat records, the guardian's notice |
+| `step_check` | refuses launchers of one step of Slurm that contradict each other |
 | `other_jobs` | what a lone node says of the place where it waits, and of launchers of another job there |
 | `partition` | a node that is cut off: it stops its workers (`--fence-after`), and finds the other nodes again |
 | `retry_deadline` | how long the store is tried while it does not answer, and what the user is told |

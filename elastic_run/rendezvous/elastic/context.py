@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from elastic_run.core.job.config import JobConfig
+    from elastic_run.core.node.config import LaunchStep
     from elastic_run.core.protocol.messages import NodeInfo
     from elastic_run.rendezvous.elastic.backend.base import Backend
     from elastic_run.rendezvous.elastic.member_driver import MemberDriver
@@ -166,6 +167,7 @@ class SessionContext:
         events: What the agent is told.
         status_answers: This node's answers to who asks for the state of all nodes.
         launch_address: See `NodeConfig`.
+        launch_step: See `NodeConfig`.
         connections: The threads' connections.
     """
 
@@ -181,6 +183,7 @@ class SessionContext:
     events: EventQueue
     status_answers: StatusAnswers
     launch_address: str = ""
+    launch_step: LaunchStep | None = None
     connections: list[StoreConnection] = field(default_factory=list)
 
     @property

@@ -297,6 +297,7 @@ def open_session(
         death_proofs=DeathProofs(name_job(backend)),
         shows_waiting=setup.shows_waiting,
         launch_address=setup.node_config.launch_address,
+        launch_step=setup.node_config.launch_step if isinstance(backend, TcpBackend) else None,
         sender=SenderState(local_addr or ""),
         signals=signals,
         events=events,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from elastic_run.store.jobstore.api import JobStore
 
-__all__ = ["PLACE", "describe_place", "exchange_ids"]
+__all__ = ["PLACE", "describe_launchers", "describe_place", "exchange_ids"]
 
 #: The id under which lone nodes of all jobs leave theirs; the id of a job never has a line break.
 PLACE = "waiting\nalone"
@@ -59,6 +59,24 @@ def describe_place(kind: str, endpoints: Sequence[tuple[str, int]], run_id: str)
         where = f"--master-addr={host} --master-port={port}"
     limit = f" (on this machine only: no other machine reaches {host} here)" if names_loopback(host) else ""
     return f"other nodes need {where} --rdzv-id={run_id}{limit}"
+
+
+def describe_launchers(own: str, other: str) -> str:
+    """Return what two launchers of one step have to agree on, a sentence.
+
+    Args:
+        own: Host, id, place and store's id of this launcher, a line each.
+        other: Those of the other one.
+    """
+    _, run_id, place, _ = own.split("\n")
+    host, other_id, other_place, _ = (*map(_make_plain, other.split("\n")), "", "", "")[:4]
+    flag, here, there = "--rdzv-endpoint", place, other_place
+    if run_id != other_id:
+        flag, here, there = "--rdzv-id", run_id, other_id
+    return (
+        f"{flag}: is {here} here and {there} on {host} of the same Slurm step, so that the nodes never meet: give all "
+        "of them the same, or leave it out"
+    )
 
 
 def _make_plain(text: str) -> str:

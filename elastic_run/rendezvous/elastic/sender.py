@@ -20,6 +20,7 @@ import time
 from elastic_run.core.node import messages as node_messages
 from elastic_run.core.node.messages import Refused
 from elastic_run.core.protocol import job_keys, messages
+from elastic_run.rendezvous.elastic.backend.tcp import TcpBackend
 from elastic_run.rendezvous.elastic.decision_log import make_head, raise_start
 from elastic_run.rendezvous.elastic.exit_barrier import pass_exit_barrier
 from elastic_run.rendezvous.elastic.heartbeats import LOOKS_OF_ALL_NODES, NodeHeartbeats
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
     from elastic_run.rendezvous.elastic.context import SessionContext
     from elastic_run.rendezvous.elastic.member_driver import MemberDriver
+    from elastic_run.rendezvous.elastic.step_check import StepCheck
     from elastic_run.rendezvous.elastic.store_connection import StoreConnection
     from elastic_run.store.jobstore.api import JobStore
 
@@ -78,6 +80,7 @@ class Sender:
             deliver=context.events.deliver,
             delay=0.0 if context.backend.is_host else draw() * context.config.min_nodes / LOOKS_OF_ALL_NODES,
         )
+        self._step_check = _make_step_check(context, draw)
         self._retry_deadline = RetryDeadline(context)
         self._connection.time_left = lambda: self._retry_deadline.attempt_limit
         self._partition = PartitionRecovery(context)
@@ -145,6 +148,10 @@ class Sender:
             self._heartbeats.look(store)
         elif now >= self._wait_notices.first_due(now):
             self._wait_notices.tell(store, now)
+        elif self._step_check is not None and now >= self._step_check.next_look:
+            contradiction = self._step_check.look(now)
+            if contradiction:
+                context.events.deliver(Refused(contradiction))
         return True
 
     def _wait(self) -> None:
@@ -158,7 +165,10 @@ class Sender:
 
     def _find_next_due(self, now: float) -> float:
         heartbeats = self._heartbeats
-        return min(heartbeats.next_write, heartbeats.next_look, self._wait_notices.first_due(now))
+        looks = heartbeats.next_look
+        if self._step_check is not None:
+            looks = min(looks, self._step_check.next_look)
+        return min(heartbeats.next_write, looks, self._wait_notices.first_due(now))
 
     def _begin_following(self) -> None:
         """Let the log reader begin, once the store has confirmed this node's first facts."""
@@ -318,3 +328,11 @@ class Sender:
             self._context.events.deliver(Lost("store_lost", f"the rendezvous store can't be served here: {error}"))
             return False
         return True
+
+
+def _make_step_check(context: SessionContext, draw: Callable[[], float]) -> StepCheck | None:
+    if context.launch_step is None or not isinstance(context.backend, TcpBackend):
+        return None
+    from elastic_run.rendezvous.elastic.step_check import StepCheck  # noqa: PLC0415 - only in a step of Slurm
+
+    return StepCheck(context, context.backend, context.launch_step, draw())

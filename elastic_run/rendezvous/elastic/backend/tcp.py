@@ -261,6 +261,11 @@ class TcpBackend(Backend):
             self._authentication = ClientAuthentication(self._secret)
         return self._authentication
 
+    @property
+    def nearest_endpoint(self) -> tuple[str, int]:
+        """Where this agent reaches the store; another host of the endpoint's name may not be reachable from here."""
+        return self.endpoint if self.hosted is None else (self._own_host, self.port)
+
     def find_doubts(self, host: str) -> str:
         from elastic_run.rendezvous.elastic.other_jobs import (  # noqa: PLC0415 - only where nobody comes
             PLACE,
@@ -271,7 +276,7 @@ class TcpBackend(Backend):
         serves = self.hosted is not None
         others = "" if self._is_announced or not serves else describe_place(self.kind, self._endpoints, self.run_id)
         try:
-            with self.look_at((self._own_host, self.port) if serves else self.endpoint, _LIVING, PLACE) as store:
+            with self.look_at(self.nearest_endpoint, _LIVING, PLACE) as store:
                 others = exchange_ids(store, host, self.run_id) or others
         except StoreError:
             pass  # this node's own connection tells of it
