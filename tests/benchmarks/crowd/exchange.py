@@ -60,6 +60,7 @@ class Exchange:
     __slots__ = (
         "_buffer",
         "_fd",
+        "_interrupted",
         "_is_resting",
         "_kinds",
         "_loop",
@@ -81,6 +82,7 @@ class Exchange:
         self._kinds: tuple[int, ...] = ()
         self.found: Answers = []
         self._is_resting = False
+        self._interrupted: tuple[Script | None, tuple[int, ...]] | None = None
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         self._socket.settimeout(0)
         self._fd = self._socket.fileno()
@@ -95,9 +97,15 @@ class Exchange:
             self._is_resting = False
             self._resume([])
 
-    def interject(self, data: bytes) -> None:
-        """Send something that the script does not say: what its answer is to tell, it reads."""
-        self._socket.send(data)
+    def interrupt(self, script: Script) -> None:
+        """Let another script go first; the answer to the last question comes behind its end.
+
+        Args:
+            script: What is said while the server has nothing to answer.
+        """
+        self._interrupted = self._script, self._kinds
+        self._script = script
+        self._resume(None)
 
     def _open(self) -> None:
         self._loop.remove_writer(self._fd)
@@ -118,7 +126,10 @@ class Exchange:
         try:
             question = next(script) if answers is None else script.send(answers)
         except StopIteration:
-            self._end()
+            if self._interrupted is None:
+                self._end()
+                return
+            (self._script, self._kinds), self._interrupted, self.found = self._interrupted, None, []
             return
         if question is None:
             self._is_resting = True

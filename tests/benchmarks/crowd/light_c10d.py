@@ -18,11 +18,14 @@ from tests.benchmarks.crowd.light_node import LightNode
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tests.benchmarks.crowd.exchange import Script
     from tests.benchmarks.crowd.light_node import Asking
 
 _ENTRY = b"+"
 _LOG_START = f"k/{job_keys.LOG_START}"
 _OPENING = Question(wire.encode_opening(wire.AGENT_NONCE), (NONCE,))
+#: Seconds until a heartbeat is tried again that came while something else was said.
+_SOON = 0.01
 _CANCEL = wire.encode(wire.CANCEL_WAIT)
 _TOKEN = os.environ.get("CROWD_TOKEN", "").encode()
 _PROOF_KEY = token_proof.derive_key(_TOKEN)
@@ -34,7 +37,8 @@ class LightC10dNode(LightNode):
     """One node of a job in our store; CROWD_TOKEN is the job's token, if there is one."""
 
     _proof = b""
-    _is_waiting = _is_due = False
+    #: The wait that the server is in, as it was sent.
+    _awaiting = b""
 
     def _open(self) -> Asking[None]:
         if not _TOKEN:
@@ -77,29 +81,33 @@ class LightC10dNode(LightNode):
         return int(beat) if beat is not None and beat.isdigit() else None
 
     def _begin_beats(self) -> None:
-        """Call the wait off, for a heartbeat."""
-        self._is_due = True
-        if self._is_waiting:
-            self._is_waiting = False
-            self._log_reader.interject(_CANCEL)
-        elif self.member.log.next_slot is None:
-            self._log_reader.wake()
-
-    def _wait(self, key: str) -> Asking[bytes | None]:
-        if self._is_due:
-            self._is_due = False
+        """Write a heartbeat while the wait goes on; what else is said, is said first."""
+        if self._awaiting:
             self._loop.call_later(self._config.keep_alive_interval, self._begin_beats)
-            yield from self._send_due()
-            return None
+            self._log_reader.interrupt(self._say_meanwhile(self._send_due()))
+        else:
+            self._loop.call_later(_SOON, self._begin_beats)
+
+    def _say_meanwhile(self, asking: Asking[None]) -> Script:
+        """Call the wait off before each question, and begin it again behind it, in one piece."""
+        answers: list[bytes] | None = None
+        while True:
+            try:
+                question = next(asking) if answers is None else asking.send(answers)
+            except StopIteration:
+                return
+            assert isinstance(question, Question)
+            cancelled = yield Question(_CANCEL + question.data + self._awaiting, (BYTE,))
+            if cancelled[0] == wire.WAIT_OVER:  # just then; the second wait is answered as well
+                yield Question(b"", (PRESENT, PRESENT, BYTE))
+            answers = yield Question(b"", question.kinds)
+
+    def _wait(self, key: str) -> Asking[bytes]:
         keys = self._key(f"k/{key}"), self._key(_LOG_START)
-        self._is_waiting = True
-        if (yield Question(wire.encode(wire.WAIT_LOOK, len(keys), *keys), (BYTE,)))[0] == wire.WAIT_CANCELLED:
-            return None
-        found = yield Question(b"", (PRESENT, PRESENT))
-        if not self._is_waiting:  # called off, too late
-            yield Question(b"", (BYTE,))
-        self._is_waiting = False
-        return self._remove_signature(_KEY, key, found[0]) or b""
+        self._awaiting = wire.encode(wire.WAIT_LOOK, len(keys), *keys)
+        found = yield Question(self._awaiting, (BYTE, PRESENT, PRESENT))
+        self._awaiting = b""
+        return self._remove_signature(_KEY, key, found[1]) or b""
 
     # --- the token ---------------------------------------------------------------------------------------------------
     def _add_signature(self, kind: bytes, place: str, value: bytes) -> bytes:

@@ -144,8 +144,7 @@ class LightNode(ABC):
                 yield None
                 continue
             value = yield from self._wait(job_keys.decision_key(slot))
-            if value is not None:
-                self.feed(node_messages.EntryRead(slot, value))
+            self.feed(node_messages.EntryRead(slot, value))
 
     def _run_errands(self) -> Asking[None]:
         while self._errands:
@@ -198,5 +197,5 @@ class LightNode(ABC):
         yield from ()
 
     @abstractmethod
-    def _wait(self, key: str) -> Asking[bytes | None]:
-        """Wait for a slot; None where the node had something else to do."""
+    def _wait(self, key: str) -> Asking[bytes]:
+        """Wait for a slot."""
