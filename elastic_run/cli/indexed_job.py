@@ -85,6 +85,14 @@ def _describe_jobset(pod: IndexedPod) -> list[str]:
     return [f"of the JobSet {jobset} only the pods of {pod.job_name} are this job"] if pod.index == 0 else []
 
 
+def _name_first(pod: IndexedPod) -> str:
+    """Return the name of the Job's first pod; "" if other pods can't find it."""
+    try:
+        return pod.find_endpoint(1).rpartition(":")[0]
+    except PodNameError:
+        return ""
+
+
 def _derive_nodes(
     pod: IndexedPod, args: Namespace, given_flags: Container[str], *, names_place: bool
 ) -> dict[str, object]:
@@ -106,7 +114,7 @@ def _derive_nodes(
     if names_place:
         from elastic_run.cli.meeting_place import check_meeting_place  # noqa: PLC0415 - rare
 
-        check_meeting_place(args, "pod of the Job", "")
+        check_meeting_place(args, "pod of the Job", _name_first(pod))
     else:
         try:
             derived = {"rdzv_backend": "c10d", "rdzv_endpoint": pod.find_endpoint(most)}

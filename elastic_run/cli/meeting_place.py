@@ -37,7 +37,11 @@ def check_meeting_place(args: Namespace, launchers: str, first: str) -> None:
 
     if not hosts or not all(map(names_loopback, hosts)):
         return
-    mend = f"give {flag}={first}" if flag == "--master-addr" else "leave --rdzv-endpoint out"
+    mend = (
+        f"give {flag}={first or 'HOST, the name of the first one'}"
+        if flag == "--master-addr"
+        else "leave --rdzv-endpoint out"
+    )
     if flag != "--master-addr" and first:
         mend += f", or give --rdzv-endpoint={first}:{port if port.isdecimal() else contract.DEFAULT_C10D_PORT}"
     message = f"{flag}: {hosts[0]} leads each {launchers} to itself, so that they never meet: {mend}"

@@ -139,6 +139,31 @@ def test_a_pod_beyond_the_number_of_nodes_is_refused(monkeypatch: pytest.MonkeyP
         complete(monkeypatch, "--nnodes=4 train.py", index="4", hostname=f"train-4.{DOMAIN}")
 
 
+@pytest.mark.parametrize(
+    ("words", "hostname", "mend"),
+    [
+        ("--master-addr=127.0.0.1", f"train-1.{DOMAIN}", rf"give --master-addr=train-0\.{DOMAIN}$"),
+        ("--master-addr=localhost", "train-1", "give --master-addr=HOST, the name of the first one$"),
+        (
+            "--rdzv-backend=c10d --rdzv-id=a --rdzv-endpoint=[::1]:7",
+            f"train-1.{DOMAIN}",
+            rf"leave --rdzv-endpoint out, or give --rdzv-endpoint=train-0\.{DOMAIN}:7$",
+        ),
+        (
+            "--rdzv-backend=c10d --rdzv-id=a --rdzv-endpoint=localhost",
+            "train-1",
+            "to itself, so that they never meet: leave --rdzv-endpoint out$",
+        ),
+    ],
+)
+def test_a_place_where_each_pod_meets_itself_is_refused(
+    monkeypatch: pytest.MonkeyPatch, words: str, hostname: str, mend: str
+) -> None:
+    """The mend names the first pod, with the port that was given, if other pods can find it by name."""
+    with pytest.raises(UsageError, match=mend):
+        complete(monkeypatch, f"--nnodes=1:4 {words} train.py", hostname=hostname)
+
+
 @pytest.mark.parametrize("index", ["", "one", "-1"])
 def test_what_is_no_index_says_nothing(monkeypatch: pytest.MonkeyPatch, index: str) -> None:
     """The variable is set by hand, or empty."""
