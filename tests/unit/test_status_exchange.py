@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import threading
+import time
+from functools import partial
 from typing import Any
 
 import pytest
 
-from elastic_run.core.protocol.job_keys import STATUS_ANSWERS, STATUS_REQUEST
+from elastic_run.core.protocol.job_keys import STATUS_REQUEST
 from elastic_run.core.protocol.node_status import DRAIN, STACKS, STATUS, is_sound, kind_of
 from elastic_run.rendezvous.elastic import status_exchange
-from elastic_run.rendezvous.elastic.status_exchange import LIMIT, StatusAnswers, gather
+from elastic_run.rendezvous.elastic.status_exchange import LIMIT, StatusAnswers, find_stream, gather
 from elastic_run.store.jobstore.memory import JobSpace, MemoryJobStore
 from tests.support.wait import wait_until
 
@@ -67,12 +69,12 @@ def test_all_nodes_are_asked_and_the_answers_are_removed(space: JobSpace) -> Non
     store = MemoryJobStore(space)
     old = json.dumps({"version": 1, "node": document("old")}).encode()
     for entry in (old, b"\xff", b"[]", b'{"version": 2}', b'{"version": 1, "node": {"host": 3}}'):
-        store.append(STATUS_ANSWERS, entry)
+        store.append(find_stream(STATUS), entry)
     nodes = answer_from(space, ["a", "b", "c"])
     found = gather(store, expected=3, patience=20.0)
     nodes.join()
     assert sorted(node["host"] for node in found) == ["a", "b", "c"]
-    assert store.read(STATUS_ANSWERS, 0, 0.0)[0] == []
+    assert store.read(find_stream(STATUS), 0, 0.0)[0] == []
 
 
 @pytest.mark.parametrize(
@@ -124,7 +126,7 @@ def test_a_question_may_be_about_a_node() -> None:
     """Nodes get its words; the answer has to say whether the node leaves. An unknown kind is one about the state."""
     asked: list[str] = []
     answers = StatusAnswers(asked.append, lambda: None)
-    for value in (b"1a drain node7", b"1b news of the future", b"\xff\xfe", b"x" * 1000):
+    for value in (None, b"1a drain node7", b"1b news of the future", b"\xff\xfe", b"x" * 1000):
         answers.note_request(value)
     assert asked == ["drain node7", "news of the future", "", ""]
     assert [kind_of(question) for question in asked] == [DRAIN, STATUS, STATUS, STATUS]
@@ -153,6 +155,56 @@ def test_a_question_that_another_has_hidden_is_asked_again(space: JobSpace) -> N
     assert [node["host"] for node in found] == ["a"]
 
 
+def has_questions(store: MemoryJobStore, count: int) -> bool:
+    """Whether so many questions are asked."""
+    return (store.get([STATUS_REQUEST])[0] or b"").count(b" ") == count
+
+
+def test_two_questions_at_once_are_both_seen(space: JobSpace) -> None:
+    """A node that looks once finds both, and both askers get its answer at once."""
+    found: dict[str, list[dict[str, Any]]] = {}
+
+    def ask(question: str) -> None:
+        found[question] = gather(MemoryJobStore(space), expected=1, patience=10.0, question=question)
+
+    store, threads = MemoryJobStore(space), []
+    for number, question in enumerate((STATUS, STACKS), 1):
+        threads.append(threading.Thread(target=ask, args=(question,)))
+        threads[-1].start()
+        wait_until(partial(has_questions, store, number))
+    asked: list[str] = []
+    answers = StatusAnswers(asked.append, lambda: None)
+    answers.note_request(store.get([STATUS_REQUEST])[0])
+    assert asked == [STATUS, STACKS]
+    answers.add(document("a"), STATUS)
+    answers.add(stacks_document("a"), STACKS)
+    began = time.monotonic()
+    answers.send(store)
+    for thread in threads:
+        thread.join()
+    assert time.monotonic() - began < 4.0
+    assert [node["host"] for question in (STATUS, STACKS) for node in found[question]] == ["a", "a"]
+
+
+def test_questions_do_not_pile_up(space: JobSpace) -> None:
+    """The key holds a question once, and a few of them."""
+    store = MemoryJobStore(space)
+    for number in range(100):
+        gather(store, expected=1, patience=0.0, question=f"drain node{number % 50}")
+    assert len((store.get([STATUS_REQUEST])[0] or b"").split(b"\n")) == 8
+
+
+def test_a_node_that_has_just_come_is_not_drained_by_an_old_question() -> None:
+    """The question was about the node that had its name or rank before; a question that comes later counts."""
+    asked: list[str] = []
+    answers = StatusAnswers(asked.append, lambda: None)
+    answers.note_request(b"1a drain node7\n1b status")
+    answers.note_request(b"1a drain node7\n1b status")
+    assert asked == ["status"]
+    answers.note_request(b"1b status\n1c drain node7")
+    assert asked == ["status", "drain node7"]
+
+
 def test_stacks_that_are_too_large_keep_the_main_threads() -> None:
     """Each worker gets the same room; what the kernel tells goes first."""
     answers = StatusAnswers(lambda _: None, lambda: None)
@@ -161,7 +213,7 @@ def test_stacks_that_are_too_large_keep_the_main_threads() -> None:
     many = stacks_document("a", text=thread * 300 + "Thread 0x02 (most recent call first):\n", details="x" * 300)
     answers.add(many, STACKS)
     answers.send(store)
-    (entry,), _ = store.read(STATUS_ANSWERS, 0, 0.0)
+    (entry,), _ = store.read(find_stream(STACKS), 0, 0.0)
     (worker,) = json.loads(entry)["stacks"]["workers"]
     assert worker["text"].endswith("Thread 0x02 (most recent call first):\n")
     assert (worker["text"].count("Thread 0x01") > 10, worker["details"]) == (True, "")
@@ -184,7 +236,7 @@ def test_only_the_newest_answer_waits_and_none_is_too_large() -> None:
     answers.add(document("first"))
     answers.add(document("second", workers=workers))
     answers.send(store)
-    (entry,), _ = store.read(STATUS_ANSWERS, 0, 0.0)
+    (entry,), _ = store.read(find_stream(STATUS), 0, 0.0)
     node = json.loads(entry)["node"]
     assert (node["host"], len(node["workers"]), node["workers"][7]["last_line"]) == ("second", 1000, "")
     answers.add(document("huge", name="x" * LIMIT))

@@ -1,11 +1,15 @@
 """How one node asks all nodes of a job, such as for their state or their stacks: nothing is sent while nobody asks.
 
-A node asks by giving `job_keys.STATUS_REQUEST` a new value, which names the question. The other nodes read this key
-together with the heartbeats that they look at anyway, so a question costs them no exchange and no wake-up of its own.
-Each then appends one document to `job_keys.STATUS_ANSWERS`; the asker reads there until all have come, or until it has
-waited long enough, and trims the stream. Where two nodes ask the same at the same time, the answers to either are as
-good for both. Where they ask different things, the later question may hide the earlier one: an asker whose question is
-hidden asks again after half of its time.
+A node asks by adding a line to the value of `job_keys.STATUS_REQUEST`: an id of its own and the question. The key keeps
+the newest line of each question, and a few of them. The other nodes read it together with the heartbeats that they look
+at anyway, so a question costs them no exchange and no wake-up of its own. Each then appends one document to the stream
+of that kind of question (`find_stream`); the asker reads there until all have come, or until it has waited long enough,
+and trims the stream. Where two nodes ask the same at the same time, the answers to either are as good for both. The key
+is written without a lock: where two nodes ask within milliseconds, a question may be lost, and its asker asks again
+after half of its time.
+
+A node that has just come takes no part in a drain that was asked for before: it may have the name, or the rank, of the
+node that had to leave.
 
 Documents are versioned JSON of at most `LIMIT` bytes. A document that is none is passed over.
 """
@@ -29,14 +33,15 @@ if TYPE_CHECKING:
 
     Document = dict[str, Any]
 
-__all__ = ["LIMIT", "StatusAnswers", "gather"]
+__all__ = ["LIMIT", "StatusAnswers", "find_stream", "gather"]
 
 VERSION = 1
 #: Bytes of a node's document.
 LIMIT = 1 << 18
 #: Where the answer to each question is in an entry of the stream.
 _KEYS = {STATUS: "node", STACKS: "stacks", DRAIN: "drain", HANG: "hang"}
-#: Bytes of a question.
+#: Questions that the key keeps, and bytes of each.
+_MOST_QUESTIONS = 8
 _QUESTION_LIMIT = 256
 
 
@@ -51,7 +56,8 @@ class StatusAnswers:
     def __init__(self, on_request: Callable[[str], None], wake: Callable[[], None]) -> None:
         self._on_request = on_request
         self._wake = wake
-        self._last: bytes | None = None
+        #: The questions in the key when it was read last; None before the first time.
+        self._seen: list[bytes] | None = None
         self._unsent: dict[str, bytes] = {}  # by question: an older answer tells less
 
     @property
@@ -61,9 +67,13 @@ class StatusAnswers:
 
     def note_request(self, value: bytes | None) -> None:
         """Take the value of the request's key, as it was read just now."""
-        if value is not None and value != self._last:
-            self._on_request(_read_question(value))
-        self._last = value
+        lines = _split(value)
+        for line in lines:
+            question = _read_question(line)
+            is_old_drain = self._seen is None and kind_of(question) == DRAIN
+            if line not in (self._seen or ()) and not is_old_drain:
+                self._on_request(question)
+        self._seen = lines or self._seen or []
 
     def add(self, document: Document, question: str = STATUS) -> None:
         """Give the answer to a question; of one that is too large parts of the texts are left out."""
@@ -81,7 +91,7 @@ class StatusAnswers:
             StoreConnectionError: The store can't be reached; it is written again then.
         """
         for kind, line in [*self._unsent.items()]:
-            store.append(job_keys.STATUS_ANSWERS, line)
+            store.append(find_stream(kind), line)
             if self._unsent.get(kind) is line:  # no newer one has come meanwhile
                 del self._unsent[kind]
 
@@ -101,24 +111,43 @@ def gather(store: JobStore, *, expected: int, patience: float, question: str = S
     Raises:
         StoreConnectionError: The store can't be reached.
     """
-    position = 0
-    while (found := store.read(job_keys.STATUS_ANSWERS, position, 0.0))[1] != position:
+    stream, position = find_stream(question), 0
+    while (found := store.read(stream, position, 0.0))[1] != position:
         position = found[1]  # what others have asked for, and have not trimmed
     request = f"{os.urandom(8).hex()} {question}".encode()
     # Elsewhere nodes look for requests at their heartbeats only.
     patience = patience if store.reads_beside else 2 * patience
     begin = time.monotonic()
-    store.write({job_keys.STATUS_REQUEST: request})
+    _add_request(store, request)
     documents: dict[tuple[str, int], Document] = {}
     for end in (begin + patience / 2, begin + patience):
         while len(documents) < expected and (left := end - time.monotonic()) > 0:
-            entries, position = store.read(job_keys.STATUS_ANSWERS, position, left)
+            entries, position = store.read(stream, position, left)
             for document in filter(None, (_decode(entry, question) for entry in entries)):
                 documents[document["host"], document["pid"]] = document
-        if len(documents) < expected and store.get([job_keys.STATUS_REQUEST])[0] != request:
-            store.write({job_keys.STATUS_REQUEST: request})  # another question has hidden this one
-    store.trim(job_keys.STATUS_ANSWERS, position)
+        if len(documents) < expected and request not in _split(store.get([job_keys.STATUS_REQUEST])[0]):
+            _add_request(store, request)  # another asker has written at the same time
+    store.trim(stream, position)
     return [*documents.values()]
+
+
+def find_stream(question: str) -> str:
+    """Return the stream of the answers to a kind of question: no asker trims answers that another needs."""
+    return f"{job_keys.STATUS_ANSWERS}_{kind_of(question)}"
+
+
+def _add_request(store: JobStore, request: bytes) -> None:
+    """Add a line to the key, in the place of an older one with the same question."""
+    others = [
+        line
+        for line in _split(store.get([job_keys.STATUS_REQUEST])[0])
+        if _read_question(line) != _read_question(request)
+    ]
+    store.write({job_keys.STATUS_REQUEST: b"\n".join([*others[1 - _MOST_QUESTIONS :], request])})
+
+
+def _split(value: bytes | None) -> list[bytes]:
+    return [line for line in (value or b"").split(b"\n") if line][-_MOST_QUESTIONS:]
 
 
 def _read_question(value: bytes) -> str:
