@@ -22,6 +22,7 @@ from elastic_run.cli.config import (
     complete_from_variables,
     get_rdzv_endpoint,
     get_use_env,
+    keep_static_place,
     make_config,
 )
 from elastic_run.cli.flags import CONFIGURATION, FLAGS
@@ -237,6 +238,7 @@ def _check(args: Namespace, origins: Origins | None) -> tuple[int, list[str]]:
     try:
         complete_from_variables(args, os.environ, recorded)
         notices = complete_from_cluster(args, os.environ, origins)
+        keep_static_place(args, recorded)
         workers = determine_local_world_size(args.nproc_per_node)
         check_arguments(args, workers, os.environ)
         if origins is not None:

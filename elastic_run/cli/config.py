@@ -85,6 +85,16 @@ def choose_rendezvous(args: Namespace, origins: Origins) -> None:
         args.master_port = contract.DEFAULT_MASTER_PORT
 
 
+def keep_static_place(args: Namespace, origins: Mapping[str, Origin]) -> None:
+    """Take torch's default port if several nodes are told their ranks or the master's address, even by a default value.
+
+    Without this, `--node-rank=0` would serve a store of its own while `--node-rank=1` waits at the default address.
+    """
+    is_told = any(name in origins and origins[name].is_given for name in ("node_rank", "master_addr"))
+    if is_told and not args.standalone and node_range(args.nnodes)[1] > 1 and not names_rendezvous(args):
+        args.master_port = contract.DEFAULT_MASTER_PORT
+
+
 def hosts_rendezvous(args: Namespace) -> bool:
     """Whether this node serves the place where several nodes meet, since the user named none."""
     is_first = not args.node_rank and args.master_addr == "127.0.0.1"
