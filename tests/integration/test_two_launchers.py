@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
 
 from elastic_run.rendezvous.elastic.other_jobs import describe_place, exchange_ids
 from elastic_run.store.jobstore.memory import MemoryJobStore
 from tests.support.sessions import free_port
+from tests.support.wait import stretched
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,6 +26,8 @@ if TYPE_CHECKING:
 REFUSED = 208
 #: Seconds: a node looks after 2 s and then every 10 s who else is there.
 _SOON = 25
+#: Seconds in which a launcher ends that contradicts the job to which it came.
+_AT_ONCE = 1.0
 _C10D = "--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=localhost:{port} --rdzv-id=a"
 _STATIC = "--nnodes=2 --master-addr=localhost --master-port={port}"
 
@@ -171,6 +177,19 @@ def test_what_another_launcher_wrote_is_shown_plain() -> None:
     assert "\x1b" not in told
     assert len(told) < 200
     assert exchange_ids(second, "a", "one") == ""
+
+
+@pytest.mark.parametrize(
+    "flags", ["--max-restarts=3", "--nnodes=3", "--exclude-after=2/1h", "--rdzv-conf=keep_alive_interval=9"]
+)
+def test_a_launcher_with_other_settings_is_refused_at_once(launch: Launch, worker: Worker, flags: str) -> None:
+    """The job has begun to wait, and knows within a second that the settings differ."""
+    path, place = worker("say('started')"), _C10D.format(port=free_port())
+    launch(*place.split(), path).wait_line("waiting: ")
+    second = launch(*place.split(), flags, path)
+    assert second.wait_exit() == REFUSED
+    assert time.monotonic() - second.started_at < stretched(_AT_ONCE)
+    assert "in the job" in " ".join(second.stderr.split())
 
 
 def step_of(tasks: int) -> dict[str, str]:
