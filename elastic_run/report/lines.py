@@ -68,7 +68,7 @@ def stopping(number: int, size: int, grace: float, *, sender: str = "") -> str:
     """Say that a signal stops the job."""
     hint = "; Ctrl-C again kills them now" if signal_name(number) == "SIGINT" else ""
     origin = f" from {printable(sender)}" if sender else ""
-    return f"{signal_name(number)} received{origin}: stopping {count(size, 'worker')}, up to {grace:g} s{hint}"
+    return f"{signal_name(number)} received{origin}: stopping {count(size, 'worker')}, up to {grace:.10g} s{hint}"
 
 
 def quiet(seconds: float, pid: int) -> str:
