@@ -28,7 +28,8 @@ def test_the_copied_line_joins_with_variables_and_arguments(launch: Launch, work
     path = worker("say('rank', rank, 'of', os.environ['WORLD_SIZE'], sys.argv[1:])")
     variables = {"PET_NPROC_PER_NODE": "2", "PET_LOG_DIR": str(tmp_path / "a b"), "PET_NODE_RANK": "0"}
     words = ["it's $HOME", "*", "two\nlines\\", "x" * 3000]
-    first = launch("--nnodes=2", path, *words, env={**variables, "OMP_NUM_THREADS": "1"})
+    flags = ("--nnodes=2", "--rdzv-backend=c10d")  # without a backend, a node rank means a static job
+    first = launch(*flags, path, *words, env={**variables, "OMP_NUM_THREADS": "1"})
     second = launch(program=copied(first), env=COPIED)
     assert [first.wait_exit(), second.wait_exit()] == [0, 0]
     lines = (first.stdout + second.stdout).splitlines()

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from elastic_run.contract import ENV_RECORD_DIR
+from elastic_run.contract import ENV_CONTROL_DIR, ENV_RECORD_DIR
 from tests.parity.programs.observation import signal_names
 from tests.support.launch import ELASTIC_RUN, launch
 from tests.support.processes import TEST_TOKEN
@@ -53,6 +53,8 @@ UNCOMPARED = {
 
 #: Variables that a run inherits; all others are taken away, so that each run of the tests sees the same.
 INHERITED = frozenset({"PATH", "HOME", "LANG", "LC_ALL", "TERM", "TZ", "LD_LIBRARY_PATH"})
+#: Variables that change from test to test.
+_SET_BY_TESTS = frozenset({ENV_CONTROL_DIR, "PYTEST_CURRENT_TEST"})
 #: One of those that a user may have, and that workers get unchanged.
 _ANY_VARIABLE = ("PARITY_ANY", "a value = with *")
 
@@ -85,7 +87,8 @@ class Run:
         shell = ("sh", "-c", f'{case.surroundings} exec "$@"', "sh") if case.surroundings else ()
         self._program = (*prefix, *shell, *COMMANDS[launcher][case.front_door])
         self._port = free_port()
-        strangers: dict[str, str | None] = dict.fromkeys(os.environ.keys() - INHERITED)
+        # A run begins in a thread, while pytest sets variables of the tests: none of them may get through.
+        strangers: dict[str, str | None] = dict.fromkeys((os.environ.keys() | _SET_BY_TESTS) - INHERITED)
         self._env: dict[str, str | None] = (
             strangers
             | {
