@@ -149,7 +149,7 @@ DIFFERENCES = (
     Difference(
         name="exit code of the worker",
         reason="a scheduler can decide by it",
-        documented="the exit code of the worker that failed first; 128+n where signal n ended it",
+        documented="the exit code of the worker that failed first; 128+n if signal n ended it",
         seen_in="fails with 7",
         covers=_is_of_worker,
     ),
@@ -163,7 +163,7 @@ DIFFERENCES = (
     Difference(
         name="bad input",
         reason="law 10: one line, exit 2, nothing started",
-        documented="one line that names flag, value and what is allowed; exit 2; nothing was started",
+        documented="one line that names flag, value and allowed values; exit code 2; nothing is started",
         seen_in="wrong size",
         covers=_is_of_usage,
     ),
@@ -261,7 +261,7 @@ DIFFERENCES = (
     Difference(
         name="stdout on stderr's way",
         reason="where both are one file, as under 2>&1 and on a terminal, one way keeps their order",
-        documented="under `2>&1` and on a terminal stdout takes the same way",
+        documented="stdout does the same in [some cases](output-and-logs.md#what-you-can-rely-on)",
         seen_in="streams merged",
         covers=lambda case, key, theirs, ours: (
             key.endswith(": stdout is the launcher's") and theirs and not ours and _shares_stdout(case)
