@@ -79,7 +79,7 @@ def absolute(path: str) -> str:
 
 
 def describe_node(view: AgentView, before: Sample, now: Sample, gpus: Mapping[int, GpuUse]) -> Document:
-    """Return the document of this node; docs/status.md lists its fields.
+    """Return the document of this node; docs/see-into-a-running-job.md lists its fields.
 
     Args:
         view: The agent.

@@ -137,8 +137,8 @@ FLAGS: tuple[Flag, ...] = (
     Flag(
         "--run-path",
         group=PROGRAM,
-        text="Run SCRIPT with runpy.run_path in the interpreter that runs elastic-run. PYTHON_EXEC, -m and "
-        "--no-python have no effect then.",
+        text="Run SCRIPT with runpy.run_path in the interpreter that runs elastic-run. Then PYTHON_EXEC, -m and "
+        "--no-python have no effect.",
     ),
     Flag(
         "--start-method",
@@ -203,8 +203,8 @@ FLAGS: tuple[Flag, ...] = (
     Flag(
         "--standalone",
         group=RENDEZVOUS,
-        text="Run a job of this node alone, on a free port and with a random id. The other flags of this group have "
-        "no effect then. A job of one node without any of them runs in the same way.",
+        text="Run a job of this node alone, on a free port and with a random id. The other flags of this group "
+        "then have no effect. A job of one node without any flag of this group runs in the same way.",
     ),
     Flag(
         "--rdzv-backend",
@@ -236,7 +236,7 @@ FLAGS: tuple[Flag, ...] = (
         values="KEY=VALUE,...",
         default="",
         parse=_values.key_values,
-        text="Settings of the backend.",
+        text="Settings of the backend, such as join_timeout=600; docs/several-nodes.md lists them.",
     ),
     Flag(
         "--rdzv-token-file",
@@ -301,8 +301,8 @@ FLAGS: tuple[Flag, ...] = (
         values="N/PERIOD",
         parse=_values.window,
         is_ours=True,
-        text="Maximum number of restarts in any PERIOD (5/1h). Without --max-restarts the total number of restarts "
-        "has no limit then.",
+        text="Maximum number of restarts in any PERIOD (5/1h). The total number of restarts then has no limit, unless "
+        "--max-restarts is given as well.",
     ),
     Flag(
         "--min-uptime",
@@ -310,8 +310,8 @@ FLAGS: tuple[Flag, ...] = (
         values="TIME",
         parse=_values.duration,
         is_ours=True,
-        text="End the job if the same failure happens twice, each time earlier than this after the start of the "
-        "workers. Without this flag, only errors that a restart cannot cure, such as ImportError and SyntaxError, "
+        text="End the job if the same failure happens twice in a row, each time within this time after the start of "
+        "the workers. Without this flag, only errors that a restart cannot cure, such as ImportError and SyntaxError, "
         "end the job in this way.",
     ),
     Flag(
@@ -336,8 +336,8 @@ FLAGS: tuple[Flag, ...] = (
         values="N/PERIOD",
         parse=_values.window,
         is_ours=True,
-        text="Maximum number of lost or added nodes in any PERIOD. These changes do not count as restarts. One more "
-        "lost node ends the job; one more new node has to wait.",
+        text="Maximum number of lost or added nodes in any PERIOD. These changes do not count as restarts. Above the "
+        "maximum, a lost node ends the job, and a new node has to wait.",
     ),
     Flag(
         "--scale-up-delay",
@@ -380,7 +380,7 @@ FLAGS: tuple[Flag, ...] = (
         values="TIME",
         parse=_values.positive_duration,
         is_ours=True,
-        text="Time after which --health-check is killed with all that it has started, and counts as failed.",
+        text="Time after which --health-check and its processes are killed, and the check counts as failed.",
     ),
     Flag(
         "--exclude-after",
@@ -461,19 +461,19 @@ FLAGS: tuple[Flag, ...] = (
         default_text="off",
         parse=_values.hang_timeout,
         is_ours=True,
-        text="Time without progress of any rank that is a hang: no output, no heartbeat, no collective, and the same "
-        "stacks (10m). auto: 10 times the longest such time so far in the round, at least 5 min. The flight recorder "
-        "is on, too.",
+        text="Time without progress of any rank after which the job counts as hanging (10m): no output, no heartbeat, "
+        "no collective, and the same stacks. auto: 10 times the longest such time so far in the round, at least 5 min. "
+        "The flag also switches on the flight recorder.",
     ),
     Flag(
         "--hang-action",
         group=STOPPING,
-        values="ACTION",
+        values="report|restart|fail",
         default="report",
         parse=_values.one_of("report", "restart", "fail"),
         is_ours=True,
-        text="What follows a hang, after the lines that say where each rank is: report lets the job go on, restart "
-        f"takes one of --max-restarts, fail ends the job with exit code {contract.EXIT_HUNG}.",
+        text="Action after a hang, when lines have said where each rank is. report: the job goes on. restart: uses one "
+        f"of --max-restarts. fail: ends the job with exit code {contract.EXIT_HUNG}.",
     ),
     Flag(
         "--inject-fault",
@@ -482,8 +482,8 @@ FLAGS: tuple[Flag, ...] = (
         default="",
         parse=_check_faults,
         is_ours=True,
-        text="Faults to try what the job does then: kill@30s:rank=1 kills the worker with global rank 1 after 30 s. "
-        "Others are stop, stop=TIME, signal=NAME and agent, see docs/fault-injection.md.",
+        text="Faults to inject, to test how the job reacts: kill@30s:rank=1 kills the worker with global rank 1 after "
+        "30 s. Other faults are stop, stop=TIME, signal=NAME and agent; docs/fault-injection.md describes them.",
     ),
     Flag(
         "--failure-rules",
@@ -492,9 +492,9 @@ FLAGS: tuple[Flag, ...] = (
         default="",
         default_text="none",
         is_ours=True,
-        text="TOML file with rules of your own on what helps against failures, for the closing report: [[rule]] with "
-        "match, a regular expression, and help; decision is restart, stop or exclude (this node). They come before the "
-        "rules of elastic-run.",
+        text="TOML file with your own hints for the closing report: each [[rule]] has match (a regular expression), "
+        "help (the hint) and, optionally, decision (restart, stop or exclude this node). These rules come before "
+        "those of elastic-run.",
     ),
     Flag(
         "--requeue",
@@ -502,8 +502,8 @@ FLAGS: tuple[Flag, ...] = (
         values="N",
         parse=_values.count,
         is_ours=True,
-        text="On Slurm: run the job again after SIGTERM has stopped it, at most N times (#SBATCH --signal=TERM@120). "
-        f"The exit code is {contract.EXIT_REQUEUED} then. A job that was cancelled is not run again.",
+        text="On Slurm: ask for another run of the job after SIGTERM has stopped it (#SBATCH --signal=TERM@120), at "
+        f"most N times. The exit code is then {contract.EXIT_REQUEUED}. A cancelled job is not run again.",
     ),
     Flag(
         "--health-port",
@@ -512,7 +512,7 @@ FLAGS: tuple[Flag, ...] = (
         parse=_values.port,
         is_ours=True,
         text="Port at which this node answers health checks over HTTP, on all interfaces: /healthz says whether the "
-        "agent is alive, /readyz whether its workers run. Both are there before the nodes meet. 0 takes a free port.",
+        "agent is alive, /readyz whether its workers run. Both answer before the nodes meet. 0 takes a free port.",
     ),
     Flag(
         "--metrics-port",
@@ -567,7 +567,7 @@ FLAGS: tuple[Flag, ...] = (
         default="",
         parse=_values.rank_list,
         default_text="all ranks",
-        text="Show the output of these local ranks only on the console. Log files have the output of all ranks.",
+        text="On the console, show only the output of these local ranks. Log files have the output of all ranks.",
     ),
     Flag(
         "--log-line-prefix-template",
@@ -601,8 +601,8 @@ FLAGS: tuple[Flag, ...] = (
         "--no-capture",
         group=OUTPUT,
         is_ours=True,
-        text="Do not pass the workers' stderr through elastic-run. The report cannot show the last lines of a failed "
-        "worker then.",
+        text="Do not pass the workers' stderr through elastic-run. Then the report cannot show the last lines of a "
+        "failed worker.",
     ),
     Flag(
         "--logs-specs",
@@ -627,15 +627,15 @@ FLAGS: tuple[Flag, ...] = (
         default="",
         default_text="none",
         is_ours=True,
-        text="File to which this node appends what happens to the job, one JSON object a line. With a log directory "
-        "the same lines are in its events.jsonl.",
+        text="File to which this node appends the events of the job, one JSON object per line. With --log-dir the same "
+        "lines are in events.jsonl.",
     ),
     Flag(
         "--config",
         group=CONFIGURATION,
         values="FILE",
         is_ours=True,
-        text="TOML file with values of flags: a key is the name of a flag without the dashes in front (max-restarts = "
+        text="TOML file with values of flags: a key is the name of a flag without the leading dashes (max-restarts = "
         "3). A flag and its variable override the file; the file overrides what follows from the scheduler.",
     ),
     Flag(

@@ -53,15 +53,15 @@ torchrun's flags.
 """
 
 _RULES = """\
-Flags stand before the script. They may be written with hyphens or underscores,
-as --flag VALUE or --flag=VALUE, and may be shortened as long as no other flag
-begins in the same way. A variable PET_... has the effect of its flag; a flag on
-the command line overrides its variable. For a flag without a value the variable
-is 1 or 0. TIME and PERIOD are a number of seconds, or a number with the unit s,
-m, h or d (5m). ${local_rank} in the arguments of the script becomes the number
-of the worker on its node. The variable PYTHON_EXEC names the interpreter of the
-workers; by default it is the interpreter that runs elastic-run. A script with
-the name of a command is written with its directory: elastic-run ./help.
+Flags come before the script. You may write them with hyphens or underscores, as
+--flag VALUE or --flag=VALUE, and shorten them as long as no other flag begins
+in the same way. A variable PET_... has the effect of its flag; a flag on the
+command line overrides its variable. For a flag without a value, the variable is
+1 or 0. TIME and PERIOD are a number of seconds, or a number with the unit s, m,
+h or d (5m). ${local_rank} in the arguments of the script becomes the number of
+the worker on its node. The variable PYTHON_EXEC names the interpreter of the
+workers; by default it is the interpreter that runs elastic-run. If a script has
+the name of a command, write its directory: elastic-run ./help.
 """
 
 

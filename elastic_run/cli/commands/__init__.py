@@ -35,15 +35,15 @@ if TYPE_CHECKING:
 
 #: Each command with its one line of help.
 COMMANDS = {
-    "doctor": "Check this machine, and the network between the nodes, for what breaks jobs.",
-    "status": "Show a running job: each worker's state, CPU, memory, silence and last line.",
-    "stacks": "Show where each rank of a running job is, and which rank is elsewhere.",
+    "doctor": "Check this machine, or the network between nodes, for causes of failed jobs.",
+    "status": "Show each worker of a running job: state, CPU, memory, silence, last line.",
+    "stacks": "Show where in the program each rank of a running job is.",
     "logs": "Show the log files of a running or ended job, by rank and across restarts.",
-    "top": "Show a running job like status, drawn again and again until it ends.",
+    "top": "Show the table of status, updated until the job ends.",
     "drain": "Let one node leave a running job; the other nodes go on.",
     "stop": "Stop a running job as SIGTERM would, and wait for its end.",
     "help": "Show the commands and the most used flags, or the help of one command.",
-    "trace": "Read flight-recorder dumps: which rank did not join which collective.",
+    "trace": "Find the ranks that did not join a collective, from flight-recorder dumps.",
     "report": "Write one HTML page of a job's history from its log directory.",
 }
 
