@@ -84,7 +84,7 @@ def parse_dump(data: bytes) -> Content:
         collectives = tuple(_collective(entry) for entry in document["entries"])
         members = _members(document.get("pg_config") or {})
         rank = None if document.get("rank") is None else int(document["rank"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
         message = f"an entry can't be read ({type(error).__name__}: {str(error)[:60]})"
         raise DumpError(message) from error
     return Content(rank, tuple(sorted(collectives, key=lambda each: each.record)), members)

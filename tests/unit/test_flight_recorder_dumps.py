@@ -16,6 +16,16 @@ from elastic_run.diagnosis.dump_format import DumpError, ForeignFileError, parse
 DATA = Path(__file__).parents[1] / "data" / "flight_recorder"
 
 
+#: A list in lists, deeper than Python follows one, as the ranks of a group.
+_NESTED = (
+    b"\x80\x02}(X\x07\x00\x00\x00entries]X\x09\x00\x00\x00pg_config}X\x01\x00\x00\x000}X\x05\x00\x00\x00ranks"
+    + b"(" * 100_000
+    + b"]"
+    + b"l" * 100_000
+    + b"ssu."
+)
+
+
 class _Evil:
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return (os.system, ("touch /tmp/it-was-run",))
@@ -78,6 +88,8 @@ def test_damage_is_one_clause() -> None:
         (b"{nonsense", ForeignFileError, "no JSON"),
         (b'{"entries": [{}]}', DumpError, "an entry can't be read"),
         (b'{"entries": [], "pg_config": 5}', DumpError, "an entry can't be read"),
+        (b'{"entries": [], "rank": Infinity}', DumpError, "an entry can't be read"),
+        (_NESTED, DumpError, "an entry can't be read"),
         (pickle.dumps([1, 2]), ForeignFileError, "no list of entries"),
     ],
 )
