@@ -5,7 +5,7 @@ Pure: each function returns the text; the console puts `elastic-run: ` in front 
 
 from __future__ import annotations
 
-from elastic_run.core.diagnosis.stack_groups import group_places
+from elastic_run.core.diagnosis.stack_groups import group_places, shorten_groups
 from elastic_run.records import replace
 from elastic_run.report.stack_lines import describe
 from elastic_run.report.wording import count, span
@@ -81,8 +81,12 @@ def _groups(ranks: Mapping[int, Stillness]) -> Sequence[Group]:
 
 
 def _places(ranks: Mapping[int, Stillness], groups: Sequence[Group]) -> Iterator[str]:
-    for group in groups[:_GROUPS]:
-        yield f"{describe(group)}, {span(min(ranks[rank].same for rank in group.ranks))}"
-    rest = sum(len(group.ranks) for group in groups[_GROUPS:])
+    first, rest, last = shorten_groups(groups, _GROUPS)
+    yield from (_place(ranks, group) for group in first)
     if rest:
-        yield f"{count(rest, 'rank')} elsewhere"
+        yield f"{count(len(rest), 'rank')} elsewhere"
+    yield from (_place(ranks, group) for group in last)
+
+
+def _place(ranks: Mapping[int, Stillness], group: Group) -> str:
+    return f"{describe(group)}, {span(min(ranks[rank].same for rank in group.ranks))}"

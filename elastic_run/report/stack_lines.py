@@ -5,7 +5,7 @@ Pure: each function returns the text; the console puts `elastic-run: ` in front 
 
 from __future__ import annotations
 
-from elastic_run.core.diagnosis.stack_groups import group_dumps
+from elastic_run.core.diagnosis.stack_groups import group_dumps, shorten_groups
 from elastic_run.report.text import printable
 from elastic_run.report.wording import ranks, span
 
@@ -24,15 +24,15 @@ _SILENCE = 10.0
 
 def summary(dumps: Mapping[int, Dump]) -> str:
     """Tell where the ranks are, group by group; groups that do not wait, and groups without stacks, come last."""
-    groups = group_dumps(dumps)
-    named = [describe(group) + _describe_silence(group, dumps) for group in groups[:_GROUPS]]
-    rest = [rank for group in groups[_GROUPS:] for rank in group.ranks]
-    return "; ".join([*named, *([f"{ranks(rest)} elsewhere"] if rest else [])])
+    first, rest, last = shorten_groups(group_dumps(dumps), _GROUPS)
+    before, after = ([describe(group) + _describe_silence(group, dumps) for group in part] for part in (first, last))
+    return "; ".join([*before, *([f"{ranks(rest)} elsewhere"] if rest else []), *after])
 
 
 def details(dumps: Mapping[int, Dump]) -> Iterator[str]:
     """Show the main thread of one rank of each group."""
-    for group in group_dumps(dumps)[:_GROUPS]:
+    first, _, last = shorten_groups(group_dumps(dumps), _GROUPS)
+    for group in (*first, *last):
         if group.thread is None:
             continue
         yield f"{ranks(group.ranks)}, innermost call first:"

@@ -39,11 +39,16 @@ def test_the_rank_that_the_others_wait_for_comes_last() -> None:
 
 
 def test_a_large_job_takes_one_screen() -> None:
-    """Of many places the first are shown, and the number of the other ranks."""
-    ranks = {rank: Stillness(Place("f", "a.py", rank), waits=False, same=62.0, idle=62.0) for rank in range(40)}
+    """Of many places the first and the last are shown, and the number of the other ranks: the odd one out is last."""
+    places = {rank: Place("f", "a.py", rank, is_waiting=rank != 17) for rank in range(40)}
+    ranks = {rank: Stillness(place, waits=place.is_waiting, same=62.0, idle=62.0) for rank, place in places.items()}
     lines = [*hang_lines.verdict(ranks)]
     assert len(lines) == 14
-    assert lines[-1] == "  28 ranks elsewhere"
+    assert lines[7] == "  28 ranks elsewhere"
+    assert lines[-1] == "  rank 17 is in f (a.py:17), 62.0 s"
+    assert hang_lines.detail(ranks).startswith(
+        "no progress of any rank for 62.0 s: rank 17 is in f (a.py:17), 62.0 s; "
+    )
 
 
 def test_the_rank_that_does_not_wait_is_the_odd_one() -> None:

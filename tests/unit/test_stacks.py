@@ -127,11 +127,17 @@ def test_the_summary_is_one_line() -> None:
 
 
 def test_many_places_are_folded() -> None:
-    """A thousand ranks at a thousand places make no thousand clauses."""
+    """A thousand ranks at a thousand places make no thousand clauses; the odd ones out are not among those left out."""
     dumps = {rank: Dump(_text((f"/home/user/{rank}.py", 1, "f"))) for rank in range(1000)}
+    dumps |= {7: Dump(problem="is stopped"), 500: Dump(_WAITS), 501: Dump(_WAITS)}
     summary = stack_lines.summary(dumps)
     assert summary.count(";") == 8
-    assert summary.endswith("ranks 8-999 elsewhere")
+    assert summary.startswith("ranks 500-501 wait in all_reduce (train.py:88); rank 0 is in f (0.py:1); ")
+    assert "; ranks 3-6, 8-499, 502-996 elsewhere; " in summary
+    assert summary.endswith("; rank 999 is in f (999.py:1); rank 7 is stopped")
+    details = [*stack_lines.details(dumps)]
+    assert sum("innermost call first" in line for line in details) == 7
+    assert details[-2:] == ["rank 999, innermost call first:", "  /home/user/999.py:1 in f"]
 
 
 def test_names_of_hostile_programs_are_shown_as_text() -> None:

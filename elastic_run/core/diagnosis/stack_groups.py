@@ -15,7 +15,7 @@ from elastic_run.records import dataclass
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from elastic_run.core.diagnosis.stack_text import Frame, Stacks, Thread
 
@@ -104,6 +104,22 @@ def group_places(places: Mapping[int, Place]) -> tuple[Group, ...]:
         ranks.setdefault(place, []).append(rank)
     groups = [Group(place, tuple(own)) for place, own in ranks.items()]
     return tuple(sorted(groups, key=lambda group: (*_order(group.place), -len(group.ranks), group.ranks)))
+
+
+def shorten_groups(groups: Sequence[Group], most: int) -> tuple[Sequence[Group], tuple[int, ...], Sequence[Group]]:
+    """Leave out groups of the middle where there are too many: the odd one out is among the last.
+
+    Args:
+        groups: In the order in which they are told.
+        most: Groups that are kept.
+
+    Returns:
+        The groups before, the ranks that are left out, and the groups after them.
+    """
+    if len(groups) <= most:
+        return groups, (), ()
+    first, last = most // 2, len(groups) - (most - most // 2)
+    return groups[:first], tuple(rank for group in groups[first:last] for rank in group.ranks), groups[last:]
 
 
 def find_place(stacks: Stacks, problem: str = "") -> Place:
