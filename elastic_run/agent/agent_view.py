@@ -47,6 +47,7 @@ class AgentView:
     memory: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass(slots=True)
 class Request:
     """One request while it is answered.
 
@@ -58,9 +59,6 @@ class Request:
         arguments: The client's arguments, unchecked.
     """
 
-    __slots__ = ("arguments", "reply", "view")
-
-    def __init__(self, view: AgentView, reply: Callable[[Document], None]) -> None:
-        self.view = view
-        self.reply = reply
-        self.arguments: Document = {}
+    view: AgentView
+    reply: Callable[[Document], None]
+    arguments: Document = field(default_factory=dict, init=False)

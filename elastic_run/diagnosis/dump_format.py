@@ -15,6 +15,7 @@ import re
 
 from elastic_run.core.failure.traceback_blocks import FOREIGN_PATHS
 from elastic_run.diagnosis.collectives import COMPLETED, OPEN, RETIRED, STARTED, Collective
+from elastic_run.records import dataclass
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class _PrimitivesUnpickler(pickle.Unpickler):
         raise DumpError(message)
 
 
+@dataclass(frozen=True, slots=True)
 class Content:
     """The content of a dump.
 
@@ -55,12 +57,9 @@ class Content:
         members: Ranks of each process group by its name.
     """
 
-    def __init__(
-        self, rank: int | None, collectives: tuple[Collective, ...], members: dict[str, tuple[int, ...]]
-    ) -> None:
-        self.rank = rank
-        self.collectives = collectives
-        self.members = members
+    rank: int | None
+    collectives: tuple[Collective, ...]
+    members: dict[str, tuple[int, ...]]
 
 
 def parse_dump(data: bytes) -> Content:

@@ -17,6 +17,7 @@ import os
 
 from elastic_run.core.diagnosis.stack_groups import Dump
 from elastic_run.diagnosis import kernel_view
+from elastic_run.records import dataclass, field
 from elastic_run.signals import STACK_SIGNAL
 
 TYPE_CHECKING = False
@@ -35,16 +36,14 @@ _EARLY = 1 / 3
 _MOST_BYTES = 1 << 21
 
 
+@dataclass(slots=True)
 class _Request:
     """A request to one worker."""
 
-    __slots__ = ("blocking", "pid", "problem", "text")
-
-    def __init__(self, pid: int, blocking: frozenset[str], problem: str) -> None:
-        self.pid = pid
-        self.blocking = blocking
-        self.problem = problem
-        self.text = bytearray()
+    pid: int
+    blocking: frozenset[str]
+    problem: str
+    text: bytearray = field(default_factory=bytearray, init=False)
 
 
 class StackRequests:

@@ -15,6 +15,7 @@ import time
 
 from elastic_run.core.failure.evidence import CERTAIN, COLLECTIVE, EARLY_EXIT, LIKELY, OOM_KILL
 from elastic_run.core.failure.root_cause import LAST_EXCEPTION, failure_signature
+from elastic_run.records import dataclass
 from elastic_run.report.advice import advice
 from elastic_run.report.other_workers import early_exit, other_worker_lines
 from elastic_run.report.text import columns, elide, printable, shorten, wrap
@@ -75,13 +76,13 @@ _RED = "\x1b[31m"
 _PLAIN = "\x1b[0m"
 
 
+@dataclass(slots=True)
 class _Section:
     """A label in the margin and the lines beside it; the lines to be seen first are marked."""
 
-    def __init__(self, label: str, lines: list[str], *, marked: range = range(0)) -> None:
-        self.label = label
-        self.lines = lines
-        self.marked = marked
+    label: str
+    lines: list[str]
+    marked: range = range(0)
 
 
 def render(result: JobResult, *, width: int = WIDTH, color: bool = False) -> list[str]:

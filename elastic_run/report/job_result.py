@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from elastic_run.records import dataclass
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from elastic_run.core.failure.evidence import Cause, OomKills, RecorderFinding, Rule
     from elastic_run.core.failure.root_cause import WorkerEnd
 
 
+@dataclass(frozen=True, slots=True)
 class Attempt:
     """A failure that was tried again.
 
@@ -18,15 +21,13 @@ class Attempt:
         uptime: Seconds until the first failure.
     """
 
-    __slots__ = ("restart_count", "root", "started_at", "uptime")
-
-    def __init__(self, *, restart_count: int, root: WorkerEnd | None, started_at: float, uptime: float) -> None:
-        self.restart_count = restart_count
-        self.root = root
-        self.started_at = started_at
-        self.uptime = uptime
+    restart_count: int
+    root: WorkerEnd | None
+    started_at: float
+    uptime: float
 
 
+@dataclass(slots=True)
 class JobResult:
     """The end of a job.
 
@@ -56,82 +57,29 @@ class JobResult:
         is_log_disk_full: Whether the disk of the logs is full.
     """
 
-    __slots__ = (
-        "attempts",
-        "detail",
-        "ended_at",
-        "ends",
-        "entrypoint",
-        "exit_code",
-        "failure_file",
-        "is_log_disk_full",
-        "log_dir",
-        "max_restarts",
-        "nnodes",
-        "oom_kills",
-        "recorder",
-        "restarts_used",
-        "role",
-        "root",
-        "rules",
-        "run_id",
-        "signal",
-        "survivors",
-        "verdict",
-        "versions",
-        "world_size",
-    )
-
-    def __init__(  # noqa: PLR0913 - a record
-        self,
-        *,
-        verdict: str,
-        exit_code: int,
-        entrypoint: str = "",
-        role: str = "default",
-        run_id: str = "",
-        root: WorkerEnd | None = None,
-        ends: tuple[WorkerEnd, ...] = (),
-        attempts: tuple[Attempt, ...] = (),
-        restarts_used: int = 0,
-        max_restarts: int = 0,
-        log_dir: str = "",
-        detail: str = "",
-        recorder: RecorderFinding | None = None,
-        versions: str = "",
-        rules: tuple[Rule, ...] = (),
-        signal: int | None = None,
-        world_size: int = 1,
-        nnodes: int = 1,
-        survivors: tuple[tuple[int, str], ...] = (),
-        ended_at: float = 0.0,
-        failure_file: str = "",
-        oom_kills: OomKills | None = None,
-        is_log_disk_full: bool = False,
-    ) -> None:
-        self.verdict = verdict
-        self.exit_code = exit_code
-        self.entrypoint = entrypoint
-        self.role = role
-        self.run_id = run_id
-        self.root = root
-        self.ends = ends
-        self.attempts = attempts
-        self.restarts_used = restarts_used
-        self.max_restarts = max_restarts
-        self.log_dir = log_dir
-        self.detail = detail
-        self.recorder = recorder
-        self.versions = versions
-        self.rules = rules
-        self.signal = signal
-        self.world_size = world_size
-        self.nnodes = nnodes
-        self.survivors = survivors
-        self.ended_at = ended_at
-        self.failure_file = failure_file
-        self.oom_kills = oom_kills
-        self.is_log_disk_full = is_log_disk_full
+    verdict: str
+    exit_code: int
+    entrypoint: str = ""
+    role: str = "default"
+    run_id: str = ""
+    root: WorkerEnd | None = None
+    ends: tuple[WorkerEnd, ...] = ()
+    attempts: tuple[Attempt, ...] = ()
+    restarts_used: int = 0
+    max_restarts: int = 0
+    log_dir: str = ""
+    detail: str = ""
+    recorder: RecorderFinding | None = None
+    versions: str = ""
+    rules: tuple[Rule, ...] = ()
+    signal: int | None = None
+    world_size: int = 1
+    nnodes: int = 1
+    survivors: tuple[tuple[int, str], ...] = ()
+    ended_at: float = 0.0
+    failure_file: str = ""
+    oom_kills: OomKills | None = None
+    is_log_disk_full: bool = False
 
     @property
     def causes(self) -> tuple[Cause, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from elastic_run.core.failure.traceback_blocks import FOREIGN_PATHS
+from elastic_run.records import dataclass, field
 from elastic_run.report.text import elide, printable
 
 TYPE_CHECKING = False
@@ -23,13 +24,13 @@ _CODE = 2
 _LIBRARY_FRAMES = 2
 
 
+@dataclass(slots=True)
 class _Frame:
     """A place in a traceback and the code that stands there."""
 
-    def __init__(self, place: str, *, is_own: bool) -> None:
-        self.place = place
-        self.is_own = is_own
-        self.code: list[str] = []
+    place: str
+    is_own: bool
+    code: list[str] = field(default_factory=list)
 
 
 def trace_lines(exception: ExceptionText, *, width: int, most: int) -> list[str]:

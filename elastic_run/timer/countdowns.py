@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 
 from elastic_run.multiprocessing.process.process_table import start_time
+from elastic_run.records import dataclass
 from elastic_run.timer.requests import is_moment
 
 TYPE_CHECKING = False
@@ -28,6 +29,7 @@ _SHORT = 0.1
 _LONGEST = 1e6
 
 
+@dataclass(slots=True)
 class Countdown:
     """One timer that runs.
 
@@ -38,13 +40,10 @@ class Countdown:
         born: When its process began, in clock ticks since boot; 0 if unknown.
     """
 
-    __slots__ = ("born", "deadline", "request", "span")
-
-    def __init__(self, request: TimerRequest, deadline: float, span: float, born: int) -> None:
-        self.request = request
-        self.deadline = deadline
-        self.span = span
-        self.born = born
+    request: TimerRequest
+    deadline: float
+    span: float
+    born: int
 
     def __str__(self) -> str:
         # The request takes a moment to come, so there is no more to say than this.

@@ -36,6 +36,7 @@ class Rule:
     decision: str = ""
 
 
+@dataclass(frozen=True, slots=True)
 class OomKills:
     """Kills by the OOM killer; None where the kernel doesn't tell.
 
@@ -44,11 +45,8 @@ class OomKills:
         machine: On the whole machine.
     """
 
-    __slots__ = ("group", "machine")
-
-    def __init__(self, group: int | None = None, machine: int | None = None) -> None:
-        self.group = group
-        self.machine = machine
+    group: int | None = None
+    machine: int | None = None
 
     def since(self, before: OomKills) -> OomKills:
         """Return the kills between an earlier reading and this one.

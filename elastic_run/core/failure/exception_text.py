@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from elastic_run.records import dataclass
 
+
+@dataclass(slots=True)
 class ExceptionText:
     """An exception as a worker wrote it down.
 
@@ -17,27 +20,12 @@ class ExceptionText:
             after it or into its lines: the program may have handled it.
     """
 
-    __slots__ = ("cause", "is_certain", "lines", "message", "type", "where")
-
-    def __init__(
-        self,
-        type: str,  # noqa: A002 - the field's word
-        message: str = "",
-        lines: tuple[str, ...] = (),
-        where: str = "",
-        cause: str = "",
-        *,
-        is_certain: bool = True,
-    ) -> None:
-        self.type = type
-        self.message = message
-        self.lines = lines
-        self.where = where
-        self.cause = cause
-        self.is_certain = is_certain
-
-    def __repr__(self) -> str:
-        return f"ExceptionText({self.type!r}, {self.message!r}, where={self.where!r}, cause={self.cause!r})"
+    type: str
+    message: str = ""
+    lines: tuple[str, ...] = ()
+    where: str = ""
+    cause: str = ""
+    is_certain: bool = True
 
     @property
     def name(self) -> str:

@@ -17,6 +17,7 @@ Imported by the agent before the first worker starts: cheap, and expressions are
 from __future__ import annotations
 
 from elastic_run.contract import EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, EXIT_SIGNAL_BASE, EXIT_USAGE
+from elastic_run.records import dataclass
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ _DETERMINISTIC_TYPES = frozenset(
 _VARYING = r"0x[0-9a-fA-F]+|\b[0-9a-f]{8,}\b|/tmp/\S+|\d+(?:\.\d+)?(?:e[-+]?\d+)?"
 
 
+@dataclass(slots=True)
 class WorkerEnd:
     """How one worker ended.
 
@@ -63,61 +65,22 @@ class WorkerEnd:
         remark: A short clause for the report, such as that error.json could not be read, or "".
     """
 
-    __slots__ = (
-        "ended_at",
-        "error_file",
-        "exception",
-        "exitcode",
-        "host",
-        "local_rank",
-        "log_file",
-        "pid",
-        "rank",
-        "remark",
-        "restart_count",
-        "role",
-        "stderr_tail",
-        "stderr_target",
-        "uptime",
-        "was_stopped",
-    )
-
-    def __init__(  # noqa: PLR0913 - a record
-        self,
-        *,
-        rank: int,
-        local_rank: int,
-        role: str,
-        host: str,
-        pid: int,
-        exitcode: int,
-        ended_at: float,
-        uptime: float,
-        restart_count: int = 0,
-        was_stopped: bool = False,
-        exception: ExceptionText | None = None,
-        error_file: str = "",
-        stderr_tail: tuple[str, ...] = (),
-        stderr_target: str = "",
-        log_file: str = "",
-        remark: str = "",
-    ) -> None:
-        self.rank = rank
-        self.local_rank = local_rank
-        self.role = role
-        self.host = host
-        self.pid = pid
-        self.exitcode = exitcode
-        self.ended_at = ended_at
-        self.uptime = uptime
-        self.restart_count = restart_count
-        self.was_stopped = was_stopped
-        self.exception = exception
-        self.error_file = error_file
-        self.stderr_tail = stderr_tail
-        self.stderr_target = stderr_target
-        self.log_file = log_file
-        self.remark = remark
+    rank: int
+    local_rank: int
+    role: str
+    host: str
+    pid: int
+    exitcode: int
+    ended_at: float
+    uptime: float
+    restart_count: int = 0
+    was_stopped: bool = False
+    exception: ExceptionText | None = None
+    error_file: str = ""
+    stderr_tail: tuple[str, ...] = ()
+    stderr_target: str = ""
+    log_file: str = ""
+    remark: str = ""
 
     @property
     def certain_exception(self) -> ExceptionText | None:

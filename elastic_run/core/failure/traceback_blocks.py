@@ -11,6 +11,7 @@ import re
 
 from elastic_run.core.failure.exception_text import ExceptionText
 from elastic_run.core.failure.torn_names import find_torn_name
+from elastic_run.records import dataclass, field
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ _OTHER_OUTPUT = re.compile(
 )
 
 
+@dataclass(slots=True)
 class Block:
     """An exception, and where in the text it stands.
 
@@ -65,25 +67,14 @@ class Block:
         origin: The exception with which a chain began that ends with this one, in one line, or "".
     """
 
-    def __init__(
-        self,
-        start: int,
-        end: int,
-        exception: ExceptionText,
-        *,
-        is_fatal: bool = False,
-        is_chained: bool = False,
-        ambiguous: int = 0,
-        is_torn: bool = False,
-    ) -> None:
-        self.start = start
-        self.end = end
-        self.exception = exception
-        self.is_fatal = is_fatal
-        self.is_chained = is_chained
-        self.ambiguous = ambiguous
-        self.is_torn = is_torn
-        self.origin = ""
+    start: int
+    end: int
+    exception: ExceptionText
+    is_fatal: bool = False
+    is_chained: bool = False
+    ambiguous: int = 0
+    is_torn: bool = False
+    origin: str = field(default="", init=False)
 
 
 class _Frames:

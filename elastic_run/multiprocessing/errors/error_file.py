@@ -16,6 +16,7 @@ import stat
 from elastic_run.contract import ENV_ERROR_FILE
 from elastic_run.core.failure.exception_text import ExceptionText
 from elastic_run.core.failure.root_cause import LAST_EXCEPTION, parse_exception
+from elastic_run.records import dataclass
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 _LIMIT = 4 * 1024 * 1024
 
 
+@dataclass(slots=True)
 class ErrorFile:
     """The content of an error.json.
 
@@ -38,19 +40,10 @@ class ErrorFile:
         problem: A clause that says what is wrong with it, or "".
     """
 
-    __slots__ = ("data", "exception", "problem", "timestamp")
-
-    def __init__(
-        self,
-        data: dict[str, Any] | None = None,
-        exception: ExceptionText | None = None,
-        timestamp: int | None = None,
-        problem: str = "",
-    ) -> None:
-        self.data = data
-        self.exception = exception
-        self.timestamp = timestamp
-        self.problem = problem
+    data: dict[str, Any] | None = None
+    exception: ExceptionText | None = None
+    timestamp: int | None = None
+    problem: str = ""
 
 
 def read_error_file(path: str) -> ErrorFile:
