@@ -125,16 +125,7 @@ def make_agent(
     *,
     health_check_server: Any = None,  # noqa: ANN401 - torch's argument
 ) -> LocalElasticAgent:
-    """Make this node's agent.
-
-    Args:
-        config: How the job is launched.
-        context: From `make_agent_context`.
-        health_check_server: Kept for torch's signature.
-
-    Returns:
-        The agent, not yet running.
-    """
+    """Make this node's agent, not yet running."""
     from elastic_run.agent.local_elastic_agent import LocalElasticAgent  # noqa: PLC0415 - while the workers start
 
     return LocalElasticAgent(

@@ -140,9 +140,6 @@ def _check_field(name: str, text: str, check: Callable[[str], object]) -> None:
 def find_faults(text: str) -> tuple[Fault, ...]:
     """Return the faults that a text of `--inject-fault` asks for; none for an empty text.
 
-    Args:
-        text: The text.
-
     Raises:
         ValueError: The text names no fault.
     """

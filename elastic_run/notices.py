@@ -10,11 +10,7 @@ _LONGEST_LINE = 1000
 
 
 def say(text: str) -> None:
-    """Tell the user something, in one line of the launcher's.
-
-    Args:
-        text: One line.
-    """
+    """Tell the user something, in one line of the launcher's."""
     if sys.stderr is None:  # closed by whoever started us
         return
     try:

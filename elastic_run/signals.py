@@ -63,22 +63,14 @@ _ALIASES = frozenset(("SIGCLD", "SIGPOLL", "SIGIOT"))
 
 
 def signal_number(name: str) -> int | None:
-    """Return the number of a signal given by name, or None where there is no such signal.
-
-    Args:
-        name: Such as `SIGTERM`.
-    """
+    """Return the number of a signal given by name, such as `SIGTERM`, or None where there is no such signal."""
     is_name = name.startswith("SIG") and not name.startswith("SIG_")
     number = getattr(_signal, name, None) if is_name else None
     return number if isinstance(number, int) else None
 
 
 def signal_name(number: int) -> str:
-    """Return a signal's name as `signal.Signals` gives it, or its number where it has none.
-
-    Args:
-        number: The signal.
-    """
+    """Return a signal's name as `signal.Signals` gives it, or its number where it has none."""
     names = [name for name in dir(_signal) if signal_number(name) == number]
     return next((name for name in names if name not in _ALIASES), str(number))
 
@@ -96,11 +88,7 @@ def block_signals(numbers: Iterable[int]) -> frozenset[int]:
 
 
 def restore_signals(numbers: Iterable[int]) -> None:
-    """Hold exactly these signals of this thread back; others that came meanwhile are delivered.
-
-    Args:
-        numbers: What `block_signals` returned.
-    """
+    """Block exactly the signals that `block_signals` returned; others that came meanwhile are delivered."""
     _signal.pthread_sigmask(_signal.SIG_SETMASK, tuple(numbers))
 
 
@@ -147,11 +135,7 @@ def _signal_set(numbers: Iterable[int]) -> bytes:
 
 
 def read_signals(descriptor: int) -> list[SignalInfo]:
-    """Return the signals that have come since, without waiting.
-
-    Args:
-        descriptor: From `open_signal_descriptor`.
-    """
+    """Return the signals that have come since at an `open_signal_descriptor`, without waiting."""
     found = []
     try:
         while record := os.read(descriptor, _SIGINFO_BYTES):

@@ -21,10 +21,6 @@ def step_port(job: int, step: int) -> int:
     """Return the port for a step of a Slurm job: the same in all its tasks, another one in its neighbours.
 
     Steps of one job differ up to 97 of them, and so do the next 200 jobs, with 97 steps each.
-
-    Args:
-        job: The value of SLURM_JOB_ID.
-        step: The value of SLURM_STEP_ID.
     """
     return _FIRST_PORT + (job * _PORTS_OF_A_JOB + step) % _PORTS
 

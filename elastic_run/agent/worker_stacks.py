@@ -31,12 +31,7 @@ def answer_stacks(request: Request) -> None:
 
 
 def take_stacks(view: AgentView, deliver: Callable[[Document], None]) -> None:
-    """Give the document of this node's stacks to a function.
-
-    Args:
-        view: The agent.
-        deliver: Called once, in the loop.
-    """
+    """Give the document of this node's stacks to a function, once and in the loop."""
     node = {"host": view.context.hostname, "pid": os.getpid(), "state": view.find_agent().state}
     current = view.find_round()
     if current is None or not current.workers.alive:

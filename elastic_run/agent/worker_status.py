@@ -53,12 +53,7 @@ def answer_status(request: Request) -> None:
 
 
 def measure(view: AgentView, deliver: Callable[[Document], None]) -> None:
-    """Give the document of this node to a function, now or a moment later.
-
-    Args:
-        view: The agent.
-        deliver: Called once, in the loop.
-    """
+    """Give the document of this node to a function, once and in the loop, now or a moment later."""
     before, now = view.memory.get(_MEMORY_KEY), _take_sample(view)
 
     def conclude(first: Sample) -> None:

@@ -73,11 +73,7 @@ def find_run_directories(path: str) -> list[str]:
 
 
 def find_log_files(directories: Iterable[str]) -> list[LogFile]:
-    """Return all log files of some run directories: by attempt, then by node and rank.
-
-    Args:
-        directories: The run directory of each node.
-    """
+    """Return all log files of some run directories: by attempt, then by node and rank."""
     found: list[tuple[tuple[int, int], LogFile]] = []
     for node, directory in enumerate(directories):
         attempts = _list_attempts(directory)

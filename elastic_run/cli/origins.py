@@ -60,14 +60,7 @@ class Origin:
 
 
 def derive(args: Namespace, origins: Origins, origin: Origin, **values: object) -> None:
-    """Give values that follow from others, unless they are there already.
-
-    Args:
-        args: The namespace.
-        origins: The origins of its values.
-        origin: That of these values.
-        values: The values by name.
-    """
+    """Give values that follow from others, unless they are there already."""
     for dest, value in values.items():
         if getattr(args, dest) != value:
             setattr(args, dest, value)
@@ -84,13 +77,7 @@ def name_source(message: str, origins: Mapping[str, Origin]) -> str:
 
 
 def write_given(flag: Flag, args: Namespace, origins: Mapping[str, Origin]) -> str:
-    """Return a flag with its value as one word, if the user gave it in any way; otherwise "".
-
-    Args:
-        flag: The flag.
-        args: The values.
-        origins: Their origins.
-    """
+    """Return a flag with its value as one word, if the user gave it in any way; otherwise ""."""
     origin = origins.get(flag.dest)
     if origin is None or not origin.is_given:
         return ""

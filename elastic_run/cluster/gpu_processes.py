@@ -14,11 +14,7 @@ _QUERY = ("--query-compute-apps=pid", "--format=csv,noheader")
 
 
 def find_query(environ: Mapping[str, str]) -> tuple[str, ...] | None:
-    """Return the command that lists the processes with GPU memory, or None if workers use no such GPU.
-
-    Args:
-        environ: The environment.
-    """
+    """Return the command that lists the processes with GPU memory, or None if workers use no such GPU."""
     if environ.get(contract.ENV_CUDA_VISIBLE_DEVICES) in ("", "-1"):
         return None
     program = find_program(_PROGRAM, environ)
@@ -26,10 +22,6 @@ def find_query(environ: Mapping[str, str]) -> tuple[str, ...] | None:
 
 
 def read_pids(output: str) -> frozenset[int]:
-    """Return the pids that the command has listed; a line that is no number is a message.
-
-    Args:
-        output: The command's output.
-    """
+    """Return the pids that the command has listed; a line that is no number is a message."""
     lines = (line.strip() for line in output.splitlines())
     return frozenset(int(line) for line in lines if line.isdecimal())

@@ -22,9 +22,6 @@ def find_machine_name(environ: Mapping[str, str]) -> str:
 
     Slurm's variables leak, through ssh and tmux. Two machines of one name would be excluded together, so Slurm's name
     counts only if it is this host's, or if Slurm has started this process or its parent.
-
-    Args:
-        environ: The environment.
     """
     name = environ.get(_SLURM_NAME, "")
     if environ.get("SLURM_JOB_ID") and name:

@@ -167,11 +167,7 @@ def _find_node(nodes: tuple[str, ...], environ: Mapping[str, str], hostname: str
 
 
 def is_started_by_slurm(environ: Mapping[str, str]) -> bool:
-    """Whether Slurm has started this process or its parent, so that its variables can't have come through ssh.
-
-    Args:
-        environ: The environment.
-    """
+    """Whether Slurm has started this process or its parent, so that its variables can't have come through ssh."""
     return environ.get("SLURM_TASK_PID") in {str(os.getpid()), str(os.getppid())}
 
 

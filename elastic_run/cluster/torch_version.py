@@ -13,11 +13,7 @@ _MOST = 4096
 
 
 def find_torch_version(paths: Iterable[str]) -> str:
-    """Return the version of the first torch on a search path, or "" where it is unknown.
-
-    Args:
-        paths: Directories, as in `sys.path`.
-    """
+    """Return the version of the first torch on a search path like `sys.path`, or "" where it is unknown."""
     for path in paths:
         try:
             with open(os.path.join(path, "torch", "version.py"), encoding="utf-8", errors="replace") as file:

@@ -141,15 +141,7 @@ class AliasFinder:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, _target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Say how a module is loaded.
-
-        Args:
-            name: Its full name.
-            path: Where its package lies.
-
-        Returns:
-            None where the other finders shall answer.
-        """
+        """Say how a module is loaded, or return None where the other finders shall answer."""
         home = PATHS.get(name)
         if home is None:
             return None
@@ -164,12 +156,7 @@ class AliasFinder:
 
 
 def find_torchs_own(name: str, path: Sequence[str] | None) -> ModuleSpec | None:
-    """Find a module as if there were no aliases.
-
-    Args:
-        name: Its full name.
-        path: Where its package lies.
-    """
+    """Find a module as if there were no aliases."""
     for finder in sys.meta_path:
         if isinstance(finder, AliasFinder):
             continue

@@ -104,11 +104,7 @@ class LocalStore:
         return self._data.check([_bytes(key) for key in keys])
 
     def wait(self, keys: Sequence[str], timeout: object = None) -> None:  # noqa: ARG002 - torch's signature
-        """Return if all keys are there.
-
-        Args:
-            keys: The keys.
-            timeout: Not used: nobody else can set them.
+        """Return if all keys are there. Nobody else can set one, so the timeout is not used.
 
         Raises:
             StoreTimeoutError: One is missing.

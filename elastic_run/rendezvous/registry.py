@@ -68,11 +68,7 @@ def get_rendezvous_handler(params: RendezvousParameters) -> RendezvousHandler:
 
 
 def register_built_in_handlers(registry: RendezvousHandlerRegistry) -> None:
-    """Register the backends that come with elastic-run; their modules are imported when one is used.
-
-    Args:
-        registry: Where to register them.
-    """
+    """Register the backends that come with elastic-run; their modules are imported when one is used."""
     for_one_node = {"local": _create_local_handler, "static": _create_static_handler, "c10d": _create_c10d_handler}
     for name in BACKENDS:
         registry.register(name, for_one_node.get(name, _create_elastic_handler))

@@ -16,16 +16,7 @@ if TYPE_CHECKING:
 
 
 def open_control(parts: AgentParts, rounds: RoundDriver, *, started: float) -> ControlServer | None:
-    """Open the control socket. Without one the job goes on, and commands don't find it.
-
-    Args:
-        parts: The parts of the agent.
-        rounds: Its rounds.
-        started: Monotonic seconds when the agent began.
-
-    Returns:
-        The server, or None.
-    """
+    """Open the control socket; None if it can't be opened: the job goes on, and commands don't find it."""
 
     def stop(number: int, sender: str) -> None:
         parts.senders.name(number, sender)

@@ -24,15 +24,7 @@ if TYPE_CHECKING:
 def inject_faults(
     faults: Sequence[Fault], started: Round, group: WorkerGroup, *, loop: Loop, say: Callable[[str], None]
 ) -> None:
-    """Set the timers of a round's faults.
-
-    Args:
-        faults: All faults of the job.
-        started: The round; its workers run.
-        group: The round's ranks.
-        loop: The agent's loop.
-        say: Tells the user.
-    """
+    """Set the timers of a round's faults."""
     local_ranks = {worker.global_rank: worker.local_rank for worker in group.workers}
     world_size = group.workers[0].world_size
     for planned in plan_faults(faults, attempt=started.restart_count, world_size=world_size):

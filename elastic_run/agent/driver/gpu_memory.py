@@ -53,12 +53,7 @@ class GpuMemoryWait:
         return self._process is not None and self._process.is_running
 
     def begin(self, query: tuple[str, ...], pids: Collection[int]) -> None:
-        """Wait for the memory of these processes.
-
-        Args:
-            query: See `gpu_processes.find_query`.
-            pids: The workers that have ended.
-        """
+        """Wait for the memory of workers that have ended; for `query` see `gpu_processes.find_query`."""
         left = self._began_at + PATIENCE - self._loop.now()
         self._process = CheckProcess(self._loop, self._context, lambda end: self._take(query, pids, end))
         try:

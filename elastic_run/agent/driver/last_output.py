@@ -21,14 +21,7 @@ _READ = 512
 
 
 def add_silences(dumps: dict[int, Dump], current: Round, workers: Iterable[Worker], now: float) -> dict[int, Dump]:
-    """Return the stacks of some workers by global rank with the seconds since the last output of each.
-
-    Args:
-        dumps: By global rank.
-        current: The round in which they run.
-        workers: The workers of this node.
-        now: Monotonic seconds.
-    """
+    """Return the stacks of some workers by global rank with the seconds since the last output of each."""
     local_ranks = {worker.global_rank: worker.local_rank for worker in workers}
     return {
         rank: replace(dump, silence=find_output(current, local_ranks[rank], now)[0]) for rank, dump in dumps.items()

@@ -185,12 +185,7 @@ class Round:
         return self._stacks
 
     def ask_stacks(self, patience: float, on_done: Callable[[dict[int, Dump]], None]) -> None:
-        """Ask the workers that run for their stacks.
-
-        Args:
-            patience: Seconds that they get.
-            on_done: Takes the stacks by global rank.
-        """
+        """Ask the workers that run for their stacks; `on_done` takes them by global rank."""
         ranks = self.global_ranks
         pids = {rank: self.workers.pids[rank] for rank in self.workers.alive}
         self.listen_for_stacks().ask(

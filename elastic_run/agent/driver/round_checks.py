@@ -99,15 +99,7 @@ class RoundChecks:
 
 
 def describe_end(end: CheckEnd, timeout: float) -> str:
-    """Say how a health check failed, with its last lines.
-
-    Args:
-        end: How it ended.
-        timeout: Seconds that it had.
-
-    Returns:
-        A clause, in one line.
-    """
+    """Say how a health check failed, with its last lines, in a clause of one line."""
     if end.is_late:
         what = f"the health check was not done within {timeout:g} s"
     elif end.exitcode < 0:

@@ -92,16 +92,7 @@ Event: TypeAlias = Join | Failing | Ready | Leave | Foreign | SeatDead | Silent
 
 
 def apply_facts(job: Job, events: Iterable[Event], now: float) -> Job:
-    """Take facts in.
-
-    Args:
-        job: The state before.
-        events: In order.
-        now: Monotonic seconds.
-
-    Returns:
-        The state after, in the same phase.
-    """
+    """Return the state after facts, in their order; the phase stays the same."""
     book = None
     for event in events:
         book = book or _JobUpdate(job, now)

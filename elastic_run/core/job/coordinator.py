@@ -26,7 +26,9 @@ A decision and the state after it are one: the state document is written first, 
 and counts from the moment in which the slot is created. So a successor goes on from exactly what was decided, and folds
 the facts behind the position that the state names once more.
 
-Longer than a page on purpose: half of it says what the functions take and give, and the rest is one record's life.
+The functions take what the coordinator knows, and return what it knows then. `now` is in monotonic seconds of this
+node; `jitter` is a random number from 0 to 1, for the pause before a restart. The file is longer than others since it
+is one record's life, from the beginning of a term to its end.
 """
 
 from __future__ import annotations
@@ -282,30 +284,12 @@ def has_lost_state(coordinator: Coordinator) -> bool:
 
 
 def skip(coordinator: Coordinator, position: int) -> Coordinator:
-    """Pass facts over: what they say is half a story, and whoever is there is about to tell the whole.
-
-    Args:
-        coordinator: What it knows.
-        position: Of the stream: the first fact that counts comes behind it.
-
-    Returns:
-        What it knows now.
-    """
+    """Pass over the facts up to a position: they are half a story, and whoever is there is about to tell the whole."""
     return replace(coordinator, position=position, first=position)
 
 
 def take_copy(coordinator: Coordinator, data: bytes | None, *, now: float, jitter: float) -> Coordinator:
-    """Take in the copy of the state that is wanted.
-
-    Args:
-        coordinator: What it knows.
-        data: What lies at the `copy_key` of `wants`: the copy, garbage, or None.
-        now: Monotonic seconds.
-        jitter: A random number in [0, 1).
-
-    Returns:
-        What it knows now; with a complaint if the copy is garbage.
-    """
+    """Take in what lies at the `copy_key` of `wants`: the copy, garbage, which leaves a `complaint`, or None."""
     copy, job, complaint = coordinator.wants, None, coordinator.complaint
     if copy is None:
         return coordinator
@@ -321,17 +305,9 @@ def take_copy(coordinator: Coordinator, data: bytes | None, *, now: float, jitte
 def receive(
     coordinator: Coordinator, entries: Sequence[bytes], position: int, *, now: float, jitter: float
 ) -> Coordinator:
-    """Fold facts, or the time that has passed. While a decision is pending nothing is taken in, nor is it lost.
+    """Apply facts, or the time that has passed. While a decision is pending nothing is taken in, nor is it lost.
 
-    Args:
-        coordinator: What it knows.
-        entries: What was read; garbage among it is left out.
-        position: Of the stream, behind the last of them.
-        now: Monotonic seconds.
-        jitter: A random number in [0, 1).
-
-    Returns:
-        What it knows now.
+    `entries` may have garbage among them, which is left out; `position` is the one behind the last of them.
     """
     if coordinator.pending is not None or coordinator.is_over:
         return coordinator
@@ -358,17 +334,7 @@ def receive(
 
 
 def observe(coordinator: Coordinator, beats: Mapping[str, int | None], *, now: float, jitter: float) -> Coordinator:
-    """Take in beats.
-
-    Args:
-        coordinator: What it knows.
-        beats: Of the nodes that are `watched`; see `liveness.observe`.
-        now: Monotonic seconds.
-        jitter: A random number in [0, 1).
-
-    Returns:
-        What it knows now.
-    """
+    """Take in the beats of the nodes that are `watched`; see `liveness.observe`."""
     if coordinator.pending is not None or coordinator.is_over:
         return coordinator
     leases, silent = liveness.observe(coordinator.leases, beats, now)
@@ -377,28 +343,12 @@ def observe(coordinator: Coordinator, beats: Mapping[str, int | None], *, now: f
 
 
 def interrupted(coordinator: Coordinator, now: float) -> Coordinator:
-    """Start all leases anew: the store could not be read for a while.
-
-    Args:
-        coordinator: What it knows.
-        now: Monotonic seconds.
-
-    Returns:
-        What it knows now.
-    """
+    """Start all leases anew: the store could not be read for a while."""
     return replace(coordinator, leases=liveness.interrupted(coordinator.leases, now))
 
 
 def propose(coordinator: Coordinator, now: float) -> Proposal | None:
-    """Return the decision that is to be written next, or None.
-
-    Args:
-        coordinator: What it knows.
-        now: Monotonic seconds.
-
-    Returns:
-        The proposal; the same decision until it is settled.
-    """
+    """Return the decision that is to be written next, the same one until it is settled, or None."""
     pending = coordinator.pending
     if pending is None or coordinator.is_over:
         return None
@@ -413,14 +363,7 @@ def propose(coordinator: Coordinator, now: float) -> Proposal | None:
 def settle(coordinator: Coordinator, winner: bytes | None, *, now: float, jitter: float) -> tuple[Coordinator, Cleanup]:
     """Go on after the slot of the proposal was created, by this node or another.
 
-    Args:
-        coordinator: What it knows.
-        winner: The value that is in the slot; None where the slot was trimmed: this node was stopped for so long.
-        now: Monotonic seconds.
-        jitter: A random number in [0, 1).
-
-    Returns:
-        What it knows now, and what to clean up.
+    `winner` is the value that is in the slot; None where the slot was trimmed: this node was stopped for so long.
     """
     pending = coordinator.pending
     if pending is None or coordinator.is_over:
@@ -437,38 +380,21 @@ def settle(coordinator: Coordinator, winner: bytes | None, *, now: float, jitter
 
 
 def unfinished_cleanup(coordinator: Coordinator) -> Cleanup | None:
-    """Return what is left to clean up where the connection broke during the last `Cleanup`, or None.
-
-    Args:
-        coordinator: What it knows; nothing is left in a term that is over.
-    """
+    """Return what is left of the last `Cleanup` where the connection broke meanwhile; None in a term that is over."""
     if not coordinator.garbage_keys or coordinator.is_over:
         return None
     return _clean_up(coordinator, {}, coordinator.settled_position)
 
 
 def garbage_deleted(coordinator: Coordinator) -> Coordinator:
-    """Take in that the keys of the last `Cleanup` were deleted.
-
-    Args:
-        coordinator: What it knows.
-
-    Returns:
-        What it knows now.
-    """
+    """Take in that the keys of the last `Cleanup` were deleted."""
     return replace(coordinator, garbage_keys=(), raised=coordinator.oldest)
 
 
 def check(coordinator: Coordinator, head: bytes | None, log_start: bytes | None) -> Coordinator:
     """Look whether another term decides: this node may have been stopped, and its slots may be trimmed.
 
-    Args:
-        coordinator: What it knows.
-        head: What lies at `HEAD`, or None.
-        log_start: What lies at `LOG_START`, or None.
-
-    Returns:
-        What it knows now; its term is over where a later term has written either of them.
+    `head` and `log_start` are what lies at `HEAD` and `LOG_START`. The term is over if a later one has written either.
     """
     start = find_start(log_start)
     terms = [_read_term(head), 0 if start is None else start.term]
@@ -477,27 +403,15 @@ def check(coordinator: Coordinator, head: bytes | None, log_start: bytes | None)
 
 
 def resign(coordinator: Coordinator) -> Coordinator:
-    """End the term in order: a `Resign` follows the pending decision, then the term is over.
-
-    Args:
-        coordinator: What it knows.
-
-    Returns:
-        What it knows now.
-    """
+    """End the term in order: a `Resign` follows the pending decision, then the term is over."""
     return _end_term(coordinator, Resign(coordinator.term, coordinator.node))
 
 
 def notes(coordinator: Coordinator, now: float) -> dict[str, bytes]:
-    """Return the documents beside the log: `head` for who comes late, `status` for who waits.
+    """Return the documents beside the log, by key: `head` for who comes late, `status` for who waits.
 
-    Args:
-        coordinator: What it knows.
-        now: Monotonic seconds.
-
-    Returns:
-        Key to value. `head` is to be written at every keep-alive interval, since a coordinator that was stopped may
-        have overwritten it with an older one.
+    `head` is to be written at every keep-alive interval, since a coordinator that was stopped may have overwritten it
+    with an older one.
     """
     documents = {STATUS: to_json(coordination.describe(coordinator.view or coordinator.job, now))}
     if coordinator.pending is None:

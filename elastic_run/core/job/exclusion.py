@@ -67,23 +67,12 @@ class Judgement:
 
 
 def name_machine(node: str, node_info: NodeInfo) -> str:
-    """Return what a machine is known by.
-
-    Args:
-        node: The node's id.
-        node_info: Who it is.
-    """
+    """Return what a machine is known by."""
     return node_info.machine or node
 
 
 def note_incident(job: Job, config: JobConfig, root: Root, now: float) -> Job:
     """Note that a round has failed on a node, and forget what has expired.
-
-    Args:
-        job: The state; the round has ended.
-        config: Its configuration.
-        root: The failure's likeliest cause.
-        now: Monotonic seconds.
 
     Returns:
         The state after; the same where nobody may be excluded, or the cause is not known.
@@ -104,16 +93,7 @@ def note_incident(job: Job, config: JobConfig, root: Root, now: float) -> Job:
 
 
 def judge(job: Job, config: JobConfig, root: Root) -> Judgement:
-    """Decide whether the node on which a round has failed is excluded.
-
-    Args:
-        job: The state after `note_incident`.
-        config: Its configuration.
-        root: The failure's likeliest cause.
-
-    Returns:
-        The judgement.
-    """
+    """Decide whether the node on which a round has failed is excluded, after `note_incident`."""
     node = job.nodes.get(root.node)
     if node is None or root.severity >= SECONDARY_FAILURE:
         return Judgement()
@@ -139,17 +119,7 @@ def judge(job: Job, config: JobConfig, root: Root) -> Judgement:
 
 
 def exclude(job: Job, root: Root, judgement: Judgement, now: float) -> Job:
-    """Exclude a node: it is told, and is in no round any more.
-
-    Args:
-        job: The state.
-        root: The failure's likeliest cause.
-        judgement: Of `judge`.
-        now: Monotonic seconds.
-
-    Returns:
-        The state after. The node stays in it until it says that it goes.
-    """
+    """Exclude a node: it is told, and is in no round any more. It stays in the state until it says that it goes."""
     node = job.nodes[root.node]
     machine = name_machine(node.node, node.node_info)
     summaries = [one.summary for one in job.incidents if one.machine == machine and one.summary]
@@ -169,14 +139,7 @@ def exclude(job: Job, root: Root, judgement: Judgement, now: float) -> Job:
 
 
 def find_exclusion(job: Job, config: JobConfig, node: Node, now: float) -> Exclusion | None:
-    """Return why a machine may not join, or None.
-
-    Args:
-        job: The state.
-        config: Its configuration.
-        node: The node that joins.
-        now: Monotonic seconds.
-    """
+    """Return why the machine of a node that joins may not, or None."""
     machine = name_machine(node.node, node.node_info)
     found = [one for one in job.exclusions if one.machine == machine and _is_recent(one.at, config, now)]
     return found[0] if found else None

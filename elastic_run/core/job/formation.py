@@ -31,16 +31,7 @@ _SHOWN = 8
 
 
 def note_minimum(job: Job, config: JobConfig, now: float) -> Job:
-    """Start the last call when enough nodes for a first round are there, and call it off when they no longer are.
-
-    Args:
-        job: The state before.
-        config: Its configuration.
-        now: Monotonic seconds.
-
-    Returns:
-        The state after.
-    """
+    """Start the last call when enough nodes for a first round are there, and call it off when they no longer are."""
     is_enough = len(job.waiting) >= config.min_nodes
     if is_enough == (job.min_reached_at is not None):
         return job
@@ -55,16 +46,7 @@ def last_call_ends(job: Job, config: JobConfig) -> float | None:
 
 
 def is_formable(job: Job, config: JobConfig, now: float) -> bool:
-    """Whether a round is to be formed now, of the nodes that wait.
-
-    Args:
-        job: The state, gathering.
-        config: Its configuration.
-        now: Monotonic seconds.
-
-    Returns:
-        Whether.
-    """
+    """Whether a round is to be formed now, of the nodes that wait."""
     count = len(job.waiting)
     # A holder that still runs its workers may be counted in another store once it is ready.
     if count < config.min_nodes or not has_majority(job, config, {node.node for node in job.waiting}):
@@ -78,41 +60,19 @@ def is_formable(job: Job, config: JobConfig, now: float) -> bool:
 def choose(job: Job, config: JobConfig) -> tuple[str, ...]:
     """Choose the nodes of the next round among those that wait: survivors first, then in order of joining.
 
-    Args:
-        job: The state, gathering.
-        config: Its configuration.
-
-    Returns:
-        Their ids, in order of joining.
+    The ids are returned in order of joining.
     """
     chosen = sorted(job.waiting, key=lambda node: (node.rank is None, node.arrived))[: config.max_nodes]
     return tuple(node.node for node in sorted(chosen, key=lambda node: node.arrived))
 
 
 def prepare(job: Job, names: Sequence[str]) -> Job:
-    """Note the nodes of the next round, of which a majority of the last one is to know before it forms.
-
-    Args:
-        job: The state, gathering.
-        names: Those nodes.
-
-    Returns:
-        The state beside the `Prepare`.
-    """
+    """Note the nodes of the next round, of which a majority of the last one is to know before it forms."""
     return replace(job, prepared=tuple(names), preparation=job.copy)
 
 
 def form(job: Job, names: Sequence[str], now: float) -> Job:
-    """Form a round.
-
-    Args:
-        job: The state, gathering.
-        names: Its nodes, as `choose` gave them.
-        now: Monotonic seconds.
-
-    Returns:
-        The state, running.
-    """
+    """Form a round of the nodes that `choose` gave."""
     chosen = [job.nodes[name] for name in names]
     ranks = assign_group_ranks(
         [Candidate(one.node, one.rank, one.node_info.preferred_rank, one.node_info.location) for one in chosen]
@@ -153,14 +113,7 @@ def _tell_news(job: Job, newcomers: Sequence[Node]) -> str:
 
 
 def assign(job: Job) -> Mapping[str, Assignment]:
-    """Return what each member of the round that was just formed needs to know.
-
-    Args:
-        job: The state after `form`.
-
-    Returns:
-        Node to assignment.
-    """
+    """Return what each member of the round that was just formed needs to know, by node."""
     members = sorted(job.members, key=_rank)
     sizes = [(member.node_info.role, member.node_info.local_world_size) for member in members]
     world_size = sum(size for _, size in sizes)

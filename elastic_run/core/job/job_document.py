@@ -62,15 +62,7 @@ class _Snapshot:
 
 
 def job_to_document(job: Job, now: float) -> Document:
-    """Return the job's state for a successor.
-
-    Args:
-        job: The state.
-        now: Monotonic seconds.
-
-    Returns:
-        A document of JSON's types.
-    """
+    """Return the job's state for a successor, in JSON's types."""
     job = _shift(job, -now)
     names = (name for name in _Snapshot.__slots__ if name not in ("nodes", "gone"))
     values = {name: getattr(job, name) for name in names}
@@ -79,10 +71,6 @@ def job_to_document(job: Job, now: float) -> Document:
 
 def job_from_document(document: object, now: float) -> Job:
     """Return the state that a coordinator before left.
-
-    Args:
-        document: What `job_to_document` gave, or garbage.
-        now: Monotonic seconds of this node.
 
     Returns:
         The state, as if no time had passed since.

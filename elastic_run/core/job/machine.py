@@ -174,15 +174,7 @@ def next_at(job: Job) -> float | None:
 
 
 def describe(job: Job, now: float) -> Status:
-    """Return which nodes are there, for the lines of the nodes that wait.
-
-    Args:
-        job: The state.
-        now: Monotonic seconds.
-
-    Returns:
-        The status.
-    """
+    """Return which nodes are there, for the lines of the nodes that wait."""
     config = job.config or JobConfig(1, 1)
     left = None
     if job.phase == GATHERING:

@@ -35,11 +35,6 @@ def needs_preparation(job: Job, config: JobConfig, chosen: Collection[str]) -> b
 
     Holders of seats that were cut off before they read the `Form` go by the last round's seats, and the others by the
     new round's: where these are other nodes, both could have a majority.
-
-    Args:
-        job: The state, gathering.
-        config: Its configuration.
-        chosen: The nodes of the next round.
     """
     if not config.has_successors or job.round == 0:
         return False
@@ -50,12 +45,7 @@ def needs_preparation(job: Job, config: JobConfig, chosen: Collection[str]) -> b
 
 
 def is_prepared(job: Job, config: JobConfig) -> bool:
-    """Whether the round that was prepared may form: its nodes wait, and a majority of the last one knows of it.
-
-    Args:
-        job: The state, gathering, with a preparation.
-        config: Its configuration.
-    """
+    """Whether the round that was prepared may form: its nodes wait, and a majority of the last one knows of it."""
     waiting = {node.node: node for node in job.waiting}
     informed = {name for name, node in waiting.items() if node.prepared == job.preparation}
     return all(name in waiting for name in job.prepared) and has_majority(job, config, informed)

@@ -47,15 +47,7 @@ class RoleScript:
 
 
 def describe_other_script(scripts: tuple[RoleScript, ...], own: RoleScript) -> str:
-    """Tell in what a node's script differs from that of the other nodes of its role.
-
-    Args:
-        scripts: Of the job.
-        own: The node's.
-
-    Returns:
-        A clause for the node's user with both, or "" where they agree.
-    """
+    """Tell in what a node's script differs from that of the other nodes of its role, with both; "" if they agree."""
     known = _find(scripts, own.role)
     if not own.script or known is None or _are_one(known, own):
         return ""
@@ -69,15 +61,7 @@ def describe_other_script(scripts: tuple[RoleScript, ...], own: RoleScript) -> s
 
 
 def settle_script(scripts: tuple[RoleScript, ...], own: RoleScript) -> tuple[RoleScript, ...]:
-    """Remember a role's script, instead of a former one that is another.
-
-    Args:
-        scripts: Of the job.
-        own: A node's.
-
-    Returns:
-        The job's scripts.
-    """
+    """Remember a role's script, instead of a former one that is another."""
     known = _find(scripts, own.role)
     if not own.script or (known is not None and _are_one(known, own)):
         return scripts

@@ -33,17 +33,7 @@ class Settled:
 
 
 def settle(job: Job, config: JobConfig, *, now: float, jitter: float) -> Settled:
-    """Decide what follows a round of which nothing lives any more.
-
-    Args:
-        job: The state; every member is ready or gone.
-        config: Its configuration.
-        now: Monotonic seconds.
-        jitter: A random number in [0, 1).
-
-    Returns:
-        What follows.
-    """
+    """Decide what follows a round of which nothing lives any more: every member is ready or gone."""
     root = job.root
     if root is not None and root.severity >= SECONDARY_FAILURE and job.hidden is not None:
         root = job.hidden

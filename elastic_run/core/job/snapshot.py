@@ -83,9 +83,6 @@ def read_state(data: bytes, now: float) -> Read:
 def identify(data: bytes) -> Copy:
     """Return which copy of the state a document is.
 
-    Args:
-        data: The document, or garbage.
-
     Raises:
         MessageError: It is garbage.
     """
@@ -107,17 +104,5 @@ def write_state(state: State) -> bytes:
 def make_state(
     job: Job, now: float, *, position: int, oldest: int, formations: tuple[Formation, ...], patience: int = 0
 ) -> State:
-    """Return the document of a decision that goes into the job's slot.
-
-    Args:
-        job: The state after the decision.
-        now: Monotonic seconds.
-        position: Of the stream of facts.
-        oldest: The oldest slot that may still be there.
-        formations: Those whose assignments are kept, the latest last.
-        patience: Leases for which nodes that know of a round may come before a job is founded.
-
-    Returns:
-        The document.
-    """
+    """Return the document of a decision that goes into the job's slot; see `State`."""
     return State(job.term, job.slot, position, oldest, formations, job_to_document(job, now), patience)

@@ -67,15 +67,7 @@ class View:
 
 
 def leave_out_old(events: Iterable[Event], former: Iterable[Event]) -> list[Event]:
-    """Leave out facts that came once more, after newer ones of their nodes.
-
-    Args:
-        events: What was heard now.
-        former: All that was heard before.
-
-    Returns:
-        The events that count.
-    """
+    """Leave out facts that came once more, after newer ones of their nodes."""
     heard: dict[str, int] = {}
     kept = []
     for is_new, event in [*((False, event) for event in former), *((True, event) for event in events)]:
@@ -89,13 +81,7 @@ def leave_out_old(events: Iterable[Event], former: Iterable[Event]) -> list[Even
 
 
 def is_behind(job: Job, term: int, events: Iterable[Event]) -> bool:
-    """Tell whether a log is older than what a node knows of the same job, which went on in another store meanwhile.
-
-    Args:
-        job: The state as of this log.
-        term: The log's present term.
-        events: What was heard now.
-    """
+    """Tell whether a log is older than what a node knows of the same job, which went on in another store meanwhile."""
     joins = [event for event in events if isinstance(event, Join)]
     told = [copy for join in joins for copy in (join.copy, join.prepared) if copy is not None]
     copies = [copy for copy in told if copy.incarnation == job.incarnation]
@@ -109,12 +95,7 @@ def is_behind(job: Job, term: int, events: Iterable[Event]) -> bool:
 
 
 def keep_deaths(job: Job, events: Iterable[Event]) -> tuple[Event, ...]:
-    """Return what is known of nodes that are gone, as facts: nobody tells it again after a `Resync`.
-
-    Args:
-        job: The state before the `Resync`.
-        events: What was heard now.
-    """
+    """Return what is known of nodes that are gone, as facts: nobody tells it again after a `Resync`."""
     statuses = {VOID: SEAT_RUNNING, DEAD_ELSEWHERE: SEAT_CONFIRMED}
     deaths = [
         SeatDead(seat.node, job.round_id, job.incarnation, job.round, rank, statuses[seat.status])
@@ -125,15 +106,7 @@ def keep_deaths(job: Job, events: Iterable[Event]) -> tuple[Event, ...]:
 
 
 def find_view(events: Iterable[Event], unreadable: Collection[Copy] = ()) -> View | None:
-    """Find the newest that the nodes know.
-
-    Args:
-        events: All that was heard in this store.
-        unreadable: Copies that turned out to be garbage.
-
-    Returns:
-        The view of the job that most nodes know, or None if no node knows of a round.
-    """
+    """Return the view of the job that most nodes know, without unreadable copies; None if no node knows of a round."""
     joins = {event.node: event for event in events if isinstance(event, Join)}.values()
     copies = [join.copy for join in joins if join.copy is not None and join.copy not in unreadable]
     lasts = [join.last for join in joins if join.last is not None]
@@ -210,12 +183,7 @@ def may_go_on(view: View, job: Job, config: JobConfig, waited: float) -> bool:
 
 
 def is_outdated(view: View, job: Job) -> bool:
-    """Tell whether a round may have been formed in a store that was left, whose nodes are not known here.
-
-    Args:
-        view: What the nodes know.
-        job: The state, of `restate`.
-    """
+    """Tell whether a round may have been formed in a store that was left, whose nodes are not known here."""
     return not all(job.copy.knows(prepared, job.known_states) for prepared in view.prepared)
 
 

@@ -33,25 +33,12 @@ class MessageError(ValueError):
 
 
 def encode(document: Mapping[str, Any]) -> bytes:
-    """Return a document as compact JSON, the same bytes for the same document.
-
-    Args:
-        document: What to encode.
-
-    Returns:
-        ASCII bytes.
-    """
+    """Return a document as compact JSON, the same bytes for the same document."""
     return _ENCODER.encode(document).encode("ascii")
 
 
 def decode(data: bytes) -> Document:
     """Read a document.
-
-    Args:
-        data: What `encode` gave, or garbage.
-
-    Returns:
-        The document.
 
     Raises:
         MessageError: It is not a JSON object, or is too large.
@@ -80,13 +67,6 @@ def to_document(record: object) -> Document:
 
 def from_document(kind: type[Record], document: object) -> Record:
     """Make a record of a document that may hold anything.
-
-    Args:
-        kind: The record's class.
-        document: What was read.
-
-    Returns:
-        The record.
 
     Raises:
         MessageError: A field is missing or of the wrong type.

@@ -148,12 +148,7 @@ class Copy:
         return other is not None and other.incarnation == self.incarnation and self.order < other.order
 
     def is_prepared_after(self, round_index: int, formed_term: int) -> bool:
-        """Whether the `Prepare` beside this state may lead to a newer round than a round of the same job.
-
-        Args:
-            round_index: The number of that round.
-            formed_term: The term in which it was formed.
-        """
+        """Whether the `Prepare` beside this state may lead to a newer round than a round of the same job."""
         return (self.round + 1, self.term) > (round_index, formed_term)
 
     def knows(self, prepared: Copy, others: Iterable[Copy]) -> bool:

@@ -55,16 +55,7 @@ class Leases:
 
 
 def watch(leases: Leases, nodes: Iterable[str], now: float) -> Leases:
-    """Watch exactly these nodes; those that are new to it get a whole lease.
-
-    Args:
-        leases: What the observer knows.
-        nodes: Their ids.
-        now: Monotonic seconds.
-
-    Returns:
-        What it knows now.
-    """
+    """Watch exactly these nodes; those that are new to it get a whole lease."""
     nodes = tuple(nodes)
     if nodes == tuple(leases.beats):
         return leases
@@ -73,16 +64,7 @@ def watch(leases: Leases, nodes: Iterable[str], now: float) -> Leases:
 
 
 def expect_first(leases: Leases, first: int, now: float) -> Leases:
-    """Give nodes so many leases for their first beat; where that is less than before, these begin now.
-
-    Args:
-        leases: What the observer knows.
-        first: The number of leases.
-        now: Monotonic seconds.
-
-    Returns:
-        What it knows now.
-    """
+    """Give nodes so many leases for their first beat; where that is less than before, these begin now."""
     if first >= leases.first:
         return leases if first == leases.first else replace(leases, first=first)
     beats = {node: replace(beat, since=now) if beat.value is None else beat for node, beat in leases.beats.items()}
@@ -115,14 +97,6 @@ def observe(leases: Leases, beats: Mapping[str, int | None], now: float) -> tupl
 
 
 def interrupted(leases: Leases, now: float) -> Leases:
-    """Start all leases anew: the observer itself could not read.
-
-    Args:
-        leases: What the observer knows.
-        now: Monotonic seconds.
-
-    Returns:
-        What it knows now.
-    """
+    """Start all leases anew: the observer itself could not read."""
     beats = {node: replace(beat, since=now, is_news=False) for node, beat in leases.beats.items()}
     return replace(leases, beats=MappingProxyType(beats))

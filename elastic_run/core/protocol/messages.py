@@ -175,11 +175,7 @@ _KINDS: Mapping[type, str] = {kind: name for table in (_FACTS, _DECISIONS, _NOTE
 
 
 def is_spoken(protocol: object) -> bool:
-    """Tell whether this release understands a protocol: its own, or a neighbour's.
-
-    Args:
-        protocol: What a message says that its sender speaks.
-    """
+    """Tell whether this release understands a protocol: its own, or a neighbour's."""
     return isinstance(protocol, int) and not isinstance(protocol, bool) and abs(protocol - PROTOCOL) <= 1
 
 
@@ -196,22 +192,12 @@ class UnknownProtocolError(MessageError):
 
 
 def to_json(message: Fact | SeatDead | FailoverRequest | Decision | Note) -> bytes:
-    """Return a message as it is stored.
-
-    Args:
-        message: What to say.
-
-    Returns:
-        JSON; equal messages give equal bytes.
-    """
+    """Return a message as it is stored: JSON, and equal bytes for equal messages."""
     return encode({"protocol": PROTOCOL, "kind": _KINDS[type(message)], **to_document(message)})
 
 
 def read_fact(data: bytes) -> Fact | SeatDead | FailoverRequest:
     """Read a fact.
-
-    Args:
-        data: An entry of the stream of facts; it may be garbage.
 
     Returns:
         The fact; `Foreign` where its node speaks another protocol.
@@ -228,12 +214,6 @@ def read_fact(data: bytes) -> Fact | SeatDead | FailoverRequest:
 
 def read_decision(data: bytes) -> Decision:
     """Read a decision.
-
-    Args:
-        data: An entry of the log; it may be garbage.
-
-    Returns:
-        The decision.
 
     Raises:
         UnknownProtocolError: It was made by a release that speaks another protocol.

@@ -45,14 +45,10 @@ class Console:
         return self._streams[fd]
 
     def write(self, fd: int, data: bytes) -> None:
-        """Write text of the launcher's own, without ever blocking.
+        """Write whole lines of the launcher's own, without ever blocking.
 
         It begins on a line of its own, after all that ended workers have left to say and, for a moment, after the
         line that another one is just writing.
-
-        Args:
-            fd: 1 or 2.
-            data: Whole lines.
         """
         if not data:
             return

@@ -111,14 +111,7 @@ def is_out_of_descriptors(error: OSError) -> bool:
 
 
 def describe_descriptor(fd: int) -> str:
-    """Describe where one of the launcher's own streams leads, for a sentence.
-
-    Args:
-        fd: 1 or 2.
-
-    Returns:
-        Such as ``elastic-run's stderr, /dev/pts/3``.
-    """
+    """Describe where stream 1 or 2 of the launcher leads, for a sentence: ``elastic-run's stderr, /dev/pts/3``."""
     name = f"elastic-run's {'stdout' if fd == STDOUT else 'stderr'}"
     try:
         place = os.readlink(f"/proc/self/fd/{fd}")

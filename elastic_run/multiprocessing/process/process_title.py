@@ -53,11 +53,7 @@ class ProcessTitle:
         self._write(b"".join(os.fsencode(word) + b"\0" for word in argv)[: self._size], self._comm)
 
     def show_rank(self, rank: int) -> None:
-        """Show a worker's rank before its command line and behind its name.
-
-        Args:
-            rank: Its global rank.
-        """
+        """Show a worker's global rank before its command line and behind its name."""
         words = b"rank %d" % rank
         try:
             with open("/proc/self/comm", "r+b", buffering=0) as comm:

@@ -56,11 +56,7 @@ class EventQueue:
         self._is_delivering = False
 
     def deliver(self, event: SessionEvent) -> None:
-        """Tell the agent, after what it was to be told before; one event at a time.
-
-        Args:
-            event: What has happened.
-        """
+        """Tell the agent, after what it was to be told before; one event at a time."""
         self.post(event)
         self.tell_agent()
 
@@ -193,15 +189,7 @@ class SessionContext:
         return max(1.0, min(settings.read_timeout, settings.heartbeat_timeout, self.config.lease / 2))
 
     def spawn(self, name: str, run: Callable[[], None]) -> threading.Thread:
-        """Start a thread; a defect in it ends the session, instead of leaving the agent to wait for ever.
-
-        Args:
-            name: Its name.
-            run: What it runs.
-
-        Returns:
-            The thread.
-        """
+        """Start a thread; a defect in it ends the session, instead of leaving the agent to wait for ever."""
 
         def guarded() -> None:
             try:

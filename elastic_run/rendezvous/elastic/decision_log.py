@@ -104,9 +104,6 @@ def raise_start(store: JobStore, start: LogStart) -> None:
 def read_head(store: JobStore) -> HeadRead:
     """Read where the log stands and where it begins.
 
-    Args:
-        store: The job's store.
-
     Raises:
         StoreConnectionError: The store can't be reached.
     """
@@ -125,10 +122,6 @@ def make_head(store: JobStore, head: bytes | None, start: bytes | None) -> HeadR
 
 def get_document(store: JobStore, key: str) -> bytes | None:
     """Return what lies at a key; None where there is nothing, or its signature is wrong.
-
-    Args:
-        store: The job's store.
-        key: The key.
 
     Raises:
         StoreConnectionError: The store can't be reached.

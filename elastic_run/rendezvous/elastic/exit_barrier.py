@@ -52,10 +52,6 @@ EXIT_BARRIER = "exit_barrier"
 def pass_exit_barrier(store: JobStore, node: str) -> None:
     """Say that a node knows the verdict.
 
-    Args:
-        store: The job's store.
-        node: The node.
-
     Raises:
         StoreConnectionError: The store can't be reached.
     """

@@ -63,11 +63,7 @@ class NodeHeartbeats:
         self._last_read: float | None = None
 
     def begin(self, now: float) -> None:
-        """Set the time of the first heartbeat in the first store.
-
-        Args:
-            now: Monotonic seconds.
-        """
+        """Set the time of the first heartbeat in the first store."""
         config = self._context.config
         self.next_write = now + (config.first_leases - 1) * config.lease + self._draw_first_pause()
         self._is_founding = True
@@ -97,10 +93,6 @@ class NodeHeartbeats:
 
     def write(self, store: JobStore, now: float) -> None:
         """Write this node's heartbeat and look at the coordinator's; tell the member what both have shown.
-
-        Args:
-            store: The job's store.
-            now: Monotonic seconds.
 
         Raises:
             StoreConnectionError: The store can't be reached.

@@ -87,11 +87,7 @@ class MemberDriver:
             self._hand_on_all()
 
     def feed(self, event: node_messages.Event) -> None:
-        """Decide what follows an event, and hand the commands on.
-
-        Args:
-            event: What has happened.
-        """
+        """Decide what follows an event, and hand the commands on."""
         with self._lock:
             self._member, commands = core.decide(self._member, event, time.monotonic())
             self._commands.extend(commands)
@@ -109,22 +105,13 @@ class MemberDriver:
                 self.feed(event)
 
     def take_head(self, head: node_messages.HeadRead) -> None:
-        """Take in where the log stands, which was read on the way to the store: nobody need read it again.
-
-        Args:
-            head: What was read.
-        """
+        """Take in where the log stands, which was read on the way to the store: nobody need read it again."""
         with self._lock:
             self._tasks = deque(task for task in self._tasks if not isinstance(task, node_messages.ReadHead))
             self.feed(head)
 
     def change_store(self, store_id: bytes, *, serves_store: bool) -> None:
-        """Go on in another store, which knows nothing of the job.
-
-        Args:
-            store_id: Its id.
-            serves_store: Whether this node serves the store.
-        """
+        """Go on in another store, which knows nothing of the job."""
         with self._lock:
             self._store_id = store_id
             self._tasks.clear()

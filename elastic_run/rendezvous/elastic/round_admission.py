@@ -92,11 +92,7 @@ class RoundAdmission:
         return True
 
     def warn(self, warned: node_messages.Warned) -> None:
-        """Tell the agent that a round will be stopped soon, as soon as it has that round.
-
-        Args:
-            warned: What to tell.
-        """
+        """Tell the agent that a round will be stopped soon, as soon as it has that round."""
         with self._lock:
             if self._awaited is not None and self._awaited.assignment.round == warned.round:
                 self._warned = warned

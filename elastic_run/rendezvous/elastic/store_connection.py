@@ -143,11 +143,7 @@ class StoreConnection:
         return opened
 
     def identify(self, store_id: bytes) -> None:
-        """Say which store the open connection leads to; a thread that shares it begins now.
-
-        Args:
-            store_id: The store's id.
-        """
+        """Say which store the open connection leads to; a thread that shares it begins now."""
         with self._changed:
             self.store_id = store_id
             self._changed.notify_all()
@@ -173,11 +169,7 @@ class StoreConnection:
             store.close()
 
     def pause(self, error: StoreError) -> None:
-        """Wait before the next attempt, or less if the session ends.
-
-        Args:
-            error: Why the last one failed.
-        """
+        """Wait before the next attempt, or less if the session ends."""
         reason = getattr(error, "reason", None)
         if reason == FULL and self._on_full is not None:
             self._on_full(str(error))

@@ -78,15 +78,7 @@ class JobStore(ABC):
     # --- streams -------------------------------------------------------------------------------------------------
     @abstractmethod
     def append(self, stream: str, value: bytes) -> None:
-        """Put an entry at a stream's end.
-
-        Args:
-            stream: The stream.
-            value: The entry.
-
-        Raises:
-            StoreConnectionError: The store can't be reached; whether the entry is there is unknown.
-        """
+        """Put an entry at a stream's end."""
 
     @abstractmethod
     def read(self, stream: str, position: int, timeout: float) -> tuple[list[bytes], int]:
@@ -101,22 +93,11 @@ class JobStore(ABC):
         Returns:
             The entries in their order, `ENTRIES_AT_ONCE` at most, and the position behind the last of them; none and a
             position that is as good as the one given when nothing came in time.
-
-        Raises:
-            StoreConnectionError: The store can't be reached, or `close` was called.
         """
 
     @abstractmethod
     def trim(self, stream: str, position: int) -> None:
-        """Forget a stream's entries up to a position.
-
-        Args:
-            stream: The stream.
-            position: What a `read` returned.
-
-        Raises:
-            StoreConnectionError: The store can't be reached.
-        """
+        """Forget a stream's entries up to a position that a `read` returned."""
 
     # --- keys ----------------------------------------------------------------------------------------------------
     @abstractmethod
@@ -130,9 +111,6 @@ class JobStore(ABC):
 
         Returns:
             The value that is there now: ours if it equals `value`.
-
-        Raises:
-            StoreConnectionError: The store can't be reached; whether the key was made is unknown.
         """
 
     @abstractmethod
@@ -145,9 +123,6 @@ class JobStore(ABC):
 
         Returns:
             Its value, or None when it did not appear in time.
-
-        Raises:
-            StoreConnectionError: The store can't be reached, or `close` was called.
         """
 
     @abstractmethod
@@ -161,9 +136,6 @@ class JobStore(ABC):
 
         Returns:
             The value that is there now, None if there is none: `value` if it was replaced.
-
-        Raises:
-            StoreConnectionError: The store can't be reached; whether the key was changed is unknown.
         """
 
     # --- two keys at once ----------------------------------------------------------------------------------------
@@ -177,9 +149,6 @@ class JobStore(ABC):
 
         Returns:
             What `create` returns, and the other key's value at that moment or later, or None.
-
-        Raises:
-            StoreConnectionError: The store can't be reached; whether the key was made is unknown.
         """
         return self.create(key, value), self.get([other])[0]
 
@@ -193,9 +162,6 @@ class JobStore(ABC):
 
         Returns:
             What `wait` returns, and the other key's value at that moment or later, or None.
-
-        Raises:
-            StoreConnectionError: The store can't be reached, or `close` was called.
         """
         return self.wait(key, timeout), self.get([other])[0]
 
@@ -209,49 +175,23 @@ class JobStore(ABC):
 
         Where such a wait begins with reading the directory, that is done here: the first wait may return what was there
         then, and costs nothing.
-
-        Args:
-            key: The key.
-
-        Raises:
-            StoreConnectionError: The store can't be reached.
         """
         return self.get([key])[0]
 
     @abstractmethod
     def get(self, keys: Sequence[str]) -> list[bytes | None]:
-        """Return the values of keys, None for those that are not there.
-
-        Args:
-            keys: The keys.
-
-        Raises:
-            StoreConnectionError: The store can't be reached.
-        """
+        """Return the values of keys, None for those that are not there."""
 
     @abstractmethod
     def write(self, values: Mapping[str, bytes]) -> None:
         """Give keys their values, whatever they had before.
 
         When it returns all of them are there; when it raises, any part of them may be.
-
-        Args:
-            values: By key.
-
-        Raises:
-            StoreConnectionError: The store can't be reached.
         """
 
     @abstractmethod
     def delete(self, keys: Sequence[str]) -> None:
-        """Remove keys; those that are not there don't matter.
-
-        Args:
-            keys: The keys.
-
-        Raises:
-            StoreConnectionError: The store can't be reached.
-        """
+        """Remove keys; those that are not there don't matter."""
 
     # --- beats ---------------------------------------------------------------------------------------------------
     def beat(self, node: str, last: int | None = None) -> int | None:
@@ -264,26 +204,13 @@ class JobStore(ABC):
         Returns:
             What to give for the next beat. None if the last one is no longer there, and then nothing was written: the
             coordinator has dropped the node, or it has expired, or the reply to an earlier beat was lost.
-
-        Raises:
-            StoreConnectionError: The store can't be reached; whether the node has beaten is unknown.
         """
         # It grows also on a clock that stands still, and where the connection is made anew.
         count = max(time.monotonic_ns() // 1_000_000, 0 if last is None else last + 1)
         return count if self.write_beat(node, _count(count), None if last is None else _count(last)) else None
 
     def read_beats(self, nodes: Sequence[str]) -> list[int | None]:
-        """Return the beats of nodes.
-
-        Args:
-            nodes: The nodes.
-
-        Returns:
-            For each a number, another one than last time if it has beaten since, or None if the store has none.
-
-        Raises:
-            StoreConnectionError: The store can't be reached.
-        """
+        """Return a number for each node, another one if it has beaten since the last read, or None if there is none."""
         return self._parse_beats(self.fetch_beats(nodes))
 
     def _parse_beats(self, values: Sequence[bytes | None]) -> list[int | None]:
@@ -293,31 +220,13 @@ class JobStore(ABC):
         return [_parse_count(value) for value in values]
 
     def read_beats_beside(self, nodes: Sequence[str], other: str) -> tuple[list[int | None], bytes | None]:
-        """Do `read_beats`, and read a key with it, in one exchange where `reads_beside` says so.
-
-        Args:
-            nodes: The nodes.
-            other: The key.
-
-        Returns:
-            What `read_beats` returns, and the key's value, or None.
-
-        Raises:
-            StoreConnectionError: The store can't be reached.
-        """
+        """Do `read_beats`, and read a key with it, in one exchange where `reads_beside` says so."""
         values, beside = self.fetch_beats_beside(nodes, other)
         return self._parse_beats(values), beside
 
     @abstractmethod
     def forget_beats(self, nodes: Sequence[str]) -> None:
-        """Remove the beats of nodes that are gone. A node that lives all the same learns it from its next beat.
-
-        Args:
-            nodes: The nodes.
-
-        Raises:
-            StoreConnectionError: The store can't be reached.
-        """
+        """Remove the beats of nodes that are gone. A node that lives all the same learns it from its next beat."""
 
     @abstractmethod
     def write_beat(self, node: str, value: bytes, last: bytes | None = None) -> bool:
@@ -338,11 +247,7 @@ class JobStore(ABC):
     # --- the whole -----------------------------------------------------------------------------------------------
     @abstractmethod
     def remove_job(self) -> None:
-        """Remove everything of this job from the store. Nodes that still use it see an empty store.
-
-        Raises:
-            StoreConnectionError: The store can't be reached.
-        """
+        """Remove everything of this job from the store. Nodes that still use it see an empty store."""
 
     @abstractmethod
     def clone(self) -> JobStore:
@@ -358,18 +263,11 @@ class JobStore(ABC):
         Over a shared connection one of both threads waits, with `wait` or `wait_beside`, and the operations of the
         other one pass, which waits for nothing meanwhile. `close` of this object ends both; `close` of the object that
         shares leaves this one as it is, and wakes no thread.
-
-        Raises:
-            StoreConnectionError: The store can't be reached.
         """
         return self.clone()
 
     def set_timeout(self, timeout: float) -> None:  # noqa: B027 - a store without answers that are late needs none
-        """Give each answer so much time from now on.
-
-        Args:
-            timeout: Seconds.
-        """
+        """Give each answer so many seconds from now on."""
 
     @abstractmethod
     def close(self) -> None:

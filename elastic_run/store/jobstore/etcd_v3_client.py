@@ -192,16 +192,7 @@ class EtcdV3Client(EtcdReader):
         return self.read(directory, end_of(directory), **options)
 
     def read(self, key: str, end: str, **options: object) -> Directory:
-        """Read a range of keys.
-
-        Args:
-            key: The first one.
-            end: The key behind the last one.
-            options: More fields of the request.
-
-        Returns:
-            What is there.
-        """
+        """Return what is in a range of keys, whose end is the key behind the last one; options are more fields."""
         answer = self.call("kv/range", range_request(key, end, **options))
         return Directory(parse_items(answer), int(answer["header"]["revision"]))
 

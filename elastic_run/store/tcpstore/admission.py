@@ -125,12 +125,7 @@ class Admission:
             self._timer = self._loop.call_later(_PROVE_WITHIN, self._expire)
 
     def remove(self, connection: Connection, error: WireError | None = None) -> None:
-        """Forget a connection that is closed.
-
-        Args:
-            connection: The connection.
-            error: What it has done wrong.
-        """
+        """Forget a connection that is closed."""
         self._forget(connection)
         if isinstance(error, UnprovedError):
             self._tell(connection, str(error))

@@ -137,11 +137,7 @@ class ClientAuthentication:
         return wire.encode(wire.PROVE, prove(self._key, AGENT, ours, theirs))
 
     def accept_foreign(self, name: str) -> None:
-        """Note that the store can't answer a challenge, and say it once.
-
-        Args:
-            name: The store for messages.
-        """
+        """Note that the store can't answer a challenge, and say it once."""
         self.is_foreign = True
         if not self._has_warned:
             self._has_warned = True

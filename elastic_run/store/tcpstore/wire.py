@@ -174,11 +174,7 @@ class Decoder:
         self.fields: list[bytes | int] = []
 
     def allow(self, layouts: Mapping[int, Layout]) -> None:
-        """Take these messages from now on, behind the opening.
-
-        Args:
-            layouts: `LAYOUTS` or `UNPROVED`.
-        """
+        """Take the messages of `LAYOUTS` or `UNPROVED` from now on, behind the opening."""
         self._allowed = layouts
         if self._layouts is not _OPENING:
             self._layouts = layouts
@@ -303,11 +299,7 @@ class Decoder:
 
 
 def names_agents(fields: list[bytes | int]) -> bool:
-    """Tell whether the first key of a message is in the agents' part of the server.
-
-    Args:
-        fields: The message's fields.
-    """
+    """Tell whether the first key of a message is in the agents' part of the server."""
     return bool(fields) and isinstance(fields[0], bytes) and fields[0].startswith(AGENT_PREFIX)
 
 

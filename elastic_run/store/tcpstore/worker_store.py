@@ -52,11 +52,7 @@ class WorkerStore(ABC):
 
     @abstractmethod
     def serve(self, loop: Loop) -> None:
-        """Answer clients from now on; some may have connected before.
-
-        Args:
-            loop: The agent's loop.
-        """
+        """Answer clients from now on; some may have connected before."""
 
     @abstractmethod
     def renew(self) -> WorkerStore:

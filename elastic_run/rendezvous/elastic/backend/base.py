@@ -122,11 +122,7 @@ class Backend(ABC):
         raise StoreConnectionError(message)
 
     def find_doubts(self, host: str) -> str:  # noqa: ARG002 - a store of many jobs knows of no other nodes
-        """Return what the user of a node that waits alone should know, for one line; may take a second.
-
-        Args:
-            host: This machine's name.
-        """
+        """Return what the user of a node that waits alone should know, for one line; may take a second."""
         return self.doubt
 
     @property

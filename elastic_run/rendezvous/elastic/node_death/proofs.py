@@ -61,11 +61,7 @@ class DeathProofs:
         self._lock = threading.RLock()
 
     def open(self, node: str) -> None:
-        """Make this node's record, and look for those of agents before it; without a directory nothing is done.
-
-        Args:
-            node: This agent's id.
-        """
+        """Make this node's record, and look for those of agents before it; without a directory nothing is done."""
         self._directory = RecordDirectory.open(os.environ)
         if self._directory is None:
             return
@@ -160,11 +156,7 @@ class DeathProofs:
 
 
 def death_facts(record: Record) -> list[Fact | SeatDead]:
-    """Return what is to be said of a dead agent.
-
-    Args:
-        record: Its record.
-    """
+    """Return what is to be said of a dead agent."""
     facts: list[Fact | SeatDead] = [messages.Leave(record.node, messages.LAST_SEQUENCE, messages.DIED)]
     seat = record.seat
     if seat is not None:
@@ -183,11 +175,7 @@ def death_facts(record: Record) -> list[Fact | SeatDead]:
 
 
 def find_notice_limit(lease: float) -> float:
-    """Return the seconds for which a guardian tells a job of its agent's death.
-
-    Args:
-        lease: Of the job, in seconds.
-    """
+    """Return the seconds for which a guardian tells a job of its agent's death."""
     return _LEASES * lease + _FURTHER
 
 

@@ -117,11 +117,7 @@ class SeatRecord:
         return os.path.join(self._directory.path, self._name) if self._fd >= 0 else ""
 
     def note_round(self, assignment: Assignment) -> None:
-        """Note the seat in a round, before the agent is told of the round.
-
-        Args:
-            assignment: The node's place in it.
-        """
+        """Note the seat in a round, before the agent is told of the round."""
         seat = RecordedSeat(assignment.incarnation, assignment.round_id, assignment.round, assignment.group_rank)
         self._write(seat)
 
