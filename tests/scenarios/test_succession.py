@@ -4,8 +4,8 @@ The lines below each `>` line of a script in `succession/` are what nodes do and
 rewrites them all; review the diff. `at=` sets the time; `config MIN MAX [RESTARTS] [NAME=SECONDS…]` are those of the
 nodes that start from there on. The verbs:
 
-- members: `start NODE…`, `follow [NODE…]` (read the log to its end), `beat NODE`, `look NODE` (at the coordinator's
-  beat), `failing NODE [consequence]`, `gone NODE OUTCOME`, `leave NODE`;
+- members: `start NODE…`, `follow [NODE…]` (read the log to its end), `beat NODE [dropped]` (its last beat was removed),
+  `look NODE` (at the coordinator's beat), `failing NODE [consequence]`, `gone NODE OUTCOME`, `leave NODE`;
 - coordinators: `decide NODE` (read all facts, write all decisions), `prepare NODE` (the same, but stopped before the
   slot is created), `create NODE` (it goes on), `watch NODE` (look at all beats), `resign NODE`, `move NODE`,
   `refuse NODE N` (so many strangers);
@@ -179,10 +179,12 @@ class Bed:
             self._keep_copy(node)
             self._feed(node, node_messages.StateKept(command.prepared))
             return
-        document = self.copies.get(node)
-        copy = None if document is None else identify(document)
-        if copy is not None and document is not None:
-            self.values[copy_key(copy)] = document
+        copy = self.members[node].job.copy
+        if command.needs_copy:
+            document = self.copies.get(node)
+            copy = None if document is None else identify(document)
+            if copy is not None and document is not None:
+                self.values[copy_key(copy)] = document
         is_idle = self.members[node].state in (WAITING, READY)
         self._feed(node, node_messages.RejoinPrepared(copy, Offer(node, 99) if is_idle else None))
 
@@ -241,9 +243,9 @@ class Bed:
                 self._feed_entry(node, slot, None if is_void else value)
                 self._keep_copy(node)
 
-    def _beat(self, node: str) -> None:
+    def _beat(self, node: str, kind: str = "") -> None:
         self.beats[node] = self.beats.get(node, 0) + 1
-        self._feed(node, node_messages.HeartbeatWritten())
+        self._feed(node, node_messages.HeartbeatWritten(was_dropped=kind == "dropped"))
 
     def _look(self, node: str) -> None:
         watched = self.members[node].watched

@@ -40,9 +40,9 @@ def speak(agent: Agent) -> Generator[Request | Pause, Any, None]:
             if agent.queue:
                 yield from _append(agent, agent.queue[0])
             elif agent.clock.now() >= next_beat:
-                was_dropped = yield from _beat(agent)
+                written = yield from _beat(agent)
                 next_beat = agent.clock.now() + interval
-                agent.feed(node_messages.HeartbeatWritten(was_dropped))
+                agent.feed(written)
                 yield from _look_at_coordinator(agent)
                 if (place := (yield from _find_others(agent))) is not None:
                     agent.follow_store(place)
@@ -64,8 +64,8 @@ def _append(agent: Agent, fact: Fact) -> Generator[Request | Pause, Any, None]:
         agent.feed(node_messages.Appended(fact.sequence))
 
 
-def _beat(agent: Agent) -> Generator[Request | Pause, Any, bool]:
-    """Heartbeat in place of the last one; returns whether that was gone."""
+def _beat(agent: Agent) -> Generator[Request | Pause, Any, node_messages.HeartbeatWritten]:
+    """Write a heartbeat in place of the last one."""
     is_first, was_dropped = agent.last_heartbeat is None, False
     if not is_first:
         last = yield Request("beat", (agent.node, agent.last_heartbeat))
@@ -73,7 +73,7 @@ def _beat(agent: Agent) -> Generator[Request | Pause, Any, bool]:
         agent.last_heartbeat = last or agent.last_heartbeat
     if is_first or (was_dropped and agent.member.state != LEAVING):
         agent.last_heartbeat = yield Request("beat", (agent.node, None))
-    return was_dropped or (is_first and agent.member.state == WAITING)
+    return node_messages.HeartbeatWritten(was_dropped, is_first and agent.member.state == WAITING)
 
 
 def _look_at_coordinator(agent: Agent) -> Generator[Request | Pause, Any, None]:
@@ -206,9 +206,11 @@ def _tend_copy(
     if isinstance(ask, node_messages.KeepState):
         yield from _copy_state(agent)
         return node_messages.StateKept(ask.prepared)
-    copy = None if agent.copy is None else identify(agent.copy)
-    if copy is not None and agent.copy is not None:
-        yield Request("write", ({copy_key(copy): agent.copy},))
+    copy = agent.member.job.copy
+    if ask.needs_copy:
+        copy = None if agent.copy is None else identify(agent.copy)
+        if copy is not None and agent.copy is not None:
+            yield Request("write", ({copy_key(copy): agent.copy},))
     is_idle = agent.member.state in (BEGINNING, WAITING, READY)
     return node_messages.RejoinPrepared(copy, agent.offer() if is_idle else None)
 

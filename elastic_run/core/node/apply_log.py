@@ -97,7 +97,7 @@ class MemberUpdate(StoreUpdate):
         """Go on from the oldest slot that is kept: no `head` says where the log stands."""
         self._set_log(next_slot=start.slot, trusted_slot=-1, term=start.term, state_slot=-1, state_term=0)
         self._look_for_head()
-        self._announce()
+        self._rejoin()
 
     def _is_stuck(self, head: Head) -> bool:
         """Whether it waits for a slot that an old `head` named."""

@@ -113,9 +113,11 @@ class HeartbeatWritten:
 
     Args:
         was_dropped: Whether the beat before it was not there any more: the job may have gone on without this node.
+        is_unknown: Whether there was none before it, so that a node which was dropped meanwhile can't know that.
     """
 
     was_dropped: bool = False
+    is_unknown: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,11 +231,16 @@ class FetchAssignment:
 
 @dataclass(frozen=True, slots=True)
 class PrepareRejoin:
-    """The node is about to say where it stands, in a log that may tell of no round; the answer is `RejoinPrepared`.
+    """The node is about to say where it stands, in a log that may not know it; the answer is `RejoinPrepared`.
 
-    Where it keeps a copy of the state, and no copy lies at that `copy_key`, the driver puts it there. Where no workers
-    run it opens a new workers' store: another round may have been formed with the old one.
+    Where no workers run, the driver opens a new workers' store: a round may have been formed with the old one.
+
+    Args:
+        needs_copy: Whether the log may tell of no round. Then, where the node keeps a copy of the state and no copy
+            lies at that `copy_key`, the driver puts it there.
     """
+
+    needs_copy: bool = True
 
 
 @dataclass(frozen=True, slots=True)

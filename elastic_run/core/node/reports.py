@@ -8,6 +8,7 @@ from elastic_run.core.node.messages import (
     Command,
     EndTerm,
     Leaving,
+    PrepareRejoin,
     WorkersFailing,
     WorkersGone,
 )
@@ -129,7 +130,7 @@ class FactWriter:
                 node_info=member.node_info,
                 config=member.config,
                 offer=member.offer,
-                seen=-1 if member.log.next_slot is None else member.log.next_slot - 1,
+                seen=max(-1 if member.log.next_slot is None else member.log.next_slot - 1, member.round.missed_slot),
                 last=last,
                 highest_round=max(member.job.highest_round, member.job.known_round),
                 copy=member.job.copy,
@@ -157,6 +158,11 @@ class FactWriter:
                 gone.detail,
             )
         )
+
+    def _rejoin(self) -> None:
+        """Say where this node stands, with another workers' store: a round may have been formed with the old one."""
+        self._set_facts(is_preparing=True)
+        self.commands.append(PrepareRejoin(needs_copy=False))
 
     def _announce(self) -> None:
         """Say again all that the coordinator has to know of this node."""

@@ -24,11 +24,11 @@ class RoundUpdate(CoordinationUpdate):
         self._set_round(fetching=None)
         place = _read_assignment(event.value)
         is_told = place is not None and place.round_id == self.member.round.told_round_id
-        if place is None or is_told or place.round != self.member.job.known_round:
+        if place is None or is_told or place.round != self.member.job.known_round or self._has_other_store(place):
             self._set(state=WAITING)
-            self._set_round(place=None, gone=None, is_failing=False)
+            self._set_round(place=None, gone=None, is_failing=False, missed_slot=event.slot)
             self._set_facts(is_due=False)
-            self._say_join()
+            self._rejoin()
             return
         self._set(state=RUNNING)
         self._set_round(place=place, is_replaced=False, is_failing=False, gone=None)
@@ -42,6 +42,10 @@ class RoundUpdate(CoordinationUpdate):
             self.commands.append(Warned(place.round))
         if self.member.round.halt is not None:
             self._learn_halt(self.member.round.halt)
+
+    def _has_other_store(self, place: Assignment) -> bool:
+        """Whether the round was formed with a workers' store of this node that it has replaced since then."""
+        return place.group_rank == 0 and place.master != self.member.offer
 
     def enter_cut_off(self, event: CutOff) -> None:
         """The workers are not to run on without the job."""

@@ -42,11 +42,14 @@ class StoreUpdate(RoundUpdate):
         self._set(beaten_at=self._now)
         if self.member.state == BEGINNING or self.member.log.needs_head:
             self.commands.append(ReadHead())
-        is_late = gap > self.member.config.lease / 2
+        is_late = event.is_unknown or gap > self.member.config.lease / 2
         if (event.was_dropped or is_late) and self.member.state != BEGINNING:
             # Others may have taken this node for lost. A machine that was suspended sees no gap on its own clock.
             self.commands.append(ReadHead())
-            self._announce()
+            if event.was_dropped and self.member.round.fetching is None:
+                self._rejoin()
+            else:
+                self._announce()
 
     def enter_store_changed(self, event: StoreChanged) -> None:
         """The node speaks to another store."""
@@ -72,7 +75,7 @@ class StoreUpdate(RoundUpdate):
             is_preparing=True, outstanding=tuple(fact for fact in member.facts.outstanding if isinstance(fact, Leave))
         )
         self._set(node_info=replace(member.node_info, serves_store=event.serves_store))
-        self._set_round(fetching=None)
+        self._set_round(fetching=None, missed_slot=-1)
         self._change_coordinator("")
         self.commands += [Append(fact) for fact in self.member.facts.outstanding]
         self.commands.append(ReadHead())

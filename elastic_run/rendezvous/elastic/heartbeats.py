@@ -104,11 +104,11 @@ class NodeHeartbeats:
         state = None if member_driver is None else member_driver.member.state
         # A node that was dropped before its first heartbeat reads so in the log, unless it waited all the time.
         is_unknown = self._writer.is_first and state == WAITING
-        was_dropped = self._writer.write(store, comes_back=state != LEAVING) or is_unknown
+        was_dropped = self._writer.write(store, comes_back=state != LEAVING)
         context.sender.last_heartbeat_at, context.signals.fenced_for = now, 0.0
         if member_driver is None:
             return
-        member_driver.feed(node_messages.HeartbeatWritten(was_dropped))
+        member_driver.feed(node_messages.HeartbeatWritten(was_dropped, is_unknown))
         if member_driver.member.state != RUNNING:
             context.death_proofs.look()
         self.look(store, is_after_write=True)

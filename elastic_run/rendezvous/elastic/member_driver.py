@@ -195,5 +195,6 @@ class MemberDriver:
             return node_messages.StateKept(task.prepared)
         if isinstance(task, node_messages.PrepareRejoin):
             is_idle = self._member.state in (BEGINNING, WAITING, READY)
-            return node_messages.RejoinPrepared(self.copy.offer(store), self._renew_offer() if is_idle else None)
+            copy = self.copy.offer(store) if task.needs_copy else self._member.job.copy
+            return node_messages.RejoinPrepared(copy, self._renew_offer() if is_idle else None)
         return decision_log.read_head(store)
