@@ -28,9 +28,14 @@ class Stream:
     Args:
         connected: The connection; the stream owns it from now on.
         name: The server for messages, such as `10.0.0.1:29400`.
+
+    Attributes:
+        reads_ahead: Whether to take more bytes than are asked for, where more have come. Without that, what another
+            thread waits for stays in the socket, and wakes that thread.
     """
 
     def __init__(self, connected: socket.socket, name: str) -> None:
+        self.reads_ahead = True
         self._name = name
         self._buffer = b""
         self._offset = 0
@@ -119,11 +124,6 @@ class Stream:
         start, self._offset = self._offset, self._offset + size
         return self._buffer[start : self._offset]
 
-    @property
-    def has_taken(self) -> bool:
-        """Whether bytes were read of the connection that nobody has received yet."""
-        return self._offset < len(self._buffer)
-
     def has_data(self, timeout: float) -> bool:
         """Wait until at least one byte can be taken.
 
@@ -133,7 +133,7 @@ class Stream:
         Raises:
             StoreConnectionError: The connection is closed.
         """
-        if not self.has_taken:
+        if self._offset == len(self._buffer):
             try:
                 self.fill(1, timeout)
             except TimeoutError:
@@ -181,7 +181,7 @@ class Stream:
 
     def _read(self, open_socket: socket.socket, missing: int) -> bytes:
         try:
-            part = open_socket.recv(min(max(missing, _RECEIVE), _RECEIVE_MOST))
+            part = open_socket.recv(min(max(missing, _RECEIVE if self.reads_ahead else 0), _RECEIVE_MOST))
         except OSError as error:
             # The kernel's own verdict on a host that went dark has the same class, and a number.
             if isinstance(error, TimeoutError) and error.errno is None:

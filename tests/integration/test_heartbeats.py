@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,7 +16,8 @@ from elastic_run.store.jobstore.c10d import C10dJobStore
 from tests.support.configs import plain_setup
 from tests.support.etcd import Etcd
 from tests.support.sessions import FAST, Node, NodeProcess, free_port, handler_node, tcp_node
-from tests.support.wait import DEADLINE, wait_until
+from tests.support.slow_way import SlowWay
+from tests.support.wait import DEADLINE, stretched, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -135,3 +137,21 @@ def test_a_node_whose_beat_was_removed_says_again_where_it_stands(stack: ExitSta
         node.done()
     assert {node.wait_for(Ended).end.verdict for node in nodes} == {"success"}
     assert not [event for node in nodes for _, event in node.events if isinstance(event, Halted)]
+
+
+def test_a_node_that_is_far_from_its_store_is_halted_at_once(stack: ExitStack) -> None:
+    """Its looks at the coordinator follow each other without a pause, and don't keep the log of decisions from it."""
+    conf = {**FAST, "last_call_timeout": "0"}
+    port = free_port()
+    near = stack.enter_context(tcp_node(port, (2, 2), is_host=True, conf=conf))
+    way = stack.enter_context(SlowWay(port, 0.04))  # twice as long as the pause between two looks, there and back
+    far = stack.enter_context(tcp_node(way.port, (2, 2), is_host=False, conf=conf))
+    for node in (near, far):
+        node.wait_for(Formed)
+    looks = far.session._context.sender  # type: ignore[attr-defined]
+    before = looks.last_heartbeat_at
+    wait_until(lambda: looks.last_heartbeat_at > before)
+    near.fail(3)
+    failed_at = time.monotonic()
+    assert far.when(far.wait_for(Halted)) - failed_at < stretched(2.0)
+    assert far.wait_for(Ended).end.verdict == "worker_failed"

@@ -18,6 +18,7 @@ from elastic_run.store.errors import FOREIGN, REFUSED, SILENT, UNRESOLVED, Store
 from elastic_run.store.jobstore.c10d import C10dJobStore
 from elastic_run.store.tcpstore.client import StoreClient
 from tests.support.job_stores import torchs_server
+from tests.support.slow_way import SlowWay
 from tests.support.store import LOOPBACK, ServedStore
 from tests.support.wait import DEADLINE, stretched
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 _JOB = "job"
 _PREFIX = f"/elastic-run/{_JOB}/"
 _GAP_LIVES = 1.0
+#: Keys that are waited for one after another.
+_KEYS = 5
 
 
 @pytest.fixture
@@ -305,3 +308,37 @@ def test_a_job_leaves_the_rest_of_torchs_server_alone() -> None:
         store.append("facts", b"a")
         store.remove_job()
         assert other.list_keys() == ["k"]
+
+
+# --- two threads over a slow network ---------------------------------------------------------------------------------
+@pytest.mark.parametrize("pause", [0.0, 0.02], ids=["without a pause", "with a short pause"])
+def test_operations_one_after_another_leave_the_wait_its_end(served: ServedStore, pause: float) -> None:
+    """Where a round trip takes longer than the pause between them, the other thread sees its key all the same."""
+    is_over = threading.Event()
+    got: list[bytes | None] = []
+    with (
+        SlowWay(served.port, 0.03) as way,
+        C10dJobStore(LOOPBACK, way.port, _JOB, timeout=DEADLINE) as store,
+        C10dJobStore(LOOPBACK, served.port, _JOB, timeout=DEADLINE) as other,
+    ):
+        shared = store.share()
+
+        def ask() -> None:
+            while not is_over.wait(pause):
+                store.get(["c/none"])
+
+        def wait() -> None:
+            got.extend(shared.wait(f"d/{number}", DEADLINE) for number in range(_KEYS))
+
+        other.write({f"d/{number}": b"x" for number in range(1, _KEYS)})
+        threads = [threading.Thread(target=run) for run in (ask, wait)]
+        for thread in threads:
+            thread.start()
+        begun = time.monotonic()
+        other.create("d/0", b"x")
+        threads[1].join(DEADLINE)
+        took = time.monotonic() - begun
+        is_over.set()
+        threads[0].join(DEADLINE)
+    assert got == [b"x"] * _KEYS
+    assert took < stretched(4.0)

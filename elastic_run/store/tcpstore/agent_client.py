@@ -6,8 +6,9 @@ Rules
 - Two threads may share the connection: while one of them waits in `wait_look`, the other asks. What it asks goes out
   between a CANCEL_WAIT and the same wait again, in one piece: a server may answer a wait at any moment, and a client
   could not tell which answer it reads. The store has as many requests to read as over two connections.
-- The thread that waits is woken by what comes, not by the other thread. So where the other thread has read the end of
-  the wait with its answer, it lets the store answer the wait once more.
+- The thread that waits is woken by what lies in the socket, not by the other thread. So the other thread reads its own
+  answer and no byte behind that: the end of the wait stays where it wakes. An end that comes before the answer is
+  dropped, since the store answers the second wait with it once more.
 """
 
 from __future__ import annotations
@@ -61,18 +62,10 @@ class AgentClient(StoreClient):
             try:
                 yield
             finally:
-                # Where this fails the connection is closed: the other thread learns it, and what comes next here. What
-                # was asked until now has its answer.
+                # What has no answer of its own has called the wait off, too. Where this fails the connection is
+                # closed: the other thread learns it, and what comes next here. What was asked until now has its answer.
                 with suppress(StoreError):
-                    self._keep_wait()
-
-    def _keep_wait(self) -> None:
-        """See that the end of another thread's wait is still to come, or wakes that thread."""
-        self._receive(0)  # what has no answer of its own has called the wait off, too
-        if self._wait and self._stream.has_taken:
-            self._stream.send(_CANCEL, self.timeout)
-            self._receive_cancelled()
-            self._stream.send(self._wait, self.timeout)
+                    self._receive(0)
 
     def compare_sets(self, changes: Sequence[tuple[str | bytes, str | bytes, str | bytes]]) -> list[bytes]:
         """Do several `compare_set`, given as (key, expected, desired), in this order; returns the values now."""
@@ -130,6 +123,7 @@ class AgentClient(StoreClient):
         with self.turn():
             self._send(wait)
             self._wait, self._wait_values = wait, values
+            self._stream.reads_ahead = False
         while True:
             left = deadline - time.monotonic()
             self._stream.wait_input(left)
@@ -140,6 +134,7 @@ class AgentClient(StoreClient):
     def _end_wait(self, *, is_over: bool) -> list[bytes | None] | None:
         """Take the values behind the end of a wait, or call the wait off, if its time is over, and return None."""
         self._wait = b""
+        self._stream.reads_ahead = True
         if not is_over:
             self._receive(1)
             return self._receive_values()
