@@ -185,6 +185,45 @@ def test_what_is_no_shared_connection_leads_to_the_same_store() -> None:
         _ = shared.store
 
 
+class TimedStore(MemoryJobStore):
+    """Notes the time for each answer."""
+
+    timeout = 0.0
+
+    def clone(self) -> TimedStore:
+        """Return another one."""
+        return TimedStore(self.space)
+
+    def set_timeout(self, timeout: float) -> None:
+        """Note it."""
+        self.timeout = timeout
+
+
+def test_what_is_no_shared_connection_gets_the_time_of_its_own_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The owner's may have been opened in a hurry; after a silence it is twice the time."""
+    owner, backend, closing = make_link()
+    monkeypatch.setattr(backend, "open", lambda timeout: TimedStore(JobSpace(), f"{timeout}"))
+    shared = StoreConnection(backend, _FIRST, closing, source=owner, longest_timeout=_LONGEST)
+    identify(owner, b"store 1")
+    for seconds in (_FIRST, 2 * _FIRST):
+        opened = shared.store
+        assert isinstance(opened, TimedStore)
+        assert opened.timeout == seconds
+        shared.drop()
+        shared.pause(StoreConnectionError("", SILENT))
+
+
+def test_a_connection_that_is_identified_gives_each_answer_its_full_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store has answered, so the hurry to reach it is over, for the thread that shares the connection as well."""
+    owner, backend, closing = make_link()
+    monkeypatch.setattr(backend, "open", lambda _: TimedStore(JobSpace()))
+    owner.time_left = lambda: 1.0
+    opened = identify(owner, b"store 1")
+    assert isinstance(opened, TimedStore)
+    assert opened.timeout == _FIRST
+    assert closing.waits == []
+
+
 def space_of(store: JobStore) -> JobSpace:
     """Return what a connection leads to."""
     assert isinstance(store, MemoryJobStore)

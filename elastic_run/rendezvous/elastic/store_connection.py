@@ -101,9 +101,7 @@ class StoreConnection:
         else:
             # It has outlived what it was used for last: the store answers.
             self._timeout = self._first_timeout
-            if self._is_hurried:
-                self._is_hurried = False
-                self._store.set_timeout(self._first_timeout)
+            self._give_full_time(self._store)
             self._backoff.reset()
         if self._closing.is_set():
             self.drop()
@@ -127,7 +125,15 @@ class StoreConnection:
             message = "the session is closed"
             raise StoreConnectionError(message)
         opened = store.share()
-        return opened if opened.is_shared else self._check_id(opened, self.store_id)
+        if opened.is_shared:
+            return opened
+        opened.set_timeout(self._timeout)
+        return self._check_id(opened, self.store_id)
+
+    def _give_full_time(self, store: JobStore) -> None:
+        if self._is_hurried:
+            self._is_hurried = False
+            store.set_timeout(self._first_timeout)
 
     def _check_id(self, opened: JobStore, expected: bytes | None) -> JobStore:
         """Return what was opened just now, if it leads to the expected store."""
@@ -145,6 +151,8 @@ class StoreConnection:
     def identify(self, store_id: bytes) -> None:
         """Say which store the open connection leads to; a thread that shares it begins now."""
         with self._changed:
+            if self._store is not None:
+                self._give_full_time(self._store)  # the store answers, so it is not given up soon
             self.store_id = store_id
             self._changed.notify_all()
 
