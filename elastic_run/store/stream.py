@@ -5,6 +5,9 @@ After a send or a reply that did not come off in time the stream is out of step,
 
 `close` may come from another thread: it wakes the threads that read, send or wait. The last thread that uses the
 descriptor closes it: else the kernel could give its number to another file while a thread still waits on it.
+
+A stream that broke in one thread fails in every other thread for the same reason: who reconnects has to know whether
+the server was silent, or is gone.
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ class Stream:
     def __init__(self, connected: socket.socket, name: str) -> None:
         self.reads_ahead = True
         self._name = name
+        self._reason = CLOSED
         self._buffer = b""
         self._offset = 0
         self._socket: socket.socket | None = connected
@@ -65,7 +69,7 @@ class Stream:
         with self._lock:
             if self._socket is None:
                 message = f"the connection to the store at {self._name} is closed"
-                raise StoreConnectionError(message)
+                raise StoreConnectionError(message, self._reason)
             self._users += 1
             return self._socket
 
@@ -192,9 +196,12 @@ class Stream:
         return part
 
     def _lost(self, error: OSError | None) -> StoreError:
+        reason = CLOSED if error is None else reason_of(error)
+        with self._lock:
+            if self._socket is not None:
+                self._reason = reason
         self.close()
         if isinstance(error, TimeoutError) and error.errno is None:
             return StoreTimeoutError(f"the store at {self._name} did not answer in time")
-        reason = CLOSED if error is None else reason_of(error)
         message = f"the store at {self._name} closed the connection: {error or 'end of stream'}"
         return StoreConnectionError(message, reason)

@@ -19,7 +19,7 @@ from elastic_run.rendezvous.elastic.handler import open_session
 from elastic_run.rendezvous.elastic.job_session import JobSession
 from elastic_run.rendezvous.elastic.store_connection import StoreConnection
 from elastic_run.report import wait_notices
-from elastic_run.store.errors import FULL, REFUSED, StoreConnectionError
+from elastic_run.store.errors import CLOSED, FULL, REFUSED, SILENT, StoreConnectionError
 from elastic_run.store.jobstore.memory import JobSpace, MemoryJobStore
 from tests.support.configs import plain_setup
 from tests.support.sessions import Node
@@ -52,7 +52,12 @@ class NotingStore(MemoryJobStore):
     Attributes:
         uses: What was done, and with which key or stream.
         facts: What was said over it.
+        reason: Why it broke, once it did.
+        timeout: Seconds for each answer.
     """
+
+    reason = CLOSED
+    timeout = 0.0
 
     def __init__(self, space: JobSpace, on_use: OnUse) -> None:
         super().__init__(space)
@@ -100,6 +105,21 @@ class NotingStore(MemoryJobStore):
     def share(self) -> NotingStore:
         """Return an object for the log reader, over this connection."""
         return SharedStore(self)
+
+    def set_timeout(self, timeout: float) -> None:
+        """Note it."""
+        self.timeout = timeout
+
+    def fall_silent(self) -> None:
+        """Let the operation under way, and each later one, fail since the store does not answer."""
+        self.reason = SILENT
+        self.close()
+
+    def _check(self) -> None:
+        if self._is_closed:
+            message = "the connection is closed"
+            raise StoreConnectionError(message, self.reason)
+        super()._check()
 
     @property
     def is_coordinators(self) -> bool:
@@ -158,11 +178,11 @@ class NotingBackend(Backend):
 
     def open(self, timeout: float) -> JobStore:
         """Open a connection, or fail."""
-        del timeout
         if self.failure is not None:
             self.failures += 1
             raise self.failure
         self.opened.append(NotingStore(self.space, self._note_use))
+        self.opened[-1].timeout = timeout
         return self.opened[-1]
 
     def _note_use(self, store: NotingStore, what: str, where: str) -> None:
@@ -322,6 +342,27 @@ def test_a_store_that_is_lost_meanwhile_is_tried_until_it_answers(node: Node, ba
     backend.space.set_reachable(is_reachable=True)
     backend.failure = None
     assert node.wait_for(Ended).end.verdict == "success"
+
+
+def test_a_store_that_is_silent_for_the_log_reader_gets_twice_the_time(
+    node: Node, backend: NotingBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sender opens the shared connection again, and does not wait for its next heartbeat with that."""
+    monkeypatch.setattr(wait_notices, "FIRST", 300.0)  # nor for the first line
+    timeouts: list[float] = []
+
+    def note(store: NotingStore) -> None:
+        timeouts.append(store.timeout)
+        store.fall_silent()
+
+    backend.on_use = once(is_first_wait, note)
+    node.start()
+    node.wait_for(Formed)
+    node.done()
+    assert node.wait_for(Ended).end.verdict == "success"
+    assert timeouts == [context_of(node).answer_timeout]
+    timeouts += [store.timeout for store in backend.opened if not store.is_coordinators][1:]
+    assert timeouts == [context_of(node).answer_timeout, 2 * context_of(node).answer_timeout]
 
 
 # --- the store is another one ----------------------------------------------------------------------------------------

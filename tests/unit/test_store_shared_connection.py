@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.store.errors import StoreError
+from elastic_run.store.errors import SILENT, StoreConnectionError, StoreError, StoreTimeoutError
 from elastic_run.store.tcpstore import wire
 from elastic_run.store.tcpstore.agent_client import AgentClient
 from tests.support.wait import DEADLINE, wait_until
@@ -337,7 +337,7 @@ def test_an_operation_whose_answer_has_come_is_done_whatever_breaks_behind_it(se
 
 
 def test_a_server_that_does_not_answer_an_operation_fails_in_both_threads() -> None:
-    """Its time is over for the operation; the thread that waits would wait in vain."""
+    """Its time is over for the operation; the thread that waits would wait in vain. Both learn that it was silent."""
     server = Server(lambda _: wire.U32.pack(wire.EXTENDED), timeout=_SILENCE)
     server.wait()
     server.expect(_WAIT)
@@ -345,7 +345,8 @@ def test_a_server_that_does_not_answer_an_operation_fails_in_both_threads() -> N
     server.expect(_CANCEL + _ADD + _WAIT)
     server.expect_end()
     server.join()
-    assert len(server.errors) == 2
+    assert {type(error) for error in server.errors} == {StoreTimeoutError, StoreConnectionError}
+    assert [error.reason for error in server.errors if isinstance(error, StoreConnectionError)] == [SILENT]
     server.close()
 
 

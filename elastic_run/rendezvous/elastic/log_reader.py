@@ -54,13 +54,20 @@ class LogReader:
                 context.signals.closing.wait(_REFUSED)
             except StoreError as error:
                 self._connection.drop()
-                if getattr(error, "reason", None) in _BROKEN:
-                    # Not if it is silent: a store that is only slow would be slower if all senders came again now.
-                    context.signals.has_lost_log = True
-                    context.signals.wake.set()
+                is_broken = getattr(error, "reason", None) in _BROKEN
+                if is_broken:
+                    self._wake_sender()
                 self._connection.pause(error)
+                # A store that is only slow would be slower if all senders came again at once.
+                if self._connection.is_shared and not is_broken:
+                    self._wake_sender()
         self._connection.drop()
         context.connections.remove(self._connection)
+
+    def _wake_sender(self) -> None:
+        """Let the sender look whether the store is still there; it opens a shared connection again."""
+        self._context.signals.has_lost_log = True
+        self._context.signals.wake.set()
 
     def _turn(self, store: JobStore) -> None:
         self._member_driver.run_store_tasks(store, self._connection.store_id)

@@ -56,6 +56,7 @@ class StoreConnection:
 
     Attributes:
         store_id: The id of the store that the open connection leads to; `identify` says it where any is taken.
+        is_shared: Whether the connection that was used last is the source's own.
         time_left: Returns the seconds after which the store is given up, or the user is to be told of a first failure:
             no attempt to open it takes longer.
     """
@@ -73,6 +74,7 @@ class StoreConnection:
         on_full: Callable[[str], None] | None = None,
     ) -> None:
         self.store_id: bytes | None = None
+        self.is_shared = False
         self.time_left: Callable[[], float] | None = None
         self._expected_store_id = expected_store_id
         self._source = source
@@ -125,7 +127,8 @@ class StoreConnection:
             message = "the session is closed"
             raise StoreConnectionError(message)
         opened = store.share()
-        if opened.is_shared:
+        self.is_shared = opened.is_shared
+        if self.is_shared:
             return opened
         opened.set_timeout(self._timeout)
         return self._check_id(opened, self.store_id)
