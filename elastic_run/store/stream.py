@@ -18,7 +18,7 @@ import threading
 import time
 
 from elastic_run.contract import LONGEST_WAIT
-from elastic_run.store.connecting import reason_of
+from elastic_run.store.connecting import notice_darkness, reason_of
 from elastic_run.store.errors import CLOSED, StoreConnectionError, StoreError, StoreTimeoutError
 
 _RECEIVE = 64 * 1024
@@ -63,6 +63,12 @@ class Stream:
             pass  # it was not connected any more
         finally:
             self._leave()
+
+    def notice_darkness(self, seconds: float) -> None:
+        """Have the kernel break the connection when the server has given no sign for so long; nothing when closed."""
+        with self._lock:
+            if self._socket is not None:
+                notice_darkness(self._socket, seconds)
 
     def _enter(self) -> socket.socket:
         """Begin to use the descriptor; `_leave` follows."""

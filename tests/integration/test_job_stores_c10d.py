@@ -310,6 +310,17 @@ def test_a_job_leaves_the_rest_of_torchs_server_alone() -> None:
         assert other.list_keys() == ["k"]
 
 
+def test_a_timeout_is_the_kernels_as_well(served: ServedStore) -> None:
+    """A connection that was opened in a hurry does not break for good after as short an outage of the network."""
+    with C10dJobStore(LOOPBACK, served.port, _JOB, timeout=0.8) as store:
+        used = store._client._stream._socket
+        assert used is not None
+        before = used.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+        store.set_timeout(5.0)
+        assert (before, used.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)) == (800, 5000)
+    store.set_timeout(1.0)  # it is closed, and nothing is left to set
+
+
 # --- two threads over a slow network ---------------------------------------------------------------------------------
 @pytest.mark.parametrize("pause", [0.0, 0.02], ids=["without a pause", "with a short pause"])
 def test_operations_one_after_another_leave_the_wait_its_end(served: ServedStore, pause: float) -> None:

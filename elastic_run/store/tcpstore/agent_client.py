@@ -45,7 +45,7 @@ _CANCEL = wire.encode(wire.CANCEL_WAIT)
 class AgentClient(StoreClient):
     """A connection to a TCPStore whose questions are put together, and which two threads may share.
 
-    All methods but `wait_look` and `close` are called within `turn`.
+    All methods but `wait_look`, `set_timeout` and `close` are called within `turn`.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:  # noqa: ANN401 - those of StoreClient
@@ -54,6 +54,11 @@ class AgentClient(StoreClient):
         self._wait = b""  # the wait that another thread is in, as it is sent
         self._wait_values = 0  # how many values come with its end
         self._cancelled = 0  # answers to CANCEL_WAIT that are to come
+
+    def set_timeout(self, timeout: float) -> None:
+        """Set the timeout in seconds, also that after which the kernel takes the server's host for dark."""
+        super().set_timeout(timeout)
+        self._stream.notice_darkness(timeout)
 
     @contextmanager
     def turn(self) -> Iterator[None]:
