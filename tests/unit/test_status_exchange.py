@@ -194,6 +194,21 @@ def test_questions_do_not_pile_up(space: JobSpace) -> None:
     assert len((store.get([STATUS_REQUEST])[0] or b"").split(b"\n")) == 8
 
 
+@pytest.mark.parametrize("question", [STATUS, STACKS])
+def test_a_node_that_comes_later_does_not_answer(space: JobSpace, question: str) -> None:
+    """The asker has gone, so the answers of all that ever join would stay in the store."""
+    store = MemoryJobStore(space)
+    nodes = answer_from(space, ["a"], question)
+    assert len(gather(store, expected=1, patience=20.0, question=question)) == 1
+    nodes.join()
+    gather(store, expected=1, patience=0.0, question="drain node7")
+    gather(store, expected=1, patience=0.0, question=question)
+    asked: list[str] = []
+    StatusAnswers(asked.append, lambda: None).note_request(store.get([STATUS_REQUEST])[0])
+    assert asked == []
+    assert (store.get([STATUS_REQUEST])[0] or b"").count(b"\n") == 0
+
+
 def test_a_node_that_has_just_come_is_not_drained_by_an_old_question() -> None:
     """The question was about the node that had its name or rank before; a question that comes later counts."""
     asked: list[str] = []

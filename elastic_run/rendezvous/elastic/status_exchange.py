@@ -4,7 +4,8 @@ A node asks by adding a line to the value of `job_keys.STATUS_REQUEST`: an id of
 the newest line of each question, and a few of them. The other nodes read it together with the heartbeats that they look
 at anyway, so a question costs them no exchange and no wake-up of its own. Each then appends one document to the stream
 of that kind of question (`find_stream`); the asker reads there until all have come, or until it has waited long enough,
-and trims the stream. Where two nodes ask the same at the same time, the answers to either are as good for both. The key
+trims the stream, and removes its line, except that of a drain: nodes that come later would answer, and nobody would
+trim that. Where two nodes ask the same at the same time, the answers to either are as good for both. The key
 is written without a lock: where two nodes ask within milliseconds, a question may be lost, and its asker asks again
 after half of its time.
 
@@ -128,6 +129,8 @@ def gather(store: JobStore, *, expected: int, patience: float, question: str = S
         if len(documents) < expected and request not in _split(store.get([job_keys.STATUS_REQUEST])[0]):
             _add_request(store, request)  # another asker has written at the same time
     store.trim(stream, position)
+    if kind_of(question) != DRAIN:  # a node that looks late leaves all the same
+        _remove_request(store, request)
     return [*documents.values()]
 
 
@@ -144,6 +147,17 @@ def _add_request(store: JobStore, request: bytes) -> None:
         if _read_question(line) != _read_question(request)
     ]
     store.write({job_keys.STATUS_REQUEST: b"\n".join([*others[1 - _MOST_QUESTIONS :], request])})
+
+
+def _remove_request(store: JobStore, request: bytes) -> None:
+    there = _split(store.get([job_keys.STATUS_REQUEST])[0])
+    if request not in there:
+        return
+    others = [line for line in there if line != request]
+    if others:
+        store.write({job_keys.STATUS_REQUEST: b"\n".join(others)})
+    else:
+        store.delete([job_keys.STATUS_REQUEST])
 
 
 def _split(value: bytes | None) -> list[bytes]:
