@@ -25,7 +25,7 @@ _LONGEST_WAIT = 30.0
 _MOMENT = 0.5
 #: Seconds before a store that refuses us is asked again; the sender, which is refused as well, tells the agent.
 _REFUSED = 5.0
-#: After these the sender looks whether the store is still there.
+#: After these the sender looks at once whether the store is still there.
 _BROKEN = (CLOSED, REFUSED)
 
 
