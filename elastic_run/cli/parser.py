@@ -267,10 +267,11 @@ class _Reader:
         self.text = ""
 
     def __call__(self, text: str) -> Any:  # noqa: ANN401 - each flag has its own type
-        # argparse converts defaults as well, but some checks import modules that most jobs don't need.
+        self.text = str(text)
+        # argparse converts defaults as well, but some checks import modules that most jobs don't need. Python has one
+        # object for equal texts of one letter, so a text of the command line may come here, too.
         if text is self._flag.default:
             return text
-        self.text = str(text)
         try:
             return self._flag.parse(self.text)
         except ValueError as error:

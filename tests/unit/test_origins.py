@@ -47,6 +47,24 @@ def test_flags_and_variables_are_origins_and_defaults_are_not(monkeypatch: pytes
     assert (args.restart_window, args.nproc_per_node, args.standalone) == (Window(5, 3600.0), "1", False)
 
 
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("--nproc-per-node=1", "1"),
+        ("--nproc-per-node 1", "1"),
+        ("--nproc-per-node=2 --nproc-per-node=1", "1"),
+        ("--tee=0", "0"),
+        ("-r 0", "0"),
+    ],
+)
+def test_a_flag_with_its_default_value_is_written_for_other_nodes(words: str, text: str) -> None:
+    """The command for other nodes has the text of the flag, also where Python has one object for text and default."""
+    args, origins = parse(f"--nnodes=2 {words} train.py")
+    flags = _make_join_command(args, FLAGS, ["elastic-run"], origins).flags
+    assert len(flags) == 2
+    assert flags[1].partition("=")[2] == text
+
+
 def test_a_flag_names_the_variable_that_it_overrides(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two values for one flag are what a user looks for at night: the origin has both."""
     monkeypatch.setenv("PET_NNODES", "4")
