@@ -32,7 +32,7 @@ def render_report(hosts: Sequence[str], findings: Sequence[Finding], facts: Mapp
     for finding in findings[:_SHOWN]:
         evidence = f" ({finding.evidence})" if finding.evidence else ""
         lines += _fill(f"{finding.severity}: ", f"{finding.what}{evidence}")
-        lines += _fill("   mend: ", finding.remedy)
+        lines += _fill("    fix: ", finding.remedy)
     if len(findings) > _SHOWN:
         lines.append(f"and {len(findings) - _SHOWN} more (--json has all)")
     problems = sum(finding.severity == PROBLEM for finding in findings)
