@@ -10,8 +10,8 @@ if TYPE_CHECKING:
 
 _VERDICTS: dict[str, str] = {
     "not_executable": (
-        "Make it executable with `chmod +x`, let the job's user into the directories above it, leave --no-python away "
-        "for a Python script, or see whether its file system is mounted noexec."
+        "Make it executable with `chmod +x`, give the job's user access to the directories above it, leave out "
+        "--no-python for a Python script, or check whether its file system is mounted noexec."
     ),
     "not_found": (
         "Check the program's name, and the interpreter in its first line; a relative path counts from the directory in "

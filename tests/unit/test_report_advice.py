@@ -39,7 +39,7 @@ def raised(name: str, message: str = "") -> JobResult:
         (result(worker_end(0, -11, captured("segv"))), "below that line"),
         (result(worker_end(0, -6)), "PYTHONFAULTHANDLER=1"),
         (result(worker_end(0, -6, captured("thread_at_end"))), "torch.distributed.nn"),
-        (result(worker_end(0, -15)), "not elastic-run"),
+        (result(worker_end(0, -15)), "did not send SIGTERM"),
         (result(worker_end(0, -10)), "no handler for it"),
         (result(worker_end(0, 1, captured("cuda_out_of_memory"))), "nvidia-smi"),
         (result(worker_end(0, 1, captured("port_taken"))), "ss -ltnp"),

@@ -105,7 +105,7 @@ def _own_failure(root: WorkerEnd, evidence: Evidence) -> Cause:
 def _classify(root: WorkerEnd, evidence: Evidence) -> tuple[str, str, tuple[str, ...]]:
     """Return kind, confidence and reasons of a worker's failure."""
     if is_secondary(root):
-        return LOST_PEER, POSSIBLE, ("it says what a rank says that has lost a peer",)
+        return LOST_PEER, POSSIBLE, ("its error is typical of a rank that has lost a peer",)
     if root.exception is not None:
         is_certain = root.exception.is_certain
         return EXCEPTION, CERTAIN if is_certain else LIKELY, ("the exception at the end of its stderr",)

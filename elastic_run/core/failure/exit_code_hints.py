@@ -20,12 +20,12 @@ _SIGNALS: dict[int, str] = {
         "Native code crashed. PYTHONFAULTHANDLER=1 makes Python show where; a library built for another "
         "version of PyTorch or CUDA is the usual reason."
     ),
-    SIGABRT: "Native code gave up; its last words are above. PYTHONFAULTHANDLER=1 makes Python show where.",
+    SIGABRT: "Native code aborted; its last lines are above. PYTHONFAULTHANDLER=1 makes Python show where.",
     SIGILL: "The program was built for another CPU: install a build for this machine.",
-    SIGTERM: "Somebody else sent SIGTERM, not elastic-run: the scheduler (preemption, time limit) or a person.",
-    SIGINT: "Somebody else sent SIGINT, not elastic-run.",
-    SIGHUP: "Somebody else sent SIGHUP, not elastic-run: a terminal was closed, or the scheduler did it.",
-    SIGPIPE: "It wrote to a pipe that nobody reads any longer.",
+    SIGTERM: "elastic-run did not send SIGTERM: the scheduler (preemption, time limit) or a person did.",
+    SIGINT: "elastic-run did not send SIGINT: another program or a person did.",
+    SIGHUP: "elastic-run did not send SIGHUP: a terminal was closed, or the scheduler sent it.",
+    SIGPIPE: "It wrote to a pipe whose reader has ended.",
     SIGXCPU: "Its limit of CPU time is used up: look at `ulimit -t` and the scheduler's limits.",
     SIGXFSZ: "It wrote a file larger than allowed: look at `ulimit -f`.",
     SIGSYS: "It made a system call that the sandbox forbids: look at the container's seccomp profile.",
@@ -35,8 +35,8 @@ _PASSED_ON = (
     "The script has no handler for it: install one, or leave the signal out of --forward-signals and --scale-up-signal."
 )
 _WARNED = (
-    "Somebody else sent {name}, not elastic-run, and the script has no handler for it: the scheduler, as a warning "
-    "before a limit (Slurm: --signal=B:… tells the batch script alone), or a person."
+    "elastic-run did not send {name}, and the script has no handler for it: the scheduler sent it as a warning before "
+    "a limit (Slurm: --signal=B:… warns only the batch script), or a person did."
 )
 _CODES: dict[int, str] = {
     126: "A program that the worker ran may not be executed: `chmod +x`, or a file system that is mounted noexec.",
@@ -73,5 +73,6 @@ def _help_against_kill(oom_kills: OomKills | None) -> str:
     if oom_kills is not None and oom_kills.machine == 0:
         return "Not the kernel's OOM killer: the scheduler, the container's runtime or a person sent SIGKILL."
     return (
-        "Most often the kernel's OOM killer: `dmesg | grep -i oom` tells. Else the scheduler or a person sent SIGKILL."
+        "Most often the kernel's OOM killer: `dmesg | grep -i oom` shows it. Otherwise the scheduler or a person sent "
+        "SIGKILL."
     )
