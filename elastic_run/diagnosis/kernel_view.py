@@ -33,7 +33,7 @@ def find_obstacle(pid: int, descriptor: int, inode: int) -> str:
     if masks.get("SigIgn", 0) & _BIT:
         return f"ignores signal {STACK_SIGNAL}"
     if not masks.get("SigCgt", 0) & _BIT:
-        return _describe_foreign(pid, f"does not tell its Python stacks: {_explain_missing(pid, stat, descriptor)}")
+        return _describe_foreign(pid, f"shows no Python stacks: {_explain_missing(pid, stat, descriptor)}")
     try:
         is_there = os.stat(f"/proc/{pid}/fd/{descriptor}").st_ino == inode
     except OSError:
@@ -105,7 +105,7 @@ def explain_silence(pid: int) -> str:
         return f"is in uninterruptible sleep in the kernel{f' ({where})' if where else ''}"
     if is_pending(pid):
         is_busy = stat.state == b"R"
-        return "has had no processor to write its stacks" if is_busy else f"holds signal {STACK_SIGNAL} back"
+        return "has had no processor to write its stacks" if is_busy else f"blocks signal {STACK_SIGNAL}"
     return f"has a handler of its own for signal {STACK_SIGNAL}"
 
 

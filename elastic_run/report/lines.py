@@ -61,7 +61,7 @@ def restarting(
 
 def awaiting_cause(seconds: float) -> str:
     """Say why the workers are not stopped yet."""
-    return f"a worker has lost a peer: up to {span(seconds)} for the worker that has the cause to say so"
+    return f"a worker has lost a peer: waiting up to {span(seconds)} for the worker with the cause to report it"
 
 
 def stopping(number: int, size: int, grace: float, *, sender: str = "") -> str:
@@ -111,7 +111,7 @@ def folded(told: Sequence[int], place: str) -> str:
 
 def hurrying() -> str:
     """Say that the user asked twice."""
-    return "asked again: killing the workers now"
+    return "asked to stop again: killing the workers now"
 
 
 def failure_file_not_written(directory: str, reason: str) -> str:

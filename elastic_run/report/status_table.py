@@ -126,10 +126,8 @@ def render_status(
             lines.append(f"`elastic-run stacks {label} --rank {chosen}` shows where it is")
     unseen = [int(worker["rank"]) for worker in workers if worker.get("silence") is None and worker.get("pid")]
     if unseen:
-        lines += [
-            "",
-            f"the output of {ranks(unseen)} goes past elastic-run (--log-dir, --tee 3 or --redirects 3 show it here)",
-        ]
+        told = f"the output of {ranks(unseen)} does not pass through elastic-run"
+        lines += ["", f"{told}: --log-dir, --tee=3 or --redirects=3 show it"]
     return lines
 
 

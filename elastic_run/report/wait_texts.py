@@ -70,8 +70,8 @@ def trouble_texts(store: str, trouble: str, silent_for: float, left: float | Non
 def describe_spare(present: int, wanted: int) -> str:
     """Say that the job runs, and this node isn't in it."""
     if present > wanted:
-        return f"waiting: a spare, for when one of the job's {wanted} nodes is lost"
-    return "waiting: the job runs, and will take this node in"
+        return f"waiting: as a spare, until one of the job's {wanted} nodes is lost"
+    return "waiting: the job runs, and adds this node soon"
 
 
 def _describe_left(left: float | None) -> str:

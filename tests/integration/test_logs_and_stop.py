@@ -189,7 +189,7 @@ def test_a_job_without_log_files_says_which_flags_keep_them(launch: Launch, work
     wait_found()
     refused = run("logs")
     assert refused.process.returncode == 2
-    assert "keeps no log files: --log-dir=DIR would" in refused.stderr
+    assert "keeps no log files; --log-dir=DIR keeps them" in refused.stderr
 
 
 def test_a_closed_reader_is_no_error(ended: Path) -> None:

@@ -90,7 +90,7 @@ def test_an_agent_that_lingers_goes_when_told_to(launch: Launch, worker: Worker,
             wait_fact(store, b'"ready"')
             other.send(signal.SIGSTOP)
         assert len(store.read(EXIT_BARRIER, 0, DEADLINE)[0]) == 1
-    host.wait_line(r"the job is over; staying up to \d+ s for those who have not heard it yet: \S+$")
+    host.wait_line(r"the job is over; waiting up to \d+ s for nodes that do not know it yet: \S+$")
     host.send(signal.SIGTERM)
     begun = time.monotonic()
     assert host.wait_exit() == code
@@ -115,7 +115,7 @@ def test_the_exit_barrier_has_the_length_that_was_given(
         with gate.open("w"):
             wait_fact(store, b'"ready"')
             other.send(signal.SIGSTOP)
-    told = int(host.wait_line(r"the job is over; staying up to (\d+) s for those who have not heard it yet: ")[1])
+    told = int(host.wait_line(r"the job is over; waiting up to (\d+) s for nodes that do not know it yet: ")[1])
     assert seconds - 10 < told <= seconds
     host.send(signal.SIGTERM)
     assert host.wait_exit() == 0

@@ -206,7 +206,7 @@ def test_other_times_are_settled_by_the_first_node(launch: Launch, worker: Worke
     wait_served(port)
     second = launch(*place, "--nnodes=2", "--max-backoff=7", "--exit-barrier-timeout=99", path)
     assert [first.wait_exit(), second.wait_exit()] == [0, 0], second.stderr
-    told = "the values of the job's first node hold, not those given here: --max-backoff is 30 s, not 7 s"
+    told = "the values of the job's first node apply, not those of this node: --max-backoff is 30 s, not 7 s"
     assert second.stderr.count(told) == 1
     assert told not in first.stderr
 

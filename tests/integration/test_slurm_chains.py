@@ -65,7 +65,7 @@ def test_workers_save_before_the_time_is_over(slurm: SlurmCluster, tmp_path: Pat
         0,
         ["training", "asked", "saved", "in time"],
     ), log
-    assert re.search(r"the job's time is over in \d+ s: stop_requested\(\) is true in the workers", log), log
+    assert re.search(r"the job's time limit is in \d+ s: stop_requested\(\) is true in the workers", log), log
 
 
 def test_a_job_with_requeue_is_run_again_before_its_time_is_over(slurm: SlurmCluster, tmp_path: Path) -> None:

@@ -142,11 +142,11 @@ def test_ranks_in_a_collective_wait(launch: Launch, worker: Worker, tmp_path: Pa
         ),
         (
             "os.execvp('sh', ['sh', '-c', 'echo ready; sleep 1000'])",
-            r"rank 0 does not tell its Python stacks: it is no Python program \(sh",
+            r"rank 0 shows no Python stacks: it is no Python program \(sh",
         ),
         (
             f"os.execv(sys.executable, [sys.executable, '-S', '-c', {_PAUSES_ALONE!r}])",
-            r"rank 0 does not tell its Python stacks: its Python does not read elastic-run-compat.pth: .* -S \(python",
+            r"rank 0 shows no Python stacks: its Python does not read elastic-run-compat.pth: .* -S \(python",
         ),
         (
             f"signal.signal({STACK_SIGNAL}, lambda *_: None)\n{_PAUSES}",
@@ -154,7 +154,7 @@ def test_ranks_in_a_collective_wait(launch: Launch, worker: Worker, tmp_path: Pa
         ),
         (
             f"signal.pthread_sigmask(signal.SIG_BLOCK, [{STACK_SIGNAL}])\n{_PAUSES}",
-            f"rank 0 holds signal {STACK_SIGNAL} back",
+            f"rank 0 blocks signal {STACK_SIGNAL}",
         ),
         (
             f"signal.signal({STACK_SIGNAL}, signal.SIG_IGN)\n{_PAUSES}",
@@ -195,7 +195,7 @@ def test_a_program_that_is_no_python_lives_on(launch: Launch) -> None:
     """A worker without a handler gets no signal: the details tell where the kernel has it."""
     job = launch("--standalone", "--nproc-per-node=2", "--no-python", "sh", "-c", "echo ready; sleep 1000; :")
     line = _ask(job, "rank", workers=2)
-    assert "ranks 0-1: each does not tell its Python stacks: it is no Python program (sh, in do_wait)" in line
+    assert "ranks 0-1: each shows no Python stacks: it is no Python program (sh, in do_wait)" in line
     assert job.process.poll() is None
 
 

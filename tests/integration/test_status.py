@@ -102,7 +102,7 @@ def test_stdout_that_goes_past_the_launcher_is_no_silence(launch: Launch, worker
     launcher.wait_line("waits")
     (found,) = read_status()["nodes"][0]["workers"]
     assert found["silence"] is None
-    assert "goes past elastic-run" in status().stdout
+    assert "does not pass through elastic-run" in status().stdout
 
 
 def test_several_jobs_have_to_be_named_and_an_unknown_one_is_refused(launch: Launch, worker: Worker) -> None:

@@ -133,7 +133,7 @@ def test_a_spare_says_that_it_is_one(terminal: Terminal, launch: Launch, worker:
     host.wait_line("is here")
     leaver.wait_line("is here")
     terminal.start(*place(port), path, env=TERM)
-    terminal.wait_output(r"\relastic-run: waiting: a spare, for when one of the job's 2 nodes is lost\x1b\[J\r")
+    terminal.wait_output(r"\relastic-run: waiting: as a spare, until one of the job's 2 nodes is lost\x1b\[J\r")
     leaver.send(signal.SIGTERM)
     said = leaver.stdout.strip()
     terminal.wait_output(said)

@@ -36,7 +36,7 @@ def test_a_settled_time_names_the_flag_and_both_values() -> None:
     """A node whose times have no effect learns which hold, in one sentence."""
     node = JobConfig(1, 4, last_call_timeout=60.0, min_uptime=2.5, max_restarts=9)
     assert describe_settled(JOB, node) == (
-        "the values of the job's first node hold, not those given here: "
+        "the values of the job's first node apply, not those of this node: "
         "--min-uptime is none, not 2.5 s; last_call_timeout is 30 s, not 60 s"
     )
     assert describe_settled(JOB, JOB) == ""

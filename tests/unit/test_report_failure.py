@@ -113,7 +113,7 @@ def test_the_whole_report_of_the_same_import_error_twice() -> None:
         verdict="repeated_failure",
         exit_code=202,
         restarts_used=1,
-        detail="the same error of the program twice: a restart can't help",
+        detail="the program failed twice with the same error: a restart can't help",
         attempts=(Attempt(restart_count=0, root=ends[2], started_at=NOON, uptime=1.2),),
     )
     assert (
@@ -127,7 +127,7 @@ trace    /p/train.py:3 in <module>
            import flash_attn
 others   ranks 1-7 failed in the same way 0.07 s later
 before   attempt 0 failed after 1.2 s: rank 2 in the same way
-verdict  the same error of the program twice: a restart can't help
+verdict  the program failed twice with the same error: a restart can't help
 logs     none kept; --log-dir DIR keeps them
 hint     The workers' Python can't find that module: activate the environment
          that has it (PYTHON_EXEC names another interpreter), or add its

@@ -32,7 +32,7 @@ def test_signals_say_what_they_set_in_motion() -> None:
     assert lines.stopping(15, 8, 30.0) == "SIGTERM received: stopping 8 workers, up to 30 s"
     assert lines.stopping(15, 8, 3e6).endswith("up to 3000000 s")
     assert lines.stopping(2, 1, 5.0) == "SIGINT received: stopping 1 worker, up to 5 s; Ctrl-C again kills them now"
-    assert lines.hurrying() == "asked again: killing the workers now"
+    assert lines.hurrying() == "asked to stop again: killing the workers now"
 
 
 def test_a_file_that_was_not_written() -> None:

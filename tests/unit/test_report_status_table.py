@@ -114,7 +114,8 @@ def test_silences_that_are_not_known_are_explained() -> None:
     lines = render_status([node(worker(0, silence=None), worker(1, silence=None))], label="j", width=80)
     assert " ? " in lines[3]
     assert (
-        lines[-1] == "the output of ranks 0-1 goes past elastic-run (--log-dir, --tee 3 or --redirects 3 show it here)"
+        lines[-1]
+        == "the output of ranks 0-1 does not pass through elastic-run: --log-dir, --tee=3 or --redirects=3 show it"
     )
 
 

@@ -45,8 +45,8 @@ def test_shorter_forms() -> None:
 
 def test_a_spare() -> None:
     """A node that the job has no room for learns when its turn comes; another one, that it comes soon."""
-    assert describe_spare(5, 4) == "waiting: a spare, for when one of the job's 4 nodes is lost"
-    assert describe_spare(3, 4) == "waiting: the job runs, and will take this node in"
+    assert describe_spare(5, 4) == "waiting: as a spare, until one of the job's 4 nodes is lost"
+    assert describe_spare(3, 4) == "waiting: the job runs, and adds this node soon"
 
 
 @pytest.mark.parametrize(

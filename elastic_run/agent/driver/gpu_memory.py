@@ -71,7 +71,7 @@ class GpuMemoryWait:
 
     def _take(self, query: tuple[str, ...], pids: Collection[int], end: CheckEnd) -> None:
         holders = sorted(read_pids(end.output) & set(pids))
-        name, all_the_same = os.path.basename(query[0]), "the workers start all the same"
+        name, all_the_same = os.path.basename(query[0]), "the workers start anyway"
         if end.is_late:
             self._say(f"{name} did not answer within {PATIENCE:g} s; {all_the_same}")
         elif holders and self._loop.now() + _PAUSE >= self._began_at + PATIENCE:

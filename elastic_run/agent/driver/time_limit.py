@@ -32,10 +32,10 @@ def watch_time_limit(
     def tell() -> None:
         left = max(0, round(options.node_config.end_time - time.time()))
         if options.node_config.stops_in_time:
-            say(f"the job's time is over in {left} s: stopping the workers, to run it again")
+            say(f"the job's time limit is in {left} s: stopping the workers, to run the job again")
             stop()
         else:
-            say(f"the job's time is over in {left} s: stop_requested() is true in the workers from now on")
+            say(f"the job's time limit is in {left} s: stop_requested() is true in the workers from now on")
 
     # The wall clock is read once: a clock that is set later moves nothing.
     loop.call_later(max(0.0, options.stop_time - time.time()), tell)

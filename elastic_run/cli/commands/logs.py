@@ -115,7 +115,7 @@ def _find_directories(run: str | None) -> tuple[list[str], list[int]]:
     job = find_job(os.environ, run)
     directories = [agent.log_dir for agent in job.agents if agent.log_dir]
     if not directories:
-        message = f"job {job.label} keeps no log files: --log-dir=DIR would"
+        message = f"job {job.label} keeps no log files; --log-dir=DIR keeps them"
         raise UsageError(message)
     first = job.agents[0]
     siblings = (

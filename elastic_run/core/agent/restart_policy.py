@@ -135,7 +135,7 @@ def _is_repeated(config: JobConfig, before: Failure, failure: Failure) -> bool:
 
 def _repeated_detail(config: JobConfig, failure: Failure) -> str:
     if config.min_uptime is None:
-        return "the same error of the program twice: a restart can't help"
+        return "the program failed twice with the same error: a restart can't help"
     return f"the same failure twice before --min-uptime {config.min_uptime:g} s (after {failure.uptime:.1f} s)"
 
 

@@ -155,7 +155,7 @@ def describe_settled(job: JobConfig, node: JobConfig) -> str:
         for name, flag in _DECIDED_BY_FIRST.items()
         if getattr(job, name) != getattr(node, name)
     ]
-    return f"the values of the job's first node hold, not those given here: {'; '.join(clauses)}" if clauses else ""
+    return f"the values of the job's first node apply, not those of this node: {'; '.join(clauses)}" if clauses else ""
 
 
 def _show_nodes(config: JobConfig) -> str:

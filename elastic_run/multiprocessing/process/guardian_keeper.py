@@ -53,7 +53,7 @@ class GuardianKeeper:
         if self._losses == 1:
             self._say("the guardian process was killed; starting another")
         if self._losses > _TRIES:
-            self._say("no guardian process stays alive: should the launcher be killed, its workers live on")
+            self._say("each guardian process was killed: if the launcher is killed as well, its workers keep running")
         elif self._losses == 1:
             self._replace()
         else:

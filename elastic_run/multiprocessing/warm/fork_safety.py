@@ -78,7 +78,7 @@ class ImportWatch:
             if kind:
                 return f"leaves {kind} open ({target}), {_SHARED}"
             if _has_place(descriptor):
-                return f"leaves {target} open, and its place in it is one {_SHARED}"
+                return f"leaves {target} open, with a position in the file {_SHARED}"
         return ""
 
     def _find_memory(self) -> str:

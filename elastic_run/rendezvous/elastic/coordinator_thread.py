@@ -202,7 +202,7 @@ class CoordinatorThread:
             self._complaint = coordinator.complaint
             if self._complaint:
                 _log.warning(
-                    "elastic-run: %s (at %s): the nodes are asked where they stand, and the job goes on",
+                    "elastic-run: %s (at %s): all nodes are asked for their state, and the job goes on",
                     self._complaint,
                     key,
                 )
@@ -310,9 +310,7 @@ class CoordinatorThread:
         """Tell of garbage, once: whoever writes garbage may write other garbage for ever."""
         if self._coordinator is not None and self._coordinator.complaint and not self._complaint:
             self._complaint = self._coordinator.complaint
-            _log.warning(
-                "elastic-run: garbage among what nodes said is left out, and so is what more comes: %s", self._complaint
-            )
+            _log.warning("elastic-run: unreadable messages of nodes are ignored from now on: %s", self._complaint)
 
     @property
     def _has_sent_all(self) -> bool:

@@ -126,7 +126,7 @@ def _describe_stay(missing: set[str], left: float) -> str:
     # A node's id begins with its host's name (`handler.open_session`).
     hosts = sorted(node.rsplit("_", 2)[0] for node in missing)
     names = ", ".join(hosts[:_NAMED]) + (" …" if len(hosts) > _NAMED else "")
-    return f"elastic-run: the job is over; staying up to {left:.0f} s for those who have not heard it yet: {names}"
+    return f"elastic-run: the job is over; waiting up to {left:.0f} s for nodes that do not know it yet: {names}"
 
 
 # --- the host of the store goes before the end --------------------------------------------------------------------

@@ -243,7 +243,7 @@ class Sender:
             raise_start(store, messages.LogStart(known.next_slot, known.term))
         name = self._context.backend.name
         self._context.events.deliver(
-            Notice(f"the store at {name} was restored from a backup: this node says again where it stands")
+            Notice(f"the store at {name} was restored from a backup: this node sends its state again")
         )
         member_driver.feed(node_messages.Interrupted())
         member_driver.feed(node_messages.Reconnected())

@@ -234,7 +234,7 @@ class HttpClient:
         cause = error.__cause__
         if isinstance(cause, ssl.SSLError) and "ALERT" in (cause.reason or ""):
             # With TLS 1.3 a server says so only after the greeting.
-            message = f"{self.endpoint} refuses our certificate, or that we have none: {cause.reason}"
+            message = f"{self.endpoint} refuses this node's certificate, or needs one: {cause.reason}"
             raise StoreAccessError(message) from error
         message = f"{self.endpoint}: {error}" if str(self.endpoint) not in str(error) else str(error)
         self.prefer_next()
