@@ -67,12 +67,14 @@ def main(words: Sequence[str]) -> int:
 def _read_arguments(words: Sequence[str]) -> Namespace:
     parser = CommandParser("logs")
     parser.add_argument("run", nargs="?", metavar="RUN", help=f"a log directory, also of an ended job; or {RUN_HELP}")
-    parser.add_argument("-f", "--follow", action="store_true", help="show what is added, until the job ends")
+    parser.add_argument(
+        "-f", "--follow", action="store_true", help="show new lines as they are written, until the job ends"
+    )
     parser.add_argument("--rank", metavar="RANKS", help="only these ranks, such as 3 or 0-3,8")
     parser.add_argument(
         "--since", metavar="TIME", help="only files written to in the last TIME, such as 90s, 10m or 2h"
     )
-    parser.add_argument("--grep", metavar="TEXT", help="only lines in which this regular expression is found")
+    parser.add_argument("--grep", metavar="TEXT", help="only lines that match this regular expression")
     parser.add_argument("-n", "--lines", type=int, default=0, metavar="N", help="only the last N lines of each file")
     args = parser.parse_args(words)
     if args.lines < 0:

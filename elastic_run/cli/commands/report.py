@@ -37,7 +37,9 @@ def main(words: Sequence[str]) -> int:
     """
     parser = CommandParser("report")
     parser.add_argument("logs", metavar="LOGDIR", help="a log directory, the directory of one run, or an event log")
-    parser.add_argument("-o", "--output", metavar="FILE", help="where; - is stdout (default: report.html in LOGDIR)")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", help="file to write, or - for stdout (default: report.html in LOGDIR)"
+    )
     parser.add_argument("--run", metavar="ID", help="id of the job (default: the job that began last)")
     arguments = parser.parse_args(words)
     if find_spec("jinja2") is None:

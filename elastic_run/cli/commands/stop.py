@@ -42,7 +42,12 @@ def main(words: Sequence[str]) -> int:
     """
     parser = CommandParser("stop")
     parser.add_argument("run", nargs="?", metavar="RUN", help=RUN_HELP)
-    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="end with 1 if the job still runs after that")
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        metavar="SECONDS",
+        help="give up, with exit code 1, if the job still runs after this time",
+    )
     args = parser.parse_args(words)
     if args.timeout is not None and not args.timeout >= 0:
         message = f"--timeout: {args.timeout} must be 0 or more seconds"
