@@ -89,6 +89,77 @@ def test_the_place_is_the_innermost_frame_of_the_users_program() -> None:
     assert find_place(parse_stacks(only_wrapper)) == Place("main", "train.py", 7)
 
 
+_CHECKPOINT = f"{_TORCH}/distributed/checkpoint"
+_SAVE = (
+    (f"{_CHECKPOINT}/state_dict_saver.py", 355, "_save_state_dict"),
+    (f"{_CHECKPOINT}/logger.py", 87, "wrapper"),
+    (f"{_CHECKPOINT}/state_dict_saver.py", 191, "save"),
+    ("/home/user/train.py", 50, "main"),
+)
+
+
+@pytest.mark.parametrize(
+    ("calls", "place"),
+    [
+        ([(f"{_CHECKPOINT}/filesystem.py", 299, "_write_item"), *_SAVE], Place("save", "/home/user/train.py", 50)),
+        (
+            [
+                (f"{_TORCH}/distributed/distributed_c10d.py", 3252, "all_gather"),
+                (f"{_TORCH}/distributed/c10d_logger.py", 83, "wrapper"),
+                (f"{_TORCH}/distributed/distributed_c10d.py", 3001, "gather_object"),
+                (f"{_CHECKPOINT}/utils.py", 130, "gather_object"),
+                *_SAVE,
+            ],
+            Place("gather_object", "/home/user/train.py", 50, is_waiting=True),
+        ),
+        (
+            [
+                ("/venv/lib/python3.11/site-packages/transformers/modeling_llama.py", 300, "forward"),
+                (f"{_TORCH}/distributed/fsdp/fully_sharded_data_parallel.py", 863, "forward"),
+                (f"{_TORCH}/nn/modules/module.py", 1, "_call_impl"),
+                ("/home/user/train.py", 60, "main"),
+            ],
+            Place("forward", "/home/user/train.py", 60),
+        ),
+        (
+            [
+                (f"{_TORCH}/distributed/pipelining/schedules.py", 500, "_wait_batch_p2p"),
+                (f"{_TORCH}/distributed/pipelining/schedules.py", 700, "step"),
+                ("/home/user/train.py", 61, "main"),
+            ],
+            Place("step", "/home/user/train.py", 61, is_waiting=True),
+        ),
+        (
+            [
+                ("/venv/lib/python3.11/site-packages/elastic_run/worker/joining.py", 80, "wait_all"),
+                ("/venv/lib/python3.11/site-packages/elastic_run/worker/joining.py", 66, "arrive"),
+                ("/venv/lib/python3.11/site-packages/elastic_run/worker/distributed.py", 170, "init_distributed"),
+                ("/home/user/train.py", 7, "main"),
+            ],
+            Place("init_distributed", "/home/user/train.py", 7, is_waiting=True),
+        ),
+        (
+            [
+                ("/pex/torch-2.13.whl/torch/distributed/distributed_c10d.py", 3252, "all_reduce"),
+                ("/pex/torch-2.13.whl/torch/distributed/c10d_logger.py", 83, "wrapper"),
+                ("/home/user/train.py", 88, "step"),
+            ],
+            Place("all_reduce", "/home/user/train.py", 88, is_waiting=True),
+        ),
+    ],
+    ids=["writes a checkpoint", "waits in a checkpoint", "computes in FSDP", "waits for a stage", "joins", "pex"],
+)
+def test_only_a_rank_that_communicates_waits(calls: list[tuple[str, int, str]], place: Place) -> None:
+    """Not one that writes a checkpoint or computes below torch.distributed; a wait has the name of the collective."""
+    assert find_place(parse_stacks(_text(*calls))) == place
+
+
+def test_a_main_thread_that_has_ended_is_told() -> None:
+    """A thread that is no daemon keeps a program whose main thread has come to its end, or has raised."""
+    place = find_place(parse_stacks(_text(("/usr/lib/python3.11/threading.py", 1590, "_shutdown"))))
+    assert place == Place(problem="has come to the end of its main thread, and another thread keeps it")
+
+
 def test_a_program_that_is_installed_has_a_place() -> None:
     """Where all frames are in packages (`-m package`), the innermost one is the place."""
     text = _text(("/usr/lib/python3.11/socket.py", 5, "recv"), ("<frozen runpy>", 88, "_run_code"))

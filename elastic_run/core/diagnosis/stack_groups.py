@@ -4,8 +4,11 @@ Rules
 - The place of a rank is the innermost frame of the user's program in its main thread. Python's own modules, installed
   packages and elastic-run are not the user's program; if nothing else is there, the innermost frame counts.
 - Where that frame has called a library, the place is named after the function that it called: `all_reduce`, `backward`.
-- Ranks that wait for others come first, then the larger group: the odd one out comes last. A rank inside
-  `torch.distributed` waits: NCCL spins and gloo sleeps, so processor time does not tell.
+  Where a library has called a collective, such as a trainer, the place is named after the collective.
+- Ranks that wait for others come first, then the larger group: the odd one out comes last.
+- A rank in a collective waits: NCCL spins and gloo sleeps, so processor time does not tell. So does a rank whose
+  innermost call is in `torch.distributed`, which also has what computes (a model in FSDP) or writes (a checkpoint).
+- A program whose main thread has ended waits in `threading._shutdown` for its other threads, which is told instead.
 """
 
 from __future__ import annotations
@@ -19,8 +22,16 @@ if TYPE_CHECKING:
 
     from elastic_run.core.diagnosis.stack_text import Frame, Stacks, Thread
 
-_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "/lib64/python3", "/elastic_run/", "<frozen ")
 _DISTRIBUTED = "/torch/distributed/"
+#: Parts of it that write and compute; their collectives are calls of `_COLLECTIVES`.
+_NO_WAITS = ("/torch/distributed/checkpoint/", "/torch/distributed/tensor/")
+_LIBRARIES = (
+    *("/site-packages/", "/dist-packages/", "/lib/python3", "/lib64/python3", "/elastic_run/", "<frozen "),
+    _DISTRIBUTED,  # of a torch that is not installed, but built in place, or part of an archive
+)
+#: Files whose functions only communicate; those of torch are named after the collective.
+_COLLECTIVES = tuple(f"/torch/distributed/{name}.py" for name in ("distributed_c10d", "_functional_collectives"))
+_MEETINGS = ("/torch/distributed/rendezvous.py", "/elastic_run/worker/joining.py")
 #: Functions that only pass a call on.
 _WRAPPERS = frozenset(("wrapper", "inner", "decorate_context", "_call_impl", "_wrapped_call_impl", "__call__", "_fn"))
 
@@ -51,7 +62,7 @@ class Place:
         file: Path of the user's file, or "".
         line: The line in there.
         is_waiting: Whether it waits for other ranks.
-        problem: What it is or does instead, where its stacks are not known.
+        problem: What it is or does instead, where its stacks are not known, or no place.
     """
 
     function: str = ""
@@ -133,15 +144,25 @@ def find_place(stacks: Stacks, problem: str = "") -> Place:
     if main is None or not main.frames:
         cut = "has more than 100 threads, the main thread is not among those that Python shows"
         return Place(problem=problem or (cut if stacks.is_cut else "runs no Python code at the moment"))
+    if main.frames[-1].function == "_shutdown" and main.frames[-1].file.endswith("/threading.py"):
+        return Place(problem="has come to the end of its main thread, and another thread keeps it")
     own = _find_own(main.frames)
-    frame, called = main.frames[own], main.frames[:own]
-    names = [each.function for each in reversed(called) if each.function not in _WRAPPERS]
+    frame, called = main.frames[own], [each for each in main.frames[:own] if each.function not in _WRAPPERS]
+    collective = next((each for each in reversed(called) if each.file.endswith(_COLLECTIVES)), None)
     return Place(
-        function=names[0] if names else frame.function,
+        function=(collective or (called or [frame])[-1]).function,
         file=frame.file,
         line=frame.line,
-        is_waiting=any(_DISTRIBUTED in each.file for each in called),
+        is_waiting=collective is not None or _communicates(called),
     )
+
+
+def _communicates(called: Sequence[Frame]) -> bool:
+    """Whether a rank waits for others in calls, innermost first, that are no collective of torch's."""
+    if any(each.file.endswith(_MEETINGS) for each in called):
+        return True
+    file = called[0].file if called else ""
+    return _DISTRIBUTED in file and not any(part in file for part in _NO_WAITS)
 
 
 def _find_own(frames: tuple[Frame, ...]) -> int:
