@@ -9,6 +9,7 @@ from elastic_run.core.diagnosis.stack_groups import group_places, shorten_groups
 from elastic_run.records import replace
 from elastic_run.report.stack_lines import describe
 from elastic_run.report.wording import count, span
+from elastic_run.report.wording import ranks as name_ranks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,13 +28,17 @@ _NEXT = {
 
 
 def verdict(ranks: Mapping[int, Stillness]) -> Iterator[str]:
-    """Say that the job hangs, and where each rank is, the odd one out last.
+    """Say that the job hangs, which ranks to look at, and where each rank is, the odd one out last.
 
     Args:
         ranks: How long each rank of the job has been still, by global rank.
     """
-    yield f"the job hangs: {_length(ranks)}"
-    yield from map("  {}".format, _places(ranks, _groups(ranks)))
+    groups = _groups(ranks)
+    odd = _find_odd(groups)
+    has_difference = not odd.place.is_waiting and any(group.place.is_waiting for group in groups)
+    advice = f"; look at {name_ranks(odd.ranks)}: other ranks wait" if has_difference else ""
+    yield f"the job hangs: {_length(ranks)}{advice}"
+    yield from map("  {}".format, _places(ranks, groups))
 
 
 def detail(ranks: Mapping[int, Stillness]) -> str:
@@ -72,7 +77,11 @@ def find_odd_rank(ranks: Mapping[int, Stillness], accused: Sequence[int] = ()) -
     groups = _groups(ranks)
     if accused and all(group.place.is_waiting for group in groups):
         return accused[0]
-    return min(groups, key=lambda group: (group.place.is_waiting, len(group.ranks), group.ranks)).ranks[0]
+    return _find_odd(groups).ranks[0]
+
+
+def _find_odd(groups: Sequence[Group]) -> Group:
+    return min(groups, key=lambda group: (group.place.is_waiting, len(group.ranks), group.ranks))
 
 
 def _groups(ranks: Mapping[int, Stillness]) -> Sequence[Group]:

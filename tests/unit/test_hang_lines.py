@@ -26,9 +26,9 @@ def test_the_report_names_the_odd_rank_first() -> None:
 
 
 def test_the_rank_that_the_others_wait_for_comes_last() -> None:
-    """With its place and the seconds for which it has been there; in the report it comes first."""
+    """With its place and the seconds for which it has been there; the first line and the report begin with it."""
     assert [*hang_lines.verdict({0: _REDUCES, 1: _LOADS, 2: _REDUCES})] == [
-        "the job hangs: no progress of any rank for 62.0 s",
+        "the job hangs: no progress of any rank for 62.0 s; look at rank 1: other ranks wait",
         "  ranks 0, 2 wait in all_reduce (train.py:88), 62.0 s",
         "  rank 1 is in load_batch (data.py:41), 63.0 s",
     ]
@@ -36,6 +36,16 @@ def test_the_rank_that_the_others_wait_for_comes_last() -> None:
         "no progress of any rank for 62.0 s: rank 1 is in load_batch (data.py:41), 63.0 s; "
         "rank 0 waits in all_reduce (train.py:88), 62.0 s"
     )
+
+
+def test_without_a_difference_no_rank_is_to_be_looked_at() -> None:
+    """Where all ranks wait, or none does, the first line accuses nobody; of several it names all."""
+    for same in (_REDUCES, _LOADS):
+        assert next(hang_lines.verdict({0: same, 1: same})) == "the job hangs: no progress of any rank for " + (
+            "62.0 s" if same is _REDUCES else "63.0 s"
+        )
+    several = {0: _REDUCES, 1: _LOADS, 2: _LOADS}
+    assert next(hang_lines.verdict(several)).endswith("; look at ranks 1-2: other ranks wait")
 
 
 def test_a_large_job_takes_one_screen() -> None:
