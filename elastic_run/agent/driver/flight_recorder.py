@@ -163,11 +163,15 @@ class FlightRecorder:
         """
         from elastic_run.core.failure.evidence import RecorderFinding  # noqa: PLC0415 - only after a failure
         from elastic_run.diagnosis.dump_files import find_dumps  # noqa: PLC0415
+        from elastic_run.diagnosis.dump_format import DumpError  # noqa: PLC0415
         from elastic_run.diagnosis.trace_analysis import analyse  # noqa: PLC0415
         from elastic_run.diagnosis.trace_findings import ALONE, NO_DUMP  # noqa: PLC0415
         from elastic_run.diagnosis.trace_text import first_line  # noqa: PLC0415
 
-        found = find_dumps(list(self._fresh()))
+        try:
+            found = find_dumps(list(self._fresh()))
+        except DumpError:  # it was removed just now
+            return None
         analysis = analyse(found.dumps)
         text = first_line(analysis)
         if not text or (not is_whole_job and analysis.findings[0].kind in (ALONE, NO_DUMP)):

@@ -42,6 +42,7 @@ class HangReaction:
         write: Writes stacks into a file, and returns its path or "".
         stop: Stops the round if it still runs: takes an end for the worker that the others wait for, which replaces
             the real one, and the event that stops the round.
+        is_running: Whether a round still runs: it may end while the dumps are awaited.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class HangReaction:
         say: Callable[[str], None],
         write: Callable[[Mapping[int, Dump]], str],
         stop: Callable[[WorkerEnd, Event], None],
+        is_running: Callable[[Round], bool],
     ) -> None:
         self._context = context
         self._job = job
@@ -60,6 +62,7 @@ class HangReaction:
         self._say = say
         self._write = write
         self._stop = stop
+        self._is_running = is_running
 
     def react(self, current: Round, found: Hang) -> None:
         """Tell the user of a hang, and begin the action."""
@@ -78,15 +81,19 @@ class HangReaction:
         is_whole_job = group.workers[0].world_size == len(group.workers)
 
         def explain() -> None:
+            finding = None
             try:
                 finding = recorder.explain(is_whole_job=is_whole_job) if recorder is not None else None
             except OSError:
-                finding = None
-            self._loop.call_soon_threadsafe(lambda: self._conclude(current, found, path, finding))
+                pass
+            finally:  # whatever the analysis does: the user has asked for the action
+                self._loop.call_soon_threadsafe(lambda: self._conclude(current, found, path, finding))
 
         threading.Thread(target=explain, name="read dumps", daemon=True).start()
 
     def _conclude(self, current: Round, found: Hang, path: str, finding: RecorderFinding | None) -> None:
+        if not self._is_running(current):
+            return
         action = self._context.options.agent_config.hang_action
         if finding is not None and finding.text:
             self._say(hang_lines.recorder(finding.text))

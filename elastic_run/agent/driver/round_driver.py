@@ -260,16 +260,20 @@ class RoundDriver:
             say=self._say,
             write=self.stacks.write,
             stop=self._stop_hung,
+            is_running=lambda hung: self._is_running(hung.number),
         )
         action = self._options.agent_config.hang_action
         self._observation.tell(lambda recorder, moment: recorder.hang_found(moment, found, action))
         reaction.react(current, found)
 
     def _stop_hung(self, end: WorkerEnd, event: Event) -> None:
-        agent = self._find_agent()
-        if agent.state == machine.RUNNING and agent.round == event.round:
+        if self._is_running(event.round):
             self._find_history().blame(end)
             self._feed(event)
+
+    def _is_running(self, number: int | None) -> bool:
+        agent = self._find_agent()
+        return agent.state == machine.RUNNING and agent.round == number
 
     def stop(self, command: messages.StopWorkers) -> None:
         """Stop the workers, or leave their background processes alone after a success."""

@@ -1,0 +1,119 @@
+"""The reaction to a hang takes seconds, in which the round may end, and dumps may be removed."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
+
+from elastic_run.agent.driver.flight_recorder import FlightRecorder
+from elastic_run.agent.driver.hang_detection import Hang
+from elastic_run.agent.driver.hang_reaction import HangReaction
+from elastic_run.core.agent.messages import WorkersHung
+from elastic_run.core.diagnosis.hang import Stillness
+from elastic_run.core.diagnosis.job_stillness import Owner
+from elastic_run.core.diagnosis.stack_groups import Place
+from elastic_run.core.failure.evidence import RecorderFinding
+from tests.support.wait import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import pytest
+
+    from elastic_run.agent.driver.context import AgentContext
+    from elastic_run.agent.driver.round import Round
+    from elastic_run.core.agent.messages import Event
+    from elastic_run.loop import Loop
+
+_LOADS = Stillness(Place("load_batch", "/code/data.py", 41), waits=False, same=63.0, idle=63.0)
+_HANG = Hang(63.0, {0: _LOADS}, {}, {0: Owner("gpu7", 4711, 0)})
+_ROUND = cast(
+    "Round",
+    SimpleNamespace(
+        number=3, started_at=0.0, restart_count=0, output=SimpleNamespace(tail=lambda *_, **__: b"shard 17\n")
+    ),
+)
+
+
+class _Job:
+    """A job with one worker, whose recorder answers when the test says so."""
+
+    def __init__(self, explain: Callable[..., RecorderFinding | None]) -> None:
+        self.lines: list[str] = []
+        self.events: list[Event] = []
+        self.is_running = True
+        self.calls: queue.Queue[Callable[[], None]] = queue.Queue()
+        worker = SimpleNamespace(world_size=1, global_rank=0)
+        context = SimpleNamespace(
+            flight_recorder=SimpleNamespace(collect=lambda _, on_done: self.calls.put(on_done), explain=explain),
+            group=SimpleNamespace(workers=[worker], spec=SimpleNamespace(role="default")),
+            options=SimpleNamespace(agent_config=SimpleNamespace(hang_action="restart")),
+        )
+        loop = SimpleNamespace(call_soon_threadsafe=self.calls.put)
+        self.reaction = HangReaction(
+            cast("AgentContext", context),
+            None,
+            cast("Loop", loop),
+            say=self.lines.append,
+            write=lambda _: "/logs/stacks.txt",
+            stop=lambda _, event: self.events.append(event),
+            is_running=lambda _: self.is_running,
+        )
+
+    def answer(self) -> None:
+        """Perform the next call of the loop."""
+        self.calls.get(timeout=60)()
+
+
+def _find(**_: bool) -> RecorderFinding:
+    return RecorderFinding("rank 0 did not join", (0,), is_whole_job=True)
+
+
+def test_the_action_follows_the_finding() -> None:
+    """The places come at once; the finding and the action when the dumps are read."""
+    job = _Job(_find)
+    job.reaction.react(_ROUND, _HANG)
+    assert job.lines[-1] == "  rank 0 is in load_batch (data.py:41), 63.0 s"
+    job.answer()
+    job.answer()
+    assert job.lines[-2] == "  flight recorder: rank 0 did not join"
+    assert job.lines[-1].startswith("all stacks: /logs/stacks.txt; stopping the workers to start them again")
+    assert job.events == [WorkersHung(3)]
+
+
+def test_a_round_that_has_ended_meanwhile_is_not_told_of() -> None:
+    """No line says behind the closing report that the job goes on, or is stopped."""
+    job = _Job(_find)
+    job.reaction.react(_ROUND, _HANG)
+    count = len(job.lines)
+    job.answer()
+    job.is_running = False
+    job.answer()
+    assert job.lines[count:] == []
+    assert job.events == []
+
+
+def test_a_defect_in_the_analysis_does_not_keep_the_action(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user has asked for a restart; the exception is shown as that of any thread."""
+    shown: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(threading, "excepthook", shown.append)
+
+    def fail(**_: bool) -> RecorderFinding:
+        raise LookupError
+
+    job = _Job(fail)
+    job.reaction.react(_ROUND, _HANG)
+    job.answer()
+    job.answer()
+    assert job.events == [WorkersHung(3)]
+    wait_until(lambda: shown, what="the exception")
+
+
+def test_a_dump_that_is_removed_while_it_is_read_is_none(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody may clean up a directory that the user has named for dumps."""
+    monkeypatch.setattr(FlightRecorder, "_fresh", lambda _: [str(tmp_path_factory.getbasetemp() / "gone_rank_0")])
+    assert FlightRecorder().explain(is_whole_job=True) is None
