@@ -15,7 +15,7 @@ from elastic_run.agent.driver.hang_signs import make_look, read_signs, sample_pr
 from elastic_run.core.diagnosis import hang
 from elastic_run.core.diagnosis.job_stillness import NOT_YET, describe_rank, join_nodes
 from elastic_run.core.protocol.node_status import HANG
-from elastic_run.records import dataclass
+from elastic_run.records import dataclass, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -125,10 +125,13 @@ class HangDetection:
         return hang.measure(self._watch, self._loop.now() if at is None else at)
 
     def _tick(self) -> None:
+        self._timer = self._loop.call_later(self._watch.period, self._tick)
+        if self._is_looking:  # stacks that are written and not yet read would be taken for output
+            self._watch = replace(self._watch, ticked_at=self._loop.now())
+            return
         signs = read_signs(self._round, self._heartbeats)
         self._watch, wants_look = hang.tick(self._watch, self._loop.now(), signs)
-        self._timer = self._loop.call_later(self._watch.period, self._tick)
-        if wants_look and not self._is_looking and signs:
+        if wants_look and signs:
             self._is_looking = True
             _Questions(self._loop, self._round, self._recorder, self._conclude)
         elif self._job is not None:

@@ -16,7 +16,7 @@ from elastic_run.records import dataclass
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from elastic_run.agent.driver.round import Round
     from elastic_run.core.diagnosis.stack_groups import Dump
@@ -65,7 +65,7 @@ def read_signs(current: Round, heartbeats: Mapping[int, str]) -> dict[int, Signs
             continue
         activity = current.output.activities.get(rank)
         marks = (
-            _read_io(pid).get(_WRITTEN, 0) - received.get(rank, 0),
+            _count_bytes(pid, (_WRITTEN,), received.get(rank, 0)),
             0 if activity is None else int(activity.last * 1e6),
             _changed_at(heartbeats.get(rank, "")),
             *map(_size, current.output_files(rank)),
@@ -81,7 +81,7 @@ def sample_processes(current: Round) -> dict[int, ProcessSample]:
     stats = {pid: stat for pid in find_descendants(ranks.keys(), since=0) if (stat := read_stat(pid)) is not None}
     children = dict.fromkeys(ranks.values(), 0)
     computing: set[int] = set()
-    moved = {rank: -received.get(rank, 0) for rank in ranks.values()}
+    moved = dict.fromkeys(ranks.values(), 0)
     for pid, stat in stats.items():
         leader = pid
         while leader not in ranks and (above := stats.get(leader)) is not None:
@@ -92,8 +92,7 @@ def sample_processes(current: Round) -> dict[int, ProcessSample]:
             if pid != leader:
                 children[rank] += stat.cpu
                 computing |= {rank} if stat.state == b"R" else set()
-            io = _read_io(pid)
-            moved[rank] += sum(io.get(name, 0) for name in _MOVED)
+            moved[rank] += _count_bytes(pid, _MOVED, received.get(rank, 0) if pid == leader else 0)
     return {
         rank: ProcessSample(
             is_running=is_running(pid),
@@ -131,6 +130,12 @@ def make_look(dump: Dump, sample: ProcessSample, answer: str) -> Look:
         children_cpu=sample.children_cpu,
         moved=sample.moved,
     )
+
+
+def _count_bytes(pid: int, names: Iterable[str], stacks: int) -> int:
+    """Return the bytes that a process has read or written, without those of its stacks; 0 where they are not known."""
+    io = _read_io(pid)
+    return sum(io.get(name, 0) for name in names) - stacks if io else 0
 
 
 def _read_io(pid: int) -> dict[str, int]:
