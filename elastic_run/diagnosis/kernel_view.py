@@ -31,24 +31,31 @@ def find_obstacle(pid: int, descriptor: int, inode: int) -> str:
         return "has ended" if stat is None else _STATES[stat.state]
     masks = read_masks(f"{pid}")
     if masks.get("SigIgn", 0) & _BIT:
-        return f"ignores signal {STACK_SIGNAL}"
+        return f"ignores signal {STACK_SIGNAL}: its Python has ended, or the program asked for that"
+    has_pipe = _has_pipe(pid, descriptor, inode)
     if not masks.get("SigCgt", 0) & _BIT:
-        return _describe_foreign(pid, f"shows no Python stacks: {_explain_missing(pid, stat, descriptor)}")
+        reason = _explain_missing(pid, stat, descriptor, has_pipe=has_pipe)
+        return _describe_foreign(pid, f"shows no Python stacks: {reason}")
+    return "" if has_pipe else _describe_foreign(pid, "has closed the descriptor for its stacks")
+
+
+def _has_pipe(pid: int, descriptor: int, inode: int) -> bool:
     try:
-        is_there = os.stat(f"/proc/{pid}/fd/{descriptor}").st_ino == inode
+        return os.stat(f"/proc/{pid}/fd/{descriptor}").st_ino == inode
     except OSError:
-        is_there = False
-    return "" if is_there else _describe_foreign(pid, "has closed the descriptor for its stacks")
+        return False
 
 
-def _explain_missing(pid: int, stat: ProcessStat, descriptor: int) -> str:
-    """Return why a process has no handler for the signal."""
+def _explain_missing(pid: int, stat: ProcessStat, descriptor: int, *, has_pipe: bool) -> str:
+    """Return why a process has no handler for the signal. A Python that has had one has closed the pipe on exec."""
     if os.environ.get(contract.ENV_STACKS) == "0":
         return f"{contract.ENV_STACKS}=0"
     if not _is_python(pid):
         return "it is no Python program"
     if descriptor < 0:
         return "there were too few file descriptors for it (ulimit -n)"
+    if not has_pipe:
+        return "the program has executed another Python"
     if _seconds_since_start(stat) < _STARTING:
         return "it has just been started"
     return "its Python does not read elastic-run-compat.pth: elastic-run is not installed there, or it runs with -S"

@@ -2,6 +2,7 @@ r"""Stacks of running workers: on SIGQUIT (Ctrl-\), before SIGKILL, of workers o
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import sys
@@ -146,7 +147,7 @@ def test_ranks_in_a_collective_wait(launch: Launch, worker: Worker, tmp_path: Pa
         ),
         (
             f"os.execv(sys.executable, [sys.executable, '-S', '-c', {_PAUSES_ALONE!r}])",
-            r"rank 0 shows no Python stacks: its Python does not read elastic-run-compat.pth: .* -S \(python",
+            r"rank 0 shows no Python stacks: the program has executed another Python \(python",
         ),
         (
             f"signal.signal({STACK_SIGNAL}, lambda *_: None)\n{_PAUSES}",
@@ -197,6 +198,30 @@ def test_a_program_that_is_no_python_lives_on(launch: Launch) -> None:
     line = _ask(job, "rank", workers=2)
     assert "ranks 0-1: each shows no Python stacks: it is no Python program (sh, in do_wait)" in line
     assert job.process.poll() is None
+
+
+def test_a_python_without_the_handler_is_told(launch: Launch) -> None:
+    """It gets no signal either, and the line says what it lacks."""
+    job = launch("--standalone", "--no-python", sys.executable, "-S", "-u", "-c", _PAUSES_ALONE)
+    _ask(job, r"its Python does not read elastic-run-compat.pth: .* -S \(python")
+    assert job.process.poll() is None
+
+
+def test_a_worker_whose_python_has_ended_lives_on(launch: Launch, worker: Worker) -> None:
+    """A library that hangs at exit is told; a signal that comes just when Python has ended does not kill the worker."""
+    body = """
+    import ctypes
+    libc = ctypes.CDLL(None)
+    libc.__cxa_atexit(libc.pause, None, None)
+    say("ready", os.getpid())
+    """
+    job = launch("--standalone", worker(body))
+    _ask(job, f"rank 0 ignores signal {STACK_SIGNAL}: its Python has ended, or the program asked for that")
+    pid = int(job.wait_line(r"ready (\d+)")[1])
+    os.kill(pid, STACK_SIGNAL)
+    job.send(signal.SIGTERM)
+    assert job.wait_exit() == 143
+    assert "rank 0 was stopped" in job.stderr
 
 
 def test_the_second_time_stops_the_job(launch: Launch, worker: Worker) -> None:

@@ -3,6 +3,8 @@
 Rules
 - The handler is C: it needs no lock of the interpreter, so it also answers while a C function holds that lock, and it
   changes nothing that the program can see but the system call that it interrupts, which goes on.
+- When Python ends, faulthandler restores what was there before. So the signal is ignored before the handler is
+  registered: else a signal that comes just then would kill a worker that has ended well.
 - A process that is executed registers it in the line of our .pth file, which repeats `register_by_environment` without
   an import of ours. A fork does it here.
 - Only the worker itself registers: it leads its session, and has the pipe of which its environment tells. A fork of the
@@ -84,7 +86,9 @@ def register_by_environment(env: MutableMapping[bytes, bytes]) -> bool:
 
 def register(fd: int) -> None:
     """Let this process write its stacks to a descriptor from now on."""
-    import faulthandler  # noqa: PLC0415 - a C module, for workers only
+    import _signal  # type: ignore[import-not-found]  # noqa: PLC0415 - see `signals`; C modules, for workers only
+    import faulthandler  # noqa: PLC0415
 
     os.set_inheritable(fd, False)  # noqa: FBT003 - the function's own signature
+    _signal.signal(STACK_SIGNAL, _signal.SIG_IGN)
     faulthandler.register(STACK_SIGNAL, fd)
