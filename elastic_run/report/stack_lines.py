@@ -33,7 +33,7 @@ def details(dumps: Mapping[int, Dump]) -> Iterator[str]:
     """Show the main thread of one rank of each group."""
     first, _, last = shorten_groups(group_dumps(dumps), _GROUPS)
     for group in (*first, *last):
-        if group.thread is None:
+        if group.thread is None or not group.thread.frames:
             continue
         yield f"{ranks(group.ranks)}, innermost call first:"
         for frame in group.thread.frames[:_FRAMES]:

@@ -224,6 +224,7 @@ def test_without_a_log_directory_one_stack_of_each_group_is_shown() -> None:
     assert lines[:2] == ["rank 0, innermost call first:", "  /home/user/0.py:0 in f"]
     assert lines[-1] == "  (20 more)"
     assert len([*stack_lines.details({0: Dump(_LOADS)})]) == 3
+    assert [*stack_lines.details({0: Dump("Thread 0x0f (most recent call first):\n  <no Python frame>\n")})] == []
 
 
 def test_one_rank_is_shown_whole() -> None:
