@@ -126,11 +126,11 @@ def write_dump(*, has_stacks: bool) -> bool:
     path = f"{prefix}{rank}"
     try:
         with _lock:
-            document = _read_recorder(has_stacks=has_stacks)
-            if document is None:
+            document, groups = _read_recorder(has_stacks=has_stacks), _process_groups()
+            if not document.get("entries") and not groups:
                 return False
             document["rank"] = int(rank)
-            document["pg_config"] = {**document.get("pg_config", {}), **_process_groups()}
+            document["pg_config"] = {**document.get("pg_config", {}), **groups}
             with open(f"{path}.part", "wb") as file:
                 pickle.dump(document, file, protocol=2)
             os.replace(f"{path}.part", path)
@@ -139,13 +139,16 @@ def write_dump(*, has_stacks: bool) -> bool:
     return True
 
 
-def _read_recorder(*, has_stacks: bool) -> dict[str, Any] | None:
-    """Return the dump of NCCL's recorder if that has entries, else of the one of all other backends."""
+def _read_recorder(*, has_stacks: bool) -> dict[str, Any]:
+    """Return the dump of NCCL's recorder if that has entries, else of the one of all other backends.
+
+    A rank that has called no collective has an empty one, which says so: its peers may wait in the first.
+    """
     from torch._C import _distributed_c10d as c10d  # noqa: PLC0415 - torch is there by now
 
     dumps = [getattr(c10d, name, None) for name in _RECORDERS]
     documents = [pickle.loads(dump(True, has_stacks, False)) for dump in dumps if dump is not None]  # noqa: FBT003, S301 - torch's signature; of this process
-    return next((document for document in documents if document.get("entries")), None)
+    return next((document for document in documents if document.get("entries")), documents[-1])
 
 
 def _process_groups() -> dict[str, dict[str, str]]:

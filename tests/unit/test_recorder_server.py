@@ -5,10 +5,20 @@ from __future__ import annotations
 import pickle
 import sys
 from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.diagnosis.recorder_server import count_collectives
+from elastic_run import contract
+from elastic_run.diagnosis.collectives import OPEN, Collective, Dump
+from elastic_run.diagnosis.dump_files import find_dumps
+from elastic_run.diagnosis.recorder_server import count_collectives, write_dump
+from elastic_run.diagnosis.trace_analysis import analyse
+from elastic_run.diagnosis.trace_text import first_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
 
 
 @pytest.mark.parametrize(
@@ -29,8 +39,34 @@ def test_a_collective_is_open_where_an_entry_says_so_too(
         entries = [{"retired": is_retired} for is_retired in retired] if has_entries else []
         return pickle.dumps({"pg_status": {"0": numbers}, "entries": entries})
 
-    core = ModuleType("torch._C")
+    _replace_torch(monkeypatch, dump, ranks=[])
+    assert count_collectives() == answer
+
+
+def _replace_torch(monkeypatch: pytest.MonkeyPatch, dump: Callable[..., bytes], ranks: list[int]) -> None:
+    """Let a recorder stand for torch's, and a default group of some ranks, or none."""
+    group = ModuleType("group")
+    group.group_desc = "default_pg"  # type: ignore[attr-defined]
+    world = SimpleNamespace(pg_names={group: "0"} if ranks else {}, pg_group_ranks={group: ranks})
+    core, distributed = ModuleType("torch._C"), ModuleType("torch.distributed")
     core._distributed_c10d = SimpleNamespace(_dump_fr_trace=dump)  # type: ignore[attr-defined]
+    distributed.distributed_c10d = SimpleNamespace(_world=world)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
     monkeypatch.setitem(sys.modules, "torch._C", core)
-    assert count_collectives() == answer
+    monkeypatch.setitem(sys.modules, "torch.distributed", distributed)
+
+
+@pytest.mark.parametrize("ranks", [[0, 1], []], ids=["group", "no group"])
+def test_a_rank_without_any_collective_leaves_a_dump(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ranks: list[int]
+) -> None:
+    """The rank that does not even join the first one is accused, once it has a process group; else it is unknown."""
+    _replace_torch(monkeypatch, lambda *_: pickle.dumps({"pg_config": {}, "entries": []}), ranks)
+    monkeypatch.setenv(contract.ENV_RECORDER_PREFIX[0], str(tmp_path / "rank_"))
+    monkeypatch.setenv(contract.ENV_RANK, "1")
+    assert write_dump(has_stacks=False) is bool(ranks)
+    waiting = Collective(0, "0", "default_pg", 1, "barrier", OPEN)
+    peer = Dump(0, (waiting,), {"0": (0, 1)})
+    found = analyse([peer, *find_dumps([str(tmp_path)]).dumps])
+    expected = "rank 1 did not join barrier number 1 of group 'default' that rank 0 waits in"
+    assert (first_line(found) == expected) is bool(ranks)
