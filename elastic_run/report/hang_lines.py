@@ -27,25 +27,39 @@ _NEXT = {
 }
 
 
-def verdict(ranks: Mapping[int, Stillness]) -> Iterator[str]:
+def verdict(ranks: Mapping[int, Stillness], ended: Sequence[int] = ()) -> Iterator[str]:
     """Say that the job hangs, which ranks to look at, and where each rank is, the odd one out last.
 
     Args:
         ranks: How long each rank of the job has been still, by global rank.
+        ended: Ranks that have ended well.
     """
     groups = _groups(ranks)
-    odd = _find_odd(groups)
-    has_difference = not odd.place.is_waiting and any(group.place.is_waiting for group in groups)
-    advice = f"; look at {name_ranks(odd.ranks)}: other ranks wait" if has_difference else ""
-    yield f"the job hangs: {_length(ranks)}{advice}"
+    yield f"the job hangs: {_length(ranks)}{_advise(groups, ended)}"
     yield from map("  {}".format, _places(ranks, groups))
+    yield from map("  {}".format, _describe_ended(ended))
 
 
-def detail(ranks: Mapping[int, Stillness]) -> str:
+def _advise(groups: Sequence[Group], ended: Sequence[int]) -> str:
+    """Say which ranks to look at, where others wait for them."""
+    odd = _find_odd(groups)
+    if not any(group.place.is_waiting for group in groups):
+        return ""
+    if not odd.place.is_waiting:
+        return f"; look at {name_ranks(odd.ranks)}: other ranks wait"
+    have = "they have" if len(ended) > 1 else "it has"
+    return f"; look at {name_ranks(ended)}: {have} ended, and other ranks wait" if ended else ""
+
+
+def _describe_ended(ended: Sequence[int]) -> Sequence[str]:
+    return (f"{name_ranks(ended)} {'have' if len(ended) > 1 else 'has'} ended with exit code 0",) if ended else ()
+
+
+def detail(ranks: Mapping[int, Stillness], ended: Sequence[int] = ()) -> str:
     """Say the same in one sentence, for the report of a job that has ended by it: the odd one out first."""
     odd = find_odd_rank(ranks)
     groups = sorted(_groups(ranks), key=lambda group: odd not in group.ranks)
-    return f"{_length(ranks)}: {'; '.join(_places(ranks, groups))}"
+    return f"{_length(ranks)}: {'; '.join((*_describe_ended(ended), *_places(ranks, groups)))}"
 
 
 def _length(ranks: Mapping[int, Stillness]) -> str:

@@ -48,6 +48,22 @@ def test_without_a_difference_no_rank_is_to_be_looked_at() -> None:
     assert next(hang_lines.verdict(several)).endswith("; look at ranks 1-2: other ranks wait")
 
 
+def test_a_rank_that_has_ended_is_what_the_others_wait_for() -> None:
+    """It stands in the first line, below all places, and first in the report, if a rank waits."""
+    assert [*hang_lines.verdict({0: _REDUCES, 2: _REDUCES}, ended=(1,))] == [
+        "the job hangs: no progress of any rank for 62.0 s; look at rank 1: it has ended, and other ranks wait",
+        "  ranks 0, 2 wait in all_reduce (train.py:88), 62.0 s",
+        "  rank 1 has ended with exit code 0",
+    ]
+    assert hang_lines.detail({0: _REDUCES}, ended=(1, 2)) == (
+        "no progress of any rank for 62.0 s: ranks 1-2 have ended with exit code 0; "
+        "rank 0 waits in all_reduce (train.py:88), 62.0 s"
+    )
+    assert next(hang_lines.verdict({0: _LOADS}, ended=(1, 2))) == "the job hangs: no progress of any rank for 63.0 s"
+    both = next(hang_lines.verdict({0: _REDUCES, 3: _LOADS}, ended=(1, 2)))
+    assert both.endswith("; look at rank 3: other ranks wait")
+
+
 def test_a_large_job_takes_one_screen() -> None:
     """Of many places the first and the last are shown, and the number of the other ranks: the odd one out is last."""
     places = {rank: Place("f", "a.py", rank, is_waiting=rank != 17) for rank in range(40)}

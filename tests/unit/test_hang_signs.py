@@ -115,6 +115,7 @@ def _find_hang(worker: _Worker, answer: Callable[[_Clock], None]) -> float:
     detection = HangDetection(
         cast("Loop", clock),
         worker.round,
+        world_size=1,
         timeout=60.0,
         heartbeats={},
         recorder=None,

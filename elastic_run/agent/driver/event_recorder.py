@@ -274,7 +274,7 @@ class EventRecorder:
             "hang_found",
             still_s=_seconds(found.seconds),
             rank=find_odd_rank(found.ranks),
-            detail=_one_line(detail(found.ranks)),
+            detail=_one_line(detail(found.ranks, found.ended)),
             action=action,
         )
 

@@ -52,12 +52,14 @@ class Hang:
         ranks: How long each rank has been still, by global rank.
         dumps: The stacks of this node's workers, by global rank.
         owners: The worker of each rank.
+        ended: Ranks that have ended well, for which the others may wait.
     """
 
     seconds: float
     ranks: Mapping[int, Stillness]
     dumps: Mapping[int, Dump]
     owners: Mapping[int, Owner]
+    ended: tuple[int, ...] = ()
 
 
 class HangDetection:
@@ -66,6 +68,7 @@ class HangDetection:
     Args:
         loop: The agent's.
         current: The round, whose workers run.
+        world_size: Number of the job's ranks.
         timeout: Seconds without progress that are a hang; 0 for `auto`.
         heartbeats: Path of the file of each worker's heartbeats, by local rank.
         recorder: The workers' flight recorders, or None.
@@ -74,11 +77,12 @@ class HangDetection:
         say: Tells the user one line.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the sources of signs, and two callbacks
         self,
         loop: Loop,
         current: Round,
         *,
+        world_size: int,
         timeout: float,
         heartbeats: Mapping[int, str],
         recorder: FlightRecorder | None,
@@ -88,6 +92,7 @@ class HangDetection:
     ) -> None:
         self._loop = loop
         self._round = current
+        self._world_size = world_size
         self._heartbeats = heartbeats
         self._recorder = recorder
         self._job = job if job is not None and job.has_others else None
@@ -182,7 +187,8 @@ class HangDetection:
         self._watch = hang.tell(self._watch)
         names = self._round.global_ranks
         dumps = {names[rank]: dump for rank, dump in self._dumps.items()}
-        self._on_hang(Hang(found.seconds, found.ranks, dumps, found.owners))
+        ended = tuple(rank for rank in range(self._world_size) if rank not in found.ranks)
+        self._on_hang(Hang(found.seconds, found.ranks, dumps, found.owners, ended))
 
 
 class _Questions:

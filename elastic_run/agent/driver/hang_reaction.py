@@ -66,7 +66,7 @@ class HangReaction:
 
     def react(self, current: Round, found: Hang) -> None:
         """Tell the user of a hang, and begin the action."""
-        for line in hang_lines.verdict(found.ranks):
+        for line in hang_lines.verdict(found.ranks, found.ended):
             self._say(line)
         path = self._write(found.dumps)
         recorder = self._context.flight_recorder
@@ -101,7 +101,7 @@ class HangReaction:
         self._say(hang_lines.closing(path, action))
         if action == "report" or is_decided_elsewhere:
             return
-        detail = hang_lines.detail(found.ranks)
+        detail = hang_lines.detail(found.ranks, found.ended)
         accused = () if finding is None else finding.ranks
         rank = hang_lines.find_odd_rank(found.ranks, accused)
         event: Event = messages.WorkersHung(current.number)

@@ -155,6 +155,7 @@ class Watches:
         self._hang = HangDetection(
             self._loop,
             current,
+            world_size=context.group.workers[0].world_size,
             timeout=context.options.agent_config.hang_timeout or 0.0,
             heartbeats=context.heartbeats,
             recorder=context.flight_recorder,
