@@ -63,6 +63,7 @@ class History:
             self._is_prepared = True
             import json  # noqa: F401, PLC0415
 
+            import elastic_run.cluster.kernel_log  # noqa: PLC0415
             import elastic_run.core.failure.diagnose  # noqa: PLC0415
             import elastic_run.core.failure.secondary_failures  # noqa: PLC0415
             import elastic_run.core.failure.traceback_text  # noqa: PLC0415
@@ -90,6 +91,7 @@ class History:
         if not self._ends:
             return None
         self._add_senders()
+        _add_kernel_lines(self._ends, time.monotonic() - ended.started)
         from elastic_run.core.failure.root_cause import find_root_cause  # noqa: PLC0415 - only after a failure
 
         self._root = find_root_cause(self._ends)
@@ -300,6 +302,20 @@ def _is_disk_full(directory: str) -> bool:
         return bool(directory) and os.statvfs(directory).f_bavail == 0
     except OSError:
         return False
+
+
+def _add_kernel_lines(ends: Sequence[WorkerEnd], seconds: float) -> None:
+    """Note at each worker that failed what the kernel's log of the last seconds says of it."""
+    from elastic_run.cluster.kernel_log import has_first_pids, read_kernel_log  # noqa: PLC0415 - only after a failure
+    from elastic_run.core.failure.diagnose import last_words  # noqa: PLC0415 - ditto
+    from elastic_run.core.failure.kernel_log import find_line, may_tell  # noqa: PLC0415 - ditto
+
+    failed = [(end, last_words(end)) for end in ends if end.exitcode != 0 and not end.was_stopped]
+    asked = [(end, words) for end, words in failed if may_tell(end, words)]
+    if asked:
+        lines, has_own_pids = read_kernel_log(seconds), has_first_pids()
+        for end, words in asked:
+            end.kernel_line = find_line(end, words, lines, has_own_pids=has_own_pids)
 
 
 def _add_denial(root: WorkerEnd) -> None:

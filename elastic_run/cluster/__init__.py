@@ -11,6 +11,7 @@ can show it other machines.
 | `gpu_use` | how much of the GPUs each process takes, through nvidia-ml-py |
 | `gpu_processes` | which processes hold GPU memory |
 | `host_files` | the hosts of a job of PBS, LSF or Grid Engine |
+| `kernel_log` | the newest lines of the kernel's log |
 | `kubernetes` | the indexed Job of Kubernetes of this pod: its index, the other pods' names |
 | `machine` | the scheduler's name of this machine, and how it is taken out of use |
 | `numa` | which CPUs each worker is bound to, near its GPU |

@@ -188,9 +188,15 @@ def _failure(root: WorkerEnd, room: int, *, label: str, cause: Cause, versions: 
         first += _paragraph(printable(f"the nodes differ: {versions}"), room, 2)
     if root.exception is not None and not root.exception.is_certain:
         first += _paragraph(f"{LAST_EXCEPTION}:", room, 1)
-    said = _paragraph(_KILLERS[cause.confidence], room, 1) if cause.kind == OOM_KILL else []
+    said = _kernel_lines(root, cause, room)
     said += _exception(root.exception, room) if root.exception is not None else []
     return _Section(label, first + said, marked=range(len(first), len(first) + len(said)))
+
+
+def _kernel_lines(root: WorkerEnd, cause: Cause, room: int) -> list[str]:
+    if root.kernel_line:
+        return _paragraph(printable(f"the kernel's log: {root.kernel_line}"), room, 3)
+    return _paragraph(_KILLERS[cause.confidence], room, 1) if cause.kind == OOM_KILL else []
 
 
 def _exception(exception: ExceptionText, room: int) -> list[str]:

@@ -115,6 +115,7 @@ def _worker(end: WorkerEnd) -> dict[str, Any]:
         "is_consequence": end.exitcode != 0 and is_secondary(end),
         "exception": None if end.exception is None else _exception(end.exception),
         "remark": end.remark,
+        "kernel_line": _cut(end.kernel_line, _LINE_LIMIT),
         "error_file": end.error_file,
         "log_file": end.log_file,
         "stderr_target": end.stderr_target,

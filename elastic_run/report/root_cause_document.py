@@ -26,7 +26,7 @@ _MESSAGE_LENGTH = 2000
 _PLAIN = (
     *("rank", "local_rank", "pid", "exitcode", "restart_count"),
     *("ended_at", "uptime"),
-    *("role", "host", "error_file", "log_file", "remark", "stderr_target"),
+    *("role", "host", "error_file", "log_file", "remark", "stderr_target", "kernel_line"),
 )
 
 
@@ -75,6 +75,7 @@ def decode_root_cause(document: Mapping[str, Any] | None) -> WorkerEnd | None:
         log_file=_text(end.get("log_file")),
         remark=_text(end.get("remark")),
         stderr_target=_text(end.get("stderr_target")),
+        kernel_line=_text(end.get("kernel_line")),
         exception=_exception(end.get("exception")),
         stderr_tail=_lines(end.get("stderr_tail")),
     )

@@ -6,6 +6,7 @@
 | `evidence` | what is known of a failed attempt, and a cause that follows from it |
 | `exception_text` | an exception as a worker wrote it down |
 | `exit_code_hints` | what helps against a signal or an exit code |
+| `kernel_log` | what the kernel's log says of a worker that failed |
 | `root_cause` | the end of a worker; which end is the root cause; whether two failures are the same |
 | `secondary_failures` | what torch writes on a rank whose peer has failed |
 | `torn_names` | the name of an exception in a line that other threads wrote into |

@@ -1,7 +1,8 @@
 """Evidence to causes, the likeliest first. Pure, and imported only after a failure.
 
 Rules
-- A failure of a worker's own, by `severity`, is the cause. The OOM killer's counters tell where a SIGKILL came from.
+- A failure of a worker's own, by `severity`, is the cause. The kernel's log, else the OOM killer's counters, tell where
+  a SIGKILL came from.
 - If all failures are of a lost peer, the cause is elsewhere: at a rank that had ended with code 0 while the others went
   on, or at the rank that the flight recorder names. Ranks that both name come first.
 - A flight recorder that has not seen all ranks of the job accuses nobody above the failure itself.
@@ -19,6 +20,7 @@ from elastic_run.core.failure.evidence import (
     EARLY_EXIT,
     END,
     EXCEPTION,
+    GPU_DEFECT,
     LIKELY,
     LOG_DISK_FULL,
     LOST_PEER,
@@ -28,6 +30,7 @@ from elastic_run.core.failure.evidence import (
     Cause,
 )
 from elastic_run.core.failure.exit_code_hints import help_against_end
+from elastic_run.core.failure.kernel_log import is_gpu_defect, is_oom_kill
 from elastic_run.core.failure.root_cause import failure_signature, is_secondary
 
 TYPE_CHECKING = False
@@ -77,11 +80,16 @@ def find_rule(rules: Sequence[Rule], said: str) -> Rule | None:
 
 
 def last_words(end: WorkerEnd) -> str:
-    """Return the text of a worker in which rules are searched for: its exception, else the end of its stderr."""
+    """Return the text in which rules are searched for.
+
+    It is the worker's exception, else the end of its stderr, and the line of the kernel's log.
+    """
     exception = end.certain_exception
     if exception is None:
-        return "\n".join(end.stderr_tail[-_TAIL:])[-_MOST:]
-    return f"{exception.type}: {exception.message[:_MOST]}\n{exception.cause}"
+        said = "\n".join(end.stderr_tail[-_TAIL:])[-_MOST:]
+    else:
+        said = f"{exception.type}: {exception.message[:_MOST]}\n{exception.cause}"
+    return f"{said}\n{end.kernel_line}" if end.kernel_line else said
 
 
 def find_early_ends(root: WorkerEnd, ends: Sequence[WorkerEnd]) -> list[WorkerEnd]:
@@ -104,17 +112,21 @@ def _own_failure(root: WorkerEnd, evidence: Evidence) -> Cause:
 
 def _classify(root: WorkerEnd, evidence: Evidence) -> tuple[str, str, tuple[str, ...]]:
     """Return kind, confidence and reasons of a worker's failure."""
+    logged = (f"the kernel's log: {root.kernel_line}",) if root.kernel_line else ()
+    if is_oom_kill(root.kernel_line):
+        return OOM_KILL, CERTAIN, logged
+    if is_gpu_defect(root.kernel_line):
+        return GPU_DEFECT, LIKELY, logged
     if is_secondary(root):
         return LOST_PEER, POSSIBLE, ("its error is typical of a rank that has lost a peer",)
     if root.exception is not None:
         is_certain = root.exception.is_certain
-        return EXCEPTION, CERTAIN if is_certain else LIKELY, ("the exception at the end of its stderr",)
+        return EXCEPTION, CERTAIN if is_certain else LIKELY, ("the exception at the end of its stderr", *logged)
     kills = evidence.oom_kills
-    if root.signal == SIGKILL and kills is not None and kills.group:
-        return OOM_KILL, CERTAIN, ("SIGKILL", "the job's cgroup counts kills of the OOM killer")
-    if root.signal == SIGKILL and kills is not None and kills.machine:
-        return OOM_KILL, LIKELY, ("SIGKILL", "the machine counts kills of the OOM killer")
-    return END, CERTAIN, ("its exit status",)
+    if root.signal == SIGKILL and kills is not None and (kills.group or kills.machine):
+        who = "the job's cgroup" if kills.group else "the machine"
+        return OOM_KILL, CERTAIN if kills.group else LIKELY, ("SIGKILL", f"{who} counts kills of the OOM killer")
+    return END, CERTAIN, ("its exit status", *logged)
 
 
 def _early_exit(root: WorkerEnd, evidence: Evidence) -> tuple[Cause, ...]:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 EXCEPTION = "exception"
 END = "end"
 OOM_KILL = "oom_kill"
+GPU_DEFECT = "gpu_defect"
 LOG_DISK_FULL = "log_disk_full"
 OTHER_VERSION = "other_version"
 EARLY_EXIT = "early_exit"
@@ -79,7 +80,7 @@ class Evidence:
     Args:
         root: The worker whose failure came first, or None.
         ends: How the workers of this node ended.
-        oom_kills: What the kernel's OOM killer did meanwhile, or None.
+        oom_kills: What the kernel's OOM killer did meanwhile on the node of `root`, or None.
         recorder: What the flight recorder says, or None.
         versions: Which nodes have which version of torch; "" where all have the same.
         is_log_disk_full: Whether nothing more fits on the disk of the root cause's log files.

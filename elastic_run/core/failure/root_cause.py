@@ -63,6 +63,7 @@ class WorkerEnd:
         stderr_target: Where its stderr went if the agent has not seen it, or "".
         log_file: Path of the file that holds its stderr, or "".
         remark: A short clause for the report, such as that error.json could not be read, or "".
+        kernel_line: The line of the kernel's log that tells why, or "".
     """
 
     rank: int
@@ -81,6 +82,7 @@ class WorkerEnd:
     stderr_target: str = ""
     log_file: str = ""
     remark: str = ""
+    kernel_line: str = ""
 
     @property
     def certain_exception(self) -> ExceptionText | None:
@@ -183,14 +185,15 @@ def severity(end: WorkerEnd) -> int:
         The smaller, the more likely the cause.
     """
     exception = end.exception
-    if exception is None and end.signal != SIGABRT:
+    if exception is None and (end.signal != SIGABRT or end.kernel_line):
         return BARE_END
     from elastic_run.core.failure import secondary_failures  # noqa: PLC0415 - only after a failure that says something
 
     if exception is None:
         return SECONDARY_FAILURE if secondary_failures.is_lost_peer(end.stderr_tail) else BARE_END
     if secondary_failures.is_secondary(exception.name, exception.message):
-        return SECONDARY_FAILURE
+        # A GPU that has failed looks from here like a peer that was lost.
+        return BARE_END if end.kernel_line else SECONDARY_FAILURE
     return BARE_END if end.exitcode < 0 or not exception.is_certain else OWN_EXCEPTION
 
 
