@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from elastic_run.agent.senders import Senders
     from elastic_run.core.agent.messages import Command
     from elastic_run.core.agent.restart_policy import Failure
-    from elastic_run.core.failure.evidence import OomKills, RecorderFinding, Rule
+    from elastic_run.core.failure.evidence import RecorderFinding, Rule
+    from elastic_run.core.failure.oom_kills import OomKills
     from elastic_run.core.failure.root_cause import WorkerEnd
     from elastic_run.core.protocol.decisions import End
     from elastic_run.report import Attempt, JobResult
@@ -55,7 +56,7 @@ class History:
     def begin(self) -> None:
         """Read the OOM killer's counters: from the first start of workers on it may end one of them."""
         if self._oom_kills is None:
-            self._oom_kills = self._count_oom_kills()
+            self._count_oom_kills()
 
     def prepare(self) -> None:
         """Import the modules that a failure will need, while no worker waits."""
@@ -96,6 +97,7 @@ class History:
 
         self._root = find_root_cause(self._ends)
         if self._root is not None:
+            self._root.oom_kills = self._count_oom_kills()
             _add_denial(self._root)
         return None if self._root is None else failure_of(self._root, ended.uptime, self._read_rules())
 
@@ -256,7 +258,6 @@ class History:
             survivors=self._survivors,
             ended_at=time.time(),
             is_log_disk_full=self._writes_to_files() and _is_disk_full(context.log_directory),
-            oom_kills=None if self._oom_kills is None else self._count_oom_kills(),
         )
 
     def _read_rules(self) -> tuple[Rule, ...]:
@@ -289,11 +290,12 @@ class History:
         root, ended = self._root, self._round
         return root is not None and ended is not None and ended.is_redirected(root.local_rank)
 
-    def _count_oom_kills(self) -> OomKills:
+    def _count_oom_kills(self) -> OomKills | None:
+        """Return the kills since this was last called; None the first time."""
         from elastic_run.report.memory import read_oom_kills  # noqa: PLC0415 - the workers start before it
 
-        kills = read_oom_kills()
-        return kills if self._oom_kills is None else kills.since(self._oom_kills)
+        before, self._oom_kills = self._oom_kills, read_oom_kills()
+        return None if before is None else self._oom_kills.since(before)
 
 
 def _is_disk_full(directory: str) -> bool:

@@ -34,7 +34,7 @@ from elastic_run.lazy import lazy_names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from elastic_run.core.failure.evidence import OomKills as OomKills
+    from elastic_run.core.failure.oom_kills import OomKills as OomKills
     from elastic_run.report.failure import render as render
     from elastic_run.report.failure_json import failure_document as failure_document
     from elastic_run.report.failure_json import write_failure_file as write_failure_file
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Attempt": "job_result",
     "JobResult": "job_result",
-    "OomKills": "elastic_run.core.failure.evidence",
+    "OomKills": "elastic_run.core.failure.oom_kills",
     "failure_document": "failure_json",
     "read_oom_kills": "memory",
     "render": "failure",

@@ -155,7 +155,7 @@ def _attempt(attempt: Attempt) -> dict[str, Any]:
 
 
 def _oom_kills(result: JobResult) -> dict[str, int | None] | None:
-    kills = result.oom_kills
+    kills = None if result.root is None else result.root.oom_kills
     return None if kills is None else {"group": kills.group, "machine": kills.machine}
 
 

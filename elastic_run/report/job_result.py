@@ -6,7 +6,7 @@ from elastic_run.records import dataclass
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from elastic_run.core.failure.evidence import Cause, OomKills, RecorderFinding, Rule
+    from elastic_run.core.failure.evidence import Cause, RecorderFinding, Rule
     from elastic_run.core.failure.root_cause import WorkerEnd
 
 
@@ -53,7 +53,6 @@ class JobResult:
         survivors: Pid and kernel wait channel of each process that SIGKILL could not end.
         ended_at: Wall clock, seconds since the epoch.
         failure_file: Path of the failure.json that was written, or "".
-        oom_kills: Kills of the kernel's OOM killer while the job ran, or None if unknown.
         is_log_disk_full: Whether the disk of the logs is full.
     """
 
@@ -78,7 +77,6 @@ class JobResult:
     survivors: tuple[tuple[int, str], ...] = ()
     ended_at: float = 0.0
     failure_file: str = ""
-    oom_kills: OomKills | None = None
     is_log_disk_full: bool = False
 
     @property
@@ -92,7 +90,6 @@ class JobResult:
             Evidence(
                 root=self.root,
                 ends=self.ends,
-                oom_kills=self.oom_kills,
                 recorder=self.recorder,
                 versions=self.versions,
                 is_log_disk_full=self.is_log_disk_full,

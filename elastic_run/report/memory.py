@@ -8,7 +8,7 @@ those below it) and mm/vmstat.c.
 
 from __future__ import annotations
 
-from elastic_run.core.failure.evidence import OomKills
+from elastic_run.core.failure.oom_kills import OomKills
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

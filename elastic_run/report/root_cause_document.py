@@ -7,6 +7,7 @@ is too long is cut. Long texts are cut before they are sent, because each node o
 from __future__ import annotations
 
 from elastic_run.core.failure.exception_text import ExceptionText
+from elastic_run.core.failure.oom_kills import OomKills
 from elastic_run.core.failure.root_cause import WorkerEnd, severity
 from elastic_run.core.protocol.codec import to_document
 from elastic_run.report.lines import failed
@@ -39,6 +40,8 @@ def encode_root_cause(root: WorkerEnd, failure: Failure) -> dict[str, Any]:
     exception = root.exception
     end: dict[str, Any] = {name: getattr(root, name) for name in _PLAIN}
     end["stderr_tail"] = _cut(root.stderr_tail)
+    if root.oom_kills is not None:
+        end["oom_kills"] = {"group": root.oom_kills.group, "machine": root.oom_kills.machine}
     if exception is not None:
         end["exception"] = {
             "type": exception.type,
@@ -76,6 +79,7 @@ def decode_root_cause(document: Mapping[str, Any] | None) -> WorkerEnd | None:
         remark=_text(end.get("remark")),
         stderr_target=_text(end.get("stderr_target")),
         kernel_line=_text(end.get("kernel_line")),
+        oom_kills=_oom_kills(end.get("oom_kills")),
         exception=_exception(end.get("exception")),
         stderr_tail=_lines(end.get("stderr_tail")),
     )
@@ -96,6 +100,13 @@ def _exception(value: object) -> ExceptionText | None:
         _text(value.get("cause")),
         is_certain=value.get("is_certain") is not False,
     )
+
+
+def _oom_kills(value: object) -> OomKills | None:
+    if not isinstance(value, dict):
+        return None
+    group, machine = (count if isinstance(count, int) else None for count in map(value.get, ("group", "machine")))
+    return OomKills(group, machine)
 
 
 def _number(value: object) -> int:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from elastic_run.core.failure import evidence as kinds
 from elastic_run.core.failure.diagnose import diagnose
-from elastic_run.core.failure.evidence import Evidence, OomKills, RecorderFinding, Rule
+from elastic_run.core.failure.evidence import Evidence, RecorderFinding, Rule
+from elastic_run.core.failure.oom_kills import OomKills
 from elastic_run.report import JobResult, render
 from tests.support.job_results import worker_end
+
+if TYPE_CHECKING:
+    from elastic_run.core.failure.root_cause import WorkerEnd
 
 LOST = "Traceback (most recent call last):\nRuntimeError: Connection closed by peer [127.0.0.1]:39320.\n"
 OWN = "Traceback (most recent call last):\nValueError: bad batch\n"
@@ -38,9 +44,10 @@ def test_nothing_known_has_no_cause() -> None:
         (worker_end(1, 1, LOST), None, kinds.LOST_PEER, kinds.POSSIBLE),
     ],
 )
-def test_a_failure_has_its_kind(end: object, kills: OomKills | None, kind: str, confidence: str) -> None:
+def test_a_failure_has_its_kind(end: WorkerEnd, kills: OomKills | None, kind: str, confidence: str) -> None:
     """An exception, an end without words, the OOM killer, a lost peer."""
-    (found,) = named(Evidence(root=end, ends=(end,), oom_kills=kills))  # type: ignore[arg-type] # a WorkerEnd
+    end.oom_kills = kills
+    (found,) = named(Evidence(root=end, ends=(end,)))
     assert found == (kind, (1,), confidence)
 
 

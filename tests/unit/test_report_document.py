@@ -16,13 +16,12 @@ if TYPE_CHECKING:
 
 def test_the_document_has_exactly_the_keys_of_version_1() -> None:
     """A key that goes or changes its name breaks schedulers; a new one is added here."""
-    root = worker_end(1, -9)
+    root = worker_end(1, -9, oom_kills=OomKills(1, 2))
     job = result(
         root,
         *stopped(0),
         attempts=(Attempt(restart_count=0, root=worker_end(0, 1, captured("chained")), started_at=NOON, uptime=3.0),),
         survivors=((4711, "nfs_wait"),),
-        oom_kills=OomKills(1, 2),
         log_dir="/logs",
     )
     document = failure_document(job)

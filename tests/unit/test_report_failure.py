@@ -77,12 +77,11 @@ logs     /logs/job7_x
 def test_the_whole_report_of_a_worker_that_the_oom_killer_ended() -> None:
     """Without an exception the last lines of stderr stand there, and the kernel's counter makes the hint sure."""
     job = result(
-        worker_end(3, -9, "step 1\n\x1b[31mstep 2\x1b[0m\n\n"),
+        worker_end(3, -9, "step 1\n\x1b[31mstep 2\x1b[0m\n\n", oom_kills=OomKills(1, 1)),
         worker_end(0, 1, captured("gloo_peer_killed"), after=0.03),
         *stopped(1, 2),
         *stopped(4, exitcode=-9),
         worker_end(5, 0, after=-2.0),
-        oom_kills=OomKills(1, 1),
     )
     assert (
         report(job)

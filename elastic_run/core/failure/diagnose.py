@@ -104,13 +104,11 @@ def _own_failure(root: WorkerEnd, evidence: Evidence) -> Cause:
     if evidence.is_log_disk_full:
         return Cause(LOG_DISK_FULL, ranks, LIKELY, ("nothing more fits on the disk of the log files",))
     rule = find_rule(evidence.rules, last_words(root))
-    kind, confidence, why = _classify(root, evidence)
-    return Cause(
-        kind, ranks, confidence, why, help_against_end(root, evidence.oom_kills) if rule is None else rule.help
-    )
+    kind, confidence, why = _classify(root)
+    return Cause(kind, ranks, confidence, why, help_against_end(root) if rule is None else rule.help)
 
 
-def _classify(root: WorkerEnd, evidence: Evidence) -> tuple[str, str, tuple[str, ...]]:
+def _classify(root: WorkerEnd) -> tuple[str, str, tuple[str, ...]]:
     """Return kind, confidence and reasons of a worker's failure."""
     logged = (f"the kernel's log: {root.kernel_line}",) if root.kernel_line else ()
     if is_oom_kill(root.kernel_line):
@@ -122,7 +120,7 @@ def _classify(root: WorkerEnd, evidence: Evidence) -> tuple[str, str, tuple[str,
     if root.exception is not None:
         is_certain = root.exception.is_certain
         return EXCEPTION, CERTAIN if is_certain else LIKELY, ("the exception at the end of its stderr", *logged)
-    kills = evidence.oom_kills
+    kills = root.oom_kills
     if root.signal == SIGKILL and kills is not None and (kills.group or kills.machine):
         who = "the job's cgroup" if kills.group else "the machine"
         return OOM_KILL, CERTAIN if kills.group else LIKELY, ("SIGKILL", f"{who} counts kills of the OOM killer")

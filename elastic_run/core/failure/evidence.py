@@ -38,27 +38,6 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class OomKills:
-    """Kills by the OOM killer; None where the kernel doesn't tell.
-
-    Args:
-        group: In this process's cgroup and below.
-        machine: On the whole machine.
-    """
-
-    group: int | None = None
-    machine: int | None = None
-
-    def since(self, before: OomKills) -> OomKills:
-        """Return the kills between an earlier reading and this one.
-
-        Returns:
-            The difference; None where either reading is.
-        """
-        return OomKills(_difference(self.group, before.group), _difference(self.machine, before.machine))
-
-
-@dataclass(frozen=True, slots=True)
 class RecorderFinding:
     """What the dumps of the flight recorder say first.
 
@@ -80,7 +59,6 @@ class Evidence:
     Args:
         root: The worker whose failure came first, or None.
         ends: How the workers of this node ended.
-        oom_kills: What the kernel's OOM killer did meanwhile on the node of `root`, or None.
         recorder: What the flight recorder says, or None.
         versions: Which nodes have which version of torch; "" where all have the same.
         is_log_disk_full: Whether nothing more fits on the disk of the root cause's log files.
@@ -89,7 +67,6 @@ class Evidence:
 
     root: WorkerEnd | None
     ends: tuple[WorkerEnd, ...] = ()
-    oom_kills: OomKills | None = None
     recorder: RecorderFinding | None = None
     versions: str = ""
     is_log_disk_full: bool = False
@@ -113,7 +90,3 @@ class Cause:
     confidence: str
     why: tuple[str, ...]
     help: str = ""
-
-
-def _difference(now: int | None, before: int | None) -> int | None:
-    return None if now is None or before is None else max(0, now - before)

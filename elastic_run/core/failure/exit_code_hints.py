@@ -4,7 +4,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from elastic_run.core.failure.evidence import OomKills
+    from elastic_run.core.failure.oom_kills import OomKills
     from elastic_run.core.failure.root_cause import WorkerEnd
 
 SIGHUP, SIGINT, SIGILL, SIGABRT, SIGBUS, SIGKILL, SIGSEGV, SIGPIPE, SIGTERM = 1, 2, 4, 6, 7, 9, 11, 13, 15
@@ -44,18 +44,17 @@ _CODES: dict[int, str] = {
 }
 
 
-def help_against_end(end: WorkerEnd, oom_kills: OomKills | None) -> str:
+def help_against_end(end: WorkerEnd) -> str:
     """Return what helps against the way in which a worker ended.
 
     Args:
         end: The worker.
-        oom_kills: What the OOM killer did meanwhile, or None.
 
     Returns:
         A sentence or two, or "" where there is nothing to say.
     """
     if end.signal == SIGKILL:
-        return _help_against_kill(oom_kills)
+        return _help_against_kill(end.oom_kills)
     if end.signal == SIGSEGV and end.certain_exception is not None:
         return "Native code crashed below that line: a library built for another PyTorch or CUDA is the usual reason."
     if end.signal in _WARNINGS:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from elastic_run.core.failure.exception_text import ExceptionText
+    from elastic_run.core.failure.oom_kills import OomKills
 
 #: Severity of a failure, the cause first.
 OWN_EXCEPTION = 0
@@ -64,6 +65,7 @@ class WorkerEnd:
         log_file: Path of the file that holds its stderr, or "".
         remark: A short clause for the report, such as that error.json could not be read, or "".
         kernel_line: The line of the kernel's log that tells why, or "".
+        oom_kills: What the OOM killer did on its node in its round, or None where that is not known.
     """
 
     rank: int
@@ -83,6 +85,7 @@ class WorkerEnd:
     log_file: str = ""
     remark: str = ""
     kernel_line: str = ""
+    oom_kills: OomKills | None = None
 
     @property
     def certain_exception(self) -> ExceptionText | None:
