@@ -11,7 +11,7 @@ from elastic_run.core.job.exclusion import exclude, judge, note_incident
 from elastic_run.core.job.ranks import assign_worker_ranks
 from elastic_run.core.job.reported_failure import verdict_exit_code
 from elastic_run.core.job.state import AWAITED, GATHERING, PAUSING, REMEMBERED, Gone, Job, Root, remember
-from elastic_run.core.protocol.messages import DONE, UNHEALTHY, End
+from elastic_run.core.protocol.messages import DONE, STOPPED, UNHEALTHY, End
 from elastic_run.records import dataclass, replace
 
 TYPE_CHECKING = False
@@ -117,7 +117,8 @@ def _settle_failure(job: Job, config: JobConfig, root: Root, *, now: float, jitt
     answer = decide_restart(config, failures, job.restart_times, now, jitter, used=used)
     if isinstance(answer, GiveUp):
         own = root.verdict if answer.verdict == "worker_failed" else ""
-        detail = "; ".join(text for text in (answer.detail or root.detail, _describe_early(job, root)) if text)
+        others = _describe_early(job, root) or _describe_alone(job, root)
+        detail = "; ".join(text for text in (answer.detail or root.detail, others) if text)
         return Settled(job, end_with(job, root, own or answer.verdict, detail))
     kept = max(REMEMBERED, config.restart_window.count if config.restart_window else 0)
     job = replace(
@@ -147,6 +148,20 @@ def _describe_early(job: Job, root: Root) -> str:
     ]
     hosts = ", ".join(done[:_SHOWN])
     return f"all workers on {hosts} had ended with code 0: did they leave the loop early?" if done else ""
+
+
+def _describe_alone(job: Job, root: Root) -> str:
+    """Say that only one node has had an error of the program, such as a missing module: its environment differs.
+
+    The other nodes' workers may not have come so far when they were stopped.
+    """
+    others = [node for node in job.members if node.node != root.node]
+    if not others or not root.failure.is_deterministic or any(node.outcome not in (STOPPED, DONE) for node in others):
+        return ""
+    node = job.nodes[root.node]
+    rest = "the other node" if len(others) == 1 else f"the {len(others)} other nodes"
+    name = f"{node.node_info.host} (node {node.rank})"
+    return f"only {name} has had this error: no worker of {rest} had failed before the stop"
 
 
 def _ranks(first: int, count: int) -> str:
