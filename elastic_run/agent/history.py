@@ -15,7 +15,7 @@ from elastic_run.multiprocessing.process import process_table
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
     from elastic_run.agent.driver.context import AgentContext
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from elastic_run.agent.senders import Senders
     from elastic_run.core.agent.messages import Command
     from elastic_run.core.agent.restart_policy import Failure
+    from elastic_run.core.diagnosis.stack_groups import Dump
     from elastic_run.core.failure.evidence import RecorderFinding, Rule
     from elastic_run.core.failure.oom_kills import OomKills
     from elastic_run.core.failure.root_cause import WorkerEnd
@@ -52,6 +53,7 @@ class History:
         self._is_prepared = False
         self._versions = ""
         self._blamed: WorkerEnd | None = None
+        self._overdue: Mapping[int, Dump] = {}
 
     def begin(self) -> None:
         """Read the OOM killer's counters: from the first start of workers on it may end one of them."""
@@ -76,6 +78,10 @@ class History:
         """Take a worker of this round for the cause, however the stop of the round lets it end."""
         self._blamed = end
 
+    def keep_overdue(self, dumps: Mapping[int, Dump]) -> None:
+        """Keep the stacks of workers of this round that did not stop in time, by global rank."""
+        self._overdue = dumps
+
     def add_round(self, ended: Round, survivors: list[int]) -> Failure | None:
         """Add a round that is over, and read the traces that its workers left.
 
@@ -92,6 +98,7 @@ class History:
         if not self._ends:
             return None
         self._add_senders()
+        self._add_places()
         _add_kernel_lines(self._ends, time.monotonic() - ended.started)
         from elastic_run.core.failure.root_cause import find_root_cause  # noqa: PLC0415 - only after a failure
 
@@ -123,6 +130,17 @@ class History:
                 end.remark = lines.passed_on(number, self._senders.find(number))
             elif number in self._senders.warned_with:
                 end.remark = lines.warned_with(number)
+
+    def _add_places(self) -> None:
+        """Note at each worker that did not stop in time where it was."""
+        dumps, self._overdue = self._overdue, {}
+        if dumps:
+            from elastic_run.core.diagnosis.stack_groups import find_place  # noqa: PLC0415 - imported by now
+            from elastic_run.core.diagnosis.stack_text import parse_stacks  # noqa: PLC0415 - ditto
+
+            for end in self._ends:
+                dump = dumps.get(end.rank) if end.was_stopped else None
+                end.stuck_at = None if dump is None else find_place(parse_stacks(dump.text), dump.problem)
 
     def root_cause_document(self, failure: Failure | None) -> dict[str, Any] | None:
         """Return the last round's failure on this node as a document for the other nodes, or None."""

@@ -13,11 +13,11 @@ from __future__ import annotations
 import os
 import time
 
-from elastic_run.core.failure.evidence import CERTAIN, COLLECTIVE, EARLY_EXIT, LIKELY, OOM_KILL
+from elastic_run.core.failure.evidence import CERTAIN, COLLECTIVE, EARLY_EXIT, LIKELY, NODE_EVENT, OOM_KILL, STUCK
 from elastic_run.core.failure.root_cause import LAST_EXCEPTION, failure_signature
 from elastic_run.records import dataclass
 from elastic_run.report.advice import advice
-from elastic_run.report.other_workers import early_exit, other_worker_lines
+from elastic_run.report.other_workers import early_exit, other_worker_lines, stuck_workers
 from elastic_run.report.text import columns, elide, printable, shorten, wrap
 from elastic_run.report.wording import count, end_verb, exception_line, signal_name, span
 
@@ -174,6 +174,10 @@ def _elsewhere(result: JobResult, root: WorkerEnd, cause: Cause) -> str:
     """Name the rank that has the cause if it is not the rank that failed first; otherwise return ""."""
     if cause.kind == COLLECTIVE and result.recorder is not None:
         return result.recorder.text
+    if cause.kind == NODE_EVENT:
+        return result.detail
+    if cause.kind == STUCK:
+        return stuck_workers(root, result.ends)
     return early_exit(root, result.ends) if cause.kind == EARLY_EXIT else ""
 
 
@@ -247,7 +251,7 @@ def _rest(result: JobResult, room: int) -> list[_Section]:
             "others" if result.root is not None else "workers", [shorten(line, room, tail=0.0) for line in others]
         ),
         _Section("before", _attempts(result, room)),
-        _Section("verdict", _detail(result, room)),
+        _Section("verdict", _detail(result, room) if kind != NODE_EVENT else []),
         _Section("stuck", _survivors(result.survivors, room)),
         _Section("logs", _logs(result, room)),
         _Section("hint", _paragraph(hint, room, 3) if hint else []),

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from elastic_run.core.diagnosis.stack_groups import Place
     from elastic_run.core.failure.evidence import Cause
     from elastic_run.core.failure.exception_text import ExceptionText
     from elastic_run.core.failure.root_cause import WorkerEnd
@@ -112,6 +113,7 @@ def _worker(end: WorkerEnd) -> dict[str, Any]:
         "uptime": end.uptime,
         "restart_count": end.restart_count,
         "was_stopped": end.was_stopped,
+        "stuck_at": None if end.stuck_at is None else _place(end.stuck_at),
         "is_consequence": end.exitcode != 0 and is_secondary(end),
         "exception": None if end.exception is None else _exception(end.exception),
         "remark": end.remark,
@@ -120,6 +122,16 @@ def _worker(end: WorkerEnd) -> dict[str, Any]:
         "log_file": end.log_file,
         "stderr_target": end.stderr_target,
         "stderr_tail": [_cut(line, _LINE_LIMIT) for line in end.stderr_tail[-_TAIL:]],
+    }
+
+
+def _place(place: Place) -> dict[str, Any]:
+    return {
+        "function": place.function,
+        "file": place.file,
+        "line": place.line,
+        "is_waiting": place.is_waiting,
+        "problem": place.problem,
     }
 
 

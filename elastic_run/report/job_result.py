@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from elastic_run.core.failure.root_cause import WorkerEnd
 
 
+#: Verdicts whose detail says which nodes are lost, or why this node has to go.
+_OF_NODES = frozenset(("nodes_lost", "excluded", "unhealthy"))
+
+
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """A failure that was tried again.
@@ -91,6 +95,7 @@ class JobResult:
                 root=self.root,
                 ends=self.ends,
                 recorder=self.recorder,
+                node_event=self.detail if self.verdict in _OF_NODES else "",
                 versions=self.versions,
                 is_log_disk_full=self.is_log_disk_full,
                 rules=(*self.rules, *built_in_rules()),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from elastic_run.core.failure.diagnose import find_early_ends
+from elastic_run.core.diagnosis.stack_groups import group_places
+from elastic_run.core.failure.diagnose import find_early_ends, find_stuck
 from elastic_run.core.failure.root_cause import failure_signature, is_secondary
+from elastic_run.report.stack_lines import describe
 from elastic_run.report.text import printable
 from elastic_run.report.wording import exception_line, exit_text, ranks, span
 
@@ -58,6 +60,19 @@ def early_exit(root: WorkerEnd, ends: Sequence[WorkerEnd]) -> str:
     before = span(max(0.0, root.ended_at - max(end.ended_at for end in early)))
     they = "it" if len(early) == 1 else "they"
     return f"{ranks(end.rank for end in early)} had ended with 0 {before} before: did {they} leave the loop early?"
+
+
+def stuck_workers(root: WorkerEnd, ends: Sequence[WorkerEnd]) -> str:
+    """Say where the workers were that did not stop, when the others knew no more than that they had lost a peer.
+
+    Args:
+        root: The first failure, of a lost peer.
+        ends: How the workers ended.
+    """
+    stuck = find_stuck(root, ends)
+    groups = group_places({end.rank: end.stuck_at for end in stuck if end.stuck_at is not None})
+    they = "it" if len(stuck) == 1 else "they"
+    return f"{'; '.join(map(describe, groups))}: {they} did not stop, and SIGKILL ended {they.replace('they', 'them')}"
 
 
 def _line(ends: list[WorkerEnd], what: str) -> list[str]:

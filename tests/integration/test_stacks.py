@@ -331,3 +331,23 @@ def test_functions_of_every_start_method_tell(launch: Launch, tmp_path: Path) ->
     job = launch(program, program=(sys.executable,))
     assert job.wait_exit() == 0, job.stderr
     assert job.stdout.splitlines() == [f"{method} {{0: 1, 1: 1}}" for method in ("spawn", "fork", "forkserver")]
+
+
+def test_stacks_before_sigkill_tell_the_cause_of_lost_peers(launch: Launch, worker: Worker) -> None:
+    """The ranks that failed had only lost a peer; the report begins with the one that did not stop, and its place."""
+    body = """
+    ready = os.path.join(os.path.dirname(__file__), "ready")
+    def load_batch():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        open(ready, "w").close()
+        while True:
+            signal.pause()
+    if rank == 2:
+        load_batch()
+    while not os.path.exists(ready):
+        time.sleep(0.01)
+    raise RuntimeError("[../gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:13965")
+    """
+    job = launch("--standalone", "--nproc-per-node=3", "--shutdown-timeout=1", worker(body))
+    assert job.wait_exit() == 1
+    assert re.search(r"cause    rank 2 is in load_batch \(worker1.py:\d+\): it did not stop", job.stderr), job.stderr

@@ -6,9 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from elastic_run.contract import EXIT_HUNG, HANG
+from elastic_run.core.diagnosis.stack_groups import Place
 from elastic_run.core.failure import evidence as kinds
 from elastic_run.core.failure.diagnose import diagnose
 from elastic_run.core.failure.evidence import Evidence, RecorderFinding, Rule
+from elastic_run.core.failure.exception_text import ExceptionText
 from elastic_run.core.failure.oom_kills import OomKills
 from elastic_run.report import JobResult, render
 from tests.support.job_results import worker_end
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from elastic_run.core.failure.root_cause import WorkerEnd
 
 LOST = "Traceback (most recent call last):\nRuntimeError: Connection closed by peer [127.0.0.1]:39320.\n"
+IN_DATA = Place("load_batch", "/home/ada/data.py", 41)
 OWN = "Traceback (most recent call last):\nValueError: bad batch\n"
 
 
@@ -144,3 +148,46 @@ def test_the_report_begins_with_the_rank_that_is_to_blame() -> None:
     job.recorder, job.ends = None, (root, worker_end(2, 0, after=-1.0))
     assert render(job)[1] == "cause    rank 2 had ended with 0 1.0 s before: did it leave the loop early?"
     assert not [line for line in render(job)[2:] if "leave the loop" in line]
+
+
+def test_a_rank_that_did_not_stop_is_the_cause_of_lost_peers() -> None:
+    """Its stacks before SIGKILL show that it waited for nobody; a rank that waited is not accused."""
+    root, other = worker_end(0, 1, LOST), worker_end(1, 1, LOST)
+    waited = worker_end(2, -9, was_stopped=True, stuck_at=Place("all_reduce", "/t.py", 8, is_waiting=True))
+    stuck = worker_end(3, -9, was_stopped=True, stuck_at=IN_DATA)
+    ends = (root, other, waited, stuck)
+    assert named(Evidence(root=root, ends=ends))[0] == (kinds.STUCK, (3,), kinds.LIKELY)
+    lines = render(JobResult(verdict="worker_failed", exit_code=1, entrypoint="train.py", root=root, ends=ends))
+    assert lines[1] == "cause    rank 3 is in load_batch (data.py:41): it did not stop, and SIGKILL"
+    assert lines[3].startswith("first    rank 0 on")
+
+
+def test_many_ranks_that_do_not_stop_are_no_cause() -> None:
+    """They save a checkpoint before they end; and beside a failure of its own nobody is accused."""
+    lost, own = worker_end(0, 1, LOST), worker_end(0, 1, OWN)
+    stuck = [worker_end(rank, -9, was_stopped=True, stuck_at=IN_DATA) for rank in (1, 2)]
+    assert [kind for kind, *_ in named(Evidence(root=lost, ends=(lost, *stuck)))] == [kinds.LOST_PEER]
+    assert [kind for kind, *_ in named(Evidence(root=own, ends=(own, stuck[0])))] == [kinds.EXCEPTION]
+
+
+def test_a_hang_is_a_cause_of_its_own() -> None:
+    """The stacks prove it, not an exception on stderr."""
+    end = worker_end(3, EXIT_HUNG, exception=ExceptionText(HANG, "rank 3 is in load_batch"))
+    (cause,) = diagnose(Evidence(root=end, ends=(end,)))
+    assert (cause.kind, cause.ranks, cause.confidence) == (kinds.HUNG, (3,), kinds.LIKELY)
+    assert cause.why == ("no rank made progress", "its stacks at two moments are equal")
+
+
+def test_lost_nodes_are_the_cause_of_lost_peers() -> None:
+    """The job has ended for want of nodes: what their peers said comes below, and a failure of its own above."""
+    said = "more than 2 changes of membership; lost: h3 (silent for 6.1 s)"
+    lost, own = worker_end(0, 1, LOST), worker_end(0, 1, OWN)
+    order = {end: [kind for kind, *_ in named(Evidence(root=end, node_event=said))] for end in (None, lost, own)}
+    assert order[None] == [kinds.NODE_EVENT]
+    assert order[lost] == [kinds.NODE_EVENT, kinds.LOST_PEER]
+    assert order[own] == [kinds.EXCEPTION, kinds.NODE_EVENT]
+    lines = render(JobResult(verdict="nodes_lost", exit_code=206, root=lost, ends=(lost,), detail=said))
+    assert lines[1] == f"cause    {said}"
+    assert lines[2].startswith("first    rank 0 on")
+    assert "lost: h3" not in " ".join(lines[2:])
+    assert JobResult(verdict="excluded", exit_code=209, detail="its GPU").causes[0].why == ("its GPU",)

@@ -68,6 +68,7 @@ def test_the_document_has_exactly_the_keys_of_version_1() -> None:
         "uptime": 12.3,
         "restart_count": 0,
         "was_stopped": False,
+        "stuck_at": None,
         "is_consequence": False,
         "exception": None,
         "remark": "",

@@ -71,6 +71,7 @@ class RoundDriver:
             parts.console,
             current_round=lambda: self.current,
             find_state=lambda: parts.find_agent().state,
+            keep=lambda dumps: parts.find_history().keep_overdue(dumps),
         )
         self.watches = Watches(
             parts.loop,

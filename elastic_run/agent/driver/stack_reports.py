@@ -32,6 +32,7 @@ class StackReports:
         console: Takes the lines.
         current_round: Returns the round that runs, or None.
         find_state: Returns the state of the agent's machine.
+        keep: Takes the stacks of workers that did not stop in time.
     """
 
     def __init__(
@@ -42,12 +43,14 @@ class StackReports:
         *,
         current_round: Callable[[], Round | None],
         find_state: Callable[[], str],
+        keep: Callable[[Mapping[int, Dump]], None],
     ) -> None:
         self._context = context
         self._loop = loop
         self._console = console
         self._current_round = current_round
         self._find_state = find_state
+        self._keep = keep
         self._asked_at: float | None = None
 
     def show_on_quit(self) -> bool:
@@ -94,6 +97,7 @@ class StackReports:
         from elastic_run.report.stack_lines import overdue  # noqa: PLC0415 - ditto
 
         if dumps:
+            self._keep(dumps)
             self._console.say(overdue(dumps, self.write(dumps)))
 
     def write(self, dumps: Mapping[int, Dump]) -> str:

@@ -3,8 +3,9 @@
 Rules
 - A failure of a worker's own, by `severity`, is the cause. The kernel's log, else the OOM killer's counters, tell where
   a SIGKILL came from.
-- If all failures are of a lost peer, the cause is elsewhere: at a rank that had ended with code 0 while the others went
-  on, or at the rank that the flight recorder names. Ranks that both name come first.
+- If all failures are of a lost peer, the cause is elsewhere: at nodes that the job has lost, at a rank that had ended
+  with code 0 while the others went on, at the rank that the flight recorder names, or at a rank that did not stop and
+  waited for nobody. A rank that had ended and that the flight recorder names, too, comes first.
 - A flight recorder that has not seen all ranks of the job accuses nobody above the failure itself.
 - Different versions of torch on the nodes are possible causes of any failure: they are told beside it.
 - Failures that are equal (`failure_signature`) are one cause of several ranks.
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import re
 
+from elastic_run.contract import HANG
 from elastic_run.core.failure.evidence import (
     CERTAIN,
     COLLECTIVE,
@@ -21,12 +23,15 @@ from elastic_run.core.failure.evidence import (
     END,
     EXCEPTION,
     GPU_DEFECT,
+    HUNG,
     LIKELY,
     LOG_DISK_FULL,
     LOST_PEER,
+    NODE_EVENT,
     OOM_KILL,
     OTHER_VERSION,
     POSSIBLE,
+    STUCK,
     Cause,
 )
 from elastic_run.core.failure.exit_code_hints import help_against_end
@@ -56,17 +61,18 @@ def diagnose(evidence: Evidence) -> tuple[Cause, ...]:
         The likeliest first; none where nothing points anywhere.
     """
     root = evidence.root
+    event = (Cause(NODE_EVENT, (), CERTAIN, (evidence.node_event,)),) if evidence.node_event else ()
     if root is None:
-        return _collective(evidence, LIKELY)
+        return (*event, *_collective(evidence, LIKELY))
     versions = (Cause(OTHER_VERSION, (), POSSIBLE, (evidence.versions,)),) if evidence.versions else ()
     if not is_secondary(root):
-        return (_own_failure(root, evidence), *versions, *_collective(evidence, POSSIBLE))
+        return (_own_failure(root, evidence), *event, *versions, *_collective(evidence, POSSIBLE))
     early, collective = _early_exit(root, evidence), _collective(evidence, LIKELY)
     accused = {rank for cause in collective for rank in cause.ranks}
     elsewhere = [*early, *collective] if accused & {rank for cause in early for rank in cause.ranks} else None
     if elsewhere is None:
         elsewhere = [*collective, *early]
-    return (*elsewhere, _own_failure(root, evidence), *versions)
+    return (*event, *elsewhere, *_stuck(root, evidence), _own_failure(root, evidence), *versions)
 
 
 def find_rule(rules: Sequence[Rule], said: str) -> Rule | None:
@@ -99,6 +105,18 @@ def find_early_ends(root: WorkerEnd, ends: Sequence[WorkerEnd]) -> list[WorkerEn
     return [end for end in ends if end.exitcode == 0 and not end.was_stopped and end.ended_at < root.ended_at]
 
 
+def find_stuck(root: WorkerEnd, ends: Sequence[WorkerEnd]) -> list[WorkerEnd]:
+    """Return the workers that did not stop and waited for nobody, if they are fewer than those that lost a peer.
+
+    Many workers that do not stop are busy with the stop itself: they save a checkpoint, for example.
+    """
+    if not is_secondary(root):
+        return []
+    stuck = [end for end in ends if end.stuck_at is not None and not end.stuck_at.is_waiting]
+    lost = [end for end in ends if end.exitcode != 0 and not end.was_stopped]
+    return stuck if len(stuck) < len(lost) else []
+
+
 def _own_failure(root: WorkerEnd, evidence: Evidence) -> Cause:
     ranks = _equal_ranks(root, evidence.ends)
     if evidence.is_log_disk_full:
@@ -118,8 +136,11 @@ def _classify(root: WorkerEnd) -> tuple[str, str, tuple[str, ...]]:
     if is_secondary(root):
         return LOST_PEER, POSSIBLE, ("its error is typical of a rank that has lost a peer",)
     if root.exception is not None:
-        is_certain = root.exception.is_certain
-        return EXCEPTION, CERTAIN if is_certain else LIKELY, ("the exception at the end of its stderr", *logged)
+        is_hang, is_certain = root.exception.type == HANG, root.exception.is_certain
+        why = ("no rank made progress", "its stacks at two moments are equal")
+        said = ("the exception at the end of its stderr", *logged)
+        kind = HUNG if is_hang else EXCEPTION
+        return kind, CERTAIN if is_certain and not is_hang else LIKELY, why if is_hang else said
     kills = root.oom_kills
     if root.signal == SIGKILL and kills is not None and (kills.group or kills.machine):
         who = "the job's cgroup" if kills.group else "the machine"
@@ -133,6 +154,14 @@ def _early_exit(root: WorkerEnd, evidence: Evidence) -> tuple[Cause, ...]:
         return ()
     why = ("exit code 0 while the others went on", "all failures are of a lost peer")
     return (Cause(EARLY_EXIT, tuple(sorted(end.rank for end in early)), LIKELY, why),)
+
+
+def _stuck(root: WorkerEnd, evidence: Evidence) -> tuple[Cause, ...]:
+    stuck = find_stuck(root, evidence.ends)
+    if not stuck:
+        return ()
+    why = ("it did not stop, and its stacks show no wait for others", "all failures are of a lost peer")
+    return (Cause(STUCK, tuple(sorted(end.rank for end in stuck)), LIKELY, why),)
 
 
 def _collective(evidence: Evidence, confidence: str) -> tuple[Cause, ...]:

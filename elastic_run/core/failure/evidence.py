@@ -16,6 +16,9 @@ GPU_DEFECT = "gpu_defect"
 LOG_DISK_FULL = "log_disk_full"
 OTHER_VERSION = "other_version"
 EARLY_EXIT = "early_exit"
+STUCK = "stuck"
+HUNG = "hang"
+NODE_EVENT = "node_event"
 COLLECTIVE = "collective"
 LOST_PEER = "lost_peer"
 #: How far a cause is proved, the surest first.
@@ -60,6 +63,7 @@ class Evidence:
         root: The worker whose failure came first, or None.
         ends: How the workers of this node ended.
         recorder: What the flight recorder says, or None.
+        node_event: Which nodes the job has lost, or why this one has to go, if that has ended it; or "".
         versions: Which nodes have which version of torch; "" where all have the same.
         is_log_disk_full: Whether nothing more fits on the disk of the root cause's log files.
         rules: What helps against known failures: the user's rules, then those of elastic-run.
@@ -68,6 +72,7 @@ class Evidence:
     root: WorkerEnd | None
     ends: tuple[WorkerEnd, ...] = ()
     recorder: RecorderFinding | None = None
+    node_event: str = ""
     versions: str = ""
     is_log_disk_full: bool = False
     rules: tuple[Rule, ...] = ()

@@ -23,6 +23,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from elastic_run.core.diagnosis.stack_groups import Place
     from elastic_run.core.failure.exception_text import ExceptionText
     from elastic_run.core.failure.oom_kills import OomKills
 
@@ -66,6 +67,7 @@ class WorkerEnd:
         remark: A short clause for the report, such as that error.json could not be read, or "".
         kernel_line: The line of the kernel's log that tells why, or "".
         oom_kills: What the OOM killer did on its node in its round, or None where that is not known.
+        stuck_at: Where it was at the end of its grace period, before SIGKILL, or None.
     """
 
     rank: int
@@ -86,6 +88,7 @@ class WorkerEnd:
     remark: str = ""
     kernel_line: str = ""
     oom_kills: OomKills | None = None
+    stuck_at: Place | None = None
 
     @property
     def certain_exception(self) -> ExceptionText | None:
