@@ -9,8 +9,9 @@ from elastic_run.cluster import gpu_use
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
-    from elastic_run.agent.agent_view import AgentView
+    from elastic_run.loop import Loop
 
 __all__ = ["ask_gpu_use"]
 
@@ -19,14 +20,15 @@ _PATIENCE = 1.0
 _MEMORY_KEY = "gpu"
 
 
-def ask_gpu_use(view: AgentView, deliver: Callable[[dict[int, gpu_use.GpuUse]], None]) -> None:
+def ask_gpu_use(loop: Loop, memory: dict[str, Any], deliver: Callable[[dict[int, gpu_use.GpuUse]], None]) -> None:
     """Give the GPU use by pid to a function, in the loop; nothing where nvidia-ml-py is missing, or does not answer.
 
     Args:
-        view: The agent. While an earlier question still waits for the driver, no other one is asked.
+        loop: The agent's.
+        memory: Keeps the question: while an earlier one still waits for the driver, no other one is asked.
         deliver: Called once.
     """
-    earlier = view.memory.get(_MEMORY_KEY)
+    earlier = memory.get(_MEMORY_KEY)
     if not gpu_use.has_library() or (earlier is not None and earlier.is_alive()):
         deliver({})
         return
@@ -39,8 +41,8 @@ def ask_gpu_use(view: AgentView, deliver: Callable[[dict[int, gpu_use.GpuUse]], 
 
     def read() -> None:
         found = gpu_use.read_gpu_use()
-        view.loop.call_soon_threadsafe(lambda: conclude(found))
+        loop.call_soon_threadsafe(lambda: conclude(found))
 
-    timer = view.loop.call_later(_PATIENCE, lambda: conclude({}))
-    view.memory[_MEMORY_KEY] = threading.Thread(target=read, name="gpu use", daemon=True)
-    view.memory[_MEMORY_KEY].start()
+    timer = loop.call_later(_PATIENCE, lambda: conclude({}))
+    memory[_MEMORY_KEY] = threading.Thread(target=read, name="gpu use", daemon=True)
+    memory[_MEMORY_KEY].start()

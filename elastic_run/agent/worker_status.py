@@ -59,7 +59,7 @@ def measure(view: AgentView, deliver: Callable[[Document], None]) -> None:
     def conclude(first: Sample) -> None:
         later = _take_sample(view)
         view.memory[_MEMORY_KEY] = later
-        ask_gpu_use(view, lambda gpus: deliver(describe_node(view, first, later, gpus)))
+        ask_gpu_use(view.loop, view.memory, lambda gpus: deliver(describe_node(view, first, later, gpus)))
 
     is_fresh = before is not None and _INTERVAL <= now.at - before.at <= _LONGEST_INTERVAL
     if before is not None and is_fresh and set(now.ticks) <= set(before.ticks):

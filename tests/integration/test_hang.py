@@ -227,3 +227,40 @@ def test_normal_pauses_are_no_hang(script: Callable[[str], Path], launch: Launch
     assert job.wait_exit(deadline=180) == 0, job.stderr
     assert job.stdout.count("done") == 2
     assert "the job hangs" not in job.stderr
+
+
+#: A management library of one GPU, which computes for the worker that has written its pid.
+_LIBRARY = """
+import os
+from types import SimpleNamespace
+
+class NVMLError(Exception):
+    pass
+
+def nvmlInit(): pass
+def nvmlShutdown(): pass
+def nvmlDeviceGetCount(): return 1
+def nvmlDeviceGetHandleByIndex(index): return index
+def nvmlDeviceGetUtilizationRates(device): return SimpleNamespace(gpu=80)
+def nvmlDeviceGetComputeRunningProcesses(device):
+    with open(os.path.join(os.path.dirname(__file__), "pid")) as file:
+        return [SimpleNamespace(pid=int(file.read()), usedGpuMemory=1)]
+"""
+_ON_GPU = """
+import os, sys, time
+with open(os.path.join(os.path.dirname(__file__), "pid"), "w") as file:
+    file.write(str(os.getpid() if sys.argv[1] == "busy" else 1))
+os.write(1, b"began\\n")
+time.sleep(float(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize(("use", "code"), [("busy", 0), ("idle", contract.EXIT_HUNG)])
+def test_a_gpu_that_computes_is_progress(use: str, code: int, launch: Launch, tmp_path: Path) -> None:
+    """The worker's processes sleep until its GPU is done, for longer than the timeout; an idle GPU is a hang."""
+    (tmp_path / "pynvml.py").write_text(_LIBRARY)
+    program = tmp_path / "program.py"
+    program.write_text(_ON_GPU)
+    options = ("--standalone", "--hang-timeout=1", "--hang-action=fail", program)
+    job = launch(*options, use, "4" if use == "busy" else "600", env={"PYTHONPATH": str(tmp_path)})
+    assert job.wait_exit() == code, job.stderr

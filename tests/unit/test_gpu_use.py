@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 import threading
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
 from elastic_run.agent import gpu_question
-from elastic_run.agent.agent_view import AgentView
 from elastic_run.cluster import gpu_use
 from elastic_run.cluster.gpu_use import GpuUse
 from elastic_run.loop import Loop
@@ -84,24 +84,19 @@ def test_a_machine_without_a_driver_has_none(library: Library, monkeypatch: pyte
     assert gpu_use.read_gpu_use() == {}
 
 
-def ask(loop: Loop, view: AgentView) -> dict[int, GpuUse]:
+def ask(loop: Loop, memory: dict[str, Any]) -> dict[int, GpuUse]:
     """Ask, and turn the loop until the answer is there."""
     found: list[dict[int, GpuUse]] = []
-    gpu_question.ask_gpu_use(view, found.append)
+    gpu_question.ask_gpu_use(loop, memory, found.append)
     assert loop.run_until(lambda: bool(found), loop.now() + 20)
     return found[0]
-
-
-def make_view(loop: Loop) -> AgentView:
-    """Return a view of an agent that has nothing but a loop."""
-    return AgentView(loop, None, None, None, None, None, 0.0)  # type: ignore[arg-type] # nothing else is looked at
 
 
 @pytest.mark.usefixtures("library")
 def test_the_loop_gets_the_answer() -> None:
     """From a thread."""
     with Loop() as loop:
-        assert set(ask(loop, make_view(loop))) == {10, 11}
+        assert set(ask(loop, {})) == {10, 11}
 
 
 def test_a_driver_that_hangs_holds_nothing_up(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,19 +105,19 @@ def test_a_driver_that_hangs_holds_nothing_up(library: Library, monkeypatch: pyt
     monkeypatch.setattr(library, "nvmlInit", gate.wait)
     monkeypatch.setattr(gpu_question, "_PATIENCE", 0.05)
     with Loop() as loop:
-        view = make_view(loop)
-        assert ask(loop, view) == {}
+        memory: dict[str, Any] = {}
+        assert ask(loop, memory) == {}
         before = threading.active_count()
-        assert ask(loop, view) == {}
+        assert ask(loop, memory) == {}
         assert threading.active_count() == before
         gate.set()
-        view.memory["gpu"].join(20)
+        memory["gpu"].join(20)
 
 
 def test_without_the_library_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """And no thread is started."""
     monkeypatch.setattr(gpu_use, "has_library", lambda: False)
     with Loop() as loop:
-        view = make_view(loop)
-        assert ask(loop, view) == {}
-        assert view.memory == {}
+        memory: dict[str, Any] = {}
+        assert ask(loop, memory) == {}
+        assert memory == {}

@@ -102,6 +102,22 @@ def test_a_main_thread_that_wakes_up_often_is_progress() -> None:
     assert find_verdict(lambda now: (Signs((0,), 0.0), replace(LOADS, wakes=int(now * 10)))) is not None
 
 
+def test_a_gpu_that_computes_is_progress_unless_the_rank_waits() -> None:
+    """The main thread sleeps until the GPU is done; a GPU on which NCCL waits is busy, too."""
+    assert find_verdict(still(replace(COMPUTES, is_gpu_busy=True)), still(LOADS)) is None
+    for look in (WAITS, replace(COMPUTES, is_open=True)):
+        found = find_verdict(still(replace(look, is_gpu_busy=True)), still(LOADS))
+        assert found is not None
+        assert found[0] <= 62
+
+
+def test_a_gpu_that_is_busy_beside_a_rank_that_waits_is_a_hang_after_longer() -> None:
+    """It may be the wait of a collective that no stack shows."""
+    found = find_verdict(still(replace(COMPUTES, is_gpu_busy=True)), still(WAITS))
+    assert found is not None
+    assert 600 <= found[0] <= 602
+
+
 def test_a_spinning_wait_that_the_recorder_knows_is_a_hang_at_once() -> None:
     """NCCL waits with a whole processor, in whatever function needs the result."""
     found = find_verdict(spins(replace(COMPUTES, is_open=True, collectives="5")), still(LOADS))

@@ -1,7 +1,8 @@
 """Watches one round for a hang: reads signs at each tick, takes looks, and brings both to `core.diagnosis.hang`.
 
-Runs only with --hang-timeout. A look asks all running workers for their stacks, and their flight recorders for the
-number of collectives. The activity of the processes is read before, since the answers take processor time themselves.
+Runs only with --hang-timeout. A look asks all running workers for their stacks, their flight recorders for the number
+of collectives, and the GPUs' driver for the processes whose GPUs compute. The activity of the processes is read before,
+since the answers take processor time themselves.
 
 In a job of several nodes, a node whose own ranks are still for the timeout asks all nodes, and judges all ranks
 together. In a large job only the node with rank 0 asks.
@@ -12,6 +13,7 @@ from __future__ import annotations
 import os
 
 from elastic_run.agent.driver.hang_signs import make_look, read_signs, sample_processes
+from elastic_run.agent.gpu_question import ask_gpu_use
 from elastic_run.core.diagnosis import hang
 from elastic_run.core.diagnosis.job_stillness import NOT_YET, describe_rank, join_nodes
 from elastic_run.core.protocol.node_status import HANG
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from elastic_run.agent.driver.hang_signs import ProcessSample
     from elastic_run.agent.driver.job import MultiNodeJob
     from elastic_run.agent.driver.round import Round
+    from elastic_run.cluster.gpu_use import GpuUse
     from elastic_run.core.diagnosis.hang import Stillness
     from elastic_run.core.diagnosis.job_stillness import JobStillness, Owner
     from elastic_run.core.diagnosis.stack_groups import Dump
@@ -99,6 +102,7 @@ class HangDetection:
         self._on_hang = on_hang
         self._say = say
         self._dumps: Mapping[int, Dump] = {}
+        self._gpu_memory: dict[str, Any] = {}
         self._ask_at = 0.0
         self._has_said_without = False
         self._watch = hang.HangWatch(timeout)
@@ -138,7 +142,7 @@ class HangDetection:
         self._watch, wants_look = hang.tick(self._watch, self._loop.now(), signs)
         if wants_look and signs:
             self._is_looking = True
-            _Questions(self._loop, self._round, self._recorder, self._conclude)
+            _Questions(self._loop, self._round, self._recorder, self._gpu_memory, self._conclude)
         elif self._job is not None:
             self._judge()
 
@@ -199,15 +203,18 @@ class _Questions:
         loop: Loop,
         current: Round,
         recorder: FlightRecorder | None,
+        gpu_memory: dict[str, Any],
         on_done: Callable[[Mapping[int, Dump], Mapping[int, str], Mapping[int, ProcessSample]], None],
     ) -> None:
         self._samples = sample_processes(current)
         self._on_done = on_done
         self._dumps: Mapping[int, Dump] | None = None
         self._answers: Mapping[int, str] | None = {} if recorder is None else None
+        self._busy: frozenset[int] | None = None
         if recorder is not None:
             recorder.count(loop, self._take_answers)
-        pids = {rank: current.workers.pids[rank] for rank in current.workers.alive}
+        self._pids = pids = {rank: current.workers.pids[rank] for rank in current.workers.alive}
+        ask_gpu_use(loop, gpu_memory, self._take_gpu_use)
         current.listen_for_stacks().ask(pids, _PATIENCE, self._take_dumps)
 
     def _take_answers(self, answers: Mapping[int, str]) -> None:
@@ -218,6 +225,15 @@ class _Questions:
         self._dumps = dumps
         self._conclude()
 
+    def _take_gpu_use(self, found: Mapping[int, GpuUse]) -> None:
+        self._busy = frozenset(pid for pid, use in found.items() if use.busy)
+        self._conclude()
+
     def _conclude(self) -> None:
-        if self._dumps is not None and self._answers is not None:
-            self._on_done(self._dumps, self._answers, self._samples)
+        if self._dumps is None or self._answers is None or self._busy is None:
+            return
+        samples = {
+            rank: replace(sample, is_gpu_busy=self._pids.get(rank) in self._busy)
+            for rank, sample in self._samples.items()
+        }
+        self._on_done(self._dumps, self._answers, samples)

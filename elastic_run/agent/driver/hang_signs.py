@@ -1,7 +1,7 @@
 """Reads this node's workers for the hang detection: signs of progress, and the activity of their processes.
 
-The sources are /proc, the output that passes through this process, and a file with each worker's heartbeats. A worker's
-text of its stacks does not count as output.
+The sources are /proc, the output that passes through this process, a file with each worker's heartbeats, and
+nvidia-ml-py where it is installed. A worker's text of its stacks does not count as output.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ class ProcessSample:
         cpu: Seconds of processor time of the worker's process.
         children_cpu: Seconds of processor time of its descendants.
         moved: Bytes that all of them have read and written, without the worker's stacks.
+        is_gpu_busy: Whether a GPU that the worker's process uses has computed lately.
     """
 
     is_running: bool
@@ -47,6 +48,7 @@ class ProcessSample:
     cpu: float
     children_cpu: float
     moved: int
+    is_gpu_busy: bool = False
 
 
 def read_signs(current: Round, heartbeats: Mapping[int, str]) -> dict[int, Signs]:
@@ -129,6 +131,7 @@ def make_look(dump: Dump, sample: ProcessSample, answer: str) -> Look:
         cpu=sample.cpu,
         children_cpu=sample.children_cpu,
         moved=sample.moved,
+        is_gpu_busy=sample.is_gpu_busy,
     )
 
 

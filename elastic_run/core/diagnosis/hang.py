@@ -9,6 +9,7 @@ Rules
   sign. Another stack or another number is progress; so a rank has to be still in two looks at least.
 - Processor time, wake-ups, reads and writes of a rank at the same stack are progress, with two exceptions. A rank that
   waits in a collective (its stack or its flight recorder says so) gets nothing done by what its other processes do.
+  A GPU that computes for a rank counts like its processor time, unless the rank waits: NCCL's wait keeps a GPU busy.
   And processor time at the same stack may be a spinning wait: where the recorder says that a collective is open it
   counts for nothing, and elsewhere, while another rank waits, for `_SPIN` times as long as no progress would.
 - The job hangs when every rank that runs has been still for the timeout. One rank with progress is enough for none.
@@ -79,6 +80,7 @@ class Look:
         cpu: Seconds of processor time of the worker's process.
         children_cpu: The same of its descendants.
         moved: Bytes that all of them have read and written.
+        is_gpu_busy: Whether a GPU that the worker's process uses has computed lately.
     """
 
     stack: str
@@ -91,6 +93,7 @@ class Look:
     cpu: float = 0.0
     children_cpu: float = 0.0
     moved: int = 0
+    is_gpu_busy: bool = False
 
     @property
     def waits(self) -> bool:
@@ -253,6 +256,7 @@ def _follow(known: _Rank | None, seen: Look, now: float) -> _Rank:
     if is_working and not seen.waits:
         return _Rank(seen, now, now, now)
     is_computing = seen.is_running or seen.cpu - before.cpu > _allow(seconds)
+    is_computing |= seen.is_gpu_busy and not seen.waits
     is_computing |= seen.wakes - before.wakes > _POLLS * seconds
     idle_since = now if is_computing and not seen.is_open else known.idle_since
     return _Rank(seen, now, known.same_since, idle_since)
