@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 
 from elastic_run.records import dataclass
+from elastic_run.report.clock_offsets import correct, find_offsets
 from elastic_run.report.event_schema import find_mistake
 from elastic_run.report.job_history import Agent, Job, Member, Reading, Round, Worker
 
@@ -78,7 +79,7 @@ def _parse(line: bytes) -> tuple[Event, str]:
 
 # --- folding ---------------------------------------------------------------------------------------------------------
 def fold(events: Iterable[Event]) -> list[Job]:
-    """Fold events into jobs.
+    """Fold events into jobs; times are corrected where the clocks of nodes differ.
 
     Args:
         events: The events of all launchers, those of each launcher in its order. A repeated event counts once.
@@ -86,13 +87,18 @@ def fold(events: Iterable[Event]) -> list[Job]:
     Returns:
         The jobs in the order in which they began.
     """
+    events = list(events)
+    offsets = find_offsets(events)
     of_agent: dict[str, _AgentFold] = {}
     seen: set[tuple[str, float, str, Any]] = set()
     for event in events:
         key = (event["agent"], event["monotonic"], event["event"], event.get("rank"))
         if key not in seen:
             seen.add(key)
-            of_agent.setdefault(event["agent"], _AgentFold(event)).take(event)
+            corrected = correct(event, offsets)
+            of_agent.setdefault(event["agent"], _AgentFold(corrected)).take(corrected)
+    for name, offset in offsets.items():
+        of_agent[name].agent.clock_offset = offset
     folds = sorted(of_agent.values(), key=lambda each: each.agent.first_at)
     return [_join(list(group)) for group in _group_by_job(folds)]
 

@@ -1,6 +1,6 @@
 """The history of a job from its event logs: launchers, rounds, members, workers.
 
-Times are wall clocks of the nodes, in seconds since the epoch: for display, and not to compare two nodes.
+Times are wall clocks of the nodes, in seconds since the epoch, corrected where they are known to differ: for display.
 """
 
 from __future__ import annotations
@@ -145,6 +145,7 @@ class Agent:
         job: Unique id of its job, since jobs may share a run id; "" before its first round.
         signals: Each signal that it got: wall clock and name.
         pauses: Each pause before a restart: wall clock and seconds.
+        clock_offset: Seconds by which its clock was ahead of the other nodes', about; its times are corrected by them.
     """
 
     name: str
@@ -158,6 +159,7 @@ class Agent:
     job: str = ""
     signals: list[tuple[float, str]] = field(default_factory=list)
     pauses: list[tuple[float, float]] = field(default_factory=list)
+    clock_offset: float = 0.0
 
 
 @dataclass(slots=True)
