@@ -216,6 +216,18 @@ def refused(expected: str, *words: str | Path) -> None:
     assert re.search(f"^elastic-run: error: report: .*{expected}", line), line
 
 
+def test_a_device_in_place_of_a_log_is_told(tmp_path: Path) -> None:
+    """It may have no end; a page of other logs leaves it out."""
+    (tmp_path / "events.jsonl").symlink_to("/dev/zero")
+    (tmp_path / "stacks.txt").symlink_to("/dev/zero")
+    refused("events.jsonl can't be read: it is a device", tmp_path)
+    (tmp_path / "node").mkdir()
+    (tmp_path / "node" / "events.jsonl").write_bytes(encode(history()))
+    text = read_page(tmp_path).text
+    assert f"{tmp_path}/events.jsonl can't be read: it is a device" in text
+    assert f"{tmp_path}/stacks.txt can't be read: it is a device" in text
+
+
 def test_places_that_cannot_be_read_or_written_are_one_line(tmp_path: Path) -> None:
     """A missing directory, an unknown run, an output in a directory that isn't there, or that is one."""
     refused("No such file or directory", tmp_path / "nothing")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 
 from elastic_run.contract import EVENTS_FILE
 from elastic_run.records import dataclass, field
@@ -78,8 +80,7 @@ def _find_files(directory: str, depth: int) -> Iterator[str]:
 
 def _read_log(path: str, logs: Logs) -> None:
     try:
-        # O_NONBLOCK: a pipe of that name without a writer must not block the page.
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        with _open(path) as file:
             events, mistakes = read_events(_lines(file), path)
     except OSError as error:
         logs.problems.append(f"{path} can't be read: {error.strerror}")
@@ -88,6 +89,14 @@ def _read_log(path: str, logs: Logs) -> None:
     logs.events += events
     if mistakes is not None:
         logs.mistakes.append(mistakes)
+
+
+def _open(path: str) -> BufferedReader:
+    """Open a file; raise OSError for a device, which may have no end."""
+    if stat.S_ISCHR(os.stat(path).st_mode):
+        raise OSError(errno.EINVAL, "it is a device")
+    # O_NONBLOCK: a pipe of that name without a writer must not block the page.
+    return os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")
 
 
 def _lines(file: BufferedReader) -> Iterator[bytes]:
@@ -100,7 +109,7 @@ def _lines(file: BufferedReader) -> Iterator[bytes]:
 
 def _read_stacks(path: str, logs: Logs) -> None:
     try:
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        with _open(path) as file:
             data = file.read(_STACK_BYTES + 1) or b""
     except OSError as error:
         logs.problems.append(f"{path} can't be read: {error.strerror}")
