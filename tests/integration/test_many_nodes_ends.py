@@ -70,6 +70,25 @@ def wait_fact(store: C10dJobStore, text: bytes) -> None:
         entries, position = store.read(FACTS, position, DEADLINE)
 
 
+def test_a_node_that_is_done_stays_for_the_others(launch: Launch, worker: Worker) -> None:
+    """Without an exit barrier too: a failure elsewhere restarts the workers of a node whose own ones had ended."""
+    path = worker(
+        "again = os.environ['TORCHELASTIC_RESTART_COUNT'] == '1'\n"
+        "say('rank', rank, 'again' if again else 'first')\n"
+        "if rank == 1 and not again:\n    open(sys.argv[1]).read()\n    sys.exit(5)\n"
+    )
+    gate = path.with_name("gate")
+    os.mkfifo(gate)
+    port = free_port()
+    words = ("--nnodes=2", "--max-restarts=1", "--exit-barrier-timeout=0", path, str(gate))
+    agents = [launch(*place(port), f"--node-rank={rank}", *words) for rank in range(2)]
+    with open_job_store(port) as store, gate.open("w"):
+        wait_fact(store, b'"ready"')
+    for rank, agent in enumerate(agents):
+        agent.wait_line(f"rank {rank} again")
+        assert agent.wait_exit() == 0
+
+
 @pytest.mark.parametrize("code", [0, 7])
 def test_an_agent_that_lingers_goes_when_told_to(launch: Launch, worker: Worker, code: int) -> None:
     """The node that serves the store stays for one that has not heard the end; a signal ends that, with the verdict."""
