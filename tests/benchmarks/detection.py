@@ -35,7 +35,7 @@ def measure(installation: Installation, effort: Effort) -> list[Figure]:
     young = f"{told}, in a job that has just begun"
     restart = f"death of one of {_FEW} workers to the first line of the last restarted one"
     return [
-        _figure(told, 10.0, {"detection": "sibling told"}, tell_after_death, installation, effort),
+        _figure(told, 5.0, {"detection": "sibling told"}, tell_after_death, installation, effort),
         _figure(young, None, {}, partial(tell_after_death, age=0.0), installation, effort),
         *(
             _figure(

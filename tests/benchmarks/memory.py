@@ -60,7 +60,7 @@ def measure(installation: Installation, effort: Effort) -> list[Figure]:
             benchmark="memory",
             name="memory of the launcher's processes (PSS), 2 workers asleep",
             unit="MB",
-            bar=Bar(25.0),
+            bar=Bar(20.0),
             headline="memory of the launcher",
             plots={"footprint": "launcher, 2 workers asleep"},
         ),
@@ -69,7 +69,7 @@ def measure(installation: Installation, effort: Effort) -> list[Figure]:
             benchmark="memory",
             name="wake-ups of the launcher's processes, 2 workers asleep",
             unit="a second",
-            bar=Bar(0.2),
+            bar=Bar(0.0),
             note=f"over {_IDLE:g} s a time; our worst: {wakes.worst('elastic-run'):g} a second",
         ),
         alone(

@@ -41,7 +41,7 @@ def measure(installation: Installation, effort: Effort) -> list[Figure]:
             _figure(name, bar, measure_one, installation, effort)
             for name, bar, measure_one in (
                 ("death of a worker to those on the other nodes told to stop", 300.0, tell_after_death),
-                ("SIGKILL of an agent to the others' new round", 1000.0, reform_after_kill),
+                ("SIGKILL of an agent to the others' new round", 200.0, reform_after_kill),
                 ("SIGTERM of an agent to the others' new round", 1000.0, reform_after_term),
                 ("SIGKILL of an agent to the round in which a spare has taken over", 1000.0, replace_by_spare),
             )

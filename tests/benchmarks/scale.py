@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _ROOT = Path(__file__).resolve().parents[2]
 #: Seconds that a round may take at each number of nodes; the others are for information.
-_BARS = {1000: 1.0, 4000: 4.0}
+_BARS = {1000: 0.4, 4000: 4.0}
 _SIZES = (256, 1000, 4000)
 #: Where torch's turn comes as often as ours, and where it is tried once.
 _BESIDE_TORCH, _BEYOND_TORCH = 64, 256

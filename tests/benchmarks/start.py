@@ -37,10 +37,10 @@ def measure(installation: Installation, effort: Effort) -> list[Figure]:
     """Measure few workers and many against torchrun and the floor."""
     for launcher in installation.launchers:
         start_workers(installation, launcher, _FEW)  # the page cache is warm for all
-    return _few_figures(installation, effort) + [_many_figure(installation, effort, nproc) for nproc in _MANY]
+    return [_few_figure(installation, effort), *(_many_figure(installation, effort, nproc) for nproc in _MANY)]
 
 
-def _few_figures(installation: Installation, effort: Effort) -> list[Figure]:
+def _few_figure(installation: Installation, effort: Effort) -> Figure:
     few = interleave(
         {
             **{name: partial(start_workers, installation, name, _FEW) for name in installation.launchers},
@@ -49,18 +49,15 @@ def _few_figures(installation: Installation, effort: Effort) -> list[Figure]:
         rounds=effort.pairs,
         times={"elastic-run": _TIMES, "floor": _TIMES},
     )
-    return [
-        compared(
-            few,
-            benchmark="start",
-            name=f"exec to the first line of the last of {_FEW} workers{suffix}",
-            unit="ms",
-            bar=bar,
-            headline=f"start: from the command to the first line of {_FEW} workers" if bar.of == "torchrun" else "",
-            plots={"start": f"{_FEW} workers"} if bar.of == "torchrun" else {},
-        )
-        for suffix, bar in (("", Bar(0.08, "torchrun")), (", by the floor", Bar(2.5, "floor")))
-    ]
+    return compared(
+        few,
+        benchmark="start",
+        name=f"exec to the first line of the last of {_FEW} workers",
+        unit="ms",
+        bar=Bar(0.06, "torchrun"),
+        headline=f"start: from the command to the first line of {_FEW} workers",
+        plots={"start": f"{_FEW} workers"},
+    )
 
 
 def _many_figure(installation: Installation, effort: Effort, nproc: int) -> Figure:

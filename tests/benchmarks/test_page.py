@@ -284,3 +284,19 @@ def test_every_recorded_plot_is_drawn() -> None:
 def test_torchrun_is_better_in_no_recorded_row() -> None:
     """In none of the recorded rows elastic-run is the slower or the larger one."""
     assert [figure.name for figure in read_record().figures if figure.is_worse] == []
+
+
+#: Of the figures in the design's list, those whose bounds the record has to hold, whatever else a release is slower in.
+_BOUNDS = {
+    "exec to the first line of the last of 2 workers": Bar(0.06, "torchrun"),
+    "exec to the first line of the last of 32 workers": Bar(1.3, "floor"),
+    "memory of the launcher's processes (PSS), 2 workers asleep": Bar(20.0),
+    "wake-ups of the launcher's processes, 2 workers asleep": Bar(0.0),
+}
+
+
+def test_the_record_holds_the_bounds_of_start_and_memory() -> None:
+    """Start, memory and wake-ups are recorded within the design's bounds, and these are the bars of their rows."""
+    rows = {figure.name: figure for figure in read_record().figures if figure.name in _BOUNDS}
+    assert {name: row.bar for name, row in rows.items()} == _BOUNDS
+    assert [name for name, row in rows.items() if not row.is_met] == []

@@ -64,8 +64,8 @@ def measure(installation: Installation, effort: Effort) -> list[Figure]:
     trainings = take_turns({name: partial(train, installation, name) for name in contenders}, rounds=effort.pairs)
     launch, restart = "exec to the all-reduce of the last of", "death of a worker to the next all-reduce of the last of"
     return [
-        *_pair(trainings, "launch", launch, (Bar(0.9, "torchrun"), Bar(0.35, "torchrun"))),
-        *_pair(trainings, "restart", restart, (Bar(1.0, "torchrun"), Bar(0.1, "torchrun"))),
+        *_pair(trainings, "launch", launch, (Bar(0.9, "torchrun"), Bar(0.25, "torchrun"))),
+        *_pair(trainings, "restart", restart, (Bar(1.0, "torchrun"), Bar(0.03, "torchrun"))),
         *_pair(trainings, "workers", "memory (PSS) of", (None, Bar(0.5, "torchrun"))),
         *_pair(trainings, "job", "memory (PSS) of the launcher's processes and", (None, None)),
     ]
