@@ -305,10 +305,13 @@ def test_fork_in_a_thread_of_an_executor(program: Program, host: Host) -> None:
 
 
 @all_methods
-def test_many_launches_leave_nothing(method: str, program: Program, host: Host) -> None:
-    """Launch after launch, failed or not: no process, zombie, thread or descriptor stays in the program."""
+def test_many_launches_leave_nothing(
+    method: str, program: Program, host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Launch after launch, failed or not: no process, zombie, thread or descriptor stays, and no directory."""
     path = program(
         """
+        import tempfile
         from elastic_run import spawn
 
         def work(index=0): return index
@@ -318,7 +321,8 @@ def test_many_launches_leave_nothing(method: str, program: Program, host: Host) 
         def held():
             children = {line for task in os.listdir("/proc/self/task")
                         for line in open(f"/proc/self/task/{task}/children").read().split()}
-            return children, threading.active_count(), len(os.listdir("/proc/self/fd"))
+            logs = [name for name in os.listdir(tempfile.gettempdir()) if name.startswith("elastic-run_")]
+            return children, threading.active_count(), len(os.listdir("/proc/self/fd")), logs
 
         def launch_all():
             launch(work, count=1)
@@ -334,8 +338,11 @@ def test_many_launches_leave_nothing(method: str, program: Program, host: Host) 
         for _ in range(8):
             launch_all()
         assert held() == before, (before, held())
+        assert not before[-1], before
         """,
     )
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     job = host(path, method)
     assert job.wait_exit() == 0, job.stderr
 

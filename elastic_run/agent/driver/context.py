@@ -211,8 +211,9 @@ class AgentContext:
         """
         if self.timers is not None:
             self.timers.close()
-        cleanup = getattr(self.logs_specs, "cleanup", None)
-        if cleanup is not None and not (is_failure and not self.options.is_whole_process):
+        keeps_files = is_failure and not self.options.is_whole_process
+        cleanup = getattr(self.logs_specs, "remove_empty_directories" if keeps_files else "cleanup", None)
+        if cleanup is not None:
             cleanup()
 
     @property

@@ -213,12 +213,15 @@ class DefaultLogsSpecs(LogsSpecs):
 
     def cleanup(self) -> None:
         """Remove the directory if it is temporary, otherwise only the empty directories in it."""
+        if self._run_log_dir is not None and self.is_temporary:
+            remove_tree(self._run_log_dir)
+        self.remove_empty_directories()
+
+    def remove_empty_directories(self) -> None:
+        """Remove what holds nothing, the run's directory included; files stay, also in a temporary directory."""
         if self._run_log_dir is None or not self._has_own_directory:
             return
-        if self.is_temporary:
-            remove_tree(self._run_log_dir)
-        else:
-            remove_empty(self._run_log_dir)
+        remove_empty(self._run_log_dir)
         if not os.path.lexists(self._run_log_dir):
             unlink_dangling(os.path.join(os.path.dirname(self._run_log_dir), self._latest))
             self._run_log_dir = None
