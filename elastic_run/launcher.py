@@ -8,6 +8,7 @@ from `agent_setup`.
 from __future__ import annotations
 
 import os
+import sys
 
 from elastic_run import signals
 from elastic_run.agent.driver.early_start import start_early
@@ -157,9 +158,20 @@ def _run_agent(
             handler.shutdown()
     if result.is_failed():
         root = None if agent.job_result is None else agent.job_result.root
-        name = agent.get_worker_group().spec.get_entrypoint_name()
-        raise ChildFailedError(name, result.failures, None if root is None else root.rank)
+        raise ChildFailedError(_name_program(entrypoint, args), result.failures, None if root is None else root.rank)
     return result.return_values
+
+
+def _name_program(entrypoint: Callable[..., Any] | str | None, args: list[Any]) -> str:
+    """Return what a failure is called after, as with torch: the function, the script of an interpreter, the command."""
+    from elastic_run.multiprocessing.process.interpreter import RUN_PATH_CODE, own_interpreter  # noqa: PLC0415
+
+    if not isinstance(entrypoint, str):
+        return getattr(entrypoint, "__name__", repr(entrypoint))
+    if entrypoint not in {sys.executable, own_interpreter()}:
+        return entrypoint
+    words = (str(arg) for arg in args)
+    return next((word for word in words if word[:1] != "-" and word != RUN_PATH_CODE), "")
 
 
 def launch_job(config: LaunchConfig, entrypoint: str, args: list[str]) -> int:

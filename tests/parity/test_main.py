@@ -13,18 +13,19 @@ from tests.support.torchrun import with_hosts_file, write_hosts_file
 if TYPE_CHECKING:
     from pathlib import Path
 
-#: Prints for each case the exception: the names of its classes, its exit code, and that of the first failed worker.
+#: Prints for each case the exception: the names of its classes, its exit code, that of the first failed worker, and the
+#: program's name in it.
 _PROGRAM = """
 import importlib, json, sys
 module = importlib.import_module(sys.argv[1])
 for function, words in json.loads(sys.argv[2]):
     try:
         module.main(words) if function == "main" else module.run(module.parse_args(words))
-        print(json.dumps([["nothing"], None, None]), flush=True)
+        print(json.dumps([["nothing"], None, None, None]), flush=True)
     except BaseException as error:
         first = error.get_first_failure()[1].exitcode if hasattr(error, "get_first_failure") else None
         names = [cls.__name__ for cls in type(error).__mro__]
-        print(json.dumps([names, getattr(error, "code", None), first]), flush=True)
+        print(json.dumps([names, getattr(error, "code", None), first, getattr(error, "name", None)]), flush=True)
 """
 
 #: What the program calls, and the flags in front of the script; by what torch raises.
@@ -44,7 +45,7 @@ _CASES = {
 }
 
 
-def _raised_by(module: str, script: Path, tmp_path: Path) -> dict[str, tuple[list[str], list[int | None]]]:
+def _raised_by(module: str, script: Path, tmp_path: Path) -> dict[str, tuple[list[str], list[int | str | None]]]:
     cases = [(function, [*flags, str(script)]) for function, flags in _CASES.values()]
     command = [sys.executable, "-c", _PROGRAM, module, json.dumps(cases)]
     done = subprocess.run(
