@@ -31,12 +31,13 @@ PORT = 29411
 #: State of a listening socket in /proc/net/tcp.
 LISTEN = "0A"
 WAITING = "print('here I am', flush=True)\nimport signal\nsignal.pause()\n"
-#: A worker that serves its store by itself has to open it.
+#: Workers that serve their store by themselves: the one of rank 0 has to open it.
 SERVING = (
     """
 import os
 from torch.distributed import TCPStore
-store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), 1, is_master=True)
+if os.environ["RANK"] == "0":
+    store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), 1, is_master=True)
 """
     + WAITING
 )
@@ -220,6 +221,13 @@ def start_c10d_with_torch(bed: Bed, rows: Rows) -> None:
     bed.check(rows, ["the endpoint's", "others"], ENDPOINT)
 
 
+def start_c10d_with_rank0(bed: Bed, rows: Rows) -> None:
+    place = (*meet(f"{bed.hosts[0].address}:{PORT}"), "--worker-store=rank0")
+    for rank in range(2):
+        bed.start(rank, *place, f"--node-rank={rank}", worker=SERVING)
+    bed.check(rows, ["the endpoint's, with rank 0", "others"], ENDPOINT)
+
+
 def start_at_localhost(bed: Bed, rows: Rows) -> None:
     bed.start(0, *meet(f"localhost:{PORT}", nodes="1:2"))
     bed.check(rows, ["it"], ENDPOINT)
@@ -296,6 +304,7 @@ MODES: Mapping[str, Callable[[Bed, Rows], None]] = {
     "c10d, several endpoints": start_at_several,
     "c10d, a successor has taken over": start_with_successor,
     "c10d, `--worker-store=torch`": start_c10d_with_torch,
+    "c10d, `--worker-store=rank0`": start_c10d_with_rank0,
     "c10d, `store_type=file`": start_with_file,
     "etcd, etcd-v2, etcd-v3": start_with_etcd,
     "static": start_static,
