@@ -266,7 +266,10 @@ class LocalElasticAgent(SimpleElasticAgent):
             error = None if self._supervisor is None else self._supervisor.rendezvous_error
             raise error or RendezvousError(job_result.detail)
         if job_result.root is None:
-            raise OSError(job_result.detail or job_result.verdict)
+            error = None if self._supervisor is None else self._supervisor.start_error
+            words = job_result.detail or job_result.verdict
+            # With its number it is of the system's class: FileNotFoundError, PermissionError.
+            raise OSError(error.errno, words) if isinstance(error, OSError) and error.errno else OSError(words)
 
     def _failures(self, job_result: JobResult) -> dict[int, ProcessFailure]:
         from elastic_run.agent.failures import describe_failure  # noqa: PLC0415 - only after a failure

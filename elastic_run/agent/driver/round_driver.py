@@ -50,6 +50,7 @@ class RoundDriver:
     Attributes:
         current: The current round, or the last one, or None before the first.
         failure: The last round's failure for the restart policy, or None.
+        start_error: The error for which the program of this node's workers could not be started, or None.
         stacks: Shows the workers' stacks.
         watches: The watches over the current round.
     """
@@ -65,6 +66,7 @@ class RoundDriver:
     ) -> None:
         self.current: Round | None = None
         self.failure: Failure | None = None
+        self.start_error: Exception | None = None
         self.stacks = StackReports(
             parts.context,
             parts.loop,
@@ -158,6 +160,7 @@ class RoundDriver:
     def _tell_start_failed(self, number: int, error: OSError | ValueError) -> None:
         from elastic_run.agent.driver.start_errors import start_failed  # noqa: PLC0415 - only after a failure
 
+        self.start_error = error
         spec = self._context.group.spec
         program = spec.entrypoint if isinstance(spec.entrypoint, str) else spec.get_entrypoint_name()
         self._feed(start_failed(number, error, program))

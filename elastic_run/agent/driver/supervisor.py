@@ -248,6 +248,11 @@ class Supervisor:
         """The error that prevented a round: the job's, or the exception of a foreign handler."""
         return self._joining.handler_error if self._job is None else self._job.error
 
+    @property
+    def start_error(self) -> Exception | None:
+        """The error for which the program of this node's workers could not be started."""
+        return self._rounds.start_error
+
     def return_values(self) -> dict[int, Any]:
         """Return the values of the workers' functions in the last round by global rank; empty for commands."""
         return self._rounds.return_values()
