@@ -66,10 +66,13 @@ def derive_from_step(
     notices: list[str] = []
     if step.task_count > 1:
         derived = _derive_nodes(step, args, given_flags, names_place=names_place)
+        if step.node_rank == 0 and "nnodes" in given_flags and not names_place:
+            notices = _describe_other_number(step, args)
     # Several launchers on a node would each start a worker for each of its GPUs. A command line that says where the
     # nodes meet was written for torchrun, and has the workers that it has there.
     if step.task_count == len(step.nodes) and not names_place and "nproc_per_node" not in given_flags:
-        derived["nproc_per_node"], notices = count_node_gpus(environ)
+        derived["nproc_per_node"], more = count_node_gpus(environ)
+        notices += more
     return Derivation(
         "the Slurm step",
         SLURM,
@@ -137,6 +140,17 @@ def _derive_nodes(step: Step, args: Namespace, given_flags: Container[str], *, n
     if "node_rank" not in given_flags and step.task_count == nodes and not is_by_location:
         derived["node_rank"] = step.node_rank
     return derived
+
+
+def _describe_other_number(step: Step, args: Namespace) -> list[str]:
+    """Say what a number of nodes means that the user gave, and that is not the step's."""
+    most, launchers = node_range(args.nnodes)[1], step.task_count
+    if most == launchers:
+        return []
+    told = f"--nnodes: {args.nnodes} counts, though the Slurm step has {launchers} launchers"
+    if most > launchers:
+        return [f"{told}: the job begins with them after the last_call_timeout, if no others come"]
+    return [f"{told}: {launchers - most} of them {'is a spare' if launchers - most == 1 else 'are spares'}"]
 
 
 def _check_place(step: Step, args: Namespace, given_flags: Container[str]) -> None:

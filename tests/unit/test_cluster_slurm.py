@@ -293,6 +293,30 @@ def test_the_first_launcher_of_a_step_tells_what_it_derived() -> None:
     assert line == (f"from the Slurm step: --nnodes=3 --rdzv-backend=c10d --rdzv-endpoint={place} --rdzv-id=41.2.0")
 
 
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [
+        ("3", ""),
+        ("1:3", ""),
+        ("2", "--nnodes: 2 counts, though the Slurm step has 3 launchers: 1 of them is a spare"),
+        ("1:2", "--nnodes: 1:2 counts, though the Slurm step has 3 launchers: 1 of them is a spare"),
+        (
+            "2:5",
+            (
+                "--nnodes: 2:5 counts, though the Slurm step has 3 launchers: the job begins with them after the "
+                "last_call_timeout, if no others come"
+            ),
+        ),
+    ],
+)
+def test_a_number_of_nodes_that_is_not_the_steps_counts_and_is_told(number: str, told: str) -> None:
+    """The first launcher says what becomes of those that the job has no place for, or of those that are missing."""
+    words = f"--nnodes={number} --nproc-per-node=1 train.py"
+    _, notices = _complete(words, {"SLURM_STEP_NODELIST": f"{HOST},b,c"})
+    assert notices[1:] == [told] * bool(told)
+    assert _complete(words)[1] == []
+
+
 def _complete(words: str, more: dict[str, str] | None = None) -> tuple[Namespace, list[str]]:
     """Complete a command line as the launcher does, which knows what was given."""
     parser = LauncherArgumentParser(FLAGS)
