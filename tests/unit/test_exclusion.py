@@ -356,6 +356,14 @@ def test_good_nodes_stay(period: float, pause: float, kinds: int) -> None:
     assert fail_often(play, pause, kinds, random.Random(3), 2000) <= 4  # noqa: S311 - a simulation
 
 
+@pytest.mark.parametrize(("period", "pause"), [(6 * HOUR, 600.0), (24 * HOUR, 600.0), (24 * HOUR, HOUR)])
+def test_good_nodes_stay_in_a_young_job(period: float, pause: float) -> None:
+    """The rate of the failures is known long before the first period is over: 200 jobs that have 30 failures each."""
+    chance = random.Random(5)  # noqa: S311 - a simulation
+    play = Play([f"n{number}" for number in range(1000)], min_nodes=900, exclude_after=Window(2, period))
+    assert sum(fail_often(play, pause, 10**6, chance, 30) for _ in range(200)) <= 9
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_lemons_go_where_other_nodes_fail_each_hour(seed: int) -> None:
     """Three lemons that fail every twenty minutes among a thousand nodes: two failures do for nearly all of them.

@@ -9,6 +9,7 @@ Rules
 - Chance is no evidence. Where failures are frequent, N of them hit a good node now and then. So they count only if
   chance brings so many, so close together, to one node in at most one of as many cases as the job has nodes. The
   machines that failed within PERIOD give the rate. Two failures: no longer apart than PERIOD divided by their number.
+  In a young job the machines but a few give the rate since the first failure, where that is higher.
 - All nodes fail alike: it is the code. Incidents that look alike count against a machine only if at least half of them
   are its own, and if not all nodes of the job had one.
 - By history at most one machine in twenty, and one in a small job, is excluded within PERIOD.
@@ -42,6 +43,8 @@ _SHARE = 20
 #: Machines that fail within the period in a job that fails rarely; beyond them the rule against chance gets stricter,
 #: by this factor, since it is asked more often.
 _FEW_MACHINES, _STRICTNESS = 3, 0.8
+#: Machines that fail early in a job and are perhaps those that are sick: they say nothing of the others.
+_SICK_MACHINES = 4
 #: Characters of what is known of an incident.
 _SUMMARY_LENGTH = 120
 
@@ -112,8 +115,8 @@ def judge(job: Job, config: JobConfig, root: Root) -> Judgement:
     period = "" if window.seconds is None else f" within {window.seconds:g} s"
     reason = f"the cause of {len(times)} failure{'s' * (len(times) != 1)}{period}"
     others = len({one.machine for one in counted} - {machine})
-    seconds = window.seconds or max(times[-1] - job.incidents[0].at, 1.0)
-    is_chance = others > 0 and _may_be_chance(times, window.count, (others + 1, seconds), len(job.nodes))
+    failed = (others + 1, _find_rate(job, window.seconds, others + 1))
+    is_chance = others > 0 and _may_be_chance(times, window.count, failed, len(job.nodes))
     chance = _describe_chance(others) if is_chance else ""
     return Judgement(reason, _find_need(job, config, node) or _find_limit(job) or chance)
 
@@ -145,20 +148,28 @@ def find_exclusion(job: Job, config: JobConfig, node: Node, now: float) -> Exclu
     return found[0] if found else None
 
 
+def _find_rate(job: Job, period: float | None, machines: int) -> float:
+    """Return how many machines fail in a second: not by the whole period where failures are frequent from the start."""
+    known = max(job.incidents[-1].at - job.incidents[0].at, 1.0)
+    if period is None:
+        return machines / known
+    return max(machines / period, (machines - _SICK_MACHINES) / known)
+
+
 def _may_be_chance(times: list[float], least: int, failed: tuple[int, float], nodes: int) -> bool:
     """Whether chance may have brought a node's last failures, `least` of them or more, to one node.
 
     Args:
         times: Of the node's failures, the latest last.
         least: Failures that exclude a node.
-        failed: Machines that failed, and the seconds in which they did.
+        failed: Machines that failed, and how many fail in a second.
         nodes: Of the job.
     """
-    machines, seconds = failed
+    machines, rate = failed
     strictness = 1.0 if machines <= _FEW_MACHINES else _STRICTNESS
     for count in range(max(least, 2), len(times) + 1):
         # By Poisson: those before the latest one, among as many failures as the job had in their time.
-        expected = machines / seconds * (times[-1] - times[-count]) / nodes
+        expected = rate * (times[-1] - times[-count]) / nodes
         cases = nodes * prod(expected / number for number in range(1, count))
         # A tenth for each failure beyond the least: a node is judged again at each of them.
         if cases <= strictness * 0.1 ** (count - least):
