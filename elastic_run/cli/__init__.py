@@ -13,7 +13,7 @@
 | `indexed_job` | values that follow from the indexed Job of Kubernetes of this pod |
 | `meeting_place` | refuses a place where the launchers of a scheduler's job can't meet |
 | `derivation` | the record of such values |
-| `node_gpus` | one worker for each GPU of this node |
+| `node_gpus` | one worker for each GPU of this node; more workers than GPUs |
 | `threads` | OpenMP threads of each worker |
 | `faults` | the value of ``--inject-fault`` |
 | `config` | a checked namespace to a `LaunchConfig` and the command of the workers |

@@ -12,6 +12,7 @@ import sys
 
 from elastic_run import contract
 from elastic_run.cli.config import hosts_rendezvous, names_rendezvous, read_token
+from elastic_run.cli.node_gpus import describe_shortage
 from elastic_run.cli.program_checks import check_health_check, check_program, name_reason
 from elastic_run.cli.values import nearest, node_range, seconds
 from elastic_run.errors import UsageError
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from elastic_run.cli.origins import Origin
-
 
 _EVENT_HANDLERS = ("null", "console", "dynamic_rendezvous")
 #: Length of a log file's path below --log-dir: the directories of the run with its id, the attempt and the worker.
@@ -64,6 +64,7 @@ def find_notices(args: Namespace, environ: Mapping[str, str]) -> list[str]:
         notices.append(f"--hang-action: {args.hang_action} has no effect without --hang-timeout")
     if args.requeue is not None and "SLURM_JOB_ID" not in environ:
         notices.append("--requeue: has no effect outside of a Slurm job")
+    notices += describe_shortage(str(args.nproc_per_node), environ)
     if hasattr(args, "use_env") and "ignore" not in sys.warnoptions:
         notices.append(
             "python -m elastic_run.launch is deprecated: use elastic-run, which sets the variable LOCAL_RANK and adds "

@@ -1,4 +1,4 @@
-"""The default number of workers on a node of a cluster: one for each GPU that the launcher may use."""
+"""The GPUs of this node: the default number of workers on a cluster, and a line where there are more workers."""
 
 from __future__ import annotations
 
@@ -38,3 +38,28 @@ def count_node_gpus(environ: Mapping[str, str]) -> tuple[str, list[str]]:
             f"--nproc-per-node: this node has a GPU driver, but {reason}: give --nproc-per-node=1 to train without GPUs"
         )
         raise UsageError(message) from None
+
+
+def describe_shortage(workers: str, environ: Mapping[str, str]) -> list[str]:
+    """Return a notice where there are more workers than visible GPUs; they may be meant to train on CPUs.
+
+    Args:
+        workers: As given for --nproc-per-node; only a number is compared.
+        environ: The environment.
+    """
+    if not workers.isdecimal() or int(workers) == 1 or not any(map(os.path.exists, _DRIVERS)):
+        return []
+    from elastic_run.cluster.devices import torch_build, visible_gpus  # noqa: PLC0415 - see `count_node_gpus`
+
+    build = torch_build(environ)
+    gpus = len(visible_gpus(environ)) if build is not None and build & {"cuda", "hip"} else 0
+    if not 0 < gpus < int(workers):
+        return []
+    seen = f"{gpus} GPU{'s' * (gpus != 1)}"
+    mask = next((f" ({name}={environ[name]})" for name in _MASKS if environ.get(name)), "")
+    return [
+        (
+            f"--nproc-per-node: {workers} workers see {seen}{mask}, and a script that takes GPU number LOCAL_RANK "
+            "fails in the others: --nproc-per-node=gpu starts a worker for each GPU"
+        )
+    ]

@@ -13,9 +13,10 @@ import pytest
 
 from elastic_run import contract
 from elastic_run import launch as legacy
+from elastic_run.cli import node_gpus
 from elastic_run.cli.checks import check_arguments, find_notices
 from elastic_run.cli.config import choose_rendezvous, get_use_env, make_command, unique_id
-from elastic_run.cluster import cpus
+from elastic_run.cluster import cpus, devices
 from elastic_run.core.job.config import Window
 from elastic_run.core.node.config import NodeConfig
 from elastic_run.errors import UsageError
@@ -586,3 +587,30 @@ def test_programs_get_errors_of_torchs_classes(call: Callable[[], object]) -> No
         call()
     with pytest.raises(RuntimeError, match=r"^--n.*: '(1:2:3|no)' is not"):
         call()
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "build", "told"),
+    [
+        (
+            "--nproc-per-node=4",
+            {"CUDA_VISIBLE_DEVICES": "0,1"},
+            "cuda",
+            "--nproc-per-node: 4 workers see 2 GPUs (CUDA_VISIBLE_DEVICES=0,1), and a script",
+        ),
+        ("--nproc-per-node=9", {}, "hip", "--nproc-per-node: 9 workers see 8 GPUs, and a script"),
+        ("--nproc-per-node=8", {}, "cuda", ""),
+        ("--nproc-per-node=9", {}, "cpu", ""),  # torch uses none of them
+        ("--nproc-per-node=9", {"CUDA_VISIBLE_DEVICES": ""}, "cuda", ""),  # hidden on purpose
+        ("--nproc-per-node=cpu", {"CUDA_VISIBLE_DEVICES": "0"}, "cuda", ""),
+    ],
+)
+def test_more_workers_than_gpus_are_told(
+    words: str, environ: dict[str, str], build: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line says so before the workers fail; a job that is meant for CPUs goes on."""
+    monkeypatch.setattr(node_gpus, "_DRIVERS", ("/",))
+    monkeypatch.setattr(devices, "torch_build", lambda *_: frozenset({build}))
+    monkeypatch.setattr(devices, "find_nvidia", lambda **_: [devices.Device(str(number)) for number in range(8)])
+    notices = find_notices(parse_args([*words.split(), "train.py"]), environ)
+    assert [notice.startswith(told) for notice in notices] == [True] * bool(told), notices
