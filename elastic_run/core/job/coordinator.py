@@ -488,7 +488,7 @@ def _recover(coordinator: Coordinator, view: View, now: float) -> Coordinator:
         # Not all members may have read that the round was warned or halted: it is said again in this log.
         # The cause of a failure is awaited anew, once the node that failed is here.
         if job.phase in (RUNNING, WARNED, HALTING):
-            job = replace(job, phase=RUNNING, until=None, halt_reason="")
+            job = replace(job, phase=RUNNING, until=None)
         job = replace(job, term=term, since=coordinator.began)
         recovered = Recovered(term, coordinator.node, job.round, job.round_id, job.restart_count, job.incarnation)
         return replace(_watch(coordinator, job, now), pending=recovered)

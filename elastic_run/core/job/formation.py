@@ -95,7 +95,6 @@ def form(job: Job, names: Sequence[str], now: float) -> Job:
         since=now,
         min_reached_at=None,
         until=None,
-        halt_reason="",
         news=_tell_news(job, [node for node in chosen if node.rank is None]),
         root=None,
         hidden=None,

@@ -39,7 +39,6 @@ class _Snapshot:
     since: float
     min_reached_at: float | None
     until: float | None
-    halt_reason: str
     news: str
     root: Root | None
     hidden: Root | None

@@ -329,8 +329,7 @@ def _scale_up_at(job: Job, config: JobConfig) -> float:
 
 
 def _halt(job: Job, reason: str, detail: str) -> Step:
-    after = replace(job, phase=HALTING, until=None, halt_reason=reason)
-    return Step(after, Halt(job.term, job.round, reason, detail))
+    return Step(replace(job, phase=HALTING, until=None), Halt(job.term, job.round, reason, detail))
 
 
 def _end(job: Job, end: End) -> Step:

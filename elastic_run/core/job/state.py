@@ -245,7 +245,6 @@ class Job:
         since: When the phase began.
         min_reached_at: When enough nodes for the first round were there, or None.
         until: When the pause, the grace or the wait for the cause of a failure ends, or None.
-        halt_reason: Why the round was halted, "" while it was not.
         news: What made the next round necessary, or, once it was formed, this one; for the user.
         root: The likeliest cause of this round's failure so far, or None.
         hidden: What a node reports that was already going down when it was told to stop, or None; the cause where all
@@ -286,7 +285,6 @@ class Job:
     since: float = 0.0
     min_reached_at: float | None = None
     until: float | None = None
-    halt_reason: str = ""
     news: str = ""
     root: Root | None = None
     hidden: Root | None = None

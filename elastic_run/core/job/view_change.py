@@ -217,7 +217,6 @@ def _adopt(job: Job, last: Last, now: float) -> Job:
         until=None,
         restart_count=max(job.restart_count, last.restart_count),
         round_restarts=last.restart_count,
-        halt_reason="",
         news="",
         root=None,
         hidden=None,
