@@ -317,6 +317,13 @@ def _make_text(flag: Flag, parser: argparse.ArgumentParser) -> str:
     return parser.format_help()
 
 
+def print_json(document: object) -> None:
+    """Write a document to stdout; see `print_text`."""
+    import json  # noqa: PLC0415 - only when asked for
+
+    print_text(json.dumps(document, indent=2) + "\n")
+
+
 def print_text(text: str) -> None:
     """Write to stdout; it is no error when the reader has seen enough (--help | head -1).
 

@@ -93,9 +93,7 @@ def _find_median(workers: Sequence[Document], field: str) -> float | None:
     return median(values) if values else None
 
 
-def render_status(
-    nodes: Sequence[Document], *, label: str, width: int, color: bool = False, has_stacks: bool = False
-) -> list[str]:
+def render_status(nodes: Sequence[Document], *, label: str, width: int, color: bool = False) -> list[str]:
     """Return the lines of a job's state.
 
     Args:
@@ -103,7 +101,6 @@ def render_status(
         label: The job's name in commands.
         width: Columns of the terminal.
         color: Whether rows of workers that stand out are bold.
-        has_stacks: Whether there is a command that shows where a worker is.
     """
     workers = [worker for node in nodes for worker in node["workers"]]
     marks = find_marks(workers)
@@ -121,9 +118,8 @@ def render_status(
         lines += ["", *_align(rows, width, hidden=hidden, bold=marked if color else set())]
     if marks:
         lines += ["", *(mark.text for mark in marks)]
-        if has_stacks:
-            chosen = ",".join(map(str, sorted(marked)))
-            lines.append(f"`elastic-run stacks {label} --rank {chosen}` shows where it is")
+        chosen = ",".join(map(str, sorted(marked)))
+        lines.append(f"`elastic-run stacks {label} --rank {chosen}` shows where it is")
     unseen = [int(worker["rank"]) for worker in workers if worker.get("silence") is None and worker.get("pid")]
     if unseen:
         told = f"the output of {ranks(unseen)} does not pass through elastic-run"

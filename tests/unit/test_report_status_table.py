@@ -51,7 +51,7 @@ def test_the_table_has_a_row_for_each_worker_and_names_the_silent_one() -> None:
     """A reader who knows nothing of the tool sees which rank, since when, and what it has written last."""
     workers = [worker(rank) for rank in range(3)]
     late = worker(3, silence=62.4, cpu=97.0, last_line="loading batch 8")
-    assert render_status([node(*workers, late)], label="llama", width=80, has_stacks=True) == [
+    assert render_status([node(*workers, late)], label="llama", width=80) == [
         "job llama: train.py, running for 12 min 03 s, 4 workers on 1 node, round 0, 1 of 3 restarts used",
         "",
         "RANK  LOCAL  PID  STATE      CPU   MEMORY  SILENT  LAST LINE",

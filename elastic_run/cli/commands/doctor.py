@@ -9,7 +9,7 @@ import sys
 from elastic_run import contract
 from elastic_run.cli.commands.parser import CommandParser
 from elastic_run.cli.flags import FLAGS
-from elastic_run.cli.parser import print_text
+from elastic_run.cli.parser import print_json, print_text
 from elastic_run.cli.values import whole_number
 from elastic_run.cluster.slurm import StepError, find_step
 from elastic_run.core.job.config import JobConfig, Window
@@ -42,9 +42,6 @@ _LOG_DIR = "directory for logs, which has to be writable (default: none)"
 
 def main(words: Sequence[str]) -> int:
     """Run the checks, and print the findings.
-
-    Args:
-        words: The arguments.
 
     Returns:
         1 if there is a problem, else 0.
@@ -199,8 +196,6 @@ def _print(report: dict[str, Any], *, is_json: bool) -> None:
     if rank and not is_json:
         say(f"the findings of all nodes are printed by the doctor on {report['hosts'][0]}")
     elif is_json and not rank:
-        import json  # noqa: PLC0415 - only when asked for
-
-        print_text(json.dumps(report, indent=2) + "\n")
+        print_json(report)
     elif not rank:
         print_text(render_report(report["hosts"], read_findings(report), report["facts"]))

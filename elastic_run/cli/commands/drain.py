@@ -29,9 +29,6 @@ _NAMED = 8
 def main(words: Sequence[str]) -> int:
     """Let a node leave.
 
-    Args:
-        words: The arguments.
-
     Returns:
         0 when the node has taken the request, 1 if it may not have.
 

@@ -40,9 +40,6 @@ _RANKS = re.compile(r"\d{1,9}(-\d{1,9})?(,\d{1,9}(-\d{1,9})?)*")
 def main(words: Sequence[str]) -> int:
     """Print the log files of a job.
 
-    Args:
-        words: The arguments.
-
     Returns:
         0, or 1 if there is no line to show.
 

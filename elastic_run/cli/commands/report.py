@@ -26,9 +26,6 @@ _STDOUT = "-"
 def main(words: Sequence[str]) -> int:
     """Write the page.
 
-    Args:
-        words: The arguments.
-
     Returns:
         0.
 

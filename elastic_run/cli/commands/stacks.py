@@ -30,9 +30,6 @@ _VERSION = 1
 def main(words: Sequence[str]) -> int:
     """Print the stacks.
 
-    Args:
-        words: The arguments.
-
     Returns:
         0, or 1 if no worker runs, or no agent of the job answers.
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
 
 from elastic_run import contract
-from elastic_run.cli.commands import COMMANDS
 from elastic_run.cli.commands.nodes import JOB_STATUS, ask_nodes
 from elastic_run.cli.commands.parser import CommandParser
-from elastic_run.cli.parser import print_text
+from elastic_run.cli.parser import print_json, print_text
 from elastic_run.control.jobs import RUN_HELP, find_job
 from elastic_run.control.wire import VERSION
 from elastic_run.notices import say
@@ -24,9 +22,6 @@ if TYPE_CHECKING:
 
 def main(words: Sequence[str]) -> int:
     """Print the state of a job.
-
-    Args:
-        words: The arguments.
 
     Returns:
         0, or 1 if no agent of the job answers.
@@ -46,15 +41,13 @@ def main(words: Sequence[str]) -> int:
     if not nodes:
         return contract.EXIT_FAILURE
     if args.json:
-        document = {"version": VERSION, "run": job.label, "left_out": find_left_out(nodes), "nodes": nodes}
-        print_text(json.dumps(document, indent=2) + "\n")
+        print_json({"version": VERSION, "run": job.label, "left_out": find_left_out(nodes), "nodes": nodes})
         return contract.EXIT_SUCCESS
     lines = render_status(
         nodes,
         label=job.label,
         width=shutil.get_terminal_size().columns,
         color=sys.stdout.isatty() and "NO_COLOR" not in os.environ,
-        has_stacks="stacks" in COMMANDS,
     )
     print_text("\n".join(lines) + "\n")
     return contract.EXIT_SUCCESS

@@ -30,9 +30,6 @@ _LOOK = 0.1
 def main(words: Sequence[str]) -> int:
     """Stop a job.
 
-    Args:
-        words: The arguments.
-
     Returns:
         0 when its launchers on this machine have ended, 1 if one of them takes no request or has not ended in time.
 

@@ -7,7 +7,6 @@ import sys
 import time
 
 from elastic_run import contract
-from elastic_run.cli.commands import COMMANDS
 from elastic_run.cli.commands.nodes import JOB_STATUS, ask_nodes
 from elastic_run.cli.commands.parser import CommandParser
 from elastic_run.control.jobs import RUN_HELP, find_job
@@ -30,9 +29,6 @@ _SHORTEST = 0.2
 
 def main(words: Sequence[str]) -> int:
     """Show a job until it ends, or until Ctrl-C.
-
-    Args:
-        words: The arguments.
 
     Returns:
         0.
@@ -77,7 +73,5 @@ def _draw(job: RunningJob, width: int) -> Text | None:
     nodes, errors = ask_nodes(job, JOB_STATUS)
     if not nodes:
         return Text("\n".join(errors)) if errors else None
-    lines = render_status(
-        nodes, label=job.label, width=width, color="NO_COLOR" not in os.environ, has_stacks="stacks" in COMMANDS
-    )
+    lines = render_status(nodes, label=job.label, width=width, color="NO_COLOR" not in os.environ)
     return Text.from_ansi("\n".join([*lines, *errors]))

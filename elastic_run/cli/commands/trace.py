@@ -6,11 +6,10 @@ files.
 
 from __future__ import annotations
 
-import json
 import os
 
 from elastic_run.cli.commands.parser import CommandParser
-from elastic_run.cli.parser import print_text
+from elastic_run.cli.parser import print_json, print_text
 from elastic_run.diagnosis.dump_files import find_dumps
 from elastic_run.diagnosis.dump_format import DumpError
 from elastic_run.diagnosis.trace_analysis import analyse
@@ -39,9 +38,6 @@ _MOST_PROBLEMS = 5
 def main(words: Sequence[str]) -> int:
     """Print the analysis.
 
-    Args:
-        words: The arguments.
-
     Returns:
         0, also where nothing is wrong.
 
@@ -60,7 +56,7 @@ def main(words: Sequence[str]) -> int:
         raise UsageError(_nothing(arguments.path, found))
     analysis = analyse(found.dumps)
     if arguments.json:
-        print_text(json.dumps(_document(analysis, found), indent=2) + "\n")
+        print_json(_document(analysis, found))
     else:
         print_text("\n".join(_lines(analysis, found)) + "\n")
     return 0
