@@ -58,16 +58,10 @@ def open_listener(host: str = "127.0.0.1", port: int = 0) -> _socket.socket:
         PortTakenError: Another process listens there.
         OSError: The system refuses.
     """
-    listener = bind_port(host, port)
-    try:
-        listener.listen(_BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise _explain(error, host, port) from error
-    return listener
+    return _listen(bind_port(host, port), port)
 
 
-def open_public_listener(port: int = 0) -> _socket.socket:
+def open_public_listener(port: int) -> _socket.socket:
     """Listen on a port of all interfaces, IPv6 and IPv4.
 
     Args:
@@ -80,18 +74,17 @@ def open_public_listener(port: int = 0) -> _socket.socket:
         PortTakenError: Another process listens there.
         OSError: The system refuses.
     """
+    return _listen(bind_public_port(port), port)
+
+
+def _listen(bound: _socket.socket, port: int) -> _socket.socket:
     try:
-        listener = bind_port("::", port, is_dual_stack=True)
+        bound.listen(_BACKLOG)
     except OSError as error:
-        if error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
-            raise
-        return open_listener("0.0.0.0", port)  # noqa: S104 - other nodes are to reach it
-    try:
-        listener.listen(_BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise _explain(error, "::", port) from error
-    return listener
+        host = bound.getsockname()[0]
+        bound.close()
+        raise _explain(error, host, port) from error
+    return bound
 
 
 def open_listeners(hosts: Sequence[str], port: int = 0) -> list[_socket.socket]:
@@ -132,7 +125,7 @@ def _open_together(hosts: Sequence[str], port: int) -> list[_socket.socket]:
     return listeners
 
 
-def bind_port(host: str, port: int = 0, *, is_dual_stack: bool = False) -> _socket.socket:
+def bind_port(host: str, port: int, *, is_dual_stack: bool = False) -> _socket.socket:
     """Bind a port without listening on it.
 
     Args:
@@ -160,6 +153,16 @@ def bind_port(host: str, port: int = 0, *, is_dual_stack: bool = False) -> _sock
         bound.close()
         raise _explain(error, host, port) from error
     return bound
+
+
+def bind_public_port(port: int) -> _socket.socket:
+    """Bind a port of all interfaces, IPv6 and IPv4, without listening on it; errors as of `bind_port`."""
+    try:
+        return bind_port("::", port, is_dual_stack=True)
+    except OSError as error:
+        if error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
+            raise
+        return bind_port("0.0.0.0", port)  # noqa: S104 - other nodes are to reach it
 
 
 def _explain(error: OSError, host: str, port: int) -> OSError:

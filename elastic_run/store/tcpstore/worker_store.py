@@ -13,11 +13,10 @@ Rules
 
 from __future__ import annotations
 
-import errno
 from abc import ABC, abstractmethod
 
 from elastic_run import contract
-from elastic_run.store.tcpstore.listener import bind_port, open_listeners
+from elastic_run.store.tcpstore.listener import bind_public_port, open_listeners
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -143,11 +142,30 @@ def _open_listener(host: str, port: int) -> _socket.socket:
     return listener
 
 
-class _AgentStore(WorkerStore):
+class _ListeningStore(WorkerStore):
+    """A store of the agent's: its socket listens from the beginning, also where nothing answers yet."""
+
+    use_agent_store = True
+
+    def __init__(self, fixed_port: int, host: str) -> None:
+        self._loop: Loop | None = None
+        self._host = host
+        self._fixed_port = fixed_port
+        self._listener = _open_listener(host, fixed_port)
+        self.host, self.port = self._listener.getsockname()[:2]
+
+    def _give_way(self, following: WorkerStore) -> WorkerStore:
+        """Close this store, and serve the next round's if this one was served."""
+        if self._loop is not None:
+            following.serve(self._loop)
+        self.close()
+        return following
+
+
+class _AgentStore(_ListeningStore):
     """Our server, on the agent's loop."""
 
     mode = "agent"
-    use_agent_store = True
 
     def __init__(
         self,
@@ -156,13 +174,9 @@ class _AgentStore(WorkerStore):
         host: str,
         on_refusal: Callable[[str, str], None] | None,
     ) -> None:
-        self._loop: Loop | None = None
-        self._host = host
-        self._fixed_port = fixed_port
+        super().__init__(fixed_port, host)
         self._on_unknown_operation = on_unknown_operation
         self._on_refusal = on_refusal
-        self._listener = _open_listener(host, fixed_port)
-        self.host, self.port = self._listener.getsockname()[:2]
         self._server: StoreServer | None = None
 
     def serve(self, loop: Loop) -> None:
@@ -189,11 +203,7 @@ class _AgentStore(WorkerStore):
                 self._server.reset()
             return self
         # The new one before the old one is closed: so their ports differ, and a late client of the old one fails.
-        following = _AgentStore(0, self._on_unknown_operation, self._host, self._on_refusal)
-        if self._loop is not None:
-            following.serve(self._loop)
-        self.close()
-        return following
+        return self._give_way(_AgentStore(0, self._on_unknown_operation, self._host, self._on_refusal))
 
     def close(self) -> None:
         if self._server is not None:
@@ -204,19 +214,14 @@ class _AgentStore(WorkerStore):
             self._listener.close()
 
 
-class _TorchStore(WorkerStore):
+class _TorchStore(_ListeningStore):
     """Torch's server, in a child process."""
 
     mode = "torch"
-    use_agent_store = True
 
     def __init__(self, fixed_port: int, host: str, start: Callable[[Loop, _socket.socket], TorchServer]) -> None:
-        self._loop: Loop | None = None
-        self._host = host
-        self._fixed_port = fixed_port
+        super().__init__(fixed_port, host)
         self._start = start
-        self._listener = _open_listener(host, fixed_port)
-        self.host, self.port = self._listener.getsockname()[:2]
         self._server: TorchServer | None = None
 
     def serve(self, loop: Loop) -> None:
@@ -226,11 +231,7 @@ class _TorchStore(WorkerStore):
     def renew(self) -> WorkerStore:
         if self._fixed_port:
             self.close()
-        following = _TorchStore(self._fixed_port, self._host, self._start)
-        if self._loop is not None:
-            following.serve(self._loop)
-        self.close()
-        return following
+        return self._give_way(_TorchStore(self._fixed_port, self._host, self._start))
 
     def close(self) -> None:
         if self._server is not None:
@@ -248,13 +249,8 @@ class _Rank0Store(WorkerStore):
 
     def __init__(self, fixed_port: int) -> None:
         self._fixed_port = fixed_port
-        try:
-            # As wide as torch listens, so that nobody can have the port on another address of this machine either.
-            self._held = bind_port("::", fixed_port, is_dual_stack=True)
-        except OSError as error:
-            if error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
-                raise
-            self._held = bind_port("0.0.0.0", fixed_port)  # noqa: S104 - bound, never listening
+        # As wide as torch listens, so that nobody can have the port on another address of this machine either.
+        self._held = bind_public_port(fixed_port)
         self.port = self._held.getsockname()[1]
 
     def serve(self, loop: Loop) -> None:
