@@ -65,10 +65,9 @@ _PIDFD_INFO_SIZE = 64
 class Timer:
     """A call that is due at a time; `cancel` takes it back."""
 
-    __slots__ = ("callback", "when")
+    __slots__ = ("callback",)
 
-    def __init__(self, when: float, callback: Callable[[], None]) -> None:
-        self.when = when
+    def __init__(self, callback: Callable[[], None]) -> None:
         self.callback: Callable[[], None] | None = callback
 
     def cancel(self) -> None:
@@ -132,7 +131,7 @@ class Loop:
         Returns:
             The timer, which can be cancelled.
         """
-        timer = Timer(when, callback)
+        timer = Timer(callback)
         self._sequence += 1
         heapq.heappush(self._timers, (when, self._sequence, timer))
         return timer

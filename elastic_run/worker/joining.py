@@ -51,35 +51,23 @@ class Meeting:
     timeout: dt.timedelta
 
     def arrive(self) -> None:
-        """Wait until all ranks are here.
+        """Wait until all ranks are here: the last one says so to all.
 
         Raises:
             JoinError: Some are not, in time; it names them.
         """
         self.store.set(f"host/{self.place.rank}", os.uname().nodename)
-        self.wait_all("arrived", "not all ranks have arrived", noted="host")
+        try:
+            if self.store.add("arrived", 1) >= self.place.world_size:
+                self.store.set("arrived/all", "1")
+            self.store.wait(["arrived/all"], self.timeout)
+        except RuntimeError as error:
+            problem = "not all ranks have arrived"
+            raise self.failure(problem, error, noted="host") from error
 
     def connected(self) -> None:
         """Note that this rank has made its process group."""
         self.store.set(f"connected/{self.place.rank}", "1")
-
-    def wait_all(self, step: str, problem: str, *, noted: str) -> None:
-        """Wait until all ranks have come to a step: the last one says so to all.
-
-        Args:
-            step: Its name.
-            problem: What is the matter if they don't come.
-            noted: The notes that tell which ranks are missing.
-
-        Raises:
-            JoinError: They don't, in time.
-        """
-        try:
-            if self.store.add(step, 1) >= self.place.world_size:
-                self.store.set(f"{step}/all", "1")
-            self.store.wait([f"{step}/all"], self.timeout)
-        except RuntimeError as error:
-            raise self.failure(problem, error, noted=noted) from error
 
     def part(self, patience: dt.timedelta = _FAREWELL) -> None:
         """Let rank 0 end last if it serves the store: the others ask it for the missing ranks, or just end.

@@ -56,7 +56,6 @@ class Sender:
             None if that is not known.
         follow: Called once, with this thread's connection, when the store has confirmed the first facts: the log reader
             begins.
-        draw: Returns a random number from 0 to 1.
     """
 
     def __init__(
@@ -64,23 +63,22 @@ class Sender:
         context: SessionContext,
         begin: Callable[[node_messages.HeadRead | None], None],
         follow: Callable[[StoreConnection], None],
-        draw: Callable[[], float] = draw_fraction,
     ) -> None:
         self._context = context
         self._begin = begin
         self._follow = follow
         self._connection = context.make_connection()
         self._is_followed = False
-        self._heartbeats = NodeHeartbeats(context, draw)
+        self._heartbeats = NodeHeartbeats(context, draw_fraction)
         self._restores = 0
         self._wait_notices = WaitNotices(
             state=context.member_state,
             doubt=lambda: context.backend.find_doubts(context.node_info.host),
             shows_waiting=context.shows_waiting,
             deliver=context.events.deliver,
-            delay=0.0 if context.backend.is_host else draw() * context.config.min_nodes / LOOKS_OF_ALL_NODES,
+            delay=0.0 if context.backend.is_host else draw_fraction() * context.config.min_nodes / LOOKS_OF_ALL_NODES,
         )
-        self._step_check = _make_step_check(context, draw)
+        self._step_check = _make_step_check(context)
         self._retry_deadline = RetryDeadline(context)
         self._connection.time_left = lambda: self._retry_deadline.attempt_limit
         self._partition = PartitionRecovery(context)
@@ -330,9 +328,9 @@ class Sender:
         return True
 
 
-def _make_step_check(context: SessionContext, draw: Callable[[], float]) -> StepCheck | None:
+def _make_step_check(context: SessionContext) -> StepCheck | None:
     if context.launch_step is None or not isinstance(context.backend, TcpBackend):
         return None
     from elastic_run.rendezvous.elastic.step_check import StepCheck  # noqa: PLC0415 - only in a step of Slurm
 
-    return StepCheck(context, context.backend, context.launch_step, draw())
+    return StepCheck(context, context.backend, context.launch_step, draw_fraction())
