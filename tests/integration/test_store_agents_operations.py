@@ -32,14 +32,6 @@ FOR_AGENTS = {
 }
 
 
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> int:
-    """Give servers a small measure, for tests that pass it: returns its bytes."""
-    measure = 32 * MIB
-    monkeypatch.setattr("elastic_run.store.tcpstore.server.measure", lambda _: measure)
-    return measure
-
-
 def string(value: bytes) -> bytes:
     """Return a value as it is answered."""
     return wire.U64.pack(len(value)) + value

@@ -23,14 +23,6 @@ def noise(seed: int, size: int) -> bytes:
     return random.Random(seed).randbytes(size)  # noqa: S311 - a test's noise, no secret
 
 
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> int:
-    """Give servers a small measure, for tests that pass it: returns its bytes."""
-    measure = 32 * MIB
-    monkeypatch.setattr("elastic_run.store.tcpstore.server.measure", lambda _: measure)
-    return measure
-
-
 def test_one_value_many_times_is_one_value(bench: Bench) -> None:
     """A reply that names one large value many times refers to it, and takes no memory of its own for each."""
     peer = bench.peer()

@@ -1,4 +1,4 @@
-"""The store's server on a loop that a test turns, with the peers of the test: the fixture `bench`."""
+"""The store's server on a loop that a test turns, with the peers of the test: the fixtures `bench` and `small`."""
 
 from __future__ import annotations
 
@@ -64,3 +64,11 @@ def bench() -> Iterator[Bench]:
         for peer in bench.peers:
             peer.close()
         bench.server.close()
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Give servers a small measure, for tests that pass it: returns its bytes."""
+    measure = 32 << 20
+    monkeypatch.setattr("elastic_run.store.tcpstore.server.measure", lambda _: measure)
+    return measure

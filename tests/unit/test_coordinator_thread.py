@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,24 +15,12 @@ from elastic_run.rendezvous.elastic.coordinator_thread import CoordinatorThread
 from elastic_run.rendezvous.elastic.job_session import JobSession
 from elastic_run.store.jobstore.memory import JobSpace, MemoryJobStore
 from tests.support.configs import plain_setup
+from tests.support.wait import NotingEvent
 
 if TYPE_CHECKING:
     from elastic_run.rendezvous.elastic.context import SessionContext
 
 _MOST = 5000
-
-
-class NotingEvent(threading.Event):
-    """Notes how long it was to be waited for, and doesn't wait."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.waits: list[float | None] = []
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Note the time."""
-        self.waits.append(timeout)
-        return False
 
 
 def make_context(space: JobSpace) -> tuple[SessionContext, NotingEvent]:

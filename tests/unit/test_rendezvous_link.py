@@ -11,7 +11,7 @@ from elastic_run.rendezvous.elastic.backend.base import Backend
 from elastic_run.rendezvous.elastic.store_connection import STORE_ID, StoreConnection
 from elastic_run.store.errors import FULL, REFUSED, SILENT, UNREADY, StoreConnectionError, StoreTimeoutError
 from elastic_run.store.jobstore.memory import JobSpace, MemoryJobStore
-from tests.support.wait import DEADLINE
+from tests.support.wait import DEADLINE, NotingEvent
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,19 +48,6 @@ class FakeBackend(Backend):
     def describe(self) -> dict[str, Any]:
         """Return nothing."""
         return {}
-
-
-class NotingEvent(threading.Event):
-    """Notes how long it was to be waited for, and doesn't wait."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.waits: list[float | None] = []
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Note the time."""
-        self.waits.append(timeout)
-        return False
 
 
 def make_link(draw: Callable[[], float] = lambda: 1.0) -> tuple[StoreConnection, FakeBackend, NotingEvent]:
