@@ -58,7 +58,7 @@ def render_explanation(
     command: Sequence[str],
     environments: Mapping[int, Mapping[str, str]],
     environ: Mapping[str, str],
-    notices: Sequence[str] = (),
+    notices: Sequence[str],
 ) -> str:
     """Return a description of the job that these values would start.
 

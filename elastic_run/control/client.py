@@ -64,7 +64,7 @@ def ask(path: str, call: Call, *, patience: float = PATIENCE) -> dict[str, Any]:
     return answer.document
 
 
-def ask_agents(environment: Mapping[str, str], call: Call, *, patience: float = PATIENCE) -> list[Answer]:
+def ask_agents(environment: Mapping[str, str], call: Call, *, patience: float) -> list[Answer]:
     """Ask every agent of this user on this machine.
 
     Args:

@@ -22,7 +22,7 @@ _SAME_MOMENT = 0.005
 SIGKILL = 9
 
 
-def other_worker_lines(ends: Sequence[WorkerEnd], root: WorkerEnd | None, *, has_early: bool = True) -> list[str]:
+def other_worker_lines(ends: Sequence[WorkerEnd], root: WorkerEnd | None, *, has_early: bool) -> list[str]:
     """Describe the workers that are not the root cause.
 
     Args:

@@ -23,7 +23,7 @@ def worker_environments(
     restart_count: int,
     max_restarts: int,
     use_agent_store: bool,
-    signals: Sequence[int] = (),
+    signals: Sequence[int],
     more: Mapping[str, str] | None = None,
 ) -> dict[int, dict[str, str]]:
     """Return the variables that each worker of a node gets on top of the launcher's own environment.

@@ -60,7 +60,7 @@ _HALTS = {
 }
 
 
-def make_setup(spec: WorkerSpec, options: AgentOptions, *, shows_waiting: bool = False) -> sessions.Setup:
+def make_setup(spec: WorkerSpec, options: AgentOptions, *, shows_waiting: bool) -> sessions.Setup:
     """Return the description of this node's workers and the user's settings for the rendezvous."""
     config, node_config = options.job_config, options.node_config
     if not node_config.scale_up_signal:

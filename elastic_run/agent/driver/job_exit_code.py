@@ -32,7 +32,7 @@ def exit_code(finish: messages.Finish, root: WorkerEnd | None) -> int:
     return _EXIT_CODES[finish.verdict]
 
 
-def failure_of(root: WorkerEnd, uptime: float, rules: Sequence[Rule] = ()) -> Failure:
+def failure_of(root: WorkerEnd, uptime: float, rules: Sequence[Rule]) -> Failure:
     """Return a failure for the restart policy.
 
     Args:

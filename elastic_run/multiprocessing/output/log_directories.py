@@ -21,7 +21,7 @@ def random_name() -> str:
     return os.urandom(4).hex()
 
 
-def name_run(run_id: str, *, program: str = "", host: str = "") -> str:
+def name_run(run_id: str, *, program: str, host: str) -> str:
     """Return the name of a run's directory without its random part.
 
     Args:

@@ -221,7 +221,7 @@ class Wiring:
         self._writing[local_rank].append(end)
         return end
 
-    def _open_captured(self, local_rank: int, fd: int, kept: str = "") -> int:
+    def _open_captured(self, local_rank: int, fd: int, kept: str) -> int:
         is_terminal = os.isatty(fd)
         try:
             reading, writing = open_terminal(fd) if is_terminal else self._open_pipe()

@@ -157,7 +157,7 @@ def stay_for_store(context: SessionContext) -> None:
     hosted.wait_alone(context.open_connections, LONGEST_WAIT)
 
 
-def fail_over(context: SessionContext, deadline: float, *, is_refused: bool = False) -> None:
+def fail_over(context: SessionContext, deadline: float, *, is_refused: bool) -> None:
     """Hand the store over.
 
     Args:

@@ -69,9 +69,9 @@ class JobSession(Session):
         self,
         context: SessionContext,
         *,
-        shares_server: bool = False,
-        describe_join: Callable[[str, int], str] | None = None,
-        is_fenced: bool = False,
+        shares_server: bool,
+        describe_join: Callable[[str, int], str] | None,
+        is_fenced: bool,
     ) -> None:
         self.node = context.node
         self._context = context
