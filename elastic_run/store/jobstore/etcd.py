@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from elastic_run.store.jobstore.http_client import HttpClient
     from elastic_run.store.jobstore.revisions import Revisions
 
-#: Seconds until a watch that broke is tried again, at most: the first time, and any time.
+#: Seconds that the pauses between attempts take at most: the first one, and any.
 _PAUSE = 0.1
 _LAST_PAUSE = 0.8
 
@@ -123,6 +123,10 @@ class EtcdReader(ABC):
     def clone(self) -> EtcdReader:
         """Return another client of the cluster, not yet connected."""
 
+    def make_backoff(self) -> Backoff:
+        """Return the pauses between attempts."""
+        return Backoff(_PAUSE, _LAST_PAUSE, self.http.draw)
+
 
 class Follower:
     """What one directory brings, whichever server tells it.
@@ -141,7 +145,7 @@ class Follower:
         self._watch: Watch | None = None
         self._known = 0
         self._heard_at = 0.0
-        self._backoff = Backoff(_PAUSE, _LAST_PAUSE, reader.http.draw)
+        self._backoff = reader.make_backoff()
 
     def close(self) -> None:
         """Close the watch, from any thread."""

@@ -21,7 +21,6 @@ import time
 from base64 import b64decode, b64encode
 from urllib.parse import quote, urlencode
 
-from elastic_run.store.backoff import Backoff
 from elastic_run.store.errors import (
     FOREIGN,
     UNREADY,
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any, TypeAlias
 
+    from elastic_run.store.backoff import Backoff
     from elastic_run.store.jobstore.http_client import Credentials, HttpClient
     from elastic_run.store.jobstore.http_connection import Answer, HttpConnection
 
@@ -46,9 +46,6 @@ _BAD_REQUEST, _SERVER_ERROR = 400, 500
 # etcd's numbers of errors.
 MISSING, CHANGED, NOT_A_FILE, THERE_ALREADY, NOT_EMPTY, _UNAUTHORIZED = 100, 101, 102, 105, 108, 110
 _GONE = ("delete", "expire", "compareAndDelete")
-#: Seconds that the pauses between attempts take at most: the first one, and any.
-_PAUSE = 0.1
-_LAST_PAUSE = 0.8
 _FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 
 
@@ -104,7 +101,7 @@ class EtcdV2Client(EtcdReader):
             KeyStateError: etcd refuses the operation.
         """
         deadline = time.monotonic() + self.http.timeout
-        backoff = Backoff(_PAUSE, _LAST_PAUSE, self.http.draw)
+        backoff = self.make_backoff()
         body = urlencode(fields).encode()
         path = _path(key, query)
         while True:

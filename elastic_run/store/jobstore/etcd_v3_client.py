@@ -19,7 +19,6 @@ import json
 import time
 from base64 import b64decode, b64encode
 
-from elastic_run.store.backoff import Backoff
 from elastic_run.store.errors import (
     FOREIGN,
     UNREADY,
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any, TypeAlias
 
+    from elastic_run.store.backoff import Backoff
     from elastic_run.store.jobstore.http_client import Credentials, HttpClient
     from elastic_run.store.jobstore.http_connection import Answer, HttpConnection
 
@@ -48,9 +48,6 @@ _KEYS = "kv/"
 _NOT_FOUND = 5
 _NOT_NOW = (4, 8, 14)  # deadline exceeded, resource exhausted, unavailable
 _REQUIRE_LEADER = {"Grpc-Metadata-hasleader": "true"}
-#: Seconds that the pauses between attempts take at most: the first one, and any.
-_PAUSE = 0.1
-_LAST_PAUSE = 0.8
 
 
 class LeaseGoneError(Exception):
@@ -130,7 +127,7 @@ class EtcdV3Client(EtcdReader):
             LeaseGoneError: The lease of the request is unknown.
         """
         deadline = time.monotonic() + self.http.timeout
-        backoff = self._make_backoff()
+        backoff = self.make_backoff()
         while True:
             token = self._find_token(deadline, backoff)
             before = self.revisions.highest
@@ -141,9 +138,6 @@ class EtcdV3Client(EtcdReader):
                     self.revisions.check(f"etcd at {self.http.endpoint}", before, found)
                 return document
             self._face(status, _Fault(document), token, deadline=deadline, backoff=backoff)
-
-    def _make_backoff(self) -> Backoff:
-        return Backoff(_PAUSE, _LAST_PAUSE, self.http.draw)
 
     def _ask(self, path: str, request: Document, token: str) -> tuple[int, Document]:
         answer = self.http.ask("POST", f"/v3/{path}", json.dumps(request).encode(), _headers(token))
@@ -222,7 +216,7 @@ class EtcdV3Client(EtcdReader):
         if self._has_watched:
             self._pass.token = ""  # a watch that was ended doesn't always say why: the token may be old
         self._has_watched = True
-        token = self._find_token(time.monotonic() + self.http.timeout, self._make_backoff())
+        token = self._find_token(time.monotonic() + self.http.timeout, self.make_backoff())
         request = range_request(directory, end_of(directory), start_revision=str(number))
         body = json.dumps({"create_request": request}).encode()
         connection, answer = self.http.open_answer("POST", "/v3/watch", body, {**_REQUIRE_LEADER, **_headers(token)})
