@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from elastic_run.core.job.config import JobConfig
-    from elastic_run.core.node.config import LaunchStep
+    from elastic_run.core.node.config import NodeConfig
     from elastic_run.core.protocol.messages import NodeInfo
     from elastic_run.rendezvous.elastic.backend.base import Backend
     from elastic_run.rendezvous.elastic.member_driver import MemberDriver
@@ -154,6 +154,7 @@ class SessionContext:
         node: This run's id among the nodes of the job.
         node_info: Who it is.
         config: The job's configuration as it was told.
+        node_config: The settings of this node.
         settings: Of its rendezvous, beyond the configuration.
         backend: The job's store.
         death_proofs: This node's seat record, and the deaths that it can prove.
@@ -162,14 +163,13 @@ class SessionContext:
         signals: What the threads tell each other.
         events: What the agent is told.
         status_answers: This node's answers to who asks for the state of all nodes.
-        launch_address: See `NodeConfig`.
-        launch_step: See `NodeConfig`.
         connections: The threads' connections.
     """
 
     node: str
     node_info: NodeInfo
     config: JobConfig
+    node_config: NodeConfig
     settings: Settings
     backend: Backend
     death_proofs: DeathProofs
@@ -178,8 +178,6 @@ class SessionContext:
     signals: SessionSignals
     events: EventQueue
     status_answers: StatusAnswers
-    launch_address: str = ""
-    launch_step: LaunchStep | None = None
     connections: list[StoreConnection] = field(default_factory=list)
 
     @property

@@ -292,20 +292,18 @@ def open_session(
         node=f"{node_info.host}_{node_info.pid}_{os.urandom(4).hex()}",
         node_info=node_info,
         config=settings.complete(replace(setup.job_config, has_successors=bool(backend.successors))),
+        node_config=setup.node_config,
         settings=settings,
         backend=backend,
         death_proofs=DeathProofs(name_job(backend)),
         shows_waiting=setup.shows_waiting,
-        launch_address=setup.node_config.launch_address,
-        launch_step=setup.node_config.launch_step if isinstance(backend, TcpBackend) else None,
         sender=SenderState(local_addr or ""),
         signals=signals,
         events=events,
         status_answers=StatusAnswers(lambda question: events.deliver(StatusAsked(question)), signals.wake.set),
     )
     shares_server = isinstance(backend, TcpBackend) and backend.serves_workers
-    is_fenced = setup.node_config.fence_after == "lease"
-    session = JobSession(context, shares_server=shares_server, describe_join=describe_join, is_fenced=is_fenced)
+    session = JobSession(context, shares_server=shares_server, describe_join=describe_join)
     session.offers_store = not shares_server
     if isinstance(backend, TcpBackend) and backend.serves_workers and backend.hosted is not None:
         session.worker_store = HostedWorkerStore(backend.hosted, backend.endpoint[0])

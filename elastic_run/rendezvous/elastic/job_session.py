@@ -62,7 +62,6 @@ class JobSession(Session):
         context: What the session's threads share.
         shares_server: Whether workers and agents share one server.
         describe_join: Says how others join, once the store is there at a host and a port; None where they know.
-        is_fenced: Whether the workers are stopped when this node has not reached its job for a lease.
     """
 
     def __init__(
@@ -71,7 +70,6 @@ class JobSession(Session):
         *,
         shares_server: bool,
         describe_join: Callable[[str, int], str] | None,
-        is_fenced: bool,
     ) -> None:
         self.node = context.node
         self._context = context
@@ -84,7 +82,6 @@ class JobSession(Session):
         self._leaving: node_messages.Leaving | None = None
         self._threads: dict[str, threading.Thread] = {}
         self._describe_join = describe_join
-        self._is_fenced = is_fenced
         self._has_end = False
         self._is_refused = self._is_excluded = False
         self._unreadable: set[str] = set()
@@ -184,7 +181,7 @@ class JobSession(Session):
         if head is not None:
             context.sender.member_driver.take_head(head)
         self._has_begun.set()
-        if self._is_fenced:
+        if context.node_config.fence_after == "lease":
             from elastic_run.rendezvous.elastic.partition import Fence  # noqa: PLC0415 - imported when asked for
 
             context.sender.last_heartbeat_at = time.monotonic()

@@ -122,7 +122,7 @@ class RetryDeadline:
 
     def _describe_hint(self) -> str:
         """Name the host where srun was started. It may be a login node, so that it is only named."""
-        address = self._context.launch_address
+        address = self._context.node_config.launch_address
         return f" ({address} if srun was started on the first node: SLURM_LAUNCH_NODE_IPADDR)" if address else ""
 
     def _left(self, now: float) -> float:

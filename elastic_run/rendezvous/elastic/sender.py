@@ -329,8 +329,9 @@ class Sender:
 
 
 def _make_step_check(context: SessionContext) -> StepCheck | None:
-    if context.launch_step is None or not isinstance(context.backend, TcpBackend):
+    launch_step = context.node_config.launch_step
+    if launch_step is None or not isinstance(context.backend, TcpBackend):
         return None
     from elastic_run.rendezvous.elastic.step_check import StepCheck  # noqa: PLC0415 - only in a step of Slurm
 
-    return StepCheck(context, context.backend, context.launch_step, draw_fraction())
+    return StepCheck(context, context.backend, launch_step, draw_fraction())
