@@ -22,12 +22,14 @@ from elastic_run.rendezvous.registry import get_rendezvous_handler
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
+    from typing import Any, TypeVar
 
     from elastic_run.agent.health_port import HealthPort
     from elastic_run.agent.local_elastic_agent import LocalElasticAgent
     from elastic_run.agent.metrics_port import MetricsPort
     from elastic_run.core.job.config import JobConfig
+
+    Port = TypeVar("Port", HealthPort, MetricsPort)
 
 __all__ = ["make_agent", "make_agent_context", "name_flag", "preview_environments"]
 
@@ -87,16 +89,7 @@ def make_agent_context(
 def _open_health_port(port: int) -> HealthPort:
     from elastic_run.agent.health_port import HealthPort  # noqa: PLC0415 - only when asked for
 
-    try:
-        server = HealthPort(port)
-    except OSError as error:
-        message = f"health port {port} can't be opened: {error.strerror}"
-        raise ValueError(message) from error
-    if not port:
-        from elastic_run.notices import say  # noqa: PLC0415
-
-        say(f"health checks are answered at port {server.port}")
-    return server
+    return _open_port(HealthPort, port, "health port", "health checks are answered at port")
 
 
 def _open_metrics_port(port: int) -> MetricsPort:
@@ -107,15 +100,20 @@ def _open_metrics_port(port: int) -> MetricsPort:
     if find_spec("prometheus_client") is None:
         message = "metrics port needs prometheus-client: pip install 'elastic-run[metrics]'"
         raise ValueError(message)
+    return _open_port(MetricsPort, port, "metrics port", "metrics are at port")
+
+
+def _open_port(kind: Callable[[int], Port], port: int, name: str, told: str) -> Port:
+    """Open a port of the agent's; the user is told of one that the system has chosen."""
     try:
-        server = MetricsPort(port)
+        server = kind(port)
     except OSError as error:
-        message = f"metrics port {port} can't be opened: {error.strerror}"
+        message = f"{name} {port} can't be opened: {error.strerror}"
         raise ValueError(message) from error
     if not port:
-        from elastic_run.notices import say  # noqa: PLC0415
+        from elastic_run.notices import say  # noqa: PLC0415 - rarely
 
-        say(f"metrics are at port {server.port}")
+        say(f"{told} {server.port}")
     return server
 
 
