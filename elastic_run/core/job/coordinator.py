@@ -284,7 +284,7 @@ def has_lost_state(coordinator: Coordinator) -> bool:
 
 
 def skip(coordinator: Coordinator, position: int) -> Coordinator:
-    """Pass over the facts up to a position: they are half a story, and whoever is there is about to tell the whole."""
+    """Pass over the facts up to a position: they tell a part only, and every node is about to say all again."""
     return replace(coordinator, position=position, first=position)
 
 
