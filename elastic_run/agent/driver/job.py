@@ -149,7 +149,7 @@ class MultiNodeJob:
     @property
     def has_others(self) -> bool:
         """Whether other nodes are in the current round."""
-        return (self._group.group_world_size or 1) > 1
+        return self.nodes > 1
 
     @property
     def nodes(self) -> int:
@@ -200,20 +200,13 @@ class MultiNodeJob:
         )
 
     def gather_status(self, question: str, patience: float, deliver: Callable[[list[dict[str, Any]]], None]) -> None:
-        """Ask all nodes.
-
-        Args:
-            question: Of `core.protocol.node_status`.
-            patience: Seconds to wait for their answers.
-            deliver: Called once, in the loop, with the documents that have come.
-        """
+        """Ask all nodes a question of `core.protocol.node_status`; `deliver` gets the answers, once, in the loop."""
         if self._session is None or not self.has_others:
             deliver([])
             return
-        expected = self._group.group_world_size or 1
         loop = self._loop
         self._session.gather_status(
-            question, expected, patience, lambda found: loop.call_soon_threadsafe(lambda: deliver(found))
+            question, self.nodes, patience, lambda found: loop.call_soon_threadsafe(lambda: deliver(found))
         )
 
     def list_left_out(self) -> list[dict[str, Any]]:

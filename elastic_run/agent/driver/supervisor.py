@@ -300,12 +300,9 @@ class Supervisor:
                     # The exit code is known; a signal that comes now must not replace it.
                     self._loop.ignore_signals()
             finally:
-                if self._control is not None:
-                    self._control.close()
-                if self._context.health_port is not None:
-                    self._context.health_port.close()
-                if self._context.metrics_port is not None:
-                    self._context.metrics_port.close()
+                for server in (self._control, self._context.health_port, self._context.metrics_port):
+                    if server is not None:
+                        server.close()
                 self.console.close()
                 self._loop.close()
 
