@@ -14,6 +14,7 @@ from functools import lru_cache
 from stat import S_ISREG
 
 from elastic_run import contract
+from elastic_run.cluster.cpus import list_names
 from elastic_run.errors import UsageError
 from elastic_run.records import dataclass
 
@@ -59,7 +60,7 @@ def find_run_directories(path: str) -> list[str]:
     """
     if _list_attempts(path):
         return [path]
-    names = sorted(name for name in _list_names(path) if _list_attempts(os.path.join(path, name)))
+    names = sorted(name for name in list_names(path) if _list_attempts(os.path.join(path, name)))
     found = {os.path.realpath(os.path.join(path, name)): name for name in names}
     if not found:
         message = f"{path!r} holds no log files of a run (directories attempt_0, attempt_1 …)"
@@ -87,7 +88,7 @@ def find_log_files(directories: Iterable[str]) -> list[LogFile]:
 
 def _list_files(directory: str, attempt: str, node: int, ranks: dict[int, int]) -> list[LogFile]:
     files = []
-    for name in _list_names(os.path.join(directory, attempt)):
+    for name in list_names(os.path.join(directory, attempt)):
         if not name.isdecimal():
             continue
         place = os.path.join(directory, attempt, name)
@@ -101,15 +102,8 @@ def _list_files(directory: str, attempt: str, node: int, ranks: dict[int, int]) 
 
 def _list_attempts(directory: str) -> list[tuple[tuple[int, int], str]]:
     """Return the attempts of a run with their numbers, the first one first."""
-    matches = ((_ATTEMPT.fullmatch(name), name) for name in _list_names(directory))
+    matches = ((_ATTEMPT.fullmatch(name), name) for name in list_names(directory))
     return sorted(((int(match[1]), int(match[2] or 0)), name) for match, name in matches if match)
-
-
-def _list_names(directory: str) -> list[str]:
-    try:
-        return os.listdir(directory)
-    except OSError:
-        return []
 
 
 def find_siblings(directory: str, run_id: str) -> list[str]:
@@ -122,7 +116,7 @@ def find_siblings(directory: str, run_id: str) -> list[str]:
     jobs = {event.get("job") for event in _read_events(directory, "round_formed")} - {"", None}
     parent = os.path.dirname(directory)
     beginning = f"{run_id.replace('/', '_')[:_NAME_LENGTH]}"
-    paths = (os.path.join(parent, name) for name in sorted(_list_names(parent)) if name.startswith(beginning))
+    paths = (os.path.join(parent, name) for name in sorted(list_names(parent)) if name.startswith(beginning))
     return [
         path
         for path in paths

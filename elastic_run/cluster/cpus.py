@@ -114,6 +114,14 @@ def _ratio(quota: str, period: str) -> float | None:
     return int(quota) / int(period)
 
 
+def list_names(directory: str) -> list[str]:
+    """Return the names in a directory, or none if it can't be read."""
+    try:
+        return os.listdir(directory)
+    except OSError:
+        return []
+
+
 def read_text(path: str) -> str:
     """Return a file's text, or nothing if it can't be read."""
     try:

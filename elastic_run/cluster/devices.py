@@ -20,7 +20,7 @@ from __future__ import annotations
 import os
 import sys
 
-from elastic_run.cluster.cpus import ROOT, cpu_count, read_text
+from elastic_run.cluster.cpus import ROOT, cpu_count, list_names, read_text
 from elastic_run.cluster.torch_devices import TorchUnavailableError, count_by_torch
 from elastic_run.contract import WORKER_COUNT_WORDS
 
@@ -141,13 +141,13 @@ def find_nvidia(*, root: str = ROOT) -> list[Device]:
     """Find NVIDIA's GPUs, by PCI address."""
     driver = os.path.join(root, "proc/driver/nvidia/gpus")
     devices = os.path.join(root, "dev")
-    listed = [name for name in _list(devices) if name[:6] == "nvidia" and name[6:].isdecimal()]
+    listed = [name for name in list_names(devices) if name[:6] == "nvidia" and name[6:].isdecimal()]
     # A step of Slurm sees the files of all GPUs; its control group denies access to other steps' GPUs.
     files = {name for name in listed if os.access(os.path.join(devices, name), os.R_OK | os.W_OK)}
     if listed and not files:
         return []
     found = []
-    for address in sorted(_list(driver)):
+    for address in sorted(list_names(driver)):
         facts = _read_facts(os.path.join(driver, address, "information"), ":")
         # The files are made when the first program uses the GPUs: none at all says nothing.
         if not files or "nvidia" + facts.get("Device Minor", "") in files:
@@ -229,9 +229,9 @@ def select_by_index(devices: Sequence[Device], mask: str | None) -> list[Device]
 def find_amd(*, root: str = ROOT) -> list[Device]:
     """Find AMD's GPUs, in the order of the kernel's topology."""
     nodes = os.path.join(root, "sys/class/kfd/kfd/topology/nodes")
-    files = _list(os.path.join(root, "dev/dri"))
+    files = list_names(os.path.join(root, "dev/dri"))
     found = []
-    for node in sorted((name for name in _list(nodes) if name.isdecimal()), key=int):
+    for node in sorted((name for name in list_names(nodes) if name.isdecimal()), key=int):
         facts = _read_facts(os.path.join(nodes, node, "properties"), " ")
         if facts.get("simd_count", "0") != "0" and f"renderD{facts.get('drm_render_minor')}" in files:
             found.append(Device(_amd_address(facts)))
@@ -254,14 +254,14 @@ def visible_xpus(environ: Mapping[str, str], *, root: str = ROOT) -> list[Device
     """
     cards = os.path.join(root, "sys/class/drm")
     found = []
-    for name in sorted(_list(cards)):
+    for name in sorted(list_names(cards)):
         device = os.path.join(cards, name, "device")
         if not name.startswith("renderD") or read_text(os.path.join(device, "vendor")).strip() != "0x8086":
             continue
         address = os.path.basename(os.path.realpath(device))
         if address.startswith("0000:00:02."):  # the one inside the processor
             continue
-        tiles = sum(1 for entry in _list(device) if entry[:4] == "tile" and entry[4:].isdecimal())
+        tiles = sum(1 for entry in list_names(device) if entry[:4] == "tile" and entry[4:].isdecimal())
         found += [Device(address)] * max(tiles, 1)
     return select_by_index(found, environ.get("ZE_AFFINITY_MASK"))
 
@@ -291,13 +291,6 @@ def _torch_directory() -> str:
 
     spec = PathFinder.find_spec("torch")
     return os.path.dirname(spec.origin) if spec is not None and spec.origin else ""
-
-
-def _list(directory: str) -> list[str]:
-    try:
-        return os.listdir(directory)
-    except OSError:
-        return []
 
 
 def _read_facts(path: str, separator: str) -> dict[str, str]:

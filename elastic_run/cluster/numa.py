@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from enum import Enum
 
-from elastic_run.cluster.cpus import ROOT, available_cpus, read_text
+from elastic_run.cluster.cpus import ROOT, available_cpus, list_names, read_text
 from elastic_run.cluster.devices import visible_gpus
 from elastic_run.records import dataclass
 
@@ -205,7 +205,8 @@ class Machine:
     def _cache_of_cpu(self, cpu: int) -> frozenset[int]:
         """Return the CPUs that share the last-level cache with this one."""
         directory = os.path.join(self._system, f"cpu/cpu{cpu}/cache")
-        caches = [os.path.join(directory, name) for name in _list(directory) if name[5:].isdecimal()]
+        names = (name for name in list_names(directory) if name.startswith("index") and name[5:].isdecimal())
+        caches = [os.path.join(directory, name) for name in names]
         data = [cache for cache in caches if read_text(os.path.join(cache, "type")).strip() in {"Unified", "Data"}]
         last = max(data, key=lambda cache: int(read_text(os.path.join(cache, "level")) or 0), default="")
         return parse_ranges(read_text(os.path.join(last, "shared_cpu_list"))) if last else frozenset()
@@ -219,10 +220,3 @@ def parse_ranges(text: str) -> frozenset[int]:
         if first:
             numbers.update(range(int(first), int(last or first) + 1))
     return frozenset(numbers)
-
-
-def _list(directory: str) -> list[str]:
-    try:
-        return [name for name in os.listdir(directory) if name.startswith("index")]
-    except OSError:
-        return []

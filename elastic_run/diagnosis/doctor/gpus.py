@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from elastic_run.cluster.cpus import read_text
+from elastic_run.cluster.cpus import list_names, read_text
 from elastic_run.cluster.devices import torch_build
 from elastic_run.cluster.programs import find_program
 from elastic_run.diagnosis.doctor.finding import problem, warning
@@ -64,7 +64,7 @@ def check(subject: Subject) -> list[Finding]:
 
 
 def _judge_missing_program(subject: Subject) -> Finding:
-    files = [name for name in _list(subject.path("dev")) if name[:6] == "nvidia" and name[6:].isdecimal()]
+    files = [name for name in list_names(subject.path("dev")) if name[:6] == "nvidia" and name[6:].isdecimal()]
     if files:
         what = "this host has a GPU driver, but no nvidia-smi"
         return warning(what, f"/dev has {len(files)} GPUs", "start the container with NVIDIA_DRIVER_CAPABILITIES=all")
@@ -163,10 +163,3 @@ def parse_processes(text: str, subject: Subject) -> dict[str, list[str]]:
 
 def _number(text: str) -> int:
     return int(text) if text.isdecimal() else 0
-
-
-def _list(directory: str) -> list[str]:
-    try:
-        return os.listdir(directory)
-    except OSError:
-        return []
