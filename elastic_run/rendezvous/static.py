@@ -1,7 +1,7 @@
-"""The rendezvous in which the user has said it all: the rank of each node and the address of rank 0.
+"""The static rendezvous of a job on one node; on several nodes the backend `static` is served by `elastic.handler`.
 
-In this release for one node only. Then it differs from the local one in the address: the workers' store is to be at
-the endpoint (--master-addr and --master-port), which the agent reads from `master_addr` and `master_port`.
+It differs from the local one in the address: the workers' store is to be at the endpoint (--master-addr and
+--master-port), which the agent reads from `master_addr` and `master_port`.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 
+from elastic_run.contract import LONGEST_WAIT
 from elastic_run.multiprocessing.process.process_table import start_time
 from elastic_run.records import dataclass
 from elastic_run.timer.requests import is_moment
@@ -25,8 +26,6 @@ _TOLERANCE = 0.001
 #: Seconds from which on a span is told in whole seconds, and in tenths.
 _LONG = 10.0
 _SHORT = 0.1
-#: Seconds that the longest single wait takes: milliseconds have to fit into 32 bits.
-_LONGEST = 1e6
 
 
 @dataclass(slots=True)
@@ -142,4 +141,4 @@ class Countdowns:
     def seconds_left(self) -> float | None:
         """Seconds until the next timer expires, no more than a system call can express; None if none runs."""
         deadline = self.next_deadline
-        return None if deadline is None else min(_LONGEST, max(0.0, deadline - self._clock()))
+        return None if deadline is None else min(LONGEST_WAIT, max(0.0, deadline - self._clock()))

@@ -13,6 +13,7 @@ import queue
 import signal
 import time
 
+from elastic_run.contract import LONGEST_WAIT
 from elastic_run.timer import expiries
 from elastic_run.timer.api import RequestQueue, TimerClient, TimerRequest, TimerServer
 from elastic_run.timer.countdowns import Countdowns
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
 __all__ = ["LocalTimerClient", "LocalTimerServer", "MultiprocessingRequestQueue"]
 
 logger = logging.getLogger(__name__)
-
-#: Seconds that the longest single wait takes: what the system's calls can express.
-_LONGEST = 1e6
 
 
 class LocalTimerClient(TimerClient):
@@ -72,7 +70,7 @@ class MultiprocessingRequestQueue(RequestQueue):
         end = time.monotonic() + timeout
         while len(found) < size:
             try:
-                found.append(self._mp_queue.get(timeout=min(_LONGEST, max(0.0, end - time.monotonic()))))
+                found.append(self._mp_queue.get(timeout=min(LONGEST_WAIT, max(0.0, end - time.monotonic()))))
             except queue.Empty:
                 if time.monotonic() >= end:
                     break
