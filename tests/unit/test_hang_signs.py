@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from elastic_run.agent.driver import hang_signs
+from elastic_run.agent.driver import hang_detection, hang_signs
 from elastic_run.agent.driver.hang_detection import Hang, HangDetection
 from elastic_run.core.diagnosis.stack_groups import Dump
 from elastic_run.multiprocessing.process.process_table import is_running
@@ -92,6 +92,12 @@ class _Clock:
         """Let a second pass."""
         self.time += 1.0
         self._next()
+
+
+@pytest.fixture(autouse=True)
+def no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answer the question for GPU use at once: a thread would answer it, and these tests have a loop of their own."""
+    monkeypatch.setattr(hang_detection, "ask_gpu_use", lambda _loop, _memory, deliver: deliver({}))
 
 
 @pytest.fixture
