@@ -12,6 +12,7 @@ from elastic_run import contract
 from elastic_run.core.failure.evidence import RecorderFinding
 from elastic_run.core.failure.exception_text import ExceptionText
 from elastic_run.report import Attempt, JobResult, OomKills, render
+from elastic_run.report.failure import ending_sentence
 from elastic_run.report.text import columns
 from tests.support.job_results import NOON, STDERR, captured, result, stopped, worker_end
 
@@ -151,9 +152,18 @@ def test_a_verdict_without_a_worker_is_told_by_its_sentence() -> None:
     assert (
         report(job)
         == """\
--- elastic-run: train.py: the nodes could not come together --- exit code 201 --
+-- elastic-run: train.py: the nodes did not come together ----- exit code 201 --
 cause    7 of 8 nodes joined within 600 s; missing: gpu03"""
     )
+
+
+@pytest.mark.parametrize(
+    ("code", "verdict"), [(code, name) for code, name, _ in contract.EXIT_CODES if isinstance(code, int) and code != 0]
+)
+def test_the_sentence_of_each_verdict_is_whole_on_80_columns(code: int, verdict: str) -> None:
+    """The title of a job with a script such as smallest.py is not shortened, whatever the verdict is."""
+    job = result(verdict=verdict, exit_code=code, entrypoint="smallest.py")
+    assert f" {ending_sentence(job)} -" in render(job, width=80)[0]
 
 
 def test_success_needs_no_report() -> None:
