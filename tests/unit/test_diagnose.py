@@ -9,7 +9,7 @@ import pytest
 from elastic_run.contract import EXIT_HUNG, HANG
 from elastic_run.core.diagnosis.stack_groups import Place
 from elastic_run.core.failure import evidence as kinds
-from elastic_run.core.failure.diagnose import diagnose
+from elastic_run.core.failure.diagnose import diagnose, find_stuck
 from elastic_run.core.failure.evidence import Evidence, RecorderFinding, Rule
 from elastic_run.core.failure.exception_text import ExceptionText
 from elastic_run.core.failure.oom_kills import OomKills
@@ -168,6 +168,7 @@ def test_many_ranks_that_do_not_stop_are_no_cause() -> None:
     stuck = [worker_end(rank, -9, was_stopped=True, stuck_at=IN_DATA) for rank in (1, 2)]
     assert [kind for kind, *_ in named(Evidence(root=lost, ends=(lost, *stuck)))] == [kinds.LOST_PEER]
     assert [kind for kind, *_ in named(Evidence(root=own, ends=(own, stuck[0])))] == [kinds.EXCEPTION]
+    assert not find_stuck(own, (own, lost, stuck[0]))
 
 
 def test_a_hang_is_a_cause_of_its_own() -> None:
