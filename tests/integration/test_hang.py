@@ -118,7 +118,7 @@ def script(tmp_path: Path) -> Callable[[str], Path]:
         ),
         pytest.param(*(_HOLDS_THE_LOCK, ["--hang-timeout=1"], "rank 1 is in count (train.py:"), marks=pytest.mark.long),
         pytest.param(*(_MISMATCH, [], "all_reduce (train.py:"), marks=pytest.mark.long),
-        (_LOADER, [], "rank 0 is in "),
+        pytest.param(_LOADER, [], "rank 0 is in ", marks=pytest.mark.long),
     ],
     ids=["sleeps", "stopped", "holds", "mismatch", "loader"],
 )
@@ -221,6 +221,7 @@ def test_a_node_whose_ranks_make_progress_is_no_hang(script: Callable[[str], Pat
     assert "the job hangs" not in nodes[0].stderr + nodes[1].stderr
 
 
+@pytest.mark.long
 def test_normal_pauses_are_no_hang(script: Callable[[str], Path], launch: Launch, tmp_path: Path) -> None:
     """Evaluation, a checkpoint, compilation and heartbeats of one rank, for which the others wait."""
     job = launch("--nproc-per-node=2", "--hang-timeout=4", script(_PAUSES), tmp_path / "checkpoint")

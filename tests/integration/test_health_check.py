@@ -184,6 +184,7 @@ def test_an_unhealthy_node_does_not_hold_the_others_up(launch: Launch, worker: W
         assert re.search(told, agent.stderr), agent.stderr
 
 
+@pytest.mark.long
 def test_an_unhealthy_node_waits_for_a_store_that_comes_late(launch: Launch, worker: Worker, check: Check) -> None:
     """A node that is found unhealthy before the others have started tells them why it does not come."""
     path, port = worker("say('world', os.environ['WORLD_SIZE'])"), free_port()
@@ -281,6 +282,7 @@ def test_an_unhealthy_host_of_the_store_does_not_end_the_job(
     assert host.stdout == "world 3\n"
 
 
+@pytest.mark.long
 def test_an_unhealthy_host_that_is_told_to_stop_ends(
     launch: Launch, worker: Worker, check: Check, tmp_path: Path
 ) -> None:
