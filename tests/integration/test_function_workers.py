@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import subprocess
+import tempfile
 import time
 from typing import TYPE_CHECKING
 
@@ -306,7 +307,7 @@ def test_fork_in_a_thread_of_an_executor(program: Program, host: Host) -> None:
 
 @all_methods
 def test_many_launches_leave_nothing(
-    method: str, program: Program, host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: str, program: Program, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Launch after launch, failed or not: no process, zombie, thread or descriptor stays, and no directory."""
     path = program(
@@ -341,10 +342,11 @@ def test_many_launches_leave_nothing(
         assert not before[-1], before
         """,
     )
-    (tmp_path / "tmp").mkdir()
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
-    job = host(path, method)
-    assert job.wait_exit() == 0, job.stderr
+    # A directory of its own, whose path is short enough for the socket of multiprocessing's fork server.
+    with tempfile.TemporaryDirectory() as directory:
+        monkeypatch.setenv("TMPDIR", directory)
+        job = host(path, method)
+        assert job.wait_exit() == 0, job.stderr
 
 
 @all_methods
