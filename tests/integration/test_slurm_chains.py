@@ -79,7 +79,7 @@ def test_a_job_with_requeue_is_run_again_before_its_time_is_over(slurm: SlurmClu
     log = tmp_path / "job.log"
     wait_until(lambda: trained(log.read_text(encoding="utf-8")) == ["0 of 1"], deadline=120, what="the second life")
     text = log.read_text(encoding="utf-8")
-    assert "stopping the workers, to run it again" in text, text
+    assert "stopping the workers, to run the job again" in text, text
     assert text.count("is requeued (1 of 1)") == 1, text
 
 
