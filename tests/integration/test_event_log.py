@@ -110,6 +110,16 @@ def test_a_failed_job_names_its_cause_in_the_last_line(launch: Launch, worker: W
     assert last.items() >= {**expected, "cause": "ValueError: loss is nan"}.items()
 
 
+def _is_told(logs: Path, pids: set[int]) -> bool:
+    """Whether the logs tell of the start of these workers."""
+    lines = [
+        line
+        for path in logs.glob("*/events.jsonl")
+        for line in path.read_text(encoding="utf-8").splitlines(keepends=True)
+    ]
+    return pids <= {json.loads(line).get("pid") for line in lines if line.endswith("\n")}
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_the_logs_of_a_chaos_run_give_exactly_the_job(
     seed: int, launch: Launch, worker: Worker, tmp_path: Path
@@ -130,6 +140,9 @@ def test_the_logs_of_a_chaos_run_give_exactly_the_job(
     present = notes.wait_round(6, 0)
     for _ in range(4):
         known = len(notes.rounds())
+        # An agent opens its log shortly after the start of its workers, and is not killed before that.
+        pids = {pid for pid, *_ in present.values()}
+        wait_until(lambda pids=pids: _is_told(tmp_path / "logs", pids), what="a round in the logs")  # type: ignore[misc]
         if chance.random() < 0.5:
             failures += 1
             os.kill(chance.choice(sorted(present.values()))[0], signal.SIGKILL)
