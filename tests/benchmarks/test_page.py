@@ -286,7 +286,7 @@ def test_torchrun_is_better_in_no_recorded_row() -> None:
     assert [figure.name for figure in read_record().figures if figure.is_worse] == []
 
 
-#: Of the figures in the design's list, those whose bounds the record has to hold, whatever else a release is slower in.
+#: Figures of the design whose bounds every record must hold.
 _BOUNDS = {
     "exec to the first line of the last of 2 workers": Bar(0.06, "torchrun"),
     "exec to the first line of the last of 32 workers": Bar(1.3, "floor"),

@@ -66,7 +66,7 @@ class WorkerEnd:
         log_file: Path of the file that holds its stderr, or "".
         remark: A short clause for the report, such as that error.json could not be read, or "".
         kernel_line: The line of the kernel's log that tells why, or "".
-        oom_kills: What the OOM killer did on its node in its round, or None where that is not known.
+        oom_kills: Kills by the OOM killer on its node during its round, or None if they are not known.
         stuck_at: Where it was at the end of its grace period, before SIGKILL, or None.
     """
 
