@@ -38,10 +38,16 @@ def answer_question(view: AgentView, question: str, deliver: Callable[[Document]
         (take_stacks if kind == STACKS else measure)(view, deliver)
 
 
-def _leave_if_named(view: AgentView, name: str) -> Document:
-    """Leave the job, as at SIGTERM, if this node is the named one: the others go on without it."""
-    host, node_rank = view.context.hostname, view.context.group.group_rank
-    is_leaving = name in (host, str(node_rank))
+def _leave_if_named(view: AgentView, words: str) -> Document:
+    """Leave the job, as at SIGTERM, if this node is the named one: the others go on without it.
+
+    A node rank means a node of the round in which it was asked: once that node has left, its rank is another node's,
+    which may see the question only then.
+    """
+    round_number, _, name = words.partition(" ")
+    is_same_round = round_number == str(view.find_agent().round)
+    host, node_rank = view.context.hostname, view.context.group.group_rank if is_same_round else None
+    is_leaving = name == host or (node_rank is not None and name == str(node_rank))
     if is_leaving and not view.memory.get(DRAIN):
         view.memory[DRAIN] = True
         view.loop.call_soon(lambda: view.stop(SIGTERM, "elastic-run drain"))
@@ -68,11 +74,12 @@ def answer_drain(request: Request) -> None:
     if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= _LONGEST_NAME:
         message = "this is no name of a node"
         raise ControlError(message)
-    own = _leave_if_named(request.view, name)
+    words = f"{request.view.find_agent().round} {name}"
+    own = _leave_if_named(request.view, words)
     if own["is_leaving"]:  # its session may end before the others have answered
         request.reply({"nodes": [own], "expected": 1})
     else:
-        _gather(request, f"{DRAIN} {name}")
+        _gather(request, f"{DRAIN} {words}")
 
 
 def _gather(request: Request, question: str) -> None:

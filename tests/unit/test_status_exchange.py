@@ -126,13 +126,13 @@ def test_a_question_may_be_about_a_node() -> None:
     """Nodes get its words; the answer has to say whether the node leaves. An unknown kind is one about the state."""
     asked: list[str] = []
     answers = StatusAnswers(asked.append, lambda: None)
-    for value in (None, b"1a drain node7", b"1b news of the future", b"\xff\xfe", b"x" * 1000):
+    for value in (None, b"1a drain 3 node7", b"1b news of the future", b"\xff\xfe", b"x" * 1000):
         answers.note_request(value)
-    assert asked == ["drain node7", "news of the future", "", ""]
+    assert asked == ["drain 3 node7", "news of the future", "", ""]
     assert [kind_of(question) for question in asked] == [DRAIN, STATUS, STATUS, STATUS]
     node = {"host": "a", "pid": 1, "node_rank": None, "is_leaving": True, "workers": []}
-    assert is_sound(node, "drain node7")
-    assert not is_sound({**node, "is_leaving": 1}, "drain node7")
+    assert is_sound(node, "drain 3 node7")
+    assert not is_sound({**node, "is_leaving": 1}, "drain 3 node7")
 
 
 def test_a_question_that_another_has_hidden_is_asked_again(space: JobSpace) -> None:
@@ -190,7 +190,7 @@ def test_questions_do_not_pile_up(space: JobSpace) -> None:
     """The key holds a question once, and a few of them."""
     store = MemoryJobStore(space)
     for number in range(100):
-        gather(store, expected=1, patience=0.0, question=f"drain node{number % 50}")
+        gather(store, expected=1, patience=0.0, question=f"drain 3 node{number % 50}")
     assert len((store.get([STATUS_REQUEST])[0] or b"").split(b"\n")) == 8
 
 
@@ -201,7 +201,7 @@ def test_a_node_that_comes_later_does_not_answer(space: JobSpace, question: str)
     nodes = answer_from(space, ["a"], question)
     assert len(gather(store, expected=1, patience=20.0, question=question)) == 1
     nodes.join()
-    gather(store, expected=1, patience=0.0, question="drain node7")
+    gather(store, expected=1, patience=0.0, question="drain 3 node7")
     gather(store, expected=1, patience=0.0, question=question)
     asked: list[str] = []
     StatusAnswers(asked.append, lambda: None).note_request(store.get([STATUS_REQUEST])[0])
@@ -213,11 +213,11 @@ def test_a_node_that_has_just_come_is_not_drained_by_an_old_question() -> None:
     """The question was about the node that had its name or rank before; a question that comes later counts."""
     asked: list[str] = []
     answers = StatusAnswers(asked.append, lambda: None)
-    answers.note_request(b"1a drain node7\n1b status")
-    answers.note_request(b"1a drain node7\n1b status")
+    answers.note_request(b"1a drain 3 node7\n1b status")
+    answers.note_request(b"1a drain 3 node7\n1b status")
     assert asked == ["status"]
-    answers.note_request(b"1b status\n1c drain node7")
-    assert asked == ["status", "drain node7"]
+    answers.note_request(b"1b status\n1c drain 3 node7")
+    assert asked == ["status", "drain 3 node7"]
 
 
 def test_stacks_that_are_too_large_keep_the_main_threads() -> None:

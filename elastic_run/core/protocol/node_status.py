@@ -49,7 +49,7 @@ _WORKER: Mapping[str, tuple[type, ...]] = {
 #: A number from here up is garbage, and so are nan and infinity.
 _BEYOND = 1e15
 #: Kinds of questions, and the fields of the documents that answer them: those of a node, and of each of its workers.
-#: What a question is about may follow its kind: `drain node7`.
+#: What a question is about may follow its kind: `drain 3 node7` names the asker's round and the node that has to leave.
 STATUS = "status"
 STACKS = "stacks"
 DRAIN = "drain"
