@@ -134,7 +134,9 @@ def _register_plugin(backend: str) -> None:
             rendezvous_handler_registry.register(backend, _load_plugin(plugin))
             return
     known = sorted({*rendezvous_handler_registry._registry, *plugins.names})  # noqa: SLF001 - ditto
-    message = f"unknown rendezvous backend {backend!r}{_nearest(backend, known)}; known: {', '.join(known)}"
+    message = (
+        f"the rendezvous backend {backend!r} is not registered{_nearest(backend, known)}; known: {', '.join(known)}"
+    )
     raise ValueError(message)
 
 

@@ -111,7 +111,7 @@ def test_an_unknown_backend_is_answered_with_plugins_too(site: Path) -> None:
     """The list of known backends holds those of installed packages, without loading them."""
     found, loaded = _ask(site, "meeting-plaice")
     assert str(found[1]).startswith(
-        "unknown rendezvous backend 'meeting-plaice', did you mean 'meeting-place'?; known: "
+        "the rendezvous backend 'meeting-plaice' is not registered, did you mean 'meeting-place'?; known: "
     )
     assert "broken, c10d, " in str(found[1])
     assert loaded == ["importlib.metadata"]

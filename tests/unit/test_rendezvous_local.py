@@ -162,9 +162,9 @@ def test_static_on_one_node_is_at_its_endpoint() -> None:
 def test_an_unknown_backend_lists_the_known_and_the_nearest() -> None:
     """A misspelt backend is answered with the nearest name and all names, in one line."""
     with pytest.raises(
-        ValueError, match=r"^unknown rendezvous backend 'c1od', did you mean 'c10d'\?; known: "
+        ValueError, match=r"^the rendezvous backend 'c1od' is not registered, did you mean 'c10d'\?; known: "
     ) as raised:
         get_rendezvous_handler(_parameters("c1od"))
     assert str(raised.value).endswith("known: c10d, etcd, etcd-v2, etcd-v3, local, static")
-    with pytest.raises(ValueError, match=r"^unknown rendezvous backend 'zookeeper'; known: "):
+    with pytest.raises(ValueError, match=r"^the rendezvous backend 'zookeeper' is not registered; known: "):
         get_rendezvous_handler(_parameters("zookeeper"))
