@@ -83,10 +83,10 @@ def test_preloaded_workers_reduce_in_half_the_time(installation: Installation) -
 @pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
 def test_functions_are_launched_faster(method: str, installation: Installation) -> None:
     """Four function workers have returned in no more time than with torch's elastic_launch."""
-    # By fork it is a close race, otherwise none: each of torch's workers imports torch.
-    imports, rounds = ("torch", 2) if method == "fork" else ("", 1)
+    # By fork both take some tenths of a second, and a busy machine decides; otherwise each of torch's imports torch.
+    imports, rounds, bound = ("torch", 2, stretched(0.8)) if method == "fork" else ("", 1, 1.0)
     launches = functions.compare(installation, method, imports, rounds=rounds)
-    assert launches.ratio("elastic-run", "torchrun").value <= 1.0
+    assert launches.ratio("elastic-run", "torchrun").value <= bound
 
 
 def test_launcher_is_small_and_idle(installation: Installation) -> None:
