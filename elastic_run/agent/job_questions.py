@@ -44,14 +44,25 @@ def _leave_if_named(view: AgentView, words: str) -> Document:
     A node rank means a node of the round in which it was asked: once that node has left, its rank is another node's,
     which may see the question only then.
     """
-    round_number, _, name = words.partition(" ")
-    is_same_round = round_number == str(view.find_agent().round)
-    host, node_rank = view.context.hostname, view.context.group.group_rank if is_same_round else None
+    asked_in, _, name = words.partition(" ")
+    round_number, own_rank = _find_place(view)
+    host, node_rank = view.context.hostname, own_rank if asked_in == str(round_number) else None
     is_leaving = name == host or (node_rank is not None and name == str(node_rank))
     if is_leaving and not view.memory.get(DRAIN):
         view.memory[DRAIN] = True
         view.loop.call_soon(lambda: view.stop(SIGTERM, "elastic-run drain"))
     return {"host": host, "pid": os.getpid(), "node_rank": node_rank, "is_leaving": is_leaving, "workers": []}
+
+
+def _find_place(view: AgentView) -> tuple[int, int | None]:
+    """Return the newest round that this node was given, and its node rank there.
+
+    The agent's machine hears of a round only when the warm workers are ready: its round may be older than the group's
+    rank.
+    """
+    if view.job is not None and view.job.place is not None:
+        return view.job.place.round, view.job.place.group_rank
+    return view.find_agent().round, view.context.group.group_rank
 
 
 def answer_nodes(request: Request) -> None:
@@ -74,7 +85,7 @@ def answer_drain(request: Request) -> None:
     if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= _LONGEST_NAME:
         message = "this is no name of a node"
         raise ControlError(message)
-    words = f"{request.view.find_agent().round} {name}"
+    words = f"{_find_place(request.view)[0]} {name}"
     own = _leave_if_named(request.view, words)
     if own["is_leaving"]:  # its session may end before the others have answered
         request.reply({"nodes": [own], "expected": 1})

@@ -22,7 +22,8 @@ def test_a_node_rank_means_a_node_of_the_round_in_which_it_was_asked(words: str,
     stops: list[tuple[int, str]] = []
     view: Any = SimpleNamespace(
         context=SimpleNamespace(hostname="node7", group=SimpleNamespace(group_rank=1)),
-        find_agent=lambda: SimpleNamespace(round=4),
+        find_agent=lambda: SimpleNamespace(round=3),  # it has not begun the round: the warm workers are not ready
+        job=SimpleNamespace(place=SimpleNamespace(round=4, group_rank=1)),
         memory={},
         loop=SimpleNamespace(call_soon=lambda call: call()),
         stop=lambda number, sender: stops.append((number, sender)),
