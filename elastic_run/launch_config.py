@@ -106,9 +106,8 @@ class LaunchConfig:
         if self.logs_specs is None:
             self.logs_specs = DefaultLogsSpecs()
         if self.shutdown_timeout is None:
-            self.shutdown_timeout = int(
-                os.environ.get(contract.ENV_SHUTDOWN_TIMEOUT, contract.DEFAULT_SHUTDOWN_TIMEOUT)
-            )
+            text = os.environ.get(contract.ENV_SHUTDOWN_TIMEOUT) or str(contract.DEFAULT_SHUTDOWN_TIMEOUT)
+            self.shutdown_timeout = int(text)
         if self.node_config.exit_barrier_timeout is None:
             text = os.environ.get(contract.ENV_EXIT_BARRIER_TIMEOUT) or str(contract.DEFAULT_EXIT_BARRIER_TIMEOUT)
             _check_field(contract.ENV_EXIT_BARRIER_TIMEOUT, text, duration)

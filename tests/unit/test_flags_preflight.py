@@ -488,6 +488,15 @@ def test_the_prefix_template_may_come_from_torchs_variable(monkeypatch: pytest.M
     assert config_from_args(args)[0].log_line_prefix_template == ">"
 
 
+def test_an_empty_variable_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Variables of torch's with times count as unset where they are empty."""
+    monkeypatch.setenv(contract.ENV_SHUTDOWN_TIMEOUT, "")
+    monkeypatch.setenv(contract.ENV_EXIT_BARRIER_TIMEOUT, "")
+    config = config_from_args(parse_args(["s"]))[0]
+    assert config.shutdown_timeout == contract.DEFAULT_SHUTDOWN_TIMEOUT
+    assert config.node_config.exit_barrier_timeout == contract.DEFAULT_EXIT_BARRIER_TIMEOUT
+
+
 def test_several_workers_get_one_thread_each(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
