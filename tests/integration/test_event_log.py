@@ -271,8 +271,7 @@ def test_the_workers_resources_are_read(launch: Launch, worker: Worker, tmp_path
         events = [json.loads(line) for line in lines if line.endswith("}")]
         return [event for event in events if event["event"] == "resources"]
 
-    wait_until(readings, what="a reading")
-    (reading,) = readings()
+    reading, *_ = wait_until(readings, what="a reading")
     assert reading["ranks"] == [0, 1]
     assert all(0 <= seconds < 30 for seconds in reading["cpu_s"])
     assert all(1 <= size < 1000 for size in reading["memory_mib"])
