@@ -1,4 +1,4 @@
-"""Questions to all nodes of a job: which node a drain means."""
+"""Questions to all nodes of a job: which node a drain means, and when a node answers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from elastic_run.agent.driver.control import open_control
+from elastic_run.agent.driver.job import MultiNodeJob
 from elastic_run.agent.job_questions import answer_question
+from elastic_run.rendezvous.session import StatusAsked
 
 if TYPE_CHECKING:
     from elastic_run.agent.agent_view import AgentView
@@ -33,3 +36,21 @@ def test_a_node_rank_means_a_node_of_the_round_in_which_it_was_asked(words: str,
         answer_question(cast("AgentView", view), f"drain {words}", answers.append)
     assert [answer["is_leaving"] for answer in answers] == [leaves] * 2
     assert len(stops) == leaves
+
+
+def test_a_question_that_comes_early_is_answered_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that has just begun answers when its control socket is open: the asker waits, but asks no second time."""
+    monkeypatch.setattr(
+        "elastic_run.agent.driver.control.ControlServer", lambda *_: SimpleNamespace(open=lambda _: None)
+    )
+    monkeypatch.setattr("elastic_run.agent.job_questions.measure", lambda _, deliver: deliver({"state": "running"}))
+    parts: Any = SimpleNamespace(loop=None, context=None, find_agent=None, say=None)
+    parts.job = job = MultiNodeJob(parts, parts, parts, loop=parts, feed=parts, console=parts)
+    told: list[tuple[dict[str, Any], str]] = []
+    job._session = cast("Any", SimpleNamespace(tell_status=lambda *words: told.append(words)))
+    job._take(StatusAsked("status"))
+    assert told == []
+    open_control(parts, cast("Any", SimpleNamespace(watches=SimpleNamespace(describe_hang=None))), started=0.0)
+    assert told == [({"state": "running"}, "status")]
+    job._take(StatusAsked("of the future"))
+    assert [question for _, question in told] == ["status", "of the future"]

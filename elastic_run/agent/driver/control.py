@@ -34,6 +34,8 @@ def open_control(parts: AgentParts, rounds: RoundDriver, *, started: float) -> C
     )
     if parts.job is not None:
         parts.job.answer = lambda question, deliver: answer_question(view, question, deliver)
+        for question, deliver in parts.job.unanswered:
+            parts.job.answer(question, deliver)
     server = ControlServer(parts.loop, view)
     try:
         server.open(os.environ)

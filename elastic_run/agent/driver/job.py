@@ -103,8 +103,8 @@ class MultiNodeJob:
         place: This node's place in the current round, or None before the first.
         halt: Why the job has stopped its last round, in words.
         use_agent_store: Whether rank 0's agent serves the workers' store of the current round.
-        answer: Passes this node's answer to a question of `core.protocol.node_status` to a function, a bit later. The
-            attribute is None before the control socket is open.
+        answer: Passes this node's answer to a question of `core.protocol.node_status` to a function, a bit later.
+        unanswered: The calls of `answer` before the control socket is open, which answers them.
     """
 
     def __init__(
@@ -122,7 +122,10 @@ class MultiNodeJob:
         self.halt = ""
         self.error: RendezvousError | None = None
         self.use_agent_store = True
-        self.answer: Callable[[str, Callable[[dict[str, Any]], None]], None] | None = None
+        self.unanswered: list[tuple[str, Callable[[dict[str, Any]], None]]] = []
+        self.answer: Callable[[str, Callable[[dict[str, Any]], None]], object] = lambda *call: self.unanswered.append(
+            call
+        )
         self._session: Session | None = None
         self._group = group
         self._options = options
@@ -141,8 +144,7 @@ class MultiNodeJob:
         """Join the job; `first` is called before the session goes to the store."""
         handler: Any = self._group.spec.rdzv_handler
         setup = make_setup(self._group.spec, self._options, shows_waiting=self._console.has_live_line)
-        session: Session = handler.open_session(setup)
-        self._session = session
+        self._session = session = handler.open_session(setup)
         first(session)
         session.start(lambda host: self._open_offer(session, host), self._deliver)
 
@@ -204,9 +206,8 @@ class MultiNodeJob:
         if self._session is None or not self.has_others:
             deliver([])
             return
-        loop = self._loop
         self._session.gather_status(
-            question, self.nodes, patience, lambda found: loop.call_soon_threadsafe(lambda: deliver(found))
+            question, self.nodes, patience, lambda found: self._loop.call_soon_threadsafe(lambda: deliver(found))
         )
 
     def list_left_out(self) -> list[dict[str, Any]]:
@@ -312,7 +313,7 @@ class MultiNodeJob:
             self._say(event.text)
         elif isinstance(event, sessions.Waiting):
             self._show_wait(event)
-        elif self.answer is not None and (session := self._session) is not None:
+        elif (session := self._session) is not None:
             self.answer(event.question, lambda document: session.tell_status(document, event.question))
 
     def _name_error(self, end: End | sessions.Lost, kind: type[RendezvousError]) -> str:
