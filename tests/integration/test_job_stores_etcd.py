@@ -192,6 +192,29 @@ def test_the_leader_dies(three: Etcd, make: Make) -> None:
         assert store.read_beats(["n"]) != [None]
 
 
+def test_an_entry_that_was_sent_twice_is_there_once(etcd: Etcd, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a server dies before its answer, the append goes to the next one; all readers see the entry, and once."""
+    with make_v3(etcd.client()) as store, store.clone() as following, store.clone() as late:
+        assert following.read("facts", 0, 0.01) == ([], 0)  # follows from now on
+        call = EtcdV3Client.call
+
+        def call_twice(client: EtcdV3Client, path: str, request: dict[str, object]) -> dict[str, object]:
+            call(client, path, request)
+            return call(client, path, request)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(EtcdV3Client, "call", call_twice)
+            store.append("facts", b"a")
+        store.append("facts", b"b")
+        for reader in (following, late):
+            found, position = reader.read("facts", 0, DEADLINE)
+            while len(found) < 2:
+                entries, position = reader.read("facts", position, DEADLINE)
+                found += entries
+            assert found == [b"a", b"b"]
+        store.remove_job()
+
+
 @both
 def test_a_member_hangs(three: Etcd, make: Make) -> None:
     """When a member is stopped operations go to another one, and who follows it learns soon what comes."""

@@ -272,11 +272,14 @@ class EtcdJobStore(JobStore):
                     items = follower.read(created_after=position)
 
     def _deliver(self, stream: str, items: Sequence[Item], position: int) -> tuple[list[bytes], int]:
-        # A later change of a key is an append that was sent twice.
-        news = [item for item in items if item.created == item.changed and item.created > position]
-        news, rest = news[:ENTRIES_AT_ONCE], news[ENTRIES_AT_ONCE:]
-        position = news[-1].created if news else position
-        self._positions[stream] = position if not rest else -1  # the rest has to be read again
+        news: list[Item] = []
+        for item in items:
+            # A later change of a key is an append that was sent twice, which a watch tells twice.
+            if item.created > position and len(news) < ENTRIES_AT_ONCE:
+                news.append(item)
+                position = item.created
+        has_more = any(item.created > position for item in items)
+        self._positions[stream] = -1 if has_more else position  # the rest has to be read again
         return decompress_all(item.value for item in news if item.value is not None), position
 
     def wait(self, key: str, timeout: float) -> bytes | None:
