@@ -257,7 +257,7 @@ def _two_words(line: str) -> tuple[str, str]:
     return first, rest
 
 
-def test_a_defect_of_ours_stops_the_workers_with_grace(worker: Worker, tmp_path: Path) -> None:
+def test_a_defect_of_ours_stops_the_workers_with_grace(launch: Launch, worker: Worker, tmp_path: Path) -> None:
     """An error inside the loop raises in the host, and no worker is left, restarted or killed without being told."""
     path = worker("""
         signal.signal(signal.SIGTERM, lambda *_: (say("told"), sys.exit(0)))
@@ -270,18 +270,19 @@ def test_a_defect_of_ours_stops_the_workers_with_grace(worker: Worker, tmp_path:
 from elastic_run.agent.driver.signal_watch import SignalWatch
 def broken(self, number): raise RuntimeError("defect")
 SignalWatch._on_resize = broken
-import threading
-threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGWINCH)).start()
 try:
     elastic_launch(LaunchConfig(1, 1, 2, rdzv_backend="local", max_restarts=3), sys.executable)("-u", {str(path)!r})
 except RuntimeError as error:
     print("raised", error)
 """,
     )
-    done = subprocess.run([sys.executable, host], capture_output=True, text=True, timeout=60, check=False)
-    assert "raised defect" in done.stdout, done.stderr
-    assert done.stdout.count("told") == 2
-    assert done.stdout.count("ready") == 2
+    job = launch(program=(sys.executable, str(host)))
+    job.wait_lines("ready", count=2)
+    job.send(signal.SIGWINCH)
+    job.wait_exit()
+    assert "raised defect" in job.stdout, job.stderr
+    assert job.stdout.count("told") == 2
+    assert job.stdout.count("ready") == 2
 
 
 def test_an_interrupt_that_is_the_hosts_own_gives_workers_their_grace(launch: Launch, worker: Worker) -> None:

@@ -12,7 +12,7 @@ from elastic_run.control.client import ask
 from elastic_run.control.socket_directory import find_sockets
 from elastic_run.control.wire import Call, ControlError
 from tests.support.launch import launch as start
-from tests.support.serving import wait_served
+from tests.support.meeting import wait_coordinated
 from tests.support.sessions import free_port
 from tests.support.wait import wait_until
 
@@ -51,7 +51,7 @@ def nodes(launch: Launch, worker: Worker, tmp_path: Path) -> list[tuple[Launched
         environment = {ENV_CONTROL_DIR: str(tmp_path / str(rank))}
         (tmp_path / str(rank)).mkdir()
         made.append((launch(f"--node-rank={rank}", *words, env=environment), environment))
-        wait_served(port)  # by the first: the job ends with the node that serves it
+        wait_coordinated(port)  # by the first: the job ends with the node that serves it
     for node, environment in made:
         node.wait_line("of 3 restarts 0")
         wait_until(partial(has_socket, environment), what="the control socket")

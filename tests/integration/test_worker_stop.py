@@ -98,6 +98,7 @@ def test_a_scale_up_is_a_request(launch: Launch, script: Callable[[str], Path]) 
     first.wait_line('"begins"')
     second = launch(*flags, path, env=QUIET)
     second.wait_line('"begins"')
+    first.wait_line('"ends"')
     (alone,) = told(first, "ends")
     assert (alone["ranks"], alone["is_told"]) == (1, True)
     assert told(second, "begins")[0]["ranks"] == 2
