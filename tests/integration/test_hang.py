@@ -58,6 +58,8 @@ class Stuck(Dataset):
     def __len__(self):
         return 100
     def __getitem__(self, index):
+        while rank == 0 and index == 7 and loops:
+            pass
         if rank == 0 and index == 7:
             load_batch()
         return torch.ones(2)
@@ -118,9 +120,10 @@ def script(tmp_path: Path) -> Callable[[str], Path]:
         ),
         pytest.param(*(_HOLDS_THE_LOCK, ["--hang-timeout=1"], "rank 1 is in count (train.py:"), marks=pytest.mark.long),
         pytest.param(*(_MISMATCH, [], "all_reduce (train.py:"), marks=pytest.mark.long),
-        pytest.param(_LOADER, [], "rank 0 is in ", marks=pytest.mark.long),
+        pytest.param("loops = False" + _LOADER, [], "rank 0 is in ", marks=pytest.mark.long),
+        pytest.param("loops = True" + _LOADER, ["--hang-timeout=1"], "rank 0 is in ", marks=pytest.mark.long),
     ],
-    ids=["sleeps", "stopped", "holds", "mismatch", "loader"],
+    ids=["sleeps", "stopped", "holds", "mismatch", "loader", "looping loader"],
 )
 def test_a_hang_names_the_rank_that_the_others_wait_for(
     program: str, flags: list[str], expected: str, script: Callable[[str], Path], launch: Launch, tmp_path: Path

@@ -44,3 +44,16 @@ def test_a_hang_is_found_in_each_of_these_jobs(seed: int) -> None:
     ((found, phase),) = job.verdicts
     assert phase == "hang"
     assert 300 <= found - began <= 308
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_data_loader_in_an_endless_loop_is_found(seed: int) -> None:
+    """Its processor time hides the hang of its rank for ten timeouts, and not for ever."""
+    job = Training(seed, 300.0, tick=1.0)
+    job.run(HOUR)
+    job.play("train", 100.0)
+    began = job.now
+    job.play("loop", 3100.0)
+    ((found, phase),) = job.verdicts
+    assert phase == "loop"
+    assert 3000 <= found - began <= 3008

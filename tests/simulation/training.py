@@ -25,7 +25,10 @@ PHASES = {
     "load": (5, 1800),
     "starve": (1, 240),
     "compute": (10, 2400),
+    "feed": (10, 7200),
 }
+#: Phases in which rank 0 is busy or stuck, and the others wait for it.
+_WAITED_FOR = ("evaluate", "save", "flush", "compile", "compute", "feed", "hang", "loop")
 #: Place and wait of a rank by phase: of rank 0, and of the others.
 _STEP = Place("item", "train.py", 30)
 _BARRIER = Place("barrier", "train.py", 40, is_waiting=True)
@@ -87,7 +90,7 @@ class Training:
 
     def _advance(self, phase: str, number: int, rank: Counters, passed: float) -> None:
         """Count what a rank does in some seconds."""
-        waits = phase in ("evaluate", "save", "flush", "compile", "compute") and number > 0
+        waits = phase in _WAITED_FOR and phase != "hang" and number > 0
         if phase == "train" or (phase in ("evaluate", "compute", "load") and not waits) or (waits and self.spins):
             rank.cpu += passed * self.random.uniform(0.3, 1.0)
         if phase == "train":
@@ -95,9 +98,9 @@ class Training:
             rank.steps = int(self.now / self.step)
             if self.steps_a_line and number == 0 and rank.steps // self.steps_a_line > before // self.steps_a_line:
                 rank.written += 80
-        if phase == "save" and not waits:
+        if phase in ("save", "feed") and not waits:
             rank.moved += int(passed * 50e6)
-        if phase == "compile" and not waits:
+        if phase in ("compile", "feed", "loop") and not waits:
             rank.children += passed
 
     def _observe(self, phase: str) -> None:
@@ -114,7 +117,7 @@ class Training:
     def _look(self, phase: str, number: int) -> Look:
         rank = self.ranks[number]
         seen = Look(phase, _STEP, cpu=rank.cpu, children_cpu=rank.children, moved=rank.moved)
-        if phase in ("evaluate", "save", "flush", "compile", "compute", "hang") and number > 0:
+        if phase in _WAITED_FOR and number > 0:
             seen = replace(seen, stack="barrier", place=_BARRIER, is_open=self.has_recorder)
         elif phase in ("train", "evaluate") and self.random.random() > _SAME_PLACE:
             seen = replace(seen, stack=f"{phase} elsewhere")

@@ -78,16 +78,30 @@ def test_the_verdict_counts_from_the_last_sign() -> None:
     [
         lambda now: (Signs((0,), 0.0), replace(LOADS, stack=f"line {int(now / 20)}")),
         lambda now: (Signs((0,), 0.0), replace(LOADS, collectives=f"{int(now / 20)}")),
-        lambda now: (Signs((0,), 0.0), replace(LOADS, children_cpu=now / 2)),
-        lambda _: (Signs((0,), 0.0), replace(LOADS, has_running_child=True)),
-        lambda now: (Signs((0,), 0.0), replace(LOADS, moved=int(now * 1e6))),
+        lambda now: (Signs((0,), 0.0), replace(LOADS, moved=int(now * 1e6), children_cpu=now)),
         lambda now: (Signs((int(now / 40),), 0.0), LOADS),
     ],
-    ids=["stacks", "collectives", "children", "starved child", "bytes", "output"],
+    ids=["stacks", "collectives", "bytes", "output"],
 )
 def test_one_rank_with_progress_is_enough(show: Callable[[float], tuple[Signs, Look]]) -> None:
     """Evaluation, a checkpoint, compilation and loading on one rank are no hang of the ranks that wait for it."""
     assert find_verdict(still(WAITS), still(WAITS), show) is None
+
+
+@pytest.mark.parametrize(
+    "show",
+    [
+        lambda now: (Signs((0,), 0.0), replace(LOADS, children_cpu=now / 2)),
+        lambda _: (Signs((0,), 0.0), replace(LOADS, has_running_child=True)),
+    ],
+    ids=["children", "starved child"],
+)
+def test_children_that_compute_for_ever_are_a_hang_after_longer(show: Callable[[float], tuple[Signs, Look]]) -> None:
+    """A data loader in an endless loop is found after ten timeouts, while another rank waits."""
+    found = find_verdict(still(WAITS), still(WAITS), show)
+    assert found is not None
+    assert 600 <= found[0] <= 602
+    assert find_verdict(show, show) is None
 
 
 def test_processor_time_is_progress_where_no_other_rank_waits() -> None:

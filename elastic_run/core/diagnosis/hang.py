@@ -10,8 +10,9 @@ Rules
 - Processor time, wake-ups, reads and writes of a rank at the same stack are progress, with two exceptions. A rank that
   waits in a collective (its stack or its flight recorder says so) gets nothing done by what its other processes do.
   A GPU that computes for a rank counts like its processor time, unless the rank waits: NCCL's wait keeps a GPU busy.
-  And processor time at the same stack may be a spinning wait: where the recorder says that a collective is open it
-  counts for nothing, and elsewhere, while another rank waits, for `_SPIN` times as long as no progress would.
+  And processor time at the same stack may be a spinning wait, or an endless loop of a data loader: where the recorder
+  says that a collective is open it counts for nothing, and elsewhere, while another rank waits, for `_SPIN` times as
+  long as no progress would. Reads and writes count without end.
 - The job hangs when every rank that runs has been still for the timeout. One rank with progress is enough for none.
 - If the observer itself did not run, it has seen nothing: all begins anew.
 - `auto`: the timeout is `_RHYTHM` times the longest stillness of this round that ended by itself, at least `FLOOR`.
@@ -33,13 +34,14 @@ _IDLE = 0.02
 _POLLS = 20
 #: Bytes per second that they read and write at most: a service that sends metrics.
 _TRICKLE = 10_000
-#: A worker that computes at one place for so many timeouts, while another rank waits, is in a spinning wait.
+#: A rank that computes at one place for so many timeouts, itself or by its children, while another rank waits, is in a
+#: spinning wait, or its children are in an endless loop.
 _SPIN = 10
 #: Looks within a timeout where nothing seems to change, and ticks.
 _LOOKS = 4
 _TICKS = 8
-#: Seconds between two ticks, at most: a verdict is late by as much.
-_LONGEST_TICK = 1.0
+#: Seconds between two ticks, at most. A verdict is late by two: one until the last sign is seen, one until the first look.
+_LONGEST_TICK = 0.9
 #: Looks within a timeout, at most, where the ranks that compute change all the time.
 _MOST_LOOKS = 64
 #: Seconds of processor time that a look itself takes of a rank, at most.
@@ -161,8 +163,8 @@ class HangWatch:
 
     @property
     def period(self) -> float:
-        """Seconds between two ticks."""
-        return min(self.timeout / _TICKS, self.longest_tick)
+        """Seconds between two ticks: a part of the timeout, so that a tick comes when it is over."""
+        return self.timeout / max(_TICKS, -(-self.timeout // self.longest_tick))
 
 
 def tick(watch: HangWatch, now: float, signs: Mapping[int, Signs]) -> tuple[HangWatch, bool]:
@@ -250,14 +252,13 @@ def _follow(known: _Rank | None, seen: Look, now: float) -> _Rank:
     if known is None or _has_moved(known.look, seen):
         return _Rank(seen, now, now, now)
     seconds, before = now - known.looked_at, known.look
-    # On a machine with too few processors, a process that computes may get next to no time.
-    is_working = seen.has_running_child or abs(seen.children_cpu - before.children_cpu) > _allow(seconds)
-    is_working |= abs(seen.moved - before.moved) > _TRICKLE * seconds
-    if is_working and not seen.waits:
+    if abs(seen.moved - before.moved) > _TRICKLE * seconds and not seen.waits:
         return _Rank(seen, now, now, now)
+    # On a machine with too few processors, a process that computes may get next to no time.
+    is_computed_for = seen.has_running_child or abs(seen.children_cpu - before.children_cpu) > _allow(seconds)
+    is_computed_for |= seen.is_gpu_busy
     is_computing = seen.is_running or seen.cpu - before.cpu > _allow(seconds)
-    is_computing |= seen.is_gpu_busy and not seen.waits
-    is_computing |= seen.wakes - before.wakes > _POLLS * seconds
+    is_computing |= seen.wakes - before.wakes > _POLLS * seconds or (is_computed_for and not seen.waits)
     idle_since = now if is_computing and not seen.is_open else known.idle_since
     return _Rank(seen, now, known.same_since, idle_since)
 
