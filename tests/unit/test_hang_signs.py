@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from elastic_run import contract
 from elastic_run.agent.driver import hang_detection, hang_signs
 from elastic_run.agent.driver.hang_detection import Hang, HangDetection
 from elastic_run.core.diagnosis.stack_groups import Dump
@@ -22,6 +26,18 @@ if TYPE_CHECKING:
     from elastic_run.loop import Loop
 
 _TEXT = 'Thread 0x0f (most recent call first):\n  File "/code/data.py", line 41 in load_batch\n'
+#: Holds the GIL in C, while the thread that answers for the flight recorder waits for it.
+_HOLDER = """
+import ctypes, glob, sys
+from elastic_run.diagnosis.recorder_server import serve
+serve(sys.argv[1])
+while not any(open(path).read().strip() == sys.argv[2] for path in glob.glob("/proc/self/task/*/comm")):
+    pass
+mutex, libc = ctypes.create_string_buffer(64), ctypes.PyDLL(None)
+print("ready", flush=True)
+libc.pthread_mutex_lock(mutex)
+libc.pthread_mutex_lock(mutex)
+"""
 #: Writes as many bytes as a line of its stdin says, as faulthandler does.
 _WRITER = """
 import os, sys
@@ -113,6 +129,30 @@ def worker() -> Iterator[_Worker]:
         worker.wait_asleep()
         yield worker
         process.kill()
+
+
+def _count_wakes(pid: int) -> int:
+    """Return how often the threads of a process have slept and gone on."""
+    texts = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/status")]
+    return sum(int(line.split()[1]) for text in texts for line in text.splitlines() if line.startswith("voluntary"))
+
+
+def test_a_question_to_a_rank_that_holds_the_gil_does_not_make_it_run() -> None:
+    """The thread that was asked wakes up 200 times a second, and would hide the hang on a busy machine."""
+    name, thread = f"elastic-run-test-{os.getpid()}", contract.RECORDER_THREAD
+    command = [sys.executable, "-c", _HOLDER, name, thread]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        wait_until(lambda: not is_running(process.pid), what="a process that holds the GIL")
+        seen = set[bool]()
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(f"\0{name}")
+            before = _count_wakes(process.pid)
+            while _count_wakes(process.pid) < before + 50:
+                seen.add(is_running(process.pid, besides=thread.encode()))
+        process.kill()
+    assert seen == {False}
 
 
 def _find_hang(worker: _Worker, answer: Callable[[_Clock], None]) -> float:

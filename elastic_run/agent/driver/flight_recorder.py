@@ -27,6 +27,8 @@ _ENTRIES = 2000
 #: Seconds that the stop of the round waits for dumps with stacks; those without take milliseconds.
 PATIENCE = 3.0
 _COUNT_PATIENCE = 0.7
+#: Seconds that a worker gets beyond the others if it has not answered the last count: a thread holds its GIL.
+_GRACE = 0.1
 _READ_SIZE = 1 << 16
 
 
@@ -39,6 +41,10 @@ class RecorderQuestion:
         question: The question.
         patience: Seconds after which no answer is waited for any longer.
         on_done: Gets the answers that are whole, by local rank, once.
+        silent: Workers that are not expected to answer: they get little more time than the others.
+
+    Attributes:
+        missing: Workers that have taken the question and given no answer, once it is over.
     """
 
     def __init__(
@@ -48,15 +54,25 @@ class RecorderQuestion:
         question: bytes,
         patience: float,
         on_done: Callable[[dict[int, str]], None],
+        *,
+        silent: frozenset[int] = frozenset(),
     ) -> None:
         self._loop = loop
         self._on_done = on_done
+        self._silent = silent
+        self.missing: frozenset[int] = frozenset()
         self._connections: dict[int, socket.socket] = {}
         self._received: dict[int, bytes] = {}
         self._answers: dict[int, str] = {}
         for local_rank, name in sockets.items():
             self._connect(local_rank, name, question)
-        self._timer = loop.call_later(patience if self._connections else 0.0, self.finish)
+        if not self._has_awaited:
+            patience = min(patience, _GRACE) if self._connections else 0.0
+        self._timer = loop.call_later(patience, self.finish)
+
+    @property
+    def _has_awaited(self) -> bool:
+        return not self._connections.keys() <= self._silent
 
     def _connect(self, local_rank: int, name: str, question: bytes) -> None:
         connection = socket.socket(socket.AF_UNIX)
@@ -84,11 +100,15 @@ class RecorderQuestion:
         self._answers[local_rank] = self._received.get(local_rank, b"").decode(errors="replace")
         if not self._connections:
             self.finish()
+        elif not self._has_awaited:
+            self._timer.cancel()
+            self._timer = self._loop.call_later(_GRACE, self.finish)
 
     def finish(self) -> None:
         """Wait no longer; harmless when all is over."""
         self._timer.cancel()
-        for local_rank in list(self._connections):
+        self.missing = frozenset(self._connections)
+        for local_rank in self.missing:
             self._close(local_rank)
         on_done, self._on_done = self._on_done, lambda _: None
         on_done({rank: answer for rank, answer in self._answers.items() if answer})
@@ -107,6 +127,7 @@ class FlightRecorder:
         self._attempt = 0
         self._started_at = 0.0
         self._paths: dict[int, str] = {}
+        self._silent: frozenset[int] = frozenset()
 
     def switch_on(self, envs: Mapping[int, dict[str, str]], logs: LogsDest, parent: Mapping[str, str]) -> None:
         """Add the variables to the workers' environments; a value that the user has set stays.
@@ -119,6 +140,7 @@ class FlightRecorder:
         self._attempt += 1
         self._started_at = time.time()
         self._paths.clear()
+        self._silent = frozenset()
         given = next((parent[name] for name in contract.ENV_RECORDER_PREFIX if parent.get(name)), "")
         for local_rank, env in envs.items():
             if not any(name in parent for name in contract.ENV_RECORDER_SIZE):
@@ -141,7 +163,8 @@ class FlightRecorder:
             on_done: Called once from the loop, when all have written, or after some seconds.
             patience: Those seconds.
         """
-        return RecorderQuestion(loop, self._sockets(), contract.RECORDER_DUMP, patience, lambda _: on_done())
+        sockets, question = self._sockets(), contract.RECORDER_DUMP
+        return RecorderQuestion(loop, sockets, question, patience, lambda _: on_done(), silent=self._silent)
 
     def count(self, loop: Loop, on_done: Callable[[dict[int, str]], None]) -> RecorderQuestion:
         """Ask the workers that live for the number of their collectives.
@@ -150,7 +173,14 @@ class FlightRecorder:
             loop: The agent's.
             on_done: Gets `open 0=2/-1/1` or `done 0=1/-1/1` by local rank; those that don't tell are missing.
         """
-        return RecorderQuestion(loop, self._sockets(), contract.RECORDER_COUNT, _COUNT_PATIENCE, on_done)
+
+        def take(answers: dict[int, str]) -> None:
+            self._silent = asked.missing
+            on_done(answers)
+
+        sockets, question = self._sockets(), contract.RECORDER_COUNT
+        asked = RecorderQuestion(loop, sockets, question, _COUNT_PATIENCE, take, silent=self._silent)
+        return asked
 
     def _sockets(self) -> dict[int, str]:
         return {local_rank: self._socket_name(local_rank) for local_rank in self._paths}

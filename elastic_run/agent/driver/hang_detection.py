@@ -2,7 +2,7 @@
 
 Runs only with --hang-timeout. A look asks all running workers for their stacks, their flight recorders for the number
 of collectives, and the GPUs' driver for the processes whose GPUs compute. The activity of the processes is read before,
-since the answers take processor time themselves.
+since the answers take processor time themselves; a look is dated by the questions.
 
 In a job of several nodes, a node whose own ranks are still for the timeout asks all nodes, and judges all ranks
 together. In a large job only the node with rank 0 asks.
@@ -107,6 +107,7 @@ class HangDetection:
         self._has_said_without = False
         self._watch = hang.HangWatch(timeout)
         self._is_looking = False
+        self._looks_at = 0.0
         self._is_closed = False
         self._timer: Timer
         self._tick()
@@ -142,6 +143,7 @@ class HangDetection:
         self._watch, wants_look = hang.tick(self._watch, self._loop.now(), signs)
         if wants_look and signs:
             self._is_looking = True
+            self._looks_at = self._loop.now()
             _Questions(self._loop, self._round, self._recorder, self._gpu_memory, self._conclude)
         elif self._job is not None:
             self._judge()
@@ -155,7 +157,7 @@ class HangDetection:
         alive = samples.keys() & dumps.keys() & self._round.workers.alive
         looks = {rank: make_look(dumps[rank], samples[rank], answers.get(rank, "")) for rank in alive}
         self._dumps = dumps
-        self._watch = hang.look(self._watch, self._loop.now(), looks)
+        self._watch = hang.look(self._watch, self._looks_at, looks)
         self._judge()
 
     def _judge(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 
+from elastic_run import contract
 from elastic_run.core.diagnosis.hang import Look, Signs
 from elastic_run.core.diagnosis.stack_groups import find_place
 from elastic_run.core.diagnosis.stack_text import parse_stacks
@@ -33,7 +34,7 @@ class ProcessSample:
     """The activity of one worker's processes so far.
 
     Args:
-        is_running: Whether a thread of the worker's process has a processor, or waits for one.
+        is_running: Whether a thread of the worker's process has a processor, or waits for one, but the recorder's.
         has_running_child: Whether the same holds for one of its descendants.
         wakes: Number of times that the worker's main thread has slept and gone on.
         cpu: Seconds of processor time of the worker's process.
@@ -97,7 +98,8 @@ def sample_processes(current: Round) -> dict[int, ProcessSample]:
             moved[rank] += _count_bytes(pid, _MOVED, received.get(rank, 0) if pid == leader else 0)
     return {
         rank: ProcessSample(
-            is_running=is_running(pid),
+            # A thread that waits for the GIL wakes up 200 times a second, and this one waits because of our question.
+            is_running=is_running(pid, besides=contract.RECORDER_THREAD.encode()),
             has_running_child=rank in computing,
             wakes=_read_wakes(pid),
             cpu=stats[pid].cpu / _TICK,

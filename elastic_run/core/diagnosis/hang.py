@@ -40,7 +40,8 @@ _SPIN = 10
 #: Looks within a timeout where nothing seems to change, and ticks.
 _LOOKS = 4
 _TICKS = 8
-#: Seconds between two ticks, at most. A verdict is late by two: one until the last sign is seen, one until the first look.
+#: Seconds between two ticks, at most. A verdict is late by two of them: one until the last sign is seen, one until the
+#: first look.
 _LONGEST_TICK = 0.9
 #: Looks within a timeout, at most, where the ranks that compute change all the time.
 _MOST_LOOKS = 64

@@ -31,6 +31,7 @@ class ProcessStat:
     """The fields of /proc/PID/stat that we use.
 
     Args:
+        name: Of the program or the thread, at most 15 bytes.
         state: One letter; `D` is uninterruptible sleep.
         parent: Pid of the parent.
         group: Number of the process group.
@@ -40,11 +41,21 @@ class ProcessStat:
         cpu: Clock ticks of processor time.
     """
 
-    __slots__ = ("cpu", "group", "memory", "parent", "session", "started_at", "state")
+    __slots__ = ("cpu", "group", "memory", "name", "parent", "session", "started_at", "state")
 
     def __init__(
-        self, *, state: bytes, parent: int, group: int, session: int, started_at: int, memory: int, cpu: int
+        self,
+        *,
+        name: bytes,
+        state: bytes,
+        parent: int,
+        group: int,
+        session: int,
+        started_at: int,
+        memory: int,
+        cpu: int,
     ) -> None:
+        self.name = name
         self.state = state
         self.parent = parent
         self.group = group
@@ -66,13 +77,15 @@ def read_stat(pid: int | str) -> ProcessStat | None:
         return None
     try:
         # The name in parentheses may hold spaces and parentheses itself: fields count from the last one.
-        fields = os.read(fd, 4096).rpartition(b")")[2].split()
+        before, _, behind = os.read(fd, 4096).rpartition(b")")
     except OSError:
         return None
     finally:
         os.close(fd)
+    fields = behind.split()
     parent, group, session = (int(field) for field in fields[1:4])
     return ProcessStat(
+        name=before.partition(b"(")[2],
         state=fields[0],
         parent=parent,
         group=group,
@@ -95,14 +108,19 @@ def is_gone(pid: int) -> bool:
     return stat is None or stat.state in _GONE_STATES
 
 
-def is_running(pid: int) -> bool:
-    """Whether any thread of a process has a processor or waits for one; its first thread may have ended already."""
+def is_running(pid: int, *, besides: bytes | None = None) -> bool:
+    """Whether any thread of a process has a processor or waits for one; its first thread may have ended already.
+
+    Args:
+        pid: The process.
+        besides: Name of threads that do not count.
+    """
     try:
         threads = os.listdir(f"/proc/{pid}/task")
     except OSError:
         return False
     stats = (read_stat(f"{pid}/task/{thread}") for thread in threads)
-    return any(stat is not None and stat.state == b"R" for stat in stats)
+    return any(stat is not None and stat.state == b"R" and stat.name != besides for stat in stats)
 
 
 def is_child(pid: int) -> bool:
