@@ -69,11 +69,11 @@ def read_events(lines: Iterable[bytes], file: str) -> tuple[list[Event], Mistake
 
 def _parse(line: bytes) -> tuple[Event, str]:
     if len(line) > LINE_LIMIT:
-        return {}, "longer than any event"
+        return {}, "is longer than any event"
     try:
         document = json.loads(line)
     except (ValueError, RecursionError):
-        return {}, "no whole line of JSON"
+        return {}, "is no whole line of JSON"
     return document, find_mistake(document)
 
 

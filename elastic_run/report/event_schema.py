@@ -221,21 +221,22 @@ EVENTS: dict[str, Kind] = {
 
 
 def find_mistake(document: object) -> str:
-    """Return in a few words why a line of an event log does not fit the schema; "" if it does.
+    """Return why a line of an event log does not fit the schema, as what the line is or has; "" if it does.
 
     Args:
         document: The line's value, as JSON gives it.
     """
     if not isinstance(document, dict):
-        return "no JSON object"
+        return "is no JSON object"
     version, name = document.get("version"), document.get("event")
     if version != VERSION or version is True:
-        return "no event of elastic-run" if "event" not in document else f"version {version!r:.20} is not known"
+        other = f"has version {version!r:.20}; this release reads version {VERSION}"
+        return other if "event" in document else "is no event of elastic-run"
     if not isinstance(name, str) or name not in EVENTS:
-        return f"event {name!r:.40} is not known"
+        return f"has an unknown event: {name!r:.40}"
     kind = EVENTS[name]
     fields = (*ALWAYS, *(OF_WORKER if kind.is_of_worker else ()), *kind.fields)
-    return next((f"{field.name} of {name} is wrong" for field in fields if not _fits(field, document)), "")
+    return next((f"has a wrong value of {field.name} ({name})" for field in fields if not _fits(field, document)), "")
 
 
 def _fits(field: Field, document: dict[str, Any]) -> bool:

@@ -89,7 +89,7 @@ def test_the_page_of_a_real_job(launch: Launch, worker: Worker, tmp_path: Path) 
     assert "<script" not in source
     assert "ValueError: <script>alert(1)</script> & loss is nan" in page.text
     assert "rank 1 on " in page.text
-    assert re.search(r"rounds 2 restarts 1 goodput [\d.]+ %", page.text), page.text
+    assert "rounds 2 restarts 1 " in page.text
     assert page.text.count("success") == 2
 
 
@@ -106,6 +106,16 @@ def test_the_page_of_a_job_that_was_killed(launch: Launch, worker: Worker, tmp_p
     assert "it was killed, or it runs on" in page.text
 
 
+@pytest.mark.parametrize("seconds", [0.2, 60.0])
+def test_the_goodput_of_a_moment_is_not_shown(seconds: float, tmp_path: Path) -> None:
+    """A job that ended within its first second has had no time to train."""
+    first, last = history()[0]["time"], history()[-1]["time"]
+    scale = seconds / (last - first)
+    lines = [each | {"time": first + scale * (each["time"] - first)} for each in history()]
+    (tmp_path / "events.jsonl").write_bytes(encode(lines))
+    assert (" goodput " in read_page(tmp_path).text) is (seconds > 1)
+
+
 def test_torn_and_foreign_lines_are_counted_and_named(tmp_path: Path) -> None:
     """Half a line at the end, a foreign file, one that can't be read, and stacks beside them."""
     (tmp_path / "run").mkdir()
@@ -118,8 +128,8 @@ def test_torn_and_foreign_lines_are_counted_and_named(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe" / "stacks.txt")
     (tmp_path / "run" / "stacks.txt").write_bytes(b'File "train.py", line 88, in step\xff')
     page = read_page(tmp_path)
-    assert f"{log}: 1 line is no event and left out (line {len(history())}: no whole line of JSON)" in page.text
-    assert "4 lines are no events and left out (line 1: no event of elastic-run)" in page.text
+    assert f"{log}: 1 line is no event and left out (line {len(history())} is no whole line of JSON)" in page.text
+    assert "4 lines are no events and left out (line 1 is no event of elastic-run)" in page.text
     assert "train.py" in page.text
 
 
@@ -198,7 +208,7 @@ def test_a_hundred_thousand_events_make_a_page_of_bearable_size(tmp_path: Path) 
         (b"", "events.jsonl' is empty"),
         (b"\n\n", "events.jsonl' is empty"),
         (b"hello\n", "no event in .*: line 1 is no whole line of JSON"),
-        (b'{"version": 7, "event": "x"}\n', "no event in .*: line 1 is version 7 is not known"),
+        (b'{"version": 7, "event": "x"}\n', "no event in .*: line 1 has version 7; this release reads version 1"),
     ],
 )
 def test_a_directory_without_events_is_one_line(content: bytes | None, expected: str, tmp_path: Path) -> None:

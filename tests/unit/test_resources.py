@@ -73,7 +73,7 @@ def test_too_few_readings_draw_nothing(readings: list[Any]) -> None:
 @pytest.mark.parametrize("value", [["x"], [None], [True], [1e300], [float("nan")], [[1]], "12", {"0": 1}])
 def test_lists_that_hold_no_numbers_are_no_events(value: object) -> None:
     """Nothing foreign comes into a drawing."""
-    assert find_mistake(event("resources", cpu_s=value)) == "cpu_s of resources is wrong"
+    assert find_mistake(event("resources", cpu_s=value)) == "has a wrong value of cpu_s (resources)"
 
 
 def test_readings_become_rare() -> None:

@@ -68,7 +68,7 @@ def _choose(jobs: list[Job], run_id: str | None, place: str, logs: Logs) -> Job:
         message = f"--run: no job {run_id!r} in {place!r}; there are {', '.join(ids[:10])}{', ...' if ids[10:] else ''}"
     elif logs.mistakes:
         wrong = logs.mistakes[0]
-        message = f"no event in {wrong.file!r}: line {wrong.first_line} is {wrong.reason}"
+        message = f"no event in {wrong.file!r}: line {wrong.first_line} {wrong.reason}"
     elif logs.problems:
         message = logs.problems[0]
     else:

@@ -37,6 +37,8 @@ _CARDS = 20
 _FIRST_ROUNDS = 20
 _LAST_ROUNDS = 80
 _NAMED = 10
+#: Seconds of a job, all nodes together, from which on its goodput says something.
+_SHORTEST = 1.0
 
 _WORDS = {"running": "workers run", "starting": "start", "waiting": "rendezvous and pauses", "stopping": "stop"}
 _REASONS = {"failure": "a worker failed", "halt": "stopped by the job", "signal": "a signal", "success": "success"}
@@ -106,6 +108,7 @@ def _describe(job: Job, logs: Logs, others: list[str]) -> dict[str, Any]:
         "rounds": _describe_rounds(job),
         "more_rounds": max(0, len(job.rounds) - _FIRST_ROUNDS - _LAST_ROUNDS),
         "shares": _share_out(job, wall),
+        "has_goodput": wall >= _SHORTEST,
         "silences": draw_silences(job, shown),
         "height": HEIGHT,
         "resources": draw_resources(job, shown),
@@ -181,7 +184,7 @@ def _find_remarks(job: Job, logs: Logs, others: list[str]) -> list[str]:
         remarks.append(f"the event logs of up to {count(missing, 'node')} are not here")
     for mistake in logs.mistakes:
         what = "is no event" if mistake.count == 1 else "are no events"
-        first = f"line {mistake.first_line}: {mistake.reason}"
+        first = f"line {mistake.first_line} {mistake.reason}"
         remarks.append(f"{mistake.file}: {count(mistake.count, 'line')} {what} and left out ({first})")
     remarks += logs.problems
     if others:
