@@ -2,7 +2,9 @@
 
 Dumps come from anywhere: copied from many nodes, not of all ranks, under any names, beside logs. A file that can't be
 read is named with the reason and left out. The rank stands in the dump, if elastic-run has asked for it, or at the end
-of the file's name. Of several attempts (directories `attempt_0`, `attempt_1`) the last one counts.
+of the file's name. Of several attempts of a run (directories `attempt_0`, `attempt_0.1`, `attempt_1` below one
+directory) the last one counts. Several runs are the nodes of one job if they have different ranks; otherwise they are
+several jobs, whose dumps must not be mixed.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from elastic_run.records import dataclass
 
 #: Files of a directory that are looked at; a wrong directory may have millions.
 MOST_FILES = 100_000
-_ATTEMPT = re.compile(r"(?:^|/)attempt_(\d+)(?=/)")
+_ATTEMPT = re.compile(r"(?:^|/)attempt_(\d+)(?:\.(\d+))?(?=/)")
 _RANK = re.compile(r"rank[^0-9/]{0,2}(\d{1,7})(?!.*rank[^0-9/]{0,2}\d)|(\d{1,7})(?:\.[A-Za-z]\w*)*$")
 
 
@@ -45,10 +47,10 @@ def find_dumps(paths: list[str]) -> FoundDumps:
         The dumps, and remarks on the files that were left out.
 
     Raises:
-        DumpError: A path is not there or can't be read.
+        DumpError: A path is not there or can't be read, or there are dumps of several jobs.
     """
     files = [file for path in paths for file in _list(path)]
-    files, problems = _last_attempt(files)
+    files, problems = _choose_attempts(files)
     found: dict[int, tuple[float, Dump]] = {}
     foreign = 0
     for path, changed_at in files:
@@ -62,12 +64,17 @@ def find_dumps(paths: list[str]) -> FoundDumps:
             problems.append(f"{path}: left out: {error}")
         else:
             other = found.get(dump.rank)
+            if other is not None and not _are_of_one_run(path, other[1].source):
+                both = f"{other[1].source} and {path} are of rank {dump.rank}"
+                message = f"these are dumps of several jobs: {both}; name the directory of one job"
+                raise DumpError(message)
             if other is not None:
                 older = path if changed_at < other[0] else other[1].source
                 problems.append(f"{older}: left out: there is a newer dump of rank {dump.rank}")
             if other is None or changed_at >= other[0]:
                 found[dump.rank] = (changed_at, dump)
-    return FoundDumps(tuple(found[rank][1] for rank in sorted(found)), tuple(problems), foreign)
+    dumps, remarks = _leave_out_lost_nodes([found[rank][1] for rank in sorted(found)])
+    return FoundDumps(tuple(dumps), (*problems, *remarks), foreign)
 
 
 def rank_in_name(path: str) -> int | None:
@@ -96,15 +103,45 @@ def _list(path: str) -> list[tuple[str, float]]:
     return files
 
 
-def _last_attempt(files: list[tuple[str, float]]) -> tuple[list[tuple[str, float]], list[str]]:
-    """Keep the files of the last attempt, where directories are called by attempts and several have dumps."""
-    attempts = {path: int(found[1]) for path, _ in files if (found := _ATTEMPT.search(path))}
-    with_dumps = {number for path, number in attempts.items() if _begins_like_a_dump(path)}
-    if len(with_dumps) < 2:  # noqa: PLR2004 - one attempt needs no choice
-        return files, []
-    last = max(with_dumps)
-    kept = [(path, changed_at) for path, changed_at in files if attempts.get(path, last) == last]
-    return kept, [f"dumps of attempts {', '.join(map(str, sorted(with_dumps)))}: only the last, {last}, is read"]
+def _choose_attempts(files: list[tuple[str, float]]) -> tuple[list[tuple[str, float]], list[str]]:
+    """Keep the files of each run's last attempt that has dumps, and what is below no attempt."""
+    with_dumps: dict[str, set[tuple[int, int]]] = {}
+    attempts = {path: _attempt_of(path) for path, _ in files}
+    for path, attempt in attempts.items():
+        if attempt is not None and _begins_like_a_dump(path):
+            with_dumps.setdefault(_run_of(path), set()).add(attempt)
+    last = {run: max(attempts) for run, attempts in with_dumps.items()}
+    kept = [file for file in files if attempts[file[0]] in (None, last.get(_run_of(file[0]), attempts[file[0]]))]
+    problems = []
+    for run, several in with_dumps.items():
+        if len(several) > 1:
+            names = [f"{number}.{again}" if again else f"{number}" for number, again in sorted(several)]
+            problems.append(f"{run or '.'}: dumps of attempts {', '.join(names)}: only the last, {names[-1]}, is read")
+    return kept, problems
+
+
+def _leave_out_lost_nodes(dumps: list[Dump]) -> tuple[list[Dump], list[str]]:
+    """Keep the dumps of the job's last attempt: a node that was lost before has none of it."""
+    attempts = {dump.source: attempt[0] for dump in dumps if (attempt := _attempt_of(dump.source)) is not None}
+    last = max(attempts.values(), default=0)
+    old = {path: number for path, number in attempts.items() if number < last}
+    remarks = [f"{path}: left out: it is of attempt {number}, others are of {last}" for path, number in old.items()]
+    return [dump for dump in dumps if dump.source not in old], remarks
+
+
+def _run_of(path: str) -> str:
+    """Return the directory of a file's run: the one above its attempt, or else the file's own."""
+    attempt = _ATTEMPT.search(path)
+    return os.path.dirname(path) if attempt is None else path[: attempt.start()]
+
+
+def _are_of_one_run(one: str, other: str) -> bool:
+    return os.path.realpath(_run_of(one)) == os.path.realpath(_run_of(other))  # `latest` is a link
+
+
+def _attempt_of(path: str) -> tuple[int, int] | None:
+    attempt = _ATTEMPT.search(path)
+    return None if attempt is None else (int(attempt[1]), int(attempt[2] or 0))
 
 
 def _begins_like_a_dump(path: str) -> bool:

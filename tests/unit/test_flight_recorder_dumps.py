@@ -161,7 +161,48 @@ def test_only_the_last_attempt_counts(tmp_path: Path) -> None:
     found = find_dumps([str(tmp_path)])
     assert [dump.rank for dump in found.dumps] == [0, 1]
     assert all("attempt_1" in dump.source for dump in found.dumps)
-    assert found.problems == ("dumps of attempts 0, 1: only the last, 1, is read",)
+    assert found.problems == (f"{tmp_path}: dumps of attempts 0, 1: only the last, 1, is read",)
+
+
+def _write_dumps(directory: Path, *ranks: int) -> None:
+    directory.mkdir(parents=True)
+    for rank in ranks:
+        (directory / f"rank_{rank}").write_bytes((DATA / "missing_rank" / "rank_0").read_bytes())
+
+
+def test_a_round_after_a_change_of_nodes_is_an_attempt_of_its_own(tmp_path: Path) -> None:
+    """The attempt is the same, for no restart was used."""
+    _write_dumps(tmp_path / "attempt_0", 0, 1, 2)
+    _write_dumps(tmp_path / "attempt_0.1", 0, 1)
+    found = find_dumps([str(tmp_path)])
+    assert {Path(dump.source).parent.name for dump in found.dumps} == {"attempt_0.1"}
+    assert [dump.rank for dump in found.dumps] == [0, 1]
+    assert found.problems == (f"{tmp_path}: dumps of attempts 0, 0.1: only the last, 0.1, is read",)
+
+
+def test_dumps_of_several_jobs_are_refused(tmp_path: Path) -> None:
+    """One line names two dumps of one rank; in the log directory of each job alone all is read."""
+    _write_dumps(tmp_path / "0917_train_4f2a" / "attempt_1", 0, 1)
+    _write_dumps(tmp_path / "0958_train_0b3c" / "attempt_0", 1, 2)
+    (tmp_path / "latest").symlink_to("0958_train_0b3c")
+    with pytest.raises(DumpError, match=r"of several jobs: .*0917.*rank_1 and .*0958.*rank_1 are .*; name the dir"):
+        find_dumps([str(tmp_path)])
+    assert [dump.rank for dump in find_dumps([str(tmp_path / "latest")]).dumps] == [1, 2]
+    _write_dumps(tmp_path / "copied" / "a", 0)
+    _write_dumps(tmp_path / "copied" / "b", 0)
+    with pytest.raises(DumpError, match="dumps of several jobs"):
+        find_dumps([str(tmp_path / "copied")])
+
+
+def test_the_nodes_of_one_job_are_read_together(tmp_path: Path) -> None:
+    """Each node has log directories of its own; a node that was lost before the last attempt is left out."""
+    _write_dumps(tmp_path / "a" / "attempt_1", 0)
+    _write_dumps(tmp_path / "b" / "attempt_1", 1)
+    _write_dumps(tmp_path / "c" / "attempt_0", 2)
+    found = find_dumps([str(tmp_path)])
+    assert [dump.rank for dump in found.dumps] == [0, 1]
+    (problem,) = found.problems
+    assert problem.endswith("rank_2: left out: it is of attempt 0, others are of 1")
 
 
 def test_of_two_dumps_of_a_rank_the_newer_counts(tmp_path: Path) -> None:
