@@ -18,6 +18,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+#: Bytes of a file of rules, at most: a device may have no end.
+_LONGEST = 1 << 20
 _KEYS, _OPTIONAL = ("match", "help"), ("decision",)
 _HEADER = re.compile(r"^\s*\[\[\s*rule\s*\]\]")
 _BUILT_IN = os.path.join(os.path.dirname(__file__), "failure_rules.toml")
@@ -65,11 +67,16 @@ def read_rules(path: str) -> tuple[Rule, ...]:
 
 def _read(path: str) -> str:
     try:
-        with open(path, encoding="utf-8") as file:
-            return file.read()
+        with open(path, "rb") as file:
+            content = file.read(_LONGEST + 1)
     except OSError as error:
         message = f"{path!r} can't be read: {(error.strerror or str(error)).lower()}"
         raise ValueError(message) from None
+    if len(content) > _LONGEST:
+        message = f"{path!r} is longer than {_LONGEST >> 20} MiB"
+        raise ValueError(message)
+    try:
+        return content.decode()
     except UnicodeDecodeError:
         message = f"{path}: is not UTF-8"
         raise ValueError(message) from None

@@ -155,3 +155,9 @@ def test_a_file_of_rules_that_is_not_there() -> None:
     """The message has the path and the reason."""
     with pytest.raises(ValueError, match="can't be read: no such file"):
         read_rules("/nowhere/rules.toml")
+
+
+def test_a_device_in_place_of_a_file_of_rules_is_refused() -> None:
+    """It may have no end."""
+    with pytest.raises(ValueError, match="'/dev/zero' is longer than 1 MiB"):
+        read_rules("/dev/zero")
