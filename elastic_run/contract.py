@@ -15,7 +15,6 @@ EXIT_USAGE = 2
 EXIT_NOT_EXECUTABLE = 126
 EXIT_NOT_FOUND = 127
 EXIT_SIGNAL_BASE = 128
-EXIT_NOT_IN_THIS_RELEASE = 200
 EXIT_RENDEZVOUS = 201
 EXIT_REPEATED_FAILURE = 202
 EXIT_UNKILLABLE_WORKER = 203
@@ -37,7 +36,6 @@ EXIT_CODES: tuple[tuple[int | str, str, str], ...] = (
     (EXIT_NOT_EXECUTABLE, "not_executable", "The program can't be executed; found out when a worker started."),
     (EXIT_NOT_FOUND, "not_found", "The program, or its interpreter, does not exist; found out when a worker started."),
     ("128+n", "signal", "The first failing worker, or the launcher itself, was ended by signal n (143: SIGTERM)."),
-    (EXIT_NOT_IN_THIS_RELEASE, "not_in_this_release", "A valid request that this release does not support yet."),
     (EXIT_RENDEZVOUS, "rendezvous", "The nodes could not come together."),
     (EXIT_REPEATED_FAILURE, "repeated_failure", "The same failure twice at start-up: a restart can't help."),
     (EXIT_UNKILLABLE_WORKER, "unkillable_worker", "A worker did not die of SIGKILL: check this node."),

@@ -176,7 +176,6 @@ def run(args: Namespace) -> None:
 
     Raises:
         UsageError: The job can't be started as asked for.
-        NotInThisReleaseError: It has no engine in this release.
         ChildFailedError: A worker failed and restarts are used up.
     """
     _run(args, None)
@@ -252,15 +251,8 @@ def _check(args: Namespace, origins: Origins | None) -> tuple[int, list[str]]:
 
 def _tell(error: Exception) -> int:
     """Say in one line why no job was started, or that it ended by a defect of ours, and return the exit code."""
-    from elastic_run.rendezvous.errors import (  # noqa: PLC0415 - only on this way
-        NotInThisReleaseError,
-        RendezvousError,
-        is_kind,
-    )
+    from elastic_run.rendezvous.errors import RendezvousError, is_kind  # noqa: PLC0415 - only on this way
 
-    if isinstance(error, NotInThisReleaseError):
-        say(str(error))
-        return contract.EXIT_NOT_IN_THIS_RELEASE
     if isinstance(error, (UsageError, RendezvousError)):
         say(f"error: {error}")
         return contract.EXIT_USAGE if isinstance(error, UsageError) else contract.EXIT_RENDEZVOUS

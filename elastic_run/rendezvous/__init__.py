@@ -25,7 +25,6 @@ for, plug-ins are looked for only when the backend is not one of ours.
 from __future__ import annotations
 
 from elastic_run.rendezvous.api import (
-    NotInThisReleaseError,
     RendezvousClosedError,
     RendezvousConnectionError,
     RendezvousError,
@@ -49,7 +48,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "EtcdServer",
-    "NotInThisReleaseError",
     "RendezvousClosedError",
     "RendezvousConnectionError",
     "RendezvousError",

@@ -12,7 +12,6 @@ from abc import ABC, abstractmethod
 
 from elastic_run.records import dataclass
 from elastic_run.rendezvous.errors import (
-    NotInThisReleaseError,
     RendezvousClosedError,
     RendezvousConnectionError,
     RendezvousError,
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 
 
 __all__ = [
-    "NotInThisReleaseError",
     "RendezvousClosedError",
     "RendezvousConnectionError",
     "RendezvousError",

@@ -1,7 +1,7 @@
-"""What can go wrong in a rendezvous: torch's tree of errors, and one of ours.
+"""What can go wrong in a rendezvous: torch's tree of errors.
 
-The class says whose fault it is: the job's end (closed), time, the connection, the state in the store, or this
-release, which can't do it yet. They live in a file of their own because everything else here raises them.
+The class says whose fault it is: the job's end (closed), time, the connection, or the state in the store. They live in
+a file of their own because everything else here raises them.
 """
 
 from __future__ import annotations
@@ -29,10 +29,6 @@ class RendezvousStateError(RendezvousError):
 
 class RendezvousGracefulExitError(RendezvousError):
     """This node is not needed and leaves; that is not a failure."""
-
-
-class NotInThisReleaseError(RendezvousError):
-    """A valid request for which this release has no engine yet; the message says what works today."""
 
 
 def is_kind(error: BaseException, kind: type[RendezvousError]) -> bool:

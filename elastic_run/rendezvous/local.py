@@ -27,15 +27,19 @@ class LocalRendezvousHandler(RendezvousHandler):
         run_id: Id of the job.
         backend: The name that the user asked for: ``c10d`` on one node is served by this class too.
         local_addr: Address of this node for the workers' store, where the agent offers none.
+        port: Port of the store there; None for a free one.
     """
 
     #: `next_rendezvous` never waits: an agent may call it in its loop, without a thread of its own.
     is_immediate = True
 
-    def __init__(self, run_id: str, *, backend: str = "local", local_addr: str | None = None) -> None:
+    def __init__(
+        self, run_id: str, *, backend: str = "local", local_addr: str | None = None, port: int | None = None
+    ) -> None:
         self._run_id = run_id
         self._backend = backend
-        self._local_addr = local_addr
+        self._local_addr = local_addr or _LOOPBACK
+        self._port = port
         self._offered: RendezvousStoreInfo | None = None
         self._use_agent_store = False
         self._is_closed = False
@@ -76,13 +80,8 @@ class LocalRendezvousHandler(RendezvousHandler):
             store=make_local_store(),
             rank=0,
             world_size=1,
-            bootstrap_store_info=self._offered or self._address_without_offer(),
+            bootstrap_store_info=self._offered or RendezvousStoreInfo(self._local_addr, self._port or _find_port()),
         )
-
-    def _address_without_offer(self) -> RendezvousStoreInfo:
-        from elastic_run.utils.distributed import get_free_port  # noqa: PLC0415 - our own agent always offers
-
-        return RendezvousStoreInfo(self._local_addr or _LOOPBACK, get_free_port())
 
     def is_closed(self) -> bool:
         """Return whether the job is over."""
@@ -108,6 +107,12 @@ class LocalRendezvousHandler(RendezvousHandler):
         """
         self._is_closed = True
         return True
+
+
+def _find_port() -> int:
+    from elastic_run.utils.distributed import get_free_port  # noqa: PLC0415 - our own agent always offers
+
+    return get_free_port()
 
 
 def create_handler(params: RendezvousParameters) -> LocalRendezvousHandler:

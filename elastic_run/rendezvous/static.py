@@ -1,13 +1,11 @@
 """The static rendezvous of a job on one node; on several nodes the backend `static` is served by `elastic.handler`.
 
 It differs from the local one in the address: the workers' store is to be at the endpoint (--master-addr and
---master-port), which the agent reads from `master_addr` and `master_port`.
+--master-port), unless the agent offers a store elsewhere.
 """
 
 from __future__ import annotations
 
-from elastic_run.rendezvous.api import RendezvousStoreInfo
-from elastic_run.rendezvous.errors import NotInThisReleaseError
 from elastic_run.rendezvous.local import LocalRendezvousHandler
 from elastic_run.rendezvous.utils import parse_rendezvous_endpoint
 
@@ -15,63 +13,21 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from elastic_run.rendezvous.api import RendezvousParameters
 
-__all__ = ["StaticRendezvousHandler", "create_handler"]
-
-_DEFAULT_TIMEOUT = 600
+__all__ = ["create_handler"]
 
 
-class StaticRendezvousHandler(LocalRendezvousHandler):
-    """One node at a given address.
+def create_handler(params: RendezvousParameters) -> LocalRendezvousHandler:
+    """Build the handler of a job on one node whose address and rank are given.
 
     Args:
-        master_addr: Host name or address of rank 0.
-        master_port: Port of the workers' store there.
-        rank: Rank of this node.
-        world_size: Number of nodes.
-        run_id: Id of the job.
-        timeout: Seconds to wait for the other nodes.
-
-    Raises:
-        ValueError: The rank is not below the number of nodes (torch waits for the timeout to find out).
-        NotInThisReleaseError: There is more than one node.
-    """
-
-    def __init__(
-        self, master_addr: str, master_port: int, rank: int, world_size: int, run_id: str, timeout: int
-    ) -> None:
-        super().__init__(run_id, backend="static", local_addr=master_addr)
-        if not 0 <= rank < world_size:
-            message = f"--node-rank: {rank} is not in 0 to {world_size - 1}, the ranks of {world_size} node(s)"
-            raise ValueError(message)
-        if world_size > 1:
-            message = (
-                f"rendezvous backend 'static' for {world_size} nodes is not in this release; this release runs jobs "
-                f"of one node: give --nnodes=1"
-            )
-            raise NotInThisReleaseError(message)
-        self.master_addr = master_addr
-        self.master_port = master_port
-        self.rank = rank
-        self.world_size = world_size
-        self.run_id = run_id
-        self.timeout = timeout
-
-    def _address_without_offer(self) -> RendezvousStoreInfo:
-        return RendezvousStoreInfo(self.master_addr, self.master_port)
-
-
-def create_handler(params: RendezvousParameters) -> StaticRendezvousHandler:
-    """Build the handler of a job whose addresses and ranks are given.
-
-    Args:
-        params: The endpoint with its port, and the settings ``rank`` and ``timeout`` (seconds, default 600).
+        params: The endpoint with its port, and the setting ``rank``. The setting ``timeout`` must be a number of
+            seconds; nobody waits for it.
 
     Returns:
-        A handler for this node.
+        A handler whose rounds form at once.
 
     Raises:
         ValueError: The endpoint, its port or the rank is missing or wrong.
-        NotInThisReleaseError: There is more than one node.
     """
     rank = params.get_as_int("rank")
     if rank is None:
@@ -84,5 +40,8 @@ def create_handler(params: RendezvousParameters) -> StaticRendezvousHandler:
     if port < 0:
         message = f"rendezvous endpoint {params.endpoint!r} has no port: give --master-port"
         raise ValueError(message)
-    timeout = params.get_as_int("timeout", _DEFAULT_TIMEOUT)
-    return StaticRendezvousHandler(host, port, rank, params.max_nodes, params.run_id, timeout or _DEFAULT_TIMEOUT)
+    params.get_as_int("timeout")
+    if rank != 0:  # torch waits for the timeout to find out
+        message = f"--node-rank: {rank} is not 0, the only rank of a job on one node"
+        raise ValueError(message)
+    return LocalRendezvousHandler(params.run_id, backend=params.backend, local_addr=host, port=port)

@@ -55,7 +55,6 @@ _TITLES = {
     "not_executable": "{program} could not be started",
     "not_found": "{program} could not be started",
     "nodes_lost": "{program}: too few nodes were left",
-    "not_in_this_release": "{program} was not started",
     "rendezvous": "{program}: the nodes did not come together",
     "refused": "{program}: the job refused this node",
     "repeated_failure": "{program} failed again in the same way",

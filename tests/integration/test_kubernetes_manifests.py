@@ -129,7 +129,6 @@ def test_the_exit_codes_of_the_manifests_are_the_launchers() -> None:
         contract.EXIT_USAGE,
         contract.EXIT_NOT_EXECUTABLE,
         contract.EXIT_NOT_FOUND,
-        contract.EXIT_NOT_IN_THIS_RELEASE,
         contract.EXIT_REPEATED_FAILURE,
         contract.EXIT_REFUSED,
     ]

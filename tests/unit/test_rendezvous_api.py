@@ -129,10 +129,9 @@ def test_rank_0_tells_the_others_its_address() -> None:
 
 
 def test_errors_form_one_tree() -> None:
-    """Every rendezvous error is a RendezvousError, that of a later release included."""
+    """Every rendezvous error is a RendezvousError."""
     for name in ("Closed", "Timeout", "Connection", "State", "GracefulExit"):
         assert issubclass(getattr(rendezvous, f"Rendezvous{name}Error"), rendezvous.RendezvousError)
-    assert issubclass(rendezvous.NotInThisReleaseError, rendezvous.RendezvousError)
 
 
 def test_errors_of_torch_are_known_by_name() -> None:
