@@ -10,7 +10,7 @@
 | `control_requests` | the requests that commands may make of a running agent |
 | `control_server` | the agent's control socket, on which commands ask |
 | `driver` | the parts that `LocalElasticAgent` runs a job with |
-| `failures` | a failed worker as torch's `ProcessFailure`, for programs that launch |
+| `failures` | a failed job as torch's exceptions and `ProcessFailure`, for programs that launch |
 | `health_check_server` | torch's hook for a site's own health checks; it serves nothing by itself |
 | `health_port` | `--health-port`: answers whether the agent is alive, and whether its workers run |
 | `history` | how each round ended: the lines while the job runs, and the result for the report |

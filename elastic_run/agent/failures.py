@@ -1,4 +1,4 @@
-"""Failed workers as torch's results have them, for programs that launch, with more than the exit code.
+"""A failed job as programs that launch see it: torch's exceptions, and its record of each failed worker.
 
 Torch knows the exception that a worker recorded, or else its exit code. Our agent also has the worker's stderr, and
 knows which timer ended the worker.
@@ -6,6 +6,8 @@ knows which timer ended the worker.
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 
 from elastic_run import contract
@@ -15,6 +17,45 @@ from elastic_run.multiprocessing.errors.failures import NOT_AVAILABLE, ProcessFa
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from elastic_run.core.failure.root_cause import WorkerEnd
+    from elastic_run.report import JobResult
+
+
+def raise_unless_worker_failed(
+    job_result: JobResult, *, rendezvous_error: Exception | None, start_error: Exception | None
+) -> None:
+    """Raise torch's exception for a job that did not end by the failure of a worker.
+
+    Args:
+        job_result: How the job ended; not a success.
+        rendezvous_error: The error that prevented a round.
+        start_error: The error for which a worker could not be started.
+
+    Raises:
+        SignalException: A signal stopped the launcher.
+        RendezvousError: The nodes did not come together.
+        OSError: The workers could not be started; of the system's class (FileNotFoundError, PermissionError) where the
+            error has a number.
+    """
+    if job_result.signal is not None:
+        from elastic_run.multiprocessing.api import SignalException  # noqa: PLC0415 - one of three cases
+
+        name = signal.Signals(job_result.signal)
+        message = f"Process {os.getpid()} got signal: {int(name)} ({name.name}); its workers are stopped"
+        raise SignalException(message, name)
+    if job_result.verdict == "rendezvous":
+        from elastic_run.rendezvous.errors import RendezvousError  # noqa: PLC0415 - ditto
+
+        raise rendezvous_error or RendezvousError(job_result.detail)
+    if job_result.root is None:
+        words = job_result.detail or job_result.verdict
+        number = start_error.errno if isinstance(start_error, OSError) else None
+        raise OSError(number, words) if number else OSError(words)
+
+
+def describe_failures(job_result: JobResult) -> dict[int, ProcessFailure]:
+    """Return the failures of all workers that have failed by themselves, by global rank."""
+    failed = [end for end in job_result.ends if end.exitcode != 0 and not end.was_stopped]
+    return {end.rank: describe_failure(end) for end in failed}
 
 
 def describe_failure(end: WorkerEnd) -> ProcessFailure:

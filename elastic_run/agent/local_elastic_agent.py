@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from elastic_run.agent.api import WorkerGroup, WorkerSpec
     from elastic_run.agent.driver.early_start import EarlyStart
-    from elastic_run.multiprocessing.errors import ProcessFailure
     from elastic_run.multiprocessing.functions.contexts import PContext
     from elastic_run.multiprocessing.output.logs import LogsSpecs
     from elastic_run.report import JobResult
@@ -238,8 +237,15 @@ class LocalElasticAgent(SimpleElasticAgent):
     def _result(self, job_result: JobResult) -> RunResult:
         self._remaining_restarts = self._count_remaining(job_result.restarts_used)
         if job_result.verdict != "success":
-            self._raise_for(job_result)
-            result = RunResult(WorkerState.FAILED, failures=self._failures(job_result))
+            from elastic_run.agent.failures import describe_failures, raise_unless_worker_failed  # noqa: PLC0415 - only then
+
+            supervisor = self._supervisor
+            raise_unless_worker_failed(
+                job_result,
+                rendezvous_error=None if supervisor is None else supervisor.rendezvous_error,
+                start_error=None if supervisor is None else supervisor.start_error,
+            )
+            result = RunResult(WorkerState.FAILED, failures=describe_failures(job_result))
         else:
             # A command has no return value; torch's map still has an entry for every rank.
             ranks = [worker.global_rank for worker in self._worker_group.workers]
@@ -252,30 +258,6 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._record_metrics(result)
         self._record_worker_events(result)
         self._steps.put_run(is_success=True)
-
-    def _raise_for(self, job_result: JobResult) -> None:
-        if job_result.signal is not None:
-            from elastic_run.multiprocessing.api import SignalException  # noqa: PLC0415
-
-            name = signal.Signals(job_result.signal)
-            message = f"Process {os.getpid()} got signal: {int(name)} ({name.name}); its workers are stopped"
-            raise SignalException(message, name)
-        if job_result.verdict == "rendezvous":
-            from elastic_run.rendezvous.api import RendezvousError  # noqa: PLC0415
-
-            error = None if self._supervisor is None else self._supervisor.rendezvous_error
-            raise error or RendezvousError(job_result.detail)
-        if job_result.root is None:
-            error = None if self._supervisor is None else self._supervisor.start_error
-            words = job_result.detail or job_result.verdict
-            # With its number it is of the system's class: FileNotFoundError, PermissionError.
-            raise OSError(error.errno, words) if isinstance(error, OSError) and error.errno else OSError(words)
-
-    def _failures(self, job_result: JobResult) -> dict[int, ProcessFailure]:
-        from elastic_run.agent.failures import describe_failure  # noqa: PLC0415 - only after a failure
-
-        failed = [end for end in job_result.ends if end.exitcode != 0 and not end.was_stopped]
-        return {end.rank: describe_failure(end) for end in failed}
 
     # --- torch's hooks, as a subclass that replaces some of them needs the others -------------------------------------
     @measured

@@ -42,7 +42,12 @@ def test_all_help_has_every_flag_with_its_default_and_variable() -> None:
         assert f"[{flag.variable}]" in text or not flag.variable
         assert flag.text in text
         assert "_" not in flag.name
-    facts = ["[default: 1:1] [PET_NNODES]", "[default: 0.1s] [PET_MONITOR_INTERVAL]", "128+n", "200 A valid request"]
+    facts = [
+        "[default: 1:1] [PET_NNODES]",
+        "[default: 0.1s] [PET_MONITOR_INTERVAL]",
+        "128+n",
+        "201 The nodes",
+    ]
     assert [fact for fact in facts if fact not in text] == []
 
 

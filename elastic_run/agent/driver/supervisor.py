@@ -1,7 +1,7 @@
-"""The driver of one agent: brings events to `core.agent.machine` and performs its commands.
+"""The driver of one agent: makes its parts, brings their events to its state machine, and performs the commands.
 
 Rules
-- Nothing is decided here. Every event goes through `_feed`, one at a time and in order.
+- Nothing is decided here. Every event goes through `_feed` to the `machine_driver`, one at a time and in order.
 - All work happens in the loop's thread, but for a rendezvous that blocks (`joining`).
 - The commands that start and stop workers are performed by `round_driver`, the reports to a job of several nodes by
   `job_reports`, all others here.
@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import os
 import signal
-from collections import deque
 
 from elastic_run.agent.background import Background
 from elastic_run.agent.driver.joining import Joining
+from elastic_run.agent.driver.machine_driver import MachineDriver
 from elastic_run.agent.driver.observation import Observation
 from elastic_run.agent.driver.parts import AgentParts
 from elastic_run.agent.driver.round_driver import RoundDriver
@@ -89,16 +89,18 @@ class Supervisor:
         self._guardian_keeper = GuardianKeeper(self._loop, context.guardian, say=self.console.say)
         self._senders = Senders()
         self._job = self._find_job()
-        self._agent = machine.Agent(
-            config=self._options.job_config,
-            local_world_size=self._group.spec.local_world_size,
-            forwarded=frozenset(self._options.forwarded),
-            follows_job=self._job is not None,
-            patience=min(CAUSE_PATIENCE, self._options.shutdown_timeout),
+        self._machine = MachineDriver(
+            machine.Agent(
+                config=self._options.job_config,
+                local_world_size=self._group.spec.local_world_size,
+                forwarded=frozenset(self._options.forwarded),
+                follows_job=self._job is not None,
+                patience=min(CAUSE_PATIENCE, self._options.shutdown_timeout),
+            ),
+            self._loop,
+            perform=lambda command: self._performers[type(command)](command),
+            observe=self._observe_step,
         )
-        self._events: deque[Event] = deque()
-        self._is_feeding = False
-        self._is_closing = False
         self._lazy_history: History | None = None
         self._finish: messages.Finish | None = None
         self._checks: RoundChecks | None = None
@@ -116,7 +118,7 @@ class Supervisor:
             round_join=self._round_join,
             job=self._job,
             feed=self._feed,
-            find_agent=lambda: self._agent,
+            find_agent=lambda: self._machine.agent,
             find_history=lambda: self._history,
         )
         self._rounds = RoundDriver(
@@ -170,9 +172,9 @@ class Supervisor:
         """Answer the health checks and the requests for metrics, if the user asked for them."""
         context = self._context
         if context.health_port is not None:
-            context.health_port.serve(self._loop, lambda: self._agent.state)
+            context.health_port.serve(self._loop, lambda: self._machine.agent.state)
         if context.metrics_port is not None:
-            context.metrics_port.serve(self._loop, lambda: self._agent.state, self._rounds.find_silences)
+            context.metrics_port.serve(self._loop, lambda: self._machine.agent.state, self._rounds.find_silences)
 
     def _watch_time_limit(self) -> None:
         """Stop the workers in time, if the scheduler will end the job."""
@@ -190,7 +192,7 @@ class Supervisor:
         from elastic_run.agent.driver.held_round import HeldRound  # noqa: PLC0415 - only with --preload
 
         worker_pool.attach(self._loop, self.console.say)
-        return HeldRound(worker_pool, self._work_off)
+        return HeldRound(worker_pool, self._machine.feed)
 
     def _find_job(self) -> MultiNodeJob | None:
         """Return the job of several nodes, where the rendezvous knows one; a foreign handler has rounds only."""
@@ -223,8 +225,7 @@ class Supervisor:
             self._finish = messages.Finish("cannot_start", detail=detail)
             return self._conclude()
         try:
-            self._agent, commands = machine.begin(self._agent)
-            self._perform_all(commands)
+            self._machine.begin()
             self._loop.call_later(_SETTLED, self._open_control)
             self._loop.run_until(self._is_finished)
         except BaseException as error:
@@ -241,7 +242,7 @@ class Supervisor:
     @property
     def restart_count(self) -> int:
         """Number of restarts of the workers so far."""
-        return self._agent.restart_count
+        return self._machine.agent.restart_count
 
     @property
     def rendezvous_error(self) -> Exception | None:
@@ -261,7 +262,7 @@ class Supervisor:
         if self._job is not None and self._job.ended is not None:
             place = self._job.place
             self._history.add_verdict(self._job.ended, versions="" if place is None else place.versions)
-        result = self._history.conclude(self._finish or messages.Finish("internal_error"), self._agent)
+        result = self._history.conclude(self._finish or messages.Finish("internal_error"), self._machine.agent)
         self._observation.tell(lambda recorder, moment: recorder.agent_ended(moment, result))
         self._observation.begin()
         return result
@@ -280,7 +281,7 @@ class Supervisor:
 
     def close(self) -> None:
         """Give back everything: store, temporary files, guardian, console, signal handlers."""
-        self._is_closing = True
+        self._machine.close()
         before = self._signals.seen
         try:
             if self._job is not None:
@@ -319,30 +320,17 @@ class Supervisor:
         if self._background.takes(event, self._feed):
             return
         if self._held_round is None or not self._held_round.takes(event):
-            self._work_off(event)
+            self._machine.feed(event)
 
-    def _work_off(self, event: Event) -> None:
-        self._events.append(event)
-        if self._is_feeding or self._is_closing:
-            return
-        self._is_feeding = True
-        try:
-            while self._events:
-                jitter = int.from_bytes(os.urandom(2), "big") / 65536
-                before, event = self._agent, self._events.popleft()
-                self._agent, commands = machine.decide(before, event, self._loop.now(), jitter)
-                self._observe_step(before, event, commands)
-                if machine.has_news(before, self._agent):
-                    self._history.tell(before, self._agent, commands)
-                self._perform_all(commands)
-        finally:
-            self._is_feeding = False
-
-    def _observe_step(self, before: machine.Agent, event: Event, commands: tuple[Command, ...]) -> None:
+    def _observe_step(
+        self, before: machine.Agent, event: Event, after: machine.Agent, commands: tuple[Command, ...]
+    ) -> None:
         place, halt = (None, "") if self._job is None else (self._job.place, self._job.halt)
         sender = self._senders.find(event.number) if isinstance(event, messages.Signalled) else ""
-        step = Step(before, event, self._agent, commands, place, halt, sender)
+        step = Step(before, event, after, commands, place, halt, sender)
         self._observation.tell(lambda recorder, moment: recorder.stepped(moment, step))
+        if machine.has_news(before, after):
+            self._history.tell(before, after, commands)
 
     @property
     def _history(self) -> History:
@@ -352,10 +340,6 @@ class Supervisor:
 
             self._lazy_history = History(self._context, self._senders, self.console.say)
         return self._lazy_history
-
-    def _perform_all(self, commands: tuple[Command, ...]) -> None:
-        for command in commands:
-            self._performers[type(command)](command)
 
     def _perform_forward(self, command: messages.Forward) -> None:
         self._senders.passed_on.add(command.signal)
