@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import select
 import signal
+import threading
 import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 from elastic_run.core.node.messages import Ended, Formed, Halted
-from elastic_run.core.protocol.job_keys import HEAD, state_key
+from elastic_run.core.protocol.job_keys import FACTS, HEAD, state_key
 from elastic_run.core.protocol.messages import read_head
+from elastic_run.rendezvous.elastic import exit_barrier
 from elastic_run.rendezvous.elastic.backend.hosting import HostedStore
 from elastic_run.rendezvous.elastic.node_death.notice import send_death_notice
 from elastic_run.rendezvous.session import Lost
@@ -20,7 +22,7 @@ from elastic_run.store.jobstore.c10d import C10dJobStore
 from elastic_run.store.tcpstore.listener import open_public_listener
 from tests.support.configs import plain_setup
 from tests.support.sessions import FAST, NodeProcess, free_port, tcp_node
-from tests.support.wait import stretched, wait_until
+from tests.support.wait import DEADLINE, stretched, wait_until
 
 if TYPE_CHECKING:
     from contextlib import ExitStack
@@ -226,3 +228,24 @@ def _serve_store(stack: ExitStack) -> int:
 def _let_pass(seconds: float) -> None:
     """Let time pass where its passing is the subject: what happens in it must not be noticed."""
     select.select([], [], [], seconds)
+
+
+def test_a_host_that_goes_with_all_others_waits_for_nobody(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the other nodes end while the host of the store hands it over, as under scancel, the host ends with them."""
+    monkeypatch.setattr(exit_barrier, "_TELL", 10 * DEADLINE)
+    ports, setup = (free_port(), free_port()), plain_setup(max_restarts=1)
+    host = stack.enter_context(tcp_node(ports[0], (2, 2), is_host=True, successors=ports[1:], setup=setup))
+    other = stack.enter_context(NodeProcess(ports[0], (2, 2), is_host=False, successors=ports[1:]))
+    other.wait_line("Formed")
+    host.wait_for(Formed)
+    other.process.send_signal(signal.SIGSTOP)  # so nobody decides that the store moves
+    host.session.leave("signal", "told to stop")
+    closing = threading.Thread(target=host.close, args=(10 * DEADLINE,))
+    closing.start()
+    with C10dJobStore("127.0.0.1", ports[0], "job") as stranger:
+        entries, position = stranger.read(FACTS, 0, DEADLINE)
+        while not any(b'"failover_request"' in entry for entry in entries):
+            entries, position = stranger.read(FACTS, position, DEADLINE)
+    other.process.kill()
+    closing.join(stretched(DEADLINE))
+    assert not closing.is_alive()

@@ -120,8 +120,8 @@ class SessionSignals:
         is_leaving: The agent leaves the job. The agent's thread sets it; the sender and the closing thread read it.
         wake: The sender has something to do. Every thread sets it; the sender clears it.
         has_sent: The store has confirmed all facts. The sender sets it; the closing thread waits for it and clears it.
-        has_failed_over: A decision to move the store was read. The member's thread sets it; the closing thread waits
-            for it.
+        has_failed_over: A decision to move the store was read, or no other node uses this node's store any more. The
+            member's thread sets it, or the store's; the closing thread waits for it.
         has_lost_log: The log reader's connection has broken. The log reader sets it; the sender checks the store, and
             clears it.
         failover_to: The endpoint to which the store moves, or None. The member's thread sets it; the sender goes there,

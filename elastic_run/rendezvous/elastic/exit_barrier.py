@@ -181,6 +181,7 @@ def fail_over(context: SessionContext, deadline: float, *, is_refused: bool) -> 
             store.append(job_keys.FACTS, messages.to_json(messages.FailoverRequest(endpoint, detail)))
     except StoreError:
         return
-    now = time.monotonic()
-    context.signals.has_failed_over.wait(max(0.0, min(_TELL, deadline - now)))
+    # If all others were told to stop as well, no coordinator is left that could decide it.
+    hosted.set_when_alone(context.signals.has_failed_over, context.open_connections)
+    context.signals.has_failed_over.wait(max(0.0, min(_TELL, deadline - time.monotonic())))
     hosted.wait_alone(context.open_connections, max(0.0, min(_HANG_UP, deadline - time.monotonic())))

@@ -90,6 +90,20 @@ class HostedStore:
         """Forget what the workers of the last round have left, and drop their connections."""
         self._call(self._server.reset)
 
+    def set_when_alone(self, alone: threading.Event, own: int) -> None:
+        """Set an event when no more clients are connected than this agent has itself.
+
+        Args:
+            alone: The event; it takes the place of one given before.
+            own: So many.
+        """
+
+        def begin() -> None:
+            self._own, self._alone = own, alone
+
+        self._call(begin)
+        self._call(lambda: None)  # a turn later the loop has asked
+
     def wait_alone(self, own: int, timeout: float) -> bool:
         """Wait until no more clients are connected than this agent has itself.
 
@@ -100,14 +114,9 @@ class HostedStore:
         Returns:
             Whether it is so.
         """
-
-        def begin() -> None:
-            self._own = own
-            self._alone.clear()
-
-        self._call(begin)
-        self._call(lambda: None)  # a turn later the loop has asked
-        return self._alone.wait(timeout)
+        alone = threading.Event()
+        self.set_when_alone(alone, own)
+        return alone.wait(timeout)
 
     def close(self) -> None:
         """Close the port and every connection; harmless when closed."""
