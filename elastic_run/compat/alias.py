@@ -97,7 +97,7 @@ class Alias(ModuleType):
             module = module_from_spec(spec)
             try:
                 spec.loader.exec_module(module)
-            except ImportError as error:
+            except Exception as error:  # torch's own code may raise anything, such as when it registers what is there
                 message = f"{self.__name__}.{name} is torch's own, which can't be loaded: {error}"
                 raise AttributeError(message, name=name, obj=self) from error
             self.__dict__["__torch__"] = module

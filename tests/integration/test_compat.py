@@ -113,6 +113,8 @@ from torch.distributed.elastic.rendezvous import _etcd_stub, dynamic_rendezvous,
 from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 assert _etcd_stub.__file__.endswith("/torch/distributed/elastic/rendezvous/_etcd_stub.py")
 assert rendezvous_handler_registry is registry
+import torch.distributed.elastic.rendezvous as rendezvous
+assert not hasattr(rendezvous, "_name_that_nobody_has")  # for which torch's own module registers its backends
 assert registry._registry == before
 assert registry._registry["c10d"].__module__.startswith("elastic_run."), registry._registry
 """
