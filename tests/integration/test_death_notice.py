@@ -12,7 +12,7 @@ import pytest
 
 from elastic_run.contract import ENV_RECORD_DIR
 from elastic_run.core.protocol.job_keys import FACTS, HEAD
-from elastic_run.core.protocol.messages import Assignment, Head, Leave, Offer, SeatDead, read_fact, to_json
+from elastic_run.core.protocol.messages import SEAT_UNTOLD, Assignment, Head, Leave, Offer, SeatDead, read_fact, to_json
 from elastic_run.rendezvous.backend_table import make_backend, read_settings
 from elastic_run.rendezvous.elastic.backend.hosting import HostedStore
 from elastic_run.rendezvous.elastic.node_death.notice import send_death_notice
@@ -42,6 +42,7 @@ class Dead:
         endpoint: Where that is.
         secret: Of the job.
         config: The settings of the rendezvous.
+        is_told: Whether it was told of the round.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Dead:
         *,
         secret: bytes | None = None,
         config: dict[str, str] | None = None,
+        is_told: bool = True,
     ) -> None:
         settings = read_settings(kind, config or {})
         self.backend: Backend = make_backend(kind, endpoint, "job", settings, is_host=False, secret=secret)
@@ -59,7 +61,8 @@ class Dead:
         self.deaths.open("victim")
         stack.callback(self.deaths.close, is_over=True)
         offer = Offer("127.0.0.1", 1)
-        self.deaths.note_round(Assignment(3, 1, 3, 1, 3, 1, 3, offer, 0, 3, incarnation="red", round_id="3/1/c"))
+        if is_told:
+            self.deaths.note_round(Assignment(3, 1, 3, 1, 3, 1, 3, offer, 0, 3, incarnation="red", round_id="3/1/c"))
 
     def document(self, seconds: float = _SECONDS) -> dict[str, Any]:
         """Return what its guardian was given."""
@@ -210,6 +213,20 @@ def test_a_file_is_told(stack: ExitStack, tmp_path: Path) -> None:
     store.create(STORE_ID, b"store there")
     send_death_notice(dead.document())
     assert is_told(read_all(store))
+
+
+def test_an_agent_that_was_told_of_no_round_is_named_as_such(stack: ExitStack) -> None:
+    """A round may have been formed with it, which goes on without it then; the first store is told, and once."""
+    ports = [free_port() for _ in range(2)]
+    serve(stack, ports[1])
+    store = open_at(stack, ports[1])
+    store.create(STORE_ID, b"store second")
+    dead = Dead(stack, "c10d", ",".join(f"127.0.0.1:{port}" for port in ports), is_told=False)
+    send_death_notice(dead.document())
+    leave, seat = read_all(store)
+    assert isinstance(leave, Leave)
+    assert isinstance(seat, SeatDead)
+    assert (seat.node, seat.status, seat.round_id, seat.store_id) == ("victim", SEAT_UNTOLD, "", "")
 
 
 def test_without_a_readable_record_only_the_node_is_named(stack: ExitStack, tmp_path: Path) -> None:

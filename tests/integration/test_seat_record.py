@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run.contract import ENV_RECORD_DIR
-from elastic_run.core.protocol.facts import SEAT_CONFIRMED, SEAT_RUNNING
+from elastic_run.core.protocol.facts import SEAT_CONFIRMED, SEAT_RUNNING, SEAT_UNTOLD
 from elastic_run.core.protocol.messages import Assignment, Copy, Join, Last, Offer, Ready
 from elastic_run.multiprocessing.process.guardian import Guardian
 from elastic_run.records import replace
@@ -135,7 +135,9 @@ def test_an_unwritable_directory_is_not_fatal(tmp_path: Path, monkeypatch: pytes
 def test_the_seat_follows_what_the_agent_is_told_and_says(directory: RecordDirectory) -> None:
     """A seat runs from its round's delivery until the node says, in whatever store, that it has read a `Prepare`."""
     record = SeatRecord(directory, JOB, "node")
-    assert read(record.path).seat is None
+    untold = read(record.path).seat
+    assert untold is not None
+    assert (untold.status, untold.store_id) == (SEAT_UNTOLD, "")
     record.note_round(make_assignment())
     seat = read(record.path).seat
     assert seat is not None
@@ -161,6 +163,17 @@ def test_the_seat_follows_what_the_agent_is_told_and_says(directory: RecordDirec
     told = read(record.path).seat
     assert told is not None
     assert (told.round_index, told.status, told.store_id) == (4, SEAT_RUNNING, "")
+    record.close()
+
+
+def test_an_agent_that_was_told_of_no_round_may_have_confirmed_one(directory: RecordDirectory) -> None:
+    """The log of that store may have formed a round on its word, and no other log can have."""
+    record = SeatRecord(directory, JOB, "node")
+    prepared = Copy("red", 3, 1, 7, 1)
+    record.note_fact(Join("node", 2, None, None, _OFFER, prepared=prepared), AWAY)  # type: ignore[arg-type]  # not read
+    seat = read(record.path).seat
+    assert seat is not None
+    assert (seat.status, seat.store_id) == (SEAT_UNTOLD, "store 2")
     record.close()
 
 

@@ -23,6 +23,7 @@ from elastic_run.core.job.config import Window
 from elastic_run.core.job.machine import Job, Silent
 from elastic_run.core.job.state import GATHERING
 from elastic_run.core.protocol.messages import (
+    SEAT_UNTOLD,
     Failing,
     Foreign,
     Form,
@@ -154,6 +155,8 @@ class Player:
     def _seat_dead(self, rank: int, status: str, values: dict[str, Any]) -> SeatDead:
         number = values.get("round", self.job.round)
         store_id = values.get("store", "")
+        if status == SEAT_UNTOLD:
+            return SeatDead(values["node"], "", "", 0, rank, status, store_id)
         return SeatDead(values.get("node", ""), self._find_round_id(number), _HERE, number, rank, status, store_id)
 
     def _find_round_id(self, number: int) -> str:

@@ -19,6 +19,7 @@ from elastic_run.core.protocol.messages import (
     LAST_SEQUENCE,
     SEAT_CONFIRMED,
     SEAT_RUNNING,
+    SEAT_UNTOLD,
     STOPPED,
     FailoverRequest,
     Join,
@@ -117,7 +118,7 @@ class Agent(Host):
         self.coordinating: Thread | None = None
         self.connection = Connection(world, self)
         self.waits_since: float | None = None
-        self.record: SeatDead | None = None
+        self.record = SeatDead(self.node, "", "", 0, 0, SEAT_UNTOLD)
         self.confirmed: Copy | None = None
         self.is_doomed = False
         self.predecessor = predecessor
@@ -240,12 +241,13 @@ class Agent(Host):
     # --- workers -----------------------------------------------------------------------------------------------------
     def _note_offer(self, fact: Fact) -> None:
         """Write down in which store it says that it has read a `Prepare`, before it says so."""
-        if self.record is None or not isinstance(fact, Join | Ready) or self.store is None:
+        if not isinstance(fact, Join | Ready) or self.store is None:
             return
         self.world.faults.note_offer(self)
         if isinstance(fact, Join) and fact.prepared not in (None, self.confirmed):
             self.confirmed = fact.prepared
-            self.record = replace(self.record, status=SEAT_CONFIRMED, store_id=self.store.birth)
+            status = SEAT_UNTOLD if self.record.status == SEAT_UNTOLD else SEAT_CONFIRMED
+            self.record = replace(self.record, status=status, store_id=self.store.birth)
 
     def _start(self, place: Assignment) -> None:
         self.record = SeatDead(
@@ -358,8 +360,7 @@ class Agent(Host):
 
 
 def _say_farewell(agent: Agent, endpoint: Endpoint) -> Generator[Request | Pause, Any, None]:
-    facts: list[Leave | SeatDead] = [Leave(agent.node, LAST_SEQUENCE, DIED)]
-    facts += [] if agent.record is None else [agent.record]
+    facts: list[Leave | SeatDead] = [Leave(agent.node, LAST_SEQUENCE, DIED), agent.record]
     until = agent.clock.now() + 2 * agent.world.config.lease + 10.0
     while facts and agent.clock.now() < until:
         try:

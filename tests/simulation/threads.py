@@ -86,7 +86,7 @@ def _look_at_coordinator(agent: Agent) -> Generator[Request | Pause, Any, None]:
 def _prove_predecessor(agent: Agent) -> Generator[Request | Pause, Any, None]:
     """Say that the agent before it on this host is dead, as its record has it."""
     dead, agent.predecessor = agent.predecessor, None
-    if dead is not None and dead.record is not None and agent.random.random() < 0.5:
+    if dead is not None and agent.random.random() < 0.5:
         yield Request("append", (to_json(dead.record),))
 
 

@@ -49,7 +49,8 @@ from elastic_run.core.protocol.messages import (
     FAILED,
     LAST_SEQUENCE,
     PROTOCOL,
-    SEAT_RUNNING,
+    SEAT_CONFIRMED,
+    SEAT_UNTOLD,
     STOPPED,
     UNHEALTHY,
     UNKILLABLE,
@@ -187,11 +188,12 @@ class _JobUpdate:
         job = self._job
         seats = self._seats or job.seats
         # Without its word no log can have formed a round with other nodes after the one that it was told of.
-        is_counted_here = fact.status == SEAT_RUNNING or fact.store_id == job.store_id
+        has_confirmed = fact.status == SEAT_CONFIRMED or bool(fact.store_id)
+        is_counted_here = not has_confirmed or fact.store_id == job.store_id
         status = VOID if is_counted_here else DEAD_ELSEWHERE
         if fact.round_id == job.round_id:
             return fact.rank if 0 <= fact.rank < len(seats) else None, status
-        if fact.incarnation != job.incarnation:
+        if fact.status != SEAT_UNTOLD and fact.incarnation != job.incarnation:
             return None, ""
         rank = next((rank for rank, seat in enumerate(seats) if seat.node == fact.node), None)
         # It died before it was told of its seat in the last round. Or it was told of a round that another log formed,

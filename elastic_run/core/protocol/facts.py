@@ -23,7 +23,8 @@ LAST_SEQUENCE = 1 << 53
 # What the record of a dead agent says that it did last.
 SEAT_RUNNING = "running"
 SEAT_CONFIRMED = "confirmed"
-_SEAT_STATUSES = frozenset((SEAT_RUNNING, SEAT_CONFIRMED))
+SEAT_UNTOLD = "untold"
+_SEAT_STATUSES = frozenset((SEAT_RUNNING, SEAT_CONFIRMED, SEAT_UNTOLD))
 
 # The configuration is imported before the first worker starts, when nothing is read or sent yet.
 register(Window)
@@ -267,7 +268,7 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class SeatDead:
-    """An agent that had a seat in a round is dead: proved by its guardian, or by a newcomer on its host.
+    """An agent that had or may have a seat in a round is dead: proved by its guardian, or by a newcomer on its host.
 
     The round is the last that the agent was told of. If it has confirmed a `Prepare`, the log of the store where it did
     may have formed the next round on its word, and no other log can have. See `job.apply_facts` for what becomes of its
@@ -275,13 +276,13 @@ class SeatDead:
 
     Args:
         node: The agent's id.
-        round_id: The round's unique id, as the record has it; see `Assignment.round_id`.
+        round_id: The round's unique id, as the record has it; see `Assignment.round_id`. "" with `untold`.
         incarnation: Of the round's job.
         round_index: The round's number.
         rank: The agent's group rank in the round: its seat.
         status: `running` from before the agent is told of the round; `confirmed` from before it says that it has read
-            a `Prepare` for another one.
-        store_id: The birth mark of that store, as text; "" with `running`.
+            a `Prepare` for another one; `untold` if it was never told of a round, which may have been formed with it.
+        store_id: The birth mark of the store in which it has confirmed a `Prepare`, as text; "" if it has not.
         detail: One sentence for the user, or "".
     """
 

@@ -19,6 +19,7 @@ import time
 
 from elastic_run.core.protocol import job_keys, messages
 from elastic_run.core.protocol.codec import MessageError, decode, encode
+from elastic_run.core.protocol.facts import SEAT_UNTOLD
 from elastic_run.rendezvous.backend_table import make_backend, read_settings
 from elastic_run.rendezvous.elastic.backend.tcp import TcpBackend
 from elastic_run.rendezvous.elastic.decision_log import create_entry
@@ -142,8 +143,8 @@ class _Notice:
             self._told.add(place)
             if head is not None:
                 _resign_for(store, self._record.node, head)
-        if seat is None:
-            return True  # no quorum counts it
+        if seat is None or seat.status == SEAT_UNTOLD:
+            return True  # no newer round waits for what is told here
         return head is not None and head.incarnation == seat.incarnation and head.round > seat.round_index
 
 

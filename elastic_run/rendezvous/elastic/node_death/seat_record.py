@@ -22,7 +22,7 @@ import os
 import threading
 
 from elastic_run.core.protocol.codec import MessageError, decode, encode, from_document, register, to_document
-from elastic_run.core.protocol.facts import SEAT_CONFIRMED, SEAT_RUNNING, Join
+from elastic_run.core.protocol.facts import SEAT_CONFIRMED, SEAT_RUNNING, SEAT_UNTOLD, Join
 from elastic_run.records import dataclass, replace
 
 TYPE_CHECKING = False
@@ -45,15 +45,15 @@ _PREFIX = "seat-"
 @register
 @dataclass(frozen=True, slots=True)
 class RecordedSeat:
-    """An agent's part in a round.
+    """An agent's part in a round, as `facts.SeatDead` has it.
 
     Args:
         incarnation: Of the round's job.
         round_id: The round's unique id.
         round_index: Its number.
         rank: The agent's group rank in it.
-        status: `running` or `confirmed`.
-        store_id: The id of the store in which it confirmed the last `Prepare`, as text; "" while it runs.
+        status: `running`, `confirmed`, or `untold` before the agent was told of a round.
+        store_id: The id of the store in which it confirmed the last `Prepare` since then, as text; "" for none.
     """
 
     incarnation: str
@@ -64,9 +64,12 @@ class RecordedSeat:
     store_id: str = ""
 
     def __post_init__(self) -> None:
-        if self.status not in (SEAT_RUNNING, SEAT_CONFIRMED):
-            message = f"RecordedSeat.status: {self.status!r} is neither {SEAT_RUNNING} nor {SEAT_CONFIRMED}"
+        if self.status not in (SEAT_RUNNING, SEAT_CONFIRMED, SEAT_UNTOLD):
+            message = f"RecordedSeat.status: {self.status!r} is none of a seat"
             raise MessageError(message)
+
+
+_UNTOLD = RecordedSeat("", "", 0, 0, SEAT_UNTOLD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +82,7 @@ class Record:
         boot: The id of the machine's start in which it was written.
         job: What tells jobs apart; see `make_prefix`.
         node: The agent's id among the nodes of its job.
-        seat: Its seat in the last round that it was told of, or None.
+        seat: Its seat in the last round that it was told of; None if the record can't be read.
     """
 
     format: str
@@ -104,7 +107,7 @@ class SeatRecord:
 
     def __init__(self, directory: RecordDirectory, job: str, node: str) -> None:
         self._directory = directory
-        self._record = Record(_FORMAT, _VERSION, read_boot_id(), job, node)
+        self._record = Record(_FORMAT, _VERSION, read_boot_id(), job, node, _UNTOLD)
         self._confirmed: Copy | None = None
         self._length = 0
         self._lock = threading.RLock()
@@ -134,7 +137,8 @@ class SeatRecord:
             seat, is_new = self._record.seat, fact.prepared != self._confirmed
             self._confirmed = fact.prepared
             if seat is not None and is_new:
-                self._write(replace(seat, status=SEAT_CONFIRMED, store_id=_to_text(said_in)))
+                status = SEAT_UNTOLD if seat.status == SEAT_UNTOLD else SEAT_CONFIRMED
+                self._write(replace(seat, status=status, store_id=_to_text(said_in)))
 
     def remove(self) -> None:
         """Remove it: the job is over, so the seat counts nowhere."""
