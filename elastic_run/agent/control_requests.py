@@ -62,6 +62,7 @@ def identify(request: Request) -> Document:
         "state": view.find_agent().state,
         "started_at": time.time() - (view.loop.now() - view.started),
         "max_nodes": options.job_config.max_nodes,
+        "master_port": spec.master_port,
         "is_whole_process": options.is_whole_process,
     }
 

@@ -1,7 +1,7 @@
 """Finds the job that a command's RUN means, among the jobs of this user on this machine.
 
 RUN is a run id or the beginning of one, or the pid of a launcher; it may be left out where one job runs. Launchers of
-jobs of several nodes with the same run id are one job: nodes of it may share a machine.
+jobs of several nodes with the same run id and master port are one job: nodes of it may share a machine.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ class RunningAgent:
         state: The state of the agent, such as `running`.
         started_at: Wall clock when it began, seconds since the epoch, for display.
         max_nodes: Most nodes of the job.
+        master_port: Port of a static rendezvous, else 0.
         is_whole_process: Whether its process ends with the job.
         error: Why nothing more is known of it, or an empty string.
     """
@@ -55,6 +56,7 @@ class RunningAgent:
     state: str = ""
     started_at: float = 0.0
     max_nodes: int = 1
+    master_port: int = 0
     is_whole_process: bool = True
     error: str = ""
 
@@ -108,10 +110,10 @@ def find_jobs(environment: Mapping[str, str]) -> list[RunningJob]:
     except ControlError as error:
         raise UsageError(str(error)) from error
     agents = sorted(map(_read_agent, answers), key=lambda agent: (agent.started_at, agent.pid))
-    jobs: dict[tuple[str, int], list[RunningAgent]] = {}
+    jobs: dict[tuple[str, int, int], list[RunningAgent]] = {}
     for agent in agents:
         is_shared = agent.max_nodes > 1 and not agent.error
-        jobs.setdefault((agent.run_id, 0 if is_shared else agent.pid), []).append(agent)
+        jobs.setdefault((agent.run_id, agent.master_port, 0 if is_shared else agent.pid), []).append(agent)
     return [RunningJob(tuple(each)) for each in jobs.values()]
 
 
@@ -163,6 +165,7 @@ def _read_agent(answer: Answer) -> RunningAgent:
             state=str(document["state"]),
             started_at=float(document["started_at"]),
             max_nodes=int(document["max_nodes"]),
+            master_port=int(document["master_port"] or 0),
             is_whole_process=bool(document["is_whole_process"]),
         )
     except (KeyError, TypeError, ValueError) as error:

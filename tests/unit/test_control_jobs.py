@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_run.control.jobs import RunningAgent, RunningJob, choose_job
+from elastic_run.control.client import Answer
+from elastic_run.control.jobs import RunningAgent, RunningJob, choose_job, find_jobs
 from elastic_run.errors import UsageError
 
 
@@ -61,3 +62,19 @@ def test_an_error_names_only_some_of_many_jobs() -> None:
 def test_a_run_id_that_nobody_chose_is_no_label() -> None:
     """The default of torchrun and long random numbers are replaced by the pid."""
     assert [each.label for each in (LLAMA, UNNAMED, job("1" * 39, 50))] == ["llama", "30", "50"]
+
+
+def test_two_static_jobs_without_an_id_are_two_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes of one job share the master port; `elastic-run stop` must not stop another job with it."""
+
+    def identify(pid: int, port: int | None) -> Answer:
+        document = {"pid": pid, "run_id": "none", "program": "train.py", "log_dir": "", "state": "running"}
+        document |= {"started_at": pid, "max_nodes": 2, "master_port": port, "is_whole_process": True}
+        return Answer("", pid, document)
+
+    answers = [identify(10, 29500), identify(11, 29600), identify(12, 29500)]
+    monkeypatch.setattr("elastic_run.control.jobs.ask_agents", lambda *_, **__: answers)
+    jobs = find_jobs({})
+    assert [[agent.pid for agent in each.agents] for each in jobs] == [[10, 12], [11]]
+    with pytest.raises(UsageError, match=r"several jobs run on this machine, name one: 10 .*, 11 "):
+        choose_job(jobs, None)
