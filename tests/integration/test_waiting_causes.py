@@ -14,6 +14,7 @@ import pytest
 
 from tests.support.hosts import virtual_hosts
 from tests.support.sessions import free_port
+from tests.support.wait import stretched
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -61,9 +62,9 @@ def wait_first_line(agent: Launched | HostProcess, name: str) -> str:
     said = agent.wait_line(
         rf"waiting: the store at {re.escape(name)} can't be reached for (\d+) s: (.*), \d+:\d\d left"
     )
-    assert 2.0 <= time.monotonic() - agent.started_at < LATEST
-    assert 2 <= int(said[1]) <= LATEST
-    assert agent.stderr.count("waiting:") == 1
+    assert 2.0 <= time.monotonic() - agent.started_at < stretched(LATEST)
+    assert 2 <= int(said[1]) <= stretched(LATEST)
+    assert next(line for line in agent.stderr.splitlines() if "waiting:" in line) == said.string
     return said[2]
 
 
@@ -189,4 +190,4 @@ def test_other_nodes_that_are_missing(launch: Launch, worker: Worker) -> None:
     flags = ("--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=j", conf, "--nnodes=3")
     agent = launch(*flags, worker("pass"))
     agent.wait_line(r"waiting: 1/3 nodes \(")
-    assert 2.0 <= time.monotonic() - agent.started_at < LATEST
+    assert 2.0 <= time.monotonic() - agent.started_at < stretched(LATEST)
