@@ -60,7 +60,9 @@ def main(words: Sequence[str]) -> int:
         return contract.EXIT_FAILURE
     shown = ", ".join(_name(node) for node in nodes[:_NAMED])
     more = f" and {len(nodes) - _NAMED} more" if len(nodes) > _NAMED else ""
-    message = f"job {job.label} has no node {args.node!r}; it has {shown}{more}"
+    # A node without workers, or whose round has just begun, has other ranks in mind than the others.
+    missed = f"of rank {args.node} in the round of this node" if args.node.isdecimal() else repr(args.node)
+    message = f"job {job.label} has no node {missed}; it has {shown}{more}"
     raise UsageError(message)
 
 
