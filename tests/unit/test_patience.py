@@ -53,7 +53,8 @@ class Trial:
             ),
             answer_timeout=3.0,
             shows_waiting=shows_waiting,
-            signals=SimpleNamespace(fenced_for=0.0),
+            signals=SimpleNamespace(fenced_at=0.0),
+            sender=SimpleNamespace(last_heartbeat_at=0.0),
         )
         self.patience = RetryDeadline(affairs)  # type: ignore[arg-type] # what it reads of them
 

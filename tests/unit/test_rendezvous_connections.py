@@ -399,7 +399,7 @@ def test_a_store_that_moves_meanwhile_is_followed(
     def move(_: NotingStore) -> None:
         left.append(len(backend.opened))
         context = context_of(node)
-        context.signals.failover_to = _ELSEWHERE
+        context.signals.failovers.append(_ELSEWHERE)
         context.signals.wake.set()
 
     former = backend.space

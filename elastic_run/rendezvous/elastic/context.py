@@ -112,26 +112,29 @@ class SenderState:
 class SessionSignals:
     """The messages between the threads of one session: for each, which thread sets it and which thread reads it.
 
+    A plain field has one thread that writes it. An event (`threading.Event`) may have several; the thread that waits
+    for it clears it, before it looks at what the event tells of. So nothing that happens meanwhile is missed.
+
     *The member's thread* is the thread that performs the member's command: as a rule the log reader, which brings the
-    member its decisions.
+    member its decisions. *The closing thread* runs `JobSession.close`.
 
     Args:
-        closing: The session ends. The agent's thread sets it; all threads read it.
-        is_leaving: The agent leaves the job. The agent's thread sets it; the sender and the closing thread read it.
+        closing: The session ends. The closing thread sets it; all threads read it.
+        is_leaving: The agent leaves the job. The agent's thread sets it, once; all threads read it.
         wake: The sender has something to do. Every thread sets it; the sender clears it.
         has_sent: The store has confirmed all facts. The sender sets it; the closing thread waits for it and clears it.
         has_failed_over: A decision to move the store was read, or no other node uses this node's store any more. The
             member's thread sets it, or the store's; the closing thread waits for it.
-        has_lost_log: The log reader's connection has broken. The log reader sets it; the sender checks the store, and
-            clears it.
-        failover_to: The endpoint to which the store moves, or None. The member's thread sets it; the sender goes there,
-            and clears it.
+        has_lost_log: The log reader's connection has broken. The log reader sets it; the sender clears it, and checks
+            the store.
+        failovers: The endpoints to which the store moves. The member's thread appends one; the sender takes it, and
+            goes there.
         formed_at: Monotonic seconds at which this node read that its last round was formed, or None. The member's
             thread sets it; the sender reads it.
-        fenced_for: Seconds without a confirmed heartbeat after which the fence stopped the workers, or 0.0. The fence
-            sets it; the sender reads it, and clears it after a heartbeat.
+        fenced_at: Monotonic seconds at which the fence stopped the workers last, or 0.0. The fence sets it; the sender
+            reads it. A later heartbeat (`SenderState.last_heartbeat_at`) makes it void.
         has_told_full: Whether the user knows that the store has no room for another connection of this node. The first
-            thread that is refused sets it.
+            thread that is refused sets it. Of two threads that are refused in one moment, each may tell the user.
     """
 
     closing: threading.Event = field(default_factory=threading.Event)
@@ -139,10 +142,10 @@ class SessionSignals:
     wake: threading.Event = field(default_factory=threading.Event)
     has_sent: threading.Event = field(default_factory=threading.Event)
     has_failed_over: threading.Event = field(default_factory=threading.Event)
-    has_lost_log: bool = False
-    failover_to: str | None = None
+    has_lost_log: threading.Event = field(default_factory=threading.Event)
+    failovers: deque[str] = field(default_factory=deque)
     formed_at: float | None = None
-    fenced_for: float = 0.0
+    fenced_at: float = 0.0
     has_told_full: bool = False
 
 

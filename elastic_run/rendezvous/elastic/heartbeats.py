@@ -105,7 +105,7 @@ class NodeHeartbeats:
         # A node that was dropped before its first heartbeat reads so in the log, unless it waited all the time.
         is_unknown = self._writer.is_first and state == WAITING
         was_dropped = self._writer.write(store, comes_back=state != LEAVING)
-        context.sender.last_heartbeat_at, context.signals.fenced_for = now, 0.0
+        context.sender.last_heartbeat_at = now
         if member_driver is None:
             return
         member_driver.feed(node_messages.HeartbeatWritten(was_dropped, is_unknown))

@@ -278,7 +278,7 @@ class JobSession(Session):
         if context.signals.is_leaving:
             return
         if command.endpoint:
-            context.signals.failover_to = command.endpoint
+            context.signals.failovers.append(command.endpoint)
             context.signals.wake.set()
         else:
             context.events.deliver(Lost("store_lost", command.detail))

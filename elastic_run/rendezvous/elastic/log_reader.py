@@ -66,7 +66,7 @@ class LogReader:
 
     def _wake_sender(self) -> None:
         """Let the sender look whether the store is still there; it opens a shared connection again."""
-        self._context.signals.has_lost_log = True
+        self._context.signals.has_lost_log.set()
         self._context.signals.wake.set()
 
     def _turn(self, store: JobStore) -> None:

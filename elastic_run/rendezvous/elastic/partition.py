@@ -119,13 +119,10 @@ class Fence:
         """Watch until the session ends."""
         context, lease = self._context, self._context.config.lease
         while not (context.signals.closing.is_set() or context.events.is_over.is_set()):
-            silent_for = time.monotonic() - context.sender.last_heartbeat_at
-            if silent_for >= lease:
-                self._stop_workers(silent_for)
+            now = time.monotonic()
+            silent_for = now - context.sender.last_heartbeat_at
+            if silent_for >= lease and self._member_driver.member.state == RUNNING:
+                context.signals.fenced_at = now
+                self._member_driver.feed(node_messages.CutOff(silent_for))
             pause = lease - silent_for if silent_for < lease else context.config.keep_alive_interval
             context.signals.closing.wait(pause)
-
-    def _stop_workers(self, silent_for: float) -> None:
-        if self._member_driver.member.state == RUNNING:
-            self._context.signals.fenced_for = silent_for
-            self._member_driver.feed(node_messages.CutOff(silent_for))

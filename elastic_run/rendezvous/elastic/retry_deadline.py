@@ -97,8 +97,8 @@ class RetryDeadline:
         reason, trouble = getattr(error, "reason", SILENT), getattr(error, "cause", str(error))
         if reason == UNRESOLVED and not self._was_reached:
             trouble = f"{trouble}; if it gets none, give all nodes an address in its place{self._describe_hint()}"
-        fenced_for = self._context.signals.fenced_for
-        if fenced_for:
+        fenced_for = self._context.signals.fenced_at - self._context.sender.last_heartbeat_at
+        if fenced_for > 0:
             trouble = f"{trouble}; the workers were stopped after {fenced_for:.0f} s (--fence-after=lease)"
         if self._since is None:
             # The wait for the answer counts, unless this process was stopped meanwhile: that says nothing of the store.

@@ -113,9 +113,10 @@ class Sender:
     def _turn(self) -> None:
         """Identify a store that was opened just now; then write what is due, and wait."""
         context = self._context
-        has_lost_log, context.signals.has_lost_log = context.signals.has_lost_log, False
-        if context.signals.failover_to is not None:
-            self._move(context.signals.failover_to)  # without another request to a host that leaves
+        has_lost_log = context.signals.has_lost_log.is_set()
+        context.signals.has_lost_log.clear()
+        if context.signals.failovers:
+            self._move(context.signals.failovers.popleft())  # without another request to a host that leaves
             return
         store = self._connection.store
         if self._retry_deadline.is_tried or context.sender.store_id is None or (has_lost_log and self._is_other(store)):
@@ -298,7 +299,6 @@ class Sender:
     def _move(self, endpoint: str) -> None:
         """Go to the endpoint that the store's host named before it left."""
         context = self._context
-        context.signals.failover_to = None
         before = context.backend.name
         if context.signals.closing.is_set() or context.signals.is_leaving or not context.backend.advance(endpoint):
             return
