@@ -11,9 +11,11 @@ unexport PYTHONDONTWRITEBYTECODE
 TESTING := $(PYTHON_IN_VENV) -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 # Another life among faults: make chaos CHAOS="--seed 17 --faults 40"
 CHAOS :=
+# Packages to change, all unless given, and options: make mutate MUTATE="report store --sample 30 --seed 2"
+MUTATE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long test-clients chaos cover lint format types docs bench figures picture history-picture build clean
+.PHONY: help setup demo test test-long test-clients chaos mutate cover lint format types docs bench figures picture history-picture build clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | sort | column -t -s $$'\t' 2>/dev/null || true
@@ -39,6 +41,10 @@ test-clients: setup ## accelerate, lightning, torchx, transformers and notebooks
 chaos: setup ## train on three virtual hosts through 30 random faults; needs root, takes minutes
 	@tools/test-tools.sh
 	$(PYTHON_IN_VENV) -m tests.chaos $(CHAOS)
+
+mutate: setup ## change random places of the code, in a copy, and list the changes that no test notices; takes minutes
+	@tools/test-tools.sh
+	$(PYTHON_IN_VENV) -m tests.mutate $(MUTATE)
 
 cover: setup ## unit tests; every branch of the pure core must be taken
 	$(PYTHON_IN_VENV) -m coverage run -m pytest -q --durations=0 tests/unit tests/scenarios

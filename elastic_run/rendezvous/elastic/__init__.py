@@ -51,6 +51,8 @@ Threads of one session, what each owns, and what passes between them::
 - The **coordinator thread** runs while this node coordinates; it owns the coordinator's state (`core.job.coordinator`).
 - **Round admission** has a thread for each round, until rank 0's store was seen to be reachable.
 - The **fence** thread runs with ``--fence-after`` only; it owns nothing and feeds `CutOff`.
+- The **closing** thread, the agent's, runs `JobSession.close`: while this node waits for others at the end, the agent's
+  loop must answer signals.
 - Every other connection belongs to one thread. Another thread may only interrupt it.
 - What the threads share is frozen (`context.SessionContext`). What changes has one owner (`SenderState`), is a word
   from one thread to another (`SessionSignals`), or is a queue: the events for the agent, in the order of the decisions
