@@ -2,8 +2,6 @@
 
 | module | what it holds |
 |---|---|
-| `gpu_question` | asks for the GPU use of processes in a thread |
-| `job_questions` | questions to all nodes of a job, through its store |
 | `agent_view` | the parts of the agent that a request on the control socket may read |
 | `api` | specification, worker, worker group, result and the abstract agent, with torch's fields |
 | `background` | processes that workers left running in the background: they end or live on with the job |
@@ -11,12 +9,14 @@
 | `control_server` | the agent's control socket, on which commands ask |
 | `driver` | the parts that `LocalElasticAgent` runs a job with |
 | `failures` | a failed job as torch's exceptions and `ProcessFailure`, for programs that launch |
+| `gpu_question` | asks for the GPU use of processes in a thread |
 | `health_check_server` | torch's hook for a site's own health checks; it serves nothing by itself |
 | `health_port` | `--health-port`: answers whether the agent is alive, and whether its workers run |
 | `history` | how each round ended: the lines while the job runs, and the result for the report |
 | `http_listener` | a port at which an agent answers requests over HTTP |
 | `http_requests` | one request over HTTP, read and answered |
 | `job_metrics` | counts the events of this node, for `--metrics-port` |
+| `job_questions` | `status`, `stacks` and `drain` of all nodes of a job, asked and answered through its store |
 | `local_elastic_agent` | `LocalElasticAgent`: runs the workers of one node as processes |
 | `metrics_port` | `--metrics-port`: the counts, for Prometheus |
 | `script_name` | names of the workers' program: one that is the same on all nodes, and one for reports |
