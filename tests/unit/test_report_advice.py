@@ -161,3 +161,16 @@ def test_a_device_in_place_of_a_file_of_rules_is_refused() -> None:
     """It may have no end."""
     with pytest.raises(ValueError, match="'/dev/zero' is longer than 1 MiB"):
         read_rules("/dev/zero")
+
+
+def test_a_missing_reader_of_rules_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python 3.10 needs a package to read TOML, and a wrong installation gets one line that names it."""
+    path = tmp_path / "rules.toml"
+    path.write_text("[[rule]]\nmatch = 'x'\nhelp = 'y'\n")
+
+    def refuse(name: str) -> None:
+        raise ModuleNotFoundError(name)
+
+    monkeypatch.setattr("importlib.import_module", refuse)
+    with pytest.raises(ValueError, match="package tomli, which is missing"):
+        read_rules(str(path))

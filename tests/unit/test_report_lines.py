@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from elastic_run import contract
+from elastic_run.core.failure.exception_text import ExceptionText
 from elastic_run.report import lines
+from elastic_run.report.wording import end_verb
 from tests.support.job_results import captured, worker_end
 
 ROOT = worker_end(3, 1, captured("value_error"))
@@ -48,3 +51,22 @@ def test_a_quiet_round() -> None:
         "no worker here has written anything or used a processor for 5 min 00 s: "
         "`elastic-run stacks 4711` shows where each rank is"
     )
+
+
+def test_background_processes_are_named() -> None:
+    """The line counts the processes that live on, and has the pid and command of the first ones."""
+    assert lines.background([(7, "sleep 100")]) == (
+        "1 background process of the workers lives on: pid 7 (sleep 100) "
+        "(--kill-background-processes ends them with the job)"
+    )
+    several = lines.background([(pid, "x") for pid in range(1, 9)])
+    assert several.startswith("8 background processes of the workers live on: pid 1 (x), pid 2 (x), ")
+    assert f"{8 - several.count('pid ')} more (" in several
+
+
+def test_a_worker_that_was_stopped_for_a_hang_made_no_progress() -> None:
+    """The words of a hang stand for the launcher's own verdict, never for a worker that returns its code."""
+    hung = worker_end(0, contract.EXIT_HUNG, exception=ExceptionText(contract.HANG, "no progress"))
+    assert end_verb(hung) == "made no progress"
+    raised = worker_end(0, contract.EXIT_HUNG, exception=ExceptionText("ValueError", "x"))
+    assert end_verb(raised) == "failed with exit code 212"

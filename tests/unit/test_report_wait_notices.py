@@ -1,0 +1,93 @@
+"""When a waiting node is told which nodes are missing."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from elastic_run.core.node.state import RUNNING, WAITING
+from elastic_run.core.protocol import job_keys, messages
+from elastic_run.core.protocol.messages import Status
+from elastic_run.report.wait_notices import WaitNotices
+from elastic_run.store.jobstore.memory import JobSpace, MemoryJobStore
+
+if TYPE_CHECKING:
+    from elastic_run.rendezvous.session import Notice, Waiting
+
+_GATHERING = Status("gathering", 0, 2, 4, 1, ("a",), (), 30.0)
+
+
+class Node:
+    """A node that waits from second 0 on; `told` has the seconds at which it was told something."""
+
+    def __init__(self, *, shows_waiting: bool = False) -> None:
+        self.state: str | None = WAITING
+        self.told: list[float] = []
+        self.events: list[Notice | Waiting] = []
+        self.store = MemoryJobStore(JobSpace())
+        self._now = 0.0
+        self.notices = WaitNotices(
+            state=lambda: self.state, doubt=lambda: "", shows_waiting=shows_waiting, deliver=self._deliver
+        )
+
+    def _deliver(self, event: Notice | Waiting) -> None:
+        self.told.append(self._now)
+        self.events.append(event)
+
+    def write(self, status: Status) -> None:
+        """Let the coordinator write a status."""
+        self.store.write({job_keys.STATUS: messages.to_json(status)})
+
+    def look(self, *seconds: float) -> None:
+        """Let the node look at these seconds."""
+        for self._now in seconds:
+            self.notices.first_due(self._now)
+            self.notices.tell(self.store, self._now)
+
+
+def test_a_line_comes_after_two_seconds_and_every_ten_seconds() -> None:
+    """Where the agent prints lines, the first comes after 2 s, and each other one 10 s after the last."""
+    node = Node()
+    node.write(_GATHERING)
+    node.look(*(half / 2 for half in range(64)))
+    assert node.told == [2.0, 12.0, 22.0]
+
+
+def test_a_line_that_is_rewritten_follows_each_look() -> None:
+    """Where the agent rewrites one line, each look after the first 2 s updates it; it goes when the wait is over."""
+    node = Node(shows_waiting=True)
+    node.write(_GATHERING)
+    node.look(0.0, 1.0, 2.0, 3.0, 4.0)
+    assert node.told == [2.0, 3.0, 4.0]
+    node.state = RUNNING
+    node.look(5.0, 6.0)
+    assert node.told[3:] == [5.0]
+    assert node.notices.first_due(7.0) == math.inf
+
+
+def test_a_coordinator_that_was_elected_just_now_has_written_nothing() -> None:
+    """Until a status is there the node looks again a quarter of a second later, and says nothing."""
+    node = Node()
+    node.look(0.0, 2.0)
+    assert node.told == []
+    assert node.notices.first_due(2.1) == 2.25
+
+
+def test_another_wait_begins_anew() -> None:
+    """After a round a node that waits again is told after 2 s, however long ago it waited before."""
+    node = Node()
+    node.write(_GATHERING)
+    node.look(0.0, 2.0)
+    node.state = RUNNING
+    node.look(3.0)
+    node.state = WAITING
+    node.look(4.0, 5.5, 6.0)
+    assert node.told == [2.0, 6.0]
+
+
+def test_a_spare_is_told_once() -> None:
+    """A node beyond the maximum hears once that it is a spare, however long it waits."""
+    node = Node()
+    node.write(Status("running", 1, 2, 4, 4, ("a", "b", "c", "d"), (), None))
+    node.look(0.0, 2.0, 12.0, 22.0)
+    assert node.told == [2.0]
