@@ -68,20 +68,19 @@ class Mutant:
         path: The file, relative to the repository.
         line: Where it begins.
         begin: Offset of the changed bytes.
-        end: Offset of the first byte behind these.
+        old: These bytes.
         new: What stands there instead.
     """
 
     path: str
     line: int
     begin: int
-    end: int
+    old: bytes
     new: bytes
 
     def describe(self) -> str:
         """Return place, old text and new text in one line."""
-        old = (ROOT / self.path).read_bytes()[self.begin : self.end]
-        texts = (" ".join(text.decode().split())[:90] for text in (old, self.new))
+        texts = (" ".join(text.decode().split())[:90] for text in (self.old, self.new))
         return f"{self.path}:{self.line}: {' -> '.join(texts)}"
 
 
@@ -92,7 +91,7 @@ def find_mutants(path: str, source: bytes) -> list[Mutant]:
     for node, new in _find_changes(ast.parse(source)):
         begin = starts[node.lineno - 1] + node.col_offset
         end = starts[(node.end_lineno or node.lineno) - 1] + (node.end_col_offset or 0)
-        found.append(Mutant(path, node.lineno, begin, end, new.encode()))
+        found.append(Mutant(path, node.lineno, begin, source[begin:end], new.encode()))
     return found
 
 
@@ -167,6 +166,10 @@ class Copy:
                 (directory / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(ROOT / name, directory / name)
 
+    def read(self, path: str) -> bytes:
+        """Read a file of the package."""
+        return (self._directory / path).read_bytes()
+
     def write(self, path: str, source: bytes) -> None:
         """Write a file of the package."""
         (self._directory / path).write_bytes(source)
@@ -235,8 +238,9 @@ def try_out(room: Room, mutants: list[Mutant], jobs: int) -> list[Mutant]:
         copies.put(first)
 
         def survives(mutant: Mutant) -> bool:
-            copy, source = copies.get(), (ROOT / mutant.path).read_bytes()
-            copy.write(mutant.path, source[: mutant.begin] + mutant.new + source[mutant.end :])
+            copy = copies.get()
+            source = copy.read(mutant.path)
+            copy.write(mutant.path, source[: mutant.begin] + mutant.new + source[mutant.begin + len(mutant.old) :])
             try:
                 is_alive = all(copy.run(stage, limit) for stage, limit in zip(room.stages, limits, strict=True))
             finally:
