@@ -98,6 +98,8 @@ RECORDER_DUMP = b"d"
 RECORDER_COUNT = b"c"
 #: Name of the thread that answers.
 RECORDER_THREAD = "flight-recorder"
+#: Name of the socket on which a worker is asked for a fault of --inject-fault. No child of the worker has it.
+ENV_FAULTS = "ELASTIC_RUN_FAULTS"
 #: torch's variables of the flight recorder, the older name last: number of entries, beginning of a dump's path.
 ENV_RECORDER_SIZE = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 ENV_RECORDER_PREFIX = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")

@@ -6,11 +6,12 @@ Each is `KIND[=VALUE][@TIME][:rank=R][:attempt=N][:seed=N]`.
 from __future__ import annotations
 
 from elastic_run.cli.values import duration, nearest
-from elastic_run.core.agent.faults import Fault
+from elastic_run.core.agent.faults import DEEDS, Fault
 from elastic_run.signals import SIGKILL, SIGSTOP, signal_number
 
-#: Signals by the names of faults; 0 is the agent's own end.
-_KINDS = {"kill": SIGKILL, "stop": SIGSTOP, "signal": None, "agent": 0}
+#: Signals by the names of faults, and 0 for those without; None where the signal is the value.
+_KINDS = {"kill": SIGKILL, "stop": SIGSTOP, "signal": None, "child": None, "agent": 0, **dict.fromkeys(DEEDS, 0)}
+_MOST_EXIT_CODE = 255
 _PLACES = ("rank", "attempt", "seed")
 
 
@@ -34,6 +35,7 @@ def _read_fault(text: str) -> Fault:
         message = f"has a fault {kind!r} that is none of {', '.join(_KINDS)}{nearest(kind, _KINDS)}"
         raise ValueError(message)
     signal, pause = _read_kind(kind, value)
+    deed = f"exit {_read_exit_code(value)}" if kind == "exit" else kind if kind in DEEDS else ""
     after, before = _read_time(when)
     given = _read_places(places)
     return Fault(
@@ -44,21 +46,31 @@ def _read_fault(text: str) -> Fault:
         attempt=None if given.get("attempt") == "all" else _read_number("attempt", given.get("attempt", "0"), "all"),
         pause=pause,
         seed=_read_number("seed", given.get("seed", "0")),
+        deed=deed,
+        is_for_child=kind == "child",
     )
 
 
 def _read_kind(kind: str, value: str) -> tuple[int, float]:
     """Return the signal and the pause."""
     signal = _KINDS[kind]
-    if kind == "signal":
+    if signal is None:
         signal = signal_number(value)
         if signal is None:
-            message = f"has signal={value}, which is no name of a signal such as SIGSEGV"
+            message = f"has {kind}={value}, which is no name of a signal such as SIGSEGV"
             raise ValueError(message)
-    elif value and kind != "stop":
+    elif value and kind not in ("stop", "exit"):
         message = f"has {kind}={value}, but {kind} takes no value"
         raise ValueError(message)
-    return signal or 0, _read_seconds(value) if kind == "stop" and value else 0.0
+    return signal, _read_seconds(value) if kind == "stop" and value else 0.0
+
+
+def _read_exit_code(text: str) -> int:
+    code = _read_number("exit", text or "1")
+    if code > _MOST_EXIT_CODE:
+        message = f"has exit={text}, which is above {_MOST_EXIT_CODE}"
+        raise ValueError(message)
+    return code
 
 
 def _read_time(text: str) -> tuple[float, float]:

@@ -68,7 +68,7 @@ def _answer(listener: socket.socket) -> None:
             connection, _ = listener.accept()
             with connection:
                 connection.settimeout(_PATIENCE)
-                request = connection.recv(1) if _is_own_user(connection) else b""
+                request = connection.recv(1) if is_own_user(connection) else b""
                 if request == contract.RECORDER_COUNT:
                     connection.sendall(count_collectives())
                 elif request == contract.RECORDER_DUMP and write_dump(has_stacks=False):
@@ -118,7 +118,7 @@ def _has_open_collective(dump: Callable[..., bytes]) -> bool:
     return any(not entry["retired"] for entry in entries)
 
 
-def _is_own_user(connection: socket.socket) -> bool:
+def is_own_user(connection: socket.socket) -> bool:
     """Whether the other side is this user or root: names of abstract sockets have no permissions."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     return struct.unpack("3i", credentials)[1] in (os.getuid(), 0)

@@ -5,6 +5,10 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
+import pytest
+
+from elastic_run import contract
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
@@ -61,3 +65,57 @@ def test_a_killed_agent(launch: Launch, worker: Worker) -> None:
     job = launch("--inject-fault=agent@0.2s", worker("say('there')\nsignal.pause()"))
     assert job.wait_exit() == -signal.SIGKILL
     assert "SIGKILL to this agent, of rank 0, after 0.20 s (--inject-fault)" in job.stderr
+
+
+#: Runs Python code for ever.
+_RUNS = "say('there')\nwhile True:\n    time.sleep(0.01)"
+
+
+@pytest.mark.parametrize("preload", [(), ("--preload=json",)], ids=["cold", "warm"])
+def test_an_exception(preload: tuple[str, ...], launch: Launch, worker: Worker) -> None:
+    """The main thread raises, and the report has its place in the program."""
+    job = launch("--nproc-per-node=2", *preload, "--inject-fault=raise@0.2s:rank=1", worker(f"import time\n{_RUNS}"))
+    assert job.wait_exit() == 1
+    assert "exception in the main thread: rank 1 (pid " in job.stderr
+    report = " ".join(job.stderr.partition("-- elastic-run: ")[2].split())
+    assert "cause rank 1 on " in report
+    assert "InjectedFaultError: --inject-fault asked for it" in report
+
+
+@pytest.mark.parametrize(("fault", "code"), [("exit=7", 7), ("exit=0", 0), ("exit", 1)])
+def test_an_exit_code(fault: str, code: int, launch: Launch, worker: Worker) -> None:
+    """Also 0, with which a rank leaves its peers alone."""
+    job = launch(f"--inject-fault={fault}@0.2s", worker("signal.pause()"))
+    assert job.wait_exit() == code
+    assert f"exit with code {code}: rank 0 (pid " in job.stderr
+
+
+@pytest.mark.parametrize(
+    ("fault", "place"),
+    [("sleep", "rank 0 is in sleep_for_ever (worker"), ("hold-gil", "rank 0 is in hold_gil (worker")],
+)
+def test_a_hang(fault: str, place: str, launch: Launch, worker: Worker) -> None:
+    """The main thread sleeps for ever, or waits in C and never gives up the GIL."""
+    path = worker(f"import time\n{_RUNS}")
+    job = launch(f"--inject-fault={fault}", "--hang-timeout=1", "--hang-action=fail", "--shutdown-timeout=1", path)
+    assert job.wait_exit() == contract.EXIT_HUNG, job.stderr
+    assert place in job.stderr
+
+
+def test_a_child(launch: Launch, worker: Worker) -> None:
+    """A child process of the worker gets the signal, as a data loader that dies."""
+    path = worker("import subprocess\nchild = subprocess.Popen(['sleep', '600'])\nsay('end', child.wait())")
+    job = launch("--inject-fault=child=SIGKILL@1s:rank=0", path)
+    assert job.wait_exit() == 0, job.stderr
+    assert job.stdout == "end -9\n"
+    assert "a child process of rank 0, after 1.0 s (--inject-fault)" in job.stderr
+    job = launch("--inject-fault=child=SIGKILL", worker("say('there')\nopen(sys.argv[1]).read()"), "/dev/null")
+    assert job.wait_exit() == 0
+
+
+def test_a_program_that_is_no_python(launch: Launch) -> None:
+    """It can't raise, and a line says so; it goes on."""
+    job = launch("--no-python", "--inject-fault=raise", "sleep", "11")
+    assert job.wait_exit() == 0, job.stderr
+    assert "no exception in the main thread: rank 0 (pid " in job.stderr
+    assert "is no Python that has elastic-run" in job.stderr

@@ -13,11 +13,16 @@ from elastic_run.run import run_command
 
 def test_what_is_read() -> None:
     """A fault has a kind, a time, a rank, an attempt and a seed, all but the kind with a default."""
-    assert read_faults("kill,stop=5s@1m..2m:rank=any:attempt=all:seed=7,signal=SIGSEGV@3:rank=2,agent") == (
+    assert read_faults(
+        "kill,stop=5s@1m..2m:rank=any:attempt=all:seed=7,signal=SIGSEGV@3:rank=2,agent,child=SIGKILL,exit=7,raise"
+    ) == (
         Fault(signal.SIGKILL),
         Fault(signal.SIGSTOP, after=60.0, before=120.0, rank=None, attempt=None, pause=5.0, seed=7),
         Fault(signal.SIGSEGV, after=3.0, before=3.0, rank=2),
         Fault(0),
+        Fault(signal.SIGKILL, is_for_child=True),
+        Fault(0, deed="exit 7"),
+        Fault(0, deed="raise"),
     )
     assert read_faults("") == ()
 
@@ -25,9 +30,16 @@ def test_what_is_read() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("kil", "a fault 'kil' that is none of kill, stop, signal, agent, did you mean 'kill'?"),
+        (
+            "kil",
+            "a fault 'kil' that is none of kill, stop, signal, child, agent, raise, exit, sleep, hold-gil",
+        ),
         ("kill,", "a fault '' that is none of"),
         ("kill=3", "kill=3, but kill takes no value"),
+        ("child=9", "child=9, which is no name of a signal"),
+        ("exit=256", "exit=256, which is above 255"),
+        ("exit=x", "exit=x, which is no number from 0 up"),
+        ("raise=x", "raise=x, but raise takes no value"),
         ("signal=9", "signal=9, which is no name of a signal"),
         ("kill@soon", "the time 'soon', which is no number of seconds"),
         ("stop=x", "the time 'x', which is"),

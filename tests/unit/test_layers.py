@@ -33,7 +33,7 @@ ALLOWED: dict[str, set[str]] = {
     "slurm_port": set(),
     "store": {"contract", "core", "loop", "utils"},
     "multiprocessing": {"contract", "core", "loop", "utils", "events", "metrics", "cluster.numa"}
-    | {"diagnosis.recorder_hook"},
+    | {"diagnosis.fault_thread", "diagnosis.recorder_hook"},
     "report": {"contract", "core", "loop", "utils", "multiprocessing.output"}
     | {"store.jobstore.api", "rendezvous.session"},
     "rendezvous": {"contract", "core", "loop", "store", "utils", "events", "report.wait_notices", "report.wait_texts"},

@@ -12,6 +12,7 @@
 | `flight_recorder` | torch's flight recorder in the workers: its variables, its dumps |
 | `gpu_memory` | waits until the GPUs have taken back the old workers' memory |
 | `fault_injection` | injects the faults of --inject-fault |
+| `fault_sockets` | the sockets on which workers take requests for faults |
 | `hang_detection` | watches a round for a hang |
 | `hang_reaction` | tells that the job hangs, and performs --hang-action |
 | `hang_signs` | reads the workers' signs of progress for the hang detection |

@@ -1,4 +1,4 @@
-"""Injects the faults of --inject-fault into the workers of a round: by signals, and by the agent's own end.
+"""Injects the faults of --inject-fault into the workers of a round: by signals, by a request, by the agent's own end.
 
 A line of the launcher says that a fault was asked for, so that no user looks for its cause.
 """
@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 
-from elastic_run.core.agent.faults import plan_faults
+from elastic_run.agent.driver.fault_sockets import name_socket
+from elastic_run.core.agent.faults import DEEDS, plan_faults
+from elastic_run.multiprocessing.process.process_table import find_descendants
 from elastic_run.report.wording import signal_name, span
 
 TYPE_CHECKING = False
@@ -21,6 +24,11 @@ if TYPE_CHECKING:
     from elastic_run.loop import Loop
 
 
+#: Seconds until a worker whose Python starts must have heard a request, and between two attempts.
+_PATIENCE = 10.0
+_PAUSE = 0.05
+
+
 def inject_faults(
     faults: Sequence[Fault], started: Round, group: WorkerGroup, *, loop: Loop, say: Callable[[str], None]
 ) -> None:
@@ -29,31 +37,81 @@ def inject_faults(
     world_size = group.workers[0].world_size
     for planned in plan_faults(faults, attempt=started.restart_count, world_size=world_size):
         if planned.rank in local_ranks:
-            local_rank = local_ranks[planned.rank]
-            loop.call_later(planned.delay, _make_injection(planned, started, local_rank, loop=loop, say=say))
+            injection = _Injection(planned, started, local_ranks[planned.rank], loop=loop, say=say)
+            loop.call_later(planned.delay, injection.begin)
 
 
-def _make_injection(
-    planned: PlannedFault, started: Round, local_rank: int, *, loop: Loop, say: Callable[[str], None]
-) -> Callable[[], None]:
-    fault = planned.fault
+class _Injection:
+    """One fault of a round."""
 
-    def inject() -> None:
-        if local_rank not in started.workers.alive:
-            return  # it has ended, and its number may be another process's
-        pid = started.workers.pids[local_rank]
-        moment = f"after {span(planned.delay)} (--inject-fault)"
-        if not fault.signal:
+    def __init__(
+        self, planned: PlannedFault, started: Round, local_rank: int, *, loop: Loop, say: Callable[[str], None]
+    ) -> None:
+        self._fault = planned.fault
+        self._round = started
+        self._local_rank = local_rank
+        self._loop = loop
+        self._say = say
+        self._rank = f"rank {planned.rank}"
+        self._moment = f"after {span(planned.delay)} (--inject-fault)"
+
+    @property
+    def _pid(self) -> int | None:
+        """The worker's pid; None if it has ended, and its number may be another process's."""
+        alive = self._local_rank in self._round.workers.alive
+        return self._round.workers.pids[self._local_rank] if alive else None
+
+    def begin(self) -> None:
+        """Inject the fault, if the worker still runs."""
+        pid, fault = self._pid, self._fault
+        if pid is None:
+            return
+        if fault.deed:
+            self._request(until=self._loop.now() + _PATIENCE)
+        elif not fault.signal:
             # The console writes through the loop, which ends here.
-            os.write(2, f"elastic-run: SIGKILL to this agent, of rank {planned.rank}, {moment}\n".encode())
+            os.write(2, f"elastic-run: SIGKILL to this agent, of {self._rank}, {self._moment}\n".encode())
             os.kill(os.getpid(), signal.SIGKILL)
-        say(f"{signal_name(fault.signal)} to rank {planned.rank} (pid {pid}) {moment}")
-        os.killpg(pid, fault.signal)
-        if fault.pause:
-            loop.call_later(fault.pause, go_on)
+        elif fault.is_for_child:
+            self._send_to_child(pid, signal_name(fault.signal))
+        else:
+            self._say(f"{signal_name(fault.signal)} to {self._rank} (pid {pid}) {self._moment}")
+            os.killpg(pid, fault.signal)
+            if fault.pause:
+                self._loop.call_later(fault.pause, self._go_on)
 
-    def go_on() -> None:
-        if local_rank in started.workers.alive:
-            os.killpg(started.workers.pids[local_rank], signal.SIGCONT)
+    def _go_on(self) -> None:
+        if (pid := self._pid) is not None:
+            os.killpg(pid, signal.SIGCONT)
 
-    return inject
+    def _send_to_child(self, pid: int, name: str) -> None:
+        child = max(set(find_descendants({pid}, since=0)) - {pid}, default=None)
+        if child is None:
+            self._say(f"no {name}: {self._rank} (pid {pid}) has no child process {self._moment}")
+            return
+        self._say(f"{name} to pid {child}, a child process of {self._rank}, {self._moment}")
+        os.kill(child, self._fault.signal)
+
+    def _request(self, *, until: float) -> None:
+        """Ask the worker for the fault; again and again while its Python starts."""
+        if (pid := self._pid) is None:
+            return
+        deed, _, code = self._fault.deed.partition(" ")
+        what = f"{DEEDS[deed]} with code {code}" if code else DEEDS[deed]
+        if _send(name_socket(self._round.restart_count, self._local_rank), self._fault.deed):
+            self._say(f"{what}: {self._rank} (pid {pid}) {self._moment}")
+        elif self._loop.now() < until:
+            self._loop.call_later(_PAUSE, lambda: self._request(until=until))
+        else:
+            self._say(f"no {what}: {self._rank} (pid {pid}) is no Python that has elastic-run {self._moment}")
+
+
+def _send(name: str, text: str) -> bool:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.setblocking(False)  # noqa: FBT003 - the method's own signature
+        try:
+            connection.connect(f"\0{name}")
+            connection.send(text.encode())
+        except OSError:
+            return False
+    return True

@@ -105,6 +105,10 @@ def set_up_worker(document: dict[str, Any], template_start: TemplateStart, title
         from elastic_run.diagnosis.recorder_hook import begin  # noqa: PLC0415 - only with --flight-recorder
 
         begin()
+    if contract.ENV_FAULTS in os.environ:
+        from elastic_run.diagnosis import fault_thread  # noqa: PLC0415 - only with --inject-fault
+
+        fault_thread.begin()
 
 
 def _look_anew() -> None:

@@ -39,7 +39,7 @@ LIGHT_FAULTS = (
     Fault("SIGKILL", r"killed by SIGKILL|Signal 9 \(SIGKILL\)", LIGHT),
     Fault("SIGTERM", r"killed by SIGTERM|Signal 15 \(SIGTERM\)", LIGHT),
     Fault("exit code", r"exit ?code\s*:?\s*7\b", LIGHT),
-    Fault("OOM kill", r"OOM killer (ended it|was at work)", LIGHT, memory=150),
+    Fault("OOM kill", r"OOM killer (ended it|was at work)|out of memory: Killed process", LIGHT, memory=150),
     Fault("disk full", r"No space left on device", LIGHT),
     Fault("import error", r"No module named 'tokenizer_of_ours'", LIGHT),
     Fault("port taken", r"Address already in use", LIGHT),
