@@ -46,15 +46,17 @@ def test_an_older_answer_is_told_once(etcd: Etcd, kind: str) -> None:
     with _open(kind, etcd, "job", revisions) as store:
         store.append("facts", b"before")
         etcd.save()
-    with _open(kind, etcd, "job", revisions) as store:
+    with _open(kind, etcd, "job", revisions) as store, _open(kind, etcd, "job", revisions) as other:
         for number in range(10):
             store.append("facts", b"%d" % number)
         _, position = store.read("facts", 0, 0.0)
+        assert other.read("facts", 0, 0.0)[1] == position
         assert store.restores == 0
         etcd.restore()
-        with pytest.raises(StoreConnectionError) as caught:
-            store.read("facts", position, 0.0)
-        assert caught.value.reason == RESTORED
+        for connection in (store, other):
+            with pytest.raises(StoreConnectionError) as caught:
+                connection.trim("facts", position)
+            assert caught.value.reason == RESTORED
     with _open(kind, etcd, "job", revisions) as store:
         assert store.restores == 1
         store.append("facts", b"after")
@@ -65,14 +67,14 @@ def test_an_older_answer_is_told_once(etcd: Etcd, kind: str) -> None:
 def test_answers_that_cross_are_no_restore() -> None:
     """An answer may be older than one that came after its request was sent."""
     revisions = Revisions()
-    revisions.check("etcd", 0, 5)
+    revisions.check("etcd", 0, 5, 0)
     before = revisions.highest
-    revisions.check("etcd", before, 9)
-    revisions.check("etcd", before, 6)
+    revisions.check("etcd", before, 9, 0)
+    revisions.check("etcd", before, 6, 0)
     assert (revisions.highest, revisions.restores) == (9, 0)
     for _ in range(2):
-        with pytest.raises(StoreConnectionError, match="went back from revision 9 to 3"):
-            revisions.check("etcd", 9, 3)
+        with pytest.raises(StoreConnectionError, match="went back to revision 3: it was restored"):
+            revisions.check("etcd", 9, 3, 0)
     assert (revisions.highest, revisions.restores) == (3, 1)
 
 

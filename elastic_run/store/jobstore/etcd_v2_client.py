@@ -78,6 +78,7 @@ class EtcdV2Client(EtcdReader):
     ) -> None:
         self.http = http
         self.revisions = revisions or Revisions()
+        self._restores = self.revisions.restores
         self._credentials = credentials
 
     def clone(self) -> EtcdV2Client:
@@ -109,7 +110,7 @@ class EtcdV2Client(EtcdReader):
             answer = self.http.ask(method, path, body, {**(_FORM if fields else {}), **self._headers()})
             document = _parse(answer, self.http)
             if answer.status in _OK:
-                self.revisions.check(f"etcd at {self.http.endpoint}", before, _index(answer))
+                self.revisions.check(f"etcd at {self.http.endpoint}", before, _index(answer), self._restores)
                 return document, _index(answer)
             self._face(answer, document, deadline, backoff)
 

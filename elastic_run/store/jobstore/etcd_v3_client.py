@@ -103,6 +103,7 @@ class EtcdV3Client(EtcdReader):
     ) -> None:
         self.http = http
         self.revisions = revisions or Revisions()
+        self._restores = self.revisions.restores
         self.credentials = credentials
         self._pass = shared or Pass()
         self._has_watched = False
@@ -135,7 +136,7 @@ class EtcdV3Client(EtcdReader):
             if status == _OK and "error" not in document:
                 if path.startswith(_KEYS):
                     found = int(document.get("header", {}).get("revision", 0))
-                    self.revisions.check(f"etcd at {self.http.endpoint}", before, found)
+                    self.revisions.check(f"etcd at {self.http.endpoint}", before, found, self._restores)
                 return document
             self._face(status, _Fault(document), token, deadline=deadline, backoff=backoff)
 

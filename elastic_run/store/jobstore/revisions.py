@@ -24,23 +24,27 @@ class Revisions:
         self.restores = 0
         self._lock = threading.Lock()
 
-    def check(self, name: str, before: int, found: int) -> None:
+    def check(self, name: str, before: int, found: int, restores: int) -> None:
         """Take in the number of an answer.
 
         Args:
             name: The cluster, for the message.
             before: `highest` when the request was sent.
             found: The number in the answer.
+            restores: `restores` when the connection began.
 
         Raises:
-            StoreConnectionError: The answer is older than one that came before the request.
+            StoreConnectionError: The answer is older than one that came before the request, or another connection had
+                such an answer since this one began.
         """
+        is_older = found < before
         with self._lock:
-            if found >= before:
+            if not is_older:
                 self.highest = max(self.highest, found)
-                return
-            if self.highest >= before:  # else another connection has seen it already
+            elif self.highest >= before:  # else another connection has seen it already
                 self.highest = found
                 self.restores += 1
-        message = f"{name} went back from revision {before} to {found}: it was restored from a backup"
+            if not is_older and self.restores == restores:
+                return
+        message = f"{name} went back to revision {found}: it was restored from a backup"
         raise StoreConnectionError(message, RESTORED)
