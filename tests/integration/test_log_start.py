@@ -38,7 +38,8 @@ def test_a_trimmed_slot_is_never_decided_again(kind: str) -> None:
         sleeper.create(job_keys.decision_key(3), to_json(second))  # it was stopped before it could look
         assert decision_log.wait_entry(store, 3, 0.0) == EntryTrimmed(3)
         assert decision_log.wait_entry(sleeper, 3, DEADLINE) == EntryTrimmed(3)
-        assert decision_log.create_entry(sleeper, 4, second) == EntryRead(4, to_json(second))
+        entry = EntryRead(4, to_json(second), to_json(LogStart(4, 2)))
+        assert decision_log.create_entry(sleeper, 4, second) == entry
         decision_log.raise_start(sleeper, LogStart(2, 1))
         assert find_start(store.get([job_keys.LOG_START])[0]) == LogStart(4, 2)
 

@@ -13,12 +13,14 @@ nodes that start from there on. The verbs:
   assignments), `release NODE`, `entry SLOT TEXT`, `fact TEXT`, `put KEY TEXT`, `drop SLOT`, `oldhead` (the first head
   is back), `change NODE` (its store is emptied), `go STORE NODE…` (to another store; `at STORE NODE…` starts there),
   `die NODE`, `dead RANK STATUS ROUND_ID NODE [STORE]` (a proof, told in the store of the node), `wipe` (the store is
-  another, empty one; nobody is told), `elsewhere NODE` (it is told), `answer NODE SLOT` (late).
+  another, empty one; nobody is told), `elsewhere NODE` (it is told), `answer NODE SLOT` (late), `backup [NAME]` and
+  `restore [NAME]` (the store; nobody is told), `notice NODE…` (they see that the store was restored).
 """
 
 from __future__ import annotations
 
 import os
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,7 +33,7 @@ from elastic_run.core.node import machine as membership
 from elastic_run.core.node import messages as node_messages
 from elastic_run.core.node.state import OVER, READY, WAITING, Member
 from elastic_run.core.protocol.job_keys import HEAD, LOG_START, assignment_key, copy_key, decision_key, state_key
-from elastic_run.core.protocol.log_start import find_start, is_trimmed
+from elastic_run.core.protocol.log_start import find_restart, find_start, is_trimmed
 from elastic_run.core.protocol.messages import (
     Fact,
     FailoverRequest,
@@ -77,6 +79,7 @@ class Bed:
         self.offices: dict[str, office.Coordinator] = {}
         self.deaf: set[str] = set()
         self.heads: list[bytes] = []
+        self.saved: dict[str, Place] = {}
         self.held: dict[str, node_messages.FetchAssignment | None] = {}
         self.pending: list[tuple[str, node_messages.Command]] = []
         self.config = plain_config()
@@ -197,7 +200,8 @@ class Bed:
 
     def _feed_entry(self, node: str, slot: int, value: bytes | None) -> None:
         is_void = value is None
-        self._feed(node, node_messages.EntryTrimmed(slot) if is_void else node_messages.EntryRead(slot, value))  # type: ignore[arg-type]
+        start = self.values.get(LOG_START)
+        self._feed(node, node_messages.EntryTrimmed(slot) if is_void else node_messages.EntryRead(slot, value, start))  # type: ignore[arg-type]
 
     def _create_slot(self, slot: int, value: bytes) -> bytes | None:
         """Create a slot as the driver does; returns what it holds, None where the slot was trimmed."""
@@ -335,6 +339,25 @@ class Bed:
         """Let the store be another one, in which nothing is; nobody is told."""
         self.values.clear()
         self.facts.clear()
+
+    def _backup(self, name: str = "") -> None:
+        self.saved[name] = deepcopy(self.store)
+
+    def _restore(self, name: str = "") -> None:
+        saved = deepcopy(self.saved[name])
+        self.store.facts, self.store.values, self.store.beats = saved.facts, saved.values, saved.beats
+
+    def _notice(self, *nodes: str) -> None:
+        for node in nodes:
+            self._enter_store(node)
+            log = self.members[node].log
+            there = self.values.get(decision_key((log.next_slot or 0) - 1))
+            raw = self.values.get(LOG_START)
+            start = find_restart(log.next_slot, log.term, log.last_entry, there=there, raw=raw)
+            self._raise_start(start)
+            start = start and find_start(self.values[LOG_START])
+            self._tell(node, f"notices: {'all is there' if start is None else _show(start)}")
+            self._feed(node, node_messages.StoreRestored(start))
 
     def _elsewhere(self, node: str) -> None:
         self._feed(node, node_messages.StoreChanged())

@@ -152,7 +152,12 @@ class Agent(Host):
     def _perform(self, thread: Thread, wish: Request | Pause, store: Store | None = None) -> None:
         """Carry out what a thread yields, at the store of the member, or at the one in which an office was claimed."""
         current, bound = self.connection.current, self.connection.bound
-        is_there = current is bound if store is None else current is not None and current.birth == store.birth
+        if current is None or bound is None:
+            self._send(thread, wish, None)
+            return
+        # Who has heard that the store was restored waits for the speaker: it sees to it that no slot is decided again.
+        is_there = current is bound or (current.birth == bound.birth and not thread.has_met(current))
+        is_there = is_there and (store is None or current.birth == store.birth)
         self._send(thread, wish, current if is_there else None)
 
     def _perform_for_speaker(self, thread: Thread, wish: Request | Pause) -> None:
@@ -230,7 +235,7 @@ class Agent(Host):
         elif isinstance(command, node_messages.Ended | node_messages.Refused):
             self.end = command
             self.running = None
-            self.world.oracle.note_end(self, command)
+            self.world.oracle.note_end(self)
             if isinstance(command, node_messages.Refused):
                 self._hand_store_over()
 

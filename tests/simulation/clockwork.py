@@ -10,9 +10,12 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tests.simulation.properties import ENDS, require
+
+if TYPE_CHECKING:
+    from tests.simulation.store import Store
 
 Routine: TypeAlias = Generator[Any, Any, None]
 
@@ -78,7 +81,11 @@ class Clock:
 
 
 class Host:
-    """Something that can be killed, or stopped for a while; its threads go with it."""
+    """Something that can be killed, or stopped for a while; its threads go with it.
+
+    Attributes:
+        restores: How often it saw its store go back to an earlier state.
+    """
 
     def __init__(self, clockwork: Clockwork, clock: Clock, name: str = "") -> None:
         self.clockwork = clockwork
@@ -86,11 +93,22 @@ class Host:
         self.name = name
         self.is_alive = True
         self.stalled_until = 0.0
+        self.restores = 0
+        self._store: Store | None = None
 
     @property
     def is_stalled(self) -> bool:
         """Whether this clock is stopped."""
         return self.stalled_until > self.clockwork.now
+
+    def has_met(self, store: Store) -> bool:
+        """Whether this store has answered last."""
+        return self._store is store
+
+    def meet(self, store: Store) -> None:
+        """Take in which store answers: it was restored if it is another one with the birth mark of the last."""
+        before, self._store = self._store, store
+        self.restores += before is not None and before is not store and before.birth == store.birth
 
     def after(self, seconds: float, action: Callable[..., object], *arguments: Any) -> None:  # noqa: ANN401
         """Do something when so many seconds have passed on its clock."""
@@ -116,6 +134,7 @@ class Thread:
         self._perform = perform
         self.is_over = False
         self.is_idle = False
+        self._restores = host.restores
         host.clockwork.at(host.clockwork.now, self.resume, 0, None)
 
     def resume(self, ticket: int, value: object) -> None:
@@ -133,3 +152,13 @@ class Thread:
             self.is_over = True
             return
         self._perform(self, wish)
+
+    def has_met(self, store: Store) -> bool:
+        """Whether it had an answer of a store, and heard that the store was restored."""
+        return self._restores == self.host.restores and self.host.has_met(store)
+
+    def notices_restore(self, store: Store) -> bool:
+        """Whether a store that answers was restored since this thread had an answer; each connection hears it once."""
+        self.host.meet(store)
+        before, self._restores = self._restores, self.host.restores
+        return before != self._restores

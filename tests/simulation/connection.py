@@ -96,6 +96,12 @@ class Connection:
         """Whether this node serves the store that it uses."""
         return self.bound is not None and self.bound.server is self._agent
 
+    @property
+    def has_gone_back(self) -> bool:
+        """Whether the store that answers now is that of before, restored from a snapshot."""
+        before, now = self.bound, self.opened
+        return before is not None and now is not None and before is not now and before.birth == now.birth
+
     def _prepare(self) -> None:
         """Serve the store here, if it is this host's turn."""
         if self.bound is None and self._find_living():

@@ -30,7 +30,7 @@ OFFERS = "agents that die after they have offered themselves for another round, 
 FORMING = "partitions while a round forms with other nodes"
 WANDERING = "nodes that go from one part's store to the other's and back while a round forms"
 #: What the core does not hold yet: these kinds are left out of every run.
-KNOWN_BAD: frozenset[str] = frozenset((ROLLBACK,))
+KNOWN_BAD: frozenset[str] = frozenset()
 
 #: Seconds until somebody starts another agent where one was killed; else at most `_LATER`.
 _SOON = (0.0, 0.5, 3.0, 10.0)

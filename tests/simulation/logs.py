@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from elastic_run.core.protocol import messages
+from elastic_run.core.protocol.job_keys import LOG_START
+from elastic_run.core.protocol.log_start import find_start
 from tests.simulation.properties import ASSIGNMENTS, BUDGET, ONE_DECIDER, ONE_ROUND, require
-from tests.simulation.store import SPOILT
 
 if TYPE_CHECKING:
     from tests.simulation.store import Store
@@ -27,8 +28,10 @@ class Log:
         round: The newest round.
         round_id: Its unique id.
         restarts: Its restarts, None before the first.
-        entries: All that count, each with its slot.
+        entries: All that count, each with its slot and its time in true seconds.
         is_copy: Whether its store was restored from a snapshot.
+        unread: Slots that were created beyond the next one, in a store that was restored.
+        writers: For the logs of one store and its snapshots: in which of them each coordinator wrote last.
     """
 
     next_slot: int = 0
@@ -40,6 +43,8 @@ class Log:
     restarts: int | None = None
     entries: list[dict[str, Any]] = field(default_factory=list)
     is_copy: bool = False
+    unread: dict[int, tuple[str, bytes]] = field(default_factory=dict)
+    writers: dict[tuple[str, int], Log] = field(default_factory=dict)
 
     @property
     def end(self) -> dict[str, Any] | None:
@@ -53,15 +58,27 @@ class Log:
 
     def copy(self) -> Log:
         """Return what counts in a copy of the store."""
-        return replace(self, entries=[*self.entries], is_copy=True)
+        return replace(self, entries=[*self.entries], unread={**self.unread}, is_copy=True)
 
     def enter(self, world: World, store: Store, slot: int, writer: str, value: bytes) -> None:
-        """Read a slot that was created just now."""
-        # In a store that was restored the log begins behind what nodes have followed before.
+        """Take in a slot that was created just now, and read on as far as slots are there."""
         is_next = slot == self.next_slot or (self.is_copy and slot > self.next_slot)
         require(is_next, ONE_DECIDER, f"slot {slot} was created when {self.next_slot} was the next")
-        self.next_slot = slot + 1
+        start = find_start(store.values.get(LOG_START))
+        if self.is_copy and start is not None and (start.slot > self.next_slot or start.term > self.term):
+            # The store has lost what nodes had read: nothing of before counts for those who read on.
+            self.next_slot, self.term, self.coordinator = max(self.next_slot, start.slot), start.term, ""
+            self.entries = [entry for entry in self.entries if entry["kind"] != "end"]
+        # What a coordinator sent before it noticed that lies beyond the next slot.
+        self.unread[slot] = writer, value
+        while self.next_slot in self.unread:
+            slot = self.next_slot
+            self.next_slot += 1
+            self._read(world, store, slot, *self.unread.pop(slot))
+
+    def _read(self, world: World, store: Store, slot: int, writer: str, value: bytes) -> None:
         entry = json.loads(value)
+        self._go_on_from_writer(writer, entry["term"])
         is_claim = entry["kind"] == "claim"
         is_raised = entry["kind"] == "recovered" and entry["term"] >= self.term
         counts = entry["term"] > self.term if is_claim else entry["term"] == self.term or is_raised
@@ -82,12 +99,34 @@ class Log:
             is_asked = world.faults.is_spoilt or world.config.has_successors or self.is_copy
             require(is_asked, ONE_DECIDER, "the state was lost, and nobody had touched it")
         if entry["kind"] == "form":
-            prefix = f"a/{slot}.{entry['term']}/"
-            places = {key.removeprefix(prefix): value for key, value in store.values.items() if key.startswith(prefix)}
-            self._enter_form(world, entry, places)
-        self.entries.append({**entry, "slot": slot})
+            places = self._find_places(store, slot, entry)
+            if places or not self.is_copy:  # else they were written before the store was restored
+                self._enter_form(world, entry, places)
+        self.entries.append({**entry, "slot": slot, "time": world.clockwork.now})
+        self.writers[self.coordinator, self.term] = self
 
-    def _enter_form(self, world: World, entry: dict[str, Any], places: dict[str, bytes]) -> None:
+    def _go_on_from_writer(self, writer: str, term: int) -> None:
+        """Take over what a coordinator had decided before the store was restored, if this entry goes on from that.
+
+        Two coordinators may have one term, of which one was claimed before: who finds its slot taken ends its term.
+        """
+        former = self.writers.get((writer, term), self)
+        if former is not self and former.term >= self.term:
+            self.term, self.coordinator, self.incarnation = former.term, former.coordinator, former.incarnation
+            self.round, self.round_id, self.restarts = former.round, former.round_id, former.restarts
+            self.entries = [*former.entries]
+
+    def _find_places(self, store: Store, slot: int, entry: dict[str, Any]) -> dict[str, messages.Assignment]:
+        """Return the assignments of a round by node, but not those that another coordinator of its term has left."""
+        prefix, round_id = f"a/{slot}.{entry['term']}/", self._name_round(entry["round"])
+        values = {key.removeprefix(prefix): value for key, value in store.values.items() if key.startswith(prefix)}
+        places = {node: messages.read_assignment(value) for node, value in values.items()}
+        return {node: place for node, place in places.items() if place.round_id == round_id}
+
+    def _name_round(self, number: int) -> str:
+        return f"{number}/{self.term}/{self.coordinator}"
+
+    def _enter_form(self, world: World, entry: dict[str, Any], places: dict[str, messages.Assignment]) -> None:
         number, restarts = entry["round"], entry["restart_count"]
         if entry["incarnation"] != self.incarnation:
             # Another job, founded where nobody knew of one.
@@ -101,15 +140,18 @@ class Log:
         low, high = world.config.min_nodes, world.config.max_nodes
         require(low <= entry["nodes"] <= high, ONE_ROUND, f"{entry['nodes']} nodes in round {number}")
         self.round, self.restarts = number, restarts
-        name = entry["incarnation"], number, f"{number}/{self.term}/{self.coordinator}"
+        name = entry["incarnation"], number, self._name_round(number)
         world.oracle.rounds.former_ids[name] = self.round_id
         self.round_id = name[2]
         require(len(places) == entry["nodes"], ASSIGNMENTS, f"{len(places)} assignments of round {name}")
-        living = {agent.node for agent in world.agents if agent.is_alive}
-        heads = {_find_rank_0(value) for value in places.values() if value != SPOILT}
-        world.oracle.rounds.note_form(name, set(places), world.clockwork.now, is_headless=heads.isdisjoint(living))
-
-
-def _find_rank_0(assignment: bytes) -> str:
-    """Return the node whose agent serves the workers' store of a round."""
-    return messages.read_assignment(assignment).master.host
+        living = [agent for agent in world.agents if agent.is_alive and agent.end is None]
+        # In a store that was restored a fact may name a workers' store that its node has replaced since.
+        there = {agent.member.offer if self.is_copy else agent.node for agent in living}
+        heads = {place.master if self.is_copy else place.master.host for place in places.values()}
+        world.oracle.rounds.note_form(
+            name,
+            set(places),
+            world.clockwork.now,
+            is_headless=heads.isdisjoint(there),
+            witnesses=frozenset(world.able) if self.is_copy else None,
+        )

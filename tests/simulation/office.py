@@ -34,18 +34,14 @@ def coordinate(
     next_beats = agent.clock.now() + interval
     has_resigned = False
     beating: set[str] = set()
-    current = agent.store
     while not known.is_over and "stop" not in orders:
-        if _is_restored(current, agent.store):
-            # Facts may have come that lie before the position now.
-            current, known, next_beats = agent.store, office.skip(known, 0), agent.clock.now()
         if "resign" in orders and not has_resigned:
             known, has_resigned = office.resign(known), True
         try:
             proposal = office.propose(known, agent.clock.now())
             if proposal is not None:
                 yield Request("write", (proposal.documents,))
-                winner = yield from create_slot(proposal.slot, proposal.entry)
+                winner, _ = yield from create_slot(proposal.slot, proposal.entry)
                 known, cleanup = office.settle(known, winner, now=agent.clock.now(), jitter=agent.random.random())
                 yield from _clean_up(cleanup)
                 known = office.garbage_deleted(known)
@@ -78,13 +74,8 @@ def coordinate(
 
 def _tell_end(agent: Agent, known: office.Coordinator, store: Store | None) -> None:
     """Tell the member that another decides, unless it has gone to another store."""
-    if known.is_superseded and (store is agent.store or _is_restored(store, agent.store)):
+    if known.is_superseded and store is not None and agent.store is not None and store.birth == agent.store.birth:
         agent.feed(node_messages.TermEnded(known.term))
-
-
-def _is_restored(before: Store | None, now: Store | None) -> bool:
-    """Whether a store was restored from a snapshot; a node tells stores apart by their birth mark."""
-    return before is not now and before is not None and now is not None and before.birth == now.birth
 
 
 def _take_office(

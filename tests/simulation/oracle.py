@@ -51,7 +51,6 @@ class Oracle:
         self.progress = Progress(world)
         self._logs: dict[int, Log] = defaultdict(Log)
         self._entries: dict[tuple[int, int], bytes] = {}
-        self._ended_at = float("inf")
 
     # --- what happened -----------------------------------------------------------------------------------------------
     def note_slot(self, store: Store, slot: int, writer: str, value: bytes) -> None:
@@ -83,11 +82,10 @@ class Oracle:
         self.rounds.find(place).has_failed = True
         self.progress.failed_at = self._world.clockwork.now
 
-    def note_end(self, agent: Agent, end: node_messages.Ended | node_messages.Refused) -> None:
+    def note_end(self, agent: Agent) -> None:
         """A node was told the end."""
         require(agent.is_alive, ENDS, f"{agent.node} was told the end after its own")
-        if isinstance(end, node_messages.Ended):
-            self._ended_at = min(self._ended_at, self._world.clockwork.now)
+        self._world.measure()
 
     def look(self) -> None:
         """Judge what must hold at any time."""
@@ -151,7 +149,7 @@ class Oracle:
             refused = [agent for agent in self._world.agents if isinstance(agent.end, node_messages.Refused)]
             is_foreign = any(self._world.is_ours(agent) for agent in refused)
             is_barred = is_foreign or config.membership_window is not None or config.has_successors
-            is_short = is_barred or self._world.was_short(self._ended_at)
+            is_short = is_barred or self._world.was_short(end["time"])
             require(is_short, VERDICT, f"gave up with enough nodes: {end['detail']}")
 
     def _find_last_rounds(self, log: Log) -> list[Round]:

@@ -103,6 +103,8 @@ class Rounds:
         self.former_ids: dict[Name, str] = {}  # which round each one follows in its log
         #: Rounds that were formed when all members of the round that they follow were gone.
         self._after_gone: set[Name] = set()
+        #: For rounds that were formed in a store that was restored: who could tell of newer rounds than the store knew.
+        self._witnesses: dict[Name, frozenset[Agent]] = {}
         #: Rounds whose rank 0 was dead when they were formed: they can't run.
         self._headless: set[Name] = set()
         #: The rounds in which each node was, in order.
@@ -125,8 +127,12 @@ class Rounds:
         """The number of rounds in which a worker failed by itself."""
         return sum(round_.has_failed for round_ in self._rounds.values())
 
-    def note_form(self, name: Name, members: set[str], now: float, *, is_headless: bool) -> None:
+    def note_form(
+        self, name: Name, members: set[str], now: float, *, is_headless: bool, witnesses: frozenset[Agent] | None
+    ) -> None:
         """A round was written into a log, of which its members are yet to hear."""
+        if witnesses is not None:
+            self._witnesses[name] = witnesses
         self._formed_at[name] = now
         if is_headless:
             self._headless.add(name)
@@ -148,8 +154,8 @@ class Rounds:
         address = (place.master.host, place.master.port)
         there = self._stores.setdefault(address, name)
         # A first fact of a dead node that arrives once more after the state was lost names a store that is gone.
-        is_used = there == name or name in self._headless
-        require(is_used, WORKERS_STORE, f"{there} and {name} use the workers' store at {address}")
+        is_free = there == name or name in self._headless or self._is_forgotten(self._rounds[there], name)
+        require(is_free, WORKERS_STORE, f"{there} and {name} use the workers' store at {address}")
         for other in round_.places.values():
             require(other.group_rank != place.group_rank, ASSIGNMENTS, f"rank {place.group_rank} of {name} twice")
             for shared in _SHARED:
@@ -174,6 +180,8 @@ class Rounds:
 
     def _note_whole(self, round_: Round) -> None:
         newest = self.newest.get(round_.incarnation)
+        if newest is not None and self._is_forgotten(newest, round_.name):
+            newest = None
         if newest is not None and not self.may_split and newest.formed_at < round_.formed_at:
             is_later = round_.number > newest.number or self._are_both_of_spares(round_, newest)
             require(is_later, ONE_ROUND, f"all members were told {round_.name} after {newest.name}")
@@ -189,6 +197,10 @@ class Rounds:
             require(is_former, ONE_HISTORY, f"{round_.name} is told late, and {newest.name} does not follow it")
         if newest is None or newest.formed_at < round_.formed_at:
             self.newest[round_.incarnation] = round_
+
+    def _is_forgotten(self, lost: Round, name: Name) -> bool:
+        """Whether a store lost a round, and no node that was told of it could say so when another round formed."""
+        return self._witnesses.get(name, lost.places.keys()).isdisjoint(lost.places)
 
     def _are_both_of_spares(self, one: Round, other: Round) -> bool:
         """Whether the lines of two rounds part after a round of which neither goes on with a member: all are gone."""

@@ -84,6 +84,7 @@ class Store:
         outages: Pairs of true times between which nothing answers.
         waits: Threads that wait, each with the ticket of its wait; some have been answered since.
         is_closed: Whether its process has ended.
+        kept_slots: Slots that were in the snapshot from which it was restored.
         expires_beats: Whether it says that a node has no beat any more, as etcd does.
         note_slot: Called with this store and each slot that was created: number, node, value.
     """
@@ -105,6 +106,7 @@ class Store:
     slots: list[tuple[int, str, bytes]] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
     void: list[tuple[int, str, bytes]] = field(default_factory=list)
+    kept_slots: int = 0
     waits: list[tuple[Thread, int]] = field(default_factory=list)
     outages: list[tuple[float, float]] = field(default_factory=list)
     watchers: dict[str, list[Callable[[], None]]] = field(default_factory=dict)
@@ -129,7 +131,7 @@ class Store:
 
     def _lose(self, thread: Thread, wish: Request, there: float) -> None:
         """Break the connection at a request, which may arrive all the same."""
-        if wish.operation in _WAITS:
+        if wish.operation in _WAITS or (wish.operation == "trim" and not thread.has_met(self)):
             return
         if there < float("inf") and self.random.random() < 0.5:
             self.clockwork.at(there, self._execute, thread, wish)
@@ -197,6 +199,11 @@ class Store:
     def _arrive(self, thread: Thread, ticket: int, wish: Request) -> None:
         if self.is_closed:
             thread.resume(ticket, LOST)
+        elif thread.notices_restore(self):
+            # The answer is older than one before it: the connection is closed. A trim begins with a read.
+            if wish.operation not in (*_WAITS, "trim"):
+                self._execute(thread, wish)
+            self._reply(thread, ticket, LOST)
         elif self.server is not None and self.server.is_stalled and self.server is not thread.host:
             if wish.operation not in _WAITS:
                 self.clockwork.at(self.server.stalled_until, self._execute, thread, wish)
@@ -275,6 +282,7 @@ class Store:
             _seen={},
             slots=[*self.slots],
             times=[*self.times],
+            kept_slots=len(self.slots),
             void=[*self.void],
             waits=[],
             outages=[],

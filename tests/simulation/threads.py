@@ -9,7 +9,7 @@ from elastic_run.core.node import messages as node_messages
 from elastic_run.core.node.state import BEGINNING, LEAVING, READY, WAITING
 from elastic_run.core.protocol.codec import MessageError
 from elastic_run.core.protocol.job_keys import HEAD, LOG_START, assignment_key, copy_key, decision_key, state_key
-from elastic_run.core.protocol.log_start import find_start, is_trimmed
+from elastic_run.core.protocol.log_start import find_restart, find_start, is_trimmed
 from elastic_run.core.protocol.messages import LogStart, read_head, to_json
 from tests.simulation.clockwork import StoreLost
 from tests.simulation.store import SPOILT, Pause, Request
@@ -97,11 +97,16 @@ def _greet(agent: Agent) -> Generator[Request | Pause, Any, None]:
         raise StoreLost
     yield Request("get", ([HEAD],))
     connection.reached()
-    before, connection.bound = connection.bound, connection.opened
+    before = connection.bound
+    is_restored = connection.has_gone_back
+    start = (yield from _restart_log(agent)) if is_restored else None
+    connection.bound = connection.opened
     if before is None:
         return
-    if connection.bound is not None and before is not connection.bound and before.birth == connection.bound.birth:
-        yield from _say_all_again(agent)
+    if is_restored:
+        agent.last_heartbeat = None
+        agent.queue.clear()
+        agent.feed(node_messages.StoreRestored(start))
         return
     agent.queue.clear()
     if before is connection.bound:
@@ -115,16 +120,12 @@ def _greet(agent: Agent) -> Generator[Request | Pause, Any, None]:
     agent.feed(node_messages.StoreChanged(serves_store=connection.serves_store))
 
 
-def _say_all_again(agent: Agent) -> Generator[Request | Pause, Any, None]:
-    """Go on in a store that was restored from a snapshot: nobody decides again what has been decided since."""
-    known = agent.member.log
-    agent.last_heartbeat = None
-    if known.next_slot is not None and known.term:
-        yield from raise_start(LogStart(known.next_slot, known.term))
-    agent.queue.clear()
-    agent.feed(node_messages.Interrupted())
-    agent.feed(node_messages.Reconnected())
-    agent.feed(node_messages.HeartbeatWritten(was_dropped=True))
+def _restart_log(agent: Agent) -> Generator[Request | Pause, Any, LogStart | None]:
+    """Let nobody decide again what this node has followed, if the store has lost that."""
+    log = agent.member.log
+    there, raw = yield Request("get", ([decision_key((log.next_slot or 0) - 1), LOG_START],))
+    start = find_restart(log.next_slot, log.term, log.last_entry, there=there, raw=raw)
+    return None if start is None else (yield from raise_start(start))
 
 
 def _find_others(agent: Agent) -> Generator[Request | Pause, Any, str | None]:
@@ -184,7 +185,7 @@ def _feed_entry(agent: Agent, slot: int, value: bytes | None, start: bytes | Non
         agent.feed(node_messages.EntryTrimmed(slot))
     elif value is not None:
         agent.world.oracle.note_entry(agent, slot, value)
-        agent.feed(node_messages.EntryRead(slot, value))
+        agent.feed(node_messages.EntryRead(slot, value, start))
         return True
     return False
 
@@ -234,10 +235,10 @@ def run_errands(agent: Agent) -> Generator[Request | Pause, Any, None]:
                 (place,) = yield Request("get", ([assignment_key(ask.slot, ask.term, agent.node)],))
                 event = node_messages.AssignmentRead(ask.slot, ask.term, place)
             elif isinstance(ask, node_messages.CreateEntry):
-                winner = yield from create_slot(ask.slot, to_json(ask.claim))
+                winner, start = yield from create_slot(ask.slot, to_json(ask.claim))
                 event = node_messages.EntryTrimmed(ask.slot)
                 if winner is not None:
-                    event = node_messages.EntryRead(ask.slot, winner)
+                    event = node_messages.EntryRead(ask.slot, winner, start)
             else:
                 raise TypeError(ask)
         except StoreLost:
@@ -248,24 +249,25 @@ def run_errands(agent: Agent) -> Generator[Request | Pause, Any, None]:
             agent.feed(event)
 
 
-def create_slot(slot: int, value: bytes) -> Generator[Request | Pause, Any, bytes | None]:
-    """Create a slot; returns what it holds, None if it was trimmed."""
+def create_slot(slot: int, value: bytes) -> Generator[Request | Pause, Any, tuple[bytes | None, bytes | None]]:
+    """Create a slot; returns what it holds, None if it was trimmed, and where the log begins."""
     key = decision_key(slot)
     winner: bytes
     winner, start = yield Request("create_beside", (key, value, LOG_START))
     if not is_trimmed(slot, start):
-        return winner
+        return winner, start
     if winner == value:
         yield Request("delete", ((key,),))
-    return None
+    return None, start
 
 
-def raise_start(start: LogStart) -> Generator[Request | Pause, Any, None]:
-    """Let the log begin at a slot, if it begins before that slot."""
+def raise_start(start: LogStart) -> Generator[Request | Pause, Any, LogStart]:
+    """Let the log begin at a slot, if it begins before that slot; returns where it begins then."""
     value = to_json(start)
     (there,) = yield Request("get", ([LOG_START],))
     while (found := find_start(there)) is None or found.slot < start.slot:
         there = yield Request("replace", (LOG_START, there, value))
+    return found
 
 
 def _idle(agent: Agent, thread_name: str, seconds: float) -> Generator[Request | Pause, Any, None]:

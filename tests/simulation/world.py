@@ -215,12 +215,15 @@ class World:
     def is_tidy(self, slot: int) -> bool:
         """Whether the coordinator that created a slot lived long enough to clean up, with nothing lost on the way.
 
-        Not where the host of the store left meanwhile, and the store with it.
+        Not where the host of the store left meanwhile, and the store with it; nor where a snapshot was taken before
+        that, or took the store's place.
         """
-        writer = next(node for number, node, _ in self.last_store.slots if number == slot)
+        store = self.last_store
+        index, writer = next((index, node) for index, (number, node, _) in enumerate(store.slots) if number == slot)
         agent = next(agent for agent in self.agents if agent.node == writer)
         has_left = any(one.has_left and one is self.last_store.server for one in self.agents)
-        return agent.is_alive and not has_left and self.is_network_tidy
+        is_replaced = index < store.kept_slots or (store.is_closed and not self.config.has_successors)
+        return agent.is_alive and not has_left and not is_replaced and self.is_network_tidy
 
     @property
     def is_network_tidy(self) -> bool:

@@ -51,7 +51,7 @@ class MemberUpdate(StoreUpdate):
     def enter_head(self, event: HeadRead) -> None:
         """The head of the log was read."""
         head, start = self._read_head(event.head), self._read_start(event.log_start)
-        if head is not None and (start is None or head.slot >= start.slot):
+        if head is not None and (start is None or (head.slot >= start.slot and head.term >= start.term)):
             if self._leads_on(head) or self._is_behind(start):
                 self._jump(head)
             self._set_log(needs_head=False)
@@ -95,7 +95,8 @@ class MemberUpdate(StoreUpdate):
 
     def _begin_at(self, start: LogStart) -> None:
         """Go on from the oldest slot that is kept: no `head` says where the log stands."""
-        self._set_log(next_slot=start.slot, trusted_slot=-1, term=start.term, state_slot=-1, state_term=0)
+        self._set_log(next_slot=start.slot, trusted_slot=-1)
+        self._lose_state(start)
         self._look_for_head()
         self._rejoin()
 
@@ -108,6 +109,7 @@ class MemberUpdate(StoreUpdate):
         is_first = self.member.state == BEGINNING
         self._set_log(
             next_slot=head.slot,
+            last_entry=b"",
             trusted_slot=head.slot,
             term=head.term,
             state_slot=head.state_slot,
@@ -142,7 +144,10 @@ class MemberUpdate(StoreUpdate):
         if event.slot != self.member.log.next_slot:
             return
         is_trusted = event.slot == self.member.log.trusted_slot
-        self._set_log(next_slot=event.slot + 1)
+        start = find_start(event.log_start)
+        if start is not None and start.slot == event.slot and start.term > self.member.log.term:
+            self._lose_state(start)  # the log begins anew here
+        self._set_log(next_slot=event.slot + 1, last_entry=event.value)
         try:
             decision = read_decision(event.value)
         except UnknownProtocolError as error:

@@ -16,10 +16,14 @@ from elastic_run.core.node.messages import (
     UseStore,
 )
 from elastic_run.core.node.reports import FactWriter
-from elastic_run.core.node.state import BEGINNING, LEAVING, OVER
+from elastic_run.core.node.state import BEGINNING, LEAVING, LOST, OVER
 from elastic_run.core.protocol import liveness
 from elastic_run.core.protocol.messages import Claim, Failover, Resign
 from elastic_run.records import replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from elastic_run.core.protocol.messages import LogStart
 
 
 class CoordinationUpdate(FactWriter):
@@ -97,6 +101,10 @@ class CoordinationUpdate(FactWriter):
         watched = (node,) if node else ()
         leases = replace(self.member.coordination.leases, beats=MappingProxyType({}))
         self._set_coordination(coordinator=node, is_vacant=not node, leases=liveness.watch(leases, watched, self._now))
+
+    def _lose_state(self, start: LogStart) -> None:
+        """Go on where the log begins, without the job's state: the next coordinator asks all nodes where they stand."""
+        self._set_log(last_entry=LOST, term=start.term, state_slot=start.slot - 1, state_term=0)
 
     def _look_for_head(self) -> None:
         """Wait a lease for a living coordinator to write `head`, before this node claims to coordinate."""

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from elastic_run.core.protocol.codec import Document
     from elastic_run.core.protocol.liveness import Heartbeat
-    from elastic_run.core.protocol.messages import Assignment, Claim, Copy, End, Fact, Offer
+    from elastic_run.core.protocol.messages import Assignment, Claim, Copy, End, Fact, LogStart, Offer
 
 
 # --- events ----------------------------------------------------------------------------------------------------------
@@ -34,10 +34,12 @@ class EntryRead:
     Args:
         slot: Its number.
         value: The raw entry.
+        log_start: What lay at `job_keys.LOG_START` then, or None.
     """
 
     slot: int
     value: bytes
+    log_start: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +159,18 @@ class StoreChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreRestored:
+    """The store was restored from a backup.
+
+    Args:
+        start: Where the log begins from now on, if entries that this node has followed are lost (see
+            `log_start.find_restart`); else None.
+    """
+
+    start: LogStart | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class CutOff:
     """The node has not reached its job for so many seconds, and its workers are not to run on."""
 
@@ -192,6 +206,7 @@ Event: TypeAlias = (
     | CutOff
     | TermEnded
     | StoreChanged
+    | StoreRestored
     | RejoinPrepared
     | StateKept
 )

@@ -26,6 +26,8 @@ STATES = (BEGINNING, WAITING, RUNNING, HALTING, READY, LEAVING, OVER)
 REPLACED = "replaced"
 #: Why a round ends on a node that is cut off from its job.
 FENCED = "fenced"
+#: What no slot holds.
+LOST = b"lost"
 #: Slots that a reader may be behind before it jumps to the newest; fewer than the coordinator keeps.
 JUMP = 32
 
@@ -36,15 +38,17 @@ class LogPosition:
 
     Attributes:
         next_slot: The slot to wait for, or None while it isn't known.
+        last_entry: What the slot before held, b"" where the node has read none; `LOST` where the log begins anew.
         needs_head: Whether it follows the log without having read a `head` that fits: it asks again at every beat.
         trusted_slot: The slot that counts whatever its term: the one that `head` named; -1 for none.
         term: The present term, 0 for none.
         min_term: The highest term of a store that was left; the next claim is above it.
         state_slot: Whose state document is the newest, -1 for none.
-        state_term: Its term.
+        state_term: Its term; 0 where it is lost: the next coordinator asks all nodes where they stand.
     """
 
     next_slot: int | None = None
+    last_entry: bytes = b""
     needs_head: bool = False
     trusted_slot: int = -1
     term: int = 0

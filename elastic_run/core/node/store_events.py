@@ -13,9 +13,10 @@ from elastic_run.core.node.messages import (
     RejoinPrepared,
     StateKept,
     StoreChanged,
+    StoreRestored,
 )
 from elastic_run.core.node.rounds import RoundUpdate
-from elastic_run.core.node.state import BEGINNING, READY, WAITING
+from elastic_run.core.node.state import BEGINNING, READY, WAITING, LogPosition
 from elastic_run.core.protocol import liveness
 from elastic_run.core.protocol.messages import Leave
 from elastic_run.records import replace
@@ -54,15 +55,7 @@ class StoreUpdate(RoundUpdate):
     def enter_store_changed(self, event: StoreChanged) -> None:
         """The node speaks to another store."""
         member = self.member
-        self._set_log(
-            next_slot=None,
-            needs_head=False,
-            trusted_slot=-1,
-            term=0,
-            min_term=max(member.log.min_term, member.log.term),
-            state_slot=-1,
-            state_term=0,
-        )
+        self._forget_log()
         self._set_coordination(claimed=-1, claims_from=self._now)
         self._set_job(
             has_view=False,
@@ -75,11 +68,32 @@ class StoreUpdate(RoundUpdate):
             is_preparing=True, outstanding=tuple(fact for fact in member.facts.outstanding if isinstance(fact, Leave))
         )
         self._set(node_info=replace(member.node_info, serves_store=event.serves_store))
-        self._set_round(fetching=None, missed_slot=-1)
         self._change_coordinator("")
         self.commands += [Append(fact) for fact in self.member.facts.outstanding]
         self.commands.append(ReadHead())
         self.commands.append(PrepareRejoin())
+
+    def enter_store_restored(self, event: StoreRestored) -> None:
+        """The store has gone back: every node says again where it stands, and the log goes on from there."""
+        if not self.member.log.last_entry:
+            self._forget_log()
+        elif event.start is not None:
+            self._lose_state(event.start)
+            self._set_round(fetching=None)  # the round was formed in a slot that is lost
+        self.enter_reconnected(Reconnected())
+        if self.member.state == BEGINNING:
+            return
+        self._look_for_head()
+        if self.member.round.fetching is None:
+            self._rejoin()
+        else:
+            self._announce()
+
+    def _forget_log(self) -> None:
+        """Begin with the log as a node does that starts, but claim no term a second time."""
+        log = self.member.log
+        self._set(log=LogPosition(min_term=max(log.min_term, log.term)))
+        self._set_round(fetching=None, missed_slot=-1)
 
     def enter_rejoin_prepared(self, event: RejoinPrepared) -> None:
         """The node can say where it stands."""

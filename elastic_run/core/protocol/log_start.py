@@ -5,6 +5,9 @@ Rules
 - Every reader and every writer of a slot reads the document together with the slot, or after it. A slot below the start
   is void: it was decided once, and its second entry comes from a node that was stopped meanwhile.
 - So a coordinator that slept through a trim decides nothing: its own read shows it, and so does every reader's.
+- A store that was restored from a backup may have lost slots. A node that finds the last slot that it has read no more
+  raises the start to the slot for which it waits. The term of that start is above every term that other nodes can have
+  claimed below it since, for each claim takes a slot. So these nodes decide no longer.
 - Garbage at that key counts as nothing, since without a token any stranger can write it. The coordinator writes the
   document again when it next trims.
 """
@@ -14,7 +17,7 @@ from __future__ import annotations
 from elastic_run.core.protocol.codec import MessageError
 from elastic_run.core.protocol.messages import LogStart, read_log_start
 
-__all__ = ["find_start", "is_trimmed"]
+__all__ = ["find_restart", "find_start", "is_trimmed"]
 
 
 def find_start(raw: bytes | None) -> LogStart | None:
@@ -43,3 +46,23 @@ def is_trimmed(slot: int, raw: bytes | None) -> bool:
     """
     start = find_start(raw)
     return start is not None and slot < start.slot
+
+
+def find_restart(
+    next_slot: int | None, term: int, last_entry: bytes, *, there: bytes | None, raw: bytes | None
+) -> LogStart | None:
+    """Return where the log is to begin in a store that was restored from a backup; None if this node has lost nothing.
+
+    Args:
+        next_slot: The slot for which the node waits, or None.
+        term: The term of the log up to there.
+        last_entry: What the node has read in the slot before, b"" if it has read none.
+        there: What that slot holds now, or None.
+        raw: What lies at `job_keys.LOG_START`, or None.
+    """
+    if next_slot is None:
+        return None
+    start = find_start(raw)
+    if start is not None and start.slot >= next_slot:
+        return start  # another node has lost as much
+    return None if last_entry in (b"", there) else LogStart(next_slot, term + next_slot + 1)

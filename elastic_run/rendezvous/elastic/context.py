@@ -97,6 +97,7 @@ class SenderState:
         local_addr: The address that others use, empty until it is known.
         member_driver: The node's member, None until the store was reached.
         store_id: The id of the store that the session lives with.
+        restores: How often that store was restored from a backup, and the session went on in it.
         last_heartbeat_at: Monotonic seconds at which the last beat was sent that the store has confirmed.
         has_passed_exit_barrier: Whether the others know that this node knows the verdict.
     """
@@ -104,6 +105,7 @@ class SenderState:
     local_addr: str = ""
     member_driver: MemberDriver | None = None
     store_id: bytes | None = None
+    restores: int = 0
     last_heartbeat_at: float = 0.0
     has_passed_exit_barrier: bool = False
 
@@ -223,6 +225,7 @@ class SessionContext:
             longest_timeout=self.config.lease,
             on_full=self._tell_full,
         )
+        connection.expected_restores = lambda: self.sender.restores
         self.connections.append(connection)
         return connection
 

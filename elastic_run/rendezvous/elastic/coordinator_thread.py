@@ -79,7 +79,6 @@ class CoordinatorThread:
         self._complaint = ""
         self._beats = HeartbeatReader()
         self._known: set[str] = set()  # nodes that may have beats in the store
-        self._restores = 0
         self._is_stopped = False
         self._is_resigning = False
         # While the last entry of the term is written and garbage is removed: a reader of that entry stops this thread.
@@ -150,13 +149,7 @@ class CoordinatorThread:
 
     def _turn(self, store: JobStore) -> None:
         """Write what is decided; then read beats if that is due, else wait for facts."""
-        coordinator = self._coordinator or self._start_term(store)
-        if store.restores != self._restores:
-            # Facts may have come that lie before the position now. Those that were folded already don't count twice.
-            self._restores = store.restores
-            self._next_look = self._next_notes = 0.0
-            coordinator = core.skip(coordinator, 0)
-        self._coordinator = coordinator
+        self._coordinator = coordinator = self._coordinator or self._start_term(store)
         now = time.monotonic()
         proposal = core.propose(coordinator, now)
         if coordinator.wants is not None and proposal is None:

@@ -10,19 +10,29 @@ from __future__ import annotations
 
 from elastic_run.core.node.messages import EntryRead, EntryTrimmed, HeadRead
 from elastic_run.core.protocol import job_keys, messages
-from elastic_run.core.protocol.log_start import find_start, is_trimmed
+from elastic_run.core.protocol.log_start import find_restart, find_start, is_trimmed
 from elastic_run.store.errors import StoreForgedError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import TypeAlias
 
+    from elastic_run.core.node.state import LogPosition
     from elastic_run.core.protocol.messages import Decision, LogStart
     from elastic_run.store.jobstore.api import JobStore
 
     Entry: TypeAlias = EntryRead | EntryTrimmed
 
-__all__ = ["FORGED", "create_entry", "get_document", "make_head", "raise_start", "read_head", "wait_entry"]
+__all__ = [
+    "FORGED",
+    "create_entry",
+    "get_document",
+    "make_head",
+    "raise_start",
+    "read_head",
+    "restart_log",
+    "wait_entry",
+]
 
 #: What stands for a value whose signature is wrong: no message, so void for every reader.
 FORGED = b"forged"
@@ -48,7 +58,7 @@ def create_entry(store: JobStore, slot: int, decision: Decision) -> Entry:
     except StoreForgedError:
         return EntryRead(slot, FORGED)
     if not is_trimmed(slot, start):
-        return EntryRead(slot, winner)
+        return EntryRead(slot, winner, start)
     if winner == value:
         store.delete([key])
     return EntryTrimmed(slot)
@@ -74,15 +84,18 @@ def wait_entry(store: JobStore, slot: int, timeout: float) -> Entry | None:
         return EntryRead(slot, FORGED)
     if is_trimmed(slot, start):
         return EntryTrimmed(slot)
-    return None if value is None else EntryRead(slot, value)
+    return None if value is None else EntryRead(slot, value, start)
 
 
-def raise_start(store: JobStore, start: LogStart) -> None:
+def raise_start(store: JobStore, start: LogStart) -> LogStart:
     """Let the log begin at a slot, if it begins before that slot.
 
     Args:
         store: The job's store.
         start: Where it begins.
+
+    Returns:
+        Where it begins now.
 
     Raises:
         StoreConnectionError: The store can't be reached; whether the start was raised is unknown.
@@ -95,10 +108,28 @@ def raise_start(store: JobStore, start: LogStart) -> None:
         except StoreForgedError:
             # A stranger's value hides the start, so nobody knows what to compare with.
             store.write({job_keys.LOG_START: value})
-            return
-        if now == value:
-            return
+            return start
         there = now
+    return found
+
+
+def restart_log(store: JobStore, known: LogPosition) -> LogStart | None:
+    """Let nobody decide again what this node has read, if the store was restored and has lost that.
+
+    Args:
+        store: The job's store.
+        known: How far this node had followed the log.
+
+    Returns:
+        Where the log begins anew, or None if this node has lost nothing.
+
+    Raises:
+        StoreConnectionError: The store can't be reached.
+    """
+    there = get_document(store, job_keys.decision_key((known.next_slot or 0) - 1))
+    raw = store.get([job_keys.LOG_START])[0]
+    start = find_restart(known.next_slot, known.term, known.last_entry, there=there, raw=raw)
+    return None if start is None else raise_start(store, start)
 
 
 def read_head(store: JobStore) -> HeadRead:

@@ -8,7 +8,7 @@ connection to the store that the sender has found.
 from __future__ import annotations
 
 from elastic_run.rendezvous.elastic.decision_log import wait_entry
-from elastic_run.store.errors import CLOSED, REFUSED, StoreAccessError, StoreError
+from elastic_run.store.errors import CLOSED, REFUSED, RESTORED, StoreAccessError, StoreError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _MOMENT = 0.5
 #: Seconds before a store that refuses us is asked again; the sender, which is refused as well, tells the agent.
 _REFUSED = 5.0
 #: After these the sender looks at once whether the store is still there.
-_BROKEN = (CLOSED, REFUSED)
+_BROKEN = (CLOSED, REFUSED, RESTORED)
 
 
 class LogReader:

@@ -9,7 +9,8 @@ Rules
 - The log reader wakes this thread when its connection has broken: until the next heartbeat, the sender would not notice
   that the store is gone.
 - The first agent in a store writes the store's id. If the id is another one after an outage, the store is another,
-  empty store, and the sender writes all that the job still needs again.
+  empty store, and the sender writes all that the job still needs again. The same holds for a store that was restored
+  from a backup: no other thread uses it before the sender has seen to its log.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from elastic_run.core.node import messages as node_messages
 from elastic_run.core.node.messages import Refused
 from elastic_run.core.protocol import job_keys, messages
 from elastic_run.rendezvous.elastic.backend.tcp import TcpBackend
-from elastic_run.rendezvous.elastic.decision_log import make_head, raise_start
+from elastic_run.rendezvous.elastic.decision_log import make_head, restart_log
 from elastic_run.rendezvous.elastic.exit_barrier import pass_exit_barrier
 from elastic_run.rendezvous.elastic.heartbeats import LOOKS_OF_ALL_NODES, NodeHeartbeats
 from elastic_run.rendezvous.elastic.partition import PartitionRecovery
@@ -70,7 +71,6 @@ class Sender:
         self._connection = context.make_connection()
         self._is_followed = False
         self._heartbeats = NodeHeartbeats(context, draw_fraction)
-        self._restores = 0
         self._wait_notices = WaitNotices(
             state=context.member_state,
             doubt=lambda: context.backend.find_doubts(context.node_info.host),
@@ -124,9 +124,8 @@ class Sender:
             if context.events.is_over.is_set() and context.sender.member_driver is None:
                 context.signals.closing.wait()
                 return
-        if store.restores != self._restores and context.sender.member_driver is not None:
-            self._resend_all(store, context.sender.member_driver)
-            self._restores = store.restores
+        if store.restores != context.sender.restores and context.sender.member_driver is not None:
+            self._go_on_in_restored_store(store, context.sender.member_driver)
         self._send_facts(store)
         if self._watch_job(store):
             self._begin_following()
@@ -195,7 +194,7 @@ class Sender:
             context.events.deliver(Notice(context.backend.notice))
             context.backend.notice = ""
         if member_driver is None:
-            context.sender.store_id = store_id
+            context.sender.store_id, context.sender.restores = store_id, store.restores
             self._heartbeats.begin(time.monotonic())
             self._connection.identify(store_id)
             # Where the id was written only now, the head may be too old.
@@ -235,18 +234,16 @@ class Sender:
             if connection is not self._connection:
                 connection.interrupt()
 
-    def _resend_all(self, store: JobStore, member_driver: MemberDriver) -> None:
-        """Go on in a store that was restored from a backup; the decisions since the backup must not be made again."""
-        known = member_driver.member.log
-        if known.next_slot is not None and known.term:
-            raise_start(store, messages.LogStart(known.next_slot, known.term))
+    def _go_on_in_restored_store(self, store: JobStore, member_driver: MemberDriver) -> None:
+        """Send this node's state again; the decisions that it has read must not be made again."""
+        start = restart_log(store, member_driver.member.log)
         name = self._context.backend.name
         self._context.events.deliver(
             Notice(f"the store at {name} was restored from a backup: this node sends its state again")
         )
-        member_driver.feed(node_messages.Interrupted())
-        member_driver.feed(node_messages.Reconnected())
-        member_driver.feed(node_messages.HeartbeatWritten(was_dropped=True))
+        member_driver.feed(node_messages.StoreRestored(start))
+        # Last, so that no other thread uses the store before.
+        self._context.sender.restores = store.restores
 
     def _send_facts(self, store: JobStore) -> None:
         """Append the facts that are not confirmed, and do the member's tasks."""

@@ -4,8 +4,9 @@ Rules
 - A connection belongs to one thread; another thread may only `interrupt` it, which wakes the thread that waits in
   it. A thread may use the connection of another thread (`source`), where the store allows it, and never opens one then:
   it waits until that thread has opened its own, and knows which store it leads to.
-- A store that was emptied, or moved, is another store under the same name. Only the sender may meet it first, because
-  then all facts have to be sent again. The others connect only to the store whose id they know.
+- A store that was emptied, or moved, is another store under the same name, and so is one that was restored from a
+  backup. Only the sender may meet it first, because then all facts have to be sent again. The others connect only to
+  the store whose id they know, and after the sender has gone on in a store that was restored.
 - Opening waits a moment between two attempts, for as long as the session lives: when to give up is decided in one
   place only, by the sender: it writes the heartbeats, and so knows best whether the store answers.
 - A store that is slow since many ask must not be asked more often for that. So the moments grow, and are of random
@@ -57,6 +58,7 @@ class StoreConnection:
     Attributes:
         store_id: The id of the store that the open connection leads to; `identify` says it where any is taken.
         is_shared: Whether the connection that was used last is the source's own.
+        expected_restores: Returns how often the store was restored, as far as the sender has gone on in it.
         time_left: Returns the seconds after which the store is given up, or the user is to be told of a first failure:
             no attempt to open it takes longer.
     """
@@ -76,6 +78,7 @@ class StoreConnection:
         self.store_id: bytes | None = None
         self.is_shared = False
         self.time_left: Callable[[], float] | None = None
+        self.expected_restores: Callable[[], int] = lambda: 0
         self._expected_store_id = expected_store_id
         self._source = source
         self._backend = backend
@@ -145,7 +148,7 @@ class StoreConnection:
         except BaseException:
             opened.close()
             raise
-        if self.store_id is None or self.store_id != expected:
+        if self.store_id is None or self.store_id != expected or opened.restores != self.expected_restores():
             opened.close()
             message = f"the store at {self._backend.name} is not the one that it was"
             raise StoreConnectionError(message)
