@@ -28,3 +28,24 @@ def test_a_hosted_store_ends_at_once(*, is_used: bool) -> None:
             client.add("key", 1)
     open_listener("127.0.0.1", hosted.port).close()
     hosted.close()
+
+
+def test_a_hosted_store_is_not_alone_while_another_node_is_connected() -> None:
+    """A connection of the agent's own that closes during the wait makes no room for one of another node."""
+    hosted = HostedStore(open_listener())
+    own = [StoreClient("127.0.0.1", hosted.port, DEADLINE) for _ in range(2)]
+    with StoreClient("127.0.0.1", hosted.port, DEADLINE) as other:
+        for client in (*own, other):
+            client.add("key", 1)
+        found: list[bool] = []
+        thread = threading.Thread(target=lambda: found.append(hosted.wait_alone(lambda: len(own), DEADLINE)))
+        thread.start()
+        other.add("key", 1)
+        own.pop().close()
+        other.add("key", 1)  # the server has seen the end of the other connection
+        assert not hosted.wait_alone(lambda: len(own), 0.0)
+        assert thread.is_alive()
+    thread.join(DEADLINE)
+    assert found == [True]
+    own.pop().close()
+    hosted.close()

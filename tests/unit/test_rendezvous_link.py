@@ -50,6 +50,26 @@ class FakeBackend(Backend):
         return {}
 
 
+class RestoredStore(MemoryJobStore):
+    """A store that went back once."""
+
+    @property
+    def restores(self) -> int:
+        """Return how often."""
+        return 1
+
+
+class RestoredBackend(FakeBackend):
+    """Opens a store that was restored."""
+
+    def open(self, timeout: float) -> JobStore:
+        """Open it."""
+        del timeout
+        store = RestoredStore(JobSpace(), "job")
+        store.create(STORE_ID, b"store 1")
+        return store
+
+
 def make_link(draw: Callable[[], float] = lambda: 1.0) -> tuple[StoreConnection, FakeBackend, NotingEvent]:
     """Return a link, its backend, and what notes its pauses."""
     backend, closing = FakeBackend(), NotingEvent()
@@ -145,6 +165,26 @@ def test_a_shared_connection_is_the_one_that_the_other_thread_has_identified() -
     assert shared.store_id == b"store 1"
     assert (owner.is_open, shared.is_open) == (True, False)
     assert len(backend.timeouts) == 1
+
+
+def test_an_interrupted_connection_is_closed() -> None:
+    """It does not count as open until its thread notices: the store has closed it already."""
+    owner, _, _ = make_link()
+    identify(owner, b"store 1")
+    owner.interrupt()
+    assert not owner.is_open
+    owner.drop()
+    identify(owner, b"store 1")
+    assert owner.is_open
+
+
+def test_no_other_thread_uses_a_restored_store_before_the_sender() -> None:
+    """The sender sees to the log of a store that was restored from a backup; until then other threads are refused."""
+    link = StoreConnection(RestoredBackend(), _FIRST, NotingEvent(), lambda: b"store 1")
+    with pytest.raises(StoreConnectionError, match="is not the one that it was"):
+        _ = link.store
+    link.expected_restores = lambda: 1
+    assert link.store.restores == 1
 
 
 def test_a_connection_that_is_opened_again_is_shared_once_it_is_identified() -> None:

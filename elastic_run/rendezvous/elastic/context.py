@@ -235,10 +235,9 @@ class SessionContext:
             self.signals.has_told_full = True
             self.events.deliver(Notice(text))
 
-    @property
-    def open_connections(self) -> int:
-        """The number of connections that this session has at the moment."""
-        return sum(connection.is_open for connection in self.connections)
+    def count_connections(self) -> int:
+        """Return the number of connections that this session has at the moment."""
+        return sum(connection.is_open for connection in tuple(self.connections))
 
     @property
     def has_unsent(self) -> bool:

@@ -147,14 +147,14 @@ def stay_for_store(context: SessionContext) -> None:
         context: What the session's threads share. This node has left, and its agent runs no worker.
     """
     hosted = context.backend.hosted
-    if hosted is None or hosted.wait_alone(context.open_connections, 0.0):
+    if hosted is None or hosted.wait_alone(context.count_connections, 0.0):
         return
     text = (
         "this node serves the job's store, so it stays without workers until the other nodes have ended; a signal ends "
         "it, and the job with it"
     )
     context.events.deliver(Notice(text))
-    hosted.wait_alone(context.open_connections, LONGEST_WAIT)
+    hosted.wait_alone(context.count_connections, LONGEST_WAIT)
 
 
 def fail_over(context: SessionContext, deadline: float, *, is_refused: bool) -> None:
@@ -166,7 +166,7 @@ def fail_over(context: SessionContext, deadline: float, *, is_refused: bool) -> 
         is_refused: Whether this node goes because it was refused, and not because it was told to stop.
     """
     hosted = context.backend.hosted
-    if hosted is None or hosted.wait_alone(context.open_connections, 0.0):
+    if hosted is None or hosted.wait_alone(context.count_connections, 0.0):
         return  # no node is left that has to read it
     successors = context.backend.successors
     endpoint = format_endpoint(*successors[0]) if successors else ""
@@ -182,6 +182,6 @@ def fail_over(context: SessionContext, deadline: float, *, is_refused: bool) -> 
     except StoreError:
         return
     # If all others were told to stop as well, no coordinator is left that could decide it.
-    hosted.set_when_alone(context.signals.has_failed_over, context.open_connections)
+    hosted.set_when_alone(context.signals.has_failed_over, context.count_connections)
     context.signals.has_failed_over.wait(max(0.0, min(_TELL, deadline - time.monotonic())))
-    hosted.wait_alone(context.open_connections, max(0.0, min(_HANG_UP, deadline - time.monotonic())))
+    hosted.wait_alone(context.count_connections, max(0.0, min(_HANG_UP, deadline - time.monotonic())))

@@ -89,6 +89,7 @@ class StoreConnection:
         self._on_full = on_full
         self._changed = threading.Condition()
         self._store: JobStore | None = None
+        self._is_interrupted = False  # until the thread that it belongs to notices
         self._is_hurried = False  # the connection was opened with less time for each answer than it is to have
 
     @property
@@ -165,12 +166,13 @@ class StoreConnection:
     @property
     def is_open(self) -> bool:
         """Whether there is a connection of this thread's own, as far as this side knows."""
-        return self._store is not None and self._source is None
+        return self._store is not None and self._source is None and not self._is_interrupted
 
     def drop(self) -> None:
         """Close the connection; the next use opens another."""
         with self._changed:
             store, self._store, self.store_id = self._store, None, None
+            self._is_interrupted = False
         if store is not None:
             store.close()
 
@@ -178,6 +180,7 @@ class StoreConnection:
         """Wake the thread that waits in the connection, or for it, from any other; its operation fails."""
         with self._changed:
             store = self._store
+            self._is_interrupted = store is not None
             self._changed.notify_all()
         if store is not None:
             store.close()

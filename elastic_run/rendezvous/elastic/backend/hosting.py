@@ -64,7 +64,7 @@ class HostedStore:
         )
         self.port = self._server.address[1]
         self._is_over = False
-        self._own: int | None = None
+        self._count_own: Callable[[], int] | None = None
         self._alone = threading.Event()
         self._thread = threading.Thread(target=self._run, name="job-store", daemon=True)
         self._thread.start()
@@ -90,32 +90,33 @@ class HostedStore:
         """Forget what the workers of the last round have left, and drop their connections."""
         self._call(self._server.reset)
 
-    def set_when_alone(self, alone: threading.Event, own: int) -> None:
+    def set_when_alone(self, alone: threading.Event, count_own: Callable[[], int]) -> None:
         """Set an event when no more clients are connected than this agent has itself.
 
         Args:
             alone: The event; it takes the place of one given before.
-            own: So many.
+            count_own: Returns how many these are. It is called from the server's thread, whenever a client has come or
+                gone: a connection of this agent may end meanwhile.
         """
 
         def begin() -> None:
-            self._own, self._alone = own, alone
+            self._count_own, self._alone = count_own, alone
 
         self._call(begin)
         self._call(lambda: None)  # a turn later the loop has asked
 
-    def wait_alone(self, own: int, timeout: float) -> bool:
+    def wait_alone(self, count_own: Callable[[], int], timeout: float) -> bool:
         """Wait until no more clients are connected than this agent has itself.
 
         Args:
-            own: So many.
+            count_own: See `set_when_alone`.
             timeout: Seconds.
 
         Returns:
             Whether it is so.
         """
         alone = threading.Event()
-        self.set_when_alone(alone, own)
+        self.set_when_alone(alone, count_own)
         return alone.wait(timeout)
 
     def close(self) -> None:
@@ -133,7 +134,7 @@ class HostedStore:
 
     def _is_to_end(self) -> bool:
         """Asked after every turn of the loop, so whenever a client has come or gone."""
-        if self._own is not None and self._server.connections <= self._own:
+        if self._count_own is not None and self._server.connections <= self._count_own():
             self._alone.set()
         return self._is_over
 
