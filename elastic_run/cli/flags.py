@@ -409,7 +409,7 @@ FLAGS: tuple[Flag, ...] = (
         is_ours=True,
         other_variable=contract.ENV_EXIT_BARRIER_TIMEOUT,
         default_text=f"the variable {contract.ENV_EXIT_BARRIER_TIMEOUT}, or {contract.DEFAULT_EXIT_BARRIER_TIMEOUT}s",
-        text="Maximum time that a node waits at the end of the job until the other nodes know the result.",
+        text="Maximum time that a node waits at the end of the job until the other nodes know the result; at least 2s.",
     ),
     Flag(
         "--signals-to-handle",

@@ -89,6 +89,26 @@ def test_a_node_that_is_done_stays_for_the_others(launch: Launch, worker: Worker
         assert agent.wait_exit() == 0
 
 
+def test_a_host_without_an_exit_barrier_lets_the_others_read_the_end(launch: Launch, worker: Worker) -> None:
+    """A node that hears the end a moment late ends with the job's exit code, and not because its store is gone."""
+    path = worker("if rank == 0:\n    open(sys.argv[1]).read()\nopen(sys.argv[2 + rank], 'w').close()\n")
+    gate, done = path.with_name("gate"), [path.with_name(f"done{rank}") for rank in range(2)]
+    os.mkfifo(gate)
+    port = free_port()
+    words = ("--nnodes=2", "--exit-barrier-timeout=0", path, str(gate), *map(str, done))
+    host = launch(*place(port), "--node-rank=0", *words)
+    with open_job_store(port) as store:
+        other = launch(*place(port), "--node-rank=1", *words)
+        with gate.open("w"):
+            wait_until(lambda: done[1].exists() and len(children_of(other.pid)) == 1, what="only a guardian left there")
+            wait_fact(store, b'"ready"')
+            other.send(signal.SIGSTOP)
+        assert len(store.read(EXIT_BARRIER, 0, DEADLINE)[0]) == 1
+        other.send(signal.SIGCONT)
+    assert other.wait_exit() == 0, other.stderr
+    assert host.wait_exit() == 0
+
+
 @pytest.mark.parametrize("code", [0, 7])
 def test_an_agent_that_lingers_goes_when_told_to(launch: Launch, worker: Worker, code: int) -> None:
     """The node that serves the store stays for one that has not heard the end; a signal ends that, with the verdict."""

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from elastic_run.rendezvous.session import Session, SessionEvent
     from elastic_run.report.wait_line import WaitLine
 
+#: Seconds that the nodes have to read the end, however short the exit barrier: without its store a node ends with 207.
+_SHORTEST_BARRIER = 2.0
 #: Seconds that an agent may take to write its last facts if no other node needs it to stay.
 _LAST_WORDS = 3.0
 #: The same for an unhealthy node whose store is not there yet: other nodes that come later are to learn its reason.
@@ -236,7 +238,7 @@ class MultiNodeJob:
             return
         import threading  # noqa: PLC0415 - not for one node
 
-        timeout = barrier if self.ended is not None and not self._has_left else _LAST_WORDS
+        timeout = max(barrier, _SHORTEST_BARRIER) if self.ended is not None and not self._has_left else _LAST_WORDS
         if self._is_unhealthy:
             timeout = LONGEST_WAIT if session.serves_only_store else _LATE_STORE
         is_closed = threading.Event()
