@@ -52,7 +52,8 @@ def describe_shortage(workers: str, environ: Mapping[str, str]) -> list[str]:
     from elastic_run.cluster.devices import torch_build, visible_gpus  # noqa: PLC0415 - see `count_node_gpus`
 
     build = torch_build(environ)
-    gpus = len(visible_gpus(environ)) if build is not None and build & {"cuda", "hip"} else 0
+    # A notice is not worth the seconds of nvidia-smi.
+    gpus = len(visible_gpus(environ, asks_program=False)) if build is not None and build & {"cuda", "hip"} else 0
     if not 0 < gpus < int(workers):
         return []
     seen = f"{gpus} GPU{'s' * (gpus != 1)}"

@@ -123,22 +123,28 @@ def _metal_count() -> int:
     return 1 if (name.sysname, name.machine) == ("Darwin", "arm64") else 0
 
 
-def visible_gpus(environ: Mapping[str, str], *, root: str = ROOT) -> list[Device]:
+def visible_gpus(environ: Mapping[str, str], *, root: str = ROOT, asks_program: bool = True) -> list[Device]:
     """Find the GPUs that a worker will see, NVIDIA's or AMD's, in the order of their numbers there.
 
     Args:
         environ: Environment, for the variables that hide devices.
         root: Root of the file system.
+        asks_program: See `find_nvidia`.
     """
-    nvidia = find_nvidia(root=root)
+    nvidia = find_nvidia(root=root, asks_program=asks_program)
     if nvidia:
         return select_cuda(nvidia, environ.get("CUDA_VISIBLE_DEVICES"))
     amd = select_by_index(find_amd(root=root), environ.get("ROCR_VISIBLE_DEVICES"))
     return select_by_index(amd, environ.get("HIP_VISIBLE_DEVICES", environ.get("CUDA_VISIBLE_DEVICES")))
 
 
-def find_nvidia(*, root: str = ROOT) -> list[Device]:
-    """Find NVIDIA's GPUs, by PCI address."""
+def find_nvidia(*, root: str = ROOT, asks_program: bool = True) -> list[Device]:
+    """Find NVIDIA's GPUs, by PCI address.
+
+    Args:
+        root: Root of the file system.
+        asks_program: Whether nvidia-smi, which takes seconds, is asked if no file lists a GPU.
+    """
     driver = os.path.join(root, "proc/driver/nvidia/gpus")
     devices = os.path.join(root, "dev")
     listed = [name for name in list_names(devices) if name[:6] == "nvidia" and name[6:].isdecimal()]
@@ -154,7 +160,7 @@ def find_nvidia(*, root: str = ROOT) -> list[Device]:
             found.append(Device(address.lower(), facts.get("GPU UUID", "")))
     if found or files:
         return found or [Device() for _ in files]
-    return _ask_nvidia_smi() if root == ROOT else []
+    return _ask_nvidia_smi() if root == ROOT and asks_program else []
 
 
 def _ask_nvidia_smi() -> list[Device]:

@@ -623,3 +623,16 @@ def test_more_workers_than_gpus_are_told(
     monkeypatch.setattr(devices, "find_nvidia", lambda **_: [devices.Device(str(number)) for number in range(8)])
     notices = find_notices(parse_args([*words.split(), "train.py"]), environ)
     assert [notice.startswith(told) for notice in notices] == [True] * bool(told), notices
+
+
+def test_a_notice_on_gpus_starts_no_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """nvidia-smi takes seconds, and so would the start of a node whose driver lists no GPU in a file."""
+    monkeypatch.setattr(node_gpus, "_DRIVERS", ("/",))
+    monkeypatch.setattr(devices, "torch_build", lambda *_: frozenset({"cuda"}))
+    monkeypatch.setattr(devices, "list_names", lambda _: [])
+    asked: list[str] = []
+    monkeypatch.setattr(devices, "_ask_nvidia_smi", lambda: asked.append("nvidia-smi") or [devices.Device()])
+    assert find_notices(parse_args(["--nproc-per-node=2", "train.py"]), {}) == []
+    assert asked == []
+    assert node_gpus.count_node_gpus({}) == ("1", [])
+    assert asked == ["nvidia-smi"]  # a job on a cluster with no other number of workers
