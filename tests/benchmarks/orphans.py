@@ -75,13 +75,16 @@ def _time_figures(kills: Comparison) -> list[Figure]:
     return [alone(gone, benchmark="orphans", name=name, unit="ms", bar=None, note=note)] if gone else []
 
 
-def seconds_to_empty(installation: Installation, launcher: str, *, to_guardian: signal.Signals | None = None) -> float:
+def seconds_to_empty(
+    installation: Installation, launcher: str, *, to_guardian: signal.Signals | None = None, limit: float = _LIMIT
+) -> float:
     """Kill a launcher, and see what is left of it.
 
     Args:
         installation: Where the launchers are.
         launcher: Which one.
         to_guardian: A signal to its guardian right before it is killed.
+        limit: Seconds in which all has to be gone.
 
     Returns:
         The seconds until nothing was left; infinity when something was.
@@ -96,11 +99,11 @@ def seconds_to_empty(installation: Installation, launcher: str, *, to_guardian: 
         if to_guardian is not None:
             os.kill(guardians[0], to_guardian)
         os.kill(job.pid, signal.SIGKILL)
-        while (is_left := not all(map(is_gone, pids))) and time.monotonic() < killed_at + _LIMIT:
+        while (is_left := not all(map(is_gone, pids))) and time.monotonic() < killed_at + limit:
             time.sleep(_LOOK)
         seconds = time.monotonic() - killed_at
         # A guardian that was being started in another's place is in no list from before.
-        while (left := processes_with_environment(token)) and time.monotonic() < killed_at + _LIMIT:
+        while (left := processes_with_environment(token)) and time.monotonic() < killed_at + limit:
             time.sleep(_LOOK)
             seconds = time.monotonic() - killed_at
         kill_processes([*left, *(pid for pid in pids if not is_gone(pid))])
