@@ -37,15 +37,12 @@ def test_a_hosted_store_is_not_alone_while_another_node_is_connected() -> None:
     with StoreClient("127.0.0.1", hosted.port, DEADLINE) as other:
         for client in (*own, other):
             client.add("key", 1)
-        found: list[bool] = []
-        thread = threading.Thread(target=lambda: found.append(hosted.wait_alone(lambda: len(own), DEADLINE)))
-        thread.start()
-        other.add("key", 1)
+        alone = threading.Event()
+        hosted.set_when_alone(alone, lambda: len(own))
         own.pop().close()
-        other.add("key", 1)  # the server has seen the end of the other connection
-        assert not hosted.wait_alone(lambda: len(own), 0.0)
-        assert thread.is_alive()
-    thread.join(DEADLINE)
-    assert found == [True]
+        for _ in range(2):
+            other.add("key", 1)  # the server has seen the end of the other connection
+        assert not alone.is_set()
+    assert alone.wait(DEADLINE)
     own.pop().close()
     hosted.close()

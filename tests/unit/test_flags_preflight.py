@@ -631,7 +631,12 @@ def test_a_notice_on_gpus_starts_no_program(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(devices, "torch_build", lambda *_: frozenset({"cuda"}))
     monkeypatch.setattr(devices, "list_names", lambda _: [])
     asked: list[str] = []
-    monkeypatch.setattr(devices, "_ask_nvidia_smi", lambda: asked.append("nvidia-smi") or [devices.Device()])
+
+    def ask() -> list[devices.Device]:
+        asked.append("nvidia-smi")
+        return [devices.Device()]
+
+    monkeypatch.setattr(devices, "_ask_nvidia_smi", ask)
     assert find_notices(parse_args(["--nproc-per-node=2", "train.py"]), {}) == []
     assert asked == []
     assert node_gpus.count_node_gpus({}) == ("1", [])
