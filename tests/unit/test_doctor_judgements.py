@@ -73,7 +73,7 @@ def test_a_privileged_port_names_the_allowed_ones() -> None:
     """A user can't open port 80."""
     (found,) = ports.judge(PortState("node0", 80, is_own=True, failure=errno.EACCES), 3.0, meets=False)
     assert "Permission denied" in found.what
-    assert "from 1024 to" in found.remedy
+    assert "from 1024 to 32767" in found.remedy
 
 
 @pytest.mark.parametrize(
@@ -302,3 +302,17 @@ def test_a_host_that_starts_no_thread_gets_a_finding(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(threading.Thread, "start", refuse)
     (found,) = run_checks(Subject({}, "h"), families={"names": lambda _: [], "ports": lambda _: []})
     assert (found.evidence, "ulimit -u" in found.remedy) == ("can't start new thread", True)
+
+
+def test_a_line_of_resolv_conf_without_an_address_is_passed_over() -> None:
+    """Only whole lines name servers, whatever else stands in the file."""
+    assert list(names._list_servers("nameserver\nsearch x\n\nnameserver 10.0.0.2\n#nameserver 1\n")) == ["10.0.0.2"]
+
+
+def test_a_proxy_matters_only_for_hosts_that_are_not_exempt() -> None:
+    """Nothing is found without a proxy, without an endpoint, or if each endpoint is exempt."""
+    proxy = {"http_proxy": "http://p:3128"}
+    assert variables.judge_proxy({}, ["etcd.example.org"]) == []
+    assert variables.judge_proxy(proxy, []) == []
+    assert variables.judge_proxy({**proxy, "no_proxy": "x, .example.org"}, ["etcd.example.org"]) == []
+    assert len(variables.judge_proxy(proxy, ["etcd.example.org"])) == 1

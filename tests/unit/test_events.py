@@ -214,3 +214,8 @@ def test_lazy_names_are_there() -> None:
         assert getattr(events, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         events.nonsense  # noqa: B018 - asking for it is the test
+
+
+def test_an_event_without_a_time_has_torchs() -> None:
+    """The time of an event is 0 unless it is given, as with torch."""
+    assert Event("a", EventSource.AGENT).timestamp == 0

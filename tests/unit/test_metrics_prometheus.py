@@ -102,3 +102,12 @@ def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'elastic-run\[metrics\]'"):
         PrometheusMetricHandler()
+
+
+def test_a_group_may_begin_with_a_digit(registry: CollectorRegistry) -> None:
+    """Prometheus allows no digit in front, and takes all other names as they are."""
+    metrics.put_metric("loss", 3, "2nd")
+    metrics.put_metric("loss", 4, "a2")
+    lines = generate_latest(registry).decode().splitlines()
+    assert "_2nd_loss 3.0" in lines
+    assert "a2_loss 4.0" in lines

@@ -152,3 +152,11 @@ def test_what_does_not_fit_is_one_clear_line(environment: dict[str, str], messag
         place_from(environment)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_launcher_that_names_no_node_has_one() -> None:
+    """Without GROUP_RANK and its like, all workers are on one node, and rank 0 serves the store itself."""
+    place = place_from({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "1"})
+    assert (place.local_rank, place.local_world_size, place.node_rank, place.nodes) == (0, 1, 0, 1)
+    assert not place.is_store_served
+    assert not Place(rank=0, world_size=1, local_rank=0, local_world_size=1, launcher="x").is_store_served
