@@ -174,3 +174,11 @@ def test_a_missing_reader_of_rules_is_named(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr("importlib.import_module", refuse)
     with pytest.raises(ValueError, match="package tomli, which is missing"):
         read_rules(str(path))
+
+
+def test_rules_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    """A file of another encoding is bad input, in one line."""
+    path = tmp_path / "rules.toml"
+    path.write_bytes(b"[[rule]]\nmatch = '\xff'\nhelp = 'y'\n")
+    with pytest.raises(ValueError, match=r"rules\.toml: is not UTF-8$"):
+        read_rules(str(path))
