@@ -1,0 +1,32 @@
+"""The page of a job's history: where phases and ends lie on the scale, and how long a round ran."""
+
+from __future__ import annotations
+
+from elastic_run.report.history_page.page import _describe_round
+from elastic_run.report.history_page.timeline import UNSEEN, draw_rows, find_span
+from elastic_run.report.job_history import Agent, Job, Member, Round
+
+
+def make_member(node: str, rank: int, *, stopping_at: float | None = None, last_at: float = 0.0) -> Member:
+    """Return a node's part in a round that was formed at 0 s and whose workers ran from 10 s on."""
+    return Member(node, node, rank, 0.0, 0.0, started_at=10.0, stopping_at=stopping_at, last_at=last_at)
+
+
+def test_a_killed_launcher_ends_between_its_last_line_and_the_others_stop() -> None:
+    """The end of a killed launcher is drawn in the middle of the time of which nothing is known."""
+    members = {0: make_member("a", 0, stopping_at=60.0, last_at=100.0), 1: make_member("b", 1, last_at=20.0)}
+    agents = [Agent("a", "a", "job", 0.0, 100.0, ended={"verdict": "success"}), Agent("b", "b", "job", 0.0, 20.0)]
+    job = Job("job", agents, [Round(1, "", 0, 2, 2, "", members)])
+    there, killed = draw_rows(job, find_span(job))
+    assert there.ends == []
+    assert killed.ends == [400.0]
+    unseen = killed.phases[-1]
+    assert (unseen.kind, unseen.left, unseen.width) == (UNSEEN, 200.0, 400.0)
+
+
+def test_a_round_without_running_workers_ran_for_no_time() -> None:
+    """The time that a round ran is that of its longest node; without one it is 0."""
+    formed = Member("a", "a", 0, 5.0, 0.0, last_at=9.0)
+    assert _describe_round(Round(1, "", 0, 1, 1, "", {0: formed})).ran == "0.00 s"
+    ran = {0: make_member("a", 0, stopping_at=30.0), 1: make_member("b", 1, stopping_at=50.0)}
+    assert _describe_round(Round(2, "", 1, 2, 2, "", ran)).ran == "40.0 s"
