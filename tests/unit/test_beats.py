@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from elastic_run.rendezvous.elastic.heartbeats import HeartbeatWriter
+from elastic_run.rendezvous.elastic.heartbeats import HeartbeatWriter, NodeHeartbeats
 from elastic_run.store.errors import StoreConnectionError
 from elastic_run.store.jobstore.memory import JobSpace, MemoryJobStore
 
@@ -61,3 +65,25 @@ def test_an_outage_hides_no_answer(space: JobSpace) -> None:
         writer.write(store)
     assert writer.write(MemoryJobStore(space))
     assert store.read_beats(["n"]) != [None]
+
+
+def make_heartbeats(nodes: int, *, formed_at: float | None) -> NodeHeartbeats:
+    """Return the heartbeats of a node in a round of so many nodes, with an interval of 2 s."""
+    place = SimpleNamespace(group_world_size=nodes)
+    context: Any = SimpleNamespace(
+        node="n",
+        config=SimpleNamespace(keep_alive_interval=2.0),
+        sender=SimpleNamespace(
+            member_driver=SimpleNamespace(member=SimpleNamespace(round=SimpleNamespace(place=place))),
+            has_passed_exit_barrier=False,
+        ),
+        signals=SimpleNamespace(formed_at=formed_at),
+    )
+    return NodeHeartbeats(context, lambda: 0.5)
+
+
+def test_a_node_looks_at_the_coordinator_eight_times_in_an_interval() -> None:
+    """The first look comes a pause after the round; all nodes together look at most 200 times a second."""
+    assert make_heartbeats(2, formed_at=None).next_look == math.inf
+    assert make_heartbeats(2, formed_at=100.0).next_look == 100.25
+    assert make_heartbeats(1000, formed_at=100.0).next_look == 105.0

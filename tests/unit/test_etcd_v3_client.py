@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from elastic_run.store.errors import StoreAccessError
+from elastic_run.store.jobstore import etcd_v3
 from elastic_run.store.jobstore.etcd_v3 import EtcdV3JobStore
 from elastic_run.store.jobstore.etcd_v3_client import EtcdV3Client
 from elastic_run.store.jobstore.http_client import Credentials
@@ -141,3 +142,15 @@ def test_an_old_token_is_replaced_once() -> None:
         api.call("kv/range", {})
     assert http.paths() == ["auth/authenticate", "kv/range", "auth/authenticate", "kv/range", "kv/range"]
     assert http.asked[-1][2] == {"Authorization": "token 3"}
+
+
+def test_operations_are_cut_into_transactions_that_etcd_takes() -> None:
+    """A transaction has at most 128 operations and 512 KiB of values; none is lost, and their order stays."""
+    small = [{"put": {"key": str(number), "value": "v"}} for number in range(300)]
+    assert [len(batch) for batch in etcd_v3._batches(small)] == [128, 128, 44]
+    large = [{"put": {"key": str(number), "value": "v" * 200 * 1024}} for number in range(5)]
+    assert [len(batch) for batch in etcd_v3._batches(large)] == [2, 2, 1]
+    huge = [{"put": {"key": "a", "value": "v" * 1024 * 1024}}, *small[:1]]
+    assert [len(batch) for batch in etcd_v3._batches(huge)] == [1, 1]
+    assert [each for batch in etcd_v3._batches(large + small) for each in batch] == large + small
+    assert list(etcd_v3._batches([])) == []

@@ -42,7 +42,15 @@ def test_every_common_key_is_understood(backend: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("backend", "timeout", "expected"), [("c10d", 900, 600.0), ("c10d", 60, 60.0), ("etcd", 900, 900.0)]
+    ("backend", "timeout", "expected"),
+    [
+        ("c10d", 900, 600.0),
+        ("c10d", 60, 60.0),
+        ("etcd", 900, 900.0),
+        ("etcd-v2", 900, 900.0),
+        ("etcd-v3", 900, 600.0),
+        ("static", 900, 900.0),
+    ],
 )
 def test_timeout_is_the_former_name_of_join_timeout(backend: str, timeout: int, expected: float) -> None:
     """`timeout` counts as join_timeout, but for the one that torch's launcher puts into every job's settings."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
-from elastic_run.rendezvous.utils import parse_rendezvous_config, parse_rendezvous_endpoint
+from elastic_run.rendezvous.utils import can_bind, parse_rendezvous_config, parse_rendezvous_endpoint
 
 
 @pytest.mark.parametrize(
@@ -86,3 +88,9 @@ def test_a_wrong_host_is_named(text: str) -> None:
     with pytest.raises(ValueError, match="is not a host name, an IPv4 or an") as raised:
         parse_rendezvous_endpoint(text, default_port=29400)
     assert str(raised.value).startswith(f"rendezvous endpoint {text!r}: ")
+
+
+def test_only_an_address_of_this_machine_can_be_bound() -> None:
+    """An address of an interface here is this machine's; one of another machine, or of another kind, is not."""
+    assert can_bind(socket.AF_INET, ("127.0.0.1", 0))
+    assert not can_bind(socket.AF_INET, ("192.0.2.1", 0))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hmac
+import os
 
 import pytest
 
+from elastic_run.store.tcpstore import admission
 from elastic_run.store.tcpstore.token_proof import AGENT, SERVER, derive_key, is_proof, make_nonce, prove
 from elastic_run.store.tcpstore.wire import NONCE_SIZE, PROOF_SIZE
 
@@ -46,3 +48,14 @@ def test_nonces_are_new() -> None:
     nonces = {make_nonce() for _ in range(1000)}
     assert len(nonces) == 1000
     assert {len(nonce) for nonce in nonces} == {NONCE_SIZE}
+
+
+@pytest.mark.parametrize(
+    ("limit", "most"), [(1000, 250), (65536, 4096), (16384, 4096), (16380, 4095), (2, 1), (-1, 4096)]
+)
+def test_connections_without_a_proof_take_a_quarter_of_the_descriptors(
+    monkeypatch: pytest.MonkeyPatch, limit: int, most: int
+) -> None:
+    """At most 4096 connections may be without a proof, and a quarter of the descriptors; one always may."""
+    monkeypatch.setattr(os, "sysconf", lambda _: limit)
+    assert admission._find_most_waiting() == most
