@@ -42,7 +42,7 @@ chaos: setup ## train on three virtual hosts through 30 random faults; needs roo
 	@tools/test-tools.sh
 	$(PYTHON_IN_VENV) -m tests.chaos $(CHAOS)
 
-mutate: setup ## change random places of the code, in a copy, and list the changes that no test notices; takes minutes
+mutate: setup ## change random places of the code, in a copy, and list the changes that no test notices; minutes for each package
 	@tools/test-tools.sh
 	$(PYTHON_IN_VENV) -m tests.mutate $(MUTATE)
 
