@@ -8,11 +8,12 @@ import time
 from elastic_run import contract
 from elastic_run.multiprocessing.process.interpreter import is_interpreters_name
 from elastic_run.multiprocessing.process.process_table import read_name, read_stat, wait_channel
-from elastic_run.signals import STACK_SIGNAL
+from elastic_run.signals import MAIN_STACK_SIGNAL, STACK_SIGNAL
 
 #: Meaning of a state's letter for a user who waits for the process.
 _STATES = {b"T": "is stopped (SIGSTOP, or a job control)", b"t": "is stopped by a debugger", b"Z": "has ended"}
-_BIT = 1 << (STACK_SIGNAL - 1) if STACK_SIGNAL else 0
+#: The bits of both signals for stacks in the kernel's masks.
+_BITS = (1 << (STACK_SIGNAL - 1)) | (1 << (MAIN_STACK_SIGNAL - 1)) if STACK_SIGNAL else 0
 #: Seconds in which a Python reads its .pth files, also from a slow file system.
 _STARTING = 2.0
 #: Threads of which the details tell.
@@ -30,10 +31,10 @@ def find_obstacle(pid: int, descriptor: int, inode: int) -> str:
     if stat is None or stat.state in _STATES:
         return "has ended" if stat is None else _STATES[stat.state]
     masks = read_masks(f"{pid}")
-    if masks.get("SigIgn", 0) & _BIT:
+    if masks.get("SigIgn", 0) & _BITS:
         return f"ignores signal {STACK_SIGNAL}: its Python has ended, or the program asked for that"
     has_pipe = _has_pipe(pid, descriptor, inode)
-    if not masks.get("SigCgt", 0) & _BIT:
+    if masks.get("SigCgt", 0) & _BITS != _BITS:
         reason = _explain_missing(pid, stat, descriptor, has_pipe=has_pipe)
         return _describe_foreign(pid, f"shows no Python stacks: {reason}")
     return "" if has_pipe else _describe_foreign(pid, "has closed the descriptor for its stacks")
@@ -94,12 +95,18 @@ def read_masks(task: str) -> dict[str, int]:
 
 def threads_that_block(pid: int) -> frozenset[str]:
     """Return the threads that block the signal for stacks; a thread that runs its handler is among them."""
-    return frozenset(thread for thread in _threads(pid) if read_masks(f"{pid}/task/{thread}").get("SigBlk", 0) & _BIT)
+    return frozenset(thread for thread in _threads(pid) if read_masks(f"{pid}/task/{thread}").get("SigBlk", 0) & _BITS)
+
+
+def is_calm(pid: int) -> bool:
+    """Whether no thread of a process but the first has a processor, or waits for one."""
+    stats = (read_stat(f"{pid}/task/{thread}") for thread in _threads(pid) if thread != str(pid))
+    return not any(stat is not None and stat.state == b"R" for stat in stats)
 
 
 def is_pending(pid: int) -> bool:
     """Whether the signal for stacks has been sent to a process and no thread has taken it."""
-    return bool(read_masks(str(pid)).get("ShdPnd", 0) & _BIT)
+    return bool(read_masks(str(pid)).get("ShdPnd", 0) & _BITS)
 
 
 def explain_silence(pid: int) -> str:

@@ -18,7 +18,7 @@ import os
 from elastic_run.core.diagnosis.stack_groups import Dump
 from elastic_run.diagnosis import kernel_view
 from elastic_run.records import dataclass, field
-from elastic_run.signals import STACK_SIGNAL
+from elastic_run.signals import MAIN_STACK_SIGNAL, STACK_SIGNAL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 #: Seconds from a worker's first characters to a look at whether that was all, and between two looks.
 _GATHERING = 0.002
 _READ_SIZE = 1 << 16
+#: How often a worker is looked at until no thread but the main one runs, and the seconds in between.
+_TRIES = 4
+_PAUSE = 0.005
 #: Part of the patience after which a worker that has taken the signal must have begun to write.
 _EARLY = 1 / 3
 #: Bytes of one worker that are kept: 100 threads of 100 frames.
@@ -44,6 +47,7 @@ class _Request:
     blocking: frozenset[str]
     problem: str
     text: bytearray = field(default_factory=bytearray, init=False)
+    is_sent: bool = field(default=False, init=False)
 
 
 class StackRequests:
@@ -86,7 +90,7 @@ class StackRequests:
         self._requests = {rank: self._prepare(rank, pid) for rank, pid in pids.items()}
         self._missing = {rank for rank, request in self._requests.items() if not request.problem}
         for rank in self._missing.copy():
-            self._send(rank, self._requests[rank])
+            self._send(rank, self._requests[rank], _TRIES)
         self._timers = [
             self._loop.call_later(patience * _EARLY, self._look_early),
             self._loop.call_later(patience if self._missing else 0.0, self._finish),
@@ -107,9 +111,17 @@ class StackRequests:
         problem = kernel_view.find_obstacle(pid, *(pipe.number, pipe.inode) if pipe is not None else (-1, -1))
         return _Request(pid, frozenset() if problem else kernel_view.threads_that_block(pid), problem)
 
-    def _send(self, rank: int, request: _Request) -> None:
+    def _send(self, rank: int, request: _Request, tries: int) -> None:
+        """Ask for all threads when none but the main one runs; if one always does, for the main thread."""
+        if self._requests.get(rank) is not request or rank not in self._missing:
+            return
+        is_calm = kernel_view.is_calm(request.pid)
+        if not is_calm and tries > 1:
+            self._loop.call_later(_PAUSE, lambda: self._send(rank, request, tries - 1))
+            return
+        request.is_sent = True
         try:
-            os.kill(request.pid, STACK_SIGNAL)
+            os.kill(request.pid, STACK_SIGNAL if is_calm else MAIN_STACK_SIGNAL)
         except OSError:
             request.problem = "has ended"
             self._missing.discard(rank)
@@ -151,7 +163,12 @@ class StackRequests:
     def _look_early(self) -> None:
         for rank in self._missing.copy():
             request = self._requests[rank]
-            if not request.text and not self._is_handling(request) and not kernel_view.is_pending(request.pid):
+            if (
+                request.is_sent
+                and not request.text
+                and not self._is_handling(request)
+                and not kernel_view.is_pending(request.pid)
+            ):
                 request.text += self._read(rank)
                 request.problem = "" if request.text else kernel_view.explain_silence(request.pid)
                 self._answered(rank)

@@ -197,6 +197,15 @@ def test_the_summary_is_one_line() -> None:
     assert stack_lines.summary({0: Dump(_LOADS), 1: Dump(_LOADS)}) == "ranks 0-1 are in load_batch (data.py:41)"
 
 
+def test_the_text_of_the_main_thread_alone_is_read() -> None:
+    """faulthandler calls it a stack."""
+    text = 'Stack (most recent call first):\n  File "/home/user/data.py", line 41 in load_batch\n'
+    main = parse_stacks(text).main
+    assert main is not None
+    assert [frame.function for frame in main.frames] == ["load_batch"]
+    assert shorten_stacks(text * 2, len(text) + 1) == text
+
+
 def test_many_places_are_folded() -> None:
     """A thousand ranks at a thousand places make no thousand clauses; the odd ones out are not among those left out."""
     dumps = {rank: Dump(_text((f"/home/user/{rank}.py", 1, "f"))) for rank in range(1000)}

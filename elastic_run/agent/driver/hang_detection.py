@@ -213,8 +213,7 @@ class _Questions:
         self._dumps: Mapping[int, Dump] | None = None
         self._answers: Mapping[int, str] | None = {} if recorder is None else None
         self._busy: frozenset[int] | None = None
-        if recorder is not None:
-            recorder.count(loop, self._take_answers)
+        self._loop, self._recorder = loop, recorder
         self._pids = pids = {rank: current.workers.pids[rank] for rank in current.workers.alive}
         ask_gpu_use(loop, gpu_memory, self._take_gpu_use)
         current.listen_for_stacks().ask(pids, _PATIENCE, self._take_dumps)
@@ -225,6 +224,8 @@ class _Questions:
 
     def _take_dumps(self, dumps: Mapping[int, Dump]) -> None:
         self._dumps = dumps
+        if self._recorder is not None:  # not before: its thread must not run while its stack is read
+            self._recorder.count(self._loop, self._take_answers)
         self._conclude()
 
     def _take_gpu_use(self, found: Mapping[int, GpuUse]) -> None:

@@ -2,7 +2,8 @@
 
 Source: Python/traceback.c of CPython 3.9 to 3.14. The text has no end, only the next thread or nothing. The main thread
 comes last, as threads are listed from the newest to the oldest. Of more than 100 threads, or frames of one thread, the
-text leaves out the rest and says so by a line of three dots; it is the main thread that is left out then.
+text leaves out the rest and says so by a line of three dots; it is the main thread that is left out then. The text of
+the main thread alone is called a stack.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ import re
 from elastic_run.records import dataclass
 
 #: Python 3.14 adds the thread's name in brackets.
-_THREAD = re.compile(r"(Current thread|Thread) (0x[0-9a-f]+)(?: \[(.*)\])? \(most recent call first\):$")
-_STARTS = re.compile(r"^(?:Current thread|Thread) 0x", re.MULTILINE)
+_THREAD = re.compile(r"(?:(?:Current thread|Thread) 0x[0-9a-f]+(?: \[(.*)\])?|Stack) \(most recent call first\):$")
+_STARTS = re.compile(r"^(?:(?:Current thread|Thread) 0x|Stack )", re.MULTILINE)
 _FRAME = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)$')
 
 
@@ -73,7 +74,7 @@ def parse_stacks(text: str) -> Stacks:
     is_cut = False
     for line in text.splitlines():
         if thread := _THREAD.match(line):
-            threads.append((thread[3] or "", []))
+            threads.append((thread[1] or "", []))
         elif (frame := _FRAME.match(line)) and threads:
             threads[-1][1].append(Frame(frame[1], int(frame[2]) if frame[2] != "???" else 0, frame[3]))
         elif line == "...":

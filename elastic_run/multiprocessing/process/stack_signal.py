@@ -3,6 +3,9 @@
 Rules
 - The handler is C: it needs no lock of the interpreter, so it also answers while a C function holds that lock, and it
   changes nothing that the program can see but the system call that it interrupts, which goes on.
+- The handler reads the frames of all threads without a lock. Those of a thread that runs may be gone in that moment,
+  and the process would end by SIGSEGV (Python 3.11: one dump of some 100, if C code calls Python functions there). So
+  there are two signals: for all threads, and for the main thread alone, which runs the handler itself.
 - When Python ends, faulthandler restores what was there before. So the signal is ignored before the handler is
   registered: else a signal that comes just then would kill a worker that has ended well.
 - A process that is executed registers it in the line of our .pth file, which repeats `register_by_environment` without
@@ -19,7 +22,7 @@ import os
 
 from elastic_run import contract
 from elastic_run.records import dataclass
-from elastic_run.signals import STACK_SIGNAL
+from elastic_run.signals import MAIN_STACK_SIGNAL, STACK_SIGNAL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -90,5 +93,6 @@ def register(fd: int) -> None:
     import faulthandler  # noqa: PLC0415
 
     os.set_inheritable(fd, False)  # noqa: FBT003 - the function's own signature
-    _signal.signal(STACK_SIGNAL, _signal.SIG_IGN)
-    faulthandler.register(STACK_SIGNAL, fd)
+    for number in (STACK_SIGNAL, MAIN_STACK_SIGNAL):
+        _signal.signal(number, _signal.SIG_IGN)
+        faulthandler.register(number, fd, all_threads=number == STACK_SIGNAL)
