@@ -10,6 +10,7 @@ from elastic_run.core.job.config import JobConfig
 from elastic_run.core.node import machine as membership
 from elastic_run.core.node import messages as node_messages
 from elastic_run.core.node.state import BEGINNING, HALTING, LEAVING, OVER, READY, RUNNING, WAITING
+from elastic_run.core.protocol.log_start import find_restart
 from elastic_run.core.protocol.messages import (
     DONE,
     Assignment,
@@ -42,6 +43,15 @@ def test_a_preparation_that_a_round_has_followed_is_not_told() -> None:
     told, commands = membership.decide(member, node_messages.StateKept(Copy("a.1", 2, 1, 5, 1)), 1.0)
     assert told.job.prepared == Copy("a.1", 2, 1, 5, 1)
     assert [type(command) for command in commands] == [node_messages.Append]
+
+
+def test_a_node_that_has_read_nothing_has_lost_nothing() -> None:
+    """A store that is restored before a node has found the log changes nothing for the node."""
+    member, commands = membership.begin(
+        "a", node_info=NodeInfo("a", 1, 1), config=JobConfig(1, 3), offer=Offer("a", 1), now=0.0
+    )
+    assert find_restart(None, 0, b"", there=b"x", raw=None) is None
+    assert membership.decide(member, node_messages.StoreRestored(), 1.0)[1] == commands
 
 
 _NODE_INFO, _OFFER = NodeInfo("a", 1, 1), Offer("a", 1)
