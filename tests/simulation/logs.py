@@ -144,8 +144,8 @@ class Log:
         world.oracle.rounds.former_ids[name] = self.round_id
         self.round_id = name[2]
         require(len(places) == entry["nodes"], ASSIGNMENTS, f"{len(places)} assignments of round {name}")
-        living = [agent for agent in world.agents if agent.is_alive and agent.end is None]
-        # In a store that was restored a fact may name a workers' store that its node has replaced since.
+        # In a store that was restored a fact may be of a node that has replaced its workers' store, or has read the end.
+        living = [agent for agent in world.agents if agent.is_alive and not (self.is_copy and agent.end)]
         there = {agent.member.offer if self.is_copy else agent.node for agent in living}
         heads = {place.master if self.is_copy else place.master.host for place in places.values()}
         world.oracle.rounds.note_form(
