@@ -236,6 +236,7 @@ class Sender:
 
     def _go_on_in_restored_store(self, store: JobStore, member_driver: MemberDriver) -> None:
         """Send this node's state again; the decisions that it has read must not be made again."""
+        restores = store.restores
         start = restart_log(store, member_driver.member.log)
         name = self._context.backend.name
         self._context.events.deliver(
@@ -243,7 +244,7 @@ class Sender:
         )
         member_driver.feed(node_messages.StoreRestored(start))
         # Last, so that no other thread uses the store before.
-        self._context.sender.restores = store.restores
+        self._context.sender.restores = restores
 
     def _send_facts(self, store: JobStore) -> None:
         """Append the facts that are not confirmed, and do the member's tasks."""
