@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from elastic_run.core.protocol.messages import PROTOCOL
 from tests.support.meeting import place, wait_coordinated
 from tests.support.sessions import free_port
+from tests.support.wait import stretched
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     Launch = Callable[..., Launched]
     Worker = Callable[[str], Path]
 
+#: Seconds on a quiet machine.
+_AT_ONCE = 1.0
 #: Runs the launcher as another release would: another version, another protocol, a field more in each message, and none
 #: for the script of a node.
 RELEASE = """
@@ -71,7 +75,9 @@ def test_others_are_refused(launch: Launch, worker: Worker, other: int) -> None:
     stranger = launch(*place(port), "--nnodes=2", "--max-restarts=1", path, program=release(other))
     assert stranger.wait_exit() == 208
     said = " ".join(stranger.stderr.split())
-    assert f"protocol {PROTOCOL} is spoken there, {other} here" in said
+    assert time.monotonic() - stranger.started_at < stretched(_AT_ONCE)
+    assert f"protocol {PROTOCOL} is spoken there, {other} here: use the same release of elastic-run" in said
+    assert "can't be read" not in said
     agents.append(launch(*place(port), "--nnodes=2", "--max-restarts=1", path))
     assert [agent.wait_exit() for agent in agents] == [0, 0]
     assert sorted("".join(agent.stdout for agent in agents).splitlines()) == ["rank 0", "rank 1"]

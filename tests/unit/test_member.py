@@ -200,3 +200,14 @@ def test_a_node_without_a_head_takes_the_first_one_at_its_own_slot(slot: int, te
     )
     after, _ = membership.decide(member, node_messages.HeadRead(to_json(head)), 1.0)
     assert (after.log.term, after.log.needs_head) == (term, False)
+
+
+def test_a_head_of_another_release_is_no_garbage() -> None:
+    """The user hears of the other release once, from the decision by which this node is refused."""
+    member = _member(WAITING)
+    member = replace(member, log=replace(member.log, needs_head=True))
+    told = [
+        node_messages.Unreadable in map(type, membership.decide(member, node_messages.HeadRead(head), 1.0)[1])
+        for head in (b'{"protocol":99,"term":1}', b"garbage")
+    ]
+    assert told == [False, True]

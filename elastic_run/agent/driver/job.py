@@ -360,7 +360,8 @@ class MultiNodeJob:
         if place.group_rank == 0 and (is_first or not place.news) and self._options.node_config.notice:
             self._say(self._options.node_config.notice)
         if place.versions and (self.place is None or place.versions != self.place.versions):
-            self._say(f"the nodes have different versions of torch: {place.versions}")
+            mend = "if collectives fail or hang, install the same version on all nodes"
+            self._say(f"the nodes have different versions of torch: {place.versions}; {mend}")
         if self._round >= 0 or (is_first and place.news):
             self._say(_describe_round(place, self._options.job_config.max_restarts))
         self._round_join.close_former_store()

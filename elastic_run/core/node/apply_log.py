@@ -69,6 +69,8 @@ class MemberUpdate(StoreUpdate):
     def _read_head(self, data: bytes | None) -> Head | None:
         try:
             return None if data is None else read_head(data)
+        except UnknownProtocolError:
+            return None  # the decisions are in that protocol as well, and this node is refused by them
         except MessageError as error:
             self.commands.append(Unreadable(HEAD, str(error)))
             return None
