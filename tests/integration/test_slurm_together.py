@@ -1,4 +1,4 @@
-"""On a real Slurm: two jobs at once on the same nodes, and a long checkpoint when the job is cancelled."""
+"""On a real Slurm: two jobs at once on the same nodes, and a long checkpoint when a job is cancelled or preempted."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ signal.pause()
 
 @pytest.fixture(scope="module")
 def slurm() -> Iterator[SlurmCluster]:
-    """Start a cluster of two nodes with the grace that Slurm has by default."""
-    with slurm_cluster(2, kill_wait=30) as cluster:
+    """Start a cluster of two nodes with the grace that Slurm has by default, and a partition for urgent jobs."""
+    with slurm_cluster(2, kill_wait=30, grace=30) as cluster:
         yield cluster
 
 
-def submit(slurm: SlurmCluster, directory: Path, step: str, log: str) -> int:
+def submit(slurm: SlurmCluster, directory: Path, step: str, log: str, *more: str) -> int:
     """Submit a batch script of two nodes that runs a step."""
     script = directory / "job.sbatch"
     script.write_text(f"#!/bin/bash\nexec {step}\n", encoding="utf-8")
     programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     env = {"PATH": programs, "PYTHONPATH": str(ROOT)}
-    options = (f"--output={log}", "--no-requeue", "--nodes=2", "--ntasks-per-node=1")
+    options = (f"--output={log}", "--no-requeue", "--nodes=2", "--ntasks-per-node=1", *more)
     return slurm.submit(*options, script, env=env, cwd=directory)
 
 
@@ -69,13 +69,18 @@ def test_two_jobs_at_once_do_not_meet(slurm: SlurmCluster, tmp_path: Path) -> No
         assert sorted(re.findall(r"trained (\d of \d)", text)) == ["0 of 2", "1 of 2"], text
 
 
-def test_a_checkpoint_of_20_seconds_completes(slurm: SlurmCluster, tmp_path: Path) -> None:
-    """After scancel the workers save for 20 s, inside --shutdown-timeout and Slurm's 30 s, and nothing is left."""
+@pytest.mark.parametrize("is_preempted", [False, True], ids=["scancel", "preemption"])
+def test_a_checkpoint_of_20_seconds_completes(slurm: SlurmCluster, tmp_path: Path, *, is_preempted: bool) -> None:
+    """The workers save for 20 s, inside --shutdown-timeout and Slurm's 30 s, and nothing is left on the nodes."""
     (tmp_path / "train.py").write_text(SAVES, encoding="utf-8")
     log = tmp_path / "job.log"
-    job = submit(slurm, tmp_path, "srun elastic-run --shutdown-timeout=27 train.py", log.name)
+    job = submit(slurm, tmp_path, "srun elastic-run --shutdown-timeout=27 train.py", log.name, "--exclusive")
     wait_until(lambda: log.exists() and log.read_text().count("training\n") == 2, what="the workers run")
-    slurm.cancel(job)
+    if is_preempted:
+        urgent = submit(slurm, tmp_path, "srun true", "urgent.log", "--exclusive", "--partition=urgent")
+        assert slurm.wait_end(urgent).state == "COMPLETED"
+    else:
+        slurm.cancel(job)
     slurm.wait_end(job)
     slurm.wait_cleared(job)
     text = log.read_text(encoding="utf-8")

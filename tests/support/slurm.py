@@ -97,6 +97,7 @@ class SlurmCluster:
         scheduler: Slurm's: `builtin` starts jobs at once, `backfill` knows heterogeneous jobs.
         switches: The nodes below each switch, as in topology.conf; none for a network without switches.
         kill_wait: Seconds between SIGTERM and SIGKILL.
+        grace: Seconds that a job has when one of the partition `urgent` takes its nodes; none for no such partition.
 
     Attributes:
         hosts: Its nodes.
@@ -109,11 +110,13 @@ class SlurmCluster:
         scheduler: str = "builtin",
         switches: Sequence[str] = (),
         kill_wait: int = KILL_WAIT,
+        grace: int | None = None,
     ) -> None:
         self.hosts = hosts
         self._scheduler = scheduler
         self._switches = switches
         self._kill_wait = kill_wait
+        self._grace = grace
         self._directory = directory
         self._env = {"SLURM_CONF": str(directory / "slurm.conf")}
         self._daemons: dict[str, HostProcess] = {}
@@ -219,7 +222,12 @@ class SlurmCluster:
         for host in self.hosts:
             text += f"NodeName={host.name} NodeAddr={host.address} CPUs={_CPUS} State=UNKNOWN\n"
         names = ",".join(host.name for host in self.hosts)
-        text += f"PartitionName=main Nodes={names} Default=YES MaxTime=INFINITE State=UP\n"
+        text += f"PartitionName=main Nodes={names} Default=YES MaxTime=INFINITE State=UP"
+        if self._grace is not None:
+            text += f" PriorityTier=1 PreemptMode=CANCEL GraceTime={self._grace}\n"
+            text += f"PartitionName=urgent Nodes={names} MaxTime=INFINITE State=UP PriorityTier=2\n"
+            text += "PreemptType=preempt/partition_prio\nPreemptMode=CANCEL"
+        text += "\n"
         if self._switches:
             text += "TopologyPlugin=topology/tree\n"
             rows = [f"SwitchName=s{number} Nodes={nodes}" for number, nodes in enumerate(self._switches)]
@@ -245,7 +253,12 @@ class SlurmCluster:
 
 @contextlib.contextmanager
 def slurm_cluster(
-    count: int, *, scheduler: str = "builtin", switches: Sequence[str] = (), kill_wait: int = KILL_WAIT
+    count: int,
+    *,
+    scheduler: str = "builtin",
+    switches: Sequence[str] = (),
+    kill_wait: int = KILL_WAIT,
+    grace: int | None = None,
 ) -> Iterator[SlurmCluster]:
     """Start a cluster, and remove it and all that it runs at the end.
 
@@ -254,6 +267,7 @@ def slurm_cluster(
         scheduler: Slurm's; see `SlurmCluster`.
         switches: Ditto.
         kill_wait: Seconds between SIGTERM and SIGKILL.
+        grace: See `SlurmCluster`.
 
     Yields:
         The cluster, its nodes idle.
@@ -261,6 +275,6 @@ def slurm_cluster(
     with tempfile.TemporaryDirectory(prefix="slurm-") as name, virtual_hosts(count, prefix="node") as hosts:
         directory = Path(name)
         directory.chmod(0o711)  # munged is another user
-        cluster = SlurmCluster(hosts, directory, scheduler, switches, kill_wait)
+        cluster = SlurmCluster(hosts, directory, scheduler, switches, kill_wait, grace)
         cluster.start()
         yield cluster
